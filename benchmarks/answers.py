@@ -82,7 +82,8 @@ def change(file: Path, **values: Any) -> None:
 
 
 def _shift_positions(run: Path) -> None:
-    file, name = run / "export" / "model.safetensors", "bert.embeddings.position_embeddings.weight"
+    file = run / "export" / "model.safetensors"
+    name = "bert.embeddings.position_embeddings.weight"
     weights = load_file(file)
     save_file(weights | {name: weights[name].roll(1, 0)}, file, metadata={"format": "pt"})
 
@@ -144,10 +145,8 @@ def exported_run(folder: Path, family: str) -> Path:
     run = _fit(
         folder, TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=50, classes=3)), model
     )
-    weights, random = (
-        load_file(run / "model" / "model.safetensors"),
-        torch.Generator().manual_seed(3),
-    )
+    weights = load_file(run / "model" / "model.safetensors")
+    random = torch.Generator().manual_seed(3)
     spread = {
         name: each + 0.2 * torch.randn(each.shape, generator=random) if each.ndim > 1 else each
         for name, each in weights.items()
@@ -168,7 +167,8 @@ def judged(run: Path, rows: list[str]) -> Verified:
 
 def _faults_claim(folder: Path) -> Claim:
     sound = {family: exported_run(folder / family, family) for family in ("bert", "modernbert")}
-    rows, found = planted_rows(), []
+    rows = planted_rows()
+    found = []
     assert all(judged(run, rows).holds(0) for run in sound.values())
     for number, (name, (family, plant, _)) in enumerate(FAULTS.items()):
         run = Path(shutil.copytree(sound[family], folder / str(number)))
@@ -335,11 +335,9 @@ def _form_claims(name: str, sample: Any, folder: Path, options: Options) -> Iter
     """What `export --for here` chooses for throughput: its speed, its score, and whether others
     open it.
     """
-    count, hidden, layers = (
-        options.choose(1_000, 200, 40),
-        options.choose(256, 128, 32),
-        options.choose(4, 2, 2),
-    )
+    count = options.choose(1_000, 200, 40)
+    hidden = options.choose(256, 128, 32)
+    layers = options.choose(4, 2, 2)
     sample = replace(sample, rows=options.choose(6_000, 2_000, 64), eval_rows=count)
     model = TransformerConfig(hidden=hidden, layers=layers, heads=hidden // 32)
     run = _fit(folder, TextDataConfig(sample=sample), model, epochs=options.choose(3, 1, 1))

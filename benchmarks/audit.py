@@ -57,10 +57,12 @@ def plant(rows: AuditRows, share: float, is_pair: bool, seed: int) -> Planted:
 
     Of tagged words, for a share of the entities: of another type.
     """
-    random, clean = np.random.default_rng(seed), rows.labels.copy()
+    random = np.random.default_rng(seed)
+    clean = rows.labels.copy()
     if rows.is_tagged:
         places = random.permutation(np.flatnonzero(clean))[: round(share * np.count_nonzero(clean))]
-        found, types = choose(rows, np.arange(len(clean))), len(rows.classes) - 1
+        found = choose(rows, np.arange(len(clean)))
+        types = len(rows.classes) - 1
         found.labels[places] = (
             1 + (clean[places] - 1 + random.integers(1, types, len(places))) % types
         )
@@ -68,10 +70,8 @@ def plant(rows: AuditRows, share: float, is_pair: bool, seed: int) -> Planted:
     first, second = np.argsort(-np.bincount(clean))[:2]
     may = np.flatnonzero(np.isin(clean, (first, second))) if is_pair else np.arange(len(clean))
     places = random.permutation(may)[: round(share * len(may))]
-    found, others = (
-        choose(rows, np.arange(len(clean))),
-        random.integers(1, len(rows.classes), len(places)),
-    )
+    found = choose(rows, np.arange(len(clean)))
+    others = random.integers(1, len(rows.classes), len(places))
     swapped = first + second - clean[places]
     found.labels[places] = swapped if is_pair else (clean[places] + others) % len(rows.classes)
     return Planted(found, clean, places)
@@ -114,9 +114,13 @@ def planted_claims(
     pretrained: str | None = None,
 ) -> Iterator[Claim]:
     """Precision, recall, the interval of the rate, and what leaving suspects out brings back."""
-    held, audits, recovered, beside = 0, 0, [], "" if pretrained is None else ", with an encoder"
+    held = 0
+    audits = 0
+    recovered = []
+    beside = "" if pretrained is None else ", with an encoder"
     for set_, rows in sets.items():
-        name, encoded = f"{set_}{beside}", None
+        name = f"{set_}{beside}"
+        encoded = None
         if pretrained is not None:
             model = TransformerConfig(pretrained=pretrained)
             encoded = read_encoder(
@@ -165,16 +169,19 @@ def network_claims(
     does: minutes each.
     """
     for name, rows in [] if options.quick or options.tiny else sets.items():
-        planted, model = plant(rows, 0.1, False, seed=1), TransformerConfig(pretrained=pretrained)
+        planted = plant(rows, 0.1, False, seed=1)
+        model = TransformerConfig(pretrained=pretrained)
         data = TextDataConfig(source=str(options.data / name), max_length=64)
         settings = RunConfig(data=data, model=model, trainer={"max_epochs": 2}, tune=tune_of("off"))
-        labels, began = np.array(rows.classes, object)[planted.rows.labels], time.perf_counter()
+        labels = np.array(rows.classes, object)[planted.rows.labels]
+        began = time.perf_counter()
         taught = (rows.texts, labels, rows.classes, deal(planted.rows, FOLDS))
         answers = answers_in_folds(settings, *taught, 0.0, 3_600.0, print)
         assert answers is not None
         measured = quiet_measure(planted.rows, rows_of_answers(answers))
         about = f"{FOLDS} trainings of two epochs: {time.perf_counter() - began:.0f} s"
-        suspects, kind = measured.suspects.places, f"{name}, with a run's model, 10 % uniform"
+        suspects = measured.suspects.places
+        kind = f"{name}, with a run's model, 10 % uniform"
         first = np.isin(suspects[: len(planted.places)], planted.places).mean()
         yield ratio(f"{kind}: precision of as many suspects", float(first), 0.75, about)
         yield ratio(f"{kind}: recall", float(np.isin(planted.places, suspects).mean()), 0.70)
@@ -184,14 +191,16 @@ def recovery(planted: Planted, measured: Measured) -> float:
     """Of what planted errors cost words their score on clean labels, the part that comes back
     without the suspects.
     """
-    rows, folds = planted.rows, deal(planted.rows, FOLDS)
+    rows = planted.rows
+    folds = deal(planted.rows, FOLDS)
     features = Features().fit(rows.texts)
     is_kept = ~np.isin(np.arange(len(rows)), measured.suspects.places)
 
     def score(labels: NDArray[np.int64], kept: NDArray[np.bool_]) -> float:
         right = 0
         for fold in range(FOLDS):
-            taught, judged = (folds != fold) & kept, folds == fold
+            taught = (folds != fold) & kept
+            judged = folds == fold
             head = Head(Problem.single, len(rows.classes)).fit(features[taught], labels[taught])
             right += int(
                 (head.predict(features[judged]).argmax(axis=1) == planted.clean[judged]).sum()
@@ -205,7 +214,8 @@ def recovery(planted: Planted, measured: Measured) -> float:
 
 def entity_claims(options: Options) -> Iterator[Claim]:
     """Precision, recall and the rate's interval where entities have a wrong type."""
-    num_rows, data = options.choose(3_000, 1_000, 300), options.data
+    num_rows = options.choose(3_000, 1_000, 300)
+    data = options.data
     sample = TaggedTweetsConfig(rows=num_rows, eval_rows=num_rows // 10, noise=0.0)
     sources = {"tagged tweets": TextDataConfig(problem=Problem.tags, sample=sample)}
     if data is not None and (data / "wnut17").is_dir():
@@ -255,15 +265,14 @@ def tagger_claims(
     """
     rows = planted.rows
     assert rows.sentences is not None and rows.spans is not None
-    words, tags = (
-        rows.sentences.words,
-        np.array([*map(list, rows.sentences.tags), None], object)[:-1],
-    )
+    words = rows.sentences.words
+    tags = np.array([*map(list, rows.sentences.tags), None], object)[:-1]
     for place in planted.places:
         sentence, start, stop = rows.spans[place]
         kind = rows.classes[rows.labels[place]]
         tags[sentence][start:stop] = [f"B-{kind}", *[f"I-{kind}"] * (stop - start - 1)]
-    folds, began = rows.sentences.folds(rows, deal(rows, FOLDS)), time.perf_counter()
+    folds = rows.sentences.folds(rows, deal(rows, FOLDS))
+    began = time.perf_counter()
     settings = RunConfig(
         data=source, model=TransformerConfig(pretrained=pretrained), trainer={"max_epochs": 3}
     )
@@ -272,10 +281,8 @@ def tagger_claims(
     assert answers is not None
     suspects = quiet_measure(rows, rows_of_answers(rows.of_spans(answers))).suspects.places
     about = f"{FOLDS} trainings of three epochs: {time.perf_counter() - began:.0f} s"
-    claim, first = (
-        f"{name}, with a run's tagger, 10 % uniform of entities",
-        suspects[: len(planted.places)],
-    )
+    claim = f"{name}, with a run's tagger, 10 % uniform of entities"
+    first = suspects[: len(planted.places)]
     yield ratio(
         f"{claim}: precision of as many suspects",
         float(np.isin(first, planted.places).mean()),
@@ -306,13 +313,16 @@ def forecast_claim(options: Options) -> Claim:
     """The score with half of the rows, forecast for all of them, against what all of them reach on
     many others.
     """
-    held, notes, tries = 0, [], options.choose(10, 4, 1)
+    held = 0
+    notes = []
+    tries = options.choose(10, 4, 1)
     num_rows = options.choose(4_000, 2_000, 300)
     # with 2,000 a gain itself is known to 0.8 points
     num_judged = options.choose(10_000, 10_000, 2_000)
     for seed in range(tries):
         rows = headlines(num_rows + num_judged, 0.03, seed + 20)
-        features, labels = Features().fit(rows.texts), rows.labels
+        features = Features().fit(rows.texts)
+        labels = rows.labels
         order = np.random.default_rng(seed).permutation(len(rows))
         judged, taught = order[:num_judged], order[num_judged : num_judged + num_rows]
         half = len(taught) // 2
@@ -343,7 +353,8 @@ def forecast_claim(options: Options) -> Claim:
 
 def interval_claim(options: Options) -> Claim:
     """Bootstrap intervals of a score on some rows that hold the score on many fresh ones."""
-    tries, held = options.choose(40, 10, 2), 0
+    tries = options.choose(40, 10, 2)
+    held = 0
     config = {"noise": 0.06, "eval_rows": 4_000}
     for seed in range(tries):
         source = TextDataConfig(sample=HeadlinesConfig(rows=600, seed=seed, **config))
@@ -371,7 +382,8 @@ def interval_claim(options: Options) -> Claim:
 
 def cost_claim(options: Options) -> Claim:
     num_rows = options.choose(10_000, 2_000, 200)
-    rows, began = headlines(num_rows, 0.06), time.perf_counter()
+    rows = headlines(num_rows, 0.06)
+    began = time.perf_counter()
     quiet_measure(rows)
     seconds = time.perf_counter() - began
     return bounded(

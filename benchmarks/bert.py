@@ -57,7 +57,8 @@ from flatout.errors import UserError, did_you_mean, require
 from flatout.models.encoder.transformer import Compute, Outputs, Transformer, TransformerConfig
 from flatout.run.launch import fit
 
-_BATCH, _LR = 32, 2e-5
+_BATCH = 32
+_LR = 2e-5
 _WARM = 8
 _SHAPE: dict[str, Any] = {"hidden": 384, "layers": 6, "heads": 12}
 # DeBERTa-v3-small
@@ -263,7 +264,9 @@ class _Watching(L.Callback):
     """Writes down every step; a GPU is waited for only where its time is taken."""
 
     def __init__(self, watch: _Watch, timed: Sequence[int], *, keeps_losses: bool) -> None:
-        self.watch, self.timed, self.keeps_losses = watch, timed, keeps_losses
+        self.watch = watch
+        self.timed = timed
+        self.keeps_losses = keeps_losses
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: FlatBatch, batch_idx: int
@@ -389,7 +392,8 @@ class BertBench:
 
     def over_products(self) -> Claim:
         """Forward and backward passes against the products in them."""
-        model, count = self._model().train(), self.options.choose(20, 5, 2)
+        model = self._model().train()
+        count = self.options.choose(20, 5, 2)
         chosen = _chosen_on_cpu()
 
         def loss_of(batch: FlatBatch) -> torch.Tensor:
@@ -488,7 +492,8 @@ class BertBench:
         if self.options.quick:
             return 0.0, ""
         self.compile = True
-        found, self.compile = self.in_turn({})[0], None
+        found = self.in_turn({})[0]
+        self.compile = None
         return found, "compiled"
 
     def _model(self, **settings: Any) -> Transformer:
@@ -573,7 +578,8 @@ class BertBench:
         from benchmarks.usual_bert import Row
 
         split = self.prepared.store.splits["train"]
-        tokens, targets = split.ragged("tokens"), split.fixed("targets")
+        tokens = split.ragged("tokens")
+        targets = split.fixed("targets")
         return [
             Row(tokens.values[tokens.offsets[i] : tokens.offsets[i + 1]].tolist(), int(targets[i]))
             for i in numbers
@@ -618,7 +624,8 @@ def _chosen_on_cpu() -> Precision:
 
 def _peak_flops() -> float:
     """Operations a second of a product of matrices, timed as a run times it for its own MFU."""
-    cpu, chosen = torch.device("cpu"), _chosen_on_cpu()
+    cpu = torch.device("cpu")
+    chosen = _chosen_on_cpu()
     with fast_fp32_products(chosen, cpu):
         peak = measured_peak(cpu, LIGHTNING_NAMES[chosen])
     assert peak is not None, "a CPU's products can be timed"

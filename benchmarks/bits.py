@@ -346,7 +346,9 @@ def _dice(
     """Mean Dice over seeds, each with its own split, beside ridge regression and the commonest
     grams.
     """
-    found, ridge, trivial = [], [], []
+    found = []
+    ridge = []
+    trivial = []
     for seed in range(1 if options.quick else _SEEDS):
         order = pa.array(np.random.default_rng(seed).permutation(table.num_rows))
         shuffled = table.take(order)
@@ -397,7 +399,8 @@ def rebuilding(folder: Path, options: Options) -> Iterator[Claim]:
         cache=str(folder / "cache"),
     )
     with quiet():
-        optim, task = OptimConfig(lr=5e-3), GramsConfig(exposure=False)
+        optim = OptimConfig(lr=5e-3)
+        task = GramsConfig(exposure=False)
         result = fit(data, BitMLPConfig(), epochs=4, optim=optim, task=task, output=str(folder))
     predictor = result.predictor
     assert isinstance(predictor, GramPredictor)

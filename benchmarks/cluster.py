@@ -87,7 +87,9 @@ class _Work:
     """A source of many files, a tokenizer, and builds of it with caches of their own."""
 
     def __init__(self, folder: Path, num_rows: int, pretrained: str | None) -> None:
-        self.folder, self.rows, self.num_rows = folder, folder / "rows", num_rows
+        self.folder = folder
+        self.rows = folder / "rows"
+        self.num_rows = num_rows
         self.rows.mkdir()
         self.tokenizer = pretrained or str(folder / "tokenizer")
         table = pa.Table.from_batches(
@@ -128,7 +130,8 @@ class _Work:
         """The bytes of each column of a store that is built by units of so many rows, wherever they
         lie.
         """
-        data, found = self.data(cache), dict[str, bytes]()
+        data = self.data(cache)
+        found = dict[str, bytes]()
         with self.units(rows):
             data.prepare_data()
         for split in data.store.splits.values():
@@ -163,7 +166,8 @@ class _Work:
         """A build into an empty cache."""
         shutil.rmtree(self.folder / "timed", ignore_errors=True)
         sync_tree(self.folder / "rows")
-        data, began = self.data("timed"), time.perf_counter()
+        data = self.data("timed")
+        began = time.perf_counter()
         with self.units(rows):
             data.prepare_data()
         return time.perf_counter() - began
@@ -179,7 +183,8 @@ def _parts(work: _Work, cache: str, number: int, count: int) -> tuple[int, int]:
 
 
 def _bytes(work: _Work) -> Iterator[Claim]:
-    whole, differing = work.built("whole", 1 << 60), []
+    whole = work.built("whole", 1 << 60)
+    differing = []
     ways: dict[str, Callable[[], Any]] = {
         "units": lambda: None,
         "four parts": lambda: [_parts(work, "four parts", number, 4) for number in (3, 1, 4, 2)],
@@ -192,7 +197,8 @@ def _bytes(work: _Work) -> Iterator[Claim]:
         ways["two nodes of Ray, one removed"] = lambda: _two_nodes(
             work, "two nodes of Ray, one removed"
         )
-    again, encode = 0, TextPreparation._encode
+    again = 0
+    encode = TextPreparation._encode
     for way, prepare in ways.items():
         prepare()
         done = len(_units_of(work, way))
@@ -399,7 +405,8 @@ class _Watch:
     def __init__(self) -> None:
         import threading
 
-        self._most, self._process = 0, psutil.Process()
+        self._most = 0
+        self._process = psutil.Process()
         self._before = self._own()
         threading.Thread(target=self._look, daemon=True).start()
 
@@ -438,7 +445,8 @@ def _plans(folder: Path, options: Options) -> Iterator[Claim]:
 def measure_a_plan() -> None:
     settings = json.loads(sys.stdin.read())
     lengths = np.memmap(settings["path"], np.int32, "r", shape=settings["rows"]).view(np.ndarray)
-    watch, began = _Watch(), time.perf_counter()
+    watch = _Watch()
+    began = time.perf_counter()
     LargePlan(lengths, PlanSettings(rows_per_batch=32, world=8), 3).batches(0, 1)
     print(json.dumps({"seconds": time.perf_counter() - began, "gb": watch.peak() / 1e9}))
 
@@ -447,11 +455,9 @@ def _trials(folder: Path, trials: int) -> Iterator[Claim]:
     """A search whose trials train nothing, a tenth of them at once: what is left is the study."""
     search = SweeperSettings(trials=trials, sampler=Sampler.tpe, pruner=Pruner.asha)
     study = Study(folder, SPACE, search, mode="max", validations=5)
-    chance, asking, running = (
-        np.random.default_rng(0),
-        list[float](),
-        list[tuple[int, dict[str, str]]](),
-    )
+    chance = np.random.default_rng(0)
+    asking = list[float]()
+    running = list[tuple[int, dict[str, str]]]()
     while running or study.total > len(asking):
         while len(running) < trials // 10 and len(asking) < study.total:
             began = time.perf_counter()

@@ -54,7 +54,8 @@ class Counter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.launches = self.reads = 0
+        self.launches = 0
+        self.reads = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.rpartition("::")[2]
@@ -97,7 +98,8 @@ def dispatch_claims() -> Iterator[Claim]:
 
 def ours_counted(precision: str) -> Counter:
     """A step of the fast loop over flat batches, with the checks that a GPU makes itself."""
-    counter, loop = Counter(), FastLoop()
+    counter = Counter()
+    loop = FastLoop()
     loop.finds_at_once = False
     task = Classifier(
         TransformerConfig(**_ENCODER, **_EXACT), optim=OptimConfig(lr=1e-4), total_steps=8
@@ -131,11 +133,14 @@ def theirs_counted(*, bf16: bool) -> Counter:
     """A step of transformers' Trainer over the same rows in padded batches."""
     from benchmarks.usual_bert import Row, train
 
-    data, counter = _data(), Counter()
+    data = _data()
+    counter = Counter()
     data.prepare_data()
     data.setup()
-    split, info = data.store.splits["train"], data.info
-    tokens, targets = split.ragged("tokens"), split.fixed("targets")
+    split = data.store.splits["train"]
+    info = data.info
+    tokens = split.ragged("tokens")
+    targets = split.fixed("targets")
     rows = [
         Row(tokens.values[tokens.offsets[i] : tokens.offsets[i + 1]].tolist(), int(targets[i]))
         for i in range(_BATCH * (_COUNTED_STEP + 1))

@@ -44,7 +44,8 @@ _ALWAYS = [
     "trainer.accelerator=cpu",
     "checkpoint.patience=null",
 ]
-_NAMED, _WITHIN = 0.95, 0.9
+_NAMED = 0.95
+_WITHIN = 0.9
 _LIMIT = 0.6
 """Cores that the planted control group allows."""
 
@@ -55,7 +56,8 @@ def claims(options: Options) -> Iterator[Claim]:
         return
     warm_start()
     wait_until_warm()
-    began, rounds = time.perf_counter(), options.choose_rounds(2, 1, 1)
+    began = time.perf_counter()
+    rounds = options.choose_rounds(2, 1, 1)
     planted, healthy = chosen(options)
     diagnosed, checked = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +79,8 @@ def claims(options: Options) -> Iterator[Claim]:
     if diagnosed:
         yield from _cost(min(each.step_ms for each in diagnosed))
     yield from summary_of(diagnosed, checked)
-    minutes, most = (time.perf_counter() - began) / 60, options.choose(15, 3, 15)
+    minutes = (time.perf_counter() - began) / 60
+    most = options.choose(15, 3, 15)
     yield bounded(
         "the whole bench",
         minutes,
@@ -233,7 +236,8 @@ def check_healthy(name: str, words: list[str], place: Path, rounds: int) -> Diag
     """A run that nothing holds back; a gain that its verdict promises is confirmed."""
     words = [*_ALWAYS, *words]
     summary = train_apart(words, place / "first")
-    found, rates = summary["verdict"], None
+    found = summary["verdict"]
+    rates = None
     if found["predicted_gain"] is not None and found["override"]:
         rates = _confirm(words, found["override"], summary, place, rounds)
     return Diagnosed(name, (), found, rates)
@@ -307,7 +311,8 @@ def _group_of(process: str) -> Path:
 
 
 def _share(claim: str, holds: list[bool], least: float) -> Claim:
-    count, total = sum(holds), len(holds)
+    count = sum(holds)
+    total = len(holds)
     share = count / total if total else 1.0
     return Claim(claim, count, total, "", share, f"≥ {least:.0%}", share >= least - 1e-9)
 

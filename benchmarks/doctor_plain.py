@@ -36,7 +36,9 @@ from flatout.errors import did_you_mean, require
 from flatout.perf.measure import apart
 from flatout.perf.measure.intervals import take_turns
 
-_COST_STEPS, _COST_MS, _MOST_COST = (100, 500), 20.0, 0.5
+_COST_STEPS = (100, 500)
+_COST_MS = 20.0
+_MOST_COST = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +116,8 @@ class Rows(Dataset[Any]):
         return len(self.numbers)
 
     def __getitem__(self, number: int) -> Any:
-        clock, until = (
-            time.thread_time if self.script.computes else time.perf_counter,
-            self.script.us_a_row / 1e6,
-        )
+        clock = time.thread_time if self.script.computes else time.perf_counter
+        until = self.script.us_a_row / 1e6
         began = clock()
         while clock() - began < until:
             if not self.script.computes:
@@ -143,7 +143,8 @@ class Convolutions(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.lstm, self.head = nn.LSTM(4, 128, batch_first=True), nn.Linear(128, 2)
+        self.lstm = nn.LSTM(4, 128, batch_first=True)
+        self.head = nn.Linear(128, 2)
 
     def forward(self, numbers: Tensor) -> Tensor:
         return self.head(self.lstm(numbers.view(-1, 48, 4))[0][:, -1])
@@ -204,7 +205,8 @@ class Sleeps(L.Callback):
 class Stopwatch(L.Callback):
     """Seconds of a training from its first epoch on."""
 
-    began = seconds = 0.0
+    began = 0.0
+    seconds = 0.0
 
     def on_train_start(self, *_: Any) -> None:
         self.began = time.perf_counter()
@@ -225,7 +227,8 @@ def train(
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.set_num_threads(script.threads or len(cores_here()))
     L.seed_everything(0, verbose=False)
-    watch, verdict = Stopwatch(), Verdict(seconds=seconds)
+    watch = Stopwatch()
+    verdict = Verdict(seconds=seconds)
     data = Rows(script)
     loading = {
         name: getattr(script, name)
@@ -311,10 +314,12 @@ def claims(options: Options) -> Iterator[Claim]:
 
     warm_start()
     wait_until_warm()
-    began, rounds = time.perf_counter(), options.choose_rounds(2, 1, 1)
+    began = time.perf_counter()
+    rounds = options.choose_rounds(2, 1, 1)
 
     def diagnosed(name: str, causes: tuple[str, ...], script: Script) -> Diagnosed:
-        found, rates = _apart(script, judges=True)["verdict"], None
+        found = _apart(script, judges=True)["verdict"]
+        rates = None
         if found["override"] and found["predicted_gain"] is not None:
             rates = rates_of(script, found["override"], rounds)
         return Diagnosed(name, causes, found, rates)

@@ -26,7 +26,8 @@ from flatout.models.encoder.transformer import (
 PADDED_FAMILIES = ("deberta",)
 """One of those that cannot run flat."""
 _LENGTHS = ([1], [7, 7, 7], [2, 3, 9, 21, 21, 22, 40], [3, 161, 170, 170, 200])
-_VOCABULARY, _PADDING = 90, 1
+_VOCABULARY = 90
+_PADDING = 1
 _MOST_APART = 1e-5
 
 
@@ -47,12 +48,14 @@ def largest_differences(
     family: str, batches: Sequence[list[int]] = _LENGTHS
 ) -> tuple[float, float]:
     """Of a logit, and of a gradient."""
-    of_logits = of_gradients = 0.0
+    of_logits = 0.0
+    of_gradients = 0.0
     for kind in ("single", "tags"):
         for lengths in batches:
             batch = _batch(lengths)
             ours, theirs = _built(family, kind, Compute.auto), _built(family, kind, Compute.padded)
-            found, expected = ours(batch), _by_the_library(theirs, batch)
+            found = ours(batch)
+            expected = _by_the_library(theirs, batch)
             of_logits = max(of_logits, float((found - expected).detach().abs().max()))
             wanted, gradients = _gradients(theirs, expected), _gradients(ours, found)
             assert gradients.keys() == wanted.keys(), "both sides have the same weights"

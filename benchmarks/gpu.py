@@ -59,10 +59,8 @@ class Part:
     """Whether it finds right or wrong, and not how fast; such parts are tests, too."""
 
 
-_TEXTS, _OTHERS = (
-    ("headlines_bilstm", "headlines_cnn", "bert_tiny"),
-    ("battery_soc", "bloom_bigrams"),
-)
+_TEXTS = ("headlines_bilstm", "headlines_cnn", "bert_tiny")
+_OTHERS = ("battery_soc", "bloom_bigrams")
 PARTS = {
     "start": Part(START_ROWS, start_claims),
     "kernels": Part(KERNEL_ROWS, kernel_claims),

@@ -36,7 +36,10 @@ from flatout.models.bilstm import BiLSTMConfig
 from flatout.run.closing import Result
 from flatout.run.launch import fit
 
-_BATCH, _CLASSES, _LR, _CLIP = 512, 41, 2e-3, 0.5
+_BATCH = 512
+_CLASSES = 41
+_LR = 2e-3
+_CLIP = 0.5
 _MODEL = BiLSTMConfig(embedding=200, hidden=256, dropout=0.3)
 
 

@@ -151,7 +151,8 @@ class Forecaster(L.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lstm, self.head = nn.LSTM(3, 16, batch_first=True), nn.Linear(16, HORIZON)
+        self.lstm = nn.LSTM(3, 16, batch_first=True)
+        self.head = nn.Linear(16, HORIZON)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
@@ -171,7 +172,8 @@ class Seconds:
     uses.
     """
 
-    started = ended = 0.0
+    started = 0.0
+    ended = 0.0
 
     def on_train_batch_end(
         self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -242,7 +244,8 @@ TRAIN = {
 def training(side: str, table: pd.DataFrame, options: Options) -> Claim:
     """The same small model from the same table, part of an epoch, on one thread."""
     train, what = TRAIN[side]
-    theirs, ours = THEIRS[side](table), OURS[side](table)
+    theirs = THEIRS[side](table)
+    ours = OURS[side](table)
     batches = options.choose(150, 40, 3)
     sides = [lambda: train(ours, table, batches), lambda: train(theirs, table, batches)]
     fast, slow = in_turn(sides, options.choose_rounds(3, 3, 1))

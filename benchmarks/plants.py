@@ -106,7 +106,8 @@ class ReadsNorms(L.Callback):
     """Looks at the length of every weight after every step."""
 
     def __init__(self, times: int = 1) -> None:
-        self.times, self.longest = times, 0.0
+        self.times = times
+        self.longest = 0.0
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *others: Any

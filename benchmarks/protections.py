@@ -43,7 +43,8 @@ def claims(options: Options) -> Iterator[Claim]:
 
 
 def _costs(place: Path, options: Options) -> Iterator[Claim]:
-    text, bits = TextDataConfig(batch_size=32), BitsDataConfig(batch_size=128)
+    text = TextDataConfig(batch_size=32)
+    bits = BitsDataConfig(batch_size=128)
     text.sample.rows, bits.sample.rows = (
         options.choose(20_000, 1_500, 160),
         options.choose(20_000, 3_000, 160),
@@ -121,7 +122,8 @@ class _StopWatch:
         now = time.perf_counter()
         if self._since is not None:
             self.parts.append((self._spent, now - self._since))
-        self._spent, self._since = 0.0, now
+        self._spent = 0.0
+        self._since = now
 
     def on(self, owner: Any, name: str) -> Any:
         return self._around(owner, name, 1.0)

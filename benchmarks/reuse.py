@@ -73,10 +73,13 @@ class _Epochs(L.Callback):
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self.tokens, self.made, self.whole_s = 0, time.perf_counter(), 0.0
+        self.tokens = 0
+        self.made = time.perf_counter()
+        self.whole_s = 0.0
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.tokens, self.began = 0, time.perf_counter()
+        self.tokens = 0
+        self.began = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -174,7 +177,8 @@ class ReuseBench:
         small = ReuseBench(self.folder, self.options, rows=400)
         frozen: dict[str, Any] = {"freeze_layers": _CUT}
         ways = {"read": frozen | {"reuse": True}, "frozen": frozen | {"reuse": False}, "full": {}}
-        seconds, built = dict.fromkeys(ways, 0.0), 0.0
+        seconds = dict.fromkeys(ways, 0.0)
+        built = 0.0
         small.forget()
         for lr in np.geomspace(2e-5, 1e-3, count):
             for name, settings in ways.items():
@@ -226,7 +230,8 @@ class ReuseBench:
 
     def train(self, *, epochs: int, lr: float = _LR, **settings: Any) -> _Trained:
         """A whole run."""
-        watch, began = _Epochs(), time.perf_counter()
+        watch = _Epochs()
+        began = time.perf_counter()
         with quiet():
             result = fit(
                 self.bench.config.data,
@@ -259,7 +264,8 @@ def train_apart() -> None:
     """Train in this process and print its peak of private memory."""
     given = json.load(sys.stdin)
     bench = ReuseBench(Path(given["folder"]), Options(**given["options"]))
-    peak, ended = 0, threading.Event()
+    peak = 0
+    ended = threading.Event()
 
     def watch() -> None:
         nonlocal peak
@@ -344,7 +350,8 @@ class ScoreBench:
 
     def train(self, cut: Any, seed: int, epochs: int) -> tuple[float, _Epochs]:
         """The test score of a run at the settings of its experiment, and its times."""
-        watch, sentiment = _Epochs(), "sentiment" in self.task.folder
+        watch = _Epochs()
+        sentiment = "sentiment" in self.task.folder
         with quiet():
             result = fit(
                 TextDataConfig(

@@ -86,7 +86,8 @@ def _balance(options: Options) -> Iterator[Claim]:
         tokens = np.stack([_tokens_of_steps(lengths, rank, world) for rank in range(world)])
         whole = tokens[:, :-1]  # the last step may have fewer rows than ranks
         in_steps = 100 * (whole.max(0) / whole.mean(0) - 1)
-        most, middle = np.quantile(in_steps, 0.9), float(np.median(in_steps))
+        most = np.quantile(in_steps, 0.9)
+        middle = float(np.median(in_steps))
         over_epoch = 100 * (whole.sum(1).max() / whole.sum(1).mean() - 1)
         note = (
             f"{most:.2f} % in one step of ten, where a row is very long; {over_epoch:.2f} % over an"
@@ -175,7 +176,8 @@ def _reference(place: Path, options: Options) -> Claim:
     """The reference sweep as it stands; a short look takes a few of its trials and promises nothing
     of the rest.
     """
-    folder, trials = place / "bloom", 1 if options.quick else 30
+    folder = place / "bloom"
+    trials = 1 if options.quick else 30
     words = [
         "+experiment=bloom_sweep",
         f"hydra.sweep.dir={folder}",

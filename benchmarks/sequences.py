@@ -51,7 +51,9 @@ from flatout.run.closing import Result
 from flatout.run.launch import fit
 from flatout.tasks.sequences import SequenceRegressionConfig, SequenceRegressor
 
-HIDDEN, BATCH, LOOKBACK = 32, 32, 30
+HIDDEN = 32
+BATCH = 32
+LOOKBACK = 30
 _FEATURES = ["voltage", "current", "temperature"]
 
 
@@ -78,7 +80,8 @@ def claims(options: Options) -> Iterator[Claim]:
 class Clock(L.Callback):
     """When the last epoch began and ended."""
 
-    started = ended = 0.0
+    started = 0.0
+    ended = 0.0
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.started = time.perf_counter()
@@ -129,10 +132,8 @@ def epochs(folder: Path, options: Options) -> Iterator[Claim]:
     data.setup()
     scaled = np.asarray(data.info.rows_of("train").values[: int(samples * 0.98)])
     inputs, targets = copy_windows(scaled, LOOKBACK, 3)
-    usual, tuned = (
-        UsualLoop(inputs, targets, HIDDEN, BATCH),
-        TunedLoop(inputs, targets, HIDDEN, BATCH),
-    )
+    usual = UsualLoop(inputs, targets, HIDDEN, BATCH)
+    tuned = TunedLoop(inputs, targets, HIDDEN, BATCH)
 
     def ours() -> float:
         clock = Clock()
@@ -184,10 +185,8 @@ def each_step(
     chunked = {**config, "lookback": None, "chunk": 100, "batch_size": 8}
     cells = {name: np.asarray(table[name])[: len(table) // 8 * 8] for name in table.column_names}
     cells["part"] = np.repeat(np.arange(8), len(table) // 8)
-    source, chunked = (
-        pa.table(cells),
-        {**chunked, "group": ["part"], "split_by": "auto", "split_at": None},
-    )
+    source = pa.table(cells)
+    chunked = {**chunked, "group": ["part"], "split_by": "auto", "split_at": None}
 
     def ours() -> float:
         clock = Clock()
@@ -292,7 +291,8 @@ def framework(folder: Path, options: Options) -> Iterator[Claim]:
 
 def memory(folder: Path, options: Options) -> Iterator[Claim]:
     """What a process holds to train on windows of very many samples, in a process of its own."""
-    samples, lookback = options.choose(10_000_000, 1_000_000, 20_000), 200
+    samples = options.choose(10_000_000, 1_000_000, 20_000)
+    lookback = 200
     path = folder / "long.parquet"
     random = np.random.default_rng(0)
     columns = {
@@ -327,7 +327,8 @@ def open_long() -> None:
     settings = json.loads(sys.stdin.read())
     cut = {"features": ["a", "b", "c"], "target": "y", "split_by": "time", "batch_size": 64}
     process = psutil.Process()
-    before, began = process.memory_info().rss, time.perf_counter()
+    before = process.memory_info().rss
+    began = time.perf_counter()
     data = SequenceData(log=Silent(), **cut, **settings)
     with quiet():
         data.setup()
@@ -352,7 +353,8 @@ def cells(folder: Path, options: Options) -> Iterator[Claim]:
         "cells": options.choose(16, 16, 2),
         "samples": options.choose(360, 360, 60),
     }
-    charge, quiet_sensors = CellsConfig(**size), {"current_noise": 0.0, "soc_noise": 0.0}
+    charge = CellsConfig(**size)
+    quiet_sensors = {"current_noise": 0.0, "soc_noise": 0.0}
     voltage = CellsConfig(**size, voltage_noise=0.01, **quiet_sensors)
     seen = {"target": "voltage", "features": ["current", "temperature", "soc"]}
     for name, sample, columns, floor, epochs, ema in (
@@ -381,7 +383,8 @@ def nasa_battery(source: Path, folder: Path, options: Options) -> Iterator[Claim
     data = SequenceDataConfig(
         source=str(source), batch_size=16, cache=str(folder / "nasa"), **integral, **columns
     )
-    optim, epochs = OptimConfig(lr=5e-3, ema=0.98), options.choose(12, 4, 1)
+    optim = OptimConfig(lr=5e-3, ema=0.98)
+    epochs = options.choose(12, 4, 1)
     seeds = options.choose(3, 1, 1)
     results = [
         _run(data, RNNConfig(hidden=64), optim, epochs, folder, seed) for seed in range(seeds)

@@ -57,10 +57,8 @@ class Size:
             name: getattr(self, name) for name in ("hidden", "layers", "heads", "intermediate")
         }
         config = TransformerConfig(family=self.family, settings=self.settings, **sizes)
-        outputs, ids = (
-            Outputs(["a", "b", "c"], "single"),
-            {"padding_id": padding_id, "separator_id": None},
-        )
+        outputs = Outputs(["a", "b", "c"], "single")
+        ids = {"padding_id": padding_id, "separator_id": None}
         return config.build(outputs, vocabulary_size=self.vocabulary, **ids)
 
 
@@ -148,7 +146,8 @@ def measure() -> None:
         )
         info = TextData.of(data).open_store()
         torch.manual_seed(0)
-        model, steps = SIZES[given["name"]].build(info.vocabulary.frame.padding), _Steps()
+        model = SIZES[given["name"]].build(info.vocabulary.frame.padding)
+        steps = _Steps()
         result = fit(
             data,
             model,
@@ -168,7 +167,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     """What `--json` has of these claims as the rows of the page's table."""
     lines = []
     for row in rows:
-        name, note = row["claim"].partition(":")[0], row["note"].split()
+        name = row["claim"].partition(":")[0]
+        note = row["note"].split()
         family = SIZES[name].family
         lines.append(f"| {name} | {family} | {note[0]} | {row['ours']:,.0f} | {note[3]} |")
     return "\n".join(lines)

@@ -42,7 +42,9 @@ from flatout.engine.optimizer import OptimConfig
 from flatout.tasks.classification import ClassificationConfig, Classifier, Labels
 from flatout.tasks.task import Task
 
-_ROWS, _BATCH, _OUR_EPOCHS = 60_000, 512, 40
+_ROWS = 60_000
+_BATCH = 512
+_OUR_EPOCHS = 40
 _CLIP = 0.5
 
 
@@ -68,7 +70,8 @@ def batches(split: StoreSplit, options: Options) -> Iterator[Claim]:
     feed = Feed(
         split, PlanSettings(rows_per_batch=_BATCH, layout=Layout.padded), kind=FeedKind.resident
     )
-    epochs, num_rows = iter(range(1, 10_000)), split.num_rows
+    epochs = iter(range(1, 10_000))
+    num_rows = split.num_rows
 
     def epoch() -> Iterator[object]:
         feed.set_epoch(next(epochs))
@@ -218,7 +221,8 @@ def _plain_step(feed: Feed, folder: Path) -> float:
 
 
 class _Clock(L.Callback):
-    started = ended = 0.0
+    started = 0.0
+    ended = 0.0
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.started = time.perf_counter()

@@ -59,7 +59,8 @@ def claims(options: Options) -> Iterator[Claim]:
 
 def of_case(name: str, config: RunConfig, options: Options) -> Iterator[Claim]:
     """One choice, what it brings, and what it took."""
-    device, ranks = Ranks().device(config.trainer.get("accelerator", "auto")), Ranks()
+    device = Ranks().device(config.trainer.get("accelerator", "auto"))
+    ranks = Ranks()
     data = kind_of(config.data).data.of(config.data, seed=config.seed, log=RunLog())
     data.prepare_data()
     data.setup()

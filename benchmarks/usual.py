@@ -102,7 +102,8 @@ def train_epoch(
     """One epoch of the usual loop, `.item()` each step."""
     timing = Timing()
     model.train()
-    started = asked = time.perf_counter()
+    asked = time.perf_counter()
+    started = asked
     total = 0.0
     for tokens_BL, lengths_B, targets_B in loader:
         timing.waiting += time.perf_counter() - asked
@@ -123,7 +124,8 @@ def train_epoch(
 @torch.no_grad()
 def accuracy(model: nn.Module, loader: DataLoader[Example]) -> float:
     model.eval()
-    correct = total = 0
+    correct = 0
+    total = 0
     for tokens_BL, lengths_B, targets_B in loader:
         correct += int((model(tokens_BL, lengths_B).argmax(-1) == targets_B).sum())
         total += len(targets_B)

@@ -24,7 +24,9 @@ from flatout.bits.people import FIELDS
 from flatout.bits.scores import GramMetrics
 from flatout.ladder.usual.bloom import join_fields, labels_by_apply, read_bits
 
-BATCH, HIDDEN, DROPOUT = 64, 4096, 0.2253
+BATCH = 64
+HIDDEN = 4096
+DROPOUT = 0.2253
 
 
 def usual_tensors(frame: Any) -> tuple[Tensor, Tensor]:
@@ -65,7 +67,8 @@ class UsualLoop:
     def epoch(self) -> float:
         """Seconds of one pass."""
         self.network.train()
-        criterion, total = nn.BCEWithLogitsLoss(), 0.0
+        criterion = nn.BCEWithLogitsLoss()
+        total = 0.0
         started = time.perf_counter()
         for bits, labels in DataLoader(
             RowTensors(*self.splits["train"]), batch_size=BATCH, shuffle=True

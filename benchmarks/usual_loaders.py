@@ -20,7 +20,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from flatout.data import windows
 
-LOOKBACK, HORIZON, BATCH = 30, 6, 64
+LOOKBACK = 30
+HORIZON = 6
+BATCH = 64
 NEEDS = {"a Dataset of rows": "", "pytorch-forecasting": "pytorch_forecasting", "darts": "darts"}
 """The sides, and the package that each needs."""
 _SERIES_AT_ONCE = 50
@@ -32,7 +34,8 @@ def is_installed(side: str) -> bool:
 
 def make_table(rows: int, each: int) -> pd.DataFrame:
     """Series of `each` rows: a target, a feature, a known column and a static one."""
-    random, count = np.random.default_rng(0), rows // each
+    random = np.random.default_rng(0)
+    count = rows // each
     columns = {
         name: random.standard_normal(count * each).astype(np.float32) for name in ("y", "f", "k")
     }
@@ -45,7 +48,8 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
 
     def __init__(self, table: pd.DataFrame) -> None:
         self.values = torch.from_numpy(table[["y", "f", "k"]].to_numpy())
-        length, needed = table.groupby("id").size().to_numpy(), LOOKBACK + HORIZON
+        length = table.groupby("id").size().to_numpy()
+        needed = LOOKBACK + HORIZON
         begin = np.cumsum(length) - length
         counts = zip(begin.tolist(), length.tolist(), strict=True)
         self.starts = [

@@ -69,7 +69,9 @@ class UsualLoop:
 
     def epoch(self) -> float:
         """Seconds."""
-        started, total, worst = time.perf_counter(), 0.0, 0.0
+        started = time.perf_counter()
+        total = 0.0
+        worst = 0.0
         for number, batch in enumerate(self.loader):
             inputs, targets = (part.to(self.device) for part in batch)
             self.optimizer.zero_grad()
@@ -98,7 +100,9 @@ class TunedLoop:
         lr: float = 1e-3,
         device: str = "cpu",
     ) -> None:
-        self.inputs, self.targets, self.batch = inputs.to(device), targets.to(device), batch
+        self.inputs = inputs.to(device)
+        self.targets = targets.to(device)
+        self.batch = batch
         self.model = UsualLSTM(
             inputs.shape[2], 1, {"hidden": hidden, "layers": 1}, keeps_state=False
         ).to(device)
@@ -108,7 +112,8 @@ class TunedLoop:
         """Seconds of the LSTM's own forward and backward passes in an epoch: no loop can be faster
         with this LSTM.
         """
-        started, lstm = time.perf_counter(), self.model.lstm
+        started = time.perf_counter()
+        lstm = self.model.lstm
         for windows_BLF in self.inputs.split(self.batch):
             zeros = windows_BLF.new_zeros(1, len(windows_BLF), self.model.hidden)
             states_BLH, _ = lstm(windows_BLF, (zeros, zeros))
@@ -118,7 +123,8 @@ class TunedLoop:
 
     def epoch(self) -> float:
         """Seconds."""
-        started, total = time.perf_counter(), 0.0
+        started = time.perf_counter()
+        total = 0.0
         order = torch.randperm(len(self.inputs), device=self.inputs.device)
         for chosen in order.split(self.batch):
             self.optimizer.zero_grad()

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from flatout import HeadlinesConfig, TextDataConfig, VocabularyConfig, fit
 from flatout.data.batches.flat_batch import FlatBatch
 
-WORDS, CLASSES = 10_000, 12
+WORDS = 10_000
+CLASSES = 12
 
 
 class MeanOfWords(nn.Module):

@@ -19,7 +19,9 @@ from pydantic import StringConstraints
 
 from flatout import Predictor
 
-MOST_BYTES, MOST_TEXTS, MOST_CHARACTERS = 4_000_000, 512, 100_000
+MOST_BYTES = 4_000_000
+MOST_TEXTS = 512
+MOST_CHARACTERS = 100_000
 Text = Annotated[str, StringConstraints(max_length=MOST_CHARACTERS)]
 
 
@@ -41,11 +43,9 @@ def answer_waiting(predictor: Any, waiting: SimpleQueue) -> None:
 
 def make_app(run: Any, *, exact: bool = False) -> FastAPI:
     """An app with one address, `/predict`."""
-    app, waiting, predictor = (
-        FastAPI(title="flatout"),
-        SimpleQueue(),
-        replace(Predictor.load(run), exact=exact),
-    )
+    app = FastAPI(title="flatout")
+    waiting = SimpleQueue()
+    predictor = replace(Predictor.load(run), exact=exact)
     Thread(target=answer_waiting, args=(predictor, waiting), daemon=True).start()
 
     @app.middleware("http")

@@ -16,7 +16,8 @@ import numpy as np
 from flatout import load_predictor
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 
-CLIENTS, ROUNDS = (1, 4, 16), 3
+CLIENTS = (1, 4, 16)
+ROUNDS = 3
 
 
 def ask(port: int, text: str) -> tuple[float, Any]:

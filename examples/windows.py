@@ -20,7 +20,8 @@ QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": 
 class Forecaster(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.lstm, self.head = torch.nn.LSTM(2, 32, batch_first=True), torch.nn.Linear(32, 6)
+        self.lstm = torch.nn.LSTM(2, 32, batch_first=True)
+        self.head = torch.nn.Linear(32, 6)
 
     def training_step(
         self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int
@@ -46,7 +47,8 @@ def forecasting(table: pd.DataFrame) -> None:
 
 
 def main(rows: int = 4000) -> float:
-    place, noise = np.arange(rows), np.random.default_rng(0).standard_normal(rows)
+    place = np.arange(rows)
+    noise = np.random.default_rng(0).standard_normal(rows)
     table = {
         "id": place // 400,
         "t": place % 400,

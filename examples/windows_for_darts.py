@@ -53,7 +53,8 @@ class ForDarts(TorchTrainingDataset):
 
 
 def main(rows: int = 4000) -> float:
-    place, noise = np.arange(rows), np.random.default_rng(0).standard_normal(rows)
+    place = np.arange(rows)
+    noise = np.random.default_rng(0).standard_normal(rows)
     table = {
         "id": place // 400,
         "t": place % 400,

@@ -134,7 +134,8 @@ def _same_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     torch.manual_seed(0)
     monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    folder, environment = Path.cwd(), dict(os.environ)
+    folder = Path.cwd()
+    environment = dict(os.environ)
     yield
     os.chdir(folder)
     # what a command in this process left, such as its rank

@@ -63,7 +63,9 @@ def private_names() -> tuple[list[str], list[str]]:
     """Private attributes that no module of the package defines, so those of libraries: all, and
     those put in place.
     """
-    own, used, replaced = set[str](), dict[str, str](), set[str]()
+    own = set[str]()
+    used = dict[str, str]()
+    replaced = set[str]()
     for name, tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
@@ -126,7 +128,8 @@ def lengths_of_functions() -> list[int]:
 
 def main() -> None:
     files = list(PACKAGE.parent.rglob("*.py"))
-    lengths, (used, replaced) = lengths_of_functions(), private_names()
+    lengths = lengths_of_functions()
+    used, replaced = private_names()
     sizes = (
         f"{statistics.median(lengths):.0f} / {lengths[int(0.95 * len(lengths))]} / {lengths[-1]}"
     )

@@ -34,13 +34,11 @@ class Scarce(L.Callback):
         rank: int | None = None,
         is_last: bool = False,
     ) -> None:
-        self.rows, self.steps, self.where, self.rank, self.is_last = (
-            rows,
-            frozenset(steps),
-            where,
-            rank,
-            is_last,
-        )
+        self.rows = rows
+        self.steps = frozenset(steps)
+        self.where = where
+        self.rank = rank
+        self.is_last = is_last
         self.fired: list[int] = []
         """The steps, counted from 0, in which it failed."""
         self._is_too_large = False

@@ -34,7 +34,8 @@ OPTIONS = sorted(
     for path in CONF.glob("*/*.yaml")
     if path.parent.name not in GLOBAL
 )
-BITS, TAGS = ["model=bitmlp", "task=grams"], ["model=transformer", "task=tagging"]
+BITS = ["model=bitmlp", "task=grams"]
+TAGS = ["model=transformer", "task=tagging"]
 SEQUENCES = ["data.features=[voltage]", "data.target=soc"]
 COMPANIONS = {
     "task=mlm": ["model=transformer"],

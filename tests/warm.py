@@ -41,7 +41,8 @@ class Command:
         warm_start()
         number, name = tempfile.mkstemp(suffix=".txt")
         os.close(number)
-        self._output, self._said = Path(name), ""
+        self._output = Path(name)
+        self._said = ""
         environment = {**os.environ, **(environment or {}), "FLATOUT_OUTPUT": str(self._output)}
         here = (str(Path.cwd()), environment, _of_server())
         context = multiprocessing.get_context("forkserver")

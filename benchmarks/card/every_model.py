@@ -42,7 +42,8 @@ HEADLINES = HeadlinesConfig(rows=64, eval_rows=20, classes=4)
 CELLS = CellsConfig(cells=3, cycles=3, samples=60)
 BITS: dict[str, Any] = {"encoding": EncodingConfig(size=64, hashes=2), "vocabulary": 50}
 PIECES: dict[str, Any] = {"vocabulary": VocabularyConfig(kind="wordpiece"), "batch_size": 8}
-FLASH, EFFICIENT = "_flash_attention_forward", "_efficient_attention_forward"
+FLASH = "_flash_attention_forward"
+EFFICIENT = "_efficient_attention_forward"
 Parts = tuple[L.LightningDataModule, L.LightningModule]
 
 

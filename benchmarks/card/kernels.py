@@ -14,7 +14,9 @@ from benchmarks.claim import Claim, bounded
 from flatout.models.encoder.attention import Kernel, Scores
 from flatout.models.encoder.rectangles import FlatRows
 
-FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+FP32 = torch.float32
+FP16 = torch.float16
+BF16 = torch.bfloat16
 _ALLOWED = {FP32: 2e-4, FP16: 5e-3, BF16: 3e-2}
 """Differences, in parts of the largest number: some roundings of the format."""
 _WINDOW = 8
@@ -120,7 +122,8 @@ def attended(
     rectangles take fp32.
     """
     random = torch.Generator().manual_seed(0)
-    tokens, asking = sum(lengths), len(lengths) if is_first else sum(lengths)
+    tokens = sum(lengths)
+    asking = len(lengths) if is_first else sum(lengths)
     drawn = [
         torch.randn(count, *heads, generator=random).to(dtype)
         for count in (asking, tokens, tokens, asking)
@@ -128,7 +131,8 @@ def attended(
     kind = FP32 if kernel is Kernel.rectangles else dtype
     query, key, value, goal = (part.to(device, kind) for part in drawn)
     parts = [part.requires_grad_() for part in (query, key, value)]
-    rows, scores = _rows(device, kernel, lengths), Scores(heads[1] ** -0.5, 0.0, window)
+    rows = _rows(device, kernel, lengths)
+    scores = Scores(heads[1] ** -0.5, 0.0, window)
     if is_first:
         found = rows.attend(torch.stack((key, value), 1), scores, query)
     else:

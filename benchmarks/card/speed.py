@@ -50,7 +50,9 @@ LSTM_ROWS = (
     "LSTM: training epoch against the usual loop",
     "LSTM: training epoch against a tuned loop",
 )
-_HIDDEN, _BATCH, _LOOKBACK = 32, 32, 30
+_HIDDEN = 32
+_BATCH = 32
+_LOOKBACK = 30
 
 
 def lstm_claims(place: Place) -> Iterator[Claim]:

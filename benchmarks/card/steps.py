@@ -31,7 +31,8 @@ def step_claims(place: Place) -> Iterator[Claim]:
 
 def what_waits(place: Place, case: Case) -> str:
     """The first thing that waits, or fails otherwise; empty where nothing does."""
-    steps, forbids = place.options.choose(_STEPS, _STEPS, 2), ForbidsWaits(place.device)
+    steps = place.options.choose(_STEPS, _STEPS, 2)
+    forbids = ForbidsWaits(place.device)
     off = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )

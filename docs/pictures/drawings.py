@@ -16,9 +16,16 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER.parents[1] / "benchmarks" / "results.json"
-INK, SOFT, EDGE = "#1f2937", "#4b5563", "#9ca3af"
-WIN, LOSS = "#93c5fd", "#fca5a5"
-BLUE, GREEN, SAND, ROSE, LILAC = "#dbeafe", "#dcfce7", "#fef3c7", "#ffe4e6", "#ede9fe"
+INK = "#1f2937"
+SOFT = "#4b5563"
+EDGE = "#9ca3af"
+WIN = "#93c5fd"
+LOSS = "#fca5a5"
+BLUE = "#dbeafe"
+GREEN = "#dcfce7"
+SAND = "#fef3c7"
+ROSE = "#ffe4e6"
+LILAC = "#ede9fe"
 
 
 @dataclass

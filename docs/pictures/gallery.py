@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PAGE, EXPERIMENTS = ROOT / "docs" / "results.md", ROOT / "conf" / "experiment"
+PAGE = ROOT / "docs" / "results.md"
+EXPERIMENTS = ROOT / "conf" / "experiment"
 HEAD = """# Results
 
 What the experiments of `conf/experiment/` score, so that you know what to expect before you start
@@ -92,10 +93,8 @@ def row(run: dict[str, Any]) -> str:
 def data(run: dict[str, Any]) -> str:
     """What is read, and how much of it; a sequence is counted by its recordings."""
     of_sequences = run["data"]["sequences"] or {}
-    rows, thing = (
-        of_sequences.get("recordings") or run["data"]["rows"],
-        "recordings" if of_sequences else "rows",
-    )
+    rows = of_sequences.get("recordings") or run["data"]["rows"]
+    thing = "recordings" if of_sequences else "rows"
     path = Path(run["data"]["source"].removeprefix("sample:"))
     name = path.parent.name if path.stem == "train" and path.parent.name else path.name
     return f"{name}: {rows['train']:,} / {rows['test'] or 0:,} {thing}"

@@ -17,10 +17,8 @@ from flatout.ladder.results import FILE, PAGE, closing_lines, figures, write_lad
 
 FOLDER = Path(__file__).parent
 DOCUMENT = FOLDER.parent / "ladder.md"
-BEGIN, END = (
-    "<!-- measured ladders: python -m docs.pictures.ladders -->",
-    "<!-- end of measured ladders -->",
-)
+BEGIN = "<!-- measured ladders: python -m docs.pictures.ladders -->"
+END = "<!-- end of measured ladders -->"
 ORDER = ("headlines", "tweets", "bloom", "lyrics", "battery")
 PICTURED = ("headlines", "tweets")
 """Ladders whose pages are shown."""
@@ -192,7 +190,10 @@ def promise_lines(shown: Sequence[Found]) -> list[str]:
     return lines
 
 
-LESS, KEPT, MORE, OPEN = "less", "kept", "more", "open"
+LESS = "less"
+KEPT = "kept"
+MORE = "more"
+OPEN = "open"
 ABOUT = {
     LESS: "brought less",
     KEPT: "brought what was promised",

@@ -48,10 +48,8 @@ def _parsed(given: list[str]) -> tuple[ModuleType, argparse.Namespace]:
         verbs.add_parser(verb, help=about, description=about)
     first = given[0] if given else ""
     if first not in VERBS and not first.startswith("-"):
-        what, hint = (
-            f"no verb {first!r}" if first else "no verb is named",
-            did_you_mean(first, VERBS),
-        )
+        what = f"no verb {first!r}" if first else "no verb is named"
+        hint = did_you_mean(first, VERBS)
         hint = hint or "python -m flatout --help explains each."
         raise UserError("python -m flatout", what, allowed=", ".join(VERBS), hint=hint)
     verb = first if first in VERBS else parser.parse_args(given).verb
@@ -81,7 +79,9 @@ class Parser(argparse.ArgumentParser):
         if found := re.match(
             r"argument (.+?): invalid choice: '(.*?)' \(choose from (.*)\)$", message
         ):
-            name, word, known = found[1], found[2], found[3].replace("'", "")
+            name = found[1]
+            word = found[2]
+            known = found[3].replace("'", "")
             hint = did_you_mean(word, known.split(", "))
             raise UserError(f"{self.prog}: {name}", f"no choice {word!r}", allowed=known, hint=hint)
         raise UserError(self.prog, message, hint=usage)

@@ -192,10 +192,8 @@ class RunConfig:
         if isinstance(self.model, str):
             self.model = model_class(self.model, "model")()
         for name, kind in _BASES.items():
-            part, what = (
-                getattr(self, name),
-                f"{type(getattr(self, name)).__name__} is no {kind.__name__}",
-            )
+            part = getattr(self, name)
+            what = f"{type(getattr(self, name)).__name__} is no {kind.__name__}"
             is_part = (
                 self.has_own_parts or part is None or is_dataclass(part) or isinstance(part, kind)
             )
@@ -255,7 +253,8 @@ class RunConfig:
 
     def _require_trainer_settings(self) -> None:
         for name in self.trainer:
-            where, hint = f"trainer.{name}", did_you_mean(name, TRAINER_ARGUMENTS)
+            where = f"trainer.{name}"
+            hint = did_you_mean(name, TRAINER_ARGUMENTS)
             require(
                 name in TRAINER_ARGUMENTS, where, "no argument of Lightning's Trainer", hint=hint
             )

@@ -38,7 +38,10 @@ class UserError(ValueError):
     """A user's mistake: where, what, what is allowed, how to fix it."""
 
     def __init__(self, where: str, what: str, *, allowed: str = "", hint: str = "") -> None:
-        self.where, self.what, self.allowed, self.hint = where, what, allowed, hint
+        self.where = where
+        self.what = what
+        self.allowed = allowed
+        self.hint = hint
         text = (f"{where}: {what}" if where else what) + (f" ({allowed})" if allowed else "")
         ending = "" if text.endswith("?") else "."
         super().__init__(printable(f"{text.rstrip('.')}{ending} {hint}".rstrip() if hint else text))
@@ -193,7 +196,8 @@ def check_settings(config: Any, prefix: str = "") -> None:
     # checked elsewhere.
     types = {each.name: str(each.type) for each in fields(config)}
     for name, about in about_settings(config).items():
-        value, where = getattr(config, name), f"{prefix}.{name}".lstrip(".")
+        value = getattr(config, name)
+        where = f"{prefix}.{name}".lstrip(".")
         may_be_null = "None" in types[name]
         if value is None and may_be_null:
             continue

@@ -42,13 +42,12 @@ class TrialLauncher(Launcher):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        self.loader, self.config = hydra_context.config_loader, config
+        self.loader = hydra_context.config_loader
+        self.config = config
         task, hydra = (list(map(str, config.hydra.overrides[kind])) for kind in ("task", "hydra"))
         words = [word for word in task if not _is_resume(word)]
-        is_again, is_named = (
-            _asks_to_resume(task),
-            any(word.startswith("hydra.sweep.dir=") for word in hydra),
-        )
+        is_again = _asks_to_resume(task)
+        is_named = any(word.startswith("hydra.sweep.dir=") for word in hydra)
         folder = Path(str(config.hydra.sweep.dir)).absolute()
         self.begun = _begun_before(folder, words, is_named=is_named) if is_again else None
         typed = [
@@ -58,7 +57,9 @@ class TrialLauncher(Launcher):
         ]
         self.conf = conf_words(config.hydra.runtime.config_sources)
         self.again = shlex.join(["python", "-m", "train", *self.conf, "-m", *typed])
-        self.words, self.folder, self.is_again = words, self.begun or folder, is_again
+        self.words = words
+        self.folder = self.begun or folder
+        self.is_again = is_again
         with read_write(config.hydra), open_dict(config.hydra):
             config.hydra.sweep.dir = str(self.folder)  # Hydra makes it, and writes into it
 
@@ -79,7 +80,8 @@ class TrialLauncher(Launcher):
             words = [word for word in typed if not _is_resume(word)]
             cfg, job = _compose(self.loader, self.config, words, number)
             shown = [word for word in filter_overrides(words) if word not in common]
-            place, is_again = Path(str(cfg.hydra.sweep.dir)).absolute(), self.begun is not None
+            place = Path(str(cfg.hydra.sweep.dir)).absolute()
+            is_again = self.begun is not None
             # each experiment has its own place, which keeps the moment of the first time
             if self.begun is not None:
                 place = place.with_name(self.begun.name)
@@ -102,11 +104,9 @@ class TrialSweeper(Sweeper):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        self.loader, self.job_config, self.hydra_config = (
-            hydra_context.config_loader,
-            config,
-            config.hydra,
-        )
+        self.loader = hydra_context.config_loader
+        self.job_config = config
+        self.hydra_config = config.hydra
 
     def sweep(self, arguments: list[str]) -> Any:
         from flatout.sweep.searched import Searched
@@ -134,7 +134,8 @@ class TrialSweeper(Sweeper):
                 hint=hint,
             )
         fixed, space = _fixed_and_searched(self.loader, [*written, *arguments])
-        settings, slots = SweeperSettings(**self.settings), LauncherSettings(**launcher)
+        settings = SweeperSettings(**self.settings)
+        slots = LauncherSettings(**launcher)
         folder = Path(str(self.hydra_config.sweep.dir)).absolute()
         return sweep(
             Searched(settings, space, fixed, self._compose, folder, slots, **self._begun(fixed))
@@ -192,13 +193,15 @@ def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | N
     from flatout.sweep.many import begun_with, newest_of
 
     if is_named:
-        searched, before = folder, begun_with(folder)
+        searched = folder
+        before = begun_with(folder)
         what = f"{folder} holds trials of other words: {shlex.join(before or [])}"
         hint = "Choose another hydra.sweep.dir, or give that command again."
         require(before in (None, words), "hydra.sweep.dir", what, hint=hint)
         found = None if before is None else folder
     else:
-        searched, found = folder.parent, newest_of(words, folder.parent)
+        searched = folder.parent
+        found = newest_of(words, folder.parent)
     none = f"resume: this command began no trials in {searched}; all start from the beginning"
     print(none if found is None else f"resume: continuing in {found}", flush=True)
     return found
@@ -213,7 +216,8 @@ def _compose(
     with explain_errors():
         composed = loader.load_sweep_config(config, list(words))
         with open_dict(composed):
-            composed.hydra.job.id = composed.hydra.job.num = number
+            composed.hydra.job.id = number
+            composed.hydra.job.num = composed.hydra.job.id
         return composed, RunJob(read_config(without_hydra(composed), words))
 
 
@@ -253,7 +257,8 @@ def _fixed_and_searched(
 def _part(override: Override) -> Any:
     from flatout.sweep.study import Choice, Interval, is_by_factors
 
-    key, value = override.get_key_element(), override.value()
+    key = override.get_key_element()
+    value = override.value()
     numbers = value.range() if isinstance(value, RangeSweep) else None
     is_interval = isinstance(value, IntervalSweep) or isinstance(numbers, range)
     is_log = is_by_factors(key, getattr(value, "tags", set()), is_interval=is_interval)

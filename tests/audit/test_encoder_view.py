@@ -50,7 +50,8 @@ def test_a_text_is_the_mean_of_its_tokens_as_padded_rows_have_it(folder, texts):
     net = AutoModelForSequenceClassification.from_pretrained(folder).base_model.eval()
     given = tokenizer(rows, padding=True, truncation=True, max_length=12, return_tensors="pt")
     with torch.no_grad():
-        states, mask = net(**given).last_hidden_state, given["attention_mask"][..., None]
+        states = net(**given).last_hidden_state
+        mask = given["attention_mask"][..., None]
     means = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1)).numpy()
     assert found is not None and np.abs(found.toarray() - means).max() < 1e-5
     assert lines == [lines[0]] and f"read {int(mask.sum()):,} tokens" in lines[0]
@@ -59,7 +60,8 @@ def test_a_text_is_the_mean_of_its_tokens_as_padded_rows_have_it(folder, texts):
 def test_what_takes_too_long_or_is_padded_is_left_out_with_a_line(folder, texts, monkeypatch):
     monkeypatch.setattr(encoder_view, "_LOOK_S", -1.0)
     lines: list[str] = []
-    model, rows = TransformerConfig(pretrained=str(folder)), texts["text"].to_pylist()
+    model = TransformerConfig(pretrained=str(folder))
+    rows = texts["text"].to_pylist()
     assert read_encoder(model, rows, 12, Precision.fp32, 1e-9, lines.append) is None
     assert (
         read_encoder(

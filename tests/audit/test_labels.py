@@ -72,7 +72,8 @@ def test_the_interval_of_the_rate_has_room_for_errors_unlike_planted_ones_at_any
 
 
 def test_wrong_labels_that_are_left_out_of_the_second_model_look_less_likely_to_it():
-    random, truth = np.random.default_rng(0), np.repeat([0, 1], 200)
+    random = np.random.default_rng(0)
+    truth = np.repeat([0, 1], 200)
     features = csr_matrix(np.eye(2)[truth] + random.normal(0, 0.3, (400, 2)))
     is_wrong = random.random(400) < 0.2
     labels = np.where(is_wrong, 1 - truth, truth)

@@ -34,7 +34,8 @@ def made_up(num_rows: int, samples: int, noise: float, wrong: int | None = None)
     row_N = torch.arange(num_rows).repeat_interleave(samples)
     if wrong is not None:
         answers_NO[row_N == wrong] += 3
-    names, splits = [f"r{number}" for number in range(num_rows)], ["train"] * num_rows
+    names = [f"r{number}" for number in range(num_rows)]
+    splits = ["train"] * num_rows
     return NumberRows(
         "recordings",
         "rmse of y",
@@ -54,7 +55,8 @@ def test_sums_of_folds_and_parts_answer_as_ridge_regression_on_their_rows_does(p
     rows = made_up(20, 7, noise=0.3)
     folds = _Folds(rows, 4)
     rank_R = np.random.default_rng(0).permutation(20)
-    (found, _), expected = folds.losses(0.5, part), np.empty(20)
+    found, _ = folds.losses(0.5, part)
+    expected = np.empty(20)
     for fold in range(4):
         taught_R = (rank_R % 4 != fold) & (rank_R < 20 * [1 / 8, 1 / 4, 1 / 2, 1][part])
         taught_N = torch.from_numpy(taught_R)[rows.row_N].numpy()
@@ -145,7 +147,8 @@ def test_recordings_of_a_group_are_answered_by_models_that_saw_none_of_it(
     tmp_path, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
-    random, lines = np.random.default_rng(0), ["unit,round,x,y"]
+    random = np.random.default_rng(0)
+    lines = ["unit,round,x,y"]
     for unit in range(8):  # what a unit adds is known once a round of it was seen
         mark = random.normal(size=2)
         for value in range(6):
@@ -288,7 +291,8 @@ def test_recordings_with_labels_are_audited_by_the_share_that_is_right(
     tmp_path, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
-    random, folder = np.random.default_rng(0), tmp_path / "waves"
+    random = np.random.default_rng(0)
+    folder = tmp_path / "waves"
     folder.mkdir()
     for number in range(24):
         wave = np.sin(np.arange(30) * (0.2 if number % 2 else 0.9)) * (

@@ -61,7 +61,8 @@ def module_for(data: BitData) -> LineOfBits:
 
 
 def test_fit_validate_test_and_predict_read_each_row_of_their_split_once():
-    data, trainer = bit_data(), quiet_trainer(num_sanity_val_steps=0)
+    data = bit_data()
+    trainer = quiet_trainer(num_sanity_val_steps=0)
     module = module_for(data)
     trainer.fit(module, datamodule=data)
     trainer.test(module, datamodule=data, verbose=False)
@@ -88,7 +89,9 @@ def test_four_accumulated_batches_train_as_one_large_batch_does():
 
 
 def test_a_state_after_some_batches_leaves_exactly_the_rest():
-    whole, begun, resumed = bit_data(seed=2), bit_data(seed=2), bit_data(seed=2)
+    whole = bit_data(seed=2)
+    begun = bit_data(seed=2)
+    resumed = bit_data(seed=2)
     for data in (whole, begun, resumed):
         data.setup()
     batches = iter(begun.train_dataloader())

@@ -145,11 +145,9 @@ def test_what_does_not_fit_is_named_by_row(mistake):
 def test_any_number_of_characters_is_read_block_after_block_and_by_a_model_of_as_many_bits(
     characters, text
 ):
-    column, reader, of_model = (
-        pa.array([text, text]),
-        BitColumn("bits", "file"),
-        BitColumn("bits", "file"),
-    )
+    column = pa.array([text, text])
+    reader = BitColumn("bits", "file")
+    of_model = BitColumn("bits", "file")
     first, again = reader.read(column, ROWS), reader.read(column, ROWS)
     of_model.num_bits = 8 * first.shape[1]
     assert (

@@ -120,7 +120,8 @@ def test_targets_are_the_grams_of_the_plain_text_then_those_of_the_raw_text():
     raw = pa.array(["ann2/5", "bo"], pa.large_string())
     hashed = GramIndex(["an", "2/", " b", "o "], is_frozen=True)
     ids, lengths = targets_of(raw, hashed)
-    first, second = ids[: lengths[0]].tolist(), ids[lengths[0] :].tolist()
+    first = ids[: lengths[0]].tolist()
+    second = ids[lengths[0] :].tolist()
     expected = LABEL_INDEX.rows(plain_texts(raw))[0].tolist()
     assert first == [*expected[:4], len(LABELS), len(LABELS) + 1]
     assert {LABELS[number] for number in first[:4]} == {"an", "nn", "n2", "25"}
@@ -169,7 +170,8 @@ def test_sets_of_numbers_know_the_commonest():
 
 
 def test_more_than_65_536_numbers_are_told_apart():
-    plain, random = people(300), np.random.default_rng(0)
+    plain = people(300)
+    random = np.random.default_rng(0)
     lists = [sorted(random.choice(200_000, 400, replace=False).tolist()) for _ in range(300)]
     found = open_store(
         BitsDataConfig(

@@ -130,7 +130,8 @@ def test_two_step_hashes_are_those_of_a_plain_matrix(texts):
 def test_records_are_encoded_alike_alone_and_among_many(kind):
     random = np.random.default_rng(0)
     texts = ["".join(random.choice(list("abcdefgh"), random.integers(0, 12))) for _ in range(9_000)]
-    encoder, config = EncodingConfig(kind=kind, size=64).build(), EncodingConfig(kind=kind, size=64)
+    encoder = EncodingConfig(kind=kind, size=64).build()
+    config = EncodingConfig(kind=kind, size=64)
     together = encoder.encode(pa.array(texts, pa.large_string()))
     for place in (0, 1, 4_095, 4_096, 8_999):
         alone = config.build().encode(pa.array([texts[place]], pa.large_string()))

@@ -41,7 +41,8 @@ def certain(texts: list[str], grams: GramIndex, sureness: float = 0.999) -> np.n
 @given(st.lists(st.permutations("abcdefgh012"), min_size=1, max_size=8), st.integers(2, 11))
 def test_a_text_whose_grams_allow_one_walk_is_found_at_the_first_try(letters, length):
     texts = ["".join(each[:length]) for each in letters]
-    raw, grams = pa.array(texts, pa.large_string()), GramIndex()
+    raw = pa.array(texts, pa.large_string())
+    grams = GramIndex()
     grams.rows(padded(raw))
     order = LetterOrder.learn(raw, grams.names)
     found = Reconstructor(grams.names, order).candidates(certain(texts, grams))

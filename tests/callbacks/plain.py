@@ -15,7 +15,8 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, Dataset
 
-ROWS, BATCH = 40, 4
+ROWS = 40
+BATCH = 4
 
 
 class Rows(Dataset[Any]):

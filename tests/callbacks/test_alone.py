@@ -39,7 +39,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step`"),
 ]
 SLOW_S = 0.04
-SLOWEST_S, SEVEN = 0.2, {"limit_train_batches": 7}
+SLOWEST_S = 0.2
+SEVEN = {"limit_train_batches": 7}
 """Slow enough to stand out on a machine that others load."""
 
 
@@ -86,7 +87,8 @@ class Sleeps(L.Callback):
 
 @pytest.mark.parametrize("is_first", at_once(of=[True, False], seconds=2))
 def test_the_step_timer_counts_a_slow_callback_once_wherever_it_stands(tmp_path, is_first):
-    timer, slow = StepTimer(), Sleeps()
+    timer = StepTimer()
+    slow = Sleeps()
     train(tmp_path, [slow, timer] if is_first else [timer, slow], **SEVEN)
     split = split_of(timer)
     assert split["time/callbacks_ms"] > 2000 * SLOWEST_S
@@ -139,7 +141,8 @@ def test_the_parts_of_a_plain_training_add_up_to_its_time(tmp_path):
 
 
 def test_a_step_ends_where_lightning_accumulates_to(tmp_path):
-    timer, throughput = StepTimer(1), Throughput(1)
+    timer = StepTimer(1)
+    throughput = Throughput(1)
     train(
         tmp_path, [timer, throughput], Small(forward=0.005), accumulate_grad_batches=2, max_epochs=4
     )
@@ -280,7 +283,8 @@ def test_an_error_in_training_ends_the_monitor_and_gives_hooks_back(tmp_path):
         def on_train_batch_end(self, *_: Any) -> None:
             raise RuntimeError("broken")
 
-    breaking, timer = Breaks(), StepTimer()
+    breaking = Breaks()
+    timer = StepTimer()
     with pytest.raises(RuntimeError, match="broken"):
         train(tmp_path, [HardwareMonitor(every_s=0.01), timer, breaking])
     assert not [thread for thread in threading.enumerate() if thread.name == "watch"]

@@ -77,7 +77,8 @@ def split_of(result) -> dict[str, float]:
 
 def test_the_parts_add_up_to_the_time_of_training(tmp_path):
     result = trained(tmp_path)
-    split, steps = split_of(result), result.summary["training"]["steps"]
+    split = split_of(result)
+    steps = result.summary["training"]["steps"]
     training_s = sum(value for name, value in split.items() if name != "validation") * steps / 1000
     assert training_s == pytest.approx(800 / result.summary["speed"]["rows_per_s"], rel=0.03)
     assert split["validation"] > 0 and split["checkpoint"] > 0 and split["logging"] > 0
@@ -192,7 +193,9 @@ class Events:
     """A device that passes an event a second, up to where it has come."""
 
     def __init__(self) -> None:
-        self.made = self.recorded = self.passed = 0
+        self.made = 0
+        self.recorded = 0
+        self.passed = 0
 
     def make(self) -> Event:
         self.made += 1
@@ -201,7 +204,8 @@ class Events:
 
 class Event:
     def __init__(self, device: Events) -> None:
-        self.device, self.at = device, 0
+        self.device = device
+        self.at = 0
 
     def record(self) -> None:
         self.device.recorded += 1
@@ -264,7 +268,9 @@ def test_the_optimizer_of_a_device_ends_before_a_callback_that_waits():
         def on_train_batch_end(self, *_: Any) -> None:
             device.recorded += 15  # seconds in which the device has nothing to do
 
-    waits, clock, times = Waits(), Clock(), DeviceTimes(device.make)
+    waits = Waits()
+    clock = Clock()
+    times = DeviceTimes(device.make)
     clock.watch({"Waits": waits})
     hooks = HookTimes(clock, times)
     for edge in range(3):

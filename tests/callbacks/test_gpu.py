@@ -201,7 +201,8 @@ def test_in_a_container_one_of_the_unknown_processes_is_this_one():
 
 
 def test_a_card_that_falls_off_the_bus_is_said_once_and_what_was_seen_stays():
-    machine, said = hot_4090(), []
+    machine = hot_4090()
+    said = []
     watch = Watch([find_card(machine, 0)], said.append)
     watch.look()
     machine.cards[0].is_lost = True

@@ -45,7 +45,8 @@ class Keeps(Logger):
 
     def __init__(self, fails_at: int = 10**9) -> None:
         super().__init__()
-        self.fails_at, self.calls = fails_at, 0
+        self.fails_at = fails_at
+        self.calls = 0
         self.points: list[tuple[int, dict[str, float]]] = []
         self.ended: list[str] = []
         self.settings: dict[str, Any] = {}
@@ -135,7 +136,10 @@ def records_of_wandb(path: Path) -> Iterator[bytes]:
     """Records of an offline run: a log in blocks of 32 KiB, each piece with checksum, length and
     kind before it.
     """
-    data, at, record = path.read_bytes(), 7, b""  # the file's own header has 7 bytes, too
+    # the file's own header has 7 bytes, too
+    data = path.read_bytes()
+    at = 7
+    record = b""
     while at + 7 <= len(data):
         left = 2**15 - at % 2**15
         if left < 7:

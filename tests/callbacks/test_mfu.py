@@ -149,7 +149,8 @@ def test_samples_of_the_hardware_go_to_all_listeners(make_split, tmp_path):
 
 @pytest.mark.xdist_group("timing")
 def test_counting_costs_a_flush_little_and_a_step_next_to_nothing():
-    model, lengths = small(), [torch.randint(1, 60, (512,)) for _ in range(50)]
+    model = small()
+    lengths = [torch.randint(1, 60, (512,)) for _ in range(50)]
     taken = []
     for _ in range(5):
         started = time.perf_counter()

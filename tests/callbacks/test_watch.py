@@ -16,7 +16,9 @@ class Counting:
     name = "gpu"
 
     def __init__(self, breaks_at: int = 10**9) -> None:
-        self.looks, self.breaks_at, self.threads = 0, breaks_at, set()
+        self.looks = 0
+        self.breaks_at = breaks_at
+        self.threads = set()
 
     def sample(self) -> dict[str, float]:
         self.looks += 1
@@ -64,7 +66,9 @@ def test_without_anything_to_look_at_there_is_no_thread():
 
 
 def test_a_source_that_breaks_is_said_once_and_the_others_are_looked_at_on():
-    said, broken, whole = [], Counting(breaks_at=2), Counting()
+    said = []
+    broken = Counting(breaks_at=2)
+    whole = Counting()
     with Watch([broken, whole], said.append, every_s=0.005):
         assert until(lambda: whole.looks >= 5)
     assert broken.looks == 2

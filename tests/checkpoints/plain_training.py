@@ -21,7 +21,8 @@ from flatout.tasks import Classifier
 from tests.callbacks.plain import Rows, Small
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-SEED, ACCUMULATE = 3, 2
+SEED = 3
+ACCUMULATE = 2
 
 
 class KillAfter(L.Callback):

@@ -20,7 +20,8 @@ from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 from tests.verbs import verb
 
-NUM_ROWS, NUM_PLANTED = 900, 60
+NUM_ROWS = 900
+NUM_PLANTED = 60
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +146,8 @@ def test_a_row_of_words_has_the_mean_of_what_its_own_words_have():
     words = np.empty(2, object)
     words[:] = [["it", "rains", "in", "Rome"], ["New", "York"]]
     spans = np.array([[0, 3, 4], [1, 0, 2], [0, 1, 2]])
-    sentences, groups = Sentences(words, words, np.array([4, 2])), np.array([4, 2, 4])
+    sentences = Sentences(words, words, np.array([4, 2]))
+    groups = np.array([4, 2, 4])
     values = {
         name: np.empty(3) for name in "texts shown labels files rows splits places column".split()
     }
@@ -166,10 +168,8 @@ def test_sentences_stay_in_the_fold_of_their_group_though_few_rows_are_drawn(tmp
         TextDataConfig(source=str(tmp_path / "rows.jsonl"), problem="tags"), 2, 60
     )
     folds = deal(rows, 2)
-    found, words = (
-        rows.sentences.folds(rows, folds),
-        [" ".join(each).lower() for each in rows.sentences.words],
-    )
+    found = rows.sentences.folds(rows, folds)
+    words = [" ".join(each).lower() for each in rows.sentences.words]
     assert set(found.tolist()) == {-1, 0, 1} and len(rows) == 60 < sum(rows.of_splits.values())
     assert (found[rows.spans[:, 0]] == folds).all()
     assert len({(text, fold) for text, fold in zip(words, found.tolist(), strict=True)}) == len(
@@ -262,7 +262,8 @@ def test_few_entities_are_refused_in_one_sentence(tmp_path, monkeypatch, capfd):
 def test_decisions_that_a_spreadsheet_saved_are_read_and_a_label_that_nobody_else_has_is_told(
     rows, tmp_path, table_of
 ):
-    path, known = tmp_path / "decided.csv", table(rows)[0]["label"]
+    path = tmp_path / "decided.csv"
+    known = table(rows)[0]["label"]
     path.write_text(table_of.format(label=known), encoding="utf-8", newline="")
     first = check(TextDataConfig(source=str(rows), relabel=str(path)))
     assert not any("no row has but by data.relabel" in each.what for each in first.remarks)
@@ -275,7 +276,8 @@ def test_decisions_that_a_spreadsheet_saved_are_read_and_a_label_that_nobody_els
 @pytest.mark.soak(seconds=4)
 def test_rows_to_label_next_are_unsure_ones_that_differ(rows, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    (sure, unsure) = table(rows)[NUM_PLANTED]["text"], "the a of in to"
+    sure = table(rows)[NUM_PLANTED]["text"]
+    unsure = "the a of in to"
     (tmp_path / "more.csv").write_text(
         f"id,text\n1,{sure}\n2,{unsure}\n3,{unsure}\n4,who says what\n5, \n", encoding="utf-8"
     )

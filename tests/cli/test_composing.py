@@ -10,10 +10,8 @@ from flatout.errors import UserError
 
 def ring() -> UserError:
     """A mistake that is a cause of itself."""
-    mistake, wrapped = (
-        UserError("data.source", "no such file", hint="Check the name."),
-        RuntimeError("in a class"),
-    )
+    mistake = UserError("data.source", "no such file", hint="Check the name.")
+    wrapped = RuntimeError("in a class")
     mistake.__cause__, wrapped.__cause__ = wrapped, mistake
     return mistake
 

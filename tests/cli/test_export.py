@@ -51,7 +51,8 @@ def trained(
     so few steps.
     """
     data = data or TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=50, classes=3))
-    data.cache, data.batch_size = str(folder / "cache"), 32
+    data.cache = str(folder / "cache")
+    data.batch_size = 32
     model = model or TransformerConfig(hidden=32, layers=2, heads=4, **settings)
     run = fit(data, model, epochs=1, output=str(folder / "runs")).folder
     weights = load_file(run / "model" / WEIGHTS)

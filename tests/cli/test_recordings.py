@@ -261,7 +261,8 @@ def test_evaluate_of_each_way_gives_the_errors_of_the_test_recordings(tmp_path, 
 def test_recordings_too_short_for_a_forecast_are_left_out_with_a_line_and_refused_where_all_are(
     tmp_path, capsys
 ):
-    result, folder = train(tmp_path / "runs", "forecast"), write_cells(tmp_path / "cells")
+    result = train(tmp_path / "runs", "forecast")
+    folder = write_cells(tmp_path / "cells")
     verb("predict", result.folder, folder, "--out", tmp_path / "whole.csv")
     pq.write_table(cells_of("test").slice(0, 9), folder / "short.parquet")
     capsys.readouterr()
@@ -293,7 +294,8 @@ def waves(first: int, runs: int) -> pa.Table:
     for run in range(first, first + runs):
         place = np.arange(15 + run % 10)
         wave = np.sin(place * (1 + run % 2) / 2 + run)
-        kind, speed = "slow fast".split()[run % 2], 1.0 + run % 2
+        kind = "slow fast".split()[run % 2]
+        speed = 1.0 + run % 2
         parts.append(
             pa.table(
                 {
@@ -333,16 +335,15 @@ def test_labels_are_evaluated_and_exported(tmp_path, target, capsys):
     )
     assert verb("evaluate", result.folder, tmp_path / "test.parquet", "--json") == 0
     printed = capsys.readouterr().out
-    found, metric = (
-        json.loads(printed[printed.index("{\n") :]),
-        "accuracy" if target == "kind" else "rmse",
-    )
+    found = json.loads(printed[printed.index("{\n") :])
+    metric = "accuracy" if target == "kind" else "rmse"
     assert found["rows"] == 20
     assert found[metric] == pytest.approx(result.metrics[f"test/{metric}"], rel=1e-4)
     ends = result.summary["intervals"][f"test/{metric}"]
     assert ends[0] < found[metric] < ends[1]
     assert found["intervals"][metric] == pytest.approx(ends, abs=0.1)
-    recordings, predictor = list(result.predictor.read(table_of(waves(40, 20)))), result.predictor
+    recordings = list(result.predictor.read(table_of(waves(40, 20))))
+    predictor = result.predictor
     if target == "kind":  # the run's temperature is in its answers, and in the file
         assert predictor.label_scale == (0.0, 1 / result.summary["calibration"]["temperature"])
         at_one = replace(predictor, label_scale=(0.0, 1.0)).answer(recordings[0].values)
@@ -516,7 +517,8 @@ def write_csv(folder: Path, **changes: Any) -> Path:
     """Six recordings of 50 samples."""
     folder.mkdir()
     for number in range(6):
-        place, random = np.arange(50), np.random.default_rng(number)
+        place = np.arange(50)
+        random = np.random.default_rng(number)
         columns = {
             "t": place * 2,
             "a": random.standard_normal(50),

@@ -385,7 +385,8 @@ def test_conf_can_be_named_by_the_environment(tmp_path, monkeypatch):
 
 
 def test_the_default_settings_on_the_command_line_are_those_of_python():
-    config, python = compose_run([]), RunConfig()
+    config = compose_run([])
+    python = RunConfig()
     assert (config.data, config.model, config.optim) == (python.data, python.model, python.optim)
 
 

@@ -300,7 +300,8 @@ def test_evaluate_says_how_far_sureness_is_from_being_right(
 
 
 def test_the_calibration_error_of_pieces_is_that_of_all_rows():
-    shares, targets = torch.rand(500, 4).softmax(-1), torch.randint(4, (500,))
+    shares = torch.rand(500, 4).softmax(-1)
+    targets = torch.randint(4, (500,))
     sureness = Sureness()
     for part in range(0, 500, 90):
         sureness.add(shares[part : part + 90], targets[part : part + 90])
@@ -310,7 +311,8 @@ def test_the_calibration_error_of_pieces_is_that_of_all_rows():
 def test_labels_that_are_written_in_another_way_are_those_of_the_run(
     finished, rows, tmp_path, capsys
 ):
-    file, scores = tmp_path / "other.csv", []
+    file = tmp_path / "other.csv"
+    scores = []
     lines = list(csv.DictReader(Path(rows).read_text(encoding="utf-8").splitlines()))
     others = "".join(f'"{line["text"]}", {line["label"].upper()} \n' for line in lines)
     file.write_text(f"text,label\n{others}", encoding="utf-8")
@@ -426,10 +428,8 @@ def test_a_file_that_was_changed_is_answered_again_and_folders_inside_are_named(
         shutil.copy(rows, given / name)
     assert verb("predict", finished.folder, given, "--out", f"{out}/") == 0
     assert f"{given}: folders in it are not read: more" in capsys.readouterr().err
-    before, (head, *lines) = (
-        (out / "a.csv").stat(),
-        (given / "b.csv").read_text().splitlines(keepends=True),
-    )
+    before = (out / "a.csv").stat()
+    head, *lines = (given / "b.csv").read_text().splitlines(keepends=True)
     (given / "b.csv").write_text("".join([head, *lines[:1]]))
     assert verb("predict", finished.folder, given, "--out", f"{out}/") == 0
     said = capsys.readouterr()
@@ -650,8 +650,10 @@ def test_memory_stays_flat_on_a_long_file(finished, tmp_path, monkeypatch):
         file.write_text(
             "".join(f'{{"text": "goal {row}", "note": "{"x" * 2_000}"}}\n' for row in range(rows))
         )
-        process, done = psutil.Process(), threading.Event()
-        before = most = process.memory_info().rss
+        process = psutil.Process()
+        done = threading.Event()
+        most = process.memory_info().rss
+        before = most
 
         def watch() -> None:
             nonlocal most

@@ -212,7 +212,8 @@ def test_weights_of_sixteen_bits_may_round(exported: Path, rows: Path, tmp_path:
 def test_words_with_tags_are_held_to_the_library_s_layers_and_the_export(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, file = tagged(tmp_path, "bert"), tmp_path / "rows.jsonl"
+    run = tagged(tmp_path, "bert")
+    file = tmp_path / "rows.jsonl"
     file.write_text(
         "".join(json.dumps({"tokens": row, "words": row, "text": row}) + "\n" for row in TAG_ROWS)
     )

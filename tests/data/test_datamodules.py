@@ -59,7 +59,8 @@ def fitted(data: TextData, **settings) -> TinyModule:
 
 def pages_read_ahead(folder: Path) -> set[bool]:
     """Of each mapped column of a store, whether the system may read on from what is asked for."""
-    found, is_own = set(), False
+    found = set()
+    is_own = False
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
         if "-" in line.split()[0]:
             is_own = str(folder) in line
@@ -96,7 +97,8 @@ def test_each_training_row_comes_once_an_epoch():
 
 
 def test_validation_test_and_prediction_read_all_rows_of_their_split():
-    data, trainer = text_data(eval_batch_size=5), quiet_trainer()
+    data = text_data(eval_batch_size=5)
+    trainer = quiet_trainer()
     module = module_for(data)
     trainer.fit(module, datamodule=data)  # the two batches of Lightning's sanity check come first
     splits = data.store.splits
@@ -143,7 +145,9 @@ def test_accumulation_of_four_small_batches_trains_as_one_large_batch_does():
 
 
 def test_a_state_after_some_batches_leaves_exactly_the_rest():
-    whole, begun, resumed = text_data(seed=3), text_data(seed=3), text_data(seed=3)
+    whole = text_data(seed=3)
+    begun = text_data(seed=3)
+    resumed = text_data(seed=3)
     for data in (whole, begun, resumed):
         data.setup()
     expected = [batch.rows.tolist() for batch in whole.train_dataloader()]
@@ -184,7 +188,8 @@ def test_a_second_fit_starts_from_the_first_batch():
 
 
 def test_reloading_keeps_the_feeds():
-    data, made = text_data(), []
+    data = text_data()
+    made = []
     module = module_for(data)
 
     class Collect(L.Callback):

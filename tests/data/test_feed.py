@@ -35,7 +35,8 @@ def test_batches_hold_exactly_the_rows_the_plan_names(make_split, kind, several)
     split = make_split(np.arange(1, 60) % 13 + 1, several=several)
     plan = PlanSettings(rows_per_batch=7, seed=3)
     feed = Feed(split, plan, kind=kind, workers=1)
-    tokens, planned = split.ragged("tokens"), Plan(split.ragged("tokens").lengths, plan, epoch=0)
+    tokens = split.ragged("tokens")
+    planned = Plan(split.ragged("tokens").lengths, plan, epoch=0)
     batches = planned.batches(0, planned.num_batches)
     seen = 0
     for number, batch in enumerate(feed):

@@ -18,7 +18,8 @@ from flatout.data.batches.plan import Layout, Plan, PlanSettings, count_batches
 from flatout.data.datamodules import TextData
 from flatout.data.store.store import Ragged, StoreSplit
 
-WINDOW, RUN = 32, 7
+WINDOW = 32
+RUN = 7
 """Rows; tiny, and a window is no whole number of runs."""
 
 
@@ -84,10 +85,8 @@ def test_seeking_gives_the_same_batches_as_reading_from_the_start(lengths, setti
     plan = LargePlan(lengths, settings)
     start = data.draw(st.integers(0, plan.num_batches - 1))
     stop = data.draw(st.integers(start + 1, plan.num_batches))
-    whole, part = (
-        plan.batches(0, plan.num_batches),
-        LargePlan(lengths, settings).batches(start, stop),
-    )
+    whole = plan.batches(0, plan.num_batches)
+    part = LargePlan(lengths, settings).batches(start, stop)
     assert part.rows.tolist() == whole.rows[whole.bounds[start] : whole.bounds[stop]].tolist()
     assert np.diff(part.bounds).tolist() == np.diff(whole.bounds)[start:stop].tolist()
     for name in ("num_real", "step_rows", "ends_step"):
@@ -121,7 +120,8 @@ def test_a_step_holds_the_same_rows_however_it_is_divided(lengths, division, lay
 
 @given(lengths_of_rows, settings_of_plans())
 def test_a_window_holds_whole_steps_of_few_runs(lengths, settings):
-    plan, product = LargePlan(lengths, settings), settings.rows_per_batch * settings.parts
+    plan = LargePlan(lengths, settings)
+    product = settings.rows_per_batch * settings.parts
     steps = max(1, WINDOW // product)
     for first in range(0, plan.num_steps, steps):
         rows = np.concatenate(
@@ -186,7 +186,8 @@ def test_a_feed_of_windows_continues_where_it_was():
     assert is_large(100, feed().plan)
     whole = [batch.rows.tolist() for batch in feed()]
     assert sorted(row for rows in whole for row in rows) == list(range(100))
-    broken, position = feed(), 7
+    broken = feed()
+    position = 7
     for _, batch in zip(range(position), broken, strict=False):
         assert (
             batch.tokens[: batch.lengths[0]].tolist()

@@ -54,7 +54,8 @@ def test_its_fingerprint_is_the_one_of_its_bytes(tmp_path):
 @pytest.mark.parametrize("how", ["at once", "time set back", "renamed over"])
 def test_a_file_that_was_changed_is_read_again(tmp_path, reads, how):
     path = put(tmp_path / "rows.csv", "one")
-    before, status = print_of(path, tmp_path / "cache"), path.stat()
+    before = print_of(path, tmp_path / "cache")
+    status = path.stat()
     if how == "renamed over":
         put(tmp_path / "new.csv", "two").replace(path)
     else:
@@ -121,7 +122,8 @@ def test_a_damaged_note_is_written_again(tmp_path, reads, text):
 
 
 def test_several_processes_may_ask_at_once(tmp_path):
-    path, found = put(tmp_path / "rows.csv", "one"), []
+    path = put(tmp_path / "rows.csv", "one")
+    found = []
     threads = [
         threading.Thread(target=lambda: found.append(print_of(path, tmp_path / "cache")))
         for _ in range(8)
@@ -228,7 +230,8 @@ def test_a_head_as_young_as_the_clock_of_the_disk_is_not_noted(tmp_path, opened,
 
 @pytest.mark.parametrize("text", ["", "[]", '{"rows": 1}', "\x00"])
 def test_a_damaged_note_of_heads_is_written_again(tmp_path, opened, text):
-    path, cache = put(tmp_path / "rows.csv", "one"), tmp_path / "cache"
+    path = put(tmp_path / "rows.csv", "one")
+    cache = tmp_path / "cache"
     of_another_time(path)
     opened_by_name(str(path), cache)
     (note,) = (cache / NOTES).iterdir()

@@ -27,7 +27,8 @@ from flatout.errors import UserError
 def recording(samples: int = 40, phase: float = 0.0, step: float = 1.0) -> dict[str, np.ndarray]:
     """A made-up recording of two features and a target that depends on both."""
     place = np.arange(samples)
-    a, b = np.sin(place / 5 + phase), np.cos(place / 3 + phase)
+    a = np.sin(place / 5 + phase)
+    b = np.cos(place / 3 + phase)
     return {"t": place * step, "a": a, "b": b, "y": 10 + 3 * a - b}
 
 
@@ -234,7 +235,8 @@ def _labelled(*labels: object, phase: int = 0) -> pa.Table:
 
 
 def _splits_of_files(data: SequenceData) -> dict[str, set[str]]:
-    names, segments = data.info.facts["recordings"], data.info.segments
+    names = data.info.facts["recordings"]
+    segments = data.info.segments
     return {
         split: {names[place] for place in each.recording.tolist()}
         for split, each in segments.items()

@@ -34,7 +34,8 @@ from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
 from flatout.tasks.encoder_layers import rows_between
 
-FILES, ROWS = 6, 40
+FILES = 6
+ROWS = 40
 TASKS: dict[str, dict[str, Any]] = {
     "classes": {},
     "several labels": {"problem": "multi", "label_delimiter": "|"},
@@ -142,7 +143,9 @@ def test_of_one_parquet_file_a_part_encodes_row_groups_of_its_own(tokenizer, tmp
         {"text": f"w{row} {'x ' * (row % 9)}y", "label": "ab"[row % 2]}
         for row in range(FILES * ROWS)
     ]
-    source, cache, read = str(tmp_path / "rows.parquet"), tmp_path / "cache", list[list[int]]()
+    source = str(tmp_path / "rows.parquet")
+    cache = tmp_path / "cache"
+    read = list[list[int]]()
     pq.write_table(pa.Table.from_pylist(rows), source, row_group_size=ROWS)
     iter_batches = pq.ParquetFile.iter_batches
 
@@ -172,7 +175,8 @@ def test_of_one_parquet_file_a_part_encodes_row_groups_of_its_own(tokenizer, tmp
 def test_a_shard_that_is_missing_or_changed_is_named_and_encoded_again(
     harm, tmp_path, monkeypatch, capsys
 ):
-    source, cache = write_files(tmp_path / "rows"), tmp_path / "cache"
+    source = write_files(tmp_path / "rows")
+    cache = tmp_path / "cache"
     before = data_of(source, cache).store
     file = units_in(cache)[2] / "train" / "tokens.bin"
     content = file.read_bytes()
@@ -194,11 +198,9 @@ def test_a_shard_that_is_missing_or_changed_is_named_and_encoded_again(
 
 
 def test_clearing_a_store_keeps_the_shards_that_another_one_has(tokenizer, tmp_path, capsys):
-    source, cache, given = (
-        write_files(tmp_path / "rows"),
-        tmp_path / "cache",
-        {"tokenizer": tokenizer},
-    )
+    source = write_files(tmp_path / "rows")
+    cache = tmp_path / "cache"
+    given = {"tokenizer": tokenizer}
     first = data_of(source, cache, split_by="content", **given).store.folder.name
     write_files(tmp_path / "rows", range(FILES, FILES + 2))
     second = data_of(source, cache, split_by="content", **given).store.folder.name
@@ -214,11 +216,9 @@ def test_clearing_a_store_keeps_the_shards_that_another_one_has(tokenizer, tmp_p
 def test_a_class_that_comes_with_more_rows_renumbers_the_others_without_encoding_them(
     tokenizer, tmp_path, capsys, monkeypatch
 ):
-    source, cache, given = (
-        write_files(tmp_path / "rows"),
-        tmp_path / "cache",
-        {"tokenizer": tokenizer},
-    )
+    source = write_files(tmp_path / "rows")
+    cache = tmp_path / "cache"
+    given = {"tokenizer": tokenizer}
     data_of(source, cache, split_by="content", **given)
     rows = "\n".join(f"new words {number} y,aa" for number in range(2 * ROWS))
     (tmp_path / "rows" / "part-9.csv").write_text(f"text,label\n{rows}\n", encoding="utf-8")
@@ -231,7 +231,8 @@ def test_a_class_that_comes_with_more_rows_renumbers_the_others_without_encoding
 
 
 def test_a_file_that_changes_while_it_is_encoded_leaves_no_unit(tokenizer, tmp_path, monkeypatch):
-    source, cache = write_files(tmp_path / "rows"), tmp_path / "cache"
+    source = write_files(tmp_path / "rows")
+    cache = tmp_path / "cache"
     encode = text_preparation.encode_texts
 
     def changing(*given: Any) -> Any:

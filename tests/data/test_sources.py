@@ -222,7 +222,8 @@ def test_lists_of_class_numbers_are_lists_of_names_and_a_row_without_one_has_non
     features = datasets.Features({"text": datasets.Value("string"), "label": names})
     labels = [[0], None, [], [1, 0]]
     found = datasets.Dataset.from_dict({"text": list("abcd"), "label": labels}, features=features)
-    table, expected = found.data.table, [["cat"], None, [], ["dog", "cat"]]
+    table = found.data.table
+    expected = [["cat"], None, [], ["dog", "cat"]]
     large = pa.large_list(pa.int64())
     for way in (
         table,
@@ -327,7 +328,8 @@ def test_a_file_edited_in_place_with_the_same_size_and_time_is_noticed(tmp_path)
     import os
 
     path = put(tmp_path / "rows.csv", csv_of(ROWS))
-    before, stat = open_source(str(path), where="x").fingerprint(), path.stat()
+    before = open_source(str(path), where="x").fingerprint()
+    stat = path.stat()
     put(path, csv_of(ROWS).replace("text 3", "text X"))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert path.stat().st_size == stat.st_size

@@ -68,8 +68,11 @@ def test_the_split_does_not_follow_block_boundaries(texts, seed, data):
 
 def by_hand(text: str) -> int:
     """The sum that the hash mixes, a byte at a time."""
-    data, multiplier, bits = text.encode(), 0x9E3779B97F4A7C15, (1 << 64) - 1
-    total, power = len(data), 1
+    data = text.encode()
+    multiplier = 0x9E3779B97F4A7C15
+    bits = (1 << 64) - 1
+    total = len(data)
+    power = 1
     for byte in data:
         power = power * multiplier & bits
         total += (byte + 1) * power

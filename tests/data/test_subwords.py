@@ -39,7 +39,8 @@ def theirs(subwords, tmp_path_factory):
 
 
 def rows_of(block) -> list[list[int]]:
-    rows, start = [], 0
+    rows = []
+    start = 0
     for length in block.lengths:
         rows.append(block.tokens[start : start + length].tolist())
         start += length

@@ -117,7 +117,8 @@ def test_the_two_samples_differ_in_name_and_fingerprint():
 def test_the_rows_of_a_generator_version_never_change():
     # Whoever changes the rows raises GENERATOR_VERSION, so that stores of the old rows are not
     # taken for the new ones.
-    rows, tagged_rows = tweets(rows=200), tagged(rows=200)
+    rows = tweets(rows=200)
+    tagged_rows = tagged(rows=200)
     lines = [
         *texts(rows),
         *rows["label"].to_pylist(),
@@ -132,10 +133,8 @@ def test_the_rows_of_a_generator_version_never_change():
 
 @pytest.mark.parametrize("noise", [0.0, 0.06, 0.3])
 def test_the_best_score_is_one_less_the_noise(noise):
-    rows, tagged_rows = (
-        tweets("test", eval_rows=20_000, noise=noise),
-        tagged("test", eval_rows=20_000, noise=noise),
-    )
+    rows = tweets("test", eval_rows=20_000, noise=noise)
+    tagged_rows = tagged("test", eval_rows=20_000, noise=noise)
     tags, clean = (pc.list_flatten(tagged_rows[name]) for name in ("tags", "clean_tags"))
     begins = pc.starts_with(clean, "B-")
     for found, wanted in (

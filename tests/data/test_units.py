@@ -26,7 +26,8 @@ from flatout.distributed.engine import in_processes
 from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.errors import UserError
 
-FILES, ROWS = 8, 50
+FILES = 8
+ROWS = 50
 UNIT = 100
 """Rows of a unit: two files."""
 
@@ -192,7 +193,8 @@ def killed_at_unit(source: str, cache: Path, tokenizer: str, number: int) -> Non
 def test_a_build_killed_three_times_repeats_only_the_unit_it_was_at(
     tokenizer, tmp_path, encoded, capfd
 ):
-    source, cache = write_files(tmp_path / "rows"), tmp_path / "cache"
+    source = write_files(tmp_path / "rows")
+    cache = tmp_path / "cache"
     for number in (1, 1, 1):
         killed_at_unit(source, cache, tokenizer, number)
     files, facts = built(source, cache, tokenizer=tokenizer)
@@ -202,7 +204,8 @@ def test_a_build_killed_three_times_repeats_only_the_unit_it_was_at(
 
 
 def test_a_source_that_has_grown_encodes_what_is_new(tokenizer, tmp_path, encoded):
-    source, cache = write_files(tmp_path / "rows"), tmp_path / "cache"
+    source = write_files(tmp_path / "rows")
+    cache = tmp_path / "cache"
     built(source, cache, tokenizer=tokenizer)
     write_files(tmp_path / "rows", FILES + 1)
     encoded.clear()
@@ -212,7 +215,8 @@ def test_a_source_that_has_grown_encodes_what_is_new(tokenizer, tmp_path, encode
 
 
 def test_another_length_or_another_text_is_another_unit(tokenizer, tmp_path, encoded):
-    source, cache = write_files(tmp_path / "rows"), tmp_path / "cache"
+    source = write_files(tmp_path / "rows")
+    cache = tmp_path / "cache"
     built(source, cache, tokenizer=tokenizer)
     encoded.clear()
     built(source, cache, tokenizer=tokenizer, max_length=100)
@@ -227,7 +231,8 @@ def test_another_length_or_another_text_is_another_unit(tokenizer, tmp_path, enc
 
 
 def test_a_damaged_unit_is_encoded_again(tokenizer, tmp_path, encoded):
-    source, cache = write_files(tmp_path / "rows"), tmp_path / "cache"
+    source = write_files(tmp_path / "rows")
+    cache = tmp_path / "cache"
     encode_part(data_of(source, cache, tokenizer=tokenizer).config, 1, 1)
     unit = sorted(path for path in Cache(cache).of_units().folder.glob("*") if path.is_dir())[0]
     (unit / "train" / "tokens.bin").write_bytes(

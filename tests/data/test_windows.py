@@ -24,7 +24,8 @@ LENGTHS = {"a": 9, "b": 6, "c": 14, "d": 5}
 
 def table(lengths: dict[str, int] | None = None) -> pd.DataFrame:
     """Groups of unequal length, one after the other, with a static column."""
-    random, parts = np.random.default_rng(3), []
+    random = np.random.default_rng(3)
+    parts = []
     for number, (name, length) in enumerate((lengths or LENGTHS).items()):
         columns = {
             each: random.standard_normal(length).astype(np.float32) for each in ("y", "z", "f", "k")

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, of each release
 
 
 def table() -> pd.DataFrame:
-    random, parts = np.random.default_rng(0), []
+    random = np.random.default_rng(0)
+    parts = []
     for number, length in enumerate((40, 25, 60)):
         t = np.arange(length)
         columns = {
@@ -52,20 +53,19 @@ class Prepared:
     gaps: int = 0
 
     def __post_init__(self) -> None:
-        self.target_names, self.group_ids, self.multi_target, self.add_target_scales = (
-            ["y"],
-            ["id"],
-            False,
-            False,
-        )
-        self.add_relative_time_idx = self.add_encoder_length = True
-        self.max_encoder_length, self.target_normalizers = (
-            4,
-            [SimpleNamespace(get_parameters=lambda *group: [1.0, 2.0])],
-        )
+        self.target_names = ["y"]
+        self.group_ids = ["id"]
+        self.multi_target = False
+        self.add_target_scales = False
+        self.add_relative_time_idx = True
+        self.add_encoder_length = True
+        self.max_encoder_length = 4
+        self.target_normalizers = [SimpleNamespace(get_parameters=lambda *group: [1.0, 2.0])]
         y = torch.arange(20.0)
-        reals, time = torch.stack([y, 0 * y, 0 * y], 1), torch.arange(20) % 10
-        groups, nothing = torch.arange(20)[:, None] // 10, torch.zeros(20, 0, dtype=torch.int64)
+        reals = torch.stack([y, 0 * y, 0 * y], 1)
+        time = torch.arange(20) % 10
+        groups = torch.arange(20)[:, None] // 10
+        nothing = torch.zeros(20, 0, dtype=torch.int64)
         self.data = {
             "reals": reals,
             "categoricals": nothing,
@@ -184,10 +184,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 def their_dataset(case: str) -> Any:
     theirs = pytest.importorskip("pytorch_forecasting")
-    by_group, by_window = (
-        theirs.GroupNormalizer(groups=["id"]),
-        theirs.EncoderNormalizer(transformation="softplus"),
-    )
+    by_group = theirs.GroupNormalizer(groups=["id"])
+    by_window = theirs.EncoderNormalizer(transformation="softplus")
     normalizer = {
         "two targets": theirs.MultiNormalizer([by_window, by_group]),
         "scaled by window, unequal lengths": by_window,

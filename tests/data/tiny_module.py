@@ -23,7 +23,8 @@ class TinyModule(L.LightningModule):
     def __init__(self, vocabulary: int, classes: int) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.vectors, self.line = nn.Embedding(vocabulary, 4), nn.Linear(4, classes)
+        self.vectors = nn.Embedding(vocabulary, 4)
+        self.line = nn.Linear(4, classes)
         self.train_batches: list[Seen] = []
         self.validation_rows: list[list[int]] = []
         self.test_rows: list[int] = []

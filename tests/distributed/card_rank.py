@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader
 from flatout.engine import FastLoop, lightning_internals
 from tests.data.tiny_module import quiet_trainer
 
-STEPS, THAWS_AFTER = 6, 3
+STEPS = 6
+THAWS_AFTER = 3
 
 
 class Thawing(L.LightningModule):
@@ -59,7 +60,8 @@ class OnCard(L.Callback):
         self.device_ids = device_ids
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        trainer.strategy.model.device_ids = pl_module.device_ids = self.device_ids
+        trainer.strategy.model.device_ids = self.device_ids
+        pl_module.device_ids = trainer.strategy.model.device_ids
 
 
 class Compressing(DDPStrategy):

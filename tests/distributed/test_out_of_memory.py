@@ -85,7 +85,8 @@ def buckets_of(megabytes: float | None) -> dict[str, Any]:
 
 
 # The first step has other buckets than the later ones.
-ONE_BUCKET, A_BUCKET_FOR_EACH_WEIGHT = ("bilstm", None), ("encoder", 0.002)
+ONE_BUCKET = ("bilstm", None)
+A_BUCKET_FOR_EACH_WEIGHT = ("encoder", 0.002)
 
 
 @pytest.fixture(scope="module")

@@ -222,10 +222,8 @@ def parse(command: str, words: list[str]) -> None:
     if words[0] == "VERB":
         words = ["check", *words[1:]]
     assert words[0] in VERBS, command
-    module, parser = (
-        importlib.import_module(f"flatout.cli.{words[0]}"),
-        ArgumentParser(exit_on_error=False),
-    )
+    module = importlib.import_module(f"flatout.cli.{words[0]}")
+    parser = ArgumentParser(exit_on_error=False)
     module.add_arguments(parser)
     with contextlib.redirect_stderr(io.StringIO()) as complaint:
         try:

@@ -104,7 +104,9 @@ def test_generated_pages_name_every_setting_and_every_verb():
     from flatout.callbacks.gpu import CURVES
     from flatout.cli.settings import all_settings
 
-    settings, commands, curves = settings_page(), commands_page(), curves_page()
+    settings = settings_page()
+    commands = commands_page()
+    curves = curves_page()
     assert [each.key for each in all_settings() if f"| `{each.key}` |" not in settings] == []
     assert [verb for verb in VERBS if f"\n## {verb}\n" not in commands] == []
     assert [name for name in CURVES if f"| `{name}` |" not in curves] == []

@@ -168,7 +168,8 @@ def _check_copy(name: str, args: Any, kwargs: Any, here: list[Tensor]) -> None:
 def add_device() -> torch.device:
     """Make the device known to torch, with autocast's rules for what models here are made of."""
     backend: Any = types.ModuleType(NAME)
-    backend.is_available = backend.is_initialized = lambda: True
+    backend.is_available = lambda: True
+    backend.is_initialized = backend.is_available
     backend.device_count, backend.current_device = lambda: 1, lambda: 0
     backend._is_in_bad_fork, backend.manual_seed_all = lambda: False, lambda seed: None
     backend.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
@@ -337,7 +338,8 @@ def _by_rows(
     scale: float,
     side: int | None,
 ) -> Tensor:
-    found, edges = [], [each.numbers.tolist() for each in (queries, keys)]
+    found = []
+    edges = [each.numbers.tolist() for each in (queries, keys)]
     for begin, end, first, last in zip(
         edges[0][:-1], edges[0][1:], edges[1][:-1], edges[1][1:], strict=True
     ):

@@ -53,7 +53,8 @@ def ending_with_1(act: Callable[[], None]) -> None:
 
 def with_kernels_of_a_gpu() -> None:
     """Encoders choose what computes attention elsewhere as on a GPU."""
-    choose, card = network.choose_kernel, torch.device("cuda")
+    choose = network.choose_kernel
+    card = torch.device("cuda")
 
     def choose_there(device: torch.device, *rest: Any, **named: Any) -> Any:
         return (
@@ -85,7 +86,8 @@ def train_all(folder: Path) -> None:
 
 
 def _train(name: str) -> None:
-    case, precision = CASES[name], CASES[name].precision
+    case = CASES[name]
+    precision = CASES[name].precision
     scaler = torch.amp.GradScaler(NAME, init_scale=2.0**8) if precision == "fp16" else None  # type: ignore[attr-defined]
     names: dict[str, Any] = {"fp16": "16-mixed", "bf16": "bf16-mixed"}
     plugins = [] if precision == "fp32" else [MixedPrecision(names[precision], NAME, scaler)]

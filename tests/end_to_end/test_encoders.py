@@ -104,7 +104,8 @@ def test_pretrained_weights_get_small_steps_unless_a_person_says_otherwise(class
 
 def test_a_loaded_encoder_answers_as_the_run_did(classes):
     texts = ["w1 w2 cat", "rose w3", "w1 " * 200]
-    expected, found = classes.predict(texts), load_predictor(classes.folder).predict(texts)
+    expected = classes.predict(texts)
+    found = load_predictor(classes.folder).predict(texts)
     assert [each.label for each in found] == [each.label for each in expected]
     assert [each.label for each in found[:2]] == ["animals", "plants"]
     for mine, theirs in zip(found, expected, strict=True):
@@ -289,7 +290,8 @@ def test_the_likeliest_of_several_labels_are_listed_too(tmp_path):
         cache=str(tmp_path),
     )
     result = run(tmp_path, data, epochs=1)
-    out, texts = tmp_path / "answers.jsonl", rows["text"][:20]
+    out = tmp_path / "answers.jsonl"
+    texts = rows["text"][:20]
     file = write_jsonl(tmp_path / "rows.jsonl", {"text": texts})
     assert verb("predict", result.folder, file, "--top-k", 2, "--device", "cpu", "--out", out) == 0
     found = [json.loads(line) for line in out.read_text().splitlines()]
@@ -345,7 +347,8 @@ def test_a_loaded_tagger_answers_as_the_run_did_word_by_word(tags):
         == tags.predictor.temperature
         == tags.summary["calibration"]["temperature"]
     )
-    expected, found = tags.predict(rows), loaded.predict(rows)
+    expected = tags.predict(rows)
+    found = loaded.predict(rows)
     for mine, theirs in zip(found, expected, strict=True):
         sure = [[entity.probability for entity in each.entities] for each in (mine, theirs)]
         assert sure[0] == pytest.approx(sure[1], abs=1e-5)

@@ -146,7 +146,8 @@ def test_a_machine_without_a_compiler_compiles_nothing(monkeypatch):
 @pytest.mark.parametrize(("factor", "value"), [(0.5, True), (2.0, False)])
 def test_layers_are_compiled_where_the_gain_that_was_measured_pays(monkeypatch, factor, value):
     graphs = traced(monkeypatch)
-    model, taken = encoder(), iter([1.0, factor])
+    model = encoder()
+    taken = iter([1.0, factor])
     monkeypatch.setattr(compiling._Trial, "time", lambda trial, finish: next(taken))
     before = torch.random.get_rng_state()
     choice = choose_compile(model, CPU, Precision.fp32, tokens=12, passes=10**6)
@@ -158,7 +159,8 @@ def test_layers_are_compiled_where_the_gain_that_was_measured_pays(monkeypatch, 
 
 
 def test_a_trial_that_does_not_fit_into_the_memory_leaves_the_run_eager(monkeypatch):
-    run, model = compiling._Trial.run, encoder()
+    run = compiling._Trial.run
+    model = encoder()
 
     def fail(trial, finish):
         if is_compiled(model):

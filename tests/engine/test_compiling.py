@@ -29,7 +29,8 @@ OF_TORCH = ("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*not a leaf Tens
 def test_a_compiled_model_computes_the_same_under_the_same_names():
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-    compiled, inputs = copy.deepcopy(plain), torch.randn(5, 4)
+    compiled = copy.deepcopy(plain)
+    inputs = torch.randn(5, 4)
     compile_in_place(compiled, CPU)
     for model in (plain, compiled):
         model(inputs).square().sum().backward()

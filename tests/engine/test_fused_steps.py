@@ -118,7 +118,9 @@ def test_fp16_steps_of_a_fused_optimizer_equal_those_of_lightning(tmp_path, clip
 
 
 def test_an_fp16_step_reads_nothing_from_the_device(tmp_path, monkeypatch):
-    loop, reads, updates = FastLoop(), [], []
+    loop = FastLoop()
+    reads = []
+    updates = []
     update = loop._update_scaled
 
     def watched(optimizer: Any) -> None:
@@ -202,7 +204,8 @@ def test_an_optimizer_that_cannot_leave_a_step_out_itself_is_asked_for_none_that
     """As on a GPU, where the loop hands what it finds to the optimizer."""
 
     def train(breaks_at: int | None) -> tuple[FastLoop, L.LightningModule]:
-        loop, module = FastLoop(), Unfused(breaks_at, kind)
+        loop = FastLoop()
+        module = Unfused(breaks_at, kind)
         loop.finds_at_once = False
         loop.losses.policy = type(loop.losses.policy).skip
         trained(tmp_path, module, loop, scaled=False, clip=clip)

@@ -39,7 +39,8 @@ def test_fp32_on_a_gpu_is_fp32_in_convolutions_and_recurrent_layers_and_so_is_it
 ):
     # else a build for GPUs would ask for theirs
     monkeypatch.setattr(torch.cuda, "get_arch_list", list)
-    cuda, cudnn = torch.device("cuda"), torch.backends.cudnn
+    cuda = torch.device("cuda")
+    cudnn = torch.backends.cudnn
     assert cudnn.allow_tf32  # torch's own default
     with fast_fp32_products(Precision.fp32, cuda) as found:
         assert found is not None and found.value == "highest"
@@ -137,7 +138,8 @@ def test_what_was_set_for_all_backends_is_followed_after_a_run_too():
     backends: Any = torch.backends
     before = torch.get_float32_matmul_precision(), backends.fp32_precision
     # as torch begins
-    backends.cuda.matmul.fp32_precision = backends.mkldnn.matmul.fp32_precision = "none"
+    backends.cuda.matmul.fp32_precision = "none"
+    backends.mkldnn.matmul.fp32_precision = "none"
     backends.fp32_precision = "tf32"
     try:
         with fast_fp32_products(Precision.bf16, torch.device("cuda")):

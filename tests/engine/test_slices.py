@@ -67,7 +67,8 @@ def against_whole(rank: int, settings: dict[str, Any], *, in_bf16: bool = False)
     with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
         of_ranks = [gradients(plain, plain(batch_of(lengths))) for lengths in LENGTHS]
         batch = batch_of(LENGTHS[rank])
-        expected, outputs = plain(batch), sliced(batch)
+        expected = plain(batch)
+        outputs = sliced(batch)
         own = gradients(sliced, outputs)
     wanted = {name: (of_ranks[0][name] + of_ranks[1][name]) / RANKS for name in of_ranks[0]}
     return {
@@ -87,7 +88,8 @@ def local_bytes(weight: Any) -> int:
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
-    found, expected = found.detach(), expected.detach()
+    found = found.detach()
+    expected = expected.detach()
     return float(
         (found.float() - expected.float()).abs().max()
         / expected.float().abs().max().clamp_min(1e-3)
@@ -127,7 +129,8 @@ def lengths_of_gradients(rank: int) -> dict[str, Any]:
     full = torch.arange(15, dtype=torch.float32).view(5, 3)
     plain = nn.Parameter(torch.zeros(5, 3))
     shared = nn.Parameter(share_of(plain.detach(), like_sliced(plain, mesh)))
-    plain.grad, shared.grad = full.clone(), share_of(full, shared)
+    plain.grad = full.clone()
+    shared.grad = share_of(full, shared)
     assert torch.equal(whole(shared.grad), full)
     lengths = [float(gradient_length([weight])) for weight in (plain, shared)]
     clipped = [float(clip_gradients([weight], 1.0)) for weight in (plain, shared)]

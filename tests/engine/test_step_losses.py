@@ -74,7 +74,8 @@ class Infinite(Line):
 
 
 def test_a_step_that_was_taken_is_not_among_those_left_out(tmp_path):
-    loop, module = FastLoop(not_finite="skip"), Infinite()
+    loop = FastLoop(not_finite="skip")
+    module = Infinite()
     quiet_trainer(callbacks=[loop], max_epochs=1).fit(module, DataLoader(torch.randn(6, 3), 2))
     losses, _ = loop.take_losses()
     assert loop.skipped == [] and len(losses) == 2
@@ -84,7 +85,8 @@ def test_a_step_that_was_taken_is_not_among_those_left_out(tmp_path):
 def test_what_is_not_finite_stops_or_is_left_out_also_where_a_text_says_so(tmp_path, given, ends):
     rows = torch.randn(6, 3)
     rows[3] = torch.nan
-    loop, module = FastLoop(not_finite=given), Line()
+    loop = FastLoop(not_finite=given)
+    module = Line()
     trainer = quiet_trainer(callbacks=[loop], max_epochs=1)
     if ends is None:
         trainer.fit(module, DataLoader(rows, 2))

@@ -144,7 +144,8 @@ def test_many_clients_get_the_answers_of_predict(tmp_path, capsys):
         config = uvicorn.Config(
             load("serve").make_app(run.folder), log_level="error", lifespan="off"
         )
-        server, port = uvicorn.Server(config), listening.getsockname()[1]
+        server = uvicorn.Server(config)
+        port = listening.getsockname()[1]
         thread = Thread(target=server.run, args=([listening],))
         thread.start()
         try:

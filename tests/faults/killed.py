@@ -76,7 +76,8 @@ def random_kills(place: Path, count: int, seed: int = 0) -> list[list[str]]:
 
     def case(item: tuple[int, Spec]) -> list[str]:
         number, spec = item
-        numbers, folder = random.Random(seed * 100_003 + number), place / f"killed-{number}"
+        numbers = random.Random(seed * 100_003 + number)
+        folder = place / f"killed-{number}"
         reference, seconds = references.of(spec)
         for _ in range(numbers.randint(1, _MOST_KILLS)):
             attempt(spec, folder, kill_after_s=numbers.uniform(0.1, 1.0) * seconds)
@@ -111,10 +112,12 @@ def signals_at_any_phase(place: Path, count: int) -> list[list[str]]:
         index, (where, number, step, spec) = item
         folder = place / f"asked-{index}"
         code = attempt(spec.planted(SignalAt, place=where, step=step, number=number), folder)
-        run, name = run_folder(folder), f"{number.name} {where} {step} {spec.family}"
+        run = run_folder(folder)
+        name = f"{number.name} {where} {step} {spec.family}"
         if not (run / STEPS).exists():
             return [f"{name}: never came there, ended with {code}"]
-        at, saved = int((run / STEPS).read_text()), saved_step(run)
+        at = int((run / STEPS).read_text())
+        saved = saved_step(run)
         if code != 128 + number:
             return [f"{name}: ended with {code}: {said(folder)}"]
         if not at <= saved <= at + 1:
@@ -186,7 +189,8 @@ def epoch_edges(place: Path, count: int) -> list[list[str]]:
 
     def case(item: tuple[int, tuple[str, tuple[str, int], str]]) -> list[str]:
         index, (name, (where, step), how) = item
-        spec, folder = specs[name], place / f"edge-{index}"
+        spec = specs[name]
+        folder = place / f"edge-{index}"
         plant = (KillAt, {}) if how == "kill" else (SignalAt, {"number": signal.SIGTERM})
         attempt(spec.planted(plant[0], place=where, step=step, **plant[1]), folder)
         return [

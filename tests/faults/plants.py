@@ -40,7 +40,10 @@ class _Once(L.Callback, ABC):
 
     def __init__(self, place: str, step: int, rank: int = 0) -> None:
         assert place in PLACES
-        self.place, self.step, self.rank, self.is_done = place, step, rank, False
+        self.place = place
+        self.step = step
+        self.rank = rank
+        self.is_done = False
 
     def come(self, place: str, trainer: L.Trainer) -> None:
         if place != self.place or trainer.global_rank != self.rank:
@@ -92,7 +95,8 @@ class KillInSave(L.Callback):
         self.number = number
 
     def on_train_start(self, *_: Any) -> None:
-        write, saves = folder.write_synced, itertools.count(1)
+        write = folder.write_synced
+        saves = itertools.count(1)
 
         def write_half(path: Path, data: bytes) -> None:
             if next(saves) == self.number:
@@ -120,7 +124,9 @@ class NotANumberAt(L.Callback):
     """
 
     def __init__(self, step: int, value: float, rank: int | None = None) -> None:
-        self.step, self.value, self.rank = step, value, rank
+        self.step = step
+        self.value = value
+        self.rank = rank
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         model: Any = pl_module.model

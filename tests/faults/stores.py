@@ -75,7 +75,8 @@ def write_faults_survived(
     is the longest there is: a damaged store is taken away first, and what a dead builder has left.
     `each_refusal=False`: the refusals take turns at the steps.
     """
-    survived = tried = 0
+    survived = 0
+    tried = 0
     with _cache(folder) as stores:
         stores.open_or_build("faults", _KEPT, build)
         stores.open_or_build("faults", _BUILT, build)
@@ -117,7 +118,8 @@ def seconds_to_replace(*, folder: Path | None = None) -> float:
         while not begun.exists():
             time.sleep(0.01)
         os.kill(child.process, signal.SIGKILL)
-        struck, began = time.monotonic(), []
+        struck = time.monotonic()
+        began = []
 
         def at_once(writer: StoreWriter) -> None:
             began.append(time.monotonic())
@@ -216,7 +218,9 @@ class _Faults:
     """
 
     def __init__(self, step: int, fault: int | None) -> None:
-        self.step, self.fault, self.steps = step, fault, 0
+        self.step = step
+        self.fault = fault
+        self.steps = 0
         self._open = io.open
         for name in ("rename", "mkdir", "unlink", "rmdir", "fsync", "write"):
             setattr(os, name, partial(self._spoilt, getattr(os, name)))
@@ -260,7 +264,8 @@ class _SpoiltFile(io.FileIO):
 
     def __init__(self, file: Any, mode: str, faults: _Faults) -> None:
         super().__init__(file, mode)
-        self._faults, self._is_full = faults, False
+        self._faults = faults
+        self._is_full = False
 
     def write(self, data: Any) -> int:
         if self._is_full:
@@ -360,11 +365,14 @@ class _Child:
         if self.process:
             os.close(pipe)
             return
-        code, told = 1, ""
+        code = 1
+        told = ""
         try:
-            code, told = 0, act()
+            code = 0
+            told = act()
         except UserError as mistake:
-            code, told = EXIT_CODE, str(mistake)
+            code = EXIT_CODE
+            told = str(mistake)
         except BaseException:
             told = traceback.format_exc()
         finally:

@@ -40,7 +40,8 @@ def test_a_card_answers_by_the_fused_kernel(monkeypatch, tmp_path):
     result = fit(
         TextDataConfig(sample=sample, batch_size=16), model, epochs=2, folder=tmp_path / "run"
     )
-    calls, kernel = [], attention.KERNELS[attention.Kernel.varlen]
+    calls = []
+    kernel = attention.KERNELS[attention.Kernel.varlen]
 
     def counted(*given, **named):
         calls.append(1)

@@ -145,7 +145,9 @@ def outcome(place: Path, attempt: Callable[[], None]) -> Outcome:
     """Whether an attempt ended in a message, and whether anything new lies outside of the folder of
     runs.
     """
-    before, said, is_refused = files_outside(place), io.StringIO(), False
+    before = files_outside(place)
+    said = io.StringIO()
+    is_refused = False
     with redirect_stdout(io.StringIO()), redirect_stderr(said), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -187,7 +189,9 @@ def bait() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder).resolve()
         lay_bait(place)
-        before, path, modules = Path.cwd(), list(sys.path), set(sys.modules)
+        before = Path.cwd()
+        path = list(sys.path)
+        modules = set(sys.modules)
         os.chdir(place / "work")
         sys.path.insert(0, str(place / "bait"))
         try:

@@ -269,7 +269,8 @@ def _callback(name: str, settings: Any, **others: Any) -> Case:
 
 def _in_places(call: Settings) -> Iterator[Case]:
     """The same call where settings are free, and where Hydra looks before a run begins."""
-    name, value = call["_target_"], as_value(call)
+    name = call["_target_"]
+    value = as_value(call)
     inner = as_value({"_target_": "torch.nn.Sequential", "_args_": [call]})
     yield Case(
         f"{name} as an argument", (f"+callbacks.x={{_target_:lightning.Callback,y:{value}}}",)
@@ -443,7 +444,8 @@ def _of_hydra() -> Iterator[Case]:
     for number, logging in enumerate(_LOGGINGS):
         roots = {"version": 1, "root": {"handlers": list(logging.get("handlers", {}))}, **logging}
         for group in ("job_logging", "hydra_logging"):
-            name, text = f"{group} {number}: {next(iter(logging))}", yaml.safe_dump(roots)
+            name = f"{group} {number}: {next(iter(logging))}"
+            text = yaml.safe_dump(roots)
             words = (f"hydra/{group}=evil",)
             yield Case(
                 name,

@@ -140,7 +140,8 @@ def test_the_same_holds_for_a_process_of_its_own(name, tmp_path):
     with hostile.bait() as place:
         words, environment = hostile.filled(case, place)
         words = ["--config-dir", "../conf", *words]
-        before, said = hostile.files_outside(place), tmp_path / "said.txt"
+        before = hostile.files_outside(place)
+        said = tmp_path / "said.txt"
         arguments = (words, environment, str(place / "bait"), str(said))
         process = multiprocessing.get_context("forkserver").Process(
             target=whole_train, args=arguments
@@ -307,7 +308,8 @@ def test_a_checkpoint_with_an_odd_manifest_is_refused(manifest, tmp_path):
 
 @pytest.mark.parametrize("planted", ["step-9", "best", "last"])
 def test_taking_checkpoints_away_takes_a_link_and_not_what_it_leads_to(planted, tmp_path):
-    outside, folder = checkpoint(tmp_path / "outside" / "step-1", {}), tmp_path / "checkpoints"
+    outside = checkpoint(tmp_path / "outside" / "step-1", {})
+    folder = tmp_path / "checkpoints"
     checkpoint(folder / "step-2", {})
     (folder / planted).symlink_to(outside)
     for take in (

@@ -23,8 +23,11 @@ from flatout.models.encoder.transformer import Outputs, TransformerConfig
 from flatout.models.lean import kept_places
 from flatout.run_log import Choice
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+FP32 = torch.float32
+FP16 = torch.float16
+BF16 = torch.bfloat16
 LENGTHS = [1, 3, 9, 9, 30, 170]
 
 
@@ -99,16 +102,19 @@ def dropped_row_by_row(
     """Attention of rows of LENGTHS one by one, by autograd, with the places that rectangles drop
     for this seed.
     """
-    heads, parts = key.shape[1], lay_out_rows(np.array(LENGTHS)).rectangles
+    heads = key.shape[1]
+    parts = lay_out_rows(np.array(LENGTHS)).rectangles
     sizes = [part.rows * heads * part.length * (1 if is_first else part.length) for part in parts]
     torch.manual_seed(seed)
     stays, scale = kept_places(torch.Size([sum(sizes)]), share)
-    ends, found = np.cumsum(LENGTHS), []
+    ends = np.cumsum(LENGTHS)
+    found = []
     for part, own in zip(parts, (stays.ne(0) * scale).split(sizes), strict=True):
         for factor, row in zip(
             own.view(part.rows, heads, -1, part.length), range(part.first_row, 99), strict=False
         ):
-            length, tokens = LENGTHS[row], slice(ends[row] - LENGTHS[row], ends[row])
+            length = LENGTHS[row]
+            tokens = slice(ends[row] - LENGTHS[row], ends[row])
             asked = query[row : row + 1] if is_first else query[tokens]
             asks, reads, values = (
                 each.transpose(0, 1) for each in (asked, key[tokens], value[tokens])

@@ -122,7 +122,8 @@ def test_rows_of_one_token_give_finite_answers_and_gradients(pooling, rows):
 
 @pytest.mark.parametrize("pooling", list(Pooling))
 def test_bf16_autocast_stays_near_fp32(pooling):
-    model, batch = make(pooling, layers=2), flat_batch(ROWS)
+    model = make(pooling, layers=2)
+    batch = flat_batch(ROWS)
     expected = answer_and_gradients(model, batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = answer_and_gradients(model, batch)

@@ -14,7 +14,8 @@ from flatout.data.batches.flat_batch import FlatBatch, flat_batch, multi_hot
 from flatout.models.bit_mlp import BitMLP
 
 SOURCES = [0, 2, -1, 1, -1]
-HASHED, BITS = 3, 16
+HASHED = 3
+BITS = 16
 
 
 def bit_batch(rows: int = 6, seed: int = 0) -> tuple[FlatBatch, torch.Tensor]:
@@ -55,7 +56,8 @@ def test_a_set_of_numbers_is_what_its_zeros_and_ones_are(detectors):
     packed = np.packbits(hot.numpy().astype(np.uint8), axis=1)
     bits = flat_batch([row.tolist() for row in packed])
     bits.tokens = torch.from_numpy(packed.reshape(-1))
-    found, expected = on_sets(batch), on_bits(bits)
+    found = on_sets(batch)
+    expected = on_bits(bits)
     torch.testing.assert_close(found, expected)
     found.square().sum().backward()
     expected.square().sum().backward()

@@ -78,9 +78,11 @@ def unrolled(model: BiLSTM) -> BiLSTM:
 @pytest.mark.parametrize(("layers", "pooling"), [(1, Pooling.max), (2, Pooling.attention)])
 def test_a_bilstm_is_counted_as_if_it_were_unrolled_by_hand(layers, pooling, is_frozen):
     config = BiLSTMConfig(embedding=6, hidden=5, layers=layers, dropout=0.0, pooling=pooling)
-    model, batch = config.build(num_outputs=3, vocabulary_size=10), flat_batch(EVEN)
+    model = config.build(num_outputs=3, vocabulary_size=10)
+    batch = flat_batch(EVEN)
     model.embedding.weight.requires_grad_(not is_frozen)
-    lengths, answers = batch.lengths.numpy(), model(batch)
+    lengths = batch.lengths.numpy()
+    answers = model(batch)
     expected = sum(each.flops for each in model.products(lengths)), model.training_flops(lengths)
     by_hand = unrolled(model)
     torch.testing.assert_close(by_hand(batch), answers)
@@ -192,7 +194,8 @@ def test_what_is_frozen_takes_no_gradient_of_its_weights_and_passes_none_below(s
 
 
 def test_layers_that_thaw_are_counted_from_then_on():
-    model, lengths = encoder("bert", freeze_layers=2, unfreeze_epochs=2.0), np.array(APART)
+    model = encoder("bert", freeze_layers=2, unfreeze_epochs=2.0)
+    lengths = np.array(APART)
     before = model.training_flops(lengths)
     model.thaw(2.0)
     assert before < model.training_flops(lengths) == encoder("bert").training_flops(lengths)

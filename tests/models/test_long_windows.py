@@ -65,7 +65,9 @@ def attended_by_hand(model: Transformer) -> Tensor:
     """
     assert model.window_query is not None
     *_, last = (each for each in model.head_modules() if isinstance(each, torch.nn.Linear))
-    model.window, found, vectors = 0, [], list[Tensor]()
+    model.window = 0
+    found = []
+    vectors = list[Tensor]()
     hook = last.register_forward_pre_hook(
         lambda _, given: vectors.append(given[0].reshape(-1, given[0].shape[-1]))
     )

@@ -12,7 +12,8 @@ from flatout.data.batches.flat_batch import flat_batch
 from flatout.models import recurrent
 from flatout.models.bilstm import BiLSTM, BiLSTMConfig
 
-BESIDE, HERE = "the stream beside", "the stream here"
+BESIDE = "the stream beside"
+HERE = "the stream here"
 ROWS = [[1, 2, 3, 4, 5, 6], [7, 8], [9, 10, 11]]
 
 

@@ -57,7 +57,8 @@ def settings(**changed: Any) -> TextDataConfig:
 
 def test_the_store_holds_a_tag_for_every_word_of_a_long_row_and_none_twice(tmp_path: Path) -> None:
     data = opened(tmp_path)
-    targets, names = data.info.store.splits["test"].ragged("targets"), data.info.labels.names
+    targets = data.info.store.splits["test"].ragged("targets")
+    names = data.info.labels.names
     for at, tags in enumerate(TEST["tags"]):
         row = targets.values[targets.offsets[at] : targets.offsets[at + 1]]
         assert [names[number] for number in row[row != NO_TAG]] == tags
@@ -78,7 +79,8 @@ def test_a_run_on_windows_of_tags_answers_every_word_and_scores_as_its_test_did(
     assert np.mean(right) == pytest.approx(result.metrics["test/word_accuracy"])
     assert np.mean(right) > 0.95
     words = pa.array(TEST["words"])
-    ours, theirs = predictor.tags(words), through_library(predictor).tags(words)
+    ours = predictor.tags(words)
+    theirs = through_library(predictor).tags(words)
     assert ours.lost == 0
     np.testing.assert_array_equal(ours.ids, theirs.ids)
     np.testing.assert_allclose(ours.probabilities, theirs.probabilities, atol=1e-5)

@@ -85,7 +85,8 @@ def test_nothing_is_asked_of_the_device(rows):
 
 
 def test_bf16_autocast_stays_near_fp32():
-    model, batch = make([2, 3]), flat_batch(ROWS)
+    model = make([2, 3])
+    batch = flat_batch(ROWS)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = model(batch)
     torch.testing.assert_close(found.float(), model(batch), atol=0.03, rtol=0.05)

@@ -37,7 +37,8 @@ from flatout.models.encoder.transformer import (
     TransformerConfig,
 )
 
-_VOCABULARY, _PADDING = 90, 1
+_VOCABULARY = 90
+_PADDING = 1
 FLAT = sorted(FLAT_FAMILIES)
 PADDED = ["deberta", "ernie"]
 
@@ -135,7 +136,8 @@ LENGTHS = [[1], [7, 7, 7], [2, 3, 9, 21, 21, 22, 40], [3, 161, 170, 170, 200]]
 
 
 def assert_equal(flat: Transformer, padded: Transformer, batch: FlatBatch) -> None:
-    outputs, expected = flat(batch), reference(padded, batch)
+    outputs = flat(batch)
+    expected = reference(padded, batch)
     torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-5)
     found, wanted = gradients(flat, outputs), gradients(padded, expected)
     assert found.keys() == wanted.keys()
@@ -177,7 +179,8 @@ def test_rows_that_round_a_batch_up_change_no_answer_and_no_gradient(
 def test_words_are_answered_at_their_places_in_a_batch_that_is_rounded_up(
     at: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, batch = built("bert", kind="words").eval(), batch_of([3, 9, 21])
+    model = built("bert", kind="words").eval()
+    batch = batch_of([3, 9, 21])
     batch = replace(batch, places=None if at is None else torch.tensor(at))
     expected = model(batch)
     with torch.autocast("cpu", torch.bfloat16):
@@ -189,7 +192,8 @@ def test_words_are_answered_at_their_places_in_a_batch_that_is_rounded_up(
 
 
 def test_a_batch_is_rounded_up_in_sixteen_bits_alone() -> None:
-    model, batch = built("bert"), batch_of([3, 9, 21])
+    model = built("bert")
+    batch = batch_of([3, 9, 21])
     assert model._in_steps(batch) is batch
     with torch.autocast("cpu", torch.bfloat16):
         assert model._in_steps(batch).num_tokens == 48
@@ -256,7 +260,8 @@ def test_families_that_read_padding_get_rows_of_one_length_at_a_time(
     model = outputs.wrap(outputs.auto_class.from_config(described), Compute.auto, None).eval()
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.1) if weight.ndim > 1 else None
-    batch, lengths = batch_of([3, 9, 9, 21]), [3, 9, 9, 21]
+    batch = batch_of([3, 9, 9, 21])
+    lengths = [3, 9, 9, 21]
     with torch.no_grad():
         rows = batch.tokens.long().split(lengths)
         found = [model.net(input_ids=row[None]).logits for row in rows]
@@ -312,7 +317,8 @@ def test_sizes_that_a_family_cannot_have_are_refused_in_one_sentence() -> None:
 
 
 def test_small_matrices_beside_the_layers_of_gpt2_are_merged_to_the_same_answers() -> None:
-    model, batch = built("gpt2", lora=LoraConfig(rank=2)).eval(), batch_of([3, 9, 9, 21])
+    model = built("gpt2", lora=LoraConfig(rank=2)).eval()
+    batch = batch_of([3, 9, 9, 21])
     trained = {
         name.split(".lora_")[0].rpartition(".")[2]
         for name in model.state_dict()
@@ -350,7 +356,8 @@ def test_small_matrices_beside_distances_have_the_gradients_of_the_padded_refere
 @pytest.mark.parametrize("family", ["deberta-v2", "mpnet"])
 def test_scores_by_distance_drop_their_share_and_keep_the_mean(family: str) -> None:
     model = built(family).eval()
-    batch, share = batch_of([4, 9, 9, 30]), 0.2
+    batch = batch_of([4, 9, 9, 30])
+    share = 0.2
     with torch.inference_mode():
         plain = model(batch)
         for layer in model.flat_layers():
@@ -467,7 +474,8 @@ def test_mpnet_counts_no_place_for_the_token_that_pads_its_own_tables() -> None:
         Outputs(["a", "b"], "single"), vocabulary_size=60, padding_id=0, separator_id=None
     ).eval()
     rows = [[2, 1, 7], [2, 7, 1, 8, 9]]
-    found, net = model(flat_batch(rows)), model.net
+    found = model(flat_batch(rows))
+    net = model.net
     padded = replace(config, compute=Compute.padded).build(
         Outputs(["a", "b"], "single"), vocabulary_size=60, padding_id=0, separator_id=None
     )
@@ -573,7 +581,8 @@ def test_attention_dropout_keeps_the_mean_and_its_gradient_is_of_what_it_compute
         torch.testing.assert_close(mean, attended(0.0, changed), rtol=0.2, atol=0.2)
     torch.manual_seed(7)
     attended(0.4, changed).square().sum().backward()
-    step, direction = 1e-2, torch.randn_like(changed)
+    step = 1e-2
+    direction = torch.randn_like(changed)
     values = []
     for sign in (1, -1):
         torch.manual_seed(7)

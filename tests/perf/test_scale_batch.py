@@ -69,7 +69,8 @@ def train(
 ) -> torch.Tensor:
     """Weights after an epoch."""
     L.seed_everything(3, verbose=False)
-    task, data = Classifier(NETWORK, optim=OptimConfig(lr=lr)), data or text_data(rows)
+    task = Classifier(NETWORK, optim=OptimConfig(lr=lr))
+    data = data or text_data(rows)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     quiet |= {"enable_checkpointing": any(isinstance(each, ExactCheckpoint) for each in callbacks)}
     given: dict[str, Any] = {
@@ -124,7 +125,8 @@ def test_the_weights_are_those_of_a_training_that_was_given_the_size_and_the_rat
     found = train(tmp_path, scale, accumulate_grad_batches=2, gradient_clip_val=0.5)
     assert scale.answers is not None and scale.batch_size in (8, 16, 32)
     assert "16 × 1" in {row.value for row in scale.answers.tried}
-    rows, rate = scale.batch_size, LR * (scale.batch_size / 8) ** power
+    rows = scale.batch_size
+    rate = LR * (scale.batch_size / 8) ** power
     given = train(tmp_path, rows=rows, lr=rate, accumulate_grad_batches=2, gradient_clip_val=0.5)
     assert torch.equal(found, given)
 
@@ -164,7 +166,8 @@ def test_a_resumed_training_keeps_the_size_and_measures_nothing(tmp_path, monkey
             **two,
         )
     asked.clear()
-    exact, scale = ExactCheckpoint(tmp_path / "kept"), ScaleBatch(log=Log())
+    exact = ExactCheckpoint(tmp_path / "kept")
+    scale = ScaleBatch(log=Log())
     resumed = train(tmp_path / "cut", scale, exact, ckpt_path=exact.latest(), **two)
     assert (scale.batch_size, asked) == (16, [])
     assert torch.equal(resumed, whole)

@@ -100,11 +100,15 @@ TABLE = TensorDataset(ROWS, (ROWS.sum(1) > 0).long())
 class Module(L.LightningModule):
     """A layer with dropout, which logs its loss; cases override what they are about."""
 
-    lr, batch_size, val_loaders = 0.1, 4, 1
+    lr = 0.1
+    batch_size = 4
+    val_loaders = 1
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.head, self.drop = nn.Linear(3, 4), nn.Linear(4, 2), nn.Dropout(0.2)
+        self.layer = nn.Linear(3, 4)
+        self.head = nn.Linear(4, 2)
+        self.drop = nn.Dropout(0.2)
 
     def loss_of(self, batch: Any) -> Tensor:
         numbers = batch[0].to(self.layer.weight.dtype)
@@ -622,7 +626,10 @@ def without_folders() -> Iterator[None]:
 
 @cache
 def train(name: str, part: str | None, *more: L.Callback, resume: Path | None = None) -> Training:
-    asked, folder, logger, spy = CASES[name], Path(mkdtemp(prefix=PREFIX)), InMemory(), Spy()
+    asked = CASES[name]
+    folder = Path(mkdtemp(prefix=PREFIX))
+    logger = InMemory()
+    spy = Spy()
     L.seed_everything(3, verbose=False)
     module = asked.module()
     theirs = asked.callbacks()

@@ -87,7 +87,8 @@ def trained(
     **settings: Any,
 ) -> tuple[Notes, L.LightningModule, L.Trainer]:
     L.seed_everything(3, verbose=False)
-    notes, module = Notes(), make()
+    notes = Notes()
+    module = make()
     given = {
         "max_epochs": 2,
         "accelerator": "cpu",
@@ -335,7 +336,8 @@ def test_a_hook_set_on_a_callback_itself_is_called(tmp_path):
 class Rated(Small):
     def __init__(self) -> None:
         super().__init__()
-        self.lr, self.batch_size = 1e-4, 4
+        self.lr = 1e-4
+        self.batch_size = 4
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=self.lr)
@@ -359,7 +361,8 @@ def test_finders_find_what_they_find_without_it(tmp_path, make, is_first):
     found = []
     for is_fast in (False, True):
         L.seed_everything(3, verbose=False)
-        module, loops = Rated(), [FastLoop()] if is_fast else []
+        module = Rated()
+        loops = [FastLoop()] if is_fast else []
         callbacks = [*loops, make()] if is_first else [make(), *loops]
         trainer = L.Trainer(
             max_epochs=2, accelerator="cpu", callbacks=callbacks, default_root_dir=tmp_path, **QUIET
@@ -377,7 +380,8 @@ def test_a_tuner_finds_what_it_finds_without_it(tmp_path):
     found = []
     for is_fast in (False, True):
         L.seed_everything(3, verbose=False)
-        module, loops = Rated(), [FastLoop()] if is_fast else []
+        module = Rated()
+        loops = [FastLoop()] if is_fast else []
         trainer = L.Trainer(
             max_epochs=2, accelerator="cpu", callbacks=loops, default_root_dir=tmp_path, **QUIET
         )

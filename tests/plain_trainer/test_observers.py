@@ -89,8 +89,11 @@ def test_a_tuner_leaves_the_hooks_of_watched_callbacks_as_they_were(tmp_path):
 
 def test_methods_that_a_user_has_set_on_an_object_stay_set(tmp_path):
     calls: list[str] = []
-    own, timer = Own(), StepTimer()
-    hook = own.on_train_batch_end = lambda *_: calls.append("hook")  # type: ignore[method-assign]
+    own = Own()
+    timer = StepTimer()
+    # type: ignore[method-assign]
+    hook = lambda *_: calls.append("hook")
+    own.on_train_batch_end = hook
     saving = ModelCheckpoint(tmp_path / "kept")
     trainer = L.Trainer(
         max_epochs=1,
@@ -170,7 +173,8 @@ def test_the_monitor_s_thread_ends_with_a_search_that_fails(tmp_path, where):
 
 @pytest.mark.parametrize("make", [LogsEachStep, BothLogging])
 def test_curves_stand_at_the_steps_of_what_the_module_logs(tmp_path, make):
-    timer, throughput = StepTimer(1), Throughput(3)
+    timer = StepTimer(1)
+    throughput = Throughput(3)
     train(tmp_path, [timer, throughput], make(), max_epochs=2, accumulate_grad_batches=1)
     steps = [step for step, _ in curve(tmp_path, "own")]
     assert steps == list(range(20)) == [step for step, _ in curve(tmp_path, "time/forward_ms")]
@@ -237,7 +241,8 @@ def test_the_curves_of_a_run_take_an_endless_stream(tmp_path):
 
 
 def test_observers_work_in_barebones_mode(tmp_path):
-    timer, throughput = StepTimer(), Throughput()
+    timer = StepTimer()
+    throughput = Throughput()
     trainer = L.Trainer(
         barebones=True,
         max_epochs=1,

@@ -63,7 +63,9 @@ def finished(tmp_path_factory):
     """A run, and what it has counted of its validation rows."""
     from flatout.run import closing
 
-    folder, kept, write = tmp_path_factory.mktemp("finished"), [], closing.write_dashboard
+    folder = tmp_path_factory.mktemp("finished")
+    kept = []
+    write = closing.write_dashboard
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLATOUT_CACHE", str(folder / "cache"))
         patch.setattr(
@@ -205,11 +207,13 @@ def test_precision_over_recall_is_that_of_the_validation_rows(finished):
 )
 def test_points_of_the_curves_are_those_of_sklearn(problem, count):
     metrics = TaskMetrics.build(problem, [f"c{i}" for i in range(count)])
-    outputs, targets = torch.randn(200, count) * 2, torch.randint(0, count, (200,))
+    outputs = torch.randn(200, count) * 2
+    targets = torch.randint(0, count, (200,))
     probabilities = outputs.softmax(-1)
     wanted = torch.nn.functional.one_hot(targets, count)
     if problem is Problem.multi:
-        wanted = targets = torch.randint(0, 2, (200, count))
+        targets = torch.randint(0, 2, (200, count))
+        wanted = targets
         probabilities = outputs.sigmoid()
     for part in range(0, 200, 50):
         metrics.update(outputs[part : part + 50], targets[part : part + 50])
@@ -275,7 +279,8 @@ def test_a_run_that_is_gone_on_with_stands_there_once(tmp_path):
     assert [
         len(list(again.folder.glob(f"events.*{suffix}"))) for suffix in (".closing", ".hparams")
     ] == [1, 1]
-    events, steps = read(again.folder), read_summary(again.folder)["training"]["steps"]
+    events = read(again.folder)
+    steps = read_summary(again.folder)["training"]["steps"]
     assert [step for step, _ in text(events, "verdict")] == [steps]
     assert [point.step for point in events.Scalars("final/test_accuracy")] == [steps]
     told = [point.step for point in events.Scalars("train/loss")]

@@ -64,7 +64,8 @@ def texts(count: int) -> list[str]:
 
 
 def train(folder: Path, data: Any, model: Any, **settings: Any) -> Path:
-    data.cache, data.batch_size = str(folder / "cache"), 32
+    data.cache = str(folder / "cache")
+    data.batch_size = 32
     return fit(data, model, epochs=1, output=str(folder), logger="none", **settings).folder
 
 
@@ -109,10 +110,8 @@ def test_logits_have_the_same_bits_too(tmp_path: Path) -> None:
     import pyarrow as pa
 
     settings, model = KINDS["flat encoder"]
-    predictor, rows = (
-        load_predictor(train(tmp_path, TextDataConfig(**settings), model), exact=True),
-        pa.array(texts(90)),
-    )
+    predictor = load_predictor(train(tmp_path, TextDataConfig(**settings), model), exact=True)
+    rows = pa.array(texts(90))
     order = np.random.default_rng(1).permutation(90)
     expected = predictor.outputs(rows)
     assert torch.equal(predictor.outputs(rows.take(pa.array(order))), expected[order])
@@ -125,7 +124,8 @@ def test_both_verbs_answer_exactly_and_print_the_price(
 ) -> None:
     settings, model = KINDS["bilstm"]
     run = train(tmp_path, TextDataConfig(**settings), model)
-    label, rows = load_predictor(run).predict("senate")[0].label, texts(90)
+    label = load_predictor(run).predict("senate")[0].label
+    rows = texts(90)
     found = []
     for order in (rows, rows[::-1]):
         file, out = tmp_path / "rows.csv", tmp_path / f"{len(found)}.csv"

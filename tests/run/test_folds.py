@@ -53,7 +53,8 @@ def _here(tmp_path, monkeypatch):
 
 def test_each_row_is_answered_by_a_run_on_the_other_folds_and_nothing_is_left_of_it(tmp_path):
     texts, labels = read_rows(240)
-    folds, lines = np.arange(240) % 2, list[str]()
+    folds = np.arange(240) % 2
+    lines = list[str]()
     data = TextDataConfig(
         source=pa.table({"text": texts, "label": labels}), batch_size=16, max_length=20
     )
@@ -83,7 +84,8 @@ def test_each_row_is_answered_by_a_run_on_the_other_folds_and_nothing_is_left_of
 
 @pytest.mark.soak(seconds=8)
 def test_each_word_is_answered_by_a_tagger_that_saw_no_sentence_of_its_fold(tmp_path):
-    rows, lines = read_sentences(160), list[str]()
+    rows = read_sentences(160)
+    lines = list[str]()
     # the last ones are taught and never judged
     folds = np.append(np.arange(150) % 2, np.full(10, -1))
     types = ["none", *sorted({tag[2:] for row in rows for tag in row["tags"]} - {""})]
@@ -126,7 +128,8 @@ def test_each_word_is_answered_by_a_tagger_that_saw_no_sentence_of_its_fold(tmp_
 
 def test_what_takes_too_long_or_fails_is_left_out_with_a_line():
     texts, labels = read_rows(60)
-    folds, lines = np.arange(60) % 2, list[str]()
+    folds = np.arange(60) % 2
+    lines = list[str]()
     settings = RunConfig(data=TextDataConfig(source="rows.csv"), model=NETWORK, tune=tune_of("off"))
     assert (
         answers_in_folds(

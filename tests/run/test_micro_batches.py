@@ -108,7 +108,8 @@ class ScarceValidation(L.Callback):
     """Lets batches of more than so many rows fail in validation and test."""
 
     def __init__(self, rows: int) -> None:
-        self.rows, self.failed = rows, 0
+        self.rows = rows
+        self.failed = 0
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, Task)

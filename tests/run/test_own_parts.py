@@ -180,10 +180,8 @@ def test_a_run_whose_module_gets_other_arguments_is_another_run(package, monkeyp
     words = [*own(), *QUICK, f"output={package}/runs"]
     assert run_train([*words, "task.lr=0.05"], monkeypatch) == 0
     (folder,) = (package / "runs" / "default").iterdir()
-    before, longer = (
-        (folder / "overrides.txt").read_bytes(),
-        ["trainer.max_epochs=3", f"resume={folder}"],
-    )
+    before = (folder / "overrides.txt").read_bytes()
+    longer = ["trainer.max_epochs=3", f"resume={folder}"]
     assert run_train([*words, *longer, "task.lr=0.01"], monkeypatch) == 2
     assert (
         "this is not the run that was begun: task.lr as typed was 0.05 and is 0.01"

@@ -82,7 +82,8 @@ class _Looks(L.Callback):
     """What the summary on the disk says of the machine at each step."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.seen = folder, list[Any]()
+        self.folder = folder
+        self.seen = list[Any]()
 
     def on_train_batch_end(self, *_: Any) -> None:
         self.seen.append(read_summary(self.folder)["hardware"]["cores"])
@@ -90,14 +91,10 @@ class _Looks(L.Callback):
 
 def test_who_looks_at_a_run_that_trains_knows_its_machine(tmp_path):
     looks = _Looks(tmp_path / "run")
-    sample, quiet = (
-        HeadlinesConfig(rows=100, eval_rows=20),
-        {"logger": "none", "trainer": {"accelerator": "cpu"}},
-    )
-    model, given = (
-        BiLSTMConfig(hidden=4, embedding=4),
-        {"callbacks": {"looks": looks}, "epochs": 1, **quiet},
-    )
+    sample = HeadlinesConfig(rows=100, eval_rows=20)
+    quiet = {"logger": "none", "trainer": {"accelerator": "cpu"}}
+    model = BiLSTMConfig(hidden=4, embedding=4)
+    given = {"callbacks": {"looks": looks}, "epochs": 1, **quiet}
     result = fit(TextDataConfig(sample=sample), model, folder=looks.folder, **given)
     assert looks.seen and set(looks.seen) == {result.summary["hardware"]["cores"]} != {None}
 

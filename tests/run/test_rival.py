@@ -54,7 +54,8 @@ def summary_of(accuracy: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_the_texts_of_a_split_are_those_that_the_store_was_made_of(headlines, split):
-    texts, info = rival._texts_of(open_source(headlines.config), headlines, split), headlines.info
+    texts = rival._texts_of(open_source(headlines.config), headlines, split)
+    info = headlines.info
     encoded = info.vocabulary.encode(pa.array(texts, pa.large_string()), max_length=info.max_length)
     np.testing.assert_array_equal(encoded.tokens, info.store.splits[split].ragged("tokens").values)
 
@@ -106,7 +107,8 @@ def test_rows_that_changed_meanwhile_are_not_taken_for_those_of_the_run(tmp_path
     path.write_text(
         "text,label\n" + "".join(f"row {i},{'ab'[i % 2]}\n" for i in range(120)), encoding="utf-8"
     )
-    data, said = ready(TextData(source=str(path), cache=str(tmp_path / "cache"))), Said()
+    data = ready(TextData(source=str(path), cache=str(tmp_path / "cache")))
+    said = Said()
     path.write_text(
         path.read_text(encoding="utf-8").replace("row 7,", "row of another kind,"), encoding="utf-8"
     )
@@ -124,7 +126,8 @@ def test_words_are_answered_their_commonest_tag(tmp_path):
     )
     words, tags, _ = rival._tags_of(data, "train")
     test_words, test_tags, _ = rival._tags_of(data, "test")
-    words, test_words = words.to_pylist(), test_words.to_pylist()
+    words = words.to_pylist()
+    test_words = test_words.to_pylist()
     by_word: dict[str, Counter[int]] = defaultdict(Counter)
     for word, tag in zip(words, tags.tolist(), strict=True):
         by_word[word][tag] += 1
@@ -168,7 +171,8 @@ def test_what_goes_wrong_is_one_line(headlines, monkeypatch):
 
 def test_the_last_lines_say_when_the_rival_wins(headlines, monkeypatch):
     monkeypatch.setattr(rival, "_VERSION", "numbers")
-    own, said = {"metric": "rmse", "metrics": {"test/rmse": 0.3, "test/loss": 0.1}}, Said()
+    own = {"metric": "rmse", "metrics": {"test/rmse": 0.3, "test/loss": 0.1}}
+    said = Said()
     found = find_rival("ridge", lambda data, limit_s: {"rmse": 0.25}, headlines, own, 300.0, said)
     assert found == {
         "name": "ridge",

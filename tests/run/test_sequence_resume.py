@@ -53,7 +53,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, way):
     resumed = train(tmp_path / "cut", way)
     assert resumed.summary["training"]["resumed_from"] == 8
     assert resumed.summary["training"]["steps"] == whole.summary["training"]["steps"] > 12
-    expected, found = whole.predictor.model.state_dict(), resumed.predictor.model.state_dict()
+    expected = whole.predictor.model.state_dict()
+    found = resumed.predictor.model.state_dict()
     for name, weight in expected.items():
         assert torch.equal(found[name], weight), name
     assert resumed.metrics == whole.metrics

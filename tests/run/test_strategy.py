@@ -16,12 +16,15 @@ from flatout.tasks import Classifier
 class Two:
     """Two ranks, as far as a strategy asks."""
 
-    are_several, world, local_world = True, 2, 2
+    are_several = True
+    world = 2
+    local_world = 2
 
 
 def chosen(asked: str, device: str) -> dict:
     cpu = torch.device("cpu")
-    task, precision = Classifier(TextCNNConfig()), choose_precision(Precision.fp32, cpu)
+    task = Classifier(TextCNNConfig())
+    precision = choose_precision(Precision.fp32, cpu)
     return choose_strategy(asked, task, torch.device(device), precision, Two(), RunLog())
 
 

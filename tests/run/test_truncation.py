@@ -146,10 +146,8 @@ def test_a_plain_trainer_tests_any_loader_although_rows_were_cut(tmp_path: Path)
     data = TextData(
         train=rows_of(200, 60, 1), test=given, max_length=12, cache=str(tmp_path / "cache")
     )
-    task, how = (
-        Classifier(MODEL),
-        {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False},
-    )
+    task = Classifier(MODEL)
+    how = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = L.Trainer(
         max_epochs=1,
         accelerator="cpu",

@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-PLANTED, SURVIVED, LINES = "faults planted", "faults survived", "lines to print"
-HALF_AN_HOUR_S, SHORT_S = 1800, 20.0
+PLANTED = "faults planted"
+SURVIVED = "faults survived"
+LINES = "lines to print"
+HALF_AN_HOUR_S = 1800
+SHORT_S = 20.0
 Problems = Iterable[list[str]]
 """The problems of each case; an empty list for a case without any."""
 
@@ -52,11 +55,13 @@ def choose_slice(items: Sequence[pytest.Item], text: str, seconds: float) -> set
     chosen: set[str] = set()
     short = [item for item in items if seconds_of(item) <= SHORT_S]
     for group in (short, [item for item in items if item not in short]):
-        left, is_first = seconds / 2, True
+        left = seconds / 2
+        is_first = True
         for item in sorted(group, key=place):
             if is_first or seconds_of(item) <= left:
                 chosen.add(item.nodeid)
-                left, is_first = left - seconds_of(item), False
+                left = left - seconds_of(item)
+                is_first = False
     return chosen
 
 

@@ -25,7 +25,8 @@ LONG = ["trainer.max_epochs=10000", "checkpoint.patience=null"]
 
 
 def test_srun_starts_the_same_run(ours, tmp_path, started):
-    port, place = free_port(), f"hydra.run.dir={tmp_path}/run"
+    port = free_port()
+    place = f"hydra.run.dir={tmp_path}/run"
     started += [begin(["train", *SMALL, place], **slurm(rank, port)) for rank in (1, 0)]
     said = said_by_all(started, 120)
     assert [process.returncode for process in started] == [0, 0], said
@@ -126,7 +127,8 @@ def test_torchrun_starts_a_run_again_whose_rank_was_killed_and_it_ends_as_if_not
 
 
 def test_without_a_launcher_to_watch_them_the_other_rank_ends_by_itself(tmp_path, started):
-    run, port = tmp_path / "run", free_port()
+    run = tmp_path / "run"
+    port = free_port()
     started += [
         begin(["train", *SMALL, *LONG, f"hydra.run.dir={run}"], **slurm(rank, port))
         for rank in (0, 1)
@@ -151,7 +153,8 @@ def test_when_the_launcher_is_killed_no_rank_is_left(tmp_path, started):
 
 
 def test_a_signal_to_one_rank_stops_all(tmp_path, started):
-    run, port = tmp_path / "run", free_port()
+    run = tmp_path / "run"
+    port = free_port()
     started += [
         begin(["train", *SMALL, *LONG, f"hydra.run.dir={run}"], **slurm(rank, port))
         for rank in (0, 1)

@@ -32,7 +32,8 @@ COPIED = (
     "README.md",
     "SECURITY.md",
 )
-PASSED, FAILED = 0, 1
+PASSED = 0
+FAILED = 1
 """Exit codes of pytest; others mean that no test ran."""
 
 

@@ -457,7 +457,9 @@ def wait_for_trial(folder: Path, number: int, process: Command) -> None:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """The folder of a sweep of three trials that nothing happened to, and what it printed."""
-    folder, printed, before = tmp_path_factory.mktemp("whole"), io.StringIO(), list(sys.argv)
+    folder = tmp_path_factory.mktemp("whole")
+    printed = io.StringIO()
+    before = list(sys.argv)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         patch.setenv("FLATOUT_CACHE", str(folder / "cache"))
         assert (

@@ -345,7 +345,8 @@ def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(
         ("stopped", "interrupted"),
     ]
     assert float(rows[1]["value"]) > 0
-    step, kept = last.resolve().name, (folder / "0" / "summary.json").read_bytes()
+    step = last.resolve().name
+    kept = (folder / "0" / "summary.json").read_bytes()
     monkeypatch.setattr(sys, "argv", ["train"])
     threading.Thread(target=interrupt_after, args=(last, step), daemon=True).start()
     with pytest.raises(SystemExit) as left:

@@ -15,7 +15,10 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from tests.tasks.test_plain_trainer import Losses, parts, quiet_trainer
 
-ROWS, ACCUMULATE, CLIP, EPOCHS = 4, 4, 0.5, 2
+ROWS = 4
+ACCUMULATE = 4
+CLIP = 0.5
+EPOCHS = 2
 
 
 class LossFile(Losses):

@@ -34,7 +34,8 @@ def test_the_temperature_undoes_what_stretched_the_logits(stretched: float) -> N
 
 def test_a_temperature_that_does_not_help_on_the_other_half_is_left_out():
     logits = 2 * torch.randn(20_000, 4, generator=torch.Generator().manual_seed(1))
-    targets, rows = drawn(logits), torch.arange(20_000)
+    targets = drawn(logits)
+    rows = torch.arange(20_000)
     is_fitted = _first_half(rows)
     found = calibrated(torch.where(is_fitted.unsqueeze(1), 3 * logits, logits), targets, rows)
     assert found.fitted == pytest.approx(3.0, rel=0.05)
@@ -47,7 +48,8 @@ def test_a_temperature_that_does_not_help_on_the_other_half_is_left_out():
 
 def test_a_temperature_is_judged_on_rows_it_has_not_seen():
     logits = 2 * torch.randn(20_000, 4, generator=torch.Generator().manual_seed(1))
-    targets, rows = drawn(logits), torch.arange(20_000)
+    targets = drawn(logits)
+    rows = torch.arange(20_000)
     others = ~_first_half(rows)
     found = calibrated(3 * logits, targets, rows)
     shares = (3 * logits / found.temperature).softmax(-1)

@@ -35,14 +35,16 @@ def batch_of(targets: torch.Tensor, num_real: int | None = None) -> FlatBatch:
 
 
 def test_the_loss_is_the_sum_over_rows_divided_by_the_rows_of_the_step():
-    outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    outputs = torch.randn(4, 3)
+    targets = torch.tensor([0, 1, 2, 0])
     loss = task_of(LABELS, label_smoothing=0.1).loss(outputs, batch_of(targets))
     expected = F.cross_entropy(outputs, targets, reduction="sum", label_smoothing=0.1) / 8
     torch.testing.assert_close(loss, expected)
 
 
 def test_filler_rows_do_not_count():
-    outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    outputs = torch.randn(4, 3)
+    targets = torch.tensor([0, 1, 2, 0])
     with_filler = task_of(LABELS).loss(outputs, batch_of(targets, num_real=3))
     without = task_of(LABELS).loss(outputs[:3], batch_of(targets[:3]))
     torch.testing.assert_close(with_filler, without)
@@ -60,7 +62,8 @@ def test_weights_of_several_labels_balance_present_and_absent():
 
 
 def test_weighted_losses_weigh_each_row_by_its_class():
-    outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    outputs = torch.randn(4, 3)
+    targets = torch.tensor([0, 1, 2, 0])
     task = task_of(LABELS, class_weights="auto")
     assert task.config.class_weights is ClassWeights.auto
     each = F.cross_entropy(outputs, targets, reduction="none")
@@ -84,7 +87,8 @@ def test_smoothing_out_of_range_names_itself():
 
 def test_smoothing_brings_present_and_absent_labels_nearer_to_one_half():
     labels = Labels(Problem.multi, ["a", "b", "c"], [5, 1, 2], 10)
-    outputs, targets = torch.randn(4, 3), torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 1]])
+    outputs = torch.randn(4, 3)
+    targets = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 1]])
     batch = batch_of(torch.zeros(4))
     batch.targets, batch.target_offsets = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 1, 3, 3, 4])
     expected = F.binary_cross_entropy_with_logits(
@@ -105,7 +109,8 @@ def test_a_regression_refuses_what_only_classes_can_have(settings):
 
 
 def test_classes_weigh_what_a_person_says_and_one_where_nothing_is_said():
-    outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    outputs = torch.randn(4, 3)
+    targets = torch.tensor([0, 1, 2, 0])
     each = F.cross_entropy(outputs, targets, reduction="none")
     loss = task_of(LABELS, weights={"c": 4, "a": 0.5}).loss(outputs, batch_of(targets))
     torch.testing.assert_close(loss, (each * torch.tensor([0.5, 1, 4, 0.5])).sum() / 8)

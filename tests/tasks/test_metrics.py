@@ -30,7 +30,8 @@ def test_one_class_a_row_equals_scikit_learn(classes, missing):
     if missing:
         outputs[:, -1] = -50.0  # neither answered nor true
     values = measured(Problem.single, classes, outputs, targets).compute()
-    true, answer = targets.numpy(), outputs.argmax(-1).numpy()
+    true = targets.numpy()
+    answer = outputs.argmax(-1).numpy()
     assert values["accuracy"] == pytest.approx(sk.accuracy_score(true, answer))
     assert values["micro_f1"] == pytest.approx(sk.f1_score(true, answer, average="micro"))
     assert values["macro_f1"] == pytest.approx(
@@ -52,9 +53,11 @@ def test_one_class_a_row_equals_scikit_learn(classes, missing):
 
 
 def test_several_classes_a_row_equal_scikit_learn():
-    outputs, targets = torch.randn(150, 4), (torch.rand(150, 4) < 0.3).float()
+    outputs = torch.randn(150, 4)
+    targets = (torch.rand(150, 4) < 0.3).float()
     values = measured(Problem.multi, 4, outputs, targets).compute()
-    true, answer = targets.numpy().astype(int), (outputs.sigmoid() >= 0.5).numpy().astype(int)
+    true = targets.numpy().astype(int)
+    answer = (outputs.sigmoid() >= 0.5).numpy().astype(int)
     assert values["micro_f1"] == pytest.approx(sk.f1_score(true, answer, average="micro"))
     assert values["macro_f1"] == pytest.approx(sk.f1_score(true, answer, average="macro"))
     assert values["macro_recall"] == pytest.approx(sk.recall_score(true, answer, average="macro"))
@@ -63,7 +66,8 @@ def test_several_classes_a_row_equal_scikit_learn():
 
 
 def test_a_class_that_every_row_has_takes_no_part_in_the_auroc():
-    outputs, targets = torch.randn(150, 4), (torch.rand(150, 4) < 0.3).float()
+    outputs = torch.randn(150, 4)
+    targets = (torch.rand(150, 4) < 0.3).float()
     targets[:, 1] = 1.0
     targets[:, 3] = 0.0
     values = measured(Problem.multi, 4, outputs, targets).compute()
@@ -79,7 +83,8 @@ def test_a_class_that_every_row_has_takes_no_part_in_the_auroc():
 
 
 def test_batches_and_the_whole_give_the_same_values():
-    outputs, targets = torch.randn(64, 5), torch.randint(0, 5, (64,))
+    outputs = torch.randn(64, 5)
+    targets = torch.randint(0, 5, (64,))
     in_batches, whole = (
         measured(Problem.single, 5, outputs, targets, batch).compute() for batch in (7, 64)
     )
@@ -87,13 +92,15 @@ def test_batches_and_the_whole_give_the_same_values():
 
 
 def test_of_two_classes_f1_is_that_of_the_second():
-    outputs, targets = torch.randn(80, 2), torch.randint(0, 2, (80,))
+    outputs = torch.randn(80, 2)
+    targets = torch.randint(0, 2, (80,))
     found = measured(Problem.single, 2, outputs, targets).compute()["f1"]
     assert found == pytest.approx(sk.f1_score(targets, outputs.argmax(-1), pos_label=1))
 
 
 def test_the_confusion_matrix_has_true_classes_down_and_answers_across():
-    outputs, targets = torch.randn(60, 4), torch.randint(0, 4, (60,))
+    outputs = torch.randn(60, 4)
+    targets = torch.randint(0, 4, (60,))
     found = measured(Problem.single, 4, outputs, targets).counted().confusion
     assert (
         found.tolist() == sk.confusion_matrix(targets, outputs.argmax(-1), labels=range(4)).tolist()
@@ -104,7 +111,8 @@ def test_the_confusion_matrix_has_true_classes_down_and_answers_across():
 @pytest.mark.soak(seconds=3)
 @pytest.mark.parametrize("problem", [Problem.single, Problem.multi])
 def test_metrics_of_many_rows_at_once_are_the_same_where_torch_is_deterministic(problem):
-    outputs, classes = torch.randn(2_000, 40), 40
+    outputs = torch.randn(2_000, 40)
+    classes = 40
     targets = (
         torch.randint(0, 40, (2_000,))
         if problem is Problem.single
@@ -121,9 +129,11 @@ def test_metrics_of_many_rows_at_once_are_the_same_where_torch_is_deterministic(
 
 @pytest.mark.parametrize("classes", [2, 5])
 def test_the_area_under_the_curve_is_that_of_torchmetrics_at_the_same_thresholds(classes):
-    outputs, targets = 4 * torch.randn(300, classes), torch.randint(0, classes, (300,))
+    outputs = 4 * torch.randn(300, classes)
+    targets = torch.randint(0, classes, (300,))
     metrics = measured(Problem.single, classes, outputs, targets)
-    scores, edges = outputs.softmax(-1), metrics.auroc.edges
+    scores = outputs.softmax(-1)
+    edges = metrics.auroc.edges
     plain = MulticlassAUROC(classes, average="none", thresholds=edges, validate_args=False)
     plain.update(scores, targets)
     counted = slice(int(classes == 2), None)  # of two classes one is
@@ -134,7 +144,8 @@ def test_the_area_under_the_curve_is_that_of_torchmetrics_at_the_same_thresholds
 
 
 def test_scores_that_are_no_numbers_reach_no_threshold():
-    outputs, targets = torch.randn(200, 4), torch.arange(200) % 4
+    outputs = torch.randn(200, 4)
+    targets = torch.arange(200) % 4
     outputs[::9] = float("nan")
     metrics = measured(Problem.single, 4, outputs, targets)
     plain = MulticlassAUROC(4, average="none", thresholds=metrics.auroc.edges, validate_args=False)
@@ -146,7 +157,8 @@ def test_scores_that_are_no_numbers_reach_no_threshold():
 
 
 def test_of_two_classes_one_is_answered_where_the_other_is_not():
-    outputs, targets = 4 * torch.randn(300, 2), torch.randint(0, 2, (300,))
+    outputs = 4 * torch.randn(300, 2)
+    targets = torch.randint(0, 2, (300,))
     binned = measured(Problem.single, 2, outputs, targets).counted().binned
     assert binned.shape[1] == 2 and binned.sum() == 2 * len(binned) * 300
     assert np.array_equal(binned[:, 0], np.flip(binned[:, 1], (0, 1, 2)))
@@ -166,7 +178,8 @@ def test_numbers_that_are_all_alike_or_alone_have_no_correlation():
 def test_numbers_equal_scikit_learn():
     outputs, targets = torch.randn(90, 1), torch.randn(90)
     values = measured(Problem.regression, 1, outputs, targets).compute()
-    true, answer = targets.numpy(), outputs[:, 0].numpy()
+    true = targets.numpy()
+    answer = outputs[:, 0].numpy()
     assert values["mae"] == pytest.approx(sk.mean_absolute_error(true, answer), rel=1e-5)
     assert values["rmse"] == pytest.approx(sk.root_mean_squared_error(true, answer), rel=1e-5)
     assert values["r2"] == pytest.approx(sk.r2_score(true, answer), rel=1e-4)
@@ -191,7 +204,8 @@ def test_names_are_exactly_what_is_computed(problem):
 def test_a_reset_forgets_everything():
     metrics = measured(Problem.single, 3, torch.randn(9, 3), torch.zeros(9, dtype=torch.long))
     metrics.reset()
-    outputs, targets = torch.eye(3), torch.arange(3)
+    outputs = torch.eye(3)
+    targets = torch.arange(3)
     metrics.update(outputs, targets)
     assert metrics.compute()["accuracy"] == 1.0
 
@@ -214,7 +228,8 @@ def test_an_unknown_metric_names_the_nearest():
 
 
 def test_the_auroc_of_a_confident_model_is_seen():
-    outputs, targets = torch.randn(3_000, 2), torch.randint(0, 2, (3_000,))
+    outputs = torch.randn(3_000, 2)
+    targets = torch.randint(0, 2, (3_000,))
     outputs[torch.arange(3_000), targets] += 1.5
     values = measured(Problem.single, 2, 8 * outputs, targets, batch=3_000).compute()
     exact = sk.roc_auc_score(targets.numpy(), (outputs[:, 1] - outputs[:, 0]).numpy())

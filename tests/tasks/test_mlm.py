@@ -38,7 +38,9 @@ from flatout.tasks.masked_language import NO_TARGET, Masking
 from tests.faults.plants import Planted, RaiseAt
 from tests.verbs import verb
 
-_WORDS, _MASK, _PADDING = 90, 4, 1
+_WORDS = 90
+_MASK = 4
+_PADDING = 1
 _SPECIAL = torch.zeros(_WORDS, dtype=torch.bool)
 _SPECIAL[:5] = True
 SHARES = MaskedLanguageConfig(mask_share=0.15, mask_token_share=0.8, random_token_share=0.1)
@@ -111,7 +113,8 @@ def test_most_masked_tokens_become_the_mask_some_a_random_word_and_all_places_ar
     batch = framed([50] * 400)
     masked = HOW.mask(batch, _SPECIAL, seed=3, epoch=1)
     assert masked.places is not None and masked.targets is not None
-    new, old = masked.tokens[masked.places].long(), masked.targets
+    new = masked.tokens[masked.places].long()
+    old = masked.targets
     shares = [float(each.double().mean()) for each in (new == _MASK, new == old)]
     assert shares[0] == pytest.approx(0.8, abs=0.02)
     assert shares[1] == pytest.approx(0.1, abs=0.02)  # 1/90 of the random words too
@@ -156,7 +159,8 @@ def library_loss(model: Transformer, masked: FlatBatch) -> Tensor:
     shape = (masked.num_rows, masked.longest())
     is_token = torch.arange(shape[1]) < masked.lengths.unsqueeze(1)
     tokens, wanted = torch.full(shape, model.padding_id), torch.full(shape, NO_TARGET)
-    tokens[is_token], wanted[is_token] = masked.tokens.long(), labels
+    tokens[is_token] = masked.tokens.long()
+    wanted[is_token] = labels
     loss: Tensor = model.net(input_ids=tokens, attention_mask=is_token.long(), labels=wanted).loss
     return loss
 
@@ -168,7 +172,8 @@ def test_loss_and_gradients_equal_those_of_transformers_over_padded_rows(family:
     task = MaskedLanguageModel(ours)
     count = int((masked.targets != NO_TARGET).sum())
     task.masked_per_row = count / masked.step_rows
-    loss, wanted = task.loss(ours(masked), masked), library_loss(theirs, masked)
+    loss = task.loss(ours(masked), masked)
+    wanted = library_loss(theirs, masked)
     torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-5)
     loss.backward()
     wanted.backward()
@@ -248,7 +253,8 @@ def test_a_run_without_labels_learns_masked_words_and_measures_them(pretrained: 
 
 def test_a_loaded_run_fills_in_masked_words_as_the_run_did(pretrained: Result) -> None:
     asked = ["elm elm [MASK] elm elm elm", "elm", "oak oak [MASK] oak [MASK] oak"]
-    expected, found = pretrained.predict(asked), load_predictor(pretrained.folder).predict(asked)
+    expected = pretrained.predict(asked)
+    found = load_predictor(pretrained.folder).predict(asked)
     assert found == expected
     assert [len(each) for each in found] == [1, 0, 2]
     assert found[0][0][0].word == "elm"

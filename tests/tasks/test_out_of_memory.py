@@ -199,7 +199,8 @@ def test_tags_go_with_their_words(make_split, tmp_path):
 
 
 def test_a_batch_that_fitted_once_is_cut_no_further(make_split, tmp_path):
-    task, scarce = classifier("bilstm", Problem.single), Scarce(6)
+    task = classifier("bilstm", Problem.single)
+    scarce = Scarce(6)
     heard: list[tuple[Any, ...]] = []
     loop = FastLoop()
     loop.passes.report = lambda *told: heard.append(told)
@@ -243,7 +244,8 @@ def test_nothing_of_the_failed_pass_is_held_when_it_is_repeated(make_split, tmp_
     """The activations of the pass that failed would take the memory that the repeat needs."""
     import weakref
 
-    task, scarce = classifier("bilstm", Problem.single), Scarce(6, where="backward")
+    task = classifier("bilstm", Problem.single)
+    scarce = Scarce(6, where="backward")
     made: list[weakref.ref[torch.Tensor]] = []
     alive: list[int] = []
     task.model.register_forward_pre_hook(
@@ -259,7 +261,8 @@ def test_nothing_of_the_failed_pass_is_held_when_it_is_repeated(make_split, tmp_
 
 def test_random_numbers_begin_where_the_step_began(make_split, tmp_path):
     """The same pieces draw the same dropout, whether they were asked for or come of a repeat."""
-    split, weights = make_split([4] * 24), []
+    split = make_split([4] * 24)
+    weights = []
     for pieces, scarce in ((2, None), (1, Scarce(6, where="backward"))):
         task = classifier("bilstm", Problem.single)
         task.model.dropout = torch.nn.Dropout(0.5)

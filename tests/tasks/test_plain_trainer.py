@@ -183,7 +183,8 @@ class Means(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.layer = torch.nn.Embedding(2000, 8), torch.nn.Linear(8, 4)
+        self.words = torch.nn.Embedding(2000, 8)
+        self.layer = torch.nn.Linear(8, 4)
 
     def forward(self, batch: Any) -> torch.Tensor:
         rows = self.words(batch.tokens.long()).split(batch.lengths.tolist())
@@ -323,7 +324,8 @@ def test_the_mean_of_the_weights_is_the_same_in_both_loops(tmp_path):
     for loop in ([], [FastLoop()]):
         L.seed_everything(3, verbose=False)
         data, task = parts("text")
-        task.optim, means = replace(OPTIM, ema=0.9), MeansOfWeights()
+        task.optim = replace(OPTIM, ema=0.9)
+        means = MeansOfWeights()
         quiet_trainer(tmp_path, callbacks=[*loop, means], limit_val_batches=0).fit(
             task, datamodule=data
         )
@@ -341,7 +343,8 @@ class Opens(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.vectors, self.line = torch.nn.EmbeddingBag(400, 8), torch.nn.Linear(8, 4)
+        self.vectors = torch.nn.EmbeddingBag(400, 8)
+        self.line = torch.nn.Linear(8, 4)
         self.vectors.weight.requires_grad_(False)
 
     def thaw(self, epochs: float) -> bool:
@@ -374,7 +377,8 @@ def test_layers_thaw_by_epochs_also_where_steps_are_counted_and_resume_thawed(tm
 
 
 def test_the_rows_that_a_temperature_is_found_on_are_short_and_long_ones(tmp_path):
-    task, sample = parts("text")[1], replace(HEADLINES, eval_rows=3000)
+    task = parts("text")[1]
+    sample = replace(HEADLINES, eval_rows=3000)
     data = TextData(sample=sample, batch_size=32, seed=3)
     trainer = quiet_trainer(tmp_path)
     trainer.fit(task, datamodule=data)

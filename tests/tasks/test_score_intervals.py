@@ -71,7 +71,8 @@ def test_intervals_hold_the_score_of_the_whole_population(problem, classes):
 @pytest.mark.parametrize("rows", [500, 9000])
 def test_batches_and_their_order_change_no_interval(rows):
     outputs, targets = drawn(Problem.single, rows)
-    shuffled, metrics = torch.randperm(rows), TaskMetrics.build(Problem.single, list("abcd"))
+    shuffled = torch.randperm(rows)
+    metrics = TaskMetrics.build(Problem.single, list("abcd"))
     for part in shuffled.split(77):
         metrics.update(outputs[part], targets[part], part)
     whole = judged(Problem.single, outputs, targets, 4).intervals()
@@ -89,7 +90,8 @@ def test_many_rows_added_up_in_groups_have_the_interval_of_single_rows():
 
 def test_the_interval_of_an_auroc_is_that_of_resampled_rows():
     outputs, targets = drawn(Problem.single, 400, 2)
-    scores, random = outputs.softmax(-1)[:, 1].numpy(), np.random.default_rng(1)
+    scores = outputs.softmax(-1)[:, 1].numpy()
+    random = np.random.default_rng(1)
     picks = random.integers(0, 400, (300, 400))
     resampled = [sk.roc_auc_score(targets.numpy()[pick], scores[pick]) for pick in picks]
     found = judged(Problem.single, outputs, targets, 2).intervals()["auroc"]
@@ -117,7 +119,8 @@ def test_entities_are_resampled_by_rows():
     offsets = np.arange(0, 801, 4)
     scores = EntityScores(["person", "place"])
     scores.add(np.ravel(answers), np.ravel(given), offsets, np.zeros(200, np.bool_))
-    found, values = scores.intervals(), scores.values()
+    found = scores.intervals()
+    values = scores.values()
     assert values["recall"] == pytest.approx(0.8)
     for name in ("f1", "recall", "macro_f1", "word_accuracy"):
         assert found[name][0] < values[name] < found[name][1]
@@ -132,7 +135,8 @@ def test_recordings_are_resampled_whole():
     answers = (offsets[:, None] + 0.01 * torch.randn(30, 500)).flatten()
     both = torch.stack([answers, answers + 0.001], 1)
     scores.add(both, torch.zeros_like(both), torch.arange(30).repeat_interleave(500))
-    values, found = scores.values(), scores.intervals()
+    values = scores.values()
+    found = scores.intervals()
     # what all resamples leave below, and truths without spread
     assert set(values) - set(found) <= {"max_error", "r2"}
     for name in ("rmse", "mae", "mse_scaled", "rmse_b"):
@@ -147,7 +151,8 @@ def test_records_of_grams_have_intervals_at_the_threshold_that_is_given():
     scores = (targets + 0.4 * torch.randn(300, 20)).clamp(0, 1)
     metrics = GramMetrics(0.5)
     metrics.update(scores, targets, torch.arange(300))
-    values, found = metrics.compute(), metrics.intervals()
+    values = metrics.compute()
+    found = metrics.intervals()
     assert set(found) == set(values)
     assert all(low < values[name] < high for name, (low, high) in found.items())
     metrics.reset()

@@ -64,7 +64,8 @@ def train(folder: Path, way: str, ranks: int, steps: int = -1, **settings: Any) 
 def test_two_ranks_train_as_one_does(tmp_path, way):
     one, two = (train(tmp_path / f"{ranks}", way, ranks) for ranks in (1, 2))
     assert two.summary["training"]["steps"] == one.summary["training"]["steps"] >= 4
-    expected, found = one.predictor.model.state_dict(), two.predictor.model.state_dict()
+    expected = one.predictor.model.state_dict()
+    found = two.predictor.model.state_dict()
     for name, weight in expected.items():
         torch.testing.assert_close(found[name], weight, atol=1e-5, rtol=0, msg=name)
     for name, value in one.metrics.items():

@@ -156,7 +156,8 @@ def test_a_batch_as_large_as_one_of_a_validation_is_trained(cell, way):
     data = SequenceData(sample=CELLS, **WAYS[way])
     data.setup()
     task = SequenceRegressor(RNNConfig(hidden=4, cell=cell))
-    model, batch = task.build(data.info), next(iter(data.train_dataloader()))
+    model = task.build(data.info)
+    batch = next(iter(data.train_dataloader()))
     with torch.inference_mode():
         model.eval()
         task._split = "train"
@@ -193,7 +194,8 @@ def test_metrics_are_in_the_unit_of_the_target_and_equal_those_of_numpy(tmp_path
     values = torch.cat([each["values"] for each in answers])[
         torch.cat([each["rows"] for each in answers]).argsort()
     ]
-    rows, info = data.info.rows_of("test"), data.info
+    rows = data.info.rows_of("test")
+    info = data.info
     ends = rows.offsets + rows.lengths - 1
     truths = (
         rows.values[ends, -1].astype(np.float64) * info.scaler.factor[-1] + info.scaler.shift[-1]
@@ -222,10 +224,8 @@ class OwnNetwork(nn.Module):
 
 
 def test_a_network_of_the_user_s_own_is_trained_and_answers(tmp_path):
-    data, trainer = (
-        SequenceData(sample=CELLS, **WAYS["whole"]),
-        quiet_trainer(tmp_path, max_epochs=15),
-    )
+    data = SequenceData(sample=CELLS, **WAYS["whole"])
+    trainer = quiet_trainer(tmp_path, max_epochs=15)
     task = SequenceRegressor(OwnNetwork(), optim=OptimConfig(lr=0.1))
     trainer.fit(task, datamodule=data)
     trainer.test(task, datamodule=data, verbose=False)

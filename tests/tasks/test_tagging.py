@@ -124,7 +124,8 @@ def test_scores_of_published_tweets_equal_those_of_seqeval(wrong: float) -> None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # seqeval warns where a row has no tags
         expected = classification_report(given_rows, answers, output_dict=True)
-    found, overall = scores.values(), expected["micro avg"]
+    found = scores.values()
+    overall = expected["micro avg"]
     assert overall["support"] > 1_000 and 0 < overall["f1-score"] < 1
     for ours, name in (("precision", "precision"), ("recall", "recall"), ("f1", "f1-score")):
         assert found[ours] == pytest.approx(float(overall[name]))

@@ -27,7 +27,8 @@ from flatout.models.encoder.network import means_of_rows
 from flatout.models.encoder.transformer import Outputs, TransformerConfig
 from flatout.run_log import Say
 
-_PASS_TOKENS, _LOOK_S = 1 << 13, 2.0
+_PASS_TOKENS = 1 << 13
+_LOOK_S = 2.0
 """Tokens that are computed at once; the seconds after which it is known how long all texts take."""
 
 
@@ -43,7 +44,8 @@ def read_encoder(
     padded.
     """
     words = Subwords.load(str(model.pretrained))
-    outputs, frame = Outputs(("0", "1"), "single"), words.frame
+    outputs = Outputs(("0", "1"), "single")
+    frame = words.frame
     network = model.build(
         outputs, vocabulary_size=words.size, padding_id=frame.padding, separator_id=frame.separator
     )
@@ -51,17 +53,21 @@ def read_encoder(
         say(f"encoder: left out: {network.why_padded}")
         return None
     # means want all tokens of the last layer
-    device, network.is_narrow = Ranks().device("auto"), False
+    device = Ranks().device("auto")
+    network.is_narrow = False
     network.to(device).eval()
     chosen = choose_precision(precision, device).value
     encoded = words.encode(
         pa.array(texts, pa.large_string()), max_length=min(max_length, network.longest_row())
     )
-    column, total = Ragged.of(encoded.tokens, encoded.lengths), len(encoded.tokens)
+    column = Ragged.of(encoded.tokens, encoded.lengths)
+    total = len(encoded.tokens)
     plan = PlanSettings(
         tokens_per_batch=max(_PASS_TOKENS, int(encoded.lengths.max())), shuffle=False
     )
-    found, read, began = np.empty((0, 0), np.float32), 0, time.perf_counter()
+    found = np.empty((0, 0), np.float32)
+    read = 0
+    began = time.perf_counter()
     for batch in Feed(StoreSplit("texts", len(texts), {TOKENS: column}), plan, device=device):
         with torch.no_grad(), arithmetic(chosen, device):
             means_BH = means_of_rows(

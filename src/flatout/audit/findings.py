@@ -28,7 +28,11 @@ from flatout.report.figures import Curve, line_chart
 from flatout.report.page import render_text, tile
 
 SUSPECTS = "suspects.csv"
-_MOST, _LEAST_WORTH, _LEAST_SLICE, _FAR, _UNKNOWN = 5, 0.003, 30, 3.0, 0.5
+_MOST = 5
+_LEAST_WORTH = 0.003
+_LEAST_SLICE = 30
+_FAR = 3.0
+_UNKNOWN = 0.5
 _POOL = 10  # of so many times the rows asked for, the least sure ones, those that differ are chosen
 _SHOWN = 20  # rows of a table on the page
 
@@ -63,7 +67,9 @@ def find(measured: Measured, suspects: str = SUSPECTS) -> list[Finding]:
 
 
 def _all(measured: Measured, suspects: str) -> Iterator[Finding]:
-    rows, bound, low = measured.rows, measured.forecast, measured.noise[1]
+    rows = measured.rows
+    bound = measured.forecast
+    low = measured.noise[1]
     between = mixed_up(rows.labels, measured.suspects, 1)
     mixed = "".join(
         f", most between {rows.classes[a]} and {rows.classes[b]}" for a, b, _ in between
@@ -109,7 +115,8 @@ def _all(measured: Measured, suspects: str) -> Iterator[Finding]:
 
 def slices(measured: Measured) -> list[Slice]:
     """Scores by length, split, file and column, the worst first."""
-    rows, words = measured.rows, np.array([len(text.split()) for text in measured.rows.texts])
+    rows = measured.rows
+    words = np.array([len(text.split()) for text in measured.rows.texts])
     edges = np.unique(np.quantile(words, [0.25, 0.5, 0.75]).astype(int))
     ends = [0, *(edges + 1).tolist(), int(words.max()) + 1]
     names = np.array([f"{first} to {last - 1} words" for first, last in itertools.pairwise(ends)])
@@ -117,7 +124,8 @@ def slices(measured: Measured) -> list[Slice]:
     by |= (
         {} if rows.is_tagged else {"length": names[np.searchsorted(edges + 1, words, side="right")]}
     )
-    found, known = [], set[bytes]()
+    found = []
+    known = set[bytes]()
     for name, values in by.items():
         kinds, first, inverse = np.unique(
             values.astype(str), return_index=True, return_inverse=True
@@ -220,7 +228,8 @@ def choose_rows(features: csr_matrix, unsure: NDArray[np.float64], top: int) -> 
     """
     pool = np.argsort(-unsure, kind="stable")[: min(_POOL * top, int((unsure >= 0).sum()))]
     norms = np.sqrt(np.asarray(features[pool].multiply(features[pool]).sum(axis=1)).ravel())
-    near, found = np.zeros(len(pool)), list[int]()
+    near = np.zeros(len(pool))
+    found = list[int]()
     for _ in range(min(top, len(pool))):
         worth = unsure[pool] * (1 - near)
         worth[found] = -1
@@ -285,7 +294,9 @@ def _row(measured: Measured, place: int) -> list[str]:
 
 
 def _tiles(measured: Measured) -> list[dict[str, str]]:
-    (score, low, high), noise, gain = measured.score, measured.noise, measured.forecast
+    score, low, high = measured.score
+    noise = measured.noise
+    gain = measured.forecast
     return [
         tile(f"{100 * score:.1f} %", "answered as labelled", _span(low, high)),
         tile(

@@ -20,7 +20,8 @@ Classes = NDArray[np.int64]
 # of planted errors, how many more go to pairs of classes that no suspect lies between
 SPREAD = 0.25
 # by the latter share real errors may be found more or less easily than planted ones
-_SURE, _UNLIKE = 1.96, 0.25
+_SURE = 1.96
+_UNLIKE = 0.25
 # planted errors that a threshold must leave, so that a share of them means something
 _LEAST_PLANTED = 15
 
@@ -80,7 +81,8 @@ def plant(
     """Some labels replaced by wrong ones, as the suspects' are, and `spread` of these more; which
     rows they are.
     """
-    random, weights = np.random.default_rng(1), joint.T.copy()
+    random = np.random.default_rng(1)
+    weights = joint.T.copy()
     np.fill_diagonal(weights, 0)
     # so that no class is without a wrong label to draw
     weights += (spread * weights.sum() + 1e-6) / weights.size

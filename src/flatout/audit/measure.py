@@ -31,13 +31,19 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 Interval = tuple[float, float, float]  # a value, and the bounds of its 95 % interval
-_PLANTED, _MOST_PLANTED, _LEAST_LONG, _DRAWS = 0.05, 0.1, 20, 2_000
+_PLANTED = 0.05
+_MOST_PLANTED = 0.1
+_LEAST_LONG = 20
+_DRAWS = 2_000
 # strength of the second model: where few labels are wrong, it may follow them more closely
 _SURER = 50.0
 PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)
-_CURVES, _NO_USE = 120, 0.003
+_CURVES = 120
+_NO_USE = 0.003
 # powers of a law; the least probability of a network that counts
-_SHALLOWEST, _STEEPEST, _LEAST = 1e-3, 1.5, 1e-4
+_SHALLOWEST = 1e-3
+_STEEPEST = 1.5
+_LEAST = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,9 @@ def measure(
 
     `encoded`: a row for each text, of an encoder or a network (`view`).
     """
-    folds, num_classes, reader = deal(rows, num_folds), len(rows.classes), Features()
+    folds = deal(rows, num_folds)
+    num_classes = len(rows.classes)
+    reader = Features()
     words = reader.fit(list(rows.texts))
     trained = _Trained(_beside(words, encoded), folds, num_classes)
     say(
@@ -195,10 +203,8 @@ class _Trained:
         """Probabilities of each row by a model of the other folds, of which some rows may be left
         out.
         """
-        found, is_taught = (
-            np.empty((len(labels), self.num_classes)),
-            ~np.isin(np.arange(len(labels)), left_out),
-        )
+        found = np.empty((len(labels), self.num_classes))
+        is_taught = ~np.isin(np.arange(len(labels)), left_out)
         for fold in np.unique(self.folds):
             is_judged = self.folds == fold
             taught = ~is_judged & is_taught
@@ -276,7 +282,8 @@ def forecast(
     """The gain of `more` rows; `errors`: a row a fold, a column a size, shares of `judged` rows
     where it is given.
     """
-    random, gains = np.random.default_rng(0), list[float]()
+    random = np.random.default_rng(0)
+    gains = list[float]()
     for _ in range(_CURVES):
         drawn = errors[random.integers(0, len(errors), len(errors))].mean(axis=0)
         variance = drawn * (1 - drawn) / judged if judged else errors.var(axis=0)
@@ -288,7 +295,8 @@ def forecast(
 
 
 def _gains(sizes: NDArray, errors: NDArray, rows_now: int, more: int) -> list[float]:
-    shares, errors = sizes / sizes[-1], np.maximum(errors, 1e-4)
+    shares = sizes / sizes[-1]
+    errors = np.maximum(errors, 1e-4)
     laws = [
         _fit(shares, errors, False),
         _fit(shares, errors, True),

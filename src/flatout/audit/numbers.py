@@ -36,7 +36,10 @@ from flatout.tasks.score_intervals import bootstrap
 from flatout.tasks.sequence_baselines import labels_of, numbers_of, window_rows
 
 WORST = "worst.csv"
-_LEAST_FOR_CURVE, _SHOWN, _NAMED, _MOST_BITS = 16, 20, 3, 2048
+_LEAST_FOR_CURVE = 16
+_SHOWN = 20
+_NAMED = 3
+_MOST_BITS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +70,12 @@ def read_number_rows(data: StoreData[Any, Any], most: int) -> NumberRows:
     """All rows of a store that is open; of bit strings at most so many, drawn at random."""
     if isinstance(data.info, SequenceInfo):
         return _of_recordings(data.info)
-    info, random = data.info, np.random.default_rng(0)
+    info = data.info
+    random = np.random.default_rng(0)
     share = most / sum(split.num_rows for split in data.store.splits.values())
-    found, names, splits = list[tuple[Tensor, Tensor]](), list[str](), list[str]()
+    found = list[tuple[Tensor, Tensor]]()
+    names = list[str]()
+    splits = list[str]()
     for name, split in data.store.splits.items():
         for batch in getattr(data.feeds, name).afresh():
             kept = np.flatnonzero(random.random(batch.num_real) < share)
@@ -93,9 +99,13 @@ def read_number_rows(data: StoreData[Any, Any], most: int) -> NumberRows:
 
 
 def _of_recordings(info: SequenceInfo) -> NumberRows:
-    segments, targets, is_class, factor = info.segments, info.targets, False, 1.0
+    segments = info.segments
+    targets = info.targets
+    is_class = False
+    factor = 1.0
     if info.shape.labels:
-        is_class, model = info.labels.problem is Problem.single, "ridge on means and ends"
+        is_class = info.labels.problem is Problem.single
+        model = "ridge on means and ends"
         inputs_ND, answers_NO = (
             torch.cat([of(info, each) for each in segments]) for of in (numbers_of, labels_of)
         )
@@ -104,7 +114,8 @@ def _of_recordings(info: SequenceInfo) -> NumberRows:
         )
     else:
         wide, inputs_ND, answers_NO, number_N = window_rows(info)
-        model, factor = f"ridge on {wide} samples", info.scaler.of_targets(1)[1][0]
+        model = f"ridge on {wide} samples"
+        factor = info.scaler.of_targets(1)[1][0]
     several = len(targets) > 1
     # By quartiles, as a recording in another unit would move a mean and a deviation of all.
     low_D, middle_D, high_D = torch.from_numpy(
@@ -121,10 +132,8 @@ def _of_recordings(info: SequenceInfo) -> NumberRows:
         if unit
         else "accuracy"
     )
-    names, of_split = (
-        info.recording_names,
-        {split: set(own.recording.tolist()) for split, own in segments.items()},
-    )
+    names = info.recording_names
+    of_split = {split: set(own.recording.tolist()) for split, own in segments.items()}
     splits = [
         " ".join(split for split in of_split if number in of_split[split])
         for number in kept.tolist()
@@ -168,22 +177,20 @@ class _Folds:
         require(
             len(groups) >= num_folds, "folds", what, hint="Set folds to fewer, or name more data."
         )
-        rank_G, by_group = (
-            np.random.default_rng(0).permutation(len(groups)),
-            np.argsort(group_R, kind="stable"),
-        )
-        nth_R, own_R = np.empty(count, np.int64), rank_G[group_R]
+        rank_G = np.random.default_rng(0).permutation(len(groups))
+        by_group = np.argsort(group_R, kind="stable")
+        nth_R = np.empty(count, np.int64)
+        own_R = rank_G[group_R]
         nth_R[by_group] = np.arange(count) - np.searchsorted(group_R[by_group], group_R[by_group])
         # whole groups behind a row of two, so that no fold lacks rows of a part
         is_later_R = (nth_R > 0) | (own_R > 1)
         rank_R = torch.from_numpy(np.argsort(np.lexsort((nth_R, own_R, is_later_R))))
-        self.rows, self.num_folds, self.fold_R = (
-            rows,
-            num_folds,
-            torch.from_numpy(own_R % num_folds),
-        )
+        self.rows = rows
+        self.num_folds = num_folds
+        self.fold_R = torch.from_numpy(own_R % num_folds)
         self.group_R = torch.from_numpy(group_R)
-        self.fold_N, ends = self.fold_R[rows.row_N], torch.tensor(PARTS[:-1]) * count
+        self.fold_N = self.fold_R[rows.row_N]
+        ends = torch.tensor(PARTS[:-1]) * count
         part_N = torch.bucketize(rank_R.float(), ends, right=True)[rows.row_N]
         self._cells: dict[tuple[int, int], Sums] = {}
         for fold, part in itertools.product(range(num_folds), range(len(PARTS))):
@@ -196,7 +203,8 @@ class _Folds:
         """Mean loss of each row of all folds or one, by models of a part of the others; and what
         these answer.
         """
-        rows, answers_NO = self.rows, torch.empty_like(self.rows.answers_NO, dtype=torch.float32)
+        rows = self.rows
+        answers_NO = torch.empty_like(self.rows.answers_NO, dtype=torch.float32)
         for fold in range(self.num_folds) if judged is None else (judged,):
             cells = [
                 sums for (own, its), sums in self._cells.items() if own != fold and its <= part
@@ -208,10 +216,8 @@ class _Folds:
             inputs_ND = (rows.inputs_ND[is_judged_N] - mean_D).float()
             answers_NO[is_judged_N] = inputs_ND @ weight_DO.float() + mean_O.float()
         kept_N = slice(None) if judged is None else self.fold_N == judged
-        loss_N, row_N = (
-            rows.loss(answers_NO[kept_N], rows.answers_NO[kept_N]).double(),
-            rows.row_N[kept_N],
-        )
+        loss_N = rows.loss(answers_NO[kept_N], rows.answers_NO[kept_N]).double()
+        row_N = rows.row_N[kept_N]
         sums_R = torch.zeros(len(rows.names)).double().index_add(0, row_N, loss_N)
         return (sums_R / torch.bincount(rows.row_N)).numpy(), answers_NO
 
@@ -249,7 +255,8 @@ class MeasuredNumbers:
 
     def lines(self) -> Iterator[str]:
         """What is printed: score and luck, the worst rows, more rows."""
-        rows, of_folds = self.rows, self.curve[:, -1]
+        rows = self.rows
+        of_folds = self.curve[:, -1]
         score = (
             f"{rows.shown(self.loss_R.mean()):.4g}{f' ({self.interval})' if self.interval else ''}"
         )
@@ -265,10 +272,8 @@ class MeasuredNumbers:
         )
         yield f"rows:   the worst are {worst}" if worst else "rows:   all are answered rightly"
         tenth = self.order[: -(-len(rows.names) // 10)]
-        share, lost = (
-            self.loss_R[tenth].sum() / max(self.loss_R.sum(), 1e-12),
-            "squared error" if rows.unit else "loss",
-        )
+        share = self.loss_R[tenth].sum() / max(self.loss_R.sum(), 1e-12)
+        lost = "squared error" if rows.unit else "loss"
         part = f"a tenth of the {len(rows.names):,} {rows.what} makes {share:.0%} of the {lost}"
         wrong = (
             f"{int(self.loss_R.sum()):,} of the {len(rows.names):,} {rows.what} are answered"
@@ -301,8 +306,11 @@ def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
     """Run every fold on all rows and on parts of them, with a penalty that is chosen by the first
     fold.
     """
-    count, folds = len(rows.names), _Folds(rows, num_folds)
-    fold_R, parts, by_part = folds.fold_R.numpy(), range(len(PARTS)), list[Floats]()
+    count = len(rows.names)
+    folds = _Folds(rows, num_folds)
+    fold_R = folds.fold_R.numpy()
+    parts = range(len(PARTS))
+    by_part = list[Floats]()
     for part in parts if count >= _LEAST_FOR_CURVE else parts[-1:]:
         tried = [folds.losses(penalty, part, judged=0)[0].sum() for penalty in PENALTIES]
         loss_R, answers_NO = folds.losses(PENALTIES[int(np.argmin(tried))], part)
@@ -310,11 +318,10 @@ def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
     means = np.array(
         [[each[fold_R == fold].mean() for each in by_part] for fold in range(num_folds)]
     )
-    sizes, now = (
-        np.array(PARTS) * count * (1 - 1 / num_folds),
-        sum("train" in each for each in rows.splits),
-    )
-    errors, ahead = means**0.5 if rows.unit else means, None
+    sizes = np.array(PARTS) * count * (1 - 1 / num_folds)
+    now = sum("train" in each for each in rows.splits)
+    errors = means**0.5 if rows.unit else means
+    ahead = None
     if len(by_part) > 1:
         whole = max(1.0, float(errors.max()))  # laws know shares of 1 at most
         of_one = forecast(sizes, errors / whole, now, round_number(now / 2), None)

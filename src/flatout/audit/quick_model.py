@@ -23,7 +23,8 @@ _FEW_ROWS = 50  # from so many rows on, words and n-grams that one row alone has
 _LONGEST = 1_000  # characters of a text whose n-grams are read; its words are read to the end
 # probability of a class that no row has, so that no row of answers adds up to nothing
 _LEAST = 1e-6
-STRENGTH, _RIDGE = 5.0, 1.0
+STRENGTH = 5.0
+_RIDGE = 1.0
 """Inverse regularisation of the logistic regression, and the ridge's: TF-IDF has rows of length 1,
 so one fits most."""
 
@@ -78,7 +79,8 @@ def _joined(sides: list[csr_matrix]) -> csr_matrix:
 
 class _Part:
     def __init__(self, count: Callable[[Sequence[str]], csr_matrix]) -> None:
-        self._count, self._weights = count, TfidfTransformer(sublinear_tf=True)
+        self._count = count
+        self._weights = TfidfTransformer(sublinear_tf=True)
         self._kept = np.empty(0, np.int64)
 
     def fit(self, texts: Sequence[str]) -> csr_matrix:
@@ -101,7 +103,9 @@ class Head:
         """`strength`: the inverse regularisation of a class's model; the greater, the surer are its
         answers.
         """
-        self.problem, self.num_classes, self._strength = problem, num_classes, strength
+        self.problem = problem
+        self.num_classes = num_classes
+        self._strength = strength
         self._models: list[LogisticRegression | float] = []
         self._ridge = Ridge(_RIDGE, solver="sparse_cg", tol=1e-4)
 
@@ -142,7 +146,8 @@ class QuickModel:
     """Features and head in one: given texts and labels, probabilities for other texts."""
 
     def __init__(self, problem: Problem, num_classes: int = 1) -> None:
-        self._features, self._head = Features(), Head(problem, num_classes)
+        self._features = Features()
+        self._head = Head(problem, num_classes)
 
     def fit(self, texts: Sequence[str], targets: NDArray[np.generic]) -> QuickModel:
         """Learn from texts and their targets, which are those of `Head.fit`."""

@@ -37,7 +37,8 @@ from flatout.errors import require
 Objects = NDArray[np.object_]
 Blocks = Sequence[tuple[str, TextBlock]]  # rows, each block with the split it goes to
 # the class of words outside; how many words before and after one are read
-NO_ENTITY, _AROUND = "no entity", 2
+NO_ENTITY = "no entity"
+_AROUND = 2
 _MOST_UNLABELLED = 200_000
 LEAST_ROWS = 40  # rows below which no fold says anything
 
@@ -109,14 +110,16 @@ def read_audit_rows(
     splits = np.concatenate([np.full(len(block.rows), split, object) for split, block in blocks])
     tables = np.array([split if split in source.tables else "train" for split in splits], object)
     read = [text for _, block in blocks for text in block.texts.to_pylist()]
-    texts = shown = np.array([" ".join(text) for text in read] if is_tagged else read, object)
+    shown = np.array([" ".join(text) for text in read] if is_tagged else read, object)
+    texts = shown
     groups = (
         _column(source, config.group, tables, rows)
         if config.group
         else [text.lower() for text in texts]
     )
     numbers = np.unique(hash_texts(pa.array(groups, pa.large_string())), return_inverse=True)[1]
-    places, parts = np.arange(len(rows)), dict[str, Any]()
+    places = np.arange(len(rows))
+    parts = dict[str, Any]()
     if isinstance(source, TagSource):
         classes = [NO_ENTITY, *source.census.types]
         spans = list(entities_and_like(source.census, blocks))
@@ -178,10 +181,8 @@ def _located(table: Table, row: int) -> str:
 
 def _require_groups(found: AuditRows, config: TextDataConfig, num_folds: int) -> None:
     is_by_text = not (config.group or found.is_tagged)
-    num_groups, where = (
-        len(np.unique(found.groups)),
-        f"data.group={config.group}" if config.group else "folds",
-    )
+    num_groups = len(np.unique(found.groups))
+    where = f"data.group={config.group}" if config.group else "folds"
     what = f"{num_groups} different texts are too few to be audited"
     require(
         num_groups >= LEAST_ROWS or not is_by_text,
@@ -189,10 +190,8 @@ def _require_groups(found: AuditRows, config: TextDataConfig, num_folds: int) ->
         what,
         allowed=f"{LEAST_ROWS} or more",
     )
-    what, hint = (
-        f"{num_groups} groups for {num_folds} folds",
-        "Set folds to fewer, or leave data.group out.",
-    )
+    what = f"{num_groups} groups for {num_folds} folds"
+    hint = "Set folds to fewer, or leave data.group out."
     require(num_groups >= num_folds, where, what, hint=hint)
 
 
@@ -252,11 +251,9 @@ def entities_and_like(
     }
     sentence = 0
     for tags, each in zip(tagged, words, strict=True):
-        begin, end, found = (
-            tags.offsets[:-1],
-            tags.offsets[1:],
-            find_entities(as_bio(tags), tags.offsets),
-        )
+        begin = tags.offsets[:-1]
+        end = tags.offsets[1:]
+        found = find_entities(as_bio(tags), tags.offsets)
         starts, stops = (within + begin[found.row] for within in (found.start, found.stop))
         spans = list(zip(found.row, starts, stops, found.kind + 1, strict=True))
         for row, place in zip(tags.row_of(), range(len(each)), strict=True):

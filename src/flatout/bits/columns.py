@@ -24,11 +24,11 @@ from flatout.data.tables.splits import bytes_of
 from flatout.data.tables.table import Table, are_bytes, is_list, is_text
 from flatout.errors import UserError, require
 
-_FOREIGN, _LONGEST_SHOWN, _LOOKED_AT = 255, 24, 100
-_CORRECT, _NAME_FORM = (
-    "Correct this row.",
-    "Correct this row, or name the form of all rows: data.form=hex.",
-)
+_FOREIGN = 255
+_LONGEST_SHOWN = 24
+_LOOKED_AT = 100
+_CORRECT = "Correct this row."
+_NAME_FORM = "Correct this row, or name the form of all rows: data.form=hex."
 _NAME_IT = "Name the column of encodings: data.bits=COLUMN."
 UIDS = ("uid", "id")  # names of a column that names each record, where the settings name none
 COLUMN = {
@@ -54,7 +54,9 @@ class BitColumn:
     """Reads one column of encodings, block by block."""
 
     def __init__(self, name: str, source: str, form: Form = Form.auto) -> None:
-        self.name, self.source, self.form = name, source, form
+        self.name = name
+        self.source = source
+        self.form = form
         # bits of every record, known after the first block; None for sets of numbers
         self.num_bits: int | None = None
         self._width = 0  # characters of every record of a text, known after the first block
@@ -138,10 +140,8 @@ class BitColumn:
         """Bytes that are packed already, or lists of zeros and ones."""
         if has_bytes := are_bytes(column.type):
             data = column.to_pylist()
-            lengths, values = (
-                np.array(list(map(len, data))),
-                np.frombuffer(b"".join(data), dtype=np.uint8),
-            )
+            lengths = np.array(list(map(len, data)))
+            values = np.frombuffer(b"".join(data), dtype=np.uint8)
         else:
             lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
             values = column.flatten().cast(pa.uint8()).to_numpy(zero_copy_only=False)
@@ -272,7 +272,8 @@ def encoded(
     """The table's blocks: the columns that are hashed, the encoding, and all others, as a run reads
     them again.
     """
-    encoder, name = config.build(), COLUMN[config.kind]
+    encoder = config.build()
+    name = COLUMN[config.kind]
     others = [
         each
         for each in table.columns

@@ -55,7 +55,8 @@ from flatout.data.tables.table import (
 )
 from flatout.errors import UserError, require
 
-_ROWS_NAMED, _MOST_HASHED = 5, 6_144
+_ROWS_NAMED = 5
+_MOST_HASHED = 6_144
 _NAME_TEXTS = "Name the columns of plain text: data.columns=[GivenName,Surname]."
 
 
@@ -116,7 +117,9 @@ class BitsPreparation:
             require_columns(table, {**wanted, **({"data.bits": self.bits} if self.bits else {})})
 
     def open(self) -> BitInfo:
-        config, cache, source = self.config, Cache(self.config.cache), self.tables["train"].name
+        config = self.config
+        cache = Cache(self.config.cache)
+        source = self.tables["train"].name
         fingerprints = fingerprints_of(self.tables, cache.folder)
         validation_share, test_share = config.taken_shares(self.tables)
         recipe: Recipe = {
@@ -185,7 +188,8 @@ class BitsPreparation:
             commonest = sorted(counts, key=lambda number: (-counts[number], number))[
                 : self.config.vocabulary
             ]
-            survey.numbers, survey.numbers_met = np.sort(np.array(commonest)), len(counts)
+            survey.numbers = np.sort(np.array(commonest))
+            survey.numbers_met = len(counts)
             survey.num_inputs = len(commonest)
         elif encode is None:
             survey.num_inputs = (
@@ -202,7 +206,8 @@ class BitsPreparation:
         """
         if self.bits is None:
             return self.config.encoding.kind is EncodingKind.twostep
-        table, read = self.tables["train"], self._reader()
+        table = self.tables["train"]
+        read = self._reader()
         for block in table.blocks([self.bits], rows_per_block=64):
             read(Record([], block.column(self.bits), np.arange(block.num_rows), table.name))
             return self._column.form is Form.numbers
@@ -227,7 +232,9 @@ class BitsPreparation:
             split: writer.split(split, columns) for split in self.config.split_names(self.tables)
         }
         totals = {split: {"rows": 0, "tokens": 0} for split in writers}
-        encode, differ, firsts = self._reader(), is_set, list[Packed]()
+        encode = self._reader()
+        differ = is_set
+        firsts = list[Packed]()
         for split, record in self.records(progress.task("writing")):
             raw = record.raw
             encoding = encode(record)
@@ -239,7 +246,8 @@ class BitsPreparation:
                 *record.fields, pa.scalar(FIELD_END, pa.large_string())
             )
             data, bounds = bytes_of(pc.utf8_lower(parted))
-            stored, grams = (data, np.diff(bounds).astype(np.int32)), targets_of(raw, survey.hashed)
+            stored = (data, np.diff(bounds).astype(np.int32))
+            grams = targets_of(raw, survey.hashed)
             writers[split].append(tokens=encoded, targets=grams, texts=stored, rows=record.rows)
             totals[split]["rows"] += len(raw)
             totals[split]["tokens"] += (
@@ -270,7 +278,8 @@ class BitsPreparation:
         if self.bits is None:
             encoder = self.config.encoding.build()
             return lambda record: encoder.encode(record.raw)
-        self._column = column = BitColumn(self.bits, self.tables["train"].name, self.config.form)
+        column = BitColumn(self.bits, self.tables["train"].name, self.config.form)
+        self._column = column
 
         def read(record: Record) -> Packed | Sets:
             column.source = record.source
@@ -403,8 +412,15 @@ class BitsPreparation:
 class _Survey:
     """What the first pass found in the training rows; `num_records` are those of all splits."""
 
-    num_records = num_rows = num_labels = without_label = num_inputs = bits_set = numbers_met = 0
+    num_records = 0
+    num_rows = 0
+    num_labels = 0
+    without_label = 0
+    num_inputs = 0
+    bits_set = 0
+    numbers_met = 0
     numbers: NDArray[np.int64] | None = None
 
     def __init__(self) -> None:
-        self.hashed, self.label_counts = GramIndex(), np.zeros(len(LABELS), dtype=np.int64)
+        self.hashed = GramIndex()
+        self.label_counts = np.zeros(len(LABELS), dtype=np.int64)

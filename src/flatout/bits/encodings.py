@@ -27,12 +27,15 @@ from flatout.bits.grams import GramIndex, distinct, padded
 from flatout.errors import check_settings, require, setting
 
 # a block's gathered table rows should stay in the cache
-_BYTES_AT_ONCE, _GRAMS_A_RECORD = 1 << 21, 24
-_ROWS_AT_ONCE, _MOST_HASHES_TWO_STEP = 4096, 24
+_BYTES_AT_ONCE = 1 << 21
+_GRAMS_A_RECORD = 24
+_ROWS_AT_ONCE = 4096
+_MOST_HASHES_TWO_STEP = 24
 Packed = NDArray[np.uint8]
 # numbers row after row, and how many each row has
 Sets = tuple[NDArray[np.int32], NDArray[np.int32]]
-_KEY_BYTES, _NUMBERS_A_DIGEST = 64, 32
+_KEY_BYTES = 64
+_NUMBERS_A_DIGEST = 32
 EncodingKind = StrEnum("EncodingKind", "bloom minhash twostep")
 Hashing = StrEnum("Hashing", "keyed double")
 
@@ -279,7 +282,8 @@ class TwoStepEncoder:
         return values, counts
 
     def _hash_new_grams(self) -> None:
-        new, size = self.grams.names[len(self._columns) :], self.config.size
+        new = self.grams.names[len(self._columns) :]
+        size = self.config.size
         found = [
             keyed_positions(gram, key=key, hashes=1, size=size)
             for gram in new

@@ -44,9 +44,14 @@ from flatout.tasks.task import real_rows
 Counts = NDArray[np.int64]
 Rows = list[dict[str, Any]]
 _FREQUENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536, 1 << 40)
-_GRAMS_SHOWN, _LEAST_SUPPORT, _JUDGED = 24, 5, 10_000
-_SIZES, _FEWEST = 6, 64
-_NOTHING, _LITTLE, _MUCH = 0.1, 0.35, 0.8
+_GRAMS_SHOWN = 24
+_LEAST_SUPPORT = 5
+_JUDGED = 10_000
+_SIZES = 6
+_FEWEST = 64
+_NOTHING = 0.1
+_LITTLE = 0.35
+_MUCH = 0.8
 
 
 def count_grams(probabilities: Tensor, targets: Tensor, threshold: float) -> Counts:
@@ -74,7 +79,8 @@ def by_frequency(counts: Counts, train_counts: Counts) -> Rows:
 
 def most_and_least(names: tuple[str, ...], counts: Counts) -> tuple[Rows, Rows]:
     """The grams that leak most and least, among those some records hold."""
-    there, dice = counts[0], dice_of(counts)
+    there = counts[0]
+    dice = dice_of(counts)
     chosen = np.flatnonzero(there >= _LEAST_SUPPORT)
     order = chosen[np.lexsort((-there[chosen], -dice[chosen]))]
     rows = [{"gram": names[i], "dice": float(dice[i]), "records": int(there[i])} for i in order]
@@ -113,7 +119,10 @@ class ExposureStudy:
     """What the encodings of unseen records give away to a trained model."""
 
     def __init__(self, task: GramDecoder, predictor: GramPredictor, feeds: Feeds) -> None:
-        self.task, self.predictor, self.feeds, self.labels = task, predictor, feeds, task.labels
+        self.task = task
+        self.predictor = predictor
+        self.feeds = feeds
+        self.labels = task.labels
         self.data: BitInfo = task.info
         self.judged, self.split = ("validation", "val") if feeds.test is None else ("test", "test")
         self.held: Feed = feeds.validation if feeds.test is None else feeds.test
@@ -161,10 +170,8 @@ class ExposureStudy:
         assert isinstance(model, BitMLP), "only a BitMLP detects hashed grams"
         for batch in self.held.afresh():
             targets = batch.multi_hot(self.labels.num_outputs)
-            answers, detected = (
-                self.task.answers(batch).sigmoid(),
-                model.detect(batch).float().sigmoid(),
-            )
+            answers = self.task.answers(batch).sigmoid()
+            detected = model.detect(batch).float().sigmoid()
             found.append(
                 tuple(
                     real_rows(values, batch).cpu()
@@ -179,7 +186,8 @@ class ExposureStudy:
         """Dice after few, more and all known pairs; ridge and the network's detectors are solved
         for each.
         """
-        train, model = self.feeds.train, copy.deepcopy(self.task.model)
+        train = self.feeds.train
+        model = copy.deepcopy(self.task.model)
         assert isinstance(model, BitMLP)
         total = min(train.split.num_rows, MOST_RECORDS)
         sizes = sorted({min(total, max(_FEWEST, total >> halvings)) for halvings in range(_SIZES)})
@@ -203,7 +211,8 @@ class ExposureStudy:
     @torch.inference_mode()
     def _model_dice(self, model: BitMLP) -> float:
         model.eval()
-        metrics, num_labels = GramMetrics(), self.labels.num_outputs
+        metrics = GramMetrics()
+        num_labels = self.labels.num_outputs
         for feed in (self.feeds.validation, self.held):
             metrics.reset()
             for batch in feed.afresh():

@@ -13,7 +13,8 @@ from flatout.report.figures import Curve, line_chart
 from flatout.report.page import render_text, tile
 from flatout.report.summary import json_safe, read_json
 
-PAGE, NUMBERS = "exposure.html", "exposure.json"
+PAGE = "exposure.html"
+NUMBERS = "exposure.json"
 
 
 def write_exposure(folder: Path, exposure: Mapping[str, Any]) -> None:

@@ -44,7 +44,8 @@ def raw_texts(fields: Sequence[pa.Array]) -> pa.Array:
 
 def padded(raw: pa.Array) -> pa.Array:
     """Texts with a blank at both ends; empty ones stay empty."""
-    raw, blank = raw.cast(pa.large_string()), pa.scalar(" ", pa.large_string())
+    raw = raw.cast(pa.large_string())
+    blank = pa.scalar(" ", pa.large_string())
     with_blanks = pc.binary_join_element_wise(blank, raw, blank, pa.scalar("", pa.large_string()))
     return pc.if_else(pc.equal(pc.binary_length(raw), 0), raw, with_blanks)
 

@@ -92,9 +92,7 @@ class BitInfo(DataInfo):
 
     def summary(self) -> dict[str, Any]:
         splits = self.facts["splits"]
-        rows, tokens = (
-            {name: counts["rows"] for name, counts in splits.items()},
-            splits["train"]["tokens"],
-        )
+        rows = {name: counts["rows"] for name, counts in splits.items()}
+        tokens = splits["train"]["tokens"]
         sizes = {"tokens": tokens, "mean_length": tokens / max(1, rows["train"])}
         return {"rows": rows, "classes": len(LABELS), **sizes, "truncated_rows": 0}

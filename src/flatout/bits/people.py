@@ -27,16 +27,17 @@ from flatout.errors import LARGEST_SEED, setting
 
 GENERATOR_VERSION = 1
 FIELDS = ("GivenName", "Surname", "Birthday")
-_BLOCK, _FIRST_UID = 16_384, 100_001
-_NUM_GIVEN, _NUM_SURNAMES = 1_500, 12_000
+_BLOCK = 16_384
+_FIRST_UID = 100_001
+_NUM_GIVEN = 1_500
+_NUM_SURNAMES = 12_000
 
 _WRITTEN = tomllib.loads(Path(__file__).with_name("people.toml").read_text(encoding="utf-8"))
-_GIVEN, _SURNAMES, _SYLLABLES = (
-    _WRITTEN["given"].split(),
-    _WRITTEN["surnames"].split(),
-    _WRITTEN["syllables"],
-)
-_YOUNGEST, _YEARS = 2006, 72
+_GIVEN = _WRITTEN["given"].split()
+_SURNAMES = _WRITTEN["surnames"].split()
+_SYLLABLES = _WRITTEN["syllables"]
+_YOUNGEST = 2006
+_YEARS = 72
 _DAYS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 
 
@@ -58,7 +59,8 @@ class PeopleTable(Table):
     columns: Sequence[str] = (*FIELDS, "uid")
 
     def __init__(self, config: PeopleConfig) -> None:
-        self.config, self.num_rows = config, config.rows
+        self.config = config
+        self.num_rows = config.rows
 
     def fingerprint(self) -> str:
         return xxhash.xxh3_128_hexdigest(

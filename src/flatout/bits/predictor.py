@@ -39,8 +39,11 @@ from flatout.inference.run_predictor import (
 from flatout.models.bit_mlp import BitMLP
 from flatout.models.lean import even_sigmoid
 
-_ROWS_A_BATCH, _TEXTS_READ = 1024, 131_072
-HASHED, NUMBERS, ORDER = "hashed.json", "numbers.json", "letters.safetensors"
+_ROWS_A_BATCH = 1024
+_TEXTS_READ = 131_072
+HASHED = "hashed.json"
+NUMBERS = "numbers.json"
+ORDER = "letters.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +177,11 @@ class GramPredictor(RunPredictor):
         self.model.eval()
         tokens: Any
         if isinstance(encodings, tuple):
-            count, tokens = len(encodings[1]), known_numbers(encodings, self.numbers)
+            count = len(encodings[1])
+            tokens = known_numbers(encodings, self.numbers)
         else:
-            count, tokens = len(encodings), np.ascontiguousarray(encodings)
+            count = len(encodings)
+            tokens = np.ascontiguousarray(encodings)
         found: Tensor | None = None
         with answering(self.precision, self.device):
             for batch in self.batches(tokens, count, _ROWS_A_BATCH):
@@ -229,7 +234,8 @@ class GramPredictor(RunPredictor):
         require_columns(table, {"--bits": bits})
         for name in self.text_columns:
             require_columns(table, {"plain text of the records": name})
-        metrics, total = GramMetrics(self.threshold), 0
+        metrics = GramMetrics(self.threshold)
+        total = 0
         labelled = self._labelled(table, bits)
         for probabilities, targets in in_order(
             lambda one, piece: (one.outputs(piece[0]), piece[1]), others, labelled

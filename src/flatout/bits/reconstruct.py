@@ -25,12 +25,18 @@ from safetensors.numpy import save_file
 
 from flatout.bits.grams import code_points, padded
 
-_EDGES, _WALKS, _KEPT, _RECORDS_AT_ONCE = 48, 24, 10, 256
-_MOST_GAIN, _LEAST_GAIN = 10.0, -6.0
+_EDGES = 48
+_WALKS = 24
+_KEPT = 10
+_RECORDS_AT_ONCE = 256
+_MOST_GAIN = 10.0
+_LEAST_GAIN = -6.0
 _REPEAT = -1.5  # what going over a gram again costs
 _USUAL = 0.35  # weight of the letters' order against the grams' probabilities
-_LONGER, _ODD_SHAPE = 4, -5.0
-_LETTERS, _DIGIT = re.compile(r"[^\W\d_]+"), re.compile(r"\d")
+_LONGER = 4
+_ODD_SHAPE = -5.0
+_LETTERS = re.compile(r"[^\W\d_]+")
+_DIGIT = re.compile(r"\d")
 _NEVER = np.float32(-1e9)
 Floats = NDArray[np.float32]
 Candidates = dict[str, float]  # texts for one record with their scores, the likeliest first
@@ -47,7 +53,9 @@ class LetterOrder:
         # `log_next`: `[H, letters]` log-probability of the letter after a gram; `longest`: letters
         # of the longest text there may be; `shapes`: of the texts learnt from; a text of any other
         # shape is less likely.
-        self.log_next, self.shapes, self.longest = log_next, frozenset(shapes), longest
+        self.log_next = log_next
+        self.shapes = frozenset(shapes)
+        self.longest = longest
         self.letters = sorted({letter for gram in grams for letter in gram})
 
     @classmethod
@@ -106,7 +114,8 @@ class LetterOrder:
 
 class Reconstructor:
     def __init__(self, grams: Sequence[str], order: LetterOrder) -> None:
-        self.grams, self.order = list(grams), order
+        self.grams = list(grams)
+        self.order = order
         letter_of = {letter: number for number, letter in enumerate(order.letters)}
         self._first = np.array([letter_of[gram[0]] for gram in grams], dtype=np.int16)
         self._second = np.array([letter_of[gram[1]] for gram in grams], dtype=np.int16)
@@ -164,7 +173,9 @@ class _Beam:
         longest: int,
     ) -> None:
         """`ends_RE`: the edges that a walk ends on."""
-        self.gain_RE, self.step_REE, self.ends_RE = gain_RE, step_REE, ends_RE
+        self.gain_RE = gain_RE
+        self.step_REE = step_REE
+        self.ends_RE = ends_RE
         records, count = gain_RE.shape
         self.walks = min(_WALKS, count)
         # so a walk's used edges are one number
@@ -226,7 +237,8 @@ class Rates:
 
 def rates(candidates: Sequence[Candidates], texts: Sequence[str]) -> Rates:
     """How often the right text is found; both in raw form."""
-    total, both = max(1, len(texts)), list(zip(candidates, texts, strict=True))
+    total = max(1, len(texts))
+    both = list(zip(candidates, texts, strict=True))
     at_1, at_5, at_10 = (
         sum(text in list(found)[:most] for found, text in both) for most in (1, 5, 10)
     )

@@ -26,7 +26,8 @@ from flatout.models.bit_mlp import BitMLP
 from flatout.run_log import RunLog
 
 MOST_RECORDS = 131_072
-_MOST_INPUTS_IN_DOUBLE, _MOST_TO_CHOOSE_BY = 2_048, 8_192
+_MOST_INPUTS_IN_DOUBLE = 2_048
+_MOST_TO_CHOOSE_BY = 8_192
 PENALTIES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 COMMONEST = 20
 # name of the trivial baseline: the same grams for every record
@@ -64,17 +65,13 @@ class RidgeSums:
     """
 
     def __init__(self, info: BitInfo, labels: GramLabels, device: torch.device) -> None:
-        self.num_inputs, self.is_set, self.num_grams = (
-            info.num_inputs,
-            info.is_set,
-            labels.num_targets,
-        )
+        self.num_inputs = info.num_inputs
+        self.is_set = info.is_set
+        self.num_grams = labels.num_targets
         self.inputs_DD = torch.zeros(self.num_inputs, self.num_inputs, device=device)
         self.grams_DG = torch.zeros(self.num_inputs, self.num_grams, device=device)
-        self.sum_D, self.sum_G = (
-            self.inputs_DD.new_zeros(self.num_inputs),
-            self.grams_DG.new_zeros(self.num_grams),
-        )
+        self.sum_D = self.inputs_DD.new_zeros(self.num_inputs)
+        self.sum_G = self.grams_DG.new_zeros(self.num_grams)
         self.num_records = 0
 
     def blocks(self, feed: Feed) -> Iterator[tuple[Tensor, Tensor]]:

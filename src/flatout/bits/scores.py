@@ -30,7 +30,8 @@ class GramMetrics(Metric):
     def __init__(self, threshold: float | None = None, *, is_alone: bool = False) -> None:
         """`is_alone`: this rank sees all rows, so that nothing is added up over ranks."""
         super().__init__(sync_on_compute=not is_alone)
-        self.given, self.of_rows = threshold, RowSums(len(NAMES) + 1)
+        self.given = threshold
+        self.of_rows = RowSums(len(NAMES) + 1)
         self.threshold = 0.5 if threshold is None else threshold
         """Least score that counts as an answer; found by `compute` where none is given."""
         self.add_state(

@@ -30,8 +30,10 @@ from flatout.errors import check_settings, require, setting
 from flatout.run_log import RunLog
 from flatout.tasks.task import Task, real_rows
 
-_MOST_WEIGHT, _FOCUS = 20.0, 2.0
-_RECOMBINED, _TEXTS_READ = 65_536, 131_072
+_MOST_WEIGHT = 20.0
+_FOCUS = 2.0
+_RECOMBINED = 65_536
+_TEXTS_READ = 131_072
 GramLoss = StrEnum("GramLoss", "bce weighted soft_margin focal")
 
 
@@ -76,10 +78,8 @@ class GramDecoder(Task):
         self.register_buffer("weights_C", weights, persistent=False)
 
     def take_info(self, info: Any) -> None:
-        what, hint = (
-            f"{type(info).__name__} has no grams",
-            "Use Classifier for texts and Tagger for tags.",
-        )
+        what = f"{type(info).__name__} has no grams"
+        hint = "Use Classifier for texts and Tagger for tags."
         require(
             isinstance(getattr(info, "labels", None), GramLabels), "GramDecoder", what, hint=hint
         )
@@ -110,10 +110,8 @@ class GramDecoder(Task):
             return False
         texts = recombined_texts(self.info.texts("train").slice(0, _TEXTS_READ), _RECOMBINED, seed)
         ids, lengths = targets_of(texts, GramIndex(self.labels.hashed, is_frozen=True))
-        offsets, device = (
-            torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64))),
-            feeds.train.device,
-        )
+        offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
+        device = feeds.train.device
         made = Recombined(
             torch.from_numpy(ids).to(device), offsets.to(device), self.labels.num_targets
         )
@@ -142,7 +140,8 @@ class GramDecoder(Task):
         targets = real_rows(batch.multi_hot(outputs.shape[1]), batch)
         total = self._answers_loss(outputs[:, :num_labels], targets[:, :num_labels])
         if outputs.shape[1] > num_labels:  # a model that trains its detectors answers them as well
-            detected, hashed = outputs[:, num_labels:].float(), targets[:, num_labels:]
+            detected = outputs[:, num_labels:].float()
+            hashed = targets[:, num_labels:]
             losses = (
                 F.binary_cross_entropy_with_logits(detected, hashed, reduction="sum") / num_labels
             )
@@ -264,7 +263,9 @@ class Recombined:
     """
 
     def __init__(self, ids: Tensor, offsets: Tensor, num_targets: int) -> None:
-        self.ids, self.offsets, self.num_targets = ids, offsets, num_targets
+        self.ids = ids
+        self.offsets = offsets
+        self.num_targets = num_targets
         self.bounds = offsets.tolist()
         self.next = 0  # the text that is taken next
 
@@ -279,7 +280,8 @@ class Recombined:
     def take(self, count: int) -> Tensor:
         """`[count, targets]` zeros and ones of the next texts."""
         count = self.ready(count)
-        start, stop = self.next, self.next + count
+        start = self.next
+        stop = self.next + count
         self.next = stop
         first, last = self.bounds[start], self.bounds[stop]
         return multi_hot(

@@ -80,7 +80,8 @@ class Clock:
         if self._is_spending:
             yield
             return
-        self._is_spending, began = True, time.perf_counter()
+        self._is_spending = True
+        began = time.perf_counter()
         try:
             yield
         finally:
@@ -122,14 +123,16 @@ class Clock:
                 del vars(part)[name]
                 if before is not None:
                     vars(part)[name] = before
-        self._planted, self.edge = [], None
+        self._planted = []
+        self.edge = None
 
     def _run_timed(
         self, name: str, hook: Callable[..., Any], phase: str, *args: Any, **kwargs: Any
     ) -> Any:
         if self.edge is not None and phase == "after the optimizer":
             self.edge(3)
-        began, outside_s = time.perf_counter(), self.outside_s
+        began = time.perf_counter()
+        outside_s = self.outside_s
         try:
             if not self.looks_closely:
                 return hook(*args, **kwargs)
@@ -205,7 +208,9 @@ class Stretches(Generic[Kind]):
 
     def __init__(self, make: Callable[..., Kind]) -> None:
         self._make = make
-        self.now, self.total, self.first = make(), make(), make()
+        self.now = make()
+        self.total = make()
+        self.first = make()
 
     def flush(self) -> Kind:
         """The counts since the last flush; they are part of the total from now on."""
@@ -329,7 +334,8 @@ class DeviceTimes:
         """Seconds of each phase in the batches that the device has finished, and of each optimizer
         step among them.
         """
-        seconds, steps_s = dict.fromkeys(PHASES, 0.0), []
+        seconds = dict.fromkeys(PHASES, 0.0)
+        steps_s = []
         while self._passing and self._passing[0].events[-1].query():
             batch = self._passing.popleft()
             events = batch.events
@@ -364,14 +370,18 @@ class HookTimes:
         self.spent = dict.fromkeys(self._PARTS, 0.0)
         self._device_edge = None if device_times is None else device_times.edge
         self._last = 3
-        self._at, self._aside = time.perf_counter(), clock.aside_s
+        self._at = time.perf_counter()
+        self._aside = clock.aside_s
         clock.edge = self.edge
 
     def edge(self, number: int, *_: Any) -> None:
         """The beginning of a batch is 0, the ends of its phases are 1 to 3."""
-        now, aside = time.perf_counter(), self.clock.aside_s
+        now = time.perf_counter()
+        aside = self.clock.aside_s
         part = 1 if (number, self._last) == (3, 0) else number  # a batch without a backward pass
         self.spent[self._PARTS[part]] += max(0.0, now - self._at - (aside - self._aside))
-        self._at, self._aside, self._last = now, aside, number
+        self._at = now
+        self._aside = aside
+        self._last = number
         if self._device_edge is not None:
             self._device_edge(number)

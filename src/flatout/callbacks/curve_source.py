@@ -31,7 +31,10 @@ class CurveSource(Callback):
     def __init__(self, every_n_steps: int = 50) -> None:
         require(every_n_steps >= 1, "every_n_steps", f"{every_n_steps}", allowed="1 or more")
         self.every_n_steps = every_n_steps
-        self._steps_since = self._batches_since = self._step = self._ended = 0
+        self._steps_since = 0
+        self._batches_since = 0
+        self._step = 0
+        self._ended = 0
         self._paused_at = time.perf_counter()
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -77,7 +80,8 @@ class CurveSource(Callback):
         if not self._batches_since:
             return
         began = time.perf_counter()
-        self._steps_since = self._batches_since = 0
+        self._steps_since = 0
+        self._batches_since = 0
         if values := self.take(trainer):
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=step_of_loggers(trainer))
@@ -94,7 +98,8 @@ class CurveSource(Callback):
         self._steps_since, self._batches_since = state["steps_since"], state["batches_since"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._step = self._ended = trainer.global_step
+        self._step = trainer.global_step
+        self._ended = self._step
         self.begin(trainer, pl_module)
 
     def on_train_batch_end(

@@ -105,9 +105,13 @@ class Card:
     name = "gpu"
 
     def __init__(self, nvml: Any, whole: Any, own_slice: Any = None) -> None:
-        self.nvml, self.whole, self.is_slice = nvml, whole, own_slice is not None
+        self.nvml = nvml
+        self.whole = whole
+        self.is_slice = own_slice is not None
         self.own = own_slice if self.is_slice else whole
-        self.looks = self.shared_looks = self.most_others = 0
+        self.looks = 0
+        self.shared_looks = 0
+        self.most_others = 0
         self.others_gb = 0.0
         self.reasons: Counter[str] = Counter()
         self.link: dict[str, int] = {}

@@ -36,7 +36,8 @@ class Host:
     name = "host"
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self.root, self.process = root, psutil.Process()
+        self.root = root
+        self.process = psutil.Process()
         self._before = self._counters()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -44,7 +45,8 @@ class Host:
         return type(self), (self.root,)
 
     def sample(self) -> dict[str, float]:
-        now, before = self._counters(), self._before
+        now = self._counters()
+        before = self._before
         self._before = now
         seconds = max(now["seconds"] - before["seconds"], 1e-9)
         gone = {name: now[name] - before[name] for name in now.keys() & before.keys()}
@@ -67,7 +69,9 @@ class Host:
 
     def _counters(self) -> dict[str, float]:
         """What only ever grows."""
-        cores, swap, disk = psutil.cpu_times(), psutil.swap_memory(), psutil.disk_io_counters()
+        cores = psutil.cpu_times()
+        swap = psutil.swap_memory()
+        disk = psutil.disk_io_counters()
         # Guests' time is in the users' already; a host that takes the cores away leaves them
         # neither busy nor idle.
         parts = {
@@ -99,7 +103,9 @@ class Watch:
     """
 
     def __init__(self, sources: Sequence[Source], say: Say = print, every_s: float = 1.0) -> None:
-        self.sources, self.say, self.every_s = list(sources), say, every_s
+        self.sources = list(sources)
+        self.say = say
+        self.every_s = every_s
         self._answering = list(sources)
         self._all: dict[str, list[float]] = {}
         self._taken: dict[str, int] = {}
@@ -186,7 +192,9 @@ class HardwareMonitor(CurveSource):
         """`sources`: what to sample; None: this machine, and the card of the Trainer."""
         super().__init__(every_n_steps)
         require(every_s > 0, "every_s", f"{every_s:g}", allowed="more than 0")
-        self.sources, self.every_s, self.say = sources, every_s, say
+        self.sources = sources
+        self.every_s = every_s
+        self.say = say
         self.watch = Watch(sources or [], say, every_s)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

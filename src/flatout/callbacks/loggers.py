@@ -212,7 +212,9 @@ class RunLoggers:
 
         `charts`: layout of TensorBoard's curves.
         """
-        self.loggers, self.settings, self.charts = dict(loggers), settings or {}, charts
+        self.loggers = dict(loggers)
+        self.settings = settings or {}
+        self.charts = charts
         self._metrics = frozenset(metrics)
         # `log_metrics` of each logger that still works
         self._write: dict[str, Callable[..., Any]] = {}
@@ -233,7 +235,8 @@ class RunLoggers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._is_open, status = False, "success" if kind is None else "failed"
+        self._is_open = False
+        status = "success" if kind is None else "failed"
         for name, logger in self.loggers.items():
             for method in (*_GUARDED, "finalize"):
                 vars(logger).pop(method, None)

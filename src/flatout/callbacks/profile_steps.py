@@ -28,7 +28,8 @@ from flatout.errors import check_settings, setting
 from flatout.files import write_table
 from flatout.run_log import Say
 
-TRACE, TABLE = "trace.json.gz", "operators.csv"
+TRACE = "trace.json.gz"
+TABLE = "operators.csv"
 _MOST_OPERATORS = 10
 _ENDLESS = 1 << 62
 # hooks that Lightning passes over after the window
@@ -79,7 +80,8 @@ def window(
     """Where the profiler looks, of steps `done` to `total`; `next_break`: the first step after the
     next pause.
     """
-    wanted, first = config.warmup + config.active, min(done + config.wait, total)
+    wanted = config.warmup + config.active
+    first = min(done + config.wait, total)
 
     def places_from(place: int) -> list[int]:
         places = [place]
@@ -116,10 +118,14 @@ class ProfileSteps(Callback):
     ) -> None:
         """`folder`: where the trace and the table go; None: the folder of the Trainer's logger."""
         self.config = ProfileConfig(enabled=True, wait=wait, warmup=warmup, active=active)
-        self.folder, self.say = None if folder is None else Path(folder), say
+        self.folder = None if folder is None else Path(folder)
+        self.say = say
         self.window: Window | None = None
         self._profiler: profile | None = None
-        self._done, self._seen, self._kept, self._has_written = 0, 0, 0, False
+        self._done = 0
+        self._seen = 0
+        self._kept = 0
+        self._has_written = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         for hook in _LEFT_OUT:  # of a training before
@@ -129,7 +135,9 @@ class ProfileSteps(Callback):
         if not trainer.is_global_zero or is_second(self, trainer):
             self._leave()
             return
-        self._trainer, self._done, self._seen = trainer, trainer.global_step, trainer.global_step
+        self._trainer = trainer
+        self._done = trainer.global_step
+        self._seen = trainer.global_step
         if self.folder is None:
             self.folder = Path(log_dir or trainer.default_root_dir)
         self.window = window(self.config, self._done, *_steps_and_breaks(trainer))
@@ -143,7 +151,8 @@ class ProfileSteps(Callback):
         if trainer.global_step == self._seen or self.window is None:
             return
         # a step of several optimizers is one
-        self._seen, self._done = trainer.global_step, self._done + 1
+        self._seen = trainer.global_step
+        self._done = self._done + 1
         if self._profiler is not None:
             self._kept = max(0, self._done - self.window.start - self.window.warmup)
             self._profiler.step()
@@ -192,7 +201,8 @@ class ProfileSteps(Callback):
     def _write(self, done: profile) -> None:
         if not self._kept or self.window is None or self.folder is None:
             return
-        self._has_written, started = True, time.perf_counter()
+        self._has_written = True
+        started = time.perf_counter()
         first = self.window.start + self.window.warmup + 1
         wanted = "" if self._kept == self.config.active else f" of {self.config.active}"
         beside = self.folder / f".new-{TRACE}"

@@ -39,13 +39,13 @@ class ProgressLine(ProgressBar):
         """`metric`: the one to show of each validation, without `val/`; None: the first few."""
         super().__init__()
         require(every_n_steps >= 1, "every_n_steps", f"{every_n_steps}", allowed="1 or more")
-        self.every_n_steps, self.metric, self.total_steps, self.say = (
-            every_n_steps,
-            metric,
-            total_steps,
-            say,
-        )
-        self._is_live, self._step, self._total = live, 0, total_steps
+        self.every_n_steps = every_n_steps
+        self.metric = metric
+        self.total_steps = total_steps
+        self.say = say
+        self._is_live = live
+        self._step = 0
+        self._total = total_steps
         # of the last flush; None where none is known, as in manual optimisation
         self._loss: float | None = None
         self._newest: Any = None  # the loss of the last batch, on its device
@@ -83,7 +83,8 @@ class ProgressLine(ProgressBar):
 
     def disable(self) -> None:
         """Stay silent: Lightning asks the ranks after the first to."""
-        self._is_live, self.say = False, say_nothing
+        self._is_live = False
+        self.say = say_nothing
 
     def enable(self) -> None:
         self._is_live = True

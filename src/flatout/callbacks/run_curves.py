@@ -84,7 +84,8 @@ class RunCurves(CurveSource):
         groups = [group for each in trainer.optimizers for group in each.param_groups]
         if fast is not None or groups:
             values["train/lr"] = groups[0]["lr"] if fast is None else fast.rate
-        self._steps_since = self._batches_since = 0
+        self._steps_since = 0
+        self._batches_since = 0
         self._hand("on_flush", trainer, values)
         self.clock.spend("logging", time.perf_counter() - asked)
         if self.judge_early is not None and trainer.global_step >= EARLY:

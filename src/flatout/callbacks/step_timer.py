@@ -70,8 +70,10 @@ class StepTimer(CurveSource):
     ) -> None:
         """`callbacks`: those to time, by name; None: all but ours and those that save."""
         super().__init__(every_n_steps)
-        self.clock, self.callbacks = Clock(), callbacks
-        self.times, self.step_times = Stretches(Split), StepTimes()
+        self.clock = Clock()
+        self.callbacks = callbacks
+        self.times = Stretches(Split)
+        self.step_times = StepTimes()
         self.seconds_to_first_step: float | None = None
         """From the making of this callback to the end of the first batch."""
         self._phase_s = dict.fromkeys(PHASES, 0.0)
@@ -80,9 +82,11 @@ class StepTimer(CurveSource):
         # the loader of training where it times its own waits, as our feeds do
         self._loader: Any = None
         self._is_fast = True
-        self._made = self._since = time.perf_counter()
+        self._made = time.perf_counter()
+        self._since = self._made
         self._before = self._spent()
-        self._step_since, self._outside_before = self._since, 0.0
+        self._step_since = self._since
+        self._outside_before = 0.0
         self._steps_s: list[float] = []
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -98,7 +102,8 @@ class StepTimer(CurveSource):
         self._loader = loader if hasattr(loader, "wait_s") else None
         self._device_times = DeviceTimes() if device == "cuda" else None
         fast = fast_steps_of(trainer)
-        self._is_fast, self._phase_s = fast is not None, dict.fromkeys(PHASES, 0.0)
+        self._is_fast = fast is not None
+        self._phase_s = dict.fromkeys(PHASES, 0.0)
         if fast is None or self._loader is None:
             self._plant_hooks(trainer)
         if fast is not None and self._device_times is not None:
@@ -107,7 +112,8 @@ class StepTimer(CurveSource):
             self._phase_s = fast.phase_s
         self.clock.look(0)
         self._start_clock()
-        self._step_since, self._outside_before = time.perf_counter(), self.clock.outside_s
+        self._step_since = time.perf_counter()
+        self._outside_before = self.clock.outside_s
 
     def _plant_hooks(self, trainer: L.Trainer) -> None:
         """Time the phases, or the wait alone, by hooks of Lightning, on the callback
@@ -132,7 +138,8 @@ class StepTimer(CurveSource):
 
     def end_step(self, step: int) -> None:
         """Note how long it took, without what lay between it and the one before."""
-        now, outside = time.perf_counter(), self.clock.outside_s
+        now = time.perf_counter()
+        outside = self.clock.outside_s
         outside_s = outside - self._outside_before
         if self._device_times is None:
             self._steps_s.append(now - self._step_since - outside_s)
@@ -223,7 +230,8 @@ def _others(trainer: L.Trainer) -> dict[str, L.Callback]:
     """Callbacks of others by the names of their classes, without those that save: saving counts by
     itself.
     """
-    found, count = dict[str, L.Callback](), Counter[str]()
+    found = dict[str, L.Callback]()
+    count = Counter[str]()
     for each in callbacks_of(trainer):
         name = type(each).__name__
         if not (

@@ -146,7 +146,10 @@ class FetchTimes(L.Callback):
     """
 
     def __init__(self) -> None:
-        self._fetched, self._seconds, self._asked, self._is_starting = 0, 0.0, 0.0, False
+        self._fetched = 0
+        self._seconds = 0.0
+        self._asked = 0.0
+        self._is_starting = False
         self.loader: Any = None  # what was read; a Trainer forgets it when it evaluates
 
     @property
@@ -159,7 +162,8 @@ class FetchTimes(L.Callback):
         set_fetch_hooks(trainer, self._ask, self._receive)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._asked, self._is_starting = time.perf_counter(), True
+        self._asked = time.perf_counter()
+        self._is_starting = True
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.loader = trainer.train_dataloader

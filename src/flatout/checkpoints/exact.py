@@ -68,7 +68,8 @@ class SaveSchedule:
             )
         self._every_steps = every_steps
         self._every_s = float("inf") if every_minutes is None else 60 * every_minutes
-        self.signals, self._of_ranks = signals, SharedMaximum()
+        self.signals = signals
+        self._of_ranks = SharedMaximum()
         # the signal that has ended training, on whichever rank it arrived; 0: none
         self.stopped_by = 0
         self.restart()
@@ -130,8 +131,10 @@ class ExactCheckpoint(Checkpoint):
         """
         super().__init__()
         require(keep >= 1, "ExactCheckpoint.keep", f"{keep}", allowed="1 or more")
-        self.folder, self.keep = Path(folder), keep
-        self.about, self.run_log = about, RunLog() if log is None else log
+        self.folder = Path(folder)
+        self.keep = keep
+        self.about = about
+        self.run_log = RunLog() if log is None else log
         by_name = CheckpointConfig().mode_of(monitor or "")
         self.best_so_far = Best(monitor, by_name if mode == "auto" else mode, min_delta)
         self.when = SaveSchedule(every_steps, every_minutes, signals or Signals())
@@ -141,7 +144,10 @@ class ExactCheckpoint(Checkpoint):
         self._began = time.monotonic()
         self._saved: Position | None = None
         self._loop: FastLoop | None = None
-        self._is_saving = self._is_extended = self._has_warned = self._is_stop_asked = False
+        self._is_saving = False
+        self._is_extended = False
+        self._has_warned = False
+        self._is_stop_asked = False
         self._patience: dict[str, int] = {}
 
     @property
@@ -165,7 +171,8 @@ class ExactCheckpoint(Checkpoint):
         return None if found is None else found.checkpoint
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._trainer, self._loop = trainer, fast_loop_of(trainer)
+        self._trainer = trainer
+        self._loop = fast_loop_of(trainer)
         route_folders(trainer, self.folder)
         others = [each for each in callbacks_of(trainer) if each is not self]
         clocks = (getattr(each, "clock", None) for each in others)
@@ -202,10 +209,8 @@ class ExactCheckpoint(Checkpoint):
             for stopping in (
                 each for each in callbacks_of(trainer) if isinstance(each, EarlyStopping)
             ):
-                stopping.wait_count, stopping.patience = (
-                    0,
-                    self._patience.get(stopping.state_key, stopping.patience),
-                )
+                stopping.wait_count = 0
+                stopping.patience = self._patience.get(stopping.state_key, stopping.patience)
         if store_data(trainer) is None and not loader_states(trainer) and trainer.is_global_zero:
             name = type(getattr(trainer, "datamodule", None) or pl_module).__name__
             what = (
@@ -213,7 +218,8 @@ class ExactCheckpoint(Checkpoint):
                 " kept"
             )
             self.run_log.say(f"ExactCheckpoint: {what}; a checkpoint after a whole epoch is exact")
-        self.when.stopped_by, self._is_stop_asked = 0, False
+        self.when.stopped_by = 0
+        self._is_stop_asked = False
         self.when.restart()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
@@ -309,7 +315,9 @@ class ExactCheckpoint(Checkpoint):
             warnings.warn(
                 f"the best checkpoint so far counts no more: {error}", UserWarning, stacklevel=2
             )
-            best.value = best.step = best.epoch = None
+            best.value = None
+            best.step = None
+            best.epoch = None
             self.best.unlink(missing_ok=True)
 
     def on_save_checkpoint(
@@ -338,7 +346,8 @@ class ExactCheckpoint(Checkpoint):
     ) -> None:
         if "position" not in checkpoint or trainer.state.fn != "fit":
             return
-        about, facts = checkpoint[ABOUT], self._facts(trainer)
+        about = checkpoint[ABOUT]
+        facts = self._facts(trainer)
         if self.about is None:
             require_same_training(about, facts)
         if isinstance(trainer.precision_plugin, DoublePrecision):

@@ -34,7 +34,9 @@ from flatout.data.store.store import file_checksum
 from flatout.errors import UserError, out_of_space, require
 from flatout.files import put_in_place, sync_file, write_synced
 
-TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
+TENSORS = "tensors.safetensors"
+STATE = "state.json"
+MANIFEST = "MANIFEST.json"
 # key of a checkpoint's dictionary that goes into the manifest: what it is of, readable by itself
 ABOUT = "about"
 SCHEMA = 2
@@ -126,11 +128,9 @@ class RoutedCheckpointIO(CheckpointIO):
     """
 
     def __init__(self, ordinary: CheckpointIO, folder: Path) -> None:
-        self.ordinary, self.folder, self._folders = (
-            ordinary,
-            folder.absolute(),
-            FolderCheckpointIO(),
-        )
+        self.ordinary = ordinary
+        self.folder = folder.absolute()
+        self._folders = FolderCheckpointIO()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
@@ -173,7 +173,8 @@ def require_whole(folder: Path) -> dict[str, Any]:
     try:
         text = (folder / MANIFEST).read_bytes()
         manifest = json.loads(text)
-        files, about = manifest["files"], dict(manifest[ABOUT])
+        files = manifest["files"]
+        about = dict(manifest[ABOUT])
         if sealed({name: part for name, part in manifest.items() if name != "checksum"}) != text:
             raise ValueError("its manifest is damaged")
         if set(files) != {TENSORS, STATE}:
@@ -213,7 +214,8 @@ def as_file(folder: Path) -> io.BytesIO:
     """A checkpoint for Lightning's `load_from_checkpoint`, which reads files only: weights and
     hyperparameters.
     """
-    checkpoint, file = FolderCheckpointIO().load_checkpoint(folder), io.BytesIO()
+    checkpoint = FolderCheckpointIO().load_checkpoint(folder)
+    file = io.BytesIO()
     names = (
         "state_dict",
         "pytorch-lightning_version",

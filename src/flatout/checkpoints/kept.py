@@ -52,15 +52,19 @@ class Best:
             f"Log it in validation_step by self.log({self.monitor!r}, value), or set monitor to a"
             " logged one."
         )
-        what, known = f"no metric {self.monitor!r} was logged", ", ".join(logged) or "none"
+        what = f"no metric {self.monitor!r} was logged"
+        known = ", ".join(logged) or "none"
         require(self.monitor in logged, "ExactCheckpoint.monitor", what, allowed=known, hint=hint)
-        value, sign = float(logged[self.monitor]), 1 if self.mode == "max" else -1
+        value = float(logged[self.monitor])
+        sign = 1 if self.mode == "max" else -1
         if (
             self.value is None
             or self.value != self.value
             or sign * (value - self.value) > self.min_delta
         ):
-            self.value, self.step, self.epoch = value, step, trainer.current_epoch + 1
+            self.value = value
+            self.step = step
+            self.epoch = trainer.current_epoch + 1
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -71,11 +75,9 @@ class Best:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value, self.step, self.epoch = (
-            state["best_value"],
-            state["best_step"],
-            state.get("best_epoch"),
-        )
+        self.value = state["best_value"]
+        self.step = state["best_step"]
+        self.epoch = state.get("best_epoch")
 
 
 def shelve(folder: Path, *, last: int, best: int | None, keep: int = 2) -> None:

@@ -101,7 +101,8 @@ class Boundary:
         self.at = Position(
             trainer.current_epoch, steps, trainer.global_step, self.at.validated, stepped
         )
-        self._taken, self._before_validation = _batches_ended(trainer), None
+        self._taken = _batches_ended(trainer)
+        self._before_validation = None
         self._batches = _batches_taken(trainer) if store_data(trainer) is None else None
         # Now, not when it is saved: a validation draws, too, and a resumed run repeats it.
         self._random = random_state(trainer.strategy.root_device, with_others=self._others_draw)
@@ -139,7 +140,8 @@ class Boundary:
 
         On every rank.
         """
-        module, data = trainer.lightning_module, store_data(trainer)
+        module = trainer.lightning_module
+        data = store_data(trainer)
         # it counts batches, of this many ranks and micro-batches; a resume may have others
         del checkpoint["loops"]
         checkpoint["position"] = asdict(self.at)
@@ -168,19 +170,24 @@ class Boundary:
         """Set all parts to the boundary of a checkpoint; random numbers follow just before the next
         batch.
         """
-        states, rank, data = checkpoint["ranks"], trainer.global_rank, store_data(trainer)
+        states = checkpoint["ranks"]
+        rank = trainer.global_rank
+        data = store_data(trainer)
         has_same_ranks = len(states) == trainer.world_size
         self.at = Position(**checkpoint["position"])
         if data is not None:
-            count, epoch = batches_of(trainer, data.feeds.train), self.at.epoch
+            count = batches_of(trainer, data.feeds.train)
+            epoch = self.at.epoch
             done = min(self.at.step_in_epoch * trainer.accumulate_grad_batches, count)
             loader = {"epoch": epoch, "consumed": done}
-            batches = self._batches = Batches(done, epoch * count + done, done >= count, [loader])
+            batches = Batches(done, epoch * count + done, done >= count, [loader])
+            self._batches = batches
             # A module that asks for the number of steps opens the loaders before Lightning does.
             data.load_state_dict(loader)
         elif "batches" in checkpoint:
             loaders = states[rank].get("loaders", []) if has_same_ranks else []
-            batches = self._batches = Batches(**{**checkpoint["batches"], "loaders": loaders})
+            batches = Batches(**{**checkpoint["batches"], "loaders": loaders})
+            self._batches = batches
         else:
             hint = "Pass the same DataModule: trainer.fit(module, datamodule=data, ckpt_path=…)."
             what = (

@@ -107,7 +107,8 @@ def facts_of_run(
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """What makes two trainings different ones, in words; nothing where they are the same."""
-    data_before, data_now = then.get("data"), now.get("data")
+    data_before = then.get("data")
+    data_now = now.get("data")
     for name in ("settings", "plan", "precision"):
         values = (each.get(name) or {} for each in (then, now))
         before, after = ({name: each} if isinstance(each, str) else each for each in values)

@@ -109,16 +109,15 @@ def run(arguments: argparse.Namespace) -> None:
             what,
             hint="Name the folder of a run, or data settings: data.source=FILE.",
         )
-        of, theirs = read_summary(folder), file.read_text(encoding="utf-8").splitlines()
+        of = read_summary(folder)
+        theirs = file.read_text(encoding="utf-8").splitlines()
         tuned = ((of.get("tune") or {}).get("values") or {}).items()
         kept = [word for word in theirs if is_of_training(word)]
         # a class of one's own, which nobody trusts here
         if any("_target_" in word for word in theirs):
             print_line("network: left out: the run has classes of its own")
-            kept, of["training"] = (
-                [word for word in theirs if word.lstrip("+").startswith(_OF_DATA)],
-                None,
-            )
+            kept = [word for word in theirs if word.lstrip("+").startswith(_OF_DATA)]
+            of["training"] = None
         words = [*kept, *(f"{key}={as_word(value)}" for key, value in tuned), *words[1:]]
     given = {word.partition("=")[0].lstrip("+") for word in words}
     implied = next((implied for word, implied in _IMPLIED.items() if word in words), ())
@@ -146,24 +145,23 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, 
         "reads no data of your own",
         hint="Name data.source=FILE.",
     )
-    began, folder, kind = time.perf_counter(), Path(config.out), kind_of(settings.data)
-    reads_texts, is_usual = (
-        kind.keeps_rows,
-        kind.rows != "sequences" or config.rows == AuditConfig().rows,
-    )
+    began = time.perf_counter()
+    folder = Path(config.out)
+    kind = kind_of(settings.data)
+    reads_texts = kind.keeps_rows
+    is_usual = kind.rows != "sequences" or config.rows == AuditConfig().rows
     require(is_usual, "rows", "all recordings are read in an audit of them", hint="Leave it out.")
     measure, name = (_audit_texts, SUSPECTS) if reads_texts else (_audit_numbers, WORST)
     others = (
         ["unlabelled", "top"] if not reads_texts or settings.data.problem is Problem.tags else []
     )
     for each in others if reads_texts else [*others, "time", "column"]:
-        is_usual, key = (
-            getattr(config, each) == getattr(AuditConfig(), each),
-            each.replace("time", "for"),
-        )
+        is_usual = getattr(config, each) == getattr(AuditConfig(), each)
+        key = each.replace("time", "for")
         require(is_usual, key, "is for texts with one class a row", hint="Leave it out.")
     place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    is_writable, table = place.is_dir() and os.access(place, os.W_OK), folder / name
+    is_writable = place.is_dir() and os.access(place, os.W_OK)
+    table = folder / name
     require(is_writable, "out", f"cannot write to {folder}", hint="Name another: out=FOLDER.")
     hint = f"Name another: out=FOLDER; {name} may hold what you decided."
     require(not table.exists(), "out", f"{table} is there already", hint=hint)
@@ -202,22 +200,16 @@ def _audit_texts(
     waiting = (
         None if config.unlabelled is None else read_unlabelled(settings.data, config.unlabelled)
     )
-    limit_s, length, beside, view = (
-        as_seconds(config.time, "for") or 0.0,
-        settings.data.max_length,
-        None,
-        "network",
-    )
+    limit_s = as_seconds(config.time, "for") or 0.0
+    length = settings.data.max_length
+    beside = None
+    view = "network"
     if run_s := (of.get("training") or {}).get("seconds"):
-        taught, folds = (
-            (rows.texts, np.array(rows.classes, object)[rows.labels]),
-            deal(rows, config.folds),
-        )
+        taught = (rows.texts, np.array(rows.classes, object)[rows.labels])
+        folds = deal(rows, config.folds)
         if rows.sentences is not None:
-            taught, folds = (
-                (rows.sentences.words, rows.sentences.tags),
-                rows.sentences.folds(rows, folds),
-            )
+            taught = (rows.sentences.words, rows.sentences.tags)
+            folds = rows.sentences.folds(rows, folds)
         answers = answers_in_folds(
             settings, *taught, rows.classes, folds, run_s, limit_s, print_line
         )
@@ -252,10 +244,8 @@ def _audit_texts(
 
 def _require_same(of: dict[str, Any], found: str) -> None:
     asked = (of.get("data") or {}).get("source")
-    what, hint = (
-        f"the run read {asked}, these settings read {found}",
-        "Start it where the run was started",
-    )
+    what = f"the run read {asked}, these settings read {found}"
+    hint = "Start it where the run was started"
     require(asked in (None, found), "audit", what, hint=f"{hint}, or name data.source=FILE.")
 
 

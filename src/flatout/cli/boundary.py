@@ -139,7 +139,8 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
     except InstantiationException as error:
         if (mistake := mistake_in(chain_of(error))) is not None:
             raise mistake from None
-        where, reason = getattr(error, "full_key", "") or "", " ".join(str(error).split())
+        where = getattr(error, "full_key", "") or ""
+        reason = " ".join(str(error).split())
         raise UserError(
             where, reason, hint="These arguments do not fit the class that _target_ names."
         ) from None
@@ -358,19 +359,19 @@ def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
         raise UserError(
             where, f"_target_ {target!r} is no name of a class", allowed="package.module.Class"
         )
-    is_trusted, (package, module) = (
-        is_allowed(target, allowed),
-        (target.partition(".")[0], target.rpartition(".")[0]),
-    )
+    is_trusted = is_allowed(target, allowed)
+    package, module = (target.partition(".")[0], target.rpartition(".")[0])
     hint = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
-    what, known = f"_target_ {target} is from a package not trusted", ", ".join(TRUSTED_PACKAGES)
+    what = f"_target_ {target} is from a package not trusted"
+    known = ", ".join(TRUSTED_PACKAGES)
     require(is_trusted or package in TRUSTED_PACKAGES, where, what, allowed=known, hint=hint)
     unlisted = f"_target_ {target} is not among the classes that settings may name"
     kinds = "layers, optimizers, metrics, callbacks, two loggers"
     trust = f"If you know what it does, trust it on the command line: +allow_targets=[{target}]."
     is_listed = is_trusted or module in _DOORS or _is_place(module)
     require(is_listed, where, unlisted, allowed=kinds, hint=trust)
-    found, hint = _found(target), "Check the spelling, and that its package is installed."
+    found = _found(target)
+    hint = "Check the spelling, and that its package is installed."
     require(found is not None, where, f"_target_ {target}: there is no such class", hint=hint)
     if not (isinstance(found, type) and issubclass(found, tuple(map(_found, _KINDS)))):
         names = ", ".join(kind.rpartition(".")[2] for kind in _KINDS)

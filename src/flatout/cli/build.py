@@ -51,13 +51,12 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
     require(
         not config.has_own_parts, "build", "a module or data of your own have no store", hint=hint
     )
-    kind, parts = kind_of(config.data), engine.parts_of(arguments, may_be_here=True)
+    kind = kind_of(config.data)
+    parts = engine.parts_of(arguments, may_be_here=True)
     if kind.in_parts and (why := why_all_again(config.data)):
         print_line(f"more rows later encode all rows again: {why}")
-    where, what = (
-        "--part" if arguments.part else "--on" if parts else "",
-        "parts are of texts without tags",
-    )
+    where = "--part" if arguments.part else "--on" if parts else ""
+    what = "parts are of texts without tags"
     require(
         kind.in_parts or not where, where, what, hint="Build without it: one process is enough."
     )
@@ -72,7 +71,8 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
     if parts is not None:
         # each machine has a usual cache of its own
         place = Cache(config.data.cache).folder.absolute()
-        do, on = partial(encode_part, replace(config.data, cache=str(place))), str(arguments.on)
+        do = partial(encode_part, replace(config.data, cache=str(place)))
+        on = str(arguments.on)
         each = (
             engine.in_processes(do, parts)
             if on == engine.Place.here

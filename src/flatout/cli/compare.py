@@ -119,10 +119,8 @@ def page(found: Mapping[str, Mapping[str, Any]]) -> str:
         for name, exposure in zip(names, found.values(), strict=True)
     ]
     chart = line_chart("Dice over known records", curves, x_label="known records", doublings=True)
-    charts, sentences = (
-        [chart] if chart else [],
-        (exposure["conclusion"][0] for exposure in found.values()),
-    )
+    charts = [chart] if chart else []
+    sentences = (exposure["conclusion"][0] for exposure in found.values())
     conclusions = list(zip(names, sentences, strict=True))
     return render_text(
         "compare.html",

@@ -54,7 +54,8 @@ def explain(error: BaseException) -> UserError | None:
     chain = chain_of(error)
     if (mistake := mistake_in(chain)) is not None:
         return mistake
-    inner, message = chain[-1], "\n".join(map(str, chain))
+    inner = chain[-1]
+    message = "\n".join(map(str, chain))
     key = str(getattr(inner, "full_key", None) or "") or _first(r"full_key: (\S+)", str(inner))
     override = getattr(inner, "override", None) or _first(
         r"override '?([^'\n]+?)'?(?:\.? No match.*|\.?)$", str(error)
@@ -160,12 +161,14 @@ def _wrong_value(key: str, value: str, message: str) -> UserError:
         "bool": "true or false",
         "String": "a text",
     }
-    last, allowed = message.rsplit("\nValue", 1)[-1], names.get(wanted, wanted)
+    last = message.rsplit("\nValue", 1)[-1]
+    allowed = names.get(wanted, wanted)
     value = value if value != "None" else _first(r"[Vv]alue '([^']*)'", last)
     hint = "" if allowed else f"python -m flatout settings {key} shows an example."
     hint = did_you_mean(value, allowed.split(", ")) if "," in allowed else hint
     if "is not a ListConfig" in last:
-        allowed, hint = "a list", f"Write {key}=[{value}]."
+        allowed = "a list"
+        hint = f"Write {key}=[{value}]."
     return UserError(key, f"{value!r} does not fit", allowed=allowed, hint=hint)
 
 
@@ -287,7 +290,8 @@ def _unknown_argument(key: str) -> UserError:
     if name in TRAINER_ARGUMENTS:
         hint = f"Arguments of Lightning's Trainer are added with a plus sign: +{key}=VALUE."
         return UserError(key, "no such key", hint=hint)
-    near, hint = nearest(name, TRAINER_ARGUMENTS), where_listed("trainer")
+    near = nearest(name, TRAINER_ARGUMENTS)
+    hint = where_listed("trainer")
     if near:
         hint = f"Did you mean '{'' if near in ours_of_trainer() else '+'}trainer.{near}'? {hint}"
     return UserError(key, "no such key", hint=hint)

@@ -42,7 +42,8 @@ from flatout.report.summary import read_summary, versions
 from flatout.run.run_folder import OVERRIDES, SETTINGS
 
 ROUNDS = 3
-_LEAST_STEPS, _MOST_STEPS = 60, 300
+_LEAST_STEPS = 60
+_MOST_STEPS = 300
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +73,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"verdict": verdict(evidence), "evidence": asdict(evidence)}, indent=1))
         return
-    console, found, words = Console(highlight=False), findings(evidence), verdict(evidence)
+    console = Console(highlight=False)
+    found = findings(evidence)
+    words = verdict(evidence)
     rows = f"{evidence.rows_per_batch:,.0f} rows a batch, {evidence.batches:,} batches"
     console.print(Text(f"where the time went: {rows}", style="bold"))
     console.print(_time_table(evidence))
@@ -111,9 +114,12 @@ def confirm(folder: Path, more: Sequence[str]) -> Confirmation:
     """Run the override of a run's verdict and the original settings in turn; `more` are words for
     both.
     """
-    summary, evidence = read_summary(folder), evidence_in(folder)
-    found, words = verdict(evidence), words_of(folder, summary, more)
-    override, steps = found["override"], steps_of_a_round(evidence)
+    summary = read_summary(folder)
+    evidence = evidence_in(folder)
+    found = verdict(evidence)
+    words = words_of(folder, summary, more)
+    override = found["override"]
+    steps = steps_of_a_round(evidence)
     hint = "Only an override of the command line can be confirmed."
     require(bool(override), str(folder), f"nothing to confirm: {found['sentence']}", hint=hint)
     sides = sides_of(words, override, evidence, steps)
@@ -149,7 +155,8 @@ def predicted(found: dict[str, Any]) -> Interval | None:
 
 def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list[str]:
     """The command line that trains a run again, from what its folder holds."""
-    theirs, ours = (summary.get("versions") or {}).get("flatout"), versions()["flatout"]
+    theirs = (summary.get("versions") or {}).get("flatout")
+    ours = versions()["flatout"]
     what = f"trained by flatout {theirs}, this is {ours}: its settings may mean something else"
     require(theirs == ours, str(folder), what, hint="Train it again with this version.")
     try:

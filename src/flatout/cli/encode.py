@@ -23,7 +23,8 @@ _FORMS = (Form.binary, Form.hex, Form.base64, Form.packed)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add, usual = parser.add_argument, EncodingConfig()
+    add = parser.add_argument
+    usual = EncodingConfig()
     add("file", metavar="FILE", nargs="?", help="csv, tsv, json, jsonl or parquet with the records")
     add("--sample", metavar="N", type=int, help="encode N built-in people instead of a file")
     add(
@@ -87,7 +88,8 @@ def run(arguments: argparse.Namespace) -> None:
         require_columns(table, {"--uid": arguments.uid})
     uid = uid_of(table.columns, arguments.uid or UIDS[0])
     columns = _columns(arguments, table, uid)
-    config, form = _config(arguments), as_choice(Form, arguments.form, "--form")
+    config = _config(arguments)
+    form = as_choice(Form, arguments.form, "--form")
     require(form in _FORMS, "--form", form.value, allowed=", ".join(_FORMS))
     are_bits = config.kind is not EncodingKind.twostep or form is Form.binary
     require(
@@ -102,7 +104,8 @@ def run(arguments: argparse.Namespace) -> None:
     )
     named = f"{uid} names each record" if uid else "no column names them: --uid COLUMN"
     print(f"encoded: {', '.join(columns)}; {named}", file=sys.stderr)
-    started, rows = time.perf_counter(), 0
+    started = time.perf_counter()
+    rows = 0
     with block_writer(arguments.out, reads=arguments.file) as write, Progress() as progress:
         advance = progress.task("encoding")
         for block in encoded(table, columns, config, form, uid=uid, drops_text=arguments.drop_text):

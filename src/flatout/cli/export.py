@@ -73,7 +73,8 @@ def run(arguments: argparse.Namespace) -> None:
         _run_here(arguments, folder)
         return
     for name in ("rows", "best", "allow_points", "licence"):
-        option, is_given = f"--{name.replace('_', '-')}", getattr(arguments, name) is not None
+        option = f"--{name.replace('_', '-')}"
+        is_given = getattr(arguments, name) is not None
         require(not is_given, option, "is for --for here alone", hint="Add it.")
     settings = ModelFolder.find(arguments.run).settings()
     predictor = kind_of_run(settings).predictor
@@ -86,12 +87,11 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _run_here(arguments: argparse.Namespace, folder: Path) -> None:
-    best, points = (
-        arguments.best or next(iter(BEST)),
-        0.5 if arguments.allow_points is None else arguments.allow_points,
-    )
+    best = arguments.best or next(iter(BEST))
+    points = 0.5 if arguments.allow_points is None else arguments.allow_points
     require(points >= 0, "--allow-points", f"{points:g}", allowed="0 or more")
-    run, where = ModelFolder.find(arguments.run), str(arguments.run)
+    run = ModelFolder.find(arguments.run)
+    where = str(arguments.run)
     predictor: Any = load_predictor(arguments.run, "cpu", Precision.fp32)
     predictor.require_exportable(where, run.settings()["model"]["kind"], onnx=True)
     require_measurable(predictor, where)

@@ -78,7 +78,8 @@ class GuardedLoader(ConfigLoaderImpl):
                 self._single = ([*overrides, _SINGLE], cfg)
                 return cfg
         if self._single is not None and self._single[0] == overrides:
-            cfg, self._single = self._single[1], None
+            cfg = self._single[1]
+            self._single = None
             cfg.hydra.mode = RunMode.RUN
             cfg.hydra.overrides.hydra.append(_SINGLE)
             return cfg

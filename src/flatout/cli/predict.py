@@ -44,7 +44,8 @@ from flatout.run.kinds import load_predictor
 from flatout.run.run_folder import SETTINGS
 
 # in which disks keep times
-MANIFEST, _UNITS_NS = "answers.json", (1, 100, 1_000, 1_000_000, 10**9, 2 * 10**9)
+MANIFEST = "answers.json"
+_UNITS_NS = (1, 100, 1_000, 1_000_000, 10**9, 2 * 10**9)
 FILES = "csv, tsv, json, jsonl, parquet, arrow, npy or hdf5"
 _MANY = "Write --out FOLDER/ for a folder of answers."
 
@@ -84,7 +85,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _answered(arguments: argparse.Namespace, number: int, count: int) -> int:
-    predictors, options = load_predictors(arguments), file_options(arguments)
+    predictors = load_predictors(arguments)
+    options = file_options(arguments)
     require(options.top_k >= 0, "--top-k", f"{options.top_k}", allowed="1 or more")
     for name in (
         name for name in ("text", "top_k", "bits", "rebuild") if name not in predictors[0].options
@@ -96,7 +98,8 @@ def _answered(arguments: argparse.Namespace, number: int, count: int) -> int:
     reading = reading_of(arguments)
     if _is_folder(arguments.out):
         answer_one = partial(answer, predictors=predictors, options=options, way=reading)
-        files, own = files_in(arguments.file, "FILE"), slice(number - 1, None, count)
+        files = files_in(arguments.file, "FILE")
+        own = slice(number - 1, None, count)
         if folders := [
             each.name for each in Path(arguments.file).expanduser().glob("[!.]*/") if each.is_dir()
         ]:
@@ -138,7 +141,9 @@ def answer(
     """Answer a file; the number of its rows."""
     table = predictors[0].open(file, "predict", way)
     with block_writer(out, reads=file) as write, Progress() as progress:
-        advance, rows, replaced = progress.task("predicting"), 0, list[str]()
+        advance = progress.task("predicting")
+        rows = 0
+        replaced = list[str]()
         for found in predictors[0].answer_table(table, options, predictors):
             write(found.block)
             advance(found.done)
@@ -175,7 +180,8 @@ def answer_files(
             out.stat().st_mtime_ns == asked_ns // unit * unit for unit in _UNITS_NS
         )
 
-    named, what = dict[Path, str](), f"{folder} holds the files that are read"
+    named = dict[Path, str]()
+    what = f"{folder} holds the files that are read"
     for file in map(Path, files):
         require_file(file, "FILE")
         require(
@@ -193,7 +199,8 @@ def answer_files(
         folder.mkdir(parents=True, exist_ok=True)
         _hold_to(asked, folder, named)
     own = list(named.items())[part]
-    waiting, rows = [(file, out) for out, file in own if not is_answered(out)], 0
+    waiting = [(file, out) for out, file in own if not is_answered(out)]
+    rows = 0
     if len(waiting) < len(own):
         print(
             f"{counted(len(own) - len(waiting), 'file')} of {len(own)} answered before",
@@ -220,7 +227,8 @@ def _hold_to(asked: dict[str, Any], folder: Path, answers: Iterable[Path]) -> No
     """Refuse a folder that holds something else than answers to what is asked; note this in one
     that holds none.
     """
-    manifest, is_taken = folder / MANIFEST, any(out.exists() for out in answers)
+    manifest = folder / MANIFEST
+    is_taken = any(out.exists() for out in answers)
     if not manifest.exists():  # asked second: another part has answers after it wrote the manifest
         what = f"{folder} holds files that are called as the answers, and no {MANIFEST} of theirs"
         require(not is_taken, "--out", what, hint="Name another folder.")
@@ -263,7 +271,8 @@ def _laid_down(folder: str, verb: str) -> str:
     head = sys.stdin.buffer.read(4096)
     hint = f"Write: command | flatout {verb} RUN -"
     require(bool(head.strip()), "FILE", "nothing came over standard input", hint=hint)
-    plain, packed = head, ".gz" if head.startswith(b"\x1f\x8b") else ""
+    plain = head
+    packed = ".gz" if head.startswith(b"\x1f\x8b") else ""
     if packed:
         with suppress(zlib.error):  # its reader says what is wrong with it
             plain = zlib.decompressobj(wbits=31).decompress(head)
@@ -291,7 +300,8 @@ def reading_of(arguments: argparse.Namespace) -> ReadingConfig:
     file = ModelFolder.find(arguments.run).path.parent / SETTINGS
     settings = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     known = [each.name for each in fields(ReadingConfig)]
-    own, usual = (settings.get("data") or {}).get("read") or {}, asdict(ReadingConfig())
+    own = (settings.get("data") or {}).get("read") or {}
+    usual = asdict(ReadingConfig())
     values = {name: value for name, value in own.items() if name in known and name != "format"}
     if named := [f"{name}={value}" for name, value in values.items() if value != usual[name]]:
         print(

@@ -70,7 +70,8 @@ def look(config: RunConfig, overrides: Sequence[str]) -> None:
     with fast_fp32_products(precision, device):
         rows = (4_000, 1_000)  # to learn from, and to judge by
         scores = score_layers(network, splits, rows, device, precision)
-    cut, best = choose_cut(scores), max(scores[1:], key=lambda each: each.accuracy)
+    cut = choose_cut(scores)
+    best = max(scores[1:], key=lambda each: each.accuracy)
     print_line("layers  accuracy  ± 95 %")
     for each in scores:
         mark = "  <- the cut" if each is cut else ""

@@ -32,7 +32,8 @@ from flatout.config import REPLACED, TRAINER_ARGUMENTS, RunConfig
 from flatout.errors import About, UserError, about_settings
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
 
-_KEY_WIDTH, _HELP_WIDTH = 42, 36
+_KEY_WIDTH = 42
+_HELP_WIDTH = 36
 _TYPES: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -61,7 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    key, known = arguments.key, list(all_settings())
+    key = arguments.key
+    known = list(all_settings())
     chosen = [each for each in known if each.key == key]
     for each in chosen:
         print(f"{each.key}  ({each.option})")
@@ -125,9 +127,11 @@ def all_settings() -> Iterator[Setting]:
 
 
 def _settings_of(kind: type, prefix: str, option: str) -> Iterator[Setting]:
-    hints, about = typing.get_type_hints(kind), about_settings(kind)
+    hints = typing.get_type_hints(kind)
+    about = about_settings(kind)
     for field in fields(kind):
-        key, hint = f"{prefix}{field.name}", hints[field.name]
+        key = f"{prefix}{field.name}"
+        hint = hints[field.name]
         if isinstance(hint, type) and is_dataclass(hint):
             yield from _settings_of(hint, f"{key}.", option)
         elif said := about.get(field.name):
@@ -175,7 +179,8 @@ def _settings_of_trainer(examples: Mapping[str, str]) -> Iterator[Setting]:
         re.findall(r"^ {12}(\w+): (.+?)(?=^ {12}\w+:|^ {8}Raises|\Z)", described, re.M | re.S)
     )
     for name, argument in TRAINER_ARGUMENTS.items():
-        key, default = f"trainer.{name}", as_word(ours.get(name, argument.default))
+        key = f"trainer.{name}"
+        default = as_word(ours.get(name, argument.default))
         about = " ".join(does.get(name, "").split()).partition(". ")[0]
         if name in REPLACED:
             yield Setting(
@@ -234,10 +239,12 @@ def help_text(words: Sequence[str], conf: Path) -> str:
 
     with initialize_config_dir(str(conf), version_base="1.3"):
         cfg = compose("train", _settings_among(words), return_hydra_config=True)
-    known, choices = list(all_settings()), cfg.hydra.runtime.choices.items()
+    known = list(all_settings())
+    choices = cfg.hydra.runtime.choices.items()
     # the sample without a source
     near = [*(f"{group}={option}" for group, option in choices), "data=headlines"]
-    lines, shown = [HELP["usage"], "Groups: choose with GROUP=OPTION"], 0
+    lines = [HELP["usage"], "Groups: choose with GROUP=OPTION"]
+    shown = 0
     for group in _GROUPS:
         names = ", ".join(sorted(path.stem for path in (conf / group).glob("*.yaml")))
         lines.append(

@@ -52,7 +52,8 @@ def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:
 
     hint = "Name its folder: python -m flatout sweep resume FOLDER."
     require(bool(typed) and "=" not in typed[0], "sweep resume", "no folder is named", hint=hint)
-    folder, more = Path(typed[0]).absolute(), typed[1:]
+    folder = Path(typed[0]).absolute()
+    more = typed[1:]
     asked = read_asked(folder)
     # The folder may come from others: you type again each word that lets foreign code in.
     missing = [word for word in asked["typed"] if _trusts(word) and word not in more]

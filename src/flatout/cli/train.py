@@ -143,7 +143,8 @@ def job(cfg: DictConfig) -> float | None:
     from flatout.cli.boundary import as_typed, read_config
 
     described = HydraConfig.get()
-    folder, overrides = Path(described.runtime.output_dir), as_typed(described.overrides.task)
+    folder = Path(described.runtime.output_dir)
+    overrides = as_typed(described.overrides.task)
     is_shared = any(word.startswith("hydra.run.dir=") for word in described.overrides.hydra)
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0" and not is_shared:
         _remove_empty(folder)  # all ranks write to the folder of the first
@@ -179,7 +180,8 @@ def job(cfg: DictConfig) -> float | None:
 
 def workers_of_ray(launcher: DictConfig) -> int | None:
     """How many workers of Ray train the run; None: it is trained here."""
-    is_on_ray, workers = launcher.get("place") == Place.ray, launcher.get("workers", 1)
+    is_on_ray = launcher.get("place") == Place.ray
+    workers = launcher.get("workers", 1)
     hint = (
         "Add on=ray, or set trainer.devices=N for ranks on this machine; a loader's processes are"
         " data.workers=N."

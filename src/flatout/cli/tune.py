@@ -54,7 +54,8 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     from flatout.run.run_folder import unwritten_run
     from flatout.run.tuning import device_key, measured_for, override_line, smallest
 
-    numbers, alone = devices_wanted(config.trainer), Ranks()
+    numbers = devices_wanted(config.trainer)
+    alone = Ranks()
     ranks = Ranks(0, len(numbers), 0, len(numbers))
     with unwritten_run() as folder:
         each_device = (

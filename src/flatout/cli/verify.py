@@ -81,9 +81,11 @@ def run(arguments: argparse.Namespace) -> None:
             )
         )
         reference.predictor.require_rows(len(rows), table)
-        allowed, width = _allowed(arguments.allow, len(rows)), max(len(form.name) for form in forms)
+        allowed = _allowed(arguments.allow, len(rows))
+        width = max(len(form.name) for form in forms)
         print(f"{table.name}: {len(rows):,} rows; reference: {reference.name}, fp32")
-        done, advance = [], progress.task("asking", total=len(rows) * (1 + len(forms)))
+        done = []
+        advance = progress.task("asking", total=len(rows) * (1 + len(forms)))
         expected = [parted(answer) for answer in reference.answers(rows)]
         for form in forms:
             done.append(verify(form, rows, expected))

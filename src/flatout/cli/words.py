@@ -42,7 +42,9 @@ OF_CLUSTER = {"on": "hydra.launcher.place", "workers": "hydra.launcher.workers"}
 _WITH_LETTERS = r"[^\[\]{}(),:=]*[^\x00-\x7f][^\[\]{}(),:=]*"
 _NOT_OF_TRAINING = ("output", "name", "resume", "resume_anyway", "allow_targets", "tune")
 """What a run that is trained again does without; packages are trusted on the command line alone."""
-_MOST_CHARACTERS, _MOST_VALUES = 1_000_000, 20_000  # of a file of settings
+# of a file of settings
+_MOST_CHARACTERS = 1_000_000
+_MOST_VALUES = 20_000
 
 
 def for_hydra(words: Sequence[str]) -> list[str]:
@@ -102,7 +104,9 @@ def options_last(words: Sequence[str]) -> list[str]:
     """Settings first, then options: Hydra's parser takes settings in one piece only."""
     if "--" in words:
         return list(words)
-    settings, options, waiting = [], [], list(words)
+    settings = []
+    options = []
+    waiting = list(words)
     while waiting:
         word = waiting.pop(0)
         if not word.startswith("-"):

@@ -146,10 +146,8 @@ def check(config: TextDataConfig) -> Checkup:
 def _errors(surveyed: TextSurvey, found: Checkup, wanted: list[str]) -> Iterator[Remark]:
     for split in wanted:
         if not found.rows.get(split):
-            what, hint = (
-                f"no rows are left for the {split} split",
-                "give more rows, or a file for each split",
-            )
+            what = f"no rows are left for the {split} split"
+            hint = "give more rows, or a file for each split"
             yield Remark(Level.error, found.source, what, hint)
     try:
         surveyed.census.require_classes("labels")
@@ -283,10 +281,8 @@ def check_recordings(config: SequenceDataConfig) -> SequenceCheckup:
     """Read all recordings once, a file at a time; the first mistake that would end a run is a
     remark, and ends this.
     """
-    found, notes = (
-        SequenceCheckup(str(config.source or config.train or "the built-in cells")),
-        ReadingNotes(),
-    )
+    found = SequenceCheckup(str(config.source or config.train or "the built-in cells"))
+    notes = ReadingNotes()
     try:
         with Progress() as progress:
             survey = SequencePreparation(config).survey(notes, progress)

@@ -73,12 +73,11 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
         )
 
     def open_store(self) -> TextInfo:
-        config, opened = self.config, TextPreparation(open_source(self.config)).open()
+        config = self.config
+        opened = TextPreparation(open_source(self.config)).open()
         facts = opened["store"].facts
-        rows, scale = (
-            facts["splits"]["train"]["rows"],
-            (facts["target_mean"], facts["target_spread"]),
-        )
+        rows = facts["splits"]["train"]["rows"]
+        scale = (facts["target_mean"], facts["target_spread"])
         labels = Labels(config.problem, list(facts["classes"]), facts["class_counts"], rows, *scale)
         return TextInfo(
             **opened,
@@ -93,7 +92,8 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
         """
         if self.predict is None:
             return super().predict_dataloader()
-        info, where = self.info, "TextData.predict"
+        info = self.info
+        where = "TextData.predict"
         table = sources.open_source(self.predict, where=where, reading=self.config.read)
         require_columns(table, dict.fromkeys([where], info.roles.texts[0]))
         read = partial(
@@ -233,7 +233,9 @@ class LostWords:
 
     def __init__(self, census: TagCensus) -> None:
         self.census = census
-        self.rows = self.words = self.words_lost = 0
+        self.rows = 0
+        self.words = 0
+        self.words_lost = 0
         self.entities_lost: Counter[str] = Counter()
         self.straddling: list[int] = []  # rows of which the last entity was cut in two
 
@@ -241,12 +243,14 @@ class LostWords:
         self, ids: NDArray[np.int32], offsets: NDArray[np.int64], kept: NDArray[np.int64]
     ) -> None:
         """Take in some rows, of which the first `kept` words each were kept."""
-        first, lengths = self.rows, np.diff(offsets)
+        first = self.rows
+        lengths = np.diff(offsets)
         self.rows += len(lengths)
         self.words += int(lengths.sum())
         self.words_lost += int((lengths - kept).sum())
         if (lengths > kept).any():
-            found, names = find_entities(ids, offsets), list(self.census.types)
+            found = find_entities(ids, offsets)
+            names = list(self.census.types)
             end = kept[found.row]
             self.entities_lost.update(names[kind] for kind in found.kind[found.start >= end])
             self.straddling += (

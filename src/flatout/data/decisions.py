@@ -33,9 +33,12 @@ class DecidedTable(Table):
         self, table: Table, roles: Roles, excluded: Sequence[int], labels: Mapping[int, str]
     ) -> None:
         self.inner: Table = table
-        self.name, self.columns, self._roles = table.name, table.columns, roles
+        self.name = table.name
+        self.columns = table.columns
+        self._roles = roles
         self.excluded = np.array(sorted(excluded), np.int64)  # numbers of rows from 0
-        self.labels, self.relabelled = dict(labels), np.array(sorted(labels), np.int64)
+        self.labels = dict(labels)
+        self.relabelled = np.array(sorted(labels), np.int64)
 
     def fingerprint(self) -> str:
         decided = (
@@ -93,8 +96,10 @@ def _read(key: str, file: str, tables: Mapping[str, Table]) -> dict[str, dict[in
     """The lines of a file, by split and number of the row from 0."""
     found: dict[str, dict[int, Line]] = {split: {} for split in tables}
     for number, line in enumerate(_lines(key, file), 2):
-        place, row = f"{file}:{number}", (line.get("row") or "").strip().removesuffix(".0")
-        what, hint = f"{place} names row {row!r}", "Rows count from 1."
+        place = f"{file}:{number}"
+        row = (line.get("row") or "").strip().removesuffix(".0")
+        what = f"{place} names row {row!r}"
+        hint = "Rows count from 1."
         require(row.isdecimal() and int(row) > 0, key, what, allowed="a number", hint=hint)
         require(
             key != "data.relabel" or bool(_label(line)),
@@ -158,12 +163,14 @@ def _split_of(key: str, place: str, line: Line, tables: Mapping[str, Table]) -> 
 def _require_rows(
     key: str, file: str, table: Table, roles: Roles, lines: dict[int, Line], escapes: Escapes
 ) -> None:
-    waiting, num_rows = dict(lines), 0
+    waiting = dict(lines)
+    num_rows = 0
     for rows, block in table.numbered(roles.texts) if waiting else ():
         found, _ = read_texts(block, roles, rows, Findings(table.name), escapes=escapes)
         num_rows += block.num_rows
         for row in [row for row in waiting if rows[0] <= row <= rows[-1]]:
-            text, begins = found[row - int(rows[0])].as_py() or "", waiting.pop(row).get("text")
+            text = found[row - int(rows[0])].as_py() or ""
+            begins = waiting.pop(row).get("text")
             is_same = begins is None or printable(text.replace(PAIR, " | ")).startswith(begins)
             hint = "Was the data changed, or sorted? Audit it again."
             require(

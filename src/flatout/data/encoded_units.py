@@ -18,7 +18,8 @@ from flatout.data.store.cache import Cache, Recipe, recipe_key
 from flatout.data.store.store import SCHEMA, Store, StoreWriter
 
 # a unit is full with so many texts, or when they have so many bytes
-UNIT_ROWS, UNIT_BYTES = 1 << 18, 1 << 26
+UNIT_ROWS = 1 << 18
+UNIT_BYTES = 1 << 26
 # blocks of texts one after the other, each with the split it goes to
 Unit = list[tuple[str, TextBlock]]
 Encode = Callable[[Unit, StoreWriter], None]
@@ -33,13 +34,17 @@ def least_rows() -> int:
 
 def units_of(blocks: Iterable[tuple[str, TextBlock]]) -> Iterator[Unit]:
     """Blocks of texts, gathered into units."""
-    waiting, rows, num_bytes = Unit(), 0, 0
+    waiting = Unit()
+    rows = 0
+    num_bytes = 0
     for split, block in blocks:
         waiting.append((split, block))
         rows, num_bytes = rows + len(block.texts), num_bytes + block.texts.nbytes
         if rows >= UNIT_ROWS or num_bytes >= UNIT_BYTES:
             yield waiting
-            waiting, rows, num_bytes = Unit(), 0, 0
+            waiting = Unit()
+            rows = 0
+            num_bytes = 0
     if waiting:
         yield waiting
 
@@ -51,10 +56,13 @@ class EncodedUnits:
 
     def __init__(self, cache: Cache, name: str, how: Recipe) -> None:
         """`name`: whose data it is; `how`: all that texts become tokens by, and are read by."""
-        self.cache, self.name = cache.of_units(), name
+        self.cache = cache.of_units()
+        self.name = name
         self.how = how | {"schema": SCHEMA, "unit": [UNIT_ROWS, UNIT_BYTES]}
         self.cache.remove_leftovers()
-        self.found = self.made = 0  # units that were there, and that were not
+        # units that were there, and that were not
+        self.found = 0
+        self.made = 0
 
     def of(
         self,
@@ -70,13 +78,12 @@ class EncodedUnits:
         `known`: what these rows are known by; `share`: which of so many units, one after the other,
         is this process's.
         """
-        place, numbered = -1, enumerate(units)
+        place = -1
+        numbered = enumerate(units)
         while num_rows > 0:
             place += 1
-            key, is_own = (
-                recipe_key(self.how | known | {"number": place}),
-                place % share[1] == share[0],
-            )
+            key = recipe_key(self.how | known | {"number": place})
+            is_own = place % share[1] == share[0]
             shard = self.cache.opened(key)
             self.found += is_own and shard is not None
             if shard is None:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from flatout.data.tokens.subwords import Encoder
 
 NO_TAG = -100  # stands where a token begins no word
-_TOKENS_A_PIECE, _MOST_LOST = 1 << 22, 1e-3
+_TOKENS_A_PIECE = 1 << 22
+_MOST_LOST = 1e-3
 
 
 @dataclass(frozen=True, slots=True)

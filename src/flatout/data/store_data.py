@@ -70,9 +70,11 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
                 hint=did_you_mean(name, names),
             )
         self.config: Config = self.settings(**settings)
-        self.seed, self.run_log = seed, RunLog() if log is None else log
+        self.seed = seed
+        self.run_log = RunLog() if log is None else log
         self._info: Info | None = None
-        self._is_announced = self._has_fitted = False
+        self._is_announced = False
+        self._has_fitted = False
         self._placement: Placement | None = None
         self._kinds: dict[torch.device, FeedKind] = {}
         self._feeds: dict[str, Feed] = {}
@@ -100,7 +102,8 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         """Open the store and report what it holds; a second fit starts from the first batch."""
         self.prepare_data()
         if self.trainer is not None and self.trainer.world_size > 1:
-            key, rank = self.trainer.strategy.broadcast(self.info.key), self.trainer.global_rank
+            key = self.trainer.strategy.broadcast(self.info.key)
+            rank = self.trainer.global_rank
             hint = "Every machine needs the same files, or one folder that all can read."
             require(
                 key == self.info.key,
@@ -189,7 +192,8 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         )
         if name != "train":
             return replace(plan, rows_per_batch=config.eval_batch_size, shuffle=False)
-        rows, cap = config.batches(place.world)[0], config.tokens_per_batch
+        rows = config.batches(place.world)[0]
+        cap = config.tokens_per_batch
         plan = replace(
             plan, rows_per_batch=rows, tokens_per_batch=cap, accumulate=self._accumulation(place)
         )
@@ -200,14 +204,17 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         kept.
         """
         place = self._current_placement()
-        plan, device, is_train = self._plan(name, place), place.device, name == "train"
+        plan = self._plan(name, place)
+        device = place.device
+        is_train = name == "train"
         kind = self._choose_kind(device)
         if not is_train and kind is not FeedKind.resident:
             kind = FeedKind.threaded  # rows that are only evaluated need no worker processes
         kept = self._feeds.get(name)
         if kept is not None and (kept.plan, kept.kind, kept.device) == (plan, kind, device):
             return kept
-        split, workers = self.store.splits[name], self.config.workers
+        split = self.store.splits[name]
+        workers = self.config.workers
         feed = Feed(split, plan, kind=kind, device=device, workers=workers, keeps_position=is_train)
         if is_train:
             feed.load_state_dict(self._position)
@@ -241,7 +248,8 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         share = (
             1.0 if self.config.tokens_per_batch else min(1.0, WINDOW_ROWS / max(1, train.num_rows))
         )
-        together, free = train.num_bytes * share, free_bytes()
+        together = train.num_bytes * share
+        free = free_bytes()
         if together > free:
             for split in self.store.splits.values():
                 split.read_single_pages()
@@ -305,7 +313,8 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Continue from a position, now or when the feed is made."""
-        self._position, self._has_fitted = dict(state_dict), False
+        self._position = dict(state_dict)
+        self._has_fitted = False
         if "train" in self._feeds:
             self._feeds["train"].load_state_dict(state_dict)
 

@@ -130,7 +130,8 @@ class TextPreparation:
     in_units = True  # where there are rows enough
 
     def __init__(self, source: TextSource) -> None:
-        self.config, self.source = source.config, source
+        self.config = source.config
+        self.source = source
         name = self.config.tokenizer
         self.given = (
             Subwords.load(name, words=self.config.problem is Problem.tags)
@@ -155,23 +156,24 @@ class TextPreparation:
 
     def _require_room(self, encoder: Encoder) -> None:
         """Refuse windows, or both ends of a text, that have no room beside special tokens."""
-        config, special = self.config, encoder.frame.size if isinstance(encoder, Subwords) else 0
+        config = self.config
+        special = encoder.frame.size if isinstance(encoder, Subwords) else 0
         if config.long is Long.windows:
             what = f"{config.window} tokens, {special} of them special and {config.overlap} shared"
             fits = config.window - special > config.overlap
             require(fits, "data.window", what, allowed=f"more than {special + config.overlap}")
         elif config.long is Long.head_tail:
-            fits, what = (
-                config.max_length - special > 1,
-                f"{config.max_length} tokens, {special} of them special",
-            )
+            fits = config.max_length - special > 1
+            what = f"{config.max_length} tokens, {special} of them special"
             require(fits, "data.max_length", what, allowed=f"more than {special + 1}")
 
     def open(self) -> dict[str, Any]:
         """What the infos of texts and of tags have in common; the store is built where it is
         missing.
         """
-        cache, source, config = Cache(self.config.cache), self.source, self.config
+        cache = Cache(self.config.cache)
+        source = self.source
+        config = self.config
         store, report = cache.open_or_build(source.name, self._recipe(), self._build)
         # another run may have named the column
         source.require_words(store.facts.get("has_words", True))
@@ -190,7 +192,9 @@ class TextPreparation:
         }
 
     def _recipe(self) -> Recipe:
-        config, splitting, roles = self.config, self.source.splitting, self.source.columns
+        config = self.config
+        splitting = self.source.splitting
+        roles = self.source.columns
         return {
             "source": self.source.fingerprints,
             "read": asdict(config.read),
@@ -214,11 +218,9 @@ class TextPreparation:
         """
         with Progress() as progress:
             known = self._known(progress, (number, count))
-            units, pieces, advance = (
-                self._units(known),
-                self._pieces(known),
-                progress.task("encoding"),
-            )
+            units = self._units(known)
+            pieces = self._pieces(known)
+            advance = progress.task("encoding")
             # a part reads its own files alone, where there are enough
             step = count if len(pieces) >= count else 1
             for place, piece in enumerate(pieces[(number - 1) % step :: step]):
@@ -240,7 +242,9 @@ class TextPreparation:
     def _build(self, writer: StoreWriter) -> None:
         with Progress() as progress:
             known = self._known(progress)
-            surveyed, pieces, advance = known.survey, self._pieces(known), progress.task("encoding")
+            surveyed = known.survey
+            pieces = self._pieces(known)
+            advance = progress.task("encoding")
             writer.expected_rows = sum(surveyed.rows.values())
             if pieces:
                 totals = self._join(writer, pieces, known, advance)
@@ -298,10 +302,8 @@ class TextPreparation:
         """Second pass: the words of the training rows, and their numbers if these are
         the labels.
         """
-        share, has_numbers = (
-            VOCABULARY_ROWS / surveyed.rows["train"],
-            self.config.problem is Problem.regression,
-        )
+        share = VOCABULARY_ROWS / surveyed.rows["train"]
+        has_numbers = self.config.problem is Problem.regression
 
         def training_texts() -> Iterator[pa.Array]:
             for _, block in self.source.texts_and_labels(
@@ -429,11 +431,9 @@ class TextPreparation:
         """As `_encode`, by units: their tokens stay where they are, and what else they have of a
         row is copied.
         """
-        splits, units, census = (
-            self.config.split_names(self.source.tables),
-            self._units(known),
-            known.survey.census,
-        )
+        splits = self.config.split_names(self.source.tables)
+        units = self._units(known)
+        census = known.survey.census
         writers = {
             split: writer.split(split, self._columns(known), sharded="tokens") for split in splits
         }
@@ -467,7 +467,8 @@ class TextPreparation:
             if made
             else ""
         )
-        lines, long = [f"rows: {counts}{how}"], self.config.long_texts
+        lines = [f"rows: {counts}{how}"]
+        long = self.config.long_texts
         if self.given is None and totals["train"].lengths.rows > VOCABULARY_ROWS:
             lines.append(
                 f"vocabulary: of some {VOCABULARY_ROWS:,} training rows, taken by a hash of the"
@@ -520,7 +521,8 @@ class _Totals:
         self.lengths.take_in(noted["lengths"])
 
     def facts(self) -> dict[str, Any]:
-        rows, tokens = max(1, self.lengths.rows), self.counts["tokens"]
+        rows = max(1, self.lengths.rows)
+        tokens = self.counts["tokens"]
         shares = {
             "mean_length": tokens / rows,
             "unknown_share": self.counts["unknown"] / max(1, tokens),

@@ -40,7 +40,9 @@ class TextSource:
         self, config: TextDataConfig, tables: Tables, roles: Roles, group: str | None = None
     ) -> None:
         """`group`: the column whose equal values stay in one split."""
-        self.config, self.tables, self.roles = config, tables, roles
+        self.config = config
+        self.tables = tables
+        self.roles = roles
         self.splitting = Splitting(
             config.split_by, group, *config.taken_shares(tables), config.split_seed
         )
@@ -116,7 +118,8 @@ class TextSource:
 
     def require_words(self, has_words: bool) -> None:
         """Refuse a column that no setting names where it holds numbers only."""
-        name, columns = self.roles.texts[0], ", ".join(self.tables["train"].columns[:20])
+        name = self.roles.texts[0]
+        columns = ", ".join(self.tables["train"].columns[:20])
         what = f"column {name!r} of {self.name} holds numbers only"
         hint = (
             f"Name a column of texts: data.text=COLUMN; data.text={name} takes the numbers as"
@@ -137,7 +140,9 @@ class TextSource:
         ]
 
     def _text_block(self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]) -> TextBlock:
-        source, config, given = self.tables[name].name, self.config, labels_of(block, self.roles)
+        source = self.tables[name].name
+        config = self.config
+        given = labels_of(block, self.roles)
         texts, _ = read_texts(
             block, self.roles, rows, Findings(source), escapes=config.clean.escapes
         )

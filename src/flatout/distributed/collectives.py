@@ -15,7 +15,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-_WARM_UP, _SECONDS, _MOST_LOOKS = 8, 0.5, 256
+_WARM_UP = 8
+_SECONDS = 0.5
+_MOST_LOOKS = 256
 
 
 def are_several() -> bool:
@@ -54,7 +56,9 @@ class SharedMaximum:
     """
 
     def __init__(self) -> None:
-        self._every, self._looks, self._since = _WARM_UP, 0, time.perf_counter()
+        self._every = _WARM_UP
+        self._looks = 0
+        self._since = time.perf_counter()
 
     def look(self, numbers: Sequence[float], device: torch.device) -> list[float] | None:
         """The largest of each number, or None where it is not time yet.
@@ -70,7 +74,8 @@ class SharedMaximum:
         # Ranks count looks, as their clocks differ; the slowest rank decides for all how many make
         # half a second.
         *found, slowest_s = largest_of_ranks([*numbers, (now - self._since) / self._every], device)
-        self._looks, self._since = 0, now
+        self._looks = 0
+        self._since = now
         self._every = min(_MOST_LOOKS, max(1, int(_SECONDS / max(slowest_s, 1e-6))))
         return found
 

@@ -33,8 +33,12 @@ from flatout.distributed.processes import OUTPUT, end_with_parent, redirect_outp
 from flatout.errors import OtherRankEnded, RunBroke, UserError, first_line, require
 
 _AGAIN = 3  # how often lost workers are begun again
-_MISTAKES, _OUTPUT = "mistake-*.json", "output.txt"  # what workers leave among the notes
-_LOOK_S, _REACHED_S, _PARTS = 0.2, 10, 8
+# what workers leave among the notes
+_MISTAKES = "mistake-*.json"
+_OUTPUT = "output.txt"
+_LOOK_S = 0.2
+_REACHED_S = 10
+_PARTS = 8
 _SAME = "Every machine of the cluster needs this package and its requirements in the same versions."
 _SHARED = "Name a folder of a disk that they share, and that you may write to."
 Work = Callable[[], Any]
@@ -85,7 +89,8 @@ class RayTask:
 
         `place`: what it must see.
         """
-        self._ray, self.why = connect(), ""
+        self._ray = connect()
+        self.why = ""
         num_gpus = 1 if uses_gpu and self._ray.cluster_resources().get("GPU") else 0
         # A task is one of several on its machine: its tokenizer takes one core, as Ray counts it.
         needs = {
@@ -265,10 +270,8 @@ def _fit(given: dict[str, Any], workers: int, *, uses_gpu: bool) -> None:
         # else lines stand there twice
         "worker_runtime_env": {"env_vars": {"RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}},
     }
-    ranks, around = (
-        train.ScalingConfig(num_workers=workers, use_gpu=uses_gpu),
-        train.RunConfig(**settings),
-    )
+    ranks = train.ScalingConfig(num_workers=workers, use_gpu=uses_gpu)
+    around = train.RunConfig(**settings)
     try:
         TorchTrainer(_rank, train_loop_config=given, scaling_config=ranks, run_config=around).fit()
     except train.TrainingFailedError as error:
@@ -283,7 +286,8 @@ def _rank(given: dict[str, Any]) -> None:
     """What a worker does: the settings' paths are those of the folder where the command
     was given.
     """
-    notes, rank = given["notes"], int(os.environ["RANK"])
+    notes = given["notes"]
+    rank = int(os.environ["RANK"])
     hint = "Start the run in a folder that they share."
     require(notes.is_dir(), "on", f"not all machines of the cluster see {notes}", hint=hint)
     if any(notes.glob(_MISTAKES)):
@@ -305,7 +309,8 @@ def _rank(given: dict[str, Any]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where parts are computed, for the verbs that have any."""
-    one, places = parser.add_mutually_exclusive_group(), [place.value for place in Place]
+    one = parser.add_mutually_exclusive_group()
+    places = [place.value for place in Place]
     one.add_argument(
         "--part",
         metavar="I/N",

@@ -22,8 +22,10 @@ import psutil
 
 _NO_LIMIT = 1 << 60  # version 1 writes "none" as the largest multiple of a page
 # parameters of mallopt, and the largest value of each
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_NEVER, _LARGEST = 2**31 - 1, 2**30
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_NEVER = 2**31 - 1
+_LARGEST = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ def limits(root: Path = Path("/")) -> Limits:
 
 def free_bytes() -> int:
     """Memory that this process may still take, by the machine and by its container."""
-    free, allowed = int(psutil.virtual_memory().available), limits().memory_bytes
+    free = int(psutil.virtual_memory().available)
+    allowed = limits().memory_bytes
     return (
         free
         if allowed is None

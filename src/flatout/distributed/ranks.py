@@ -111,7 +111,8 @@ class Ranks:
                 " tasks."
             )
             raise UserError("SLURM", str(error), hint=hint) from None
-        world, nodes = environment.world_size(), _number("SLURM_NNODES", 1)
+        world = environment.world_size()
+        nodes = _number("SLURM_NNODES", 1)
         ranks = cls(
             environment.global_rank(), world, environment.local_rank(), max(1, world // nodes)
         )

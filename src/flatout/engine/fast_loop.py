@@ -94,8 +94,14 @@ class FastLoop(Callback):
         the step out."""
         # learning rate of the last step: a scheduler has set that of the next one already
         self.rate = 0.0
-        self.is_serving = self.is_plain = self.is_scaled = self.exchanges = self._is_ddp = False
-        self._is_updating = self._is_under_way = self._must_zero = False
+        self.is_serving = False
+        self.is_plain = False
+        self.is_scaled = False
+        self.exchanges = False
+        self._is_ddp = False
+        self._is_updating = False
+        self._is_under_way = False
+        self._must_zero = False
         # step hooks that some part has; Lightning calls them itself off the plain road
         self._hooked: set[str] = set()
         self._lean: list[LeanEmbedding] = []
@@ -217,7 +223,8 @@ class FastLoop(Callback):
     def _leave(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         internals.unplug_optimization(trainer)
         self._let_go_of_embeddings()
-        self.is_serving, self.optimizer = False, None
+        self.is_serving = False
+        self.optimizer = None
         _note(module, False)
 
     def _serves(self, optimizer: Optimizer) -> bool:
@@ -281,7 +288,8 @@ class FastLoop(Callback):
         # edges take no device's time: an event or the host's clock, as the timer has set it
         started = edge(0)
         self._is_under_way = True
-        self._batch_idx, self._arguments = batch_idx, tuple(kwargs.values())
+        self._batch_idx = batch_idx
+        self._arguments = tuple(kwargs.values())
         batch = self._arguments[0]
         # Batches of our feeds know it; Lightning's answer costs a look at the fetcher.
         ends_step = getattr(batch, "ends_step", None)
@@ -459,7 +467,8 @@ class FastLoop(Callback):
     def _let_go_of_embeddings(self) -> None:
         for embedding in self._lean:
             embedding.clear()
-            embedding.keeps_gradient, embedding.weight.grad = False, None
+            embedding.keeps_gradient = False
+            embedding.weight.grad = None
         self._lean.clear()
 
 

@@ -105,7 +105,8 @@ class SharedOut(ModelParallelStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         module = self.lightning_module
         assert module is not None
-        own, given = module.state_dict(), checkpoint["state_dict"].items()
+        own = module.state_dict()
+        given = checkpoint["state_dict"].items()
         shares = {
             name: share_of(tensor, own[name]) if name in own else tensor for name, tensor in given
         }

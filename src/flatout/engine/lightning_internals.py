@@ -199,7 +199,8 @@ def disable_signal_handling(trainer: L.Trainer) -> None:
     """Lightning's handlers end a run without a checkpoint, and its ranks wait for each other before
     every batch.
     """
-    connector, loop = vars(trainer).get("_signal_connector"), trainer.fit_loop.epoch_loop
+    connector = vars(trainer).get("_signal_connector")
+    loop = trainer.fit_loop.epoch_loop
     if not hasattr(connector, "register_signal_handlers") or not hasattr(
         loop, "_broadcast_sigterm_tensor"
     ):

@@ -164,13 +164,16 @@ class OptimConfig:
         """The optimizer of the weights that are trained or will be, in groups that decay or not, by
         their depth.
         """
-        depths, matrices = self._depths(model), self._matrices(model)
+        depths = self._depths(model)
+        matrices = self._matrices(model)
         groups: dict[tuple[int, bool, bool], Group] = {}
         will_thaw = contract(model).unfreeze_epochs > 0
         for name, weight in model.named_parameters():
             if not (weight.requires_grad or will_thaw):
                 continue
-            depth, decays, is_matrix = depths.get(name, 0), weight.ndim >= 2, id(weight) in matrices
+            depth = depths.get(name, 0)
+            decays = weight.ndim >= 2
+            is_matrix = id(weight) in matrices
             started = {
                 "weight_decay": self.weight_decay if decays else 0.0,
                 "lr_share": self.layer_decay**depth,
@@ -193,10 +196,8 @@ class OptimConfig:
     def _matrices(self, model: nn.Module) -> set[int]:
         if self.name is not OptimizerName.muon:
             return set()
-        what, hint = (
-            f"muon: torch {torch.__version__} has none",
-            "Install torch 2.9 or later, or leave it at adamw.",
-        )
+        what = f"muon: torch {torch.__version__} has none"
+        hint = "Install torch 2.9 or later, or leave it at adamw."
         require(hasattr(torch.optim, "Muon"), "optim.name", what, hint=hint)
         will_thaw = contract(model).unfreeze_epochs > 0
         found = {

@@ -38,7 +38,8 @@ _WORDS = re.compile(
     re.IGNORECASE,
 )
 _OTHERS = re.compile(r"\bNCCL\b")  # after one of these the ranks cannot talk any more
-TRAINING, EVALUATION = "training", "evaluation"
+TRAINING = "training"
+EVALUATION = "evaluation"
 # layers that keep running means
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -142,7 +143,8 @@ class Passes:
 
     def judge(self, batch: FlatBatch, answer: Callable[[FlatBatch], Tensor]) -> Tensor:
         """The answers to a batch of validation or test."""
-        why, before = "", self.pieces[EVALUATION]
+        why = ""
+        before = self.pieces[EVALUATION]
         while True:
             count = self.pieces[EVALUATION]
             with ShortOfMemory() as short:
@@ -190,7 +192,9 @@ class Passes:
         )
 
     def _pass(self, batch: Any, ends_step: bool) -> float:
-        loop, seconds, count = self.loop, 0.0, self.pieces[TRAINING]
+        loop = self.loop
+        seconds = 0.0
+        count = self.pieces[TRAINING]
         parts = [batch] if count == 1 else self._parts(batch, count)
         for number, part in enumerate(parts, 1):
             is_last = ends_step and number == len(parts)
@@ -212,7 +216,8 @@ class Passes:
 
     def _repeat(self, why: str, ends_step: bool) -> float:
         self._require_alone(TRAINING, why)
-        seconds, before = 0.0, self.pieces[TRAINING]
+        seconds = 0.0
+        before = self.pieces[TRAINING]
         while True:
             # A rank that repeated now would send its gradients twice, and the others would add them
             # up.

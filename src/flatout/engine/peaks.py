@@ -24,10 +24,12 @@ from flatout.distributed.limits import limits
 from flatout.distributed.ranks import cores_here
 from flatout.engine.precision import Precision, fp32_products, one_thread, product_type
 
-_SMALLEST, _LARGEST = 512, 4096
+_SMALLEST = 512
+_LARGEST = 4096
 # so long a product is not all overheads; a longer one is disturbed by what else runs
 _LONG_ENOUGH_S = 1e-3
-_BUDGET_S, _MOST_S = 0.02, 0.08
+_BUDGET_S = 0.02
+_MOST_S = 0.08
 _TIMES = 10
 # below this share of one thread's rate times their number, threads were kept from running together
 _BUSY = 0.6
@@ -108,7 +110,9 @@ def measured_peak(device: torch.device, precision: str) -> Peak | None:
 
 def _fastest(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
     """Most operations a second of some products, and the size of the fastest."""
-    size, fastest, found = _SMALLEST, 0.0, _SMALLEST
+    size = _SMALLEST
+    fastest = 0.0
+    found = _SMALLEST
     with torch.inference_mode(), torch.autocast(device.type, enabled=False):
         while True:
             own = torch.Generator(device).manual_seed(0)
@@ -117,7 +121,8 @@ def _fastest(device: torch.device, dtype: torch.dtype) -> tuple[float, int]:
             )
             seconds = _best_s(partial(torch.mm, left, right, out=torch.empty_like(left)), device)
             if 2 * size**3 / seconds > fastest:
-                fastest, found = 2 * size**3 / seconds, size
+                fastest = 2 * size**3 / seconds
+                found = size
             if seconds >= _LONG_ENOUGH_S or size >= _LARGEST:
                 return fastest, found
             size *= 2
@@ -132,11 +137,14 @@ def _best_s(act: Callable[[], object], device: torch.device) -> float:
     )
     act()
     wait()
-    began = now = time.perf_counter()
-    best, times = float("inf"), 0
+    now = time.perf_counter()
+    began = now
+    best = float("inf")
+    times = 0
     while times == 0 or now - began < (_BUDGET_S if times >= _TIMES else _MOST_S):
         act()
         wait()  # to time it is what this is for
         before, now = now, time.perf_counter()
-        best, times = min(best, now - before), times + 1
+        best = min(best, now - before)
+        times = times + 1
     return best

@@ -26,7 +26,10 @@ from flatout.files import write_atomically
 from flatout.run_log import Choice
 
 _LARGEST_SHARE = 0.9  # of the time of a product in fp32, that one in bf16 may take
-_ROWS, _WIDTH, _TRIES, _PAUSE_S = 256, 768, 24, 0.01
+_ROWS = 256
+_WIDTH = 768
+_TRIES = 24
+_PAUSE_S = 0.01
 _PATIENCE_S = 30.0  # how long a run waits for another one that measures the same
 _LARGEST_ERROR = 5e-6  # of an exact product, as a share of its largest number
 _ISAS_WITHOUT_BF16 = {

@@ -19,7 +19,8 @@ def whole_steps(trainer: dict[str, Any], feed: Feed, log: RunLog) -> dict[str, A
     """A Trainer's settings with epochs and validations that end where an optimizer step does, never
     within one.
     """
-    accumulate, settings = feed.plan.accumulate, dict(trainer)
+    accumulate = feed.plan.accumulate
+    settings = dict(trainer)
     # the plan repeats its first epoch, so a limit is enough
     if overfit := settings.pop("overfit_batches", 0):
         settings = {"limit_train_batches": overfit, "limit_val_batches": overfit, **settings}
@@ -34,13 +35,12 @@ def whole_steps(trainer: dict[str, Any], feed: Feed, log: RunLog) -> dict[str, A
     is_timed = interval is not None and not isinstance(interval, int | float)
     hint = "Count batches, or set data.accumulate=1: the clock knows no steps."
     require(not is_timed or accumulate == 1, "trainer.val_check_interval", f"{interval}", hint=hint)
-    every, most = settings.get("check_val_every_n_epoch", 1), batches_in_epoch(settings, feed)
+    every = settings.get("check_val_every_n_epoch", 1)
+    most = batches_in_epoch(settings, feed)
     require(every != 0, "trainer.check_val_every_n_epoch", "0", allowed="1 or more, or null")
     fits = type(interval) is not int or 0 < interval <= (most if every else interval)
-    what, hint = (
-        f"{interval} of {most} batches an epoch",
-        "Or count on: +trainer.check_val_every_n_epoch=null.",
-    )
+    what = f"{interval} of {most} batches an epoch"
+    hint = "Or count on: +trainer.check_val_every_n_epoch=null."
     require(fits, "trainer.val_check_interval", what, allowed=f"1 to {most}, or a share", hint=hint)
     if accumulate > 1 and isinstance(interval, int | float) and interval != 1.0:
         asked = _count(interval, most)
@@ -61,7 +61,8 @@ def batches_in_epoch(trainer: dict[str, Any], feed: Feed) -> int:
 
 def planned_steps(trainer: dict[str, Any], feed: Feed) -> int:
     """Optimizer steps of the whole run."""
-    epochs, most = trainer.get("max_epochs") or EPOCHS, trainer.get("max_steps")
+    epochs = trainer.get("max_epochs") or EPOCHS
+    most = trainer.get("max_steps")
     whole = epochs * batches_in_epoch(trainer, feed) // feed.plan.accumulate
     if most is None or most == -1:
         return whole

@@ -88,7 +88,8 @@ class StepLosses:
         """
         if not self.values:
             return [], []
-        losses, count = torch.stack(self.values).float(), len(self.values)
+        losses = torch.stack(self.values).float()
+        count = len(self.values)
         if are_several():
             dist.all_reduce(losses)  # gradients are averaged over ranks, and so are losses
             losses /= dist.get_world_size()

@@ -35,10 +35,14 @@ from flatout.models.contract import contract
 from flatout.models.encoder.layered import merge_lora
 from flatout.models.encoder.transformer import Outputs, quiet_library
 
-ONNX, SIGNATURE = "model.onnx", "signature.json"
+ONNX = "model.onnx"
+SIGNATURE = "signature.json"
 # most that logits may differ; another runtime sums in another order
-_MOST_APART, _ONNX_APART = 1e-5, 1e-4
-_ROWS, _LONGEST, _SAMPLES = 8, 200, 200
+_MOST_APART = 1e-5
+_ONNX_APART = 1e-4
+_ROWS = 8
+_LONGEST = 200
+_SAMPLES = 200
 _JOINED = {
     "mean": "a text has the mean of its windows' logits",
     "max": "a text has the max of its windows' logits",
@@ -84,7 +88,8 @@ def export(predictor: Any, folder: Path) -> float:
     """Write the model and its tokenizer into a folder that is there; how far its logits are from
     the run's own.
     """
-    rows, (mean, spread) = made_up_rows(predictor), _scale(predictor)
+    rows = made_up_rows(predictor)
+    mean, spread = _scale(predictor)
     with torch.inference_mode():
         expected = predictor.model.eval()(flat_batch(rows)) * spread + mean
     plain_model(predictor).save_pretrained(folder)
@@ -102,7 +107,8 @@ def export_onnx(predictor: Any, folder: Path) -> float:
     """
     rows = made_up_rows(predictor)
     model = _OnlyLogits(_opened(predictor, folder), _input_names(predictor.model)).eval()
-    inputs, axes = _padded(predictor, rows[:3]), {0: "rows", 1: "length"}
+    inputs = _padded(predictor, rows[:3])
+    axes = {0: "rows", 1: "length"}
     program = _trace(model, inputs, ["logits"], (tuple(axes for _ in inputs),))
     for node in program.model.graph.all_nodes():
         node.metadata_props.clear()  # paths of this machine, of use to the exporter alone
@@ -430,7 +436,8 @@ def _compare(predictor: Any, path: Path) -> float:
         scaler.shift[: shape.inputs]
     )
     values = values.astype(np.float32).astype(np.float64)
-    expected, found = predictor.answer(values), stream_onnx(path, values)
+    expected = predictor.answer(values)
+    found = stream_onnx(path, values)
     if shape.labels:
         scale = 1.0 if predictor.has_classes else predictor.label_scale[1]
         return float(np.abs((found[-1] - expected) / scale).max())

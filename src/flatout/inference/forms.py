@@ -39,7 +39,9 @@ from flatout.inference.text import Predictor
 from flatout.models.encoder.families import FLAT_FAMILIES
 from flatout.models.encoder.transformer import Compute, Outputs, Transformer, quiet_library
 
-_ROWS_AT_ONCE, _MOST_MIXED, _NO_LIMIT = 32, 40, 1 << 20
+_ROWS_AT_ONCE = 32
+_MOST_MIXED = 40
+_NO_LIMIT = 1 << 20
 _AS_USUAL = {"padding": True, "truncation": True, "return_tensors": "pt"}
 Ask = Callable[[Mapping[str, Tensor]], Tensor]  # what a tokenizer gives, padded, as logits
 _FEWER_BITS = ("int8", "quant", "16")  # what names of files say of their numbers
@@ -75,7 +77,9 @@ def turned_round(predictor: RunPredictor, rows: list[Any]) -> list[Any]:
 def mixed(predictor: RunPredictor, rows: list[Any], seed: int = 0) -> list[Any]:
     """In random order, in batches of one row to forty."""
     random = np.random.default_rng(seed)
-    order, found, start = random.permutation(len(rows)).tolist(), list[Any](rows), 0
+    order = random.permutation(len(rows)).tolist()
+    found = list[Any](rows)
+    start = 0
     while start < len(order):
         places = order[start : start + int(random.integers(1, _MOST_MIXED + 1))]
         for place, answer in zip(
@@ -205,7 +209,8 @@ class FolderPredictor(Predictor):
         problem = _PROBLEMS.get(
             net.config.problem_type, Problem.regression if len(names) == 1 else Problem.single
         )
-        labels, roles = Labels(problem, names, [], 0), Roles((text,), "label")
+        labels = Labels(problem, names, [], 0)
+        roles = Roles((text,), "label")
         # its folder does not say: two places may be those of padding
         if tokenizer.model_max_length > _NO_LIMIT:
             tokenizer.model_max_length = getattr(net.config, "max_position_embeddings", 514) - 2
@@ -238,11 +243,13 @@ class FolderPredictor(Predictor):
     @torch.inference_mode()
     def outputs(self, texts: pa.Array, rows_per_batch: int = _ROWS_AT_ONCE) -> Tensor:
         """`[N, C]` logits, in batches in the order of the texts."""
-        rows, found = [text.split(PAIR) for text in texts.to_pylist()], []
+        rows = [text.split(PAIR) for text in texts.to_pylist()]
+        found = []
         for start in range(0, len(rows), rows_per_batch):
             columns = map(list, zip(*rows[start : start + rows_per_batch], strict=True))
             found.append(self.ask(self.tokenizer(*columns, **_AS_USUAL)).float())
-            own, outputs = self.labels.num_outputs, found[-1].shape[1]
+            own = self.labels.num_outputs
+            outputs = found[-1].shape[1]
             hint = "Take it out of the folder to judge the rest."
             require(found[-1].ndim == 2, self.where, "answers each token, not each row", hint=hint)
             require(
@@ -276,10 +283,8 @@ class FolderTagger(TagPredictor):
                     for place, word in reversed(list(enumerate(of_tokens)))
                     if word is not None
                 }
-                there, places = (
-                    offsets[start + number] + np.array(list(firsts), np.int64),
-                    list(firsts.values()),
-                )
+                there = offsets[start + number] + np.array(list(firsts), np.int64)
+                places = list(firsts.values())
                 found.ids[there], found.probabilities[there] = (
                     best.indices[number, places],
                     best.values[number, places],
@@ -312,7 +317,8 @@ class OnnxRecordings(SequencePredictor):
 
 def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:
     """What answers texts from an exported folder of a run, by name."""
-    opened, own = FolderPredictor.of_folder(folder), predictor.labels.classes
+    opened = FolderPredictor.of_folder(folder)
+    own = predictor.labels.classes
     found = opened.labels.classes
     has_names = predictor.labels.problem is not Problem.regression
     what = f"its labels are {', '.join(found[:8])}, those of the run {', '.join(own[:8])}"
@@ -422,7 +428,8 @@ def names_of(net: Any) -> list[str]:
 
 def onnx_files(folder: Path) -> list[Path]:
     """The ONNX files of a folder, which need a package of their own."""
-    files, hint = sorted(folder.glob("*.onnx")), "Install it with pip install 'flatout[onnx]'."
+    files = sorted(folder.glob("*.onnx"))
+    hint = "Install it with pip install 'flatout[onnx]'."
     has_package = find_spec("onnxruntime") is not None
     require(
         not files or has_package,

@@ -40,11 +40,15 @@ from flatout.report.page import render_text
 from flatout.run_log import Say
 from flatout.tasks.metrics import monitored_metric
 
-INT8, STATIC, BF16 = "model_int8.onnx", "model_static_int8.onnx", "bf16"
+INT8 = "model_int8.onnx"
+STATIC = "model_static_int8.onnx"
+BF16 = "bf16"
 HEAD = (
     f"{'form':<23} {'rows/s':>8} {'p50 ms':>7} {'p99 ms':>7} {'MB':>7}  {'same answers':<16} score"
 )
-_ALONE, _ROUNDS, _SEEN = 100, 3, 128
+_ALONE = 100
+_ROUNDS = 3
+_SEEN = 128
 _PAYS = 1.05  # of the speed of fp32, below which another form is not worth its trouble
 
 
@@ -170,7 +174,8 @@ def measure_forms(
         size = sum(part.stat().st_size for part in parts) / (2e6 if name.endswith(BF16) else 1e6)
         p50, p99 = np.quantile(alone, [0.5, 0.99]).tolist()
         form = Form(name, asked, together, is_exact=name == "predict" or name.endswith("fp32"))
-        times, same = (len(rows) / seconds[name], p50, p99), verify(form, rows, expected)
+        times = (len(rows) / seconds[name], p50, p99)
+        same = verify(form, rows, expected)
         found.append(Measured(name, file, *times, size, scored.values[metric], interval, same))
         say(found[-1].line())
     return found
@@ -189,7 +194,8 @@ def _forms(predictor: Predictor, folder: Path) -> dict[str, tuple[str, Any]]:
 
 
 def _in_bf16(plain: Any) -> FolderPredictor:
-    kind, folder = type(plain.model), plain.model.name_or_path
+    kind = type(plain.model)
+    folder = plain.model.name_or_path
     with quiet_library():
         net = kind.from_pretrained(folder, dtype=torch.bfloat16, trust_remote_code=False).eval()
     return replace(plain, model=net, ask=lambda given: net(**given).logits)
@@ -232,11 +238,13 @@ def choose(found: Sequence[Measured], best: str, points: float, problem: Problem
 
 def remarks(found: Sequence[Measured], chosen: Measured, best: str) -> list[str]:
     """What was chosen, and which forms do not pay here."""
-    gain, fp32 = BEST[best], next(each for each in found if each.file == WEIGHTS)
+    gain = BEST[best]
+    fp32 = next(each for each in found if each.file == WEIGHTS)
     poor = [
         each for each in found if each.file and each is not fp32 and gain(each) < _PAYS * gain(fp32)
     ]
-    own, of_fp32 = gain(chosen) / gain(found[0]), f"of {fp32.name} for {best}"
+    own = gain(chosen) / gain(found[0])
+    of_fp32 = f"of {fp32.name} for {best}"
     lines = [
         f"{each.name} does not pay here: {gain(each) / gain(fp32):.2f}× {of_fp32}" for each in poor
     ]

@@ -42,12 +42,17 @@ from flatout.models import kind_of, model_class
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 from flatout.tasks.score_intervals import Interval
 
-_ROWS_PER_BLOCK, _MOST_CHARACTERS = 16_384, 50_000_000
+_ROWS_PER_BLOCK = 16_384
+_MOST_CHARACTERS = 50_000_000
 _CHANGED = "The folder was changed, or comes from another version: train again."
-WEIGHTS, SETTINGS, LABELS = "model.safetensors", "config.json", "labels.json"
+WEIGHTS = "model.safetensors"
+SETTINGS = "config.json"
+LABELS = "labels.json"
 # of models of texts; what transformers builds an encoder by
-TOKENIZER, ENCODER = "tokenizer.json", "encoder.json"
-_EXACT_ROWS, _EXACT_ENCODINGS = {Layout.flat: 16, Layout.padded: 32}, 128
+TOKENIZER = "tokenizer.json"
+ENCODER = "encoder.json"
+_EXACT_ROWS = {Layout.flat: 16, Layout.padded: 32}
+_EXACT_ENCODINGS = 128
 """Rows of a batch of exact answers: multiples of the rows that products take at once, and of a
 vector's numbers."""
 Piece = TypeVar("Piece")
@@ -243,7 +248,9 @@ class RunPredictor(ABC):
     # arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU
     precision: Precision = Precision.auto
     exact: bool = False  # whether an answer is the same bit for bit beside any rows, on this device
-    asked = computed = 0  # rows of exact answers, and rows that were computed for them
+    # rows of exact answers, and rows that were computed for them
+    asked = 0
+    computed = 0
 
     # What variants define.
 
@@ -439,7 +446,8 @@ def in_order(
     """What is answered to each piece, in order: devices answer in threads, this one makes the
     pieces.
     """
-    free, own = iter(predictors), threading.local()
+    free = iter(predictors)
+    own = threading.local()
 
     def begin() -> None:
         own.predictor = next(free)  # each thread has one

@@ -54,7 +54,8 @@ from flatout.tasks.sequence_scores import SequenceScores
 from flatout.tasks.task import Task
 
 Floats = NDArray[np.float64]
-_SAMPLES_A_BLOCK, _ROWS_A_BATCH = 4096, 1024
+_SAMPLES_A_BLOCK = 4096
+_ROWS_A_BATCH = 1024
 _GROUPS = 512  # of more recordings than these the errors of several are added up for an interval
 _OTHER_RATE = 0.05  # share by which the median time between samples may differ from training
 
@@ -88,14 +89,16 @@ class SequencePredictor(RunPredictor):
     @classmethod
     def of(cls, task: Task) -> SequencePredictor:
         info: SequenceInfo = task.info
-        shape, labels = info.shape, info.labels if info.shape.labels else None
+        shape = info.shape
+        labels = info.labels if info.shape.labels else None
         inputs = info.columns[: shape.inputs]
         given = RecordingRules.of(info.config)
         rules = replace(
             given, columns=[name for name in given.columns if name in inputs], label=None
         )
         names = info.targets if labels is None else labels.classes
-        scale, has_classes = (0.0, 1.0), bool(info.facts["classes"])
+        scale = (0.0, 1.0)
+        has_classes = bool(info.facts["classes"])
         if labels is not None:  # the temperature of classes, or the unit of numbers
             scale = (
                 (0.0, 1 / cast(Any, task).temperature)
@@ -110,7 +113,8 @@ class SequencePredictor(RunPredictor):
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> SequencePredictor:
-        data, shape = settings["data"], SequenceShape(**settings["data"]["shape"])
+        data = settings["data"]
+        shape = SequenceShape(**settings["data"]["shape"])
         rules = RecordingRules(**{**data["rules"], "missing": Missing(data["rules"]["missing"])})
         own = (
             folder.network(shape=shape),
@@ -208,7 +212,9 @@ class SequencePredictor(RunPredictor):
         targets too.
         """
         self.model.eval()
-        scaled, shape, start = self.scaler.scale(values), self.shape, 0
+        scaled = self.scaler.scale(values)
+        shape = self.shape
+        start = 0
         truths = torch.from_numpy(scaled[:, -shape.targets :])
         with answering(self.precision, self.device):
             if shape.horizon:
@@ -231,7 +237,8 @@ class SequencePredictor(RunPredictor):
         """`[N, K]` scaled answers, block after block; a window's block reads samples before it,
         too.
         """
-        lookback, model = self.shape.lookback, contract(self.model)
+        lookback = self.shape.lookback
+        model = contract(self.model)
         state = model.make_state(1, self.device)
         # a network of the user's own sees the whole recording
         if lookback is None and state is None:
@@ -250,7 +257,8 @@ class SequencePredictor(RunPredictor):
                 yield answers[0].float().cpu()
 
     def _forecast(self, values: Any) -> NDArray[Any]:
-        lookback, horizon = self.shape.lookback or 1, self.shape.horizon
+        lookback = self.shape.lookback or 1
+        horizon = self.shape.horizon
         what = f"data.lookback={lookback}, but the recording has {len(values)} samples"
         require(len(values) >= lookback, "predict", what, hint="Name a longer recording.")
         scaled = self._scale(values[-lookback:])
@@ -265,7 +273,9 @@ class SequencePredictor(RunPredictor):
     def _of_rows(
         self, scaled: NDArray[np.float32], rows: RowPlaces, chosen: slice = slice(None)
     ) -> Tensor:
-        found, order, tokens = [], [], Ragged(scaled, rows.start[chosen], rows.length[chosen])
+        found = []
+        order = []
+        tokens = Ragged(scaled, rows.start[chosen], rows.length[chosen])
         for batch in self.batches(tokens, len(tokens.lengths), _ROWS_A_BATCH):
             found.append(self.model(batch).float().cpu())
             order.append(batch.rows)
@@ -315,7 +325,8 @@ class SequencePredictor(RunPredictor):
         """Without those that are too short, which the notes name, as in training; refused where all
         are.
         """
-        count, short = 0, list[str]()
+        count = 0
+        short = list[str]()
         for recording in recordings:
             if len(recording.times) >= needed:
                 count += 1
@@ -331,7 +342,8 @@ class SequencePredictor(RunPredictor):
         )
 
     def _answer_recording(self, recording: Recording) -> Iterator[Answered]:
-        time, samples = self.rules.time or "step", len(recording.times)
+        time = self.rules.time or "step"
+        samples = len(recording.times)
         written = dates_of if recording.is_dated else np.asarray
         if self.shape.labels:
             answer = self.answer(recording.values[:])
@@ -341,7 +353,8 @@ class SequencePredictor(RunPredictor):
                 columns = {"prediction": [self.names[best]], "probability": [float(answer[best])]}
             yield _block(recording, columns, samples)
             return
-        start, horizon = 0, self.shape.horizon
+        start = 0
+        horizon = self.shape.horizon
         for answers in self.stream(recording.values):
             times = recording.times[start : start + len(answers)]
             if horizon:  # all of it is one block of answers, after the last sample
@@ -365,10 +378,8 @@ class SequencePredictor(RunPredictor):
         rules = replace(
             self.rules, columns=[*self.rules.columns, *(() if shape.horizon else targets)]
         )
-        scores, total = (
-            SequenceScores(_GROUPS, targets, self.scaler.of_targets(shape.targets)[1]),
-            0,
-        )
+        scores = SequenceScores(_GROUPS, targets, self.scaler.of_targets(shape.targets)[1])
+        total = 0
         for number, recording in enumerate(
             self._long_enough(self.read(table, rules), needed, "evaluate")
         ):
@@ -390,26 +401,27 @@ class SequencePredictor(RunPredictor):
         require(
             column is not None, "evaluate", "this run does not know its column of labels", hint=hint
         )
-        metrics, total = (
-            TaskMetrics.build(
-                Problem.single if self.has_classes else Problem.regression, self.names
-            ),
-            0,
+        metrics = TaskMetrics.build(
+            Problem.single if self.has_classes else Problem.regression, self.names
         )
+        total = 0
         for recording in self.read(table, replace(self.rules, label=column)):
             metrics.update(*self._labelled(recording), torch.tensor([total]))
             total += 1
             advance(len(recording.times))
         self.require_rows(total, table)
-        lines, intervals = self.found.lines(), metrics.intervals()
+        lines = self.found.lines()
+        intervals = metrics.intervals()
         return Scored(
             {"rows": total}, metrics.compute(), metrics.per_class(), lines, intervals=intervals
         )
 
     def _labelled(self, recording: Recording) -> tuple[Tensor, Tensor]:
-        answer, written = torch.from_numpy(self.answer(recording.values)), str(recording.label)
+        answer = torch.from_numpy(self.answer(recording.values))
+        written = str(recording.label)
         if self.has_classes:
-            what, allowed = f"{recording.name} is {written!r}", ", ".join(self.names)
+            what = f"{recording.name} is {written!r}"
+            allowed = ", ".join(self.names)
             require(written in self.names, "--label", what, allowed=allowed)
             return answer.log().unsqueeze(0), torch.tensor([self.names.index(written)])
         try:
@@ -440,7 +452,8 @@ class SequencePredictor(RunPredictor):
     def _require_same_rate(self, recording: Recording) -> None:
         if self.rules.step is not None or self.step_s is None or self.rules.time is None:
             return
-        step, hint = recording.step, f"Resample it, or train with data.step={self.step_s:g}."
+        step = recording.step
+        hint = f"Resample it, or train with data.step={self.step_s:g}."
         what = (
             f"{recording.name} has a sample every {step:g} s, the training recordings every"
             f" {self.step_s:g} s"

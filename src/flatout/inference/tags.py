@@ -101,7 +101,8 @@ class TagPredictor(RunPredictor):
 
     @classmethod
     def of(cls, task: Tagger) -> TagPredictor:
-        info, model = task.info, cast(Transformer, task.model.eval())
+        info = task.info
+        model = cast(Transformer, task.model.eval())
         own = (
             model,
             info.vocabulary,
@@ -114,7 +115,8 @@ class TagPredictor(RunPredictor):
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> TagPredictor:
-        names, roles = folder.labels(), folder.roles()
+        names = folder.labels()
+        roles = folder.roles()
         long_texts = LongTexts(**settings["data"].get("long_texts", {}))  # runs before had none
         model, vocabulary = folder.encoder(Outputs(names, "tags"), roles, long_texts.window)
         own = (model, vocabulary, names, settings["data"]["max_length"], roles, long_texts)
@@ -167,12 +169,15 @@ class TagPredictor(RunPredictor):
                 (encoded.block.tokens, encoded.block.lengths), len(words), rows_per_batch
             ):
                 shares_TN = (self.model(batch).float() / self.temperature).softmax(-1)
-                best, of_types_TK = shares_TN.max(-1), shares_TN[:, 1::2] + shares_TN[:, 2::2]
-                rows, lengths = batch.rows.numpy(), batch.lengths.numpy()
+                best = shares_TN.max(-1)
+                of_types_TK = shares_TN[:, 1::2] + shares_TN[:, 2::2]
+                rows = batch.rows.numpy()
+                lengths = batch.lengths.numpy()
                 there = np.arange(batch.num_tokens) + np.repeat(
                     starts[rows] - (np.cumsum(lengths) - lengths), lengths
                 )
-                ids[there], shares[there] = best.indices.cpu().numpy(), best.values.cpu().numpy()
+                ids[there] = best.indices.cpu().numpy()
+                shares[there] = best.values.cpu().numpy()
                 types[there] = torch.cat([shares_TN[:, :1], of_types_TK], dim=1).cpu().numpy()
         counts = pa.compute.list_value_length(words).to_numpy(zero_copy_only=False).astype(np.int64)
         offsets = np.append(0, np.cumsum(counts))
@@ -258,7 +263,8 @@ class TagPredictor(RunPredictor):
         roles = options.roles(self.roles)
         require_columns(table, {"--text": roles.texts[0], "--label": roles.label})
         types = [name[2:] for name in self.names[1::2]]
-        scores, total = EntityScores(types), 0
+        scores = EntityScores(types)
+        total = 0
         asked = in_order(
             lambda one, piece: (one.tags(piece[0]), piece[1]), others, _tagged(table, roles, types)
         )
@@ -276,7 +282,8 @@ class TagPredictor(RunPredictor):
             advance(rows)
         self.require_rows(total, table)
         counts = {"rows": total, "lost_words": self.lost_words}
-        notes, intervals = self.notes(), scores.intervals()
+        notes = self.notes()
+        intervals = scores.intervals()
         return Scored(
             counts, scores.values(), scores.per_type(), warnings=notes, intervals=intervals
         )

@@ -91,11 +91,11 @@ class Predictor(RunPredictor):
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> Predictor:
-        vocabulary, classes, roles = folder.vocabulary(), folder.labels(), folder.roles()
-        labels, data = (
-            Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"]),
-            settings["data"],
-        )
+        vocabulary = folder.vocabulary()
+        classes = folder.labels()
+        roles = folder.roles()
+        labels = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"])
+        data = settings["data"]
         long_texts = LongTexts(**data.get("long_texts", {}))  # runs before had none
         if settings["model"]["kind"] == "transformer":
             model: nn.Module = folder.encoder(
@@ -181,7 +181,8 @@ class Predictor(RunPredictor):
     def _texts(
         self, table: Table, options: FileOptions
     ) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
-        roles, findings = options.roles(self.roles), Findings(table.name)
+        roles = options.roles(self.roles)
+        findings = Findings(table.name)
         require_text_columns(table, roles.texts)
         for rows, block in self.blocks(table):
             texts, _ = read_texts(block, roles, np.arange(len(rows)), findings)
@@ -196,8 +197,11 @@ class Predictor(RunPredictor):
         """Over all rows that have a label, and of each class."""
         roles = options.roles(self.roles)
         require_text_columns(table, roles.texts, label=roles.label)
-        problem, findings = self.labels.problem, Findings(table.name)
-        metrics, sureness, total = TaskMetrics.build(problem, self.labels.classes), Sureness(), 0
+        problem = self.labels.problem
+        findings = Findings(table.name)
+        metrics = TaskMetrics.build(problem, self.labels.classes)
+        sureness = Sureness()
+        total = 0
         if isinstance(metrics, MultiMetrics):
             metrics.thresholds.copy_(self.least_shares())
         labelled = self._labelled(table, roles, findings)
@@ -217,7 +221,8 @@ class Predictor(RunPredictor):
         if problem is Problem.single:
             values |= {"calibration_error": sureness.error(), "temperature": self.temperature}
         remarks = [f"{remark.source}: {remark.what}" for remark in findings.remarks()]
-        counts, intervals = {"rows": findings.rows_kept}, metrics.intervals()
+        counts = {"rows": findings.rows_kept}
+        intervals = metrics.intervals()
         return Scored(counts, values, metrics.per_class(), remarks, intervals=intervals)
 
     def _labelled(
@@ -225,7 +230,8 @@ class Predictor(RunPredictor):
     ) -> Iterator[tuple[pa.Array, Tensor]]:
         """Block by block the texts that have a label, and their labels as the run numbers them."""
         # as answers are written
-        problem, delimiter = self.labels.problem, self.label_delimiter or "|"
+        problem = self.labels.problem
+        delimiter = self.label_delimiter or "|"
         for rows, block in self.blocks(table, roles.columns):
             clean = clean_block(
                 block, roles=roles, rows=rows, problem=problem, is_train=False, findings=findings
@@ -275,10 +281,8 @@ def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dic
     if top_k:  # the likeliest classes of each row, the best first
         values, ids = shares.topk(min(top_k, shares.shape[1]), dim=-1)
         offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * ids.shape[1])
-        names, found = (
-            classes.take(pa.array(ids.flatten().numpy())),
-            pa.array(values.flatten().numpy()),
-        )
+        names = classes.take(pa.array(ids.flatten().numpy()))
+        found = pa.array(values.flatten().numpy())
         lists = {"top_labels": names, "top_probabilities": found}
         answered |= {name: pa.ListArray.from_arrays(offsets, each) for name, each in lists.items()}
     return answered
@@ -290,10 +294,8 @@ def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
         return torch.from_numpy(labels.to_numpy(zero_copy_only=False).astype(np.float32))
     is_multi = predictor.labels.problem is Problem.multi
     values = pc.list_flatten(labels) if is_multi else labels
-    ids, plain = (
-        pc.index_in(values, pa.array(classes, pa.large_string())),
-        list(map(plainly, classes)),
-    )
+    ids = pc.index_in(values, pa.array(classes, pa.large_string()))
+    plain = list(map(plainly, classes))
     # written in another way, of which training may have made one
     if ids.null_count and len({*plain}) == len(plain):
         given = pa.array([plainly(each) for each in values.to_pylist()], pa.large_string())
@@ -383,4 +385,5 @@ class MaskedWordPredictor(RunPredictor):
     def rows(self, *_: Any, **__: Any) -> NoReturn:
         raise AssertionError("every verb opens its file first, which is refused")
 
-    answer_table = score_table = rows
+    score_table = rows
+    answer_table = score_table

@@ -24,7 +24,8 @@ from flatout.inference.forms import Form, alone
 _APART = 1e-3
 _BIAS = 0.02  # most that numbers of fewer bits may be off on average: more is no rounding
 _SAME_ORDER = 0.99
-_MOST_NAMED, _MOST_ASKED = 100, 50
+_MOST_NAMED = 100
+_MOST_ASKED = 50
 Parted = tuple[Any, list[float]]  # an answer as its words and its numbers
 
 
@@ -69,7 +70,8 @@ def verify(form: Form, rows: list[Any], reference: Sequence[Parted]) -> Verified
     ]
     is_off = not abs(means[0] - means[1]) / max(1.0, largest) <= _BIAS
     looks = _look(form, rows, pairs, changed) if len(changed) or is_off else ""
-    named, same = (changed[:_MOST_NAMED] + 1).tolist(), len(rows) - len(changed)
+    named = (changed[:_MOST_NAMED] + 1).tolist()
+    same = len(rows) - len(changed)
     return Verified(form.name, len(rows), same, named, float(apart.max(initial=0.0)), looks, is_off)
 
 

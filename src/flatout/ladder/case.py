@@ -88,7 +88,8 @@ def write_rows(
     return [*words, *files], reading, way.count(config, tables["train"])
 
 
-_BITS, _RECORDING = "bloomfilter", "recording"
+_BITS = "bloomfilter"
+_RECORDING = "recording"
 _AS_THEY_ARE = (
     "data.source=null data.time=null data.step=null data.max_gap=null data.cumulate=[]".split()
 )
@@ -146,7 +147,8 @@ def join_texts(
     drawn from all.
     """
     random = np.random.default_rng(seed)
-    texts, labels = table["text"].to_pylist(), np.array(table["label"].to_pylist())
+    texts = table["text"].to_pylist()
+    labels = np.array(table["label"].to_pylist())
     count = 2 * len(texts) // (least + most)
     by_label = {label: np.flatnonzero(labels == label) for label in np.unique(labels)}
     made: list[str] = []
@@ -201,7 +203,9 @@ def _recordings(config: SequenceDataConfig) -> Written:
     )
     data = SequenceData.of(config, log=Silent())
     data.setup()
-    info, scaler, tables = data.info, data.info.scaler, {}
+    info = data.info
+    scaler = data.info.scaler
+    tables = {}
     for split, segments in info.segments.items():
         values = info.rows_of(split).values.astype(np.float64) * np.array(scaler.factor) + np.array(
             scaler.shift
@@ -315,9 +319,12 @@ def describe(
 
 def require_followed(model: Any) -> None:
     """Refuse settings that the usual program does not have."""
-    program, default, followed = program_of(model), type(model)(), _PROGRAMS[type(model)][1]
+    program = program_of(model)
+    default = type(model)()
+    followed = _PROGRAMS[type(model)][1]
     for name in (each.name for each in fields(model) if each.name not in followed):
-        value, hint = getattr(model, name), "Leave it out."
+        value = getattr(model, name)
+        hint = "Leave it out."
         require(
             value == getattr(default, name),
             f"model.{name}",
@@ -360,7 +367,8 @@ def choose_ladder(data: Any, model: Any, folders: Sequence[Path]) -> Ladder:
     """The rungs for these data and this model; promises of guides are about other rows, and are
     left out.
     """
-    kind, program = way_of(data).kind, program_of(model)
+    kind = way_of(data).kind
+    program = program_of(model)
     found = read_ladder(find_ladder(program, folders))  # a ladder has the name of its program
     require(found.kind == kind, "model", f"{type(model).__name__} does not fit {kind}")
     title = f"{type(model).__name__.removesuffix('Config')} on your data"

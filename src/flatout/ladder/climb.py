@@ -64,7 +64,8 @@ def measure_usual(
     how = module.How(**keywords)
     if getattr(how, "caching", False):
         module.prepare(case, how, "train")  # the file that an earlier run has left
-    began, clock = time.perf_counter(), Stopwatch(seconds)
+    began = time.perf_counter()
+    clock = Stopwatch(seconds)
     log = logging.getLogger(f"usual.{name}")  # a program writes its lines into a file, as it would
     log.addHandler(logging.FileHandler(folder / "usual.log", encoding="utf-8"))
     log.setLevel(logging.INFO)
@@ -75,7 +76,8 @@ def measure_usual(
         if clock.is_over:
             break
     metrics = program.test() if seconds is None else None
-    spent, first = clock.spent, clock.first_batch_at or time.perf_counter()
+    spent = clock.spent
+    first = clock.first_batch_at or time.perf_counter()
     taken_s = max(spent.seconds, 1e-9)
     return Measured(
         rows_per_s=spent.rate,
@@ -102,7 +104,8 @@ def measure_run(job: RunJob, words: Sequence[str], seconds: float | None, folder
         if value is not None and name != "validation"
     }
     whole_s = training["steps"] * training["rows_per_step"] / max(speed["rows_per_s"], 1e-9)
-    saved_ms, steps_ms = parts.pop("checkpoint", 0.0), max(sum(parts.values()), 1e-9)
+    saved_ms = parts.pop("checkpoint", 0.0)
+    steps_ms = max(sum(parts.values()), 1e-9)
     trained_s = whole_s * steps_ms / (steps_ms + saved_ms)
     gain = (
         whole_s
@@ -153,7 +156,8 @@ def measure_apart(
 
 
 def _measure(program: Program, seconds: float | None, folder: Path) -> Measured:
-    samples, done = list[float](), threading.Event()
+    samples = list[float]()
+    done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.2):
@@ -170,7 +174,9 @@ def _measure(program: Program, seconds: float | None, folder: Path) -> Measured:
 
 ROUNDS = 5  # most rounds, and the usual ones; more would show nothing new
 _LEAST_ROUNDS = 3  # fewer rounds give no bounds that are worth printing
-_LONGEST_S, _SHORTEST_S = 5.0, 1.0  # of one measurement
+# of one measurement
+_LONGEST_S = 5.0
+_SHORTEST_S = 1.0
 _OF_BUDGET = 0.4  # share of the budget that is training; the rest is preparing
 TOO_SHORT = "left out: the budget was over"
 Make = Callable[[Rung, float], Program]  # the program of a rung that trains for so many seconds
@@ -227,7 +233,8 @@ def climb(
     steps = [Step(rung, skipped=why) for rung, why in zip(ladder.rungs, why_skipped, strict=True)]
     open_steps = [step for step in steps if not step.skipped]
     seconds = seconds_of_measurement(budget_s, len(open_steps))
-    longest, top = dict[str, float](), top_of([step.rung for step in open_steps])
+    longest = dict[str, float]()
+    top = top_of([step.rung for step in open_steps])
     for number, order in enumerate(rounds_of(len(open_steps), top)):
         for place in order:
             step = open_steps[place]
@@ -280,7 +287,8 @@ def find_missing(needs: Iterable[str]) -> str:
 
 
 def _why_missing(need: str) -> str:
-    has_gpu, count = torch.cuda.is_available(), torch.cuda.device_count()
+    has_gpu = torch.cuda.is_available()
+    count = torch.cuda.device_count()
     if need == "a GPU":
         return "" if has_gpu else "not measurable here: no GPU"
     if need == "several GPUs":

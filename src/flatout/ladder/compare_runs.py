@@ -38,7 +38,8 @@ class Comparison:
 
     def lines(self) -> list[str]:
         """What to print below the table."""
-        found, said = self.difference, quality_sentence(self.difference)
+        found = self.difference
+        said = quality_sentence(self.difference)
         if not self.unit:
             sure = (
                 ""
@@ -78,7 +79,8 @@ def compare_groups(first: Path, second: Path) -> Comparison:
         notes.append(f"judged on other rows: {', '.join(judged[0])}; and {', '.join(judged[1])}")
     factor, unit = (1.0, "") if is_better_lower(metric) else (100.0, "points")
     values = [[factor * _value(group[seed], metric) for seed in seeds] for group in (runs, others)]
-    means, difference = [Group.of(each) for each in values], paired_difference(*values)
+    means = [Group.of(each) for each in values]
+    difference = paired_difference(*values)
     return Comparison(metric, seeds, means[0], means[1], difference, notes, unit)
 
 
@@ -90,8 +92,10 @@ def summaries_in(folder: Path) -> list[Path]:
 
 def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str], str]:
     """Finished runs by their seed, those that are left out, and the metric that chose them."""
-    found, left_out = dict[int, Mapping[str, Any]](), list[str]()
-    paths, is_sweep = summaries_in(folder), (folder / _SWEEP).is_file()
+    found = dict[int, Mapping[str, Any]]()
+    left_out = list[str]()
+    paths = summaries_in(folder)
+    is_sweep = (folder / _SWEEP).is_file()
     hint = (
         "Confirm its best setting: confirm=3."
         if is_sweep

@@ -41,14 +41,17 @@ FILE = "ladder.json"
 SCHEMA = 1
 LEAST_GAIN = 1.02  # a rung below this ratio does not pay
 MOST_SPREAD = 0.2  # rounds that differ by more are not those of a quiet machine
-PAYS, UNSURE, COSTS = "pays", "unsure", "does not pay"
+PAYS = "pays"
+UNSURE = "unsure"
+COSTS = "does not pay"
 
 
 def results(
     ladder: Ladder, steps: Sequence[Step], *, rows: int, about: dict[str, Any]
 ) -> dict[str, Any]:
     """All figures of a ladder; `rows`: of an epoch."""
-    rungs, below = list[dict[str, Any]](), list[Step]()
+    rungs = list[dict[str, Any]]()
+    below = list[Step]()
     for step in steps:
         rungs.append(_rung(step, below))
         below += [step] if step.found else []
@@ -131,7 +134,8 @@ def closing_lines(found: Mapping[str, Any]) -> list[str]:
     lines = [f"{each['name']}: {each['why']}" for each in found["skipped"]]
     if lines:
         lines.insert(0, f"{len(lines)} of {len(found['rungs'])} rungs were not measured:")
-    whole, quality = found["whole"], list[str]()
+    whole = found["whole"]
+    quality = list[str]()
     if known := found["quality"]:
         groups = "; ".join(f"{each['name']}: {mean_with_spread(each)}" for each in known["groups"])
         quality = [
@@ -250,7 +254,10 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 PAGE = "ladder.html"
-_ROW, _TOP, _BOTTOM, _WIDTH = 34, 8, 30, 900
+_ROW = 34
+_TOP = 8
+_BOTTOM = 30
+_WIDTH = 900
 _PROMISED = "#c9d4dc"
 _COLOURS = {PAYS: COLOURS[0], UNSURE: "#b08900", COSTS: "#b3261e"}  # the last two are amber and red
 
@@ -356,7 +363,8 @@ def _draw(figure: Figure, shown: Sequence[Mapping[str, Any]]) -> None:
         figure, left=16 + 1.08 * LETTER * max(map(len, names)), right=60, top=_TOP, bottom=_BOTTOM
     )
     values = [value for rung in shown for value in (*(rung["factor"] or ()), *_measured(rung)[:1])]
-    low, high = min(0.8, 0.9 * min(values)), max(2.0, 1.1 * max(values))
+    low = min(0.8, 0.9 * min(values))
+    high = max(2.0, 1.1 * max(values))
     axes.set_xscale("log")
     axes.set(xlim=(low, high), ylim=(len(names), 0))
     ticks = [
@@ -392,7 +400,8 @@ def _draw_promise(axes: Axes, place: int, rung: Mapping[str, Any]) -> None:
 def _draw_measured(
     axes: Axes, place: int, rung: Mapping[str, Any], low: float, high: float
 ) -> None:
-    (value, least, most), at = _measured(rung), place + 0.64
+    value, least, most = _measured(rung)
+    at = place + 0.64
     bar = axes.barh(
         at, math.fabs(value - 1), left=min(1, value), height=0.34, color=_COLOURS[rung["verdict"]]
     )

@@ -78,7 +78,8 @@ def run_ladder(
     began = time.monotonic()
     rungs = _Rungs(ladder, top, compose, folder)
     wait_until_warm()
-    count, spent = rungs.count, time.monotonic() - began
+    count = rungs.count
+    spent = time.monotonic() - began
     say(f"{ladder.title}: {count:,} rows, {len(ladder.rungs)} rungs, rows written in {spent:.1f} s")
     steps = climb(ladder, rungs.make, folder, budget_s=budget_s, say=say)
     about = {
@@ -113,7 +114,8 @@ def write(found: dict[str, Any], folder: Path) -> None:
 
 def require_fitting(ladder: Ladder, data: Any, model: Any) -> None:
     """Refuse a ladder for another kind of data, or for another model."""
-    way, program = way_of(data), program_of(model)
+    way = way_of(data)
+    program = program_of(model)
     hint = "Leave +ladder out: rungs for your data are then chosen."
     needed = next(each.title for each in WAYS.values() if each.kind == ladder.kind)
     require(
@@ -163,9 +165,15 @@ def require_keywords(ladder: Ladder) -> None:
 
 class _Rungs:
     def __init__(self, ladder: Ladder, top: RunJob, compose: Compose, folder: Path) -> None:
-        self.ladder, self.config, self.compose, self.folder = ladder, top.config, compose, folder
-        data, model, seed = top.config.data, top.config.model, top.config.seed
-        reading, rows_at = dict(ladder.reading), folder / "rows"
+        self.ladder = ladder
+        self.config = top.config
+        self.compose = compose
+        self.folder = folder
+        data = top.config.data
+        model = top.config.model
+        seed = top.config.seed
+        reading = dict(ladder.reading)
+        rows_at = folder / "rows"
         words, read, self.count = write_rows(data, rows_at, joined=reading.pop("joined", None))
         self.words = [*words, *_QUIET, f"data.cache={quoted(str((folder / 'cache').absolute()))}"]
         if ladder.program == OF_ENCODERS:

@@ -19,8 +19,12 @@ import yaml
 from flatout.errors import UserError, did_you_mean, require
 
 KINDS = ("text", "bits", "sequence")
-STARTUP, LEARNING, OTHER = "startup", "learning", "other learning"
-OF_ENCODERS, OF_BITS = "tweets", "bloom"  # usual programs, as modules of `ladder/usual/`
+STARTUP = "startup"
+LEARNING = "learning"
+OTHER = "other learning"
+# usual programs, as modules of `ladder/usual/`
+OF_ENCODERS = "tweets"
+OF_BITS = "bloom"
 _MEASURES = ("training", STARTUP, LEARNING, OTHER)
 _SETTABLE = ("data", "model", "task", "optim", "trainer", "precision", "seed", "threads")
 _OF_THE_WAY = (
@@ -116,7 +120,9 @@ def ladder_of(name: str, values: Any, where: str) -> Ladder:
 
 def _read_rungs(listed: list[Any], start: dict[str, Any], where: str) -> list[Rung]:
     """The rungs with all changes below them added up."""
-    keywords, words, found = start, list[str](), list[Rung]()
+    keywords = start
+    words = list[str]()
+    found = list[Rung]()
     for number, values in enumerate(listed):
         at = f"{where}: rungs[{number}]"
         known = (
@@ -131,7 +137,8 @@ def _read_rungs(listed: list[Any], start: dict[str, Any], where: str) -> list[Ru
             "run",
         )
         _require_keys(values, known, ("name",), at)
-        is_ours, change = "run" in values, dict(values.get("change") or {})
+        is_ours = "run" in values
+        change = dict(values.get("change") or {})
         require(
             not (is_ours and change), at, "has both run and change", hint="Leave one of them out."
         )
@@ -141,7 +148,8 @@ def _read_rungs(listed: list[Any], start: dict[str, Any], where: str) -> list[Ru
         require(
             is_one, at, f"changes {len(change)} keywords", allowed="one a rung, none at the foot"
         )
-        keywords, words = {**keywords, **change}, [*words, *map(str, values.get("run") or ())]
+        keywords = {**keywords, **change}
+        words = [*words, *map(str, values.get("run") or ())]
         if values.get("measures") != OTHER:
             require_same_learning(values.get("run") or (), at)
         found.append(_rung(values, at, None if is_ours else dict(keywords), words))

@@ -98,7 +98,8 @@ class BiLSTM(Network, nn.Module):
         """A token meets 4H(E + H) weights in each direction of each layer, a row 2H x C
         at the end.
         """
-        tokens, found = float(lengths.sum()), [look_up(self.embedding.weight)]
+        tokens = float(lengths.sum())
+        found = [look_up(self.embedding.weight)]
         for layer in self.layers:
             for name in ("weight_ih_l0", "weight_hh_l0"):
                 found.append(

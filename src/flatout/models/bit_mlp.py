@@ -30,7 +30,8 @@ from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.lean import LeanDropout
 
 # logits before training: of a gram detected beyond doubt, and of one nothing speaks for
-_SURE, _UNSEEN = 8.0, -8.0
+_SURE = 8.0
+_UNSEEN = -8.0
 # logit at which every answer of a plain network starts: a record holds some twenty of a thousand
 # grams
 _RARE = -4.0
@@ -102,8 +103,10 @@ class BitMLP(Network, nn.Module):
         num_hashed: int,
     ) -> None:
         super().__init__()
-        num_labels, is_plain = len(hashed_of_label), not config.detectors
-        self.starts_at_ridge, self.is_set = config.starts_at_ridge, is_set
+        num_labels = len(hashed_of_label)
+        is_plain = not config.detectors
+        self.starts_at_ridge = config.starts_at_ridge
+        self.is_set = is_set
         self._narrow: tuple[Any, tuple[Tensor, Tensor]] | None = None
         sources = torch.tensor(hashed_of_label, dtype=torch.long)
         self.label_sources = nn.Buffer(sources.clamp(min=0), persistent=False)
@@ -141,7 +144,8 @@ class BitMLP(Network, nn.Module):
         """Logits of the answers' probabilities after ridge has voted."""
         if self.ridge is None:
             return logits_BC
-        share, scores_BC = self.ridge_share, self.ridge(self._features(batch)).float()
+        share = self.ridge_share
+        scores_BC = self.ridge(self._features(batch)).float()
         return torch.logit((1 - share) * logits_BC.float().sigmoid() + share * scores_BC, eps=1e-6)
 
     @property
@@ -256,7 +260,8 @@ def _composer(
     config: BitMLPConfig, num_inputs: int, num_labels: int, is_set: bool
 ) -> nn.Sequential:
     """Hidden layers and the output; empty without hidden layers."""
-    layers, width = list[nn.Module](), num_inputs
+    layers = list[nn.Module]()
+    width = num_inputs
     for wanted in [width for width in config.widths for _ in range(config.depth)]:
         norms = [_NORMS[config.norm](wanted)] if config.norm in _NORMS else []
         first = _first_layer(width, wanted, is_set and not layers)

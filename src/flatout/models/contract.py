@@ -119,7 +119,8 @@ class Network:
         """Operations of a training step, forwards and backwards, for MFU; None where they are not
         counted.
         """
-        total, flows = 0.0, False
+        total = 0.0
+        flows = False
         for product in self.products(lengths):
             total += product.flops + product.trained
             if flows:  # something before it is trained, so its input wants a gradient too

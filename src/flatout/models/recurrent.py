@@ -29,7 +29,8 @@ def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tu
     """States of a layer in one direction and the last ones; by the kernel itself, as autocast may
     take fp16.
     """
-    kind, is_lstm = inputs_LBF.device.type, isinstance(layer, nn.LSTM)
+    kind = inputs_LBF.device.type
+    is_lstm = isinstance(layer, nn.LSTM)
     is_autocast = kind != "meta" and torch.is_autocast_enabled(kind)
     if kind == "cpu" and is_autocast and not _cpu_runs_bf16():
         before = None if before is None else tuple(each.float() for each in before)
@@ -43,7 +44,8 @@ def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tu
         before = (inputs_LBF.new_zeros(1, inputs_LBF.shape[1], layer.hidden_size),) * (1 + is_lstm)
     with torch.autocast(kind, enabled=False):
         weights = _in_bf16(layer, layer.all_weights[0], kind)
-        inputs_LBF, before = inputs_LBF.bfloat16(), tuple(part.bfloat16() for part in before)
+        inputs_LBF = inputs_LBF.bfloat16()
+        before = tuple(part.bfloat16() for part in before)
         rest = (True, 1, 0.0, layer.training, False, False)  # of one layer, in one direction
         if is_lstm:
             states, *after = torch.lstm(inputs_LBF, before, weights, *rest)
@@ -93,10 +95,12 @@ def run_both(
     """Each place's states of both directions; `back` runs over rows turned round, on a GPU on a
     stream of its own.
     """
-    device, turned = inputs.device, _reverse_rows(inputs, places)
+    device = inputs.device
+    turned = _reverse_rows(inputs, places)
     if not _has_streams(device):
         return run_layer(ahead, inputs)[0], _reverse_rows(run_layer(back, turned)[0], places)
-    here, beside = torch.cuda.current_stream(device), _stream_beside(device)
+    here = torch.cuda.current_stream(device)
+    beside = _stream_beside(device)
     beside.wait_stream(here)
     with torch.cuda.stream(beside):
         back_states = run_layer(back, turned)[0]
@@ -179,7 +183,8 @@ class CarriedState:
         if not continues.any():
             return zeros
         device = zeros[0].device
-        index, is_kept = on_device(found, device), on_device(continues, device).view(1, -1, 1)
+        index = on_device(found, device)
+        is_kept = on_device(continues, device).view(1, -1, 1)
         kept = (part.to(device).index_select(1, index) for part in state)
         return tuple(
             torch.where(is_kept, part, zero) for part, zero in zip(kept, zeros, strict=True)
@@ -192,7 +197,8 @@ class CarriedState:
 
     def reset(self) -> None:
         """Forget everything: a pass over the recordings begins."""
-        self._before, self._now = None, []
+        self._before = None
+        self._now = []
 
     def state_dict(self) -> dict[str, Any]:
         self._close()
@@ -211,7 +217,8 @@ class CarriedState:
         return self._before, list(self._now)
 
     def go_back(self, mark: Any) -> None:
-        self._before, self._now = mark[0], list(mark[1])
+        self._before = mark[0]
+        self._now = list(mark[1])
 
     def _close(self) -> None:
         """The pieces of the last batch are whole: they are what the next one continues."""

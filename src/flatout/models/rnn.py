@@ -101,7 +101,8 @@ class RNN(Network, nn.Module):
         super().__init__()
         self.config, self.shape = config, shape
         kind = nn.LSTM if config.cell is Cell.lstm else nn.GRU
-        self.is_lstm, self.is_both = config.cell is Cell.lstm, config.bidirectional
+        self.is_lstm = config.cell is Cell.lstm
+        self.is_both = config.bidirectional
         width = config.hidden * (2 if self.is_both else 1)
         widths = [shape.inputs] + [width] * (config.layers - 1)
         self.ahead = nn.ModuleList(kind(each, config.hidden) for each in widths)
@@ -176,7 +177,8 @@ class RNN(Network, nn.Module):
 
         Time comes first: oneDNN then copies less (8 % of a step).
         """
-        states, after = inputs_BLF.transpose(0, 1), []
+        states = inputs_BLF.transpose(0, 1)
+        after = []
         if len(self.ahead) == 1:  # without the slices and copies that several layers need
             return run_layer(self.ahead[0], states, before)
         for depth, layer in enumerate(self.ahead):
@@ -238,7 +240,8 @@ def smooth(answers_BLK: Tensor, memory_K: Tensor, before: Tensor) -> tuple[Tenso
     has_begun_B1 = before[0, :, -1:] > 0
     start_BK = torch.where(has_begun_B1, before[0, :, :-1].to(answers_BLK.dtype), answers_BLK[:, 0])
     length = answers_BLK.shape[1]
-    means_BLK, reach = (1 - memory_K) * answers_BLK, 1
+    means_BLK = (1 - memory_K) * answers_BLK
+    reach = 1
     while reach < length:
         later = means_BLK[:, reach:] + memory_K**reach * means_BLK[:, :-reach]
         means_BLK = torch.cat([means_BLK[:, :reach], later], 1)

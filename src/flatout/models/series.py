@@ -55,7 +55,8 @@ def flatten(values_BLD: Tensor, batch: FlatBatch) -> Tensor:
     """`[T, D]`: the samples of a rectangle without what stands behind the rows' ends."""
     if is_even(batch):
         return values_BLD.reshape(-1, values_BLD.shape[-1])
-    starts_B, device = batch.offsets[:-1], values_BLD.device
+    starts_B = batch.offsets[:-1]
+    device = values_BLD.device
     shift_B = torch.arange(batch.num_rows, device=device) * values_BLD.shape[1] - starts_B
     # How many samples there are is known, so nothing waits for the device to count them.
     shift_T = torch.repeat_interleave(

@@ -103,7 +103,8 @@ class TextCNN(Network, nn.Module):
         """Each window meets width x E x F weights; a row has a window a token, for even widths one
         more.
         """
-        tokens, rows = float(lengths.sum()), len(lengths)
+        tokens = float(lengths.sum())
+        rows = len(lengths)
         weights = [conv.get_parameter("weight") for conv in self.filters]
         filters = [
             through(tokens + rows * (weight.shape[-1] % 2 == 0), weight) for weight in weights

@@ -79,7 +79,8 @@ def load_vectors(path: str, vocabulary: dict[str, int] | None, embedding: Tensor
 
     The first of two counts.
     """
-    file, width = Path(path), embedding.shape[1]
+    file = Path(path)
+    width = embedding.shape[1]
     hint = "Check the name, or leave model.vectors out."
     require(file.is_file(), "model.vectors", f"no such file: {path}", hint=hint)
     if vocabulary is None:
@@ -185,7 +186,8 @@ class Pool(nn.Module):
         if self.kind is Pooling.last:
             # Each direction ends somewhere else: forwards at the row's last token, backwards at its
             # first.
-            half, last_B11 = states_BLD.shape[-1] // 2, (lengths_B - 1).view(-1, 1, 1)
+            half = states_BLD.shape[-1] // 2
+            last_B11 = (lengths_B - 1).view(-1, 1, 1)
             ahead_BH = states_BLD[..., :half].gather(1, last_B11.expand(-1, 1, half)).squeeze(1)
             return torch.cat([ahead_BH, states_BLD[:, 0, half:]], -1)
         if self.kind is Pooling.max:

@@ -138,7 +138,9 @@ def known_gain(cache: Path, override: str, device: str) -> str | None:
         # A verdict does without a damaged note.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             noted = json.loads(path.read_text(encoding="utf-8"))
-            date, name, gains = str(noted["date"]), str(noted["name"]), noted["gains"]
+            date = str(noted["date"])
+            name = str(noted["name"])
+            gains = noted["gains"]
             for gain in (
                 gains[word] for word in (override, override.partition("=")[0]) if word in gains
             ):
@@ -156,7 +158,8 @@ def measured_before(override: str | None) -> str | None:
     """What a ladder on this machine has measured for one of the words of an override, as a
     sentence.
     """
-    folder, device = default_cache_folder(), machine_name()
+    folder = default_cache_folder()
+    device = machine_name()
     return next(
         filter(None, (known_gain(folder, word, device) for word in (override or "").split())), None
     )

@@ -108,7 +108,9 @@ class ScaleBatch(Callback):
             )
 
     def _decide(self, trainer: L.Trainer, task: Task, data: StoreData[Any, Any]) -> None:
-        before, optim, device = data.config.batch_size, task.optim, trainer.strategy.root_device
+        before = data.config.batch_size
+        optim = task.optim
+        device = trainer.strategy.root_device
         allowed = f"{before} or more, the DataModule's batch_size"
         is_sound = self.max_batch_size is None or self.max_batch_size >= before
         require(is_sound, "ScaleBatch.max_batch_size", f"{self.max_batch_size}", allowed=allowed)
@@ -125,16 +127,15 @@ class ScaleBatch(Callback):
     def _search(
         self, trainer: L.Trainer, task: Task, data: StoreData[Any, Any], device: torch.device
     ) -> int:
-        feed, alone = data.feeds.train, copy.copy(task)
+        feed = data.feeds.train
+        alone = copy.copy(task)
         # what callbacks put into it, which must not be shared
         for name in ("configure_optimizers", "is_in_fast_loop"):
             vars(alone).pop(name, None)
         alone = copy.deepcopy(alone)
         alone.total_steps = alone.total_steps or 1  # the rate does not matter here
-        clip, precision = (
-            float(trainer.gradient_clip_val or 0.0),
-            by_lightning_name(str(trainer.precision)),
-        )
+        clip = float(trainer.gradient_clip_val or 0.0)
+        precision = by_lightning_name(str(trainer.precision))
         parts = Parts(alone, feed.split, feed.plan, device, data.config.workers, clip)
         start = Setting(
             feed=feed.kind, precision=precision, rows=data.config.batch_size, accumulate=1
@@ -176,7 +177,8 @@ class ScaleBatch(Callback):
 
 
 def _parts_of(trainer: L.Trainer, module: L.LightningModule) -> tuple[Task, StoreData[Any, Any]]:
-    data, where = getattr(trainer, "datamodule", None), "ScaleBatch"
+    data = getattr(trainer, "datamodule", None)
+    where = "ScaleBatch"
     if not (isinstance(module, Task) and isinstance(data, StoreData)):
         names = (
             f"{type(module).__name__} with"

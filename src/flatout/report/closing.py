@@ -93,7 +93,8 @@ def _title(summary: dict[str, Any]) -> str:
 
 
 def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    metrics, known = summary["metrics"], (summary["baseline"] or {}).get("metrics") or {}
+    metrics = summary["metrics"]
+    known = (summary["baseline"] or {}).get("metrics") or {}
     split = "test/" if any(name.startswith("test/") for name in metrics) else "val/"
     rows = []
     for name, value in metrics.items():

@@ -126,12 +126,10 @@ def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
     count = min(127, len(counted.binned))  # TensorBoard keeps no more points
     thinned = np.linspace(0, len(counted.binned) - 1, count).round().astype(int)
     binned = counted.binned[thinned].astype(np.float64)  # [points, classes, target, answer]
-    right, wrong, missed, left = (
-        binned[..., 1, 1],
-        binned[..., 0, 1],
-        binned[..., 1, 0],
-        binned[..., 0, 0],
-    )
+    right = binned[..., 1, 1]
+    wrong = binned[..., 0, 1]
+    missed = binned[..., 1, 0]
+    left = binned[..., 0, 0]
     answered, given = right + wrong, right + missed
     precision = np.where(answered > 0, right / np.maximum(answered, 1), 1.0)
     curves = np.stack([right, wrong, left, missed, precision, right / np.maximum(given, 1)])
@@ -205,11 +203,14 @@ def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Fig
     from matplotlib.colors import LinearSegmentedColormap
 
     order = np.argsort(-counts.sum(1), kind="stable")[:40]
-    shown, whole = counts[np.ix_(order, order)], [printable(classes[place]) for place in order]
+    shown = counts[np.ix_(order, order)]
+    whole = [printable(classes[place]) for place in order]
     names = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in whole]
     shares = shown / np.maximum(counts[order].sum(1, keepdims=True), 1)
     size = int(np.clip(640 // len(names), 16, 72))
-    margin, edge, head = 24 + LETTER * 1.1 * max(map(len, names)), size * len(names), 30
+    margin = 24 + LETTER * 1.1 * max(map(len, names))
+    edge = size * len(names)
+    head = 30
     of_all = f" (the {len(names)} commonest of {len(classes)})" if len(names) < len(classes) else ""
     with drawing(max(margin + edge + 16, 400), head + margin + edge + 16, dpi=_DPI) as figure:
         width = figure.get_size_inches()[0] * 72

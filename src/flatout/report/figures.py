@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-WIDTH, HEIGHT = 460, 220  # of an ordinary chart, in pixels
+# of an ordinary chart, in pixels
+WIDTH = 460
+HEIGHT = 220
 COLOURS = (
     "#2a83a3",
     "#c8553d",
@@ -43,7 +45,11 @@ COLOURS = (
 )
 STEPS = (1, 2, 5, 10)  # ticks lie so far apart, times a power of ten
 LETTER = 6.2  # width of a letter in an ordinary text, in pixels
-INK, MUTED, LINE, GRID, PAPER = "#1b1f23", "#57606a", "#d8dee4", "#e6eaee", "#ffffff"
+INK = "#1b1f23"
+MUTED = "#57606a"
+LINE = "#d8dee4"
+GRID = "#e6eaee"
+PAPER = "#ffffff"
 _VARIABLES = {
     INK: "var(--ink)",
     MUTED: "var(--muted)",
@@ -52,7 +58,8 @@ _VARIABLES = {
     PAPER: "var(--paper)",
 }
 _STYLE = Path(__file__).with_name("figures.mplstyle")
-_MARKED, _BETWEEN = "marked:", "\u2028"
+_MARKED = "marked:"
+_BETWEEN = "\u2028"
 """An artist's id carries the texts of its marks to the SVG; `printable` leaves no such separator in
 them."""
 

@@ -37,7 +37,8 @@ _CHARTS = {
     "the card's use": ("speed/mfu", "gpu/utilisation"),
     "error on validation": ("val/rmse", "val/mae"),
 }
-RECORDINGS, TARGETS = "recordings.csv", "targets.csv"
+RECORDINGS = "recordings.csv"
+TARGETS = "targets.csv"
 _MOST_POINTS = 600  # of a longer recording so many samples about its middle are drawn
 _SCORES = ("precision", "recall", "f1")
 
@@ -49,7 +50,9 @@ def write_page(
     per_class: Sequence[Mapping[str, Any]],
     answers: Sequence[Chart] = (),
 ) -> Path:
-    path, config, model = folder / "report.html", folder / "config.yaml", summary["model"]
+    path = folder / "report.html"
+    config = folder / "config.yaml"
+    model = summary["model"]
     parameters = f", {model['parameters']:,} parameters" if model["parameters"] else ""
     parts = closing.parts_of_step(summary["speed"]["step_ms"])
     page = render_text(
@@ -102,7 +105,9 @@ def tile(value: str, name: str, note: str = "") -> dict[str, str]:
 
 def _metric_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     baseline = summary["baseline"] or {}
-    known, intervals, tiles = baseline.get("metrics") or {}, summary.get("intervals") or {}, []
+    known = baseline.get("metrics") or {}
+    intervals = summary.get("intervals") or {}
+    tiles = []
     for name, value in summary["metrics"].items():
         if name.startswith("test/") and value is not None and name != "test/loss":
             beside = (
@@ -114,7 +119,9 @@ def _metric_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _speed_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    speed, training, tiles = summary["speed"], summary["training"], []
+    speed = summary["speed"]
+    training = summary["training"]
+    tiles = []
     if speed["rows_per_s"]:
         tiles.append(
             tile(
@@ -136,7 +143,8 @@ def _speed_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _charts(curves: Sequence[Mapping[str, str]], metric: str | None) -> list[Chart]:
-    deciding, charts = f"val/{metric}", []
+    deciding = f"val/{metric}"
+    charts = []
     is_shown = any(deciding in names for names in _CHARTS.values())
     for title, names in (
         _CHARTS if is_shown else {**_CHARTS, f"{metric} on validation": (deciding,)}

@@ -45,7 +45,8 @@ def history_chart(dots: Sequence[Dot], *, metric: str, mode: str) -> Chart | Non
     """
     if not dots:
         return None
-    values, title = [dot.y for dot in dots], f"{metric} of each trial"
+    values = [dot.y for dot in dots]
+    title = f"{metric} of each trial"
     results = metric_scale(values, mode)
     numbers, bests = zip(*best_so_far(dots, mode), strict=True)
     with drawing() as figure:
@@ -68,7 +69,8 @@ def learning_chart(lines: Sequence[Sequence[Dot]], *, metric: str, mode: str) ->
     if not lines:
         return None
     dots, ends = [dot for line in lines for dot in line], [line[-1] for line in lines]
-    results, title = metric_scale([dot.y for dot in dots], mode), f"{metric} while training"
+    results = metric_scale([dot.y for dot in dots], mode)
+    title = f"{metric} while training"
     with drawing() as figure:
         axes = _add_scaled(figure, number_scale([dot.x for dot in dots]), results, "validation")
         segments = [[(dot.x, results.clip(dot.y)) for dot in thin(line)] for line in lines]
@@ -85,10 +87,8 @@ def learning_chart(lines: Sequence[Sequence[Dot]], *, metric: str, mode: str) ->
         _add_dots(axes, ends, results)
         svg = draw_svg(figure, title)
     worst = [(min if mode == "max" else max)(dot.y for dot in line) for line in lines]
-    names, kinds = (
-        {"best": "the best", "complete": "complete", "pruned": "not finished"},
-        {end.kind for end in ends},
-    )
+    names = {"best": "the best", "complete": "complete", "pruned": "not finished"}
+    kinds = {end.kind for end in ends}
     shown = ((kind, name) for kind, name in names.items() if kind in kinds)
     legend = [(name, _KINDS[kind], "○" if kind == "pruned" else "●") for kind, name in shown]
     return Chart(title=title, svg=svg, legend=legend, note=far_worse(results, worst))
@@ -240,10 +240,8 @@ def value_scale(values: Sequence[Any], *, log: bool) -> Scale:
     written.
     """
     texts = {written(value): value for value in values}
-    are_numbers, are_few = (
-        all(map(is_number, values)),
-        len(texts) <= 8 and len(values) >= 2 * len(texts),
-    )
+    are_numbers = all(map(is_number, values))
+    are_few = len(texts) <= 8 and len(values) >= 2 * len(texts)
     if are_numbers and not are_few and len(texts) > 1:
         return number_scale(values, log=log and min(values) > 0)
     words = sorted(texts, key=texts.__getitem__ if are_numbers else _natural)

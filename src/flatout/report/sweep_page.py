@@ -23,7 +23,8 @@ from flatout.report.figures import Chart
 from flatout.report.page import render_text, tile
 from flatout.report.sweep_charts import Dot, is_number, shortened, written
 
-PAGE, ROWS = "sweep.html", "sweep.csv"
+PAGE = "sweep.html"
+ROWS = "sweep.csv"
 _REPORT = "report.html"
 STATUSES = ("complete", "pruned", "failed", "running")
 
@@ -116,7 +117,8 @@ def _defused(text: str) -> str:
 
 def _page(report: SweepReport, with_page: Collection[str]) -> str:
     """The page; `with_page` are folders of trials that have a report of their own."""
-    trials, keys = _ordered(report), _keys(report)
+    trials = _ordered(report)
+    keys = _keys(report)
     counts = {status: sum(trial.status == status for trial in trials) for status in STATUSES}
     complete = [trial for trial in trials if trial.status == "complete" and is_number(trial.value)]
     best = complete[0] if complete else None
@@ -160,7 +162,8 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
 
 
 def _confirmed(report: SweepReport, searched: Mapping[str, float]) -> list[list[str]]:
-    runs, rows = report.confirmed.values(), []
+    runs = report.confirmed.values()
+    rows = []
     for name in dict.fromkeys(name for run in runs for name in run):
         mean = mean_with_spread([run[name] for run in runs if is_number(run.get(name))])
         rows.append(
@@ -198,7 +201,8 @@ def _slices(
     known = [(trial, value) for trial, value in shown if is_number(value)]
     if not known:
         return [], ""
-    values, charts = [value for _, value in known], []
+    values = [value for _, value in known]
+    charts = []
     results = sweep_charts.metric_scale(values, report.mode)
     for key in keys:
         having = ((trial, value) for trial, value in known if key in trial.params)

@@ -102,13 +102,15 @@ def keep_answers(
     """
     if feeds is None:
         return NoAnswers(type(module).__name__), [], []
-    kind, strategy = kind_of(config.data), cast(Any, training.trainer.strategy)
+    kind = kind_of(config.data)
+    strategy = cast(Any, training.trainer.strategy)
     # ranks hold slices: all of them on each rank's host, to answer and to be saved with
     if module.is_sharded:
         with others_watched():
             module.model = strategy.gathered(module.model)
         module.is_sharded = False
-    per_class, predictor = module.per_class(), kind.predictor.of(module)
+    per_class = module.per_class()
+    predictor = kind.predictor.of(module)
     charts = [] if kind.draw is None else kind.draw(module, feeds, folder.path)
     if ranks.is_first and isinstance(config.model, nn.Module):
         folder.say("model/ is not written: the settings of your own model are not known")
@@ -127,14 +129,15 @@ def summarise(
     module: Any, feeds: Feeds | None, training: Training, seconds: float, folder: RunFolder
 ) -> None:
     """Fill the summary with what was trained, on what, and how fast."""
-    put, curves, loop, trainer = (
-        folder.summary.set,
-        training.curves,
-        training.loop,
-        training.trainer,
-    )
-    throughput, total, timer = curves.throughput, curves.throughput.volume.total, curves.timer
-    rates, model = total.values(), module if feeds is None else module.model
+    put = folder.summary.set
+    curves = training.curves
+    loop = training.loop
+    trainer = training.trainer
+    throughput = curves.throughput
+    total = curves.throughput.volume.total
+    timer = curves.timer
+    rates = total.values()
+    model = module if feeds is None else module.model
     if feeds is None:
         rows_per_step = round(total.rows / max(1, total.steps))
     else:
@@ -195,17 +198,17 @@ def judge(
     """At the end, on all ranks: try what could be faster; the evidence, None after too
     few steps.
     """
-    asked, curves, precision = settings.asked, training.curves, str(training.trainer.precision)
+    asked = settings.asked
+    curves = training.curves
+    precision = str(training.trainer.precision)
     batches = curves.throughput.volume.total.batches
     evidence = evidence_of(curves, feeds.train, precision, batches / (settings.batches or 1))
     may_try = asked.monitor.verdict and not asked.is_sharded
     ranks = _of_all_ranks(task, feeds, training, evidence if may_try else None)
     if evidence is None:
         return None
-    evidence.effective_batch, evidence.tuned_layers = (
-        asked.data.effective_batch,
-        _tuned_layers(task),
-    )
+    evidence.effective_batch = asked.data.effective_batch
+    evidence.tuned_layers = _tuned_layers(task)
     evidence.pieces = training.loop.passes.pieces[TRAINING]
     is_measured = "precision" in (folder.summary.values["tune"] or {}).get("values", {})
     usual = choose_precision(Precision.auto, task.device).value
@@ -216,7 +219,8 @@ def judge(
     ):
         evidence.native = usual.value
     if ranks:
-        evidence.ranks, evidence.not_tried = ranks, "on several ranks nothing else is tried"
+        evidence.ranks = ranks
+        evidence.not_tried = "on several ranks nothing else is tried"
     elif may_try:
         compiles = bool(asked.compile) or is_compiled(task.model)
         try_safely(evidence, partial(try_out, task, feeds, evidence, is_compiled=compiles))
@@ -225,7 +229,8 @@ def judge(
 
 def _tuned_layers(task: Task) -> int:
     """Layers of a pretrained encoder of which all are trained."""
-    network, is_pretrained = task.model, getattr(task.model_config, "pretrained", None) is not None
+    network = task.model
+    is_pretrained = getattr(task.model_config, "pretrained", None) is not None
     if (
         not is_pretrained
         or not isinstance(network, Transformer)
@@ -279,7 +284,8 @@ def report_kind(
     """Add what the kind of the data has beside each result: the scores of a simple model, and a
     study of its own.
     """
-    kind, values = kind_of(config.data), folder.summary.values
+    kind = kind_of(config.data)
+    values = folder.summary.values
     if kind.rival is not None and config.monitor.rival:
         folder.summary.set("rival", find_rival(*kind.rival, data, values, seconds, folder))
     if kind.report is not None:

@@ -45,10 +45,12 @@ def answers_in_folds(
     # None, with a line that says why, where the trainings take longer than they may, or fail;
     # `run_s`: what the run took. Sentences of fold -1 are always taught. The first of the classes
     # of words is that of no entity.
-    numbers, began = np.unique(folds[folds >= 0]), time.time()
+    numbers = np.unique(folds[folds >= 0])
+    began = time.time()
     is_tagged = settings.data.problem is Problem.tags
     fold_N = np.repeat(folds, [len(words) for words in texts]) if is_tagged else folds
-    found, whole_s = np.zeros((len(fold_N), len(classes))), run_s * len(numbers)
+    found = np.zeros((len(fold_N), len(classes)))
+    whole_s = run_s * len(numbers)
     for nth, fold in enumerate(numbers, 1):
         if whole_s > limit_s:
             what = f"{len(numbers)} trainings of the run's model take {whole_s:.0f} s"

@@ -240,7 +240,8 @@ def complete_parts(data: Any, model: Any, task: Any) -> tuple[Any, Any, Any]:
     kind = kind_of(data)
     model = kind.models[0]() if model is None else model
     task = kind.task.settings() if task is None else task
-    hint, what = kind.model_hint, f"{_option_of(model)} does not fit {kind.rows}"
+    hint = kind.model_hint
+    what = f"{_option_of(model)} does not fit {kind.rows}"
     require(
         type(model) not in MODELS.values() or type(model) in kind.models, "model", what, hint=hint
     )

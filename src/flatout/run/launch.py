@@ -89,7 +89,8 @@ def start(
     """One run, here or on as many processes as devices are asked for; `claim` makes the folder of a
     new one.
     """
-    ranks, wanted = Ranks.here(), devices_wanted(config.trainer)
+    ranks = Ranks.here()
+    wanted = devices_wanted(config.trainer)
     if ranks.are_several:
         given = config.trainer.get("devices") not in (None, "auto", -1)
         started = f"{ranks.local_world} ranks are running on this machine"
@@ -98,10 +99,8 @@ def start(
             not given or len(wanted) == ranks.local_world, "trainer.devices", started, hint=hint
         )
     nodes = config.trainer.get("num_nodes", 1)
-    what, hint = (
-        f"{nodes}, but no rank runs on another machine",
-        "Start the run on each machine with torchrun or srun.",
-    )
+    what = f"{nodes}, but no rank runs on another machine"
+    hint = "Start the run on each machine with torchrun or srun."
     require(ranks.are_several or nodes == 1, "trainer.num_nodes", what, hint=hint)
     are_alone = not ranks.are_several and len(wanted) == 1
     what, hint = (
@@ -110,10 +109,8 @@ def start(
     )
     require(not (config.is_sharded and are_alone), "trainer.strategy: fsdp", what, hint=hint)
     is_here = ranks.are_several or are_alone
-    hint, is_own = (
-        "Start your script with torchrun, or name the model's settings.",
-        isinstance(config.model, nn.Module),
-    )
+    hint = "Start your script with torchrun, or name the model's settings."
+    is_own = isinstance(config.model, nn.Module)
     what = "a model of your own cannot be handed to other processes"
     require(is_here or not is_own, "trainer.devices", what, hint=hint)
     if config.has_own_parts:
@@ -145,7 +142,8 @@ def start_on_ray(
     chosen = _choose_folder(config, folder, overrides, claim)
     path = Path(chosen["folder"])
     if not chosen["is_finished"]:
-        started, ranks = time.time(), partial(_begin_or_resume, config, path, list(overrides))
+        started = time.time()
+        ranks = partial(_begin_or_resume, config, path, list(overrides))
         try:
             train_on_ray(ranks, workers, device, path.parent)
         except BaseException as ended:  # Ray ends the ranks, before they can write how it ended
@@ -260,7 +258,8 @@ def _on_ranks(
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         # they tell in pages what we say in a line
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    launch, started = elastic_launch(_launch_of(len(devices)), _rank), time.time()
+    launch = elastic_launch(_launch_of(len(devices)), _rank)
+    started = time.time()
     # each rank counts the devices it sees
     alone = replace(config, trainer={**config.trainer, "devices": None})
     try:

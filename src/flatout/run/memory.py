@@ -135,9 +135,11 @@ def _growth(settings: Any, name: str) -> float:
 
 
 def _in_units(num_bytes: int) -> str:
-    amount, names = num_bytes / 1e6, ["MB", "GB", "TB", "PB", "EB"]
+    amount = num_bytes / 1e6
+    names = ["MB", "GB", "TB", "PB", "EB"]
     while amount >= 1000 and len(names) > 1:
-        amount, names = amount / 1000, names[1:]
+        amount = amount / 1000
+        names = names[1:]
     return f"{amount:,.{1 if amount < 10 else 0}f} {names[0]}"
 
 
@@ -196,10 +198,8 @@ def mind_memory(
                 "batch normalisation sees each smaller piece alone: results differ a little from"
                 " now on"
             )
-        longest, precision = (
-            int(feeds.train.split.lengths(TOKENS).max()),
-            by_lightning_name(str(about["precision"])),
-        )
+        longest = int(feeds.train.split.lengths(TOKENS).max())
+        precision = by_lightning_name(str(about["precision"]))
         # By this key `tune=auto` finds the note, to try no more rows than have fitted.
         key = micro_batch_key(
             task.model, longest=longest, device=feeds.train.device, precision=precision
@@ -222,8 +222,11 @@ def mind_memory(
 
 def about_memory(feeds: Feeds, about: dict[str, Any]) -> dict[str, Any]:
     """What decides how much memory a row takes, and how much there is."""
-    device, plan, settings = feeds.train.device, feeds.train.plan, about["settings"]
-    is_cuda, longest = device.type == "cuda", int(feeds.train.split.lengths(TOKENS).max())
+    device = feeds.train.device
+    plan = feeds.train.plan
+    settings = about["settings"]
+    is_cuda = device.type == "cuda"
+    longest = int(feeds.train.split.lengths(TOKENS).max())
     of_model = {
         name: settings[name] for name in sorted(settings) if name.partition(".")[0] == "model"
     }

@@ -114,7 +114,8 @@ def require_memory_for_model(
     if config.has_own_parts:
         return
     copies = ranks.local_world if device.type == "cpu" else 1
-    shares, task = ranks.world if config.is_sharded else 1, kind_of(config.data).task
+    shares = ranks.world if config.is_sharded else 1
+    task = kind_of(config.data).task
     require_memory(
         config.model,
         lambda model: task(model, config.task).build(data.info),
@@ -309,10 +310,8 @@ def measure_cut(
         "rows": config.data.batches(1),
         "versions": metadata.version("flatout"),
     }
-    key, store = (
-        recipe_key(about | {"cuts": cuts, "machine": machine_name()}),
-        AnswerStore(config.data.cache),
-    )
+    key = recipe_key(about | {"cuts": cuts, "machine": machine_name()})
+    store = AnswerStore(config.data.cache)
     with store.measuring(key, _WAIT_S, say):
         answers = None if config.tune.fresh else store.read(key)
         if answers is None:
@@ -327,7 +326,8 @@ def measure_cut(
 
 def _cuts(config: RunConfig) -> list[int]:
     """A third of the layers, two thirds, and all but the last."""
-    model, hint = config.model, f"Set tune=off, or {CUT}=N."
+    model = config.model
+    hint = f"Set tune=off, or {CUT}=N."
     is_encoder = (
         hasattr(model, "freeze_layers") and getattr(config.data, "problem", None) is Problem.single
     )
@@ -348,7 +348,8 @@ def score_cuts(
     config: RunConfig, splits: Any, cuts: Sequence[int], device: torch.device
 ) -> list[LayerScore]:
     """A score for each cut; random numbers stay as they are."""
-    before, precision = random_state(device), choose_precision(config.precision, device).value
+    before = random_state(device)
+    precision = choose_precision(config.precision, device).value
     try:
         with fast_fp32_products(precision, device):
             first = _build(config, cuts[0], device)
@@ -389,9 +390,11 @@ def _score(
     parts: Parts, feed: Feed, kept: Read, judged: Read, nth: int, cut: int, precision: Precision
 ) -> LayerScore:
     """Train what lies above a cut for one epoch, and judge it."""
-    task, total = parts.task.train(), sum(bool(batch.ends_step) for batch, _ in kept)
+    task = parts.task.train()
+    total = sum(bool(batch.ends_step) for batch, _ in kept)
     cast(Transformer, task.model).keep_layers_still(cut)
-    optimizer, began = task.optim.build(task.model), time.perf_counter()
+    optimizer = task.optim.build(task.model)
+    began = time.perf_counter()
     way = Way(feed=feed, precision=precision, model=task.model)
     with closing(
         Steps(task, way, _with_states(kept, nth, parts.device), optimizer, clip=parts.clip)

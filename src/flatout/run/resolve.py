@@ -69,14 +69,10 @@ def resolve(
     """Decide, and give the task its length and its learning rate."""
     # the user's own module trains: optimizer, clipping and epochs are its own and its Trainer's
     if feeds is None:
-        precision, name = (
-            resolve_precision(config.precision, device, ranks, folder),
-            config.checkpoint.metric,
-        )
-        trainer, mode = (
-            trainer_of_own(config, ranks.world),
-            config.checkpoint.mode_of(plain_name(name or "", "val")),
-        )
+        precision = resolve_precision(config.precision, device, ranks, folder)
+        name = config.checkpoint.metric
+        trainer = trainer_of_own(config, ranks.world)
+        mode = config.checkpoint.mode_of(plain_name(name or "", "val"))
         if name is not None and config.checkpoint.mode is Mode.auto:
             folder.decision(
                 "checkpoint.mode",
@@ -173,10 +169,8 @@ def resolve_rate(
     require(plan.tokens_per_batch is None, "optim.scale_lr", what, hint="Leave one of them out.")
     rows = plan.rows_per_batch * plan.parts
     scaled = optim.scaled(rows)
-    product, rates = (
-        f"{plan.rows_per_batch} × {plan.accumulate} × {plan.world}",
-        (optim.highest, scaled.highest),
-    )
+    product = f"{plan.rows_per_batch} × {plan.accumulate} × {plan.world}"
+    rates = (optim.highest, scaled.highest)
     is_capped = scaled is not optim and scaled.highest == optim.max_lr
     how = (
         "not scaled" if scaled is optim else f"{optim.scale_lr.value} from {optim.base_batch} rows"
@@ -256,7 +250,9 @@ def compile_network(
     """
     if feeds is None:
         return
-    asked, device, plan = settings.asked.compile, feeds.train.device, feeds.train.plan
+    asked = settings.asked.compile
+    device = feeds.train.device
+    plan = feeds.train.plan
     if asked:
         compile_in_place(task.model, device)
         folder.decision("compile", True, "asked for", "the first step waits for it")

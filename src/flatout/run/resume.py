@@ -124,7 +124,8 @@ def where_to_start(
     settings: Settings, about: dict[str, Any], ranks: Ranks, folder: RunFolder
 ) -> Start | None:
     """The checkpoint to resume from, where the run is still the same; None at the beginning."""
-    config, found = settings.asked, list[Start]()
+    config = settings.asked
+    found = list[Start]()
 
     def look() -> str:
         if config.resume is None:

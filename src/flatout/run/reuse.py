@@ -37,7 +37,8 @@ def reuse_layers(
     """Let batches bring outputs of frozen layers, where that is asked for or pays; a resumed run
     keeps its choice.
     """
-    model, network = settings.asked.model, None if feeds is None else task.model
+    model = settings.asked.model
+    network = None if feeds is None else task.model
     if feeds is None or task.model_config is None or not isinstance(network, Transformer):
         return
     asked = (
@@ -45,7 +46,8 @@ def reuse_layers(
         if settings.asked.resume is None
         else place.before.get(REUSE, {}).get("value", False)
     )
-    is_asked, layers = asked is True, network.frozen_layers()
+    is_asked = asked is True
+    layers = network.frozen_layers()
     if asked is False or not (is_asked or layers):
         return
     why, hint = _why_not(settings.asked, network, layers)
@@ -61,7 +63,8 @@ def reuse_layers(
         return
     kind = torch.bfloat16 if model.reuse_format is ReuseFormat.bf16 else None
     part = FrozenPart(network, layers, feeds.train.device, settings.precision.value, kind)
-    cache, splits = Cache(settings.asked.data.cache), [feeds.train.split, feeds.validation.split]
+    cache = Cache(settings.asked.data.cache)
+    splits = [feeds.train.split, feeds.validation.split]
     recipe = _recipe(part, data.info.key)
     is_known = cache.opened(recipe_key(recipe)) is not None
     if not ranks.agreed(
@@ -135,7 +138,8 @@ def _decide(
         return "stored"
     tokens = sum(int(split.lengths(TOKENS).sum(dtype=np.int64)) for split in splits)
     bytes_a_token, seconds_a_token = _measure(part, splits)
-    needed, free = int(tokens * bytes_a_token), disk_free(place) or 0
+    needed = int(tokens * bytes_a_token)
+    free = disk_free(place) or 0
     room = (
         f"{bytes_a_token:,.0f} bytes a token, {needed / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free"
     )

@@ -33,11 +33,15 @@ from flatout.tasks.calibration import best_thresholds
 from flatout.tasks.metrics import BEST_MODE, MultiMetrics, TaskMetrics
 from flatout.tasks.tagging import EntityScores
 
-_MOST_S, _SHARE = 20.0, 0.1
-_START_S, _ROW_S = 0.5, 1e-4
+_MOST_S = 20.0
+_SHARE = 0.1
+_START_S = 0.5
+_ROW_S = 1e-4
 """What the import of scikit-learn and the quickest rows take, to leave out what is too long before
 it begins."""
-_TRIED, _SLOWER = 2_048, 1.5  # rows that are tried, and how much longer a row takes among many
+# rows that are tried, and how much longer a row takes among many
+_TRIED = 2_048
+_SLOWER = 1.5
 _VERSION = 1
 Scores = dict[str, float]
 # from the data and the seconds it may take the metrics on the test rows
@@ -61,7 +65,8 @@ def find_rival(
     ]
     if not shared:
         return None
-    metric, sign = shared[0], 1 if BEST_MODE[shared[0][5:]] == "max" else -1
+    metric = shared[0]
+    sign = 1 if BEST_MODE[shared[0][5:]] == "max" else -1
     return {
         "name": name,
         "metric": metric,
@@ -117,10 +122,8 @@ def score_linear(data: Any, limit_s: float) -> Scores:
         QuickModel(problem, len(classes)).fit(texts[some], targets[some])
         now = time.perf_counter()
         _require_time(now - started + _SLOWER * num_rows / len(texts[some]) * (now - read), limit_s)
-    model, metrics = (
-        QuickModel(problem, len(classes)).fit(texts, targets),
-        TaskMetrics.build(problem, classes),
-    )
+    model = QuickModel(problem, len(classes)).fit(texts, targets)
+    metrics = TaskMetrics.build(problem, classes)
     if isinstance(metrics, MultiMetrics):
         texts, targets = splits["validation"]
         metrics.thresholds.copy_(
@@ -137,7 +140,8 @@ def score_commonest_tags(data: Any, limit_s: float) -> Scores:
     """The tag that each word has most often; of a word that training has not, the commonest tag of
     all.
     """
-    started, types = time.perf_counter(), data.info.labels.types
+    started = time.perf_counter()
+    types = data.info.labels.types
     (words, tags, _), (test_words, test_tags, offsets) = (
         _tags_of(data, name) for name in ("train", "test")
     )
@@ -167,10 +171,8 @@ def _rows_of(source: TextSource, columns: Sequence[str], data: Any, split: str) 
     """
     if data.store.manifest["recipe"]["source"] != source.fingerprints:
         raise changed(source.name)
-    table, wanted = (
-        source.tables.get(split, source.tables["train"]),
-        data.store.splits[split].fixed("rows"),
-    )
+    table = source.tables.get(split, source.tables["train"])
+    wanted = data.store.splits[split].fixed("rows")
     for rows, block in table.numbered(columns):
         is_wanted = np.isin(rows, wanted)
         yield rows[is_wanted], block.filter(pa.array(is_wanted))
@@ -192,10 +194,8 @@ def _targets_of(data: Any, split: str) -> NDArray[Any]:
         return store.fixed("targets").astype(
             np.float32 if data.info.problem is Problem.regression else np.int64
         )
-    ragged, hot = (
-        store.ragged("targets"),
-        np.zeros((store.num_rows, len(data.info.classes)), np.int64),
-    )
+    ragged = store.ragged("targets")
+    hot = np.zeros((store.num_rows, len(data.info.classes)), np.int64)
     hot[np.repeat(np.arange(len(hot)), ragged.lengths), ragged.values] = 1
     return hot
 
@@ -204,7 +204,9 @@ def _tags_of(data: Any, split: str) -> tuple[pa.Array, NDArray[Any], NDArray[Any
     """Words and tags of a split, one after the other, and where its rows begin."""
     source = TagSource(data.config, open_tables(data.config))
     source.census.types |= {name: number for number, name in enumerate(data.info.labels.types, 1)}
-    words, tags, lengths = [], [], []
+    words = []
+    tags = []
+    lengths = []
     for rows, block in _rows_of(source, LISTS, data, split):
         given = source.census.numbered(block.column(LISTS[1]), rows)
         words.append(pc.list_flatten(block.column(LISTS[0])))

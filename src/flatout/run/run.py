@@ -67,7 +67,8 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
     """One run, or one rank's part of it, from its settings to its report; alone, on the GPU of that
     number.
     """
-    started, ranks = time.perf_counter(), Ranks.here()
+    started = time.perf_counter()
+    ranks = Ranks.here()
     with (
         Signals() as signals,
         folder_of_one(path) if ranks.is_first else nullcontext(),
@@ -156,7 +157,8 @@ def prepare(
         save_split_rows(data.store, folder.path / SPLIT_ROWS)
     folder.put(task.prepare(feeds, folder, settings.asked.seed))
     report_attention(task.model, feeds.train.device, product_type(settings.precision.value), folder)
-    curves, precision = training.curves, str(training.trainer.precision)
+    curves = training.curves
+    precision = str(training.trainer.precision)
     curves.judge_early = lambda: report_early(
         curves, feeds.train, precision, settings.batches or 1, folder
     )
@@ -171,9 +173,11 @@ def fit_to_end(
     start: Start | None,
 ) -> None:
     """Train to the end, or to where nothing gets better, from a checkpoint where there is one."""
-    trainer, listeners = training.trainer, list(training.curves.listeners)
+    trainer = training.trainer
+    listeners = list(training.curves.listeners)
     if feeds is not None:
-        count, plan = sum(p.numel() for p in module.model.parameters()), feeds.train.plan
+        count = sum(p.numel() for p in module.model.parameters())
+        plan = feeds.train.plan
         rows = plan.rows_per_batch * plan.parts
         folder.say(f"training: {count:,} parameters, {module.total_steps:,} steps of {rows} rows")
     with without_loader_advice(), others_watched(), training.checkpoints.when.signals.waiting():
@@ -261,7 +265,8 @@ def report_signal(number: int, training: Training, folder: RunFolder) -> None:
 def load_best(training: Training, task: L.LightningModule) -> None:
     with others_watched():
         training.trainer.strategy.barrier()  # the first rank may still be linking it
-    state, strategy = _best_weights(training), cast(Any, training.trainer.strategy)
+    state = _best_weights(training)
+    strategy = cast(Any, training.trainer.strategy)
     if getattr(task, "is_sharded", False):
         strategy.hand_out(task, state)
     elif state is not None:
@@ -292,7 +297,8 @@ def evaluate(
     """Metrics on the validation rows and any test rows, answers tuned before; `metric` is scored by
     cuts, too.
     """
-    metrics, device = dict[str, float](), training.trainer.strategy.root_device
+    metrics = dict[str, float]()
+    device = training.trainer.strategy.root_device
     if feeds is not None:
         module.to(device)  # Lightning has taken it back to the host
         folder.put(module.tune_answers(feeds, folder))

@@ -32,7 +32,9 @@ from flatout.run_log import LogFile, RunLog, decision_line
 if TYPE_CHECKING:
     from flatout.config import RunConfig
 
-OVERRIDES, SETTINGS, LOG = "overrides.txt", "config.yaml", "log.txt"
+OVERRIDES = "overrides.txt"
+SETTINGS = "config.yaml"
+LOG = "log.txt"
 """What was typed, a word a line; all settings; and what was printed, whose file says whose the
 folder is."""
 SPLIT_ROWS = "splits.parquet"
@@ -101,11 +103,10 @@ def open_run_folder(
     """The folder of a run that is about to begin or resume; closes its summary with how the run
     ended.
     """
-    is_again, has_run = config.resume is not None, (path / SUMMARY).is_file()
-    choices, is_old = (
-        read_summary(path).get("choices", []) if is_again and has_run else [],
-        is_again or has_run,
-    )
+    is_again = config.resume is not None
+    has_run = (path / SUMMARY).is_file()
+    choices = read_summary(path).get("choices", []) if is_again and has_run else []
+    is_old = is_again or has_run
     before = {each["name"]: each for each in reversed(choices)}
     if not is_first:
         with unwritten_run(path) as place:

@@ -79,7 +79,8 @@ def build_training(
     """Lightning's Trainer with our callbacks, around a task of ours with its feeds or around the
     user's own module.
     """
-    config, after = settings.asked, None if start is None else start.step
+    config = settings.asked
+    after = None if start is None else start.step
     if after is None and config.resume is not None:
         after = 0  # a resumed run may have ended before its first checkpoint
     strategy = choose_strategy(
@@ -90,10 +91,8 @@ def build_training(
     )
     has_card = any(each.name == "gpu" for each in monitor.watch.sources)
     loggers = _build_loggers(settings, module, folder, after, has_card)
-    every, listeners = (
-        config.monitor.flush_every,
-        _listeners(settings, module, folder, loggers, not after),
-    )
+    every = config.monitor.flush_every
+    listeners = _listeners(settings, module, folder, loggers, not after)
     curves = RunCurves(
         listeners, every, timer=StepTimer(callbacks=config.callbacks), monitor=monitor
     )
@@ -120,7 +119,8 @@ def build_training(
         **planned,
     }
     results = [KeepResults(settings.monitor), FetchTimes()] if config.has_own_parts else []
-    asked, stopping = config.checkpoint, list[EarlyStopping]()
+    asked = config.checkpoint
+    stopping = list[EarlyStopping]()
     if asked.patience is not None and settings.monitor is not None:
         least: dict[str, Any] = {"patience": asked.patience, "min_delta": asked.min_delta}
         stopping = [
@@ -128,7 +128,8 @@ def build_training(
                 settings.monitor, mode=settings.mode, **least, check_on_train_epoch_end=False
             )
         ]
-    profiled, profile = config.monitor.profile, list[L.Callback]()
+    profiled = config.monitor.profile
+    profile = list[L.Callback]()
     if profiled.enabled and folder.is_first:
         window = {"wait": profiled.wait, "warmup": profiled.warmup, "active": profiled.active}
         profile = [ProfileSteps(**window, folder=folder.path, say=folder.say)]

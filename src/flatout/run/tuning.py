@@ -43,7 +43,8 @@ from flatout.report.summary import plain
 
 _WAIT_S = 30.0  # how much longer than its budget another process may take to measure the same
 # from how much more time, or steps, on a search that was cut short begins again
-_MORE_TIME, _MORE_STEPS = 1.5, 4.0
+_MORE_TIME = 1.5
+_MORE_STEPS = 4.0
 _ORDERS: dict[str, list[Any]] = {
     # A device that can do an earlier one can do the later ones.
     "data.feed": ["resident", "threaded", "workers"],
@@ -91,8 +92,10 @@ def of_all_devices(question: Question, say: Callable[[str], None]) -> FoundAnswe
 
 def measured_for(question: Question, say: Callable[[str], None]) -> FoundAnswers:
     """The answers for one device: measured before, or now."""
-    tune, asked = question.config.tune, asked_of(question)
-    key, store = recipe_key(asked_about(question, asked)), AnswerStore(question.config.data.cache)
+    tune = question.config.tune
+    asked = asked_of(question)
+    key = recipe_key(asked_about(question, asked))
+    store = AnswerStore(question.config.data.cache)
     with store.measuring(key, tune.budget_s + _WAIT_S, say):
         known = None if tune.fresh else store.read(key)
         if known is not None and not is_outdated(known, asked, store):
@@ -152,10 +155,8 @@ def smallest(found: Sequence[Answers]) -> Answers:
             values[name] = max((each.values[name] for each in found), key=best_first.index)
     if "optim.lr" in shared:
         values["optim.lr"] = min(each.values["optim.lr"] for each in found)
-    evidence, line = (
-        "; ".join(override_line(each.values) or "nothing" for each in found),
-        override_line(values),
-    )
+    evidence = "; ".join(override_line(each.values) or "nothing" for each in found)
+    line = override_line(values)
     choice = Choice(
         name="unlike devices", value=line, why="what the smallest can do", evidence=evidence
     )
@@ -176,9 +177,14 @@ def override_line(values: dict[str, Any], optim: OptimConfig | None = None) -> s
 
 
 def asked_of(question: Question) -> OpenSettings:
-    config, ranks, device = question.config, question.ranks, question.device
-    data, splits, tokens = config.data, question.store.splits, config.data.tokens_per_batch
-    split, slower = splits["train"], question.confirmed.slower
+    config = question.config
+    ranks = question.ranks
+    device = question.device
+    data = config.data
+    splits = question.store.splits
+    tokens = config.data.tokens_per_batch
+    split = splits["train"]
+    slower = question.confirmed.slower
     rows, accumulate = data.batches(ranks.world)
     plan = PlanSettings(
         rows_per_batch=rows, tokens_per_batch=tokens, accumulate=accumulate, world=ranks.world
@@ -190,7 +196,8 @@ def asked_of(question: Question) -> OpenSettings:
     ]
     precision = choose_precision(config.precision, device).value
     native = precisions(device)  # fp32 stands for comparison
-    steps_an_epoch, is_cut = max(1, len(feed) // accumulate), tokens is not None
+    steps_an_epoch = max(1, len(feed) // accumulate)
+    is_cut = tokens is not None
     # A rank has its card, or its share of what this machine, or this container, has free.
     free = (
         torch.cuda.mem_get_info(device)[0]
@@ -233,7 +240,9 @@ def kept(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
     """Settings that are not looked at, and why; an empty reason where the person asked to leave
     them alone.
     """
-    tune, has_lr, asked = config.tune, not overrides and config.optim.lr is not None, "asked for"
+    tune = config.tune
+    has_lr = not overrides and config.optim.lr is not None
+    asked = "asked for"
     looked_at = {  # by the setting: whether it is wanted, and why it stays all the same
         "data.feed": (tune.feed, "" if config.data.feed is FeedKind.auto else asked),
         "precision": (tune.precision, "" if config.precision is Precision.auto else asked),
@@ -274,8 +283,12 @@ def _why_rows_are_kept(config: RunConfig, overrides: Sequence[str]) -> str:
 
 def asked_about(question: Question, asked: OpenSettings) -> dict[str, Any]:
     """Everything that answers depend on, as plain values."""
-    config, ranks, split = question.config, question.ranks, question.store.splits["train"]
-    tune, data, optim = config.tune, config.data, plain(config.optim)
+    config = question.config
+    ranks = question.ranks
+    split = question.store.splits["train"]
+    tune = config.tune
+    data = config.data
+    optim = plain(config.optim)
     lengths = np.asarray(split.lengths(TOKENS))
     quantiles = (
         np.quantile(lengths, [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1]).round().tolist()

@@ -30,7 +30,8 @@ from flatout.sweep.settings import LauncherSettings
 from flatout.sweep.trial import Board, Ending, Status, Trial
 from flatout.sweep.trials import Slots, endings, read_values, slots
 
-WORDS, LOCK = "multirun.json", ".lock"
+WORDS = "multirun.json"
+LOCK = ".lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,10 @@ def run_all(
             of.folder / WORDS,
             json.dumps({"schema": 1, "words": of.words}, indent=1, ensure_ascii=False),
         )
-        found, launcher = dict[int, Ending](), launcher or LauncherSettings()
-        shares, limit_s = (
-            slots(launcher.parallel, launcher.place),
-            as_seconds(launcher.limit, "launcher.limit"),
-        )
+        found = dict[int, Ending]()
+        launcher = launcher or LauncherSettings()
+        shares = slots(launcher.parallel, launcher.place)
+        limit_s = as_seconds(launcher.limit, "launcher.limit")
         try:
             _run_all(trials, shares, limit_s, found)
         finally:  # of a list that is interrupted the table says how far it came
@@ -153,10 +153,8 @@ def alone_in(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        what, hint = (
-            f"cannot make {folder}: {error.strerror}",
-            "Set output=FOLDER to a writable folder.",
-        )
+        what = f"cannot make {folder}: {error.strerror}"
+        hint = "Set output=FOLDER to a writable folder."
         raise UserError("hydra.sweep.dir", what, hint=hint) from None
     lock = file_lock(folder / LOCK)
     try:
@@ -222,7 +220,8 @@ def _finished(trials: list[Trial], metric: str) -> dict[int, Ending]:
             metrics = {
                 name: value for name, value in summary["metrics"].items() if value is not None
             }
-            value, seconds = metrics.get(f"val/{metric}"), summary["training"]["seconds"] or 0.0
+            value = metrics.get(f"val/{metric}")
+            seconds = summary["training"]["seconds"] or 0.0
             found[trial.number] = Ending(
                 Status.complete, seconds, value, metrics, note="had finished before"
             )

@@ -60,7 +60,8 @@ class Searched:
 
     def trial(self, number: int, chosen: Mapping[str, str], name: str = "", *more: str) -> Trial:
         typed = [*self.typed(chosen), *more]
-        folder, changed = self.folder / (name or str(number)), [*words(chosen), *more]
+        folder = self.folder / (name or str(number))
+        changed = [*words(chosen), *more]
         return Trial(
             number, folder, self.compose(typed, number), typed, changed, is_again=True, name=name
         )
@@ -107,10 +108,8 @@ def held(searched: Searched) -> Iterator[None]:
         "space": {key: str(part) for key, part in searched.space.items()},
         "fixed": searched.fixed,
     }
-    path, hint = (
-        folder / FILE,
-        f"Resume it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out.",
-    )
+    path = folder / FILE
+    hint = f"Resume it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
     require(
         settings.resume or not path.exists(), "sweep", f"{folder} holds a sweep already", hint=hint
     )
@@ -143,7 +142,8 @@ def forget(folder: Path, trials: int) -> None:
 
 def read_asked(folder: Path) -> dict[str, Any]:
     """What a sweep was begun with."""
-    path, again = str(folder / FILE), "Start a new sweep."
+    path = str(folder / FILE)
+    again = "Start a new sweep."
     asked = read_json(folder, FILE, "Name the folder that a sweep printed when it began.", again)
     require("schema" in asked, path, "is not what a sweep writes there", hint=again)
     hint = "Resume it with the version that began it, or start a new sweep."

@@ -61,7 +61,9 @@ class Study:
         validations: int | None,
     ) -> None:
         """`validations`: the most that a trial has; None: nobody knows."""
-        self.space, self.search, self.mode = space, search, mode
+        self.space = space
+        self.search = search
+        self.mode = mode
         self._grid = grid(space) if search.sampler is Sampler.grid else []
         self.total = len(self._grid) or search.trials
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -326,7 +328,8 @@ Space = dict[str, Part]
 
 def is_by_factors(key: str, tags: Collection[str], *, is_interval: bool) -> bool:
     """What the tags of a setting ask for: `log` is the only one, for numbers of an interval."""
-    where, hint = f"sweep: {key}", "Write tag(log,interval(1e-4,1e-1)), or leave tag out."
+    where = f"sweep: {key}"
+    hint = "Write tag(log,interval(1e-4,1e-1)), or leave tag out."
     for tag in sorted(tags):
         require(
             tag == "log",

@@ -49,7 +49,8 @@ Runner = Callable[[Ask, int], Iterator[tuple[Trial, Ending]]]
 def sweep(searched: Searched) -> None:
     """Search a space of settings, or resume the search."""
     started = time.monotonic()
-    folder, first = searched.folder, _checked(searched)
+    folder = searched.folder
+    first = _checked(searched)
     shares = slots(searched.launcher.parallel, searched.launcher.place)
     with held(searched):
         run = _Run(searched, first.job, shares, started)
@@ -100,13 +101,12 @@ class _Run:
     """
 
     def __init__(self, searched: Searched, job: RunJob, slots: Slots, started: float) -> None:
-        self.searched, self.slots, self.metric, self.name = (
-            searched,
-            slots,
-            job.metric,
-            job.config.name,
-        )
-        self.confirmation, self._next_page = Confirmation(), 0.0
+        self.searched = searched
+        self.slots = slots
+        self.metric = job.metric
+        self.name = job.config.name
+        self.confirmation = Confirmation()
+        self._next_page = 0.0
         settings = searched.settings
         self.study = Study(
             searched.folder, searched.space, settings, mode=job.mode, validations=job.validations
@@ -118,7 +118,9 @@ class _Run:
 
     def search(self) -> None:
         """Run trials until there are enough, or the time is over."""
-        ended, settings, folder = self.study.ended(), self.searched.settings, self.searched.folder
+        ended = self.study.ended()
+        settings = self.searched.settings
+        folder = self.searched.folder
         how_many = (
             "trials, each setting there is," if settings.sampler is Sampler.grid else "trials"
         )
@@ -263,7 +265,8 @@ class _Run:
         Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)
 
     def report(self) -> SweepReport:
-        space, best = self.searched.space, self.study.best()
+        space = self.searched.space
+        best = self.study.best()
         rows = [self._row(trial) for trial in self.study.ended()]
         return SweepReport(
             name=self.name,
@@ -358,7 +361,8 @@ def confirm(
     searched: Searched, chosen: Mapping[str, str], number: int, run: Runner, is_over: bool
 ) -> Confirmation:
     """Run settings again with other seeds, but for those that ran before an interruption."""
-    count, path = searched.settings.confirm, searched.folder / "confirmed.json"
+    count = searched.settings.confirm
+    path = searched.folder / "confirmed.json"
     first = searched.trial(number, chosen).job.config.seed + 1
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     found = {each["seed"]: each["metrics"] for each in known if each["settings"] == chosen}

@@ -66,7 +66,10 @@ class Board:
     """Shows every trial that starts, is validated and ends."""
 
     def __init__(self, title: str, metric: str, mode: str, total: int) -> None:
-        self.title, self.metric, self.mode, self.total = title, metric, mode, total
+        self.title = title
+        self.metric = metric
+        self.mode = mode
+        self.total = total
         console = Console()
         # shows nothing until it is started
         self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -88,12 +91,10 @@ class Board:
 
     def ended(self, trial: Trial, ending: Ending) -> None:
         row = self._running.pop(trial.number)
-        row.status, row.seconds, row.note, row.value = (
-            ending.status.value,
-            ending.seconds,
-            ending.note,
-            ending.value,
-        )
+        row.status = ending.status.value
+        row.seconds = ending.seconds
+        row.note = ending.note
+        row.value = ending.value
         self._ended.append(row)
         self.draw(now=True)
         value = "" if row.value is None else f"{self.metric} {row.value:.4f}"

@@ -44,7 +44,9 @@ from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 
 TOO_LONG = "ran longer than"  # how the note begins of a trial that was stopped at its limit
 _TIMES = 3  # how often a trial is begun whose machine was lost
-OUTPUT_FILE, _BEGUN = "output.txt", ".begun"  # a task of Ray may wait in a queue first
+# a task of Ray may wait in a queue first
+OUTPUT_FILE = "output.txt"
+_BEGUN = ".begun"
 _GRACE_S = 6.0  # how long a trial may take to write down that it was stopped
 
 
@@ -64,7 +66,9 @@ def endings(
     if any(slots):
         warm_start()
         wait_until_warm()
-    free, running, are_more = list(slots), list[_Running](), True
+    free = list(slots)
+    running = list[_Running]()
+    are_more = True
     try:
         while True:
             while are_more and free and (until is None or time.monotonic() < until):
@@ -93,18 +97,24 @@ def endings(
 class _Running:
     def __init__(self, trial: Trial, slot: Slot | None, metric: str) -> None:
         self.trial, self.slot = trial, slot
-        self._started, self._clock = time.time(), time.monotonic()
+        self._started = time.time()
+        self._clock = time.monotonic()
         self._readings = Readings(trial.folder, f"val/{metric}")
-        self._seen, self._times, self._was_told, self._is_closed = 0, 0, False, False
+        self._seen = 0
+        self._times = 0
+        self._was_told = False
+        self._is_closed = False
         self._value: float | None = None
         self._begin(is_again=trial.is_again)
 
     def _begin(self, *, is_again: bool) -> None:
-        trial, self._times = self.trial, self._times + 1
+        trial = self.trial
+        self._times = self._times + 1
         resumes = is_again and trial.job.can_resume(trial.folder, trial.overrides)
         if not resumes:
             new_trial_folder(trial.folder, is_again=is_again)
-        slot, self._has_begun = self.slot, self.slot is not None
+        slot = self.slot
+        self._has_begun = self.slot is not None
         (trial.folder / _BEGUN).unlink(missing_ok=True)
         self._worker = (
             _Task(trial, resumes=resumes)
@@ -117,10 +127,12 @@ class _Running:
     ) -> Ending | None:
         """How it ended; None while it runs."""
         if not self._has_begun and (self.trial.folder / _BEGUN).exists():
-            self._has_begun, self._clock = True, time.monotonic()
+            self._has_begun = True
+            self._clock = time.monotonic()
         has_ended = not self._worker.is_alive()
         for value in self._readings.new():
-            self._seen, self._value = self._seen + 1, value
+            self._seen = self._seen + 1
+            self._value = value
             board.read(self.trial, self._seen, value)
             if judge is not None and not has_ended and judge(self.trial, self._seen, value):
                 self.stop()
@@ -189,7 +201,8 @@ class Readings:
 
     def __init__(self, folder: Path, column: str) -> None:
         self.folder, self.column = folder, column
-        self._size = self._told = 0
+        self._size = 0
+        self._told = 0
 
     def new(self) -> list[float]:
         """New values of the column, each once though a resumed trial writes rows again; an
@@ -200,7 +213,9 @@ class Readings:
         if size == self._size:
             return []
         values = read_values(self.folder, self.column)
-        new, self._size, self._told = values[self._told :], size, max(self._told, len(values))
+        new = values[self._told :]
+        self._size = size
+        self._told = max(self._told, len(values))
         return new
 
 
@@ -333,7 +348,8 @@ def slots(parallel: int, on: Place = Place.here) -> Slots:
         require(parallel > 0, "launcher.parallel", f"{parallel}", allowed="1 or more")
         connect()
         return [None] * parallel
-    cores, visible = cores_here(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    cores = cores_here()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = map(str, range(torch.cuda.device_count())) if visible is None else visible.split(",")
     gpus = [name for name in names if name]
     most = max(len(cores), len(gpus))

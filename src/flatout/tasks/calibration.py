@@ -17,7 +17,8 @@ from torch import Tensor
 from flatout.run_log import RunLog
 
 _BINS = 15
-_COLDEST, _HOTTEST = 0.05, 20.0
+_COLDEST = 0.05
+_HOTTEST = 20.0
 _LEAST_ROWS = 20  # rows with a label, below which its threshold stays at one half
 _MOST_CHOICES = 1_000_000
 
@@ -72,7 +73,8 @@ def as_two_classes(
     """Each label of some rows as a choice between absent and present: logits, targets and the rows
     they are of.
     """
-    kept, classes = max(1, _MOST_CHOICES // logits_BC.shape[1]), logits_BC.shape[1]
+    kept = max(1, _MOST_CHOICES // logits_BC.shape[1])
+    classes = logits_BC.shape[1]
     present = logits_BC[:kept].flatten()
     logits = torch.stack([torch.zeros_like(present), present], 1)
     return logits, targets_BC[:kept].flatten().long(), rows_B[:kept].repeat_interleave(classes)
@@ -121,7 +123,8 @@ def _first_half(rows_B: Tensor) -> Tensor:
 
 def _likeliest(logits_BC: Tensor, targets_B: Tensor) -> float:
     """By golden section on the logarithm of the temperature: the loss has one valley."""
-    low, high = torch.tensor(_COLDEST).log().item(), torch.tensor(_HOTTEST).log().item()
+    low = torch.tensor(_COLDEST).log().item()
+    high = torch.tensor(_HOTTEST).log().item()
     ratio = (5**0.5 - 1) / 2
 
     def loss(logarithm: float) -> float:

@@ -49,16 +49,15 @@ class Classifier(Task):
 
     def take_labels(self, labels: Labels) -> None:
         if labels.problem is Problem.regression:
-            what, hint, smoothing = (
-                "targets are numbers",
-                "Leave it out.",
-                self.config.label_smoothing,
-            )
+            what = "targets are numbers"
+            hint = "Leave it out."
+            smoothing = self.config.label_smoothing
             require(not smoothing, "task.label_smoothing", f"{smoothing}, but {what}", hint=hint)
             is_even = self.config.class_weights is ClassWeights.none
             require(is_even, "task.class_weights", f"is set, but {what}", hint=hint)
             require(not self.config.weights, "task.weights", f"is set, but {what}", hint=hint)
-        self.labels, self.metrics = labels, TaskMetrics.build(labels.problem, labels.classes)
+        self.labels = labels
+        self.metrics = TaskMetrics.build(labels.problem, labels.classes)
         self.thresholds: list[float] = []
         """From which probability on each label is answered, where a row has several labels."""
         is_auto = self.config.class_weights is ClassWeights.auto
@@ -66,10 +65,8 @@ class Classifier(Task):
         self.register_buffer("weights_C", weights, persistent=False)
 
     def take_info(self, info: Any) -> None:
-        what, hint = (
-            f"{type(info).__name__} has no classes",
-            "Use Tagger for tags and GramDecoder for bit strings.",
-        )
+        what = f"{type(info).__name__} has no classes"
+        hint = "Use Tagger for tags and GramDecoder for bit strings."
         require(isinstance(getattr(info, "labels", None), Labels), "Classifier", what, hint=hint)
         what, hint = (
             "data.problem=none has no classes",
@@ -102,7 +99,8 @@ class Classifier(Task):
         )
 
     def judge(self, batch: FlatBatch) -> Tensor:
-        outputs, targets = real_rows(self.outputs(batch), batch).float(), self._targets(batch)
+        outputs = real_rows(self.outputs(batch), batch).float()
+        targets = self._targets(batch)
         answers = self.unscaled(outputs)
         self.metrics.update(answers, targets, self.kept_rows(batch))
         if self.cut_scores is not None:
@@ -138,7 +136,8 @@ class Classifier(Task):
         }
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
-        short, ceilings = {"validation": "val"}, getattr(self.info, "ceilings", {})
+        short = {"validation": "val"}
+        ceilings = getattr(self.info, "ceilings", {})
         metrics = {
             f"{short.get(split, split)}/accuracy": value for split, value in ceilings.items()
         }
@@ -156,7 +155,8 @@ class Classifier(Task):
             else as_two_classes(outputs, targets, rows)
         )
         found = calibrated(*choices)
-        self.temperature, facts = found.temperature, found.report(log)
+        self.temperature = found.temperature
+        facts = found.report(log)
         if problem is Problem.single:
             return facts
         self.thresholds = best_thresholds((outputs / self.temperature).sigmoid(), targets)
@@ -199,11 +199,9 @@ class Classifier(Task):
         return real_rows(batch.targets, batch)
 
     def _loss_sum_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        problem, weights_C, smoothing = (
-            self.labels.problem,
-            self.weights_C,
-            self.config.label_smoothing,
-        )
+        problem = self.labels.problem
+        weights_C = self.weights_C
+        smoothing = self.config.label_smoothing
         if problem is Problem.single:
             return F.cross_entropy(
                 outputs, targets, weight=weights_C, reduction="sum", label_smoothing=smoothing
@@ -239,7 +237,9 @@ class CutScores:
     # length. The few whole rows of just that length count with them.
 
     def __init__(self, metrics: TaskMetrics, is_cut: Tensor, cut_rows: int) -> None:
-        self.metrics, self.is_cut, self.cut_rows = metrics, is_cut, cut_rows
+        self.metrics = metrics
+        self.is_cut = is_cut
+        self.cut_rows = cut_rows
         metrics.auroc = None  # no sum over rows
 
     @classmethod

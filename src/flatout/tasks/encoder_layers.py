@@ -34,7 +34,8 @@ from flatout.engine.precision import Precision, arithmetic
 from flatout.models.encoder.network import Transformer, means_of_rows
 
 STATES = "states"
-_BLOCK_TOKENS, _PASS_TOKENS = 1 << 13, 1 << 12
+_BLOCK_TOKENS = 1 << 13
+_PASS_TOKENS = 1 << 12
 _SHRINKAGE = 1e-2  # of a head's weights: a layer has as many numbers as a small table has rows
 _PASS_ROWS = 64
 # of states that are held at once; fewer rows are read where they would take more
@@ -94,12 +95,11 @@ class FrozenPart:
         writer.expected_rows = sum(split.num_rows for split in splits)
         with Progress() as progress:
             for split in (split for split in splits if split.num_rows):
-                done, part = (
-                    progress.task(f"{split.name}: {self.layers} layers", split.num_rows),
-                    None,
-                )
+                done = progress.task(f"{split.name}: {self.layers} layers", split.num_rows)
+                part = None
                 for lengths, states in self.blocks(split):
-                    width, is_known = states.shape[1], states.dtype is torch.float32
+                    width = states.shape[1]
+                    is_known = states.dtype is torch.float32
                     values = (
                         states.numpy()
                         if is_known
@@ -129,7 +129,8 @@ class StoredStates:
         self, store: Store, split: str, network: Transformer, device: torch.device
     ) -> None:
         self.network, self.device = network, device
-        self.width, self.kind = int(store.facts["width"]), getattr(torch, store.facts["format"])
+        self.width = int(store.facts["width"])
+        self.kind = getattr(torch, store.facts["format"])
         stored = store.splits[split]
         kind = choose_feed(FeedKind.auto, stored.num_bytes, device).value
         column = _shaped(stored.columns[STATES], self.width)
@@ -234,7 +235,8 @@ def read_layers(
     one pass.
     """
     read: Read = []
-    rows = size = 0
+    rows = 0
+    size = 0
     network.eval()
     for batch in feed:
         states: list[Tensor] = []
@@ -268,7 +270,8 @@ def _of_rows(states_TH: Tensor, batch: FlatBatch) -> Tensor:
 
 def _answers(vectors: Tensor, targets: Tensor, others: Tensor) -> Tensor:
     """The classes that a logistic regression, learnt from the first rows, gives to others."""
-    mean, spread = vectors.mean(0), vectors.std(0).clamp_min(1e-6)
+    mean = vectors.mean(0)
+    spread = vectors.std(0).clamp_min(1e-6)
     known, asked = (vectors - mean) / spread, (others - mean) / spread
     weights = torch.zeros(known.shape[1], int(targets.max()) + 1, requires_grad=True)
     bias = torch.zeros(weights.shape[1], requires_grad=True)

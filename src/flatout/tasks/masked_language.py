@@ -38,7 +38,9 @@ Numbers = TypeVar("Numbers", int, Tensor)
 NO_TARGET = -100  # the target of a place that counts in no loss
 _BITS = 0xFFFFFFFF
 _FACTOR = 0x45D9F3B
-_KIND, _WORD = 0x1B873593, 0x19D699A5  # what sets the draws of one token apart
+# what sets the draws of one token apart
+_KIND = 0x1B873593
+_WORD = 0x19D699A5
 # what masked words are judged by, known before there is a network
 METRICS = ("perplexity", "masked_accuracy")
 # masked places whose logits are held at once in validation: each is as long as the vocabulary
@@ -92,10 +94,8 @@ class MaskedLanguageModel(Task):
     _seed = 0
 
     def take_info(self, info: Any) -> None:
-        encoder, hint = (
-            getattr(info, "vocabulary", None),
-            "Set data.vocabulary.kind=wordpiece, or data.tokenizer.",
-        )
+        encoder = getattr(info, "vocabulary", None)
+        hint = "Set data.vocabulary.kind=wordpiece, or data.tokenizer."
         if not isinstance(encoder, Subwords):
             raise UserError(
                 "MaskedLanguageModel", f"{type(info).__name__} has no pieces of words", hint=hint
@@ -181,7 +181,8 @@ class MaskedLanguageModel(Task):
         return torch.stack([losses_K, is_right_K.to(losses_K), counts_K.to(losses_K)], 1)
 
     def start_judging(self, split: str) -> None:
-        self._sums, self._row_sums = np.zeros(3), RowSums(3)
+        self._sums = np.zeros(3)
+        self._row_sums = RowSums(3)
 
     def judged(self) -> dict[str, float]:
         """The loss is that of a masked token; it replaces the loss of a mean row."""
@@ -223,11 +224,10 @@ class Masking:
         """The batch with tokens masked, and with places and targets `[K]`; special tokens stay,
         without a target.
         """
-        device, starts_B = batch.tokens.device, batch.offsets[:-1]
-        lengths_B, rows_B = (
-            batch.offsets[1:] - starts_B,
-            torch.arange(batch.num_rows, device=device),
-        )
+        device = batch.tokens.device
+        starts_B = batch.offsets[:-1]
+        lengths_B = batch.offsets[1:] - starts_B
+        rows_B = torch.arange(batch.num_rows, device=device)
         row_of_T = torch.repeat_interleave(rows_B, lengths_B, output_size=batch.num_tokens)
         place_T = torch.arange(batch.num_tokens, device=device) - starts_B[row_of_T]
         numbers_B = _mix(on_device(batch.rows.numpy(), device) ^ _mix(_mix(seed) + epoch))
@@ -261,7 +261,8 @@ class Masking:
         return np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
 
     def _replacements(self, tokens_K: Tensor, draws_K: Tensor) -> Tensor:
-        share_K, masked = _mix(draws_K + _KIND).double() / (_BITS + 1), self.config.mask_token_share
+        share_K = _mix(draws_K + _KIND).double() / (_BITS + 1)
+        masked = self.config.mask_token_share
         words_K = (_mix(draws_K + _WORD) % self.vocabulary_size).to(tokens_K.dtype)
         changed_K = torch.where(
             share_K < masked + self.config.random_token_share, words_K, tokens_K

@@ -88,7 +88,8 @@ class TaskMetrics(nn.Module, ABC):
 
     def __init__(self, classes: list[str]) -> None:
         super().__init__()
-        self.classes, self.auroc = classes, None
+        self.classes = classes
+        self.auroc = None
         # numbers of rows, the buckets of their scores, and their classes
         self._ranked: list[tuple[Tensor, ...]] = []
 
@@ -113,7 +114,8 @@ class TaskMetrics(nn.Module, ABC):
         """Each metric since the last reset; areas under curves are means over classes that some
         rows have, some not.
         """
-        totals, count = self._totals(), len(self.classes)
+        totals = self._totals()
+        count = len(self.classes)
         values = {name: float(value) for name, value in self.values_of(totals).items()}
         if self.auroc is not None:
             targets = totals[count : 2 * count]
@@ -142,7 +144,9 @@ class TaskMetrics(nn.Module, ABC):
         found = bootstrap(sums, self.values_of)
         if self.auroc is None or not found:
             return found
-        area, at_least, moves = self.compute()["auroc"], self._binned(), RowSums(2)
+        area = self.compute()["auroc"]
+        at_least = self._binned()
+        moves = RowSums(2)
         assert at_least is not None
         counts_TC2 = torch.from_numpy(at_least.reshape(len(at_least), -1, 2, 2)[..., 1])
         counts_TC2[:-1] -= counts_TC2[1:].clone()  # of each bucket of the score alone
@@ -213,7 +217,8 @@ class _Areas(of_classes.MultilabelAUROC):
         return edges
 
     def update(self, reached_BC: Tensor, is_theirs_BC: Tensor) -> None:
-        classes, bins = reached_BC.shape[1], len(self.edges) + 1
+        classes = reached_BC.shape[1]
+        bins = len(self.edges) + 1
         kinds_BC = 2 * torch.arange(classes, device=reached_BC.device) + is_theirs_BC.long()
         counts_C2T = _counted(kinds_BC * bins + reached_BC, 2 * classes * bins).view(
             classes, 2, bins
@@ -253,7 +258,8 @@ class SingleMetrics(TaskMetrics):
             self.auroc = _Areas(count - self.first)
 
     def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
-        answers, count = outputs.argmax(-1), len(self.classes)
+        answers = outputs.argmax(-1)
+        count = len(self.classes)
         self.counts.update(answers, targets)
         if rows is not None:
             sums = (
@@ -278,7 +284,8 @@ class SingleMetrics(TaskMetrics):
 
     def values_of(self, sums: Tensor) -> dict[str, Tensor]:
         correct, targets, answers = sums[..., :-1].unflatten(-1, (3, -1)).unbind(-2)
-        f1, accuracy = _f1(correct, targets, answers), correct.sum(-1) / sums[..., -1].clamp(min=1)
+        f1 = _f1(correct, targets, answers)
+        accuracy = correct.sum(-1) / sums[..., -1].clamp(min=1)
         values = {
             "accuracy": accuracy,
             "macro_f1": mean_where(f1, targets + answers > 0),
@@ -313,7 +320,8 @@ class MultiMetrics(TaskMetrics):
         self.register_buffer("thresholds", torch.full((count,), 0.5), persistent=False)
 
     def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
-        probabilities, whole = outputs.sigmoid(), targets.long()
+        probabilities = outputs.sigmoid()
+        whole = targets.long()
         answered = (probabilities >= self.thresholds).long()
         self.counts.update(answered, whole)
         self.exact.update(answered, whole)
@@ -348,22 +356,23 @@ class MultiMetrics(TaskMetrics):
 class NumberMetrics(TaskMetrics):
     def __init__(self, classes: list[str]) -> None:
         super().__init__(classes)
-        self.mae, self.mse = MeanAbsoluteError(), MeanSquaredError()
-        self.r2, self.pearson = _R2(), PearsonCorrCoef()
+        self.mae = MeanAbsoluteError()
+        self.mse = MeanSquaredError()
+        self.r2 = _R2()
+        self.pearson = PearsonCorrCoef()
         # sums of squares in fp32 lose a spread that is small against the mean
         for metric in self._metrics():
             metric.set_dtype(torch.float64)
         self.sums = RowSums(8)
 
     def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
-        answers, truths = outputs.flatten().double(), targets.flatten().double()
+        answers = outputs.flatten().double()
+        truths = targets.flatten().double()
         for metric in self._metrics():
             metric.update(answers, truths)
         if rows is not None:
-            errors, products = (
-                answers - truths,
-                [truths, truths**2, answers, answers**2, answers * truths],
-            )
+            errors = answers - truths
+            products = [truths, truths**2, answers, answers**2, answers * truths]
             self.sums.add(
                 rows, torch.stack([errors.abs(), errors**2, *products, torch.ones_like(errors)], 1)
             )
@@ -375,7 +384,8 @@ class NumberMetrics(TaskMetrics):
                 "ignore", message="The variance of predictions or target is close to zero"
             )
             pearson = float(self.pearson.compute())
-        mae, rmse = float(self.mae.compute()), float(self.mse.compute()) ** 0.5
+        mae = float(self.mae.compute())
+        rmse = float(self.mse.compute()) ** 0.5
         return {"mae": mae, "rmse": rmse, "r2": float(self.r2.compute()), "pearson": pearson}
 
     def per_class(self) -> list[dict[str, Any]]:

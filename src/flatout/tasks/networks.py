@@ -45,7 +45,8 @@ def build_text_network(config: Any, info: Any, outputs: Outputs) -> nn.Module:
     ids = {"padding_id": encoder.frame.padding, "separator_id": pair_separator(encoder, info.roles)}
     model = config.build(outputs, vocabulary_size=encoder.size, **ids)
     model.read_windows(info.long_texts.window, config.windows)
-    longest, read = model.longest_row(), model.window or info.max_length
+    longest = model.longest_row()
+    read = model.window or info.max_length
     where = "data.window" if model.window else "data.max_length"
     allowed = f"at most {longest} for {model.family}"
     require(read <= longest, where, f"{read}", allowed=allowed, hint=f"Set {where}={longest}.")

@@ -24,8 +24,11 @@ from torch import Tensor
 Interval = tuple[float, float]
 OverRanks = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 LEAST_ROWS = 10  # below so many rows or recordings a bootstrap says little: there is no interval
-_RESAMPLES, _AT_ONCE = 1000, 50
-_MOST_CELLS, _LEAST_GROUPS, _MOST_GROUPS = 4_000_000, 200, 4000
+_RESAMPLES = 1000
+_AT_ONCE = 50
+_MOST_CELLS = 4_000_000
+_LEAST_GROUPS = 200
+_MOST_GROUPS = 4000
 _FACTOR = 0x9E3779B1
 
 
@@ -75,7 +78,8 @@ def bootstrap(
     sums_GS = sums_GS[sums_GS[:, -1] > 0].double()
     if len(sums_GS) < LEAST_ROWS:
         return {}
-    random, found = np.random.default_rng(0), []
+    random = np.random.default_rng(0)
+    found = []
     for _ in range(0, _RESAMPLES, _AT_ONCE):
         drawn = random.integers(0, len(sums_GS), (_AT_ONCE, len(sums_GS)))
         drawn += np.arange(_AT_ONCE)[:, None] * len(sums_GS)
@@ -99,9 +103,11 @@ def auroc_influence(buckets_BC: Tensor, is_theirs_BC: Tensor, counts_TC2: Tensor
     is_mixed_C = (counts_TC2.sum(0) > 0).all(-1)
     if not is_mixed_C.any():
         return torch.zeros(len(buckets_BC)).double()
-    buckets_BC, is_theirs_BC = buckets_BC[:, is_mixed_C].long(), is_theirs_BC[:, is_mixed_C]
+    buckets_BC = buckets_BC[:, is_mixed_C].long()
+    is_theirs_BC = is_theirs_BC[:, is_mixed_C]
     absent_TC, present_TC = counts_TC2[:, is_mixed_C].double().unbind(-1)
-    num_absent_C, num_present_C = absent_TC.sum(0), present_TC.sum(0)
+    num_absent_C = absent_TC.sum(0)
+    num_present_C = present_TC.sum(0)
     beaten_TC = (absent_TC.cumsum(0) - absent_TC / 2) / num_absent_C
     above_TC = (present_TC.flip(0).cumsum(0).flip(0) - present_TC / 2) / num_present_C
     area_C = (present_TC * beaten_TC).sum(0) / num_present_C

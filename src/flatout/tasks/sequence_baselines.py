@@ -30,7 +30,10 @@ from flatout.data.sequences.views import Cut
 from flatout.models.series import PENALTIES, WindowRidge, own_pasts, ridge_sums, solve_ridge
 from flatout.tasks.sequence_scores import SequenceScores
 
-_WINDOWS_A_BLOCK, _MOST_WINDOWS, _MOST_INPUTS, _MOST_NUMBERS = 4096, 100_000, 1024, 1 << 24
+_WINDOWS_A_BLOCK = 4096
+_MOST_WINDOWS = 100_000
+_MOST_INPUTS = 1024
+_MOST_NUMBERS = 1 << 24
 _SHORT = {"validation": "val", "test": "test"}
 _USUAL_LOOKBACK = 16  # samples that the ridge reads where the network reads whole recordings
 
@@ -65,7 +68,8 @@ def window_rows(info: SequenceInfo) -> tuple[int, Tensor, Tensor, Tensor]:
     each.
     """
     wide = min(info.shape.lookback or _USUAL_LOOKBACK, _most_samples(info))
-    ridge, found = WindowRidge(replace(info.shape, lookback=wide)), []
+    ridge = WindowRidge(replace(info.shape, lookback=wide))
+    found = []
     numbers = (
         sum(ridge.weight.shape)
         * (info.shape.targets if info.shape.horizon else 1)
@@ -140,8 +144,10 @@ def _blocks(
     """`[N, L, F]` windows, their answers, and the recording of each; of very many windows evenly
     spread ones.
     """
-    shape, segments = ridge.shape, info.segments[split]
-    lookback, horizon = shape.lookback or 1, shape.horizon
+    shape = ridge.shape
+    segments = info.segments[split]
+    lookback = shape.lookback or 1
+    horizon = shape.horizon
     rows = Cut(lookback, horizon).rows(segments)
     values = info.rows_of(split).values
     every = 1 if most is None else max(1, -(-len(rows.start) // most))
@@ -162,11 +168,9 @@ def judge_label_ridge(info: SequenceInfo) -> dict[str, Any]:
     """The name of the baseline and its metrics on validation and test."""
     splits = {split: (numbers_of(info, split), labels_of(info, split)) for split in info.segments}
     numbers_RD, labels_RK = splits["train"]
-    center_D, spread_D, mean_K = (
-        numbers_RD.mean(0),
-        numbers_RD.std(0, correction=0),
-        labels_RK.mean(0),
-    )
+    center_D = numbers_RD.mean(0)
+    spread_D = numbers_RD.std(0, correction=0)
+    mean_K = labels_RK.mean(0)
     spread_D = torch.where(spread_D > 0, spread_D, 1.0)
     scaled_RD, left_RK = (numbers_RD - center_D) / spread_D, labels_RK - mean_K
 
@@ -176,11 +180,9 @@ def judge_label_ridge(info: SequenceInfo) -> dict[str, Any]:
     def error(weight_DK: Tensor) -> float:
         return float((answer("validation", weight_DK) - splits["validation"][1]).square().mean())
 
-    products, answers, diagonal = (
-        scaled_RD.T @ scaled_RD,
-        scaled_RD.T @ left_RK,
-        torch.eye(scaled_RD.shape[1]).double(),
-    )
+    products = scaled_RD.T @ scaled_RD
+    answers = scaled_RD.T @ left_RK
+    diagonal = torch.eye(scaled_RD.shape[1]).double()
     best = min(
         (torch.linalg.solve(products + each * diagonal, answers) for each in PENALTIES), key=error
     )
@@ -206,7 +208,8 @@ def _judge_labels(answers_RK: Tensor, labels_RK: Tensor, *, is_class: bool) -> d
 
 def numbers_of(info: SequenceInfo, split: str) -> Tensor:
     """`[R, D]` numbers of each recording."""
-    rows, found = info.rows_of(split), []
+    rows = info.rows_of(split)
+    found = []
     for start, length in zip(rows.offsets.tolist(), rows.lengths.tolist(), strict=True):
         values = np.asarray(rows.values[start : start + length], np.float64)
         parts = values.mean(0), values.std(0), values.min(0), values.max(0), values[0], values[-1]

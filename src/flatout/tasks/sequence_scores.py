@@ -28,14 +28,17 @@ NAMES = ("rmse", "mae", "max_error", "r2", "mse_scaled", "mae_scaled")
 _COUNT, _SQUARES, _ABSOLUTE, _TRUTH, _TRUTH_SQUARES = range(5)
 Floats = NDArray[np.float64]
 Points = list[tuple[float, float]]
-_MOST_ANSWERS, _BINS, _WORST = 2_000_000, 20, 3
+_MOST_ANSWERS = 2_000_000
+_BINS = 20
+_WORST = 3
 
 
 class SequenceScores:
     """Adds up errors on scaled values, and says what they are in each target's unit."""
 
     def __init__(self, recordings: int, targets: Sequence[str], factor: Sequence[float]) -> None:
-        self.targets, self._factor = list(targets), torch.tensor(list(factor), dtype=torch.float64)
+        self.targets = list(targets)
+        self._factor = torch.tensor(list(factor), dtype=torch.float64)
         # each one's errors over all recordings, of the last `values`
         self.of_targets: dict[str, dict[str, float]] = {}
         shape = recordings, len(self.targets)
@@ -47,10 +50,8 @@ class SequenceScores:
         self._largest.zero_()
 
     def add(self, answers_NK: Tensor, truths_NK: Tensor, recording_N: Tensor) -> None:
-        self._sums, self._largest = (
-            self._sums.to(answers_NK.device),
-            self._largest.to(answers_NK.device),
-        )
+        self._sums = self._sums.to(answers_NK.device)
+        self._largest = self._largest.to(answers_NK.device)
         truths_NK = truths_NK.double()
         errors_NK = answers_NK.double() - truths_NK
         absolute_NK = errors_NK.abs()
@@ -167,7 +168,8 @@ def keep_answers(task: Any, feed: Feed, split: str) -> KeptAnswers:
     """Let a SequenceRegressor answer a split once more; of very many answers the first
     two million.
     """
-    by_recording, names = task.scores.by_recording(), task.info.recording_names
+    by_recording = task.scores.by_recording()
+    names = task.info.recording_names
     rows = [
         {"recording": names[place], "target": task.scores.targets[number]}
         | {name: float(values[place, number]) for name, values in by_recording.items()}
@@ -212,9 +214,11 @@ def _answers(task: Any, batch: FlatBatch, split: str) -> tuple[Floats, ...]:
     target's unit.
     """
     answers, truths = task.answers_and_truths(batch)
-    shape, rows = task.shape, task.info.rows_of(split)
+    shape = task.shape
+    rows = task.info.rows_of(split)
     number = batch.rows[: batch.num_real].numpy()
-    begin, lengths = rows.offsets[number], rows.lengths[number].astype(np.int64)
+    begin = rows.offsets[number]
+    lengths = rows.lengths[number].astype(np.int64)
     per_row = lengths if shape.is_each_step else np.full(len(number), max(1, shape.horizon))
     first = (
         begin

@@ -63,14 +63,16 @@ class SequenceRegressor(Task):
     _mark: Any = None
 
     def take_info(self, info: Any) -> None:
-        what, hint = f"{type(info).__name__} has no recordings", "Use SequenceData."
+        what = f"{type(info).__name__} has no recordings"
+        hint = "Use SequenceData."
         require(
             isinstance(info, SequenceInfo) and not info.shape.labels,
             "SequenceRegressor",
             what,
             hint=hint,
         )
-        vars(self)["info"], self.shape = info, info.shape
+        vars(self)["info"] = info
+        self.shape = info.shape
         self.shift_K, self.factor_K = map(torch.tensor, info.scaler.of_targets(self.shape.targets))
         self.scores = SequenceScores(
             len(info.recording_names), info.targets, self.factor_K.tolist()
@@ -226,7 +228,8 @@ class SequenceRegressor(Task):
     def _begin(self, batch: FlatBatch, split: str) -> None:
         carried = self.network.carried if self.model.training else self.network.carried_of_others
         if carried is not None:
-            rows, recording = batch.rows.numpy(), self.info.recording_of_rows(split)
+            rows = batch.rows.numpy()
+            recording = self.info.recording_of_rows(split)
             carried.begin(batch, (rows == 0) | (recording[rows] != recording[rows - 1]))
 
     def _real(self, outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
@@ -273,7 +276,9 @@ class Augment:
     """Changes the inputs of a batch at random."""
 
     def __init__(self, info: SequenceInfo) -> None:
-        self.shape, config, ones = info.shape, info.config, dict.fromkeys(info.columns, 1.0)
+        self.shape = info.shape
+        config = info.config
+        ones = dict.fromkeys(info.columns, 1.0)
         factor = dict(zip(info.columns, info.scaler.factor, strict=True))
         self._sizes = [
             _scaled(config.low_pass, ones),

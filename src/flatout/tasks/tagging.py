@@ -50,17 +50,16 @@ class Tagger(Task):
     weights_C: Tensor | None
 
     def take_labels(self, labels: TagLabels) -> None:
-        self.labels, self.scores = labels, EntityScores(labels.types)
+        self.labels = labels
+        self.scores = EntityScores(labels.types)
         self._lost: dict[str, Any] = {}
         is_auto = self.config.class_weights is ClassWeights.auto
         weights = balanced(labels.counts) if is_auto else named(self.config.weights, labels.names)
         self.register_buffer("weights_C", weights, persistent=False)
 
     def take_info(self, info: Any) -> None:
-        what, hint = (
-            f"{type(info).__name__} has no tags",
-            "Use Classifier for classes and GramDecoder for bit strings.",
-        )
+        what = f"{type(info).__name__} has no tags"
+        hint = "Use Classifier for classes and GramDecoder for bit strings."
         require(isinstance(getattr(info, "labels", None), TagLabels), "Tagger", what, hint=hint)
         require_no_windows(self, info)
         needs_counts = self.config.class_weights is ClassWeights.auto
@@ -84,7 +83,8 @@ class Tagger(Task):
 
     def judge(self, batch: FlatBatch) -> Tensor:
         outputs, targets = _real(self.outputs(batch), batch)
-        answers, tags = outputs.argmax(-1).cpu().numpy(), targets.cpu().numpy()
+        answers = outputs.argmax(-1).cpu().numpy()
+        tags = targets.cpu().numpy()
         is_word = tags != NO_TAG
         ends = np.cumsum(batch.lengths[: batch.num_real].numpy())
         offsets = np.append(0, np.cumsum(is_word)[ends - 1])
@@ -185,7 +185,8 @@ class EntityScores:
             replace(given, stop=given.stop + (is_last & cut[given.row])).keys(), found.keys()
         )
         row_of_word = np.repeat(np.arange(len(rows)), np.diff(offsets))
-        none, width = len(self.types), len(self.types) + 1
+        none = len(self.types)
+        width = len(self.types) + 1
         counted = (
             (given.row, given.kind),
             (found.row, found.kind + width),
@@ -222,7 +223,9 @@ class EntityScores:
         columns = sums.unflatten(-1, (3, -1))
         given, found, right = columns[..., :-1].unbind(-2)
         _, right_words, words = columns[..., -1].unbind(-1)
-        all_given, all_found, all_right = given.sum(-1), found.sum(-1), right.sum(-1)
+        all_given = given.sum(-1)
+        all_found = found.sum(-1)
+        all_right = right.sum(-1)
         return {
             "f1": 2 * all_right / (all_given + all_found).clamp(min=1),
             "precision": all_right / all_found.clamp(min=1),

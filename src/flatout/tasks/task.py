@@ -80,7 +80,8 @@ class Task(L.LightningModule):
         self.model: nn.Module = model if self.is_built else nn.Identity()
         self.model_config = None if self.is_built else model
         self.config: Any = settings_of(self.settings, config)
-        self.optim, self.total_steps = settings_of(OptimConfig, optim), total_steps
+        self.optim = settings_of(OptimConfig, optim)
+        self.total_steps = total_steps
         self.results: dict[str, float] = {}  # metrics of the last validation or test, by plain name
         self.counted: Counted | None = None  # what `count_answers` has found
         self.average: WeightAverage | None = None
@@ -208,7 +209,8 @@ class Task(L.LightningModule):
             if not self.is_built or (
                 self.info is None and (self.needs_info or not hasattr(self, "labels"))
             ):
-                name, info = type(self).__name__, getattr(data, "info", None)
+                name = type(self).__name__
+                info = getattr(data, "info", None)
                 hint = (
                     f"Give the Trainer a datamodule, or pass {name}(network, labels=…) a network"
                     " that is built."
@@ -245,7 +247,9 @@ class Task(L.LightningModule):
     ) -> Any:
         """As of any module; weights of a network that is not built yet wait for it."""
         if not self.is_built:
-            self._kept_weights, state_dict, strict = dict(state_dict), {}, False
+            self._kept_weights = dict(state_dict)
+            state_dict = {}
+            strict = False
         return super().load_state_dict(state_dict, strict, assign)
 
     def prepare(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
@@ -255,7 +259,8 @@ class Task(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = self.optim.build(self.model, fused=self._may_fuse())
-        total = self.total_steps = int(self.total_steps or self.trainer.estimated_stepping_batches)
+        total = int(self.total_steps or self.trainer.estimated_stepping_batches)
+        self.total_steps = total
         schedule = StepSchedule(optimizer, lambda step: self.optim.lr_at(step, total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -27,7 +27,8 @@ from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import encode_part, open_source
 from flatout.errors import UserError
 
-FILES, ROWS = 6, 40
+FILES = 6
+ROWS = 40
 ODD = ["", "NA", "\u200bhidden", "a &amp; b", "same as ever", "Same as ever!", "x" * 50, "  "]
 
 
@@ -186,7 +187,8 @@ def test_a_survey_that_is_killed_goes_on_with_the_file_it_was_at(tmp_path, looke
     config = config_of(write_files(tmp_path / "rows"), tmp_path / "cache")
 
     def killed() -> None:
-        look, files = seen.Rules.look, iter(range(3))
+        look = seen.Rules.look
+        files = iter(range(3))
 
         def looking(*given: Any) -> Any:
             if next(files, None) is None:
@@ -207,10 +209,8 @@ def test_a_survey_that_is_killed_goes_on_with_the_file_it_was_at(tmp_path, looke
 
 
 def test_processes_that_survey_at_once_look_at_each_file_once(tmp_path):
-    config, notes = (
-        config_of(write_files(tmp_path / "rows"), tmp_path / "cache"),
-        tmp_path / "notes",
-    )
+    config = config_of(write_files(tmp_path / "rows"), tmp_path / "cache")
+    notes = tmp_path / "notes"
     notes.mkdir()
 
     def part(number: int) -> None:
@@ -264,7 +264,8 @@ def test_a_part_reads_its_own_files_alone_once_all_are_kept(tmp_path, monkeypatc
     monkeypatch.setattr(encoded_units, "UNIT_ROWS", 2 * ROWS)
     config = config_of(write_files(tmp_path / "rows"), tmp_path / "cache")
     encode_part(config, 1, 3)
-    read, blocks = list[str](), CsvTable._blocks
+    read = list[str]()
+    blocks = CsvTable._blocks
 
     def reading(table: CsvTable, *given: Any) -> Any:
         read.append(table.path.name)

@@ -23,10 +23,8 @@ def plainly(text: str) -> str:
 def records_of(given_rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     records = np.zeros(len(given_rows), RECORD)
     for number, (text, code, split) in enumerate(given_rows):
-        alike, exact = (
-            sorted({plainly(each) for each in TEXTS}).index(plainly(text)),
-            TEXTS.index(text),
-        )
+        alike = sorted({plainly(each) for each in TEXTS}).index(plainly(text))
+        exact = TEXTS.index(text)
         records[number] = (alike << 60 | 7, exact, 0, number, code, split)
     return records, records["code"].copy(), records["table"].copy()
 

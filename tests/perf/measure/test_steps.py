@@ -26,7 +26,8 @@ def parts(tmp_path_factory):
 @pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16])
 def test_steps_count_their_batches_rows_and_time_and_leave_the_weights(parts, precision):
     parts.plan.rows_per_batch, parts.plan.accumulate = 8, 2
-    task, feed = parts.task.train(), feed_of(parts, FeedKind.resident, parts.plan)
+    task = parts.task.train()
+    feed = feed_of(parts, FeedKind.resident, parts.plan)
     way = Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
     weights = {name: weight.clone() for name, weight in task.named_parameters()}
     steps = Steps(task, way, endless(feed), standing_optimizer(task.model, task), clip=0.5)
@@ -40,7 +41,8 @@ def test_steps_count_their_batches_rows_and_time_and_leave_the_weights(parts, pr
 
 
 def test_steps_for_a_while_leave_waiting_out_of_what_the_model_takes(parts):
-    task, feed = parts.task.train(), feed_of(parts, FeedKind.resident, parts.plan)
+    task = parts.task.train()
+    feed = feed_of(parts, FeedKind.resident, parts.plan)
     way = Way(
         feed=feed, precision=Precision.fp32, threads=torch.get_num_threads(), model=task.model
     )

@@ -86,7 +86,8 @@ def test_the_most_rows_that_fit_are_remembered_by_what_decides_them(tmp_path):
 
 
 def test_who_waits_for_another_says_so_and_goes_on(tmp_path):
-    store, said = AnswerStore(tmp_path), []
+    store = AnswerStore(tmp_path)
+    said = []
     with store.measuring("a", 0.0), AnswerStore(tmp_path).measuring("a", 0.05, said.append):
         pass
     assert said == ["tune: another process is measuring the same; waiting for its answers"]

@@ -47,7 +47,8 @@ class Machine:
         self.takes_s = self.facts.pop("takes_s", 0.0)
         self.compile_s = self.facts.pop("compile_s", 20.0)
         self.tried: list[Setting] = []
-        self.is_closed = self.is_afresh = False
+        self.is_closed = False
+        self.is_afresh = False
 
     def ask(self, what: str, latest: float, **asked: Any) -> Any:
         self.is_afresh, self.is_closed = self.is_closed, False

@@ -96,7 +96,9 @@ class Drawing(Dataset[Any]):
     """Rows with noise from every kind of generator, its own too."""
 
     def __init__(self, rows: int = 80) -> None:
-        self.rows, self.own, self.read = rows, np.random.default_rng(5), 0
+        self.rows = rows
+        self.own = np.random.default_rng(5)
+        self.read = 0
         self.table = torch.arange(100_000, dtype=torch.float32)
 
     def __len__(self) -> int:
@@ -151,10 +153,12 @@ def test_nothing_of_the_run_is_changed_to_the_bit(
     """
     if workers:  # the other case compiles
         monkeypatch.setattr(own_tries, "_COMPILES", 2.0)
-    states, notes = [], Notes()
+    states = []
+    notes = Notes()
     for callbacks in ([], [Verdict(seconds=60, log=notes)]):
         L.seed_everything(3, verbose=False)
-        module, data = Noisy(), Drawing()
+        module = Noisy()
+        data = Drawing()
         loader = DataLoader(
             data, 2, shuffle=True, generator=torch.Generator().manual_seed(1), num_workers=workers
         )
@@ -339,7 +343,8 @@ def test_what_does_not_compile_here_or_in_time_is_left_out_with_a_line(
     monkeypatch.setattr(own_tries, "_BACKEND", backend)
     notes = Notes()
     verdict = Verdict(seconds=seconds, log=notes)
-    before, left_s = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]
+    before = signal.getsignal(signal.SIGALRM)
+    left_s = signal.getitimer(signal.ITIMER_REAL)[0]
     trainer_of(tmp_path, verdict).fit(Small(), DataLoader(Rows(), 1))
     (line,) = (each for each in notes.lines if "torch.compile" in each)
     assert line.startswith("verdict: torch.compile was left out") and why in line
@@ -388,7 +393,8 @@ class TwoOptimizers(Small):
 
     def __init__(self) -> None:
         super().__init__()
-        self.automatic_optimization, self.other = False, torch.nn.Linear(3, 1)
+        self.automatic_optimization = False
+        self.other = torch.nn.Linear(3, 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         for optimizer, layer in zip(self.optimizers(), (self.layer, self.other), strict=True):
@@ -504,10 +510,8 @@ def test_a_run_of_five_steps_has_no_verdict_and_says_so(tmp_path):
 
 
 def test_a_barebones_trainer_and_a_second_verdict_get_one_sentence_each(tmp_path):
-    notes, bare = (
-        Notes(),
-        {"barebones": True, "max_epochs": 1, "accelerator": "cpu", "default_root_dir": tmp_path},
-    )
+    notes = Notes()
+    bare = {"barebones": True, "max_epochs": 1, "accelerator": "cpu", "default_root_dir": tmp_path}
     L.Trainer(callbacks=[Verdict(log=notes)], **bare).fit(Small(), DataLoader(Rows(), 1))
     assert notes.lines == ["verdict: none, the Trainer is barebones, and runs without clocks"]
     first, second = Verdict(seconds=0, log=Notes()), Verdict(seconds=0, log=Notes())
@@ -533,7 +537,8 @@ def test_a_trainer_that_somebody_else_built_gets_all_four_once(tmp_path):
 
 
 def test_a_timer_that_has_counted_trainings_before_says_nothing_of_them_to_the_verdict(tmp_path):
-    timer, verdict = StepTimer(), Verdict(seconds=0, log=Notes())
+    timer = StepTimer()
+    verdict = Verdict(seconds=0, log=Notes())
     files = ModelCheckpoint(tmp_path / "kept", save_last=True)
     slow = trainer_of(tmp_path, timer, verdict, files, enable_checkpointing=True)
     slow.fit(Small(forward=0.006), DataLoader(Rows(), 1), DataLoader(Rows(), 40))

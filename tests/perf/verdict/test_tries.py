@@ -102,7 +102,8 @@ def bits(output, *, verdict=True):
     data = BitsDataConfig(batch_size=8)
     data.sample.rows = 500
     monitor = MonitorConfig(verdict=verdict)
-    model, task = BitMLPConfig(widths=[24], dropout=0.2), GramsConfig(recombine=1.0, exposure=False)
+    model = BitMLPConfig(widths=[24], dropout=0.2)
+    task = GramsConfig(recombine=1.0, exposure=False)
     return fit(data, model, task=task, epochs=1, output=str(output), monitor=monitor)
 
 
@@ -165,7 +166,8 @@ def test_a_run_that_compiles_again_and_again_is_tried_uncompiled(tmp_path, long_
     # put back afterwards
     with torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256):
         trained = texts(tmp_path, callbacks={"plant": Recompiles()})
-    evidence, found = evidence_in(trained.folder), read_summary(trained.folder)["verdict"]
+    evidence = evidence_in(trained.folder)
+    found = read_summary(trained.folder)["verdict"]
     assert found["cause"] == "compile" and found["override"] == "compile=false"
     assert evidence.eager_ms is not None and 3 * evidence.eager_ms < evidence.model_ms
     without = evidence.total_ms / (evidence.total_ms - evidence.model_ms + evidence.eager_ms)

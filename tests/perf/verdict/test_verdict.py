@@ -342,7 +342,8 @@ def test_noise_in_what_was_tried_names_no_cause():
 def test_steps_that_nothing_interrupts_may_be_quicker_so_the_upper_bound_counts_them():
     slow = replace(spending(callbacks=27.1), callbacks={"mine": 27.0})
     calm, quicker = (findings(replace(slow, alone_ms=ms))[0].gain for ms in (26.0, 13.0))
-    total, left = slow.total_ms, slow.total_ms - 27.0
+    total = slow.total_ms
+    left = slow.total_ms - 27.0
     assert calm.low < total / left < calm.value < total / (left - 0.25 * 26.5) < calm.high
     assert quicker.high > calm.high * 1.2 and quicker.low == pytest.approx(calm.low, rel=0.05)
 

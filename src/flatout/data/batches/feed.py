@@ -31,7 +31,8 @@ from flatout.run_log import Choice
 
 # a change of a batch that differs in each epoch, such as dropping words
 Transform = Callable[[FlatBatch], FlatBatch]
-_ROWS_A_RUN, _RESIDENT_SHARE = 8192, 0.3
+_ROWS_A_RUN = 8192
+_RESIDENT_SHARE = 0.3
 
 
 def choose_feed(kind: FeedKind, num_bytes: int, device: torch.device) -> Choice[FeedKind]:
@@ -70,17 +71,24 @@ class Feed:
         keeps_position: bool = True,
     ) -> None:
         assert kind is not FeedKind.auto, "choose_feed decides first"
-        self.split, self.plan, self.kind = split, plan, kind
-        self.device, self.transform, self.workers = torch.device(device), transform, workers
+        self.split = split
+        self.plan = plan
+        self.kind = kind
+        self.device = torch.device(device)
+        self.transform = transform
+        self.workers = workers
         self.batches_a_run = batches_a_run  # most that are gathered at once
         self.keeps_position = keeps_position
         """False: each pass starts with the first batch, even after a pass that stopped early, as
         validation may."""
-        self.epoch = self.consumed = 0
+        self.epoch = 0
+        self.consumed = 0
         # what was waited for batches, and what of it for their way to the device
-        self.wait_s = self.transfer_s = 0.0
+        self.wait_s = 0.0
+        self.transfer_s = 0.0
         # Lightning asks every loader for these two, and calls `loader.sampler.set_epoch`.
-        self.sampler, self.batch_sampler = self, None
+        self.sampler = self
+        self.batch_sampler = None
         self._lengths = split.lengths(TOKENS)
         self._num_batches = (
             self._make_plan(0).num_batches if plan.is_stream else count_batches(self._lengths, plan)
@@ -97,7 +105,8 @@ class Feed:
     def set_epoch(self, epoch: int) -> None:
         """Start another epoch; the present one keeps its position."""
         if epoch != self.epoch:
-            self.epoch, self.consumed = epoch, 0
+            self.epoch = epoch
+            self.consumed = 0
 
     def afresh(self, *, shuffle: bool = False) -> Feed:
         """The rows of all ranks from the beginning, or in a random order, read without moving this

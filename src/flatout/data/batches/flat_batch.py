@@ -185,7 +185,8 @@ def rows_of_one_length(batch: FlatBatch) -> list[FlatBatch]:
 
 def piece_edges(lengths: NDArray[np.integer], count: int) -> list[int]:
     """Where to cut rows into `count` runs of about as many tokens, each with one row at least."""
-    ends, number = np.cumsum(lengths), np.arange(1, count)
+    ends = np.cumsum(lengths)
+    number = np.arange(1, count)
     inner = np.searchsorted(ends, ends[-1] * number / count) + 1 - number
     inner = np.clip(np.maximum.accumulate(inner), 0, len(lengths) - count) + number
     return [0, *inner.tolist(), len(lengths)]

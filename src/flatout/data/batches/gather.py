@@ -22,7 +22,8 @@ from flatout.data.batches.flat_batch import FlatBatch, on_device
 from flatout.data.batches.plan import BatchRows
 from flatout.data.store.store import Array, Ragged, StoreSplit
 
-TOKENS, TARGETS = "tokens", "targets"
+TOKENS = "tokens"
+TARGETS = "targets"
 _COPIED = ("tokens_T", "offsets_R", "targets", "target_offsets_R")
 
 
@@ -41,7 +42,8 @@ class FixedColumn:
     """A column of equally many values a row, such as packed bits, in any device's memory."""
 
     def __init__(self, values: Array, device: torch.device) -> None:
-        self.device, self.width = device, values.shape[1]
+        self.device = device
+        self.width = values.shape[1]
         self.lengths = np.broadcast_to(self.width, len(values))
         self.host = values if device.type == "cpu" else None
         self.values = torch.from_numpy(values).to(device)
@@ -62,7 +64,9 @@ class HostColumn:
     """
 
     def __init__(self, column: Ragged) -> None:
-        self.lengths, self.offsets, self.values = column.lengths, column.offsets, column.values
+        self.lengths = column.lengths
+        self.offsets = column.offsets
+        self.values = column.values
 
     def gather(self, rows: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Values of those rows one after the other, whole ones at least int32, and `[R+1]` where
@@ -88,7 +92,8 @@ class DeviceColumn:
     """A ragged column in a device's memory; its lengths stay on the host as well."""
 
     def __init__(self, column: Ragged, device: torch.device) -> None:
-        self.lengths, self.device = column.lengths, device
+        self.lengths = column.lengths
+        self.device = device
         # torch knows few operations on uint16: the same bits are held as int16 and widened when
         # gathered.
         self.is_narrow = column.values.dtype == np.uint16
@@ -140,7 +145,8 @@ class Gatherer:
     """Columns of one split on one device, and the way from row numbers to batches."""
 
     def __init__(self, split: StoreSplit, device: torch.device) -> None:
-        self.device, self.tokens = device, column_on(split.columns[TOKENS], device)
+        self.device = device
+        self.tokens = column_on(split.columns[TOKENS], device)
         targets = split.columns.get(TARGETS)
         self.ragged_targets = column_on(targets, device) if isinstance(targets, Ragged) else None
         self.targets = (
@@ -148,9 +154,12 @@ class Gatherer:
         )
 
     def run(self, batches: BatchRows) -> Run:
-        rows, lengths = batches.rows, self.tokens.lengths[batches.rows].astype(np.int64)
+        rows = batches.rows
+        lengths = self.tokens.lengths[batches.rows].astype(np.int64)
         tokens_T, offsets_R = self.tokens.gather(rows, lengths)
-        targets = target_offsets_R = target_bounds = None
+        targets = None
+        target_offsets_R = None
+        target_bounds = None
         if self.ragged_targets is not None:
             counts = self.ragged_targets.lengths[rows].astype(np.int64)
             targets, target_offsets_R = self.ragged_targets.gather(rows, counts)
@@ -206,12 +215,11 @@ def cut_run(run: Run) -> Iterator[FlatBatch]:
     batches at once.
     """
     batches = run.batches
-    bounds, sizes = batches.bounds, np.diff(batches.bounds)
+    bounds = batches.bounds
+    sizes = np.diff(batches.bounds)
     ends_R = np.append(0, np.cumsum(run.lengths_R.numpy()))
-    rows, lengths = (
-        torch.from_numpy(batches.rows).split(sizes.tolist()),
-        run.lengths_R.split(sizes.tolist()),
-    )
+    rows = torch.from_numpy(batches.rows).split(sizes.tolist())
+    lengths = run.lengths_R.split(sizes.tolist())
     tokens = run.tokens_T.split(np.diff(ends_R[bounds]).tolist())
     offsets = _offsets(run.offsets_R, bounds, ends_R[bounds])
     targets, target_offsets = _cut_targets(run, sizes)

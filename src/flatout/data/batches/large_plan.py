@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from flatout.data.batches.plan import BatchRows, Plan, PlanSettings, Rows, stream
 
-WINDOW_ROWS, RUN_ROWS = 1 << 24, 1 << 20
-_SAMPLED, _UNEVEN = 512, 0.6
+WINDOW_ROWS = 1 << 24
+RUN_ROWS = 1 << 20
+_SAMPLED = 512
+_UNEVEN = 0.6
 
 
 def is_large(num_rows: int, settings: PlanSettings) -> bool:
@@ -32,11 +34,9 @@ class LargePlan(Plan):
     def __init__(
         self, lengths: NDArray[np.integer], settings: PlanSettings, epoch: int = 0
     ) -> None:
-        self.settings, self.lengths, self.epoch = (
-            settings,
-            lengths,
-            0 if settings.repeats else epoch,
-        )
+        self.settings = settings
+        self.lengths = lengths
+        self.epoch = 0 if settings.repeats else epoch
         self._step_rows = settings.rows_per_batch * settings.parts
         self._window_steps = max(1, WINDOW_ROWS // self._step_rows)
         # The order of runs is drawn from a stream that no window's own order has.
@@ -44,7 +44,8 @@ class LargePlan(Plan):
             -(-len(lengths) // RUN_ROWS)
         )
         self._ends = np.cumsum(np.minimum(RUN_ROWS, len(lengths) - self._runs * RUN_ROWS))
-        self._number, self._window = -1, (np.empty(0, np.int64), Plan(lengths[:0], settings))
+        self._number = -1
+        self._window = (np.empty(0, np.int64), Plan(lengths[:0], settings))
 
     @property
     def num_steps(self) -> int:
@@ -56,7 +57,8 @@ class LargePlan(Plan):
         return rows[plan.rows_of_step(place)]
 
     def batches(self, start: int, stop: int) -> BatchRows:
-        length, found = self._window_steps * self.settings.accumulate, []
+        length = self._window_steps * self.settings.accumulate
+        found = []
         for number in range(start // length, -(-stop // length)):
             rows, plan = self._planned(number)
             part = plan.batches(
@@ -78,7 +80,8 @@ class LargePlan(Plan):
             self._window = (np.empty(0, np.int64), self._window[1])
             rows = self._rows(number * self._window_steps * self._step_rows)
             plan = Plan(self.lengths[rows], self.settings, self.epoch, window=number)
-            self._number, self._window = number, (rows, plan)
+            self._number = number
+            self._window = (rows, plan)
         return self._window
 
     def _rows(self, begin: int) -> Rows:

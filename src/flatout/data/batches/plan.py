@@ -128,10 +128,13 @@ class Plan:
         accumulate = self.settings.accumulate
         # Rows are dealt within whole steps alone, so the steps around the batches are made, and the
         # batches cut out.
-        first, last = start // accumulate, -(-stop // accumulate)
+        first = start // accumulate
+        last = -(-stop // accumulate)
         bounds = self.bounds[first : last + 1]
         rows = self.order[bounds[0] : bounds[-1]]
-        counts = real = sizes = np.diff(bounds)
+        sizes = np.diff(bounds)
+        counts = sizes
+        real = sizes
         wanted = slice(start - first * accumulate, stop - first * accumulate)
         if self.settings.parts > 1:
             rows, counts, real = _share(rows, sizes, self.lengths, self.settings)
@@ -254,7 +257,8 @@ def _padded_bounds(sorted_lengths: Ints, parts: int, cap: int) -> Rows:
     """
     # Each bound depends on the one before, so this loops over steps; halving keeps the work at a
     # step small.
-    bounds, total = [0], len(sorted_lengths)
+    bounds = [0]
+    total = len(sorted_lengths)
     while bounds[-1] < total:
         start = bounds[-1]
         # One row a part always fits (the cap holds the longest); more rows than the shortest allows
@@ -269,7 +273,8 @@ def _padded_bounds(sorted_lengths: Ints, parts: int, cap: int) -> Rows:
 
 def _sort_groups(order: Rows, bounds: Rows, lengths: Ints) -> None:
     """Sort the rows of each group in place, shortest first, ties as they stood."""
-    groups, above = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds)), int(lengths.max()) + 1
+    groups = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    above = int(lengths.max()) + 1
     # group and length in one number: one stable sort, twice as fast
     if above * len(bounds) < 2**63:
         groups *= above
@@ -386,7 +391,8 @@ class StreamPlan(Plan):
         # Recordings are shuffled, never their chunks: the order inside one is what a carried state
         # depends on.
         drawn = random.permutation(len(counts)) if settings.shuffle else np.arange(len(counts))
-        firsts, counts = firsts[drawn].astype(np.int64), counts[drawn]
+        firsts = firsts[drawn].astype(np.int64)
+        counts = counts[drawn]
         # Lanes are counted over all ranks, so that two ranks train on the recordings of one in the
         # same steps.
         lane = _deal(counts, settings.rows_per_batch * settings.world)
@@ -398,7 +404,8 @@ class StreamPlan(Plan):
         # the same on all ranks.
         order = np.lexsort((lanes, lengths[rows], slots)) if len(rows) else np.empty(0, np.int64)
         # A lane stays on its rank: the hidden state that is carried on lies in that rank's memory.
-        self.order, self._rank = rows[order], lanes[order] % settings.world
+        self.order = rows[order]
+        self._rank = lanes[order] % settings.world
         num_slots = int(slots.max()) + 1 if len(slots) else 0
         num_steps = -(-num_slots // settings.accumulate)
         # Batches beyond the last slot are empty ones that fill up the last step.
@@ -409,7 +416,8 @@ class StreamPlan(Plan):
         """Batches `start` to `stop` of this rank; one without a row of its own has a filler that
         does not count.
         """
-        numbers, found = np.arange(start, stop), [np.empty(0, np.int64)]
+        numbers = np.arange(start, stop)
+        found = [np.empty(0, np.int64)]
         real = np.zeros(stop - start, np.int64)
         for place, number in enumerate(numbers):
             whole = slice(self._slots[number], self._slots[number + 1])

@@ -48,7 +48,8 @@ class Characters:
 def read_characters(texts: pa.Array) -> Characters:
     """All of it, for a block of texts without nulls."""
     data, offsets = bytes_of(texts)
-    exact, is_letter = hash_bytes(data, offsets), _letters(data)
+    exact = hash_bytes(data, offsets)
+    is_letter = _letters(data)
     words = _count(_word_starts(data, is_letter, offsets), offsets)
     alike = _alike(data, offsets, is_letter, exact)
     if len(rows := _rows_with_other_capitals(data, offsets)):
@@ -60,7 +61,8 @@ def read_characters(texts: pa.Array) -> Characters:
 def word_hashes(texts: pa.Array) -> NDArray[np.uint64]:
     """A hash of every word and mark of some texts."""
     data, offsets = bytes_of(texts)
-    starts, is_ink = _word_starts(data, _letters(data), offsets), _ink(data)
+    starts = _word_starts(data, _letters(data), offsets)
+    is_ink = _ink(data)
     kept = np.compress(is_ink, data)
     return hash_bytes(kept, np.append(np.flatnonzero(np.compress(is_ink, starts)), len(kept)))
 
@@ -102,7 +104,8 @@ def _word_starts(data: Bytes, is_letter: Mask, offsets: NDArray[np.int64]) -> Ma
 
 
 def _count(mask: Mask, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    counts, filled = np.zeros(len(offsets) - 1, np.int64), np.diff(offsets) > 0
+    counts = np.zeros(len(offsets) - 1, np.int64)
+    filled = np.diff(offsets) > 0
     counts[filled] = np.add.reduceat(mask.view(np.uint8), offsets[:-1][filled], dtype=np.int32)
     return counts
 

@@ -107,7 +107,8 @@ def clean_block(
     cleaning: CleaningConfig | None = None,
 ) -> CleanBlock:
     """The rows of a block that are used; what happened to the others goes to `findings`."""
-    cleaning, labels = cleaning or CleaningConfig(), labels_of(block, roles)
+    cleaning = cleaning or CleaningConfig()
+    labels = labels_of(block, roles)
     texts, is_changed = read_texts(block, roles, rows, findings, escapes=cleaning.escapes)
     findings.rows_read += block.num_rows
     has_no_label = mask_of(is_missing(labels, problem))
@@ -127,7 +128,9 @@ def clean_block(
     used = ~has_no_label & ~has_no_text if drops_empty else ~has_no_label
     if not used.all():
         keep = pa.array(used)
-        texts, labels, rows = texts.filter(keep), labels.filter(keep), rows[used]
+        texts = texts.filter(keep)
+        labels = labels.filter(keep)
+        rows = rows[used]
     is_changed = (is_changed | has_no_text)[used]
     findings.rows_kept += len(rows)
     findings.rows_repaired += int(is_changed.sum())
@@ -145,7 +148,8 @@ def labels_of(block: pa.RecordBatch, roles: Roles) -> pa.Array:
 
 def _refuse(name: str, rows: NDArray[np.int64], what: str, findings: Findings) -> None:
     if len(rows):
-        place, where = findings.locate(int(rows[0]) + 1), f"data.clean.{name}"
+        place = findings.locate(int(rows[0]) + 1)
+        where = f"data.clean.{name}"
         hint = f"Fill it in, or keep the default of {where}."
         raise UserError(where, f"{findings.source} row {place}: {what}", hint=hint)
 

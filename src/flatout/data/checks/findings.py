@@ -87,7 +87,8 @@ class Findings:
         remarks = []
         for name, finding in self.found.items():
             # behind a blank stands the name of a split
-            kind, count = KINDS[name.partition(" ")[0]], finding.count
+            kind = KINDS[name.partition(" ")[0]]
+            count = finding.count
             rows = ", ".join(map(self.locate, finding.rows)) + (
                 ", …" if count > len(finding.rows) else ""
             )

@@ -32,10 +32,14 @@ from flatout.data.tables.table import (
 from flatout.errors import UserError, require
 
 Locate = Callable[[int], str]
-_CLASSES_NAMED, _SEEN_NAMED, _LONGEST_WHOLE = 6, 5, 18
+_CLASSES_NAMED = 6
+_SEEN_NAMED = 5
+_LONGEST_WHOLE = 18
 _NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
-_FEW_ROWS, _UNEVEN = 5, 50
-_IDS_FROM, _MOST_CLASSES = 50, 20_000
+_FEW_ROWS = 5
+_UNEVEN = 50
+_IDS_FROM = 50
+_MOST_CLASSES = 20_000
 _NAME = "Name the column of the labels: data.label=COLUMN."
 
 
@@ -63,10 +67,8 @@ def normalise_labels(
 
 def _names(labels: pa.Array, source: str) -> pa.Array:
     has_names = is_text(labels.type) or is_plain(labels.type) or pa.types.is_null(labels.type)
-    what, allowed = (
-        f"the labels of {source} are of type {labels.type}",
-        "texts, whole numbers, true and false",
-    )
+    what = f"the labels of {source} are of type {labels.type}"
+    allowed = "texts, whole numbers, true and false"
     require(has_names, "data.label", what, allowed=allowed)
     return as_texts(labels)
 
@@ -79,13 +81,12 @@ def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
         hint = "Set data.label_delimiter, for example data.label_delimiter='|'."
         require(bool(delimiter), "data.label", what, hint=hint)
         labels = pc.split_pattern(_names(labels, source), delimiter)
-    values, row = (
-        decoded(pc.list_flatten(labels)),
-        pc.list_parent_indices(labels).to_numpy(zero_copy_only=False),
-    )
+    values = decoded(pc.list_flatten(labels))
+    row = pc.list_parent_indices(labels).to_numpy(zero_copy_only=False)
     values = values if has_lists else pc.utf8_trim_whitespace(values)
     kept = ~mask_of(is_missing(values, Problem.single))
-    names, row = _names(values.filter(pa.array(kept)), source), row[kept]
+    names = _names(values.filter(pa.array(kept)), source)
+    row = row[kept]
     codes = pc.dictionary_encode(names).indices.to_numpy(zero_copy_only=False)
     _, first = np.unique(row * (len(names) + 1) + codes, return_index=True)
     first.sort()
@@ -129,13 +130,17 @@ class LabelCensus:
     def __init__(
         self, problem: Problem, *, merge: bool = False, max_classes: int | None = None
     ) -> None:
-        self.problem, self._merge, self._max_classes = problem, merge, max_classes
+        self.problem = problem
+        self._merge = merge
+        self._max_classes = max_classes
         self.counts: dict[str, Counter[str]] = {}  # rows of each class, by split
         self._codes: dict[str, int] = {}
         # labels of a row: one, or several where there may be more
         self._sets: dict[tuple[int, ...], int] = {}
         self._others: dict[str, str] = {}  # other ways of writing a class, and the one that is kept
-        self._number, self._mean, self._squares = 0, 0.0, 0.0
+        self._number = 0
+        self._mean = 0.0
+        self._squares = 0.0
 
     def code(self, labels: pa.Array) -> NDArray[np.int32]:
         """A number for each row's label, or set of labels: equal labels get equal numbers.
@@ -164,11 +169,9 @@ class LabelCensus:
 
     def settle(self, split: str, rows_by_code: NDArray[np.integer]) -> None:
         """Take in how many rows of a split have each number that `code` gave."""
-        counts, names, sets = (
-            self.counts.setdefault(split, Counter()),
-            list(self._codes),
-            list(self._sets),
-        )
+        counts = self.counts.setdefault(split, Counter())
+        names = list(self._codes)
+        sets = list(self._sets)
         for code in np.flatnonzero(rows_by_code):
             for label in sets[code]:
                 counts[self._others.get(names[label], names[label])] += int(rows_by_code[code])
@@ -206,7 +209,8 @@ class LabelCensus:
         """For each number of `code`, the class by which its rows are dealt out: the rarest, hardest
         to share.
         """
-        total, names = self._by_label(rows_by_code), list(self._codes)
+        total = self._by_label(rows_by_code)
+        names = list(self._codes)
         rank = {
             label: place
             for place, label in enumerate(sorted(range(len(names)), key=names.__getitem__))
@@ -300,7 +304,8 @@ class LabelCensus:
             return []
         train = self.counts.get("train", Counter[str]())
         remarks = [Remark(Level.note, source, _told(train))]
-        commonest, rarest = max(train.values(), default=0), min(train.values(), default=0)
+        commonest = max(train.values(), default=0)
+        rarest = min(train.values(), default=0)
         if few := {name: count for name, count in train.items() if count < _FEW_ROWS}:
             rare = counted(len(few), "class")
             what = f"{rare} with fewer than {_FEW_ROWS} training rows: {_few(few, with_rows=True)}"
@@ -351,16 +356,15 @@ class LabelCensus:
         return total
 
     def _numbered(self, names: pa.Array) -> NDArray[np.int32]:
-        found, codes = pc.dictionary_encode(names), self._codes
+        found = pc.dictionary_encode(names)
+        codes = self._codes
         of_found = [codes.setdefault(name, len(codes)) for name in found.dictionary.to_pylist()]
         return np.array(of_found or [0], np.int32)[found.indices.to_numpy(zero_copy_only=False)]
 
     def _code_sets(self, labels: pa.Array) -> NDArray[np.int32]:
         counts = pc.list_value_length(labels).to_numpy(zero_copy_only=False)
-        flat, row = (
-            self._numbered(pc.list_flatten(labels)),
-            np.repeat(np.arange(len(labels)), counts),
-        )
+        flat = self._numbered(pc.list_flatten(labels))
+        row = np.repeat(np.arange(len(labels)), counts)
         flat = flat[np.lexsort((flat, row))]  # one order of labels, so that one set has one number
         offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
         hashes = hash_bytes(flat.view(np.uint8), offsets.astype(np.int64) * flat.itemsize)

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.findings import Level, Remark, counted
 
-_LONGEST_BAR, _LONGEST_TOLD = 40, 1 << 16
-_FINE_SHARE, _MANY_UNKNOWN = 0.01, 0.1
+_LONGEST_BAR = 40
+_LONGEST_TOLD = 1 << 16
+_FINE_SHARE = 0.01
+_MANY_UNKNOWN = 0.1
 
 
 @dataclass(slots=True)
@@ -43,11 +45,9 @@ class Lengths:
         tokens, longest, there, counts = noted
         found = np.bincount(there, counts, minlength=len(self.counts)).astype(np.int64)
         found[: len(self.counts)] += self.counts
-        self.counts, self.tokens, self.longest = (
-            found,
-            self.tokens + tokens,
-            max(self.longest, longest),
-        )
+        self.counts = found
+        self.tokens = self.tokens + tokens
+        self.longest = max(self.longest, longest)
 
     @property
     def rows(self) -> int:
@@ -79,10 +79,8 @@ class Lengths:
         """What cutting at a length loses, and what would not; empty where nothing is cut."""
         if not (rows := self.cut_rows(longest)):
             return ""
-        tokens, of_rows = (
-            self.cut_tokens(longest),
-            f"{counted(rows, 'row')} ({rows / self.rows:.2%})",
-        )
+        tokens = self.cut_tokens(longest)
+        of_rows = f"{counted(rows, 'row')} ({rows / self.rows:.2%})"
         lost = (
             f"cut at {longest}: {of_rows}, {counted(tokens, 'token')} ({tokens / self.tokens:.2%})"
             " lost"

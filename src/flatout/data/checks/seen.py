@@ -40,8 +40,11 @@ from flatout.data.tables.table import (
 )
 from flatout.errors import require
 
-_THREADS, _WAITING, _ROWS_PER_BLOCK = 2, 4, 32_768
-_MADE_AS, _DAYS_KEPT = 1, 30
+_THREADS = 2
+_WAITING = 4
+_ROWS_PER_BLOCK = 32_768
+_MADE_AS = 1
+_DAYS_KEPT = 30
 _ROW = [
     ("alike", "u8"),
     ("exact", "u8"),
@@ -87,22 +90,19 @@ class Rules:
         how: dict[str, Any] = {"problem": self.problem, "delimiter": self.delimiter}
         how |= {"source": table.name, "locate": table.locate}
         # words may be numbers
-        has_words, cleaned = self.problem is Problem.tags, self._cleaned(table, findings)
+        has_words = self.problem is Problem.tags
+        cleaned = self._cleaned(table, findings)
         for (begin, block, clean), characters in ahead(
             cleaned, lambda each: read_characters(each[2].texts)
         ):
             labels = normalise_labels(clean.labels, clean.rows, **how)
             rows = np.zeros(len(clean.rows), ROW)
-            rows["alike"], rows["exact"], rows["words"] = (
-                characters.alike,
-                characters.exact,
-                characters.words,
-            )
-            rows["row"], rows["is_changed"], rows["code"] = (
-                clean.rows,
-                clean.is_changed,
-                census.code(labels),
-            )
+            rows["alike"] = characters.alike
+            rows["exact"] = characters.exact
+            rows["words"] = characters.words
+            rows["row"] = clean.rows
+            rows["is_changed"] = clean.is_changed
+            rows["code"] = census.code(labels)
             for number, oddity in enumerate(ODDITIES):
                 rows["odd"][characters.odd.get(oddity, [])] |= 1 << number
             if self.problem is Problem.regression:  # rows with other numbers differ
@@ -135,7 +135,8 @@ class Rules:
     def _add_groups(self, rows: NDArray[np.void], group: pa.Array) -> None:
         what = f"column {self.group!r} holds {group.type}"
         require(not pa.types.is_nested(group.type), "data.group", what, allowed="texts or numbers")
-        rows["group"], rows["is_alone"] = hash_texts(as_texts(group)), mask_of(group.is_null())
+        rows["group"] = hash_texts(as_texts(group))
+        rows["is_alone"] = mask_of(group.is_null())
 
 
 class KeptFiles:
@@ -148,13 +149,19 @@ class KeptFiles:
 
         `share`: which of so many processes this is; each begins with files of its own.
         """
-        self.kept, self.rules, self.read, self.prints, self.share = kept, rules, read, prints, share
+        self.kept = kept
+        self.rules = rules
+        self.read = read
+        self.prints = prints
+        self.share = share
 
     def look(
         self, table: ManyFiles, census: LabelCensus, findings: Findings, advance: Advance
     ) -> Iterator[Seen]:
         """As `Rules.look`, of the rows of several files."""
-        keys, files, begin = self._keys(table), table.tables, 0
+        keys = self._keys(table)
+        files = table.tables
+        begin = 0
 
         def store_of(place: int) -> Store:
             return self.kept.kept(
@@ -188,11 +195,10 @@ class KeptFiles:
         ]
 
     def _keep(self, file: Table, advance: Advance, writer: StoreWriter) -> None:
-        census, findings = LabelCensus(self.rules.problem), Findings(file.name, locate=file.locate)
-        into, blocks = (
-            writer.split("rows", {"bytes": Column("uint8", width=ROW.itemsize)}),
-            list[Any](),
-        )
+        census = LabelCensus(self.rules.problem)
+        findings = Findings(file.name, locate=file.locate)
+        into = writer.split("rows", {"bytes": Column("uint8", width=ROW.itemsize)})
+        blocks = list[Any]()
         for seen in self.rules.look(file, census, findings, advance):
             into.append(bytes=seen.rows.view(np.uint8).reshape(-1, ROW.itemsize))
             blocks.append((seen.num_rows, len(seen.rows), seen.has_words))
@@ -204,7 +210,9 @@ class KeptFiles:
         writer.facts |= {"rows_read": findings.rows_read, "found": found}
 
     def _blocks(self, store: Store, begin: int, codes: NDArray[np.int32]) -> Iterator[Seen]:
-        of_file, done, first = store.splits["rows"].fixed("bytes").reshape(-1).view(ROW), 0, begin
+        of_file = store.splits["rows"].fixed("bytes").reshape(-1).view(ROW)
+        done = 0
+        first = begin
         for num_rows, used, has_words in store.facts["blocks"]:
             rows = of_file[done : done + used].copy()
             rows["row"] += first

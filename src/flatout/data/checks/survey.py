@@ -60,13 +60,15 @@ class TextSurvey:
     ) -> None:
         """`cache`: where what single files tell is kept, if it is; `share`: see `KeptFiles`."""
         config = source.config
-        self.cache, self.share, self.reading = cache, share, asdict(config.read)
-        self.tables, self.roles, self.splitting = source.tables, source.roles, source.splitting
-        self.problem, self.label_delimiter, self.cleaning = (
-            config.problem,
-            config.label_delimiter,
-            config.clean,
-        )
+        self.cache = cache
+        self.share = share
+        self.reading = asdict(config.read)
+        self.tables = source.tables
+        self.roles = source.roles
+        self.splitting = source.splitting
+        self.problem = config.problem
+        self.label_delimiter = config.label_delimiter
+        self.cleaning = config.clean
         self.fates: dict[str, NDArray[np.int8]] = {}
         """For each table, each row's split (0, 1, 2), or -1 for a row that is dropped."""
         self.findings = {
@@ -124,7 +126,8 @@ class TextSurvey:
         self.fates[name], self._is_changed[name] = np.concatenate(fates), np.concatenate(changed)
 
     def _seen(self, name: str, advance: Callable[[int], None]) -> Iterator[Seen]:
-        table, is_train = self.tables[name], name == "train"
+        table = self.tables[name]
+        is_train = name == "train"
         group = self.splitting.group if is_train else None
         rules = Rules(
             self.roles, self.problem, self.label_delimiter, self.cleaning, group, is_train
@@ -141,22 +144,21 @@ class TextSurvey:
 
     def _take(self, name: str, seen: Seen, files: RecordFiles) -> Mask:
         """Leave a record of each row of a block; which rows stay."""
-        rows, kept = seen.rows, self._admitted(name, seen.rows)
+        rows = seen.rows
+        kept = self._admitted(name, seen.rows)
         records = np.empty(len(rows), RECORD)
         for column in ("alike", "exact", "row", "code"):
             records[column] = rows[column]
         # a row without a group is a group of its own
         alone = reseeded(rows["row"].astype(np.uint64), 1)
-        records["group"], records["table"] = (
-            np.where(rows["is_alone"], alone, rows["group"]),
-            SPLITS.index(name),
-        )
-        codes, words = (
-            rows["code"] if self.problem.has_classes else np.zeros(len(rows), np.int32),
-            rows["words"],
-        )
+        records["group"] = np.where(rows["is_alone"], alone, rows["group"])
+        records["table"] = SPLITS.index(name)
+        codes = rows["code"] if self.problem.has_classes else np.zeros(len(rows), np.int32)
+        words = rows["words"]
         if not kept.all():
-            codes, words, records = codes[kept], words[kept], records[kept]
+            codes = codes[kept]
+            words = words[kept]
+            records = records[kept]
         counts = np.bincount(codes, minlength=len(self._rows_by_code)).astype(np.int64)
         counts[: len(self._rows_by_code)] += self._rows_by_code
         self._rows_by_code = counts
@@ -169,12 +171,10 @@ class TextSurvey:
         """Which rows stay, as far as odd characters and decisions (`data.exclude`, `data.relabel`)
         go.
         """
-        findings, table, numbers, kept = (
-            self.findings[name],
-            self.tables[name],
-            rows["row"],
-            np.ones(len(rows), np.bool_),
-        )
+        findings = self.findings[name]
+        table = self.tables[name]
+        numbers = rows["row"]
+        kept = np.ones(len(rows), np.bool_)
         for number, oddity in enumerate(ODDITIES):
             if not len(places := np.flatnonzero(rows["odd"] & (1 << number))):
                 continue
@@ -234,7 +234,8 @@ class TextSurvey:
 
         Only rows of earlier splits ever are.
         """
-        is_train, dropped = splits == 0, np.zeros(len(records), np.bool_)
+        is_train = splits == 0
+        dropped = np.zeros(len(records), np.bool_)
         if self.problem.has_classes:
             dropped |= self._ruled(records, twins.conflict, "conflict", is_train)
         # which must not share a text; the first may lose it
@@ -277,7 +278,8 @@ class TextSurvey:
     def _refuse(self, records: Records, mask: Mask, name: str, other: str = "") -> None:
         if not mask.any():
             return
-        first, setting = records[mask][0], f"data.clean.{_RULES[name]}"
+        first = records[mask][0]
+        setting = f"data.clean.{_RULES[name]}"
         table = self.tables[SPLITS[first["table"]]]
         sentence = KINDS[name].sentence.format(other=other).removesuffix("kept").rstrip(" ,")
         what = f"{table.name} row {table.locate(int(first['row']) + 1)}: one of the rows {sentence}"

@@ -39,7 +39,8 @@ _KNOWN = re.compile(f"O|[{''.join(_LETTERS)}][-_].+", re.DOTALL)
 COLUMNS = ("text", "label")
 LISTS = ("tokens", "tags")  # the same as lists, for a later pass
 _BLANK = pa.scalar(" ", pa.large_string())
-_MOST_WORDS, _MOST_KINDS = 1 << 18, 1 << 10
+_MOST_WORDS = 1 << 18
+_MOST_KINDS = 1 << 10
 Scheme = StrEnum("Scheme", {"bio": "BIO", "iob1": "IOB1", "iobes": "IOBES", "bilou": "BILOU"})
 """How tags mark where an entity begins and ends."""
 
@@ -71,7 +72,8 @@ class TagCensus:
 
     def read(self, tags: pa.Array, rows: NDArray[np.int64], split: str) -> TagBlock:
         """Tags as numbers, counted, and where an entity begins, by type."""
-        block, counts = self.numbered(tags, rows), self.entities.setdefault(split, {})
+        block = self.numbered(tags, rows)
+        counts = self.entities.setdefault(split, {})
         self.tokens += len(block.types)
         starts = begins(block)
         self._has_inside_begins |= bool((starts & (block.letters == _INSIDE)).any())
@@ -140,7 +142,8 @@ def _follows_same_type(block: TagBlock) -> NDArray[np.bool_]:
 
 def misplaced(block: TagBlock, scheme: Scheme) -> NDArray[np.bool_]:
     """Tags that their scheme does not allow where they stand."""
-    begin, letters = begins(block), block.letters
+    begin = begins(block)
+    letters = block.letters
     if scheme is Scheme.iob1:
         return (letters == _BEGIN) & ~_follows_same_type(block)
     wrong = begin & ((letters == _INSIDE) | (letters == _END))
@@ -171,7 +174,10 @@ class TaggedTable(Table):
 
     def __init__(self, table: Table, roles: Roles, split: str, census: TagCensus) -> None:
         self.inner: Table = table
-        self.name, self.roles, self.split, self.census = table.name, roles, split, census
+        self.name = table.name
+        self.roles = roles
+        self.split = split
+        self.census = census
         self._misplaced: dict[Scheme, list[NDArray[np.int64]]] = {scheme: [] for scheme in Scheme}
         self._blank: list[NDArray[np.int64]] = []
 
@@ -182,7 +188,8 @@ class TaggedTable(Table):
         self, columns: Sequence[str], rows_per_block: int = 65_536
     ) -> Iterator[pa.RecordBatch]:
         for rows, block in self.inner.numbered(self.roles.columns, rows_per_block):
-            words, marks = self.roles.texts[0], self.roles.label
+            words = self.roles.texts[0]
+            marks = self.roles.label
             tokens = word_lists(block.column(words), name=words, table=self.name, key="data.text")
             tags = word_lists(block.column(marks), name=marks, table=self.name, key="data.label")
             self._require_pairs(tokens, tags, rows)
@@ -239,12 +246,11 @@ def word_lists(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array
     kind = column.type.value_type if is_list(column.type) else column.type
     texts = pa.list_(pa.large_string())
     if pa.types.is_null(kind):
-        column, kind = column.cast(texts), texts.value_type
+        column = column.cast(texts)
+        kind = texts.value_type
     hint = "Write tags by their names, not by numbers." if pa.types.is_integer(kind) else ""
-    is_right, what = (
-        is_list(column.type) and is_text(kind),
-        f"column {name!r} of {table} holds {column.type}",
-    )
+    is_right = is_list(column.type) and is_text(kind)
+    what = f"column {name!r} of {table} holds {column.type}"
     require(is_right, key, what, allowed="a list of texts in each row", hint=hint)
     lists = pc.fill_null(column.cast(texts), pa.scalar([], texts))
     # a null is a blank word
@@ -277,7 +283,8 @@ def find_entities(ids: NDArray[np.integer], offsets: NDArray[np.integer]) -> Ent
     letters = np.where(types == 0, _OUTSIDE, np.where(ids % 2 == 1, _BEGIN, _INSIDE))
     block = TagBlock(letters, types, np.asarray(offsets, np.int64))
     is_first = begins(block)
-    first, row = np.flatnonzero(is_first), block.row_of()[is_first]
+    first = np.flatnonzero(is_first)
+    row = block.row_of()[is_first]
     # An entity runs until the next word that does not continue it.
     breaks = np.append(np.flatnonzero(is_first | (types == 0)), len(ids))
     length = breaks[np.searchsorted(breaks, first, side="right")] - first

@@ -37,8 +37,10 @@ RECORD = np.dtype(
     ],
     align=True,
 )  # a row: hashes of its letters, its text and its group; its number, its label's number, its table
-_PARTS, _PART_BITS = 64, 6
-_HELD_BYTES, _WAITING = 1 << 20, 4
+_PARTS = 64
+_PART_BITS = 6
+_HELD_BYTES = 1 << 20
+_WAITING = 4
 Records = NDArray[np.void]
 Mask = NDArray[np.bool_]
 # gives the records of one file their splits: 0, 1 or 2
@@ -158,9 +160,14 @@ def find_twins(records: Records, codes: NDArray[np.integer], splits: NDArray[np.
     repeated, alike, conflict = (np.zeros(len(records), np.bool_) for _ in range(3))
     exact_splits, alike_splits = own.copy(), own.copy()
     if len(rows := _with_company(records["alike"])):
-        few, few_codes, few_own = records[rows], codes[rows], own[rows]
+        few = records[rows]
+        few_codes = codes[rows]
+        few_own = own[rows]
         order = np.lexsort((few["row"], few["table"], few_codes, few["exact"], few["alike"]))
-        rows, few, few_codes, few_own = rows[order], few[order], few_codes[order], few_own[order]
+        rows = rows[order]
+        few = few[order]
+        few_codes = few_codes[order]
+        few_own = few_own[order]
         same_alike, same_exact = _starts(few["alike"]), _starts(few["alike"], few["exact"])
         alike_splits[rows] = _over_groups(np.bitwise_or, few_own, same_alike)
         exact_splits[rows] = _over_groups(np.bitwise_or, few_own, same_exact)

@@ -66,7 +66,9 @@ class CellsTable(Table):
     columns: Sequence[str] = COLUMNS
 
     def __init__(self, config: CellsConfig, split: str) -> None:
-        self.config, self.split, self.name = config, split, f"sample:cells/{split}"
+        self.config = config
+        self.split = split
+        self.name = f"sample:cells/{split}"
         self.num_cells = config.cells if split == "train" else max(2, config.cells // 4)
 
     def fingerprint(self) -> str:
@@ -129,7 +131,9 @@ def respond(
     """
     cycles, samples = current.shape
     temperature, voltage = np.empty(current.shape), np.empty(current.shape)
-    heat, slow, fast = ambient.copy(), np.zeros(cycles), np.zeros(cycles)
+    heat = ambient.copy()
+    slow = np.zeros(cycles)
+    fast = np.zeros(cycles)
     for place in range(samples):
         amps = current[:, place]
         ohms = resistance * np.exp(1500 * (1 / (heat + 273.15) - 1 / 298.15))

@@ -33,15 +33,22 @@ from flatout.data.tables.table import GeneratedTable
 from flatout.errors import LARGEST_SEED, setting
 
 GENERATOR_VERSION = 1
-_BLOCK, _LONGEST = 16_384, 34
-_COMMON_PER_TOPIC, _RARE_PER_TOPIC, _NUM_NAMES = 30, 250, 24_000
+_BLOCK = 16_384
+_LONGEST = 34
+_COMMON_PER_TOPIC = 30
+_RARE_PER_TOPIC = 250
+_NUM_NAMES = 24_000
 
 _WRITTEN = tomllib.loads(Path(__file__).with_name("headlines.toml").read_text(encoding="utf-8"))
-_TOPICS, _COMMON, _SYLLABLES = _WRITTEN["topics"], _WRITTEN["common"].split(), _WRITTEN["syllables"]
+_TOPICS = _WRITTEN["topics"]
+_COMMON = _WRITTEN["common"].split()
+_SYLLABLES = _WRITTEN["syllables"]
 _CLOSINGS = pa.array(["", "?", "!", " ..."])
 _OPENINGS = pa.array(["", "", *(f"{number} " for number in range(2, 100))])
 Numbers = NDArray[np.int64]
-_NUM_TEMPLATES, _NAME_SHARE, _MOST_OWN = 40, 0.24, 4
+_NUM_TEMPLATES = 40
+_NAME_SHARE = 0.24
+_MOST_OWN = 4
 _TEMPLATES = (
     np.random.Generator(np.random.Philox(key=[2011, 1])).random((_NUM_TEMPLATES, _LONGEST))
     < _NAME_SHARE
@@ -66,7 +73,8 @@ class HeadlinesTable(GeneratedTable):
     """One split of the built-in headlines; `topic` is the label before the noise."""
 
     name = "sample:headlines"
-    made_as, block_rows = f"headlines {GENERATOR_VERSION}", _BLOCK
+    made_as = f"headlines {GENERATOR_VERSION}"
+    block_rows = _BLOCK
     columns: Sequence[str] = ("text", "label", "topic")
 
     def _block(self, random: np.random.Generator, columns: Sequence[str]) -> Mapping[str, pa.Array]:
@@ -113,7 +121,8 @@ def _word_ids(
     own = np.minimum(random.integers(2, _MOST_OWN + 1, _BLOCK), lengths - 1)[:, None]
     stray = random.random(_BLOCK)[:, None] < 0.25
     nth = np.arange(_MOST_OWN + 1)
-    is_own, is_stray = nth < own, (nth == own) & stray
+    is_own = nth < own
+    is_stray = (nth == own) & stray
     topic_from, per_topic = names_from + _NUM_NAMES, _COMMON_PER_TOPIC + _RARE_PER_TOPIC
     for chosen, shift in ((is_own, 0), (is_stray, 1)):
         own_topics = np.repeat(topics, chosen.sum(axis=1))
@@ -132,7 +141,8 @@ def _random_places(random: np.random.Generator, is_word: NDArray[np.bool_], coun
     """
     keys = np.full(is_word.shape, 2.0)
     keys[is_word] = random.random(np.count_nonzero(is_word))
-    rows, places = np.arange(len(keys)), np.empty((len(keys), count), dtype=np.int64)
+    rows = np.arange(len(keys))
+    places = np.empty((len(keys), count), dtype=np.int64)
     for nth in range(count):  # a few searches for the least cost a fraction of sorting
         places[:, nth] = keys.argmin(axis=1)
         keys[rows, places[:, nth]] = 2.0

@@ -32,20 +32,35 @@ MOODS = ("negative", "neutral", "positive")
 ENTITY_TYPES = ("person", "place", "group", "work")
 TAGS = ("O", *(f"{mark}-{kind}" for kind in ENTITY_TYPES for mark in "BI"))
 _BLOCK = 4_096
-_TWEETS_WORDS_KEY, _TAGGED_WORDS_KEY = 2013, 2017
+_TWEETS_WORDS_KEY = 2013
+_TAGGED_WORDS_KEY = 2017
 _NO_WORD = -1  # an empty place of a phrase; slots are numbered down from -2
 
 _MOOD_SHARES = (0.2, 0.44, 0.36)
-_ASKED_SHARE, _BUT_SHARE, _THOUGH_SHARE = 0.45, 0.22, 0.18
+_ASKED_SHARE = 0.45
+_BUT_SHARE = 0.22
+_THOUGH_SHARE = 0.18
 _FILLER_SHARES = (0.85, 0.5, 0.25)
-_EMOJI_SHARE, _FITTING_EMOJI_SHARE = 0.35, 0.6
-_STRETCH_SHARE, _LOUD_WORD_SHARE, _LOUD_TEXT_SHARE, _CAPITAL_SHARE = 0.07, 0.04, 0.03, 0.6
-_NUM_THINGS, _NUM_SLANG, _NUM_HASHTAGS = 3_000, 50, 400
+_EMOJI_SHARE = 0.35
+_FITTING_EMOJI_SHARE = 0.6
+_STRETCH_SHARE = 0.07
+_LOUD_WORD_SHARE = 0.04
+_LOUD_TEXT_SHARE = 0.03
+_CAPITAL_SHARE = 0.6
+_NUM_THINGS = 3_000
+_NUM_SLANG = 50
+_NUM_HASHTAGS = 400
 
-_LONGEST_NAME, _NAMES_PER_POOL, _NUM_GIVEN = 4, 200, 120
+_LONGEST_NAME = 4
+_NAMES_PER_POOL = 200
+_NUM_GIVEN = 120
 _TYPE_SHARES = (0.36, 0.26, 0.21, 0.17)
-_FIRST_NAME_SHARE, _SECOND_NAME_SHARE, _TAGGED_FILLER_SHARES = 0.75, 0.35, (0.5, 0.5, 0.5)
-_AMBIGUOUS_SHARE, _UNSEEN_SHARE, _LOWERCASE_SHARE = 0.25, 0.5, 0.25
+_FIRST_NAME_SHARE = 0.75
+_SECOND_NAME_SHARE = 0.35
+_TAGGED_FILLER_SHARES = (0.5, 0.5, 0.5)
+_AMBIGUOUS_SHARE = 0.25
+_UNSEEN_SHARE = 0.5
+_LOWERCASE_SHARE = 0.25
 _TAIL = {"thing": 1.0, "tag": 0.8, "good": 0.6, "bad": 0.6, "name": 0.5}
 _OTHER_TAIL = 0.3
 
@@ -55,7 +70,8 @@ _THINGS, _GOOD, _BAD, _VERY, _TIMES = (
 )
 _EMOJI = {mood: emoji.split() for mood, emoji in _WRITTEN["emoji"].items()}
 _SHARED_KINDS = {kind: _WRITTEN[f"{kind}s"] for kind in ("filler", "opening", "mark", "ending")}
-_SYLLABLES, _UNCHANGED = _WRITTEN["syllables"], r"^(@|#|http|RT$)"
+_SYLLABLES = _WRITTEN["syllables"]
+_UNCHANGED = r"^(@|#|http|RT$)"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -88,7 +104,8 @@ class TweetsTable(GeneratedTable):
     """One split of the built-in tweets; `topic` is the label before the noise."""
 
     name = "sample:tweets"
-    made_as, block_rows = f"{name} {GENERATOR_VERSION}", _BLOCK
+    made_as = f"{name} {GENERATOR_VERSION}"
+    block_rows = _BLOCK
     columns: Sequence[str] = ("text", "label", "topic")
 
     def _block(self, random: np.random.Generator, columns: Sequence[str]) -> Mapping[str, pa.Array]:
@@ -105,7 +122,8 @@ class TaggedTweetsTable(GeneratedTable):
     """One split of the built-in tagged tweets; `clean_tags` are the tags before the noise."""
 
     name = "sample:tagged-tweets"
-    made_as, block_rows = f"{name} {GENERATOR_VERSION}", _BLOCK
+    made_as = f"{name} {GENERATOR_VERSION}"
+    block_rows = _BLOCK
     columns: Sequence[str] = ("tokens", "tags", "clean_tags")
 
     def _block(self, random: np.random.Generator, columns: Sequence[str]) -> Mapping[str, pa.Array]:
@@ -126,7 +144,8 @@ class TaggedTweetsTable(GeneratedTable):
             for to_fill, of_types in ((tags, noisy), (clean_tags, types)):
                 to_fill[at] = 1 + 2 * of_types[used] + (nth > 0)
         _stress_texts(random, ids, phrases.num_words)
-        tag_names, is_used = pa.array(TAGS, pa.large_string()), ids >= 0
+        tag_names = pa.array(TAGS, pa.large_string())
+        is_used = ids >= 0
         made = {"tokens": phrases.words.take(pa.array(ids[is_used]))}
         made |= {
             name: tag_names.take(pa.array(t[is_used]))
@@ -170,7 +189,8 @@ class _Phrases:
             [row + [_NO_WORD] * (longest - len(row)) for row in placed], np.int32
         )
         """Phrases by places."""
-        self.words, self.num_words = _all_ways(words), len(words)
+        self.words = _all_ways(words)
+        self.num_words = len(words)
         # of each kind: how many phrases it has
         self.sizes = np.array([len(phrases) for phrases in written.values()])
         self.kinds = {kind: number for number, kind in enumerate(written)}

@@ -44,7 +44,9 @@ class RecordingRules:
     @classmethod
     def of(cls, config: SequenceDataConfig) -> RecordingRules:
         """Features are read, then targets; labels are no column of a recording."""
-        targets, label, group = config.targets, config.label, list(config.group or [])
+        targets = config.targets
+        label = config.label
+        group = list(config.group or [])
         columns = [name for name in config.features or [] if name not in targets] + (
             [] if label else targets
         )

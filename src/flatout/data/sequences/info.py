@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from flatout.data.sequences.views import Segments
 
 ROWS_A_BLOCK = 1 << 16
-_OTHER_UNIT, _MANY_SAMPLES = 10.0, 1000
+_OTHER_UNIT = 10.0
+_MANY_SAMPLES = 1000
 """From this ratio of root mean squares on another unit is suspected; fewer samples may lie where a
 column is small."""
 
@@ -60,9 +61,11 @@ class Scaler:
         count = moments["count"]
         if kind == "none":
             return cls([0.0] * len(count), [1.0] * len(count))
-        shift, factor = moments["mean"], np.sqrt(moments["squares"] / count)
+        shift = moments["mean"]
+        factor = np.sqrt(moments["squares"] / count)
         if kind == "minmax":
-            shift, factor = moments["least"], moments["most"] - moments["least"]
+            shift = moments["least"]
+            factor = moments["most"] - moments["least"]
         return cls(shift.tolist(), np.where(factor > 0, factor, 1.0).tolist())
 
     def scale(self, values: NDArray[Any]) -> NDArray[np.float32]:
@@ -135,7 +138,8 @@ class SequenceInfo(DataInfo):
         """The classes or the number of a recording, for data.problem=label."""
         facts = self.facts
         problem = Problem.single if facts["classes"] else Problem.regression
-        classes, rows = facts["classes"] or self.targets, facts["splits"]["train"]["recordings"]
+        classes = facts["classes"] or self.targets
+        rows = facts["splits"]["train"]["recordings"]
         return Labels(
             problem,
             classes,
@@ -148,7 +152,9 @@ class SequenceInfo(DataInfo):
     @property
     def shape(self) -> SequenceShape:
         """Sizes of a network for these recordings."""
-        config, columns, targets = self.config, len(self.columns), len(self.targets)
+        config = self.config
+        columns = len(self.columns)
+        targets = len(self.targets)
         if config.problem is SequenceProblem.label:
             return SequenceShape(columns, 0, labels=len(self.labels.classes))
         if config.problem is SequenceProblem.forecast:
@@ -174,7 +180,8 @@ class SequenceInfo(DataInfo):
         return self.store.splits[split].fixed("recording")
 
     def summary(self) -> dict[str, Any]:
-        splits, lengths = self.facts["splits"], self.rows_of("train").lengths
+        splits = self.facts["splits"]
+        lengths = self.rows_of("train").lengths
         return {
             "rows": {
                 name: view.num_rows for name, view in self.store.splits.items() if name in splits

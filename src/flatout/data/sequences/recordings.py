@@ -108,14 +108,12 @@ def read_recordings(
 
 def _parted(file: Table, rules: RecordingRules) -> Iterator[Recording]:
     """The recordings of a file as they are written, in the order in which they begin."""
-    groups, values, times, labels, codes, is_dated = (
-        GroupNumbers(rules.group),
-        [],
-        [],
-        [],
-        [],
-        False,
-    )
+    groups = GroupNumbers(rules.group)
+    values = []
+    times = []
+    labels = []
+    codes = []
+    is_dated = False
     for block, own_values, own_times, are_dates in read_blocks(file, rules):
         values.append(own_values)
         times.append(own_times)
@@ -201,7 +199,8 @@ def _require_rising(file: Table, recording: Recording, name: str) -> None:
     falls = np.flatnonzero(np.diff(recording.times) <= 0)
     if not falls.size:
         return
-    place, are_dates = int(falls[0]), recording.is_dated
+    place = int(falls[0])
+    are_dates = recording.is_dated
     moments = recording.times[place : place + 2].tolist()
     before, after = (
         str(np.datetime64(round(at * 1e3), "ms")) if are_dates else f"{at:.15g}" for at in moments
@@ -219,7 +218,8 @@ def _without_missing(
     lacking = is_missing.any(axis=1)
     if not lacking.any():
         return recording
-    columns, count = ", ".join(np.array(rules.columns)[is_missing.any(axis=0)]), int(lacking.sum())
+    columns = ", ".join(np.array(rules.columns)[is_missing.any(axis=0)])
+    count = int(lacking.sum())
     where = f"{'row' if count == 1 else 'rows'} {name_rows(recording.rows[lacking], file)}"
     what = f"{counted(count, 'row')} without {columns} ({where})"
     if rules.missing is Missing.refuse:
@@ -303,7 +303,8 @@ class ScratchValues:
 
     def __getitem__(self, rows: slice) -> Floats:
         start, stop, _ = rows.indices(len(self))
-        width, count = self.width, max(0, stop - start)
+        width = self.width
+        count = max(0, stop - start)
         read = np.fromfile(
             self.path, np.float64, count * width, offset=start * width * np.float64().itemsize
         )
@@ -320,7 +321,9 @@ class Scratch:
     # whole, which also reports what is wrong.
 
     def __init__(self, folder: Path, rules: RecordingRules, *, keeps_times: bool = False) -> None:
-        self.folder, self.rules, self.keeps_times = folder, rules, keeps_times
+        self.folder = folder
+        self.rules = rules
+        self.keeps_times = keeps_times
         self._found: dict[str, Recording | None] = {}
 
     def read(self, file: Table, notes: ReadingNotes) -> Recording | None:
@@ -339,7 +342,11 @@ class Scratch:
         """Write the numbers of a file to the scratch file; None where a value is missing or a time
         does not rise.
         """
-        rules, samples, steps, last, is_dated = self.rules, 0, [], None, False
+        rules = self.rules
+        samples = 0
+        steps = []
+        last = None
+        is_dated = False
         with written():
             output = path.open("wb")
         with output:
@@ -350,7 +357,8 @@ class Scratch:
                     path.unlink()
                     return None
                 steps += [float(np.median(apart))] if len(apart) else []
-                last, samples = times[-1:], samples + len(values)
+                last = times[-1:]
+                samples = samples + len(values)
                 numbers = np.column_stack([values, times]) if self.keeps_times else values
                 with written():
                     output.write(np.ascontiguousarray(numbers).data)

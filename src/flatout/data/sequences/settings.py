@@ -182,7 +182,8 @@ class SequenceDataConfig(FeedingConfig):
             self.time, self.group = self.time or "time_s", self.group or ["cell", "cycle"]
         self.group = [self.group] if isinstance(self.group, str) else self.group
         self.features = [self.features] if isinstance(self.features, str) else self.features
-        where, targets = "data.target", self.targets
+        where = "data.target"
+        targets = self.targets
         require(
             bool(targets),
             where,
@@ -288,10 +289,8 @@ class SequenceDataConfig(FeedingConfig):
             hint="Set data.problem=forecast.",
         )
         if self.problem is SequenceProblem.label:
-            is_whole, hint = (
-                self.lookback is None and self.chunk is None,
-                "Leave out data.lookback and data.chunk.",
-            )
+            is_whole = self.lookback is None and self.chunk is None
+            hint = "Leave out data.lookback and data.chunk."
             require(is_whole, "data.problem", "label reads whole recordings", hint=hint)
             what = "time cuts recordings, which have one label"
             require(self.split_by is not PartBy.time, "data.split_by", what, allowed="file, group")

@@ -54,7 +54,9 @@ class Splitter:
     def __init__(
         self, config: SequenceDataConfig, shares: tuple[float, float], num_files: int
     ) -> None:
-        self.config, self.shares, self.num_files = config, shares, num_files
+        self.config = config
+        self.shares = shares
+        self.num_files = num_files
         self.needed = 1 + sum(share > 0 for share in shares)
         self.how = ""  # in words, for the line that is printed
 
@@ -130,17 +132,16 @@ class Splitter:
         group = f"groups of {(self.config.group or [''])[0]}"
         kind = "files" if by is PartBy.file else group if by is PartBy.group else "recordings"
         self.how = f"whole {kind} taken by a hash of the name"
-        what, hint = (
-            f"{len(samples)} {kind} for {self.needed} splits",
-            "or give a file for each split.",
-        )
+        what = f"{len(samples)} {kind} for {self.needed} splits"
+        hint = "or give a file for each split."
         require(
             len(samples) >= self.needed,
             "data.split_by",
             what,
             hint=f"Set data.split_by=time, {hint}",
         )
-        hashes, rows = hash_texts(pa.array(list(samples))), np.array(list(samples.values()))
+        hashes = hash_texts(pa.array(list(samples)))
+        rows = np.array(list(samples.values()))
         shares = dict(zip(("validation_share", "test_share"), self.shares, strict=True))
         splits = split_groups(hashes, rows, **shares, seed=self.config.split_seed)
         return {name: SPLITS[split] for name, split in zip(samples, splits.tolist(), strict=True)}
@@ -161,7 +162,8 @@ class Splitter:
         return [Segment(split, number, first, stop) for split, first, stop in parts if first < stop]
 
 
-_LEAST_UNEXPLAINED, _ROUNDING = 1e-6, 1e-9
+_LEAST_UNEXPLAINED = 1e-6
+_ROUNDING = 1e-9
 """Share of a target's variance that a line through a feature leaves open; less is a copy in another
 unit."""
 
@@ -177,14 +179,17 @@ class Copies:
         self._places = [columns.index(name) for name in [*self._features, *self._targets]]
         size = len(self._places)
         self._origin: Floats | None = None
-        self._count, self._sums, self._products = 0, np.zeros(size), np.zeros((size, size))
+        self._count = 0
+        self._sums = np.zeros(size)
+        self._products = np.zeros((size, size))
         self._is_equal = np.ones((len(self._features), len(self._targets)), np.bool_)
 
     def add(self, values: Floats) -> None:
         """Take in a block of samples `[samples, columns]`."""
         if not self._is_equal.size or not len(values):
             return
-        chosen, features = values[:, self._places], len(self._features)
+        chosen = values[:, self._places]
+        features = len(self._features)
         for place, target in np.argwhere(self._is_equal).tolist():
             self._is_equal[place, target] = np.array_equal(
                 chosen[:, place], chosen[:, features + target]
@@ -203,7 +208,8 @@ class Copies:
         """
         if self._origin is None:
             return []
-        features, found = len(self._features), []
+        features = len(self._features)
+        found = []
         with np.errstate(all="ignore"):  # a column without spread has no line; NaN is no copy
             means = self._sums / self._count
             spreads = self._products / self._count - np.outer(means, means)
@@ -212,9 +218,11 @@ class Copies:
             is_line = (
                 (own > 0) & (other > 0) & (1 - both * both / (own * other) < _LEAST_UNEXPLAINED)
             )
-            factors, middles = np.where(own > 0, both / own, 1.0), (means + self._origin).tolist()
+            factors = np.where(own > 0, both / own, 1.0)
+            middles = (means + self._origin).tolist()
         for place, number in np.argwhere(self._is_equal | is_line).tolist():
-            factor, middle = float(factors[place, number]), middles[features + number]
+            factor = float(factors[place, number])
+            middle = middles[features + number]
             shift = middle - factor * middles[place]
             shift = 0.0 if abs(shift) < _ROUNDING * abs(middle) else shift
             is_equal = bool(self._is_equal[place, number])
@@ -222,9 +230,12 @@ class Copies:
         return sorted(found, key=lambda copy: not copy[2])
 
 
-_SAMPLES_A_RUN, _KEPT = 8, np.uint64(16)
-_LEAST_RUNS, _LEAST_SHARE = 4, 0.5
-_FACTOR, _SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)
+_SAMPLES_A_RUN = 8
+_KEPT = np.uint64(16)
+_LEAST_RUNS = 4
+_LEAST_SHARE = 0.5
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT = np.uint64(29)
 
 
 def find_overlaps(
@@ -233,8 +244,10 @@ def find_overlaps(
     """Recordings that share most of their runs with one of an earlier split, that one, and the
     share.
     """
-    found, of_runs = [], np.repeat(np.arange(len(runs)), list(map(len, runs)))
-    known, split_of_runs = np.concatenate(runs), np.array(splits)[of_runs]
+    found = []
+    of_runs = np.repeat(np.arange(len(runs)), list(map(len, runs)))
+    known = np.concatenate(runs)
+    split_of_runs = np.array(splits)[of_runs]
     for number in sorted(range(len(runs)), key=splits.__getitem__):
         if (count := len(runs[number])) < _LEAST_RUNS or splits[number] == min(splits):
             continue

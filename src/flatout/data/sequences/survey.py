@@ -70,14 +70,14 @@ class SequencePreparation:
             "no training recordings",
             hint="Set data.source or data.train.",
         )
-        self.rules, self.source = RecordingRules.of(config), self.tables["train"].name
+        self.rules = RecordingRules.of(config)
+        self.source = self.tables["train"].name
 
     def open(self) -> tuple[Store, CacheReport]:
-        config, cache = self.config, Cache(self.config.cache)
-        fingerprints, shares = (
-            fingerprints_of(self.tables, cache.folder),
-            config.taken_shares(self.tables),
-        )
+        config = self.config
+        cache = Cache(self.config.cache)
+        fingerprints = fingerprints_of(self.tables, cache.folder)
+        shares = config.taken_shares(self.tables)
         kind = "label" if config.problem is SequenceProblem.label else "values"
         recipe: Recipe = {
             "kind": f"sequences {kind} {_VERSION}",
@@ -172,7 +172,9 @@ class Survey:
     """Adds up recordings, then decides splits and scales."""
 
     def __init__(self, config: SequenceDataConfig, columns: list[str], splitter: Splitter) -> None:
-        self.config, self.columns, self.splitter = config, columns, splitter
+        self.config = config
+        self.columns = columns
+        self.splitter = splitter
         self.found: list[RecordingEntry] = []
         self.segments: list[Segment] = []
         self.scaler = Scaler([])
@@ -186,7 +188,9 @@ class Survey:
         )
 
     def add(self, split: str, recording: Recording) -> None:
-        values, digest, runs = recording.values, xxhash.xxh3_128(), []
+        values = recording.values
+        digest = xxhash.xxh3_128()
+        runs = []
         for block in blocks_of(values, ROWS_A_BLOCK):
             digest.update(np.ascontiguousarray(block).view(np.uint8).data)
             self._copies.add(block)
@@ -307,10 +311,8 @@ class Survey:
             require(
                 not broken, "data.target", what, hint="Write a number, or leave the recording out."
             )
-            known, is_label = (
-                set(self.numbers.tolist()),
-                self.config.problem is SequenceProblem.label,
-            )
+            known = set(self.numbers.tolist())
+            is_label = self.config.problem is SequenceProblem.label
             if is_label and len(known) < _FEW and all(each.is_integer() for each in known):
                 note = (
                     "labels: whole numbers are predicted as numbers; write them as texts (c0, c1)"
@@ -324,10 +326,8 @@ class Survey:
             key = "data.target" if name in self.config.targets else "data.features"
             what = f"{name!r} is constant in the training recordings ({least:g})"
             require(least != most, key, what, hint="Leave it out.")
-            what, hint = (
-                f"{name!r} reaches {max(-least, most):g}, its variance is not finite",
-                "Use another unit.",
-            )
+            what = f"{name!r} reaches {max(-least, most):g}, its variance is not finite"
+            hint = "Use another unit."
             require(math.isfinite(squares), key, what, hint=hint)
         for feature, target, is_equal, factor, shift in self._copies.find():
             what = f"{feature!r} has the values of the target {target!r} in all recordings"
@@ -376,7 +376,8 @@ def _moments_of(values: Any, first: int, stop: int) -> dict[str, Floats]:
         with np.errstate(over="ignore"):  # a variance that is not finite is refused later, by name
             mean = block.mean(axis=0)
             squares = ((block - mean) ** 2).sum(axis=0)
-        least, most = block.min(axis=0), block.max(axis=0)
+        least = block.min(axis=0)
+        most = block.max(axis=0)
         count = np.full_like(mean, len(block))
         parts.append(
             {"count": count, "mean": mean, "squares": squares, "least": least, "most": most}

@@ -16,7 +16,8 @@ from flatout.data.store.store import Array, Ragged, Store, StoreSplit
 from flatout.data.tables.splits import SPLITS
 from flatout.errors import require
 
-RECORDINGS, SEGMENTS = "recordings", "segments"
+RECORDINGS = "recordings"
+SEGMENTS = "segments"
 """Splits of the store on disk: the samples, and which of them belong to training, validation and
 test."""
 Places = NDArray[np.int64]
@@ -85,9 +86,11 @@ class Cut:
         """
         if self.lookback is None:
             first, stop = segments.first, segments.stop
-            step = size = self.chunk or int((stop - first).max(initial=1))
+            size = self.chunk or int((stop - first).max(initial=1))
+            step = size
         else:  # a window may begin before its recording, and is then cut there
-            size, step = self.lookback + self.horizon, self.stride
+            size = self.lookback + self.horizon
+            step = self.stride
             first, stop = segments.first - self.lookback, segments.stop - size + 1
             first = np.maximum(first, segments.start) if self.horizon else first + 1
         return first, np.maximum(0, -(-(stop - first) // step)), step, size
@@ -101,16 +104,18 @@ class Views(StoreSplit):
     def __init__(
         self, name: str, cut: Cut, segments: Segments, samples: Array, targets: Array | None
     ) -> None:
-        self.name, self.num_rows = name, cut.count(segments)
-        self._cut, self._segments, self._samples, self._targets = cut, segments, samples, targets
+        self.name = name
+        self.num_rows = cut.count(segments)
+        self._cut = cut
+        self._segments = segments
+        self._samples = samples
+        self._targets = targets
 
     @cached_property
     def columns(self) -> dict[str, Array | Ragged]:
         rows = self._cut.rows(self._segments)
-        tokens, recording = (
-            Ragged(self._samples, rows.start, rows.length),
-            rows.recording.astype(np.int32, copy=False),
-        )
+        tokens = Ragged(self._samples, rows.start, rows.length)
+        recording = rows.recording.astype(np.int32, copy=False)
         targets = {} if self._targets is None else {"targets": self._targets}
         return {"tokens": tokens, "recording": recording, **targets}
 
@@ -125,9 +130,13 @@ def open_views(store: Store, config: SequenceDataConfig) -> tuple[dict[str, Segm
     and what was found.
     """
     recordings, places = store.splits.pop(RECORDINGS), store.splits.pop(SEGMENTS)
-    ragged, width = recordings.ragged("values"), len(store.facts["columns"])
-    values, starts = ragged.values.reshape(-1, width), ragged.offsets // width
-    splits, found, notes = places.fixed("split"), {}, []
+    ragged = recordings.ragged("values")
+    width = len(store.facts["columns"])
+    values = ragged.values.reshape(-1, width)
+    starts = ragged.offsets // width
+    splits = places.fixed("split")
+    found = {}
+    notes = []
     for split in [each for each in SPLITS if each in store.facts["splits"]]:
         chosen = splits == SPLITS.index(split)
         recording = places.fixed("recording")[chosen]
@@ -179,7 +188,8 @@ def _describe_short(
 
 def _needed(config: SequenceDataConfig) -> tuple[int, str]:
     """Samples of a window and its forecast, and the settings that make them."""
-    lookback, keys = config.lookback or 1, f"data.lookback={config.lookback}"
+    lookback = config.lookback or 1
+    keys = f"data.lookback={config.lookback}"
     if config.problem is SequenceProblem.forecast:
         return lookback + config.horizon, f"{keys} and data.horizon={config.horizon}"
     return lookback, keys
@@ -188,8 +198,10 @@ def _needed(config: SequenceDataConfig) -> tuple[int, str]:
 def _require_length(
     config: SequenceDataConfig, split: str, rows: int, names: list[str], segments: Segments
 ) -> None:
-    (needed, keys), samples = _needed(config), segments.stop - segments.start
-    longest, hint = int(samples.argmax()), "Lower the number, or name longer recordings."
+    needed, keys = _needed(config)
+    samples = segments.stop - segments.start
+    longest = int(samples.argmax())
+    hint = "Lower the number, or name longer recordings."
     what = (
         f"{needed:,} samples are needed, the longest {split} recording has {samples[longest]:,}"
         f" ({names[longest]})"

@@ -87,10 +87,8 @@ def windows(
     else:
         named = {"target": target, "features": features, "known": known, "static": static}
         roles = {role: _listed(columns) for role, columns in named.items()}
-        columns, how = (
-            [name for names in roles.values() for name in names],
-            as_choice(Missing, missing, "missing"),
-        )
+        columns = [name for names in roles.values() for name in names]
+        how = as_choice(Missing, missing, "missing")
         rules = RecordingRules(
             columns=columns, time=time, group=_listed(group), max_gap=max_gap, missing=how
         )
@@ -120,7 +118,8 @@ class SeededOrder(RandomSampler):
 
     def __init__(self, windows: WindowBatches, seed: int) -> None:
         super().__init__(windows)
-        self.seed, self.epoch = seed, 0
+        self.seed = seed
+        self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -164,10 +163,8 @@ def gather_runs(values: Array, start_B: Places, length: int | NDArray[np.integer
         length = int(length[0])
     if isinstance(length, int):
         return torch.from_numpy(runs_of(values, length)[start_B])
-    column, longest = (
-        HostColumn(Ragged(values, start_B, length.astype(np.int32))),
-        int(length.max()),
-    )
+    column = HostColumn(Ragged(values, start_B, length.astype(np.int32)))
+    longest = int(length.max())
     flat, _ = column.gather(np.arange(len(start_B)), length.astype(np.int64))
     padded = flat.new_zeros((len(start_B), longest, *values.shape[1:]))
     padded[torch.from_numpy(np.arange(longest) < length[:, None])] = flat
@@ -193,7 +190,9 @@ class TableWindows(WindowBatches):
 
     def __init__(self, recordings: Iterator[Recording], roles: Roles, cut: Cut) -> None:
         ends = np.cumsum([len(roles[role]) for role in ("target", "features", "known")])
-        blocks, statics, lengths = [], [], {}
+        blocks = []
+        statics = []
+        lengths = {}
         for each in recordings:
             blocks.append(each.values[:, : ends[-1]].astype(np.float32))
             statics.append(_only_row(each, roles["static"], ends[-1]))
@@ -202,7 +201,9 @@ class TableWindows(WindowBatches):
         end = np.cumsum(list(lengths.values()))
         self.begin = np.append(0, end[:-1])
         self.start = cut.rows(Segments(self.begin, self.begin, end, np.arange(len(end)))).start
-        self.lookback, self.horizon, self.static = cut.lookback or 0, cut.horizon, np.stack(statics)
+        self.lookback = cut.lookback or 0
+        self.horizon = cut.horizon
+        self.static = np.stack(statics)
         self.values = _joined(blocks)
         self.target, self.known = self.values[:, : ends[0]], self.values[:, ends[1] :]
 
@@ -265,7 +266,8 @@ def _only_row(recording: Recording, names: list[str], first: int) -> NDArray[np.
 
 
 def _require_long_enough(lengths: dict[str, int], cut: Cut) -> None:
-    needed, longest = (cut.lookback or 0) + cut.horizon, max(lengths.values(), default=1)
+    needed = (cut.lookback or 0) + cut.horizon
+    longest = max(lengths.values(), default=1)
     keys = f"lookback={cut.lookback} and horizon={cut.horizon}"
     what = f"{needed:,} rows are needed, the longest group has {longest:,}"
     require(longest >= needed, keys, what, hint="Lower one of them, or pass longer groups.")
@@ -302,8 +304,12 @@ class ForecastingWindows(WindowBatches):
 
     def batch(self, numbers: NDArray[np.int64]) -> Any:
         """What `TimeSeriesDataSet._collate_fn` makes of the same windows."""
-        start, past, future = self.start[numbers], self.past[numbers], self.future[numbers]
-        columns, about, after = self.columns, self.about, start + past
+        start = self.start[numbers]
+        past = self.past[numbers]
+        future = self.future[numbers]
+        columns = self.columns
+        about = self.about
+        after = start + past
 
         def cut(values: NDArray[Any]) -> tuple[Tensor, Tensor]:
             return gather_runs(values, start, past), gather_runs(values, after, future)
@@ -317,7 +323,8 @@ class ForecastingWindows(WindowBatches):
         self._write_targets(reals, targets, scales, (past, future))
         sides = map(list, zip(*targets, strict=True))
         encoder_target, target = (side if about.multi_target else side[0] for side in sides)
-        first, weight = torch.from_numpy(columns["time"][start] + past), columns["weight"]
+        first = torch.from_numpy(columns["time"][start] + past)
+        weight = columns["weight"]
         x = {
             "encoder_cat": categoricals[0],
             "encoder_cont": reals[0],
@@ -396,15 +403,11 @@ def _read(source: Any, before: int) -> dict[str, Any]:
         for name in ("index_start", "index_end", "sequence_length")
     }
     rows = index["index_end"] - index["index_start"] + 1
-    what, is_whole = (
-        "some windows lack time steps, which it fills while it loads",
-        rows == index["sequence_length"],
-    )
+    what = "some windows lack time steps, which it fills while it loads"
+    is_whole = rows == index["sequence_length"]
     _require(bool(is_whole.all()), "allow_missing_timesteps", what, "Write a row for each step")
-    future, groups = (
-        source.calculate_decoder_length(found["time"][index["index_end"]], rows),
-        found["groups"],
-    )
+    future = source.calculate_decoder_length(found["time"][index["index_end"]], rows)
+    groups = found["groups"]
     begin = np.append(0, np.flatnonzero((groups[1:] != groups[:-1]).any(axis=1)) + 1)
     found |= {
         "begin": begin + before,

@@ -57,11 +57,13 @@ Build = Callable[[StoreWriter], None]
 VERIFIED = "verified"
 """The file in a store's folder that says when its bytes were checked, and what its files looked
 like then."""
-_SURVEYS, FETCHED = ".surveys", ".fetched"
+_SURVEYS = ".surveys"
+FETCHED = ".fetched"
 """The folders of what files tell, and of sources that lie elsewhere."""
 _REMOVED = ".removed-"
 _KEY = re.compile("[0-9a-f]{20}")
-_TRIES, _MOST_BOOTS = 3, 32
+_TRIES = 3
+_MOST_BOOTS = 32
 Identity = tuple[int, int, int]
 _ELSEWHERE = "Set data.cache=FOLDER."
 _DISK = "The disk or its memory may be failing; try another folder with data.cache=FOLDER."
@@ -403,7 +405,8 @@ def shards_of(entries: Iterable[CacheEntry]) -> set[str]:
 
 def _differences(before: Recipe, now: Recipe, prefix: str = "") -> Iterator[str]:
     for name in sorted(before.keys() | now.keys()):
-        old, new = before.get(name), now.get(name)
+        old = before.get(name)
+        new = now.get(name)
         if old == new:
             continue
         if isinstance(old, dict) and isinstance(new, dict):

@@ -20,8 +20,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-BUILDING, _PREFIX = ".building-", ".lock-"
-_LOOK_S, _PRINT_AFTER_S = 0.1, 1.0
+BUILDING = ".building-"
+_PREFIX = ".lock-"
+_LOOK_S = 0.1
+_PRINT_AFTER_S = 1.0
 
 
 def file_lock(path: Path, **settings: Any) -> FileLock:

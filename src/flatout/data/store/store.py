@@ -32,14 +32,16 @@ import xxhash
 from numpy.typing import NDArray
 
 SCHEMA = 2
-MANIFEST, MANIFEST_SUM = "manifest.json", "manifest.sum"
+MANIFEST = "manifest.json"
+MANIFEST_SUM = "manifest.sum"
 SHARDS = ".units"  # the folder beside a store that has its shards
 _SHARD_FILE = re.compile(rf"\.\./{re.escape(SHARDS)}/[0-9a-f]{{20}}/\w+/\w+\.bin")
 _DTYPES = ("uint8", "uint16", "int32", "int64", "float32")
 _PAGE = 1 << 16  # bytes; pages of any machine fit into it
 # Flags that Python has no names for: of memory that need not be there, as a store may be larger,
 # and at a given place.
-_NORESERVE, _FIXED = 0x4000 if sys.platform == "linux" else 0x40, 0x10
+_NORESERVE = 0x4000 if sys.platform == "linux" else 0x40
+_FIXED = 0x10
 Array = NDArray[Any]
 _map_file = ctypes.CDLL(None, use_errno=True).mmap  # Python's own cannot say where
 _map_file.restype = ctypes.c_void_p
@@ -100,7 +102,9 @@ class StoreSplit:
     """One split of an open store: its columns, mapped into memory."""
 
     def __init__(self, name: str, num_rows: int, columns: dict[str, Array | Ragged]) -> None:
-        self.name, self.num_rows, self._columns = name, num_rows, columns
+        self.name = name
+        self.num_rows = num_rows
+        self._columns = columns
 
     @property
     def columns(self) -> dict[str, Array | Ragged]:
@@ -171,10 +175,8 @@ class Store:
         return (self.folder / name).read_text(encoding="utf-8")
 
     def _open_split(self, name: str, described: dict[str, Any]) -> StoreSplit:
-        rows, specs = (
-            described["rows"],
-            {column: Column(**spec) for column, spec in described["columns"].items()},
-        )
+        rows = described["rows"]
+        specs = {column: Column(**spec) for column, spec in described["columns"].items()}
         columns = {
             column: self._open_column(f"{name}/{column}", spec, rows)
             for column, spec in specs.items()
@@ -198,10 +200,8 @@ class Store:
             return np.empty(0, dtype)
         num_bytes = files[-1][1] + sizes[-1]
         area = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
-        begin, rights = (
-            ctypes.addressof(ctypes.c_char.from_buffer(area)),
-            mmap.PROT_READ | mmap.PROT_WRITE,
-        )
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(area))
+        rights = mmap.PROT_READ | mmap.PROT_WRITE
         for (name, first), size in zip(files, sizes, strict=True):
             with (self.folder / name).open("rb") as file:
                 flags, place = mmap.MAP_PRIVATE | _NORESERVE | _FIXED, begin + first
@@ -249,7 +249,8 @@ def _require_sound(manifest: dict[str, Any]) -> None:
 
 
 def _is_sound(path: str, column: Column, rows: int, manifest: dict[str, Any]) -> bool:
-    size, files = np.dtype(column.dtype).itemsize, manifest["files"]
+    size = np.dtype(column.dtype).itemsize
+    files = manifest["files"]
     if column.dtype not in _DTYPES or not _is_count(column.width):
         return False
     if not column.ragged:
@@ -330,12 +331,15 @@ class SplitWriter:
         """`sharded`: the column whose values lie in shards, if one's do."""
         with written():
             (folder / name).mkdir()
-        self.name, self.columns, self.sharded = name, columns, sharded
+        self.name = name
+        self.columns = columns
+        self.sharded = sharded
         # their files, each with the byte that it is mapped from on
         self.shards: list[tuple[str, int]] = []
         self.shard_files: dict[str, Any] = {}
         # what was to be written, whether the disk has taken it or not
-        self.num_rows = self.num_bytes = 0
+        self.num_rows = 0
+        self.num_bytes = 0
         self._files: dict[str, _FileWriter] = {}
         self._totals = dict.fromkeys(columns, 0)
         self._begun = dict.fromkeys(columns, 0)  # values of a row that is not whole yet
@@ -385,8 +389,10 @@ class SplitWriter:
         there.
         """
         assert self.sharded is not None
-        path, tokens = f"{self.name}/{self.sharded}", shard.splits[self.name].ragged(self.sharded)
-        name, size = f"../{SHARDS}/{shard.folder.name}/{path}.bin", tokens.values.itemsize
+        path = f"{self.name}/{self.sharded}"
+        tokens = shard.splits[self.name].ragged(self.sharded)
+        name = f"../{SHARDS}/{shard.folder.name}/{path}.bin"
+        size = tokens.values.itemsize
         if len(tokens.values):
             first = -(-self._totals[self.sharded] * size // _PAGE) * _PAGE
             self.shards.append((name, first))
@@ -463,14 +469,10 @@ class StoreWriter:
         like) in it.
         """
         files = dict(self._texts)
-        splits, shards = (
-            {},
-            {
-                f"{split.name}/{split.sharded}": split.shards
-                for split in self._splits
-                if split.sharded
-            },
-        )
+        splits = {}
+        shards = {
+            f"{split.name}/{split.sharded}": split.shards for split in self._splits if split.sharded
+        }
         for split in self._splits:
             files |= split.close()
             columns = {name: asdict(column) for name, column in split.columns.items()}

@@ -84,7 +84,8 @@ def _fetch_folder(system: fs.FileSystem, path: str, local: Path) -> None:
 
 def _fetch_file(system: fs.FileSystem, info: fs.FileInfo, local: Path) -> None:
     """Copy a file unless the copy that is there was made of it as it is."""
-    note, state = local.with_name(f".{local.name}.fetched"), json.dumps([info.size, info.mtime_ns])
+    note = local.with_name(f".{local.name}.fetched")
+    state = json.dumps([info.size, info.mtime_ns])
     with suppress(OSError):
         if local.stat().st_size == info.size and note.read_text(encoding="utf-8") == state:
             return

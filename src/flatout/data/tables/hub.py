@@ -109,11 +109,13 @@ def _offline_where_nobody_answers() -> Iterator[None]:
     try:
         socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
     except OSError:
-        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+        constants.HF_HUB_OFFLINE = True
+        datasets.config.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
-        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = before
+        constants.HF_HUB_OFFLINE = before
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE
 
 
 def from_disk(folder: Path, where: str) -> Any:

@@ -44,11 +44,13 @@ def block_writer(
         f"cannot write {path.suffix or path.name}",
         allowed=", ".join(FORMATS),
     )
-    what, hint = f"no such folder: {path.parent}", "Make it first, or name another folder."
+    what = f"no such folder: {path.parent}"
+    hint = "Make it first, or name another folder."
     require(path.parent.is_dir(), "--out", what, hint=hint)
     if reads is not None and path.exists() and _is_among(path, Path(reads)):
         raise UserError("--out", f"{path} is a file that is read", hint="Name another file.")
-    beside, is_there = path.with_name(f".{path.name}-{secrets.token_hex(4)}"), path.exists()
+    beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    is_there = path.exists()
     try:
         with told(path):
             file = beside.open("wb")

@@ -37,7 +37,8 @@ def heads_noted(cache: Path, sources: Iterable[Any]) -> Iterator[None]:
         / NOTES
         / f"heads-{_digest([str(source) for source in sources if isinstance(source, str | Path)])}"
     )
-    noted, found = _read(note), Notes()
+    noted = _read(note)
+    found = Notes()
     outside = HEADS.set((noted, found))
     try:
         yield
@@ -89,7 +90,8 @@ def prints_of(table: Table, cache: Path) -> list[str]:
         return [part.fingerprint() for part in parts]
     names = [_digest([name for name, *_ in each or ()]) for each in entries]
     note = cache / NOTES / names[0]  # of the first file: one more behind it finds the others noted
-    noted, found = _read(note), dict[str, str]()
+    noted = _read(note)
+    found = dict[str, str]()
     for name, own in zip(names, entries, strict=True):
         if noted.get(name, [None])[0] == own:
             found[name] = str(noted[name][1])

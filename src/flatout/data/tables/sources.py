@@ -99,10 +99,8 @@ def files_in(given: str | Path, where: str) -> list[str]:
     forms = {format_of(file) for file in known} - {Format.json}
     if known:
         return [str(file) for file in known if len(forms) != 1 or format_of(file) in forms]
-    allowed, hint = (
-        "files of a format we read, or a folder of texts for each class",
-        f"Name a file: {where}=FILE.",
-    )
+    allowed = "files of a format we read, or a folder of texts for each class"
+    hint = f"Name a file: {where}=FILE."
     if where == "FILE":
         allowed, hint = (
             "files of a format we read",

@@ -96,7 +96,9 @@ def _sums_of_ones(lengths: NDArray[np.int64]) -> NDArray[np.uint64]:
     """What texts would add up to if every byte were one: so that a byte counts as itself and one,
     and zeros count.
     """
-    sums, scale, left = np.zeros(len(lengths), np.uint64), 1, lengths
+    sums = np.zeros(len(lengths), np.uint64)
+    scale = 1
+    left = lengths
     while left.any():
         sums += np.uint64(scale) * _OF_ONES[np.minimum(left, _WINDOW)]
         scale = scale * pow(_MULTIPLIER, _WINDOW, 1 << 64) & _ALL_BITS
@@ -114,7 +116,8 @@ def _add_bytes(
     starts = offsets[filled]
     for begin in range(int(offsets[0]), int(offsets[-1]), _WINDOW):
         end = min(begin + _WINDOW, int(offsets[-1]))
-        first, last = np.searchsorted(starts, begin, "right") - 1, np.searchsorted(starts, end)
+        first = np.searchsorted(starts, begin, "right") - 1
+        last = np.searchsorted(starts, end)
         places = np.maximum(starts[first:last] - begin, 0)
         terms = np.multiply(data[begin:end], _POWERS[: end - begin], dtype=np.uint64)
         found = np.add.reduceat(terms, places) * _INVERSES[places]
@@ -157,7 +160,8 @@ class Dealer:
 
     def __init__(self, num_classes: int, *, validation_share: float, test_share: float) -> None:
         self._seen = np.zeros(num_classes, np.int64)
-        self._test_share, self._taken_share = test_share, validation_share + test_share
+        self._test_share = test_share
+        self._taken_share = validation_share + test_share
 
     def deal(self, classes: NDArray[np.integer]) -> NDArray[np.int8]:
         """The split of each text, given its class."""

@@ -254,7 +254,8 @@ class ManyFiles(Table):
     """The rows of several files, one after the other; only the columns that all of them have."""
 
     def __init__(self, tables: Sequence[Table], name: str) -> None:
-        self.tables, self.name = list(tables), name
+        self.tables = list(tables)
+        self.name = name
         shared = set.intersection(*(set(table.columns) for table in tables))
         self.columns = [column for column in tables[0].columns if column in shared]
         self._starts = [0]  # rows before each file, as far as they have been read
@@ -286,7 +287,8 @@ class ManyFiles(Table):
         self._starts[number : number + 1] = [row]
 
     def pieces(self, num_rows: int, least: int) -> Iterator[tuple[range, Table]]:
-        starts, first = [*self._starts[: len(self.tables)], num_rows], 0
+        starts = [*self._starts[: len(self.tables)], num_rows]
+        first = 0
         for end in range(1, len(starts)):
             if starts[end] - starts[first] >= least or end == len(self.tables):
                 yield (

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 T = TypeVar("T")
-_ENCODER, _SETTINGS, _WEIGHTS = "encoder.json", "config.json", "model.safetensors"
+_ENCODER = "encoder.json"
+_SETTINGS = "config.json"
+_WEIGHTS = "model.safetensors"
 _NET = "net."  # what the names of weights begin with, before those of transformers
-_KEY, _MOST_CHARACTERS = "model.pretrained", 50_000_000
+_KEY = "model.pretrained"
+_MOST_CHARACTERS = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)

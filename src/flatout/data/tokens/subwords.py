@@ -46,7 +46,8 @@ from flatout.errors import UserError, require
 # stands between the two texts of a pair; a code that Unicode keeps from being a character of any
 # text
 PAIR = "\ufdd0"
-_NOTHING, _BEGINS = "?", "▁"
+_NOTHING = "?"
+_BEGINS = "▁"
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _ROWS_A_CALL = 4_096
 _ENDINGS = (".json", ".txt", ".jinja", ".model")  # of a tokenizer's files: all are data
@@ -89,7 +90,9 @@ class Subwords:
     def __init__(self, tokenizer: Tokenizer, frame: Frame, files: dict[str, str]) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self.tokenizer, self.frame, self.files = tokenizer, frame, files
+        self.tokenizer = tokenizer
+        self.frame = frame
+        self.files = files
         self.size: int = tokenizer.get_vocab_size()
 
     @classmethod
@@ -113,10 +116,8 @@ class Subwords:
             raise UserError(
                 where, f"{name} has no fast tokenizer", hint="Convert it to a tokenizer.json first."
             )
-        what, hint = (
-            f"{name} has no words: its tokenizer's files are missing",
-            "Set data.tokenizer=FOLDER.",
-        )
+        what = f"{name} has no words: its tokenizer's files are missing"
+        hint = "Set data.tokenizer=FOLDER."
         require(len(found) > len(found.all_special_ids), where, what, hint=hint)
         if words and "ByteLevel" in found.backend_tokenizer.to_str():
             # Pieces with a blank before them are other pieces: each word of a list has one, as in a
@@ -283,18 +284,22 @@ class Subwords:
         """Each text or window in a frame, or the first and the last tokens in one; a mark stays in
         one window.
         """
-        frame, (tokens, lengths) = self.frame, runs
+        frame = self.frame
+        tokens, lengths = runs
         if marks:  # as long, of zeros
             frame = replace(
                 frame, opening=[0] * len(frame.opening), closing=[0] * len(frame.closing)
             )
         kept = np.minimum(lengths, max(1, max_length - frame.size))
-        there, framed, rows = lengths, kept, kept + frame.size
+        there = lengths
+        framed = kept
+        rows = kept + frame.size
         if long.kind is not Long.cut:
             starts, sizes, text = long.pick(lengths, kept, frame.size)
             tokens = pieces_of(tokens, lengths, starts, sizes, text)
             tokens = tokens * long.answers_of(sizes, text) if marks else tokens
-            there = framed = sizes if long.window else kept
+            framed = sizes if long.window else kept
+            there = framed
             rows = np.bincount(text, sizes + frame.size, len(lengths)) if long.window else rows
         whole = _put_together([frame.opening, (tokens, there, framed), frame.closing], len(framed))
         block = EncodedBlock.of(whole, kept + frame.size, lengths + frame.size, frame.unknown)
@@ -302,7 +307,8 @@ class Subwords:
 
     def _framed_pairs(self, first: Runs, second: Runs, max_length: int) -> EncodedBlock:
         """The longer text of a pair is cut first."""
-        frame, added = self.frame, self.frame.size + len(self.frame.parting)
+        frame = self.frame
+        added = self.frame.size + len(self.frame.parting)
         room = max(2, max_length - added)
         cuts = np.minimum(first[1], np.maximum(room - second[1], (room + 1) // 2))
         more_cuts = np.minimum(second[1], room - cuts)

@@ -23,8 +23,12 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from flatout.errors import check_settings, setting
 
 # Characters of Unicode's private range, so that no word of a text can be taken for one of them.
-PADDING, UNKNOWN, SEPARATOR = "\ue000", "\ue001", "\ue002"
-UNKNOWN_ID, SEPARATOR_ID = 1, 2  # padding has the first
+PADDING = "\ue000"
+UNKNOWN = "\ue001"
+SEPARATOR = "\ue002"
+# padding has the first
+UNKNOWN_ID = 1
+SEPARATOR_ID = 2
 _SPECIAL = [PADDING, UNKNOWN, SEPARATOR]
 NUM_SPECIAL = len(_SPECIAL)
 Counts = NDArray[np.int64]
@@ -69,7 +73,8 @@ class EncodedBlock:
         cls, tokens: NDArray[np.int32], lengths: Counts, whole: Counts, unknown_id: int
     ) -> EncodedBlock:
         """Rows of so many tokens each, which had so many before they were cut."""
-        unknown, lost = int((tokens == unknown_id).sum()), np.maximum(whole - lengths, 0)
+        unknown = int((tokens == unknown_id).sum())
+        lost = np.maximum(whole - lengths, 0)
         return cls(
             tokens, lengths.astype(np.int32), unknown, int((lost > 0).sum()), int(lost.sum()), whole
         )
@@ -123,10 +128,8 @@ class Vocabulary:
         encodings = self.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
         runs = [np.array([*encoding.ids, SEPARATOR_ID], np.int32) for encoding in encodings]
         ids = np.concatenate([*runs, np.empty(0, np.int32)])
-        tokens, lengths = (
-            ids[ids != SEPARATOR_ID],
-            np.diff(np.flatnonzero(ids == SEPARATOR_ID), prepend=-1) - 1,
-        )
+        tokens = ids[ids != SEPARATOR_ID]
+        lengths = np.diff(np.flatnonzero(ids == SEPARATOR_ID), prepend=-1) - 1
         cut = np.minimum(lengths, max_length)
         if (cut < lengths).any():
             place = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)

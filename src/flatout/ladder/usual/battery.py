@@ -37,7 +37,9 @@ class UsualLSTM(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, sizes: Any, keeps_state: bool) -> None:
         super().__init__()
-        self.layers, self.hidden, self.keeps_state = sizes["layers"], sizes["hidden"], keeps_state
+        self.layers = sizes["layers"]
+        self.hidden = sizes["hidden"]
+        self.keeps_state = keeps_state
         self.lstm = nn.LSTM(inputs, self.hidden, self.layers, batch_first=True)
         self.output = nn.Linear(self.hidden, outputs)
         self.state: tuple[Tensor, Tensor] | None = None
@@ -60,7 +62,8 @@ class Program(UsualProgram):
         super().__init__(case, how)
         frame = pd.read_csv(case.rows("train"))
         names = [*case.reading["features"], *case.reading["targets"]]
-        self.shift, self.factor = frame[names].mean(), frame[names].std(ddof=0)
+        self.shift = frame[names].mean()
+        self.factor = frame[names].std(ddof=0)
         inputs, targets = self.windows("train")
         pinned = how.transfers == "async" and torch.cuda.is_available()
         self.loader: Any = DataLoader(
@@ -76,16 +79,17 @@ class Program(UsualProgram):
 
     def windows(self, split: str) -> tuple[Tensor, Tensor]:
         """`[N, L, F]` windows and `[N, K]` targets, scaled, copied out recording by recording."""
-        frame, reading = pd.read_csv(self.case.rows(split)), self.case.reading
+        frame = pd.read_csv(self.case.rows(split))
+        reading = self.case.reading
         for name in [*reading["features"], *reading["targets"]]:
             frame = frame.copy()
             frame[name] = (frame[name] - self.shift[name]) / self.factor[name]
-        inputs, targets, length = [], [], reading["lookback"]
+        inputs = []
+        targets = []
+        length = reading["lookback"]
         for _, part in frame.groupby("recording", sort=False):
-            features, answers = (
-                part[reading["features"]].to_numpy(),
-                part[reading["targets"]].to_numpy(),
-            )
+            features = part[reading["features"]].to_numpy()
+            answers = part[reading["targets"]].to_numpy()
             for end in range(length, len(part) + 1):
                 inputs.append(features[end - length : end])
                 targets.append(answers[end - 1])
@@ -94,7 +98,9 @@ class Program(UsualProgram):
         )
 
     def train_epoch(self, watch: Stopwatch) -> None:
-        how, total, worst = self.how, 0.0, 0.0
+        how = self.how
+        total = 0.0
+        worst = 0.0
         self.model.train()
         for number, batch in enumerate(watch.batches(self.loader), 1):
             inputs, targets = (

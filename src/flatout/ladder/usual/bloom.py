@@ -94,7 +94,8 @@ def prepare(case: Case, how: How, split: str) -> tuple[list[list[float]], list[l
         kept = torch.load(path, weights_only=True)
         return kept["bits"].float().tolist(), kept["labels"].float().tolist()
     frame = pd.read_csv(case.rows(split), dtype=str, keep_default_na=False)
-    texts, bits = join_fields(frame, case.reading["columns"]), read_bits(frame)
+    texts = join_fields(frame, case.reading["columns"])
+    bits = read_bits(frame)
     labels = labels_by_apply(texts) if how.labels == "apply" else labels_at_once(texts)
     if how.caching:
         kept = {
@@ -132,7 +133,10 @@ class Program(UsualProgram):
 
     def train_epoch(self, watch: Stopwatch) -> None:
         self.network.train()
-        how, total, rows, number = self.how, 0.0, 0, 0
+        how = self.how
+        total = 0.0
+        rows = 0
+        number = 0
         criterion = nn.BCEWithLogitsLoss()
         for number, batch in enumerate(watch.batches(self.loader), 1):
             bits, labels = (
@@ -159,7 +163,8 @@ class Program(UsualProgram):
     def test(self) -> dict[str, float]:
         """Dice at the threshold that is best on the validation rows."""
         self.network.eval()
-        metrics, values = GramMetrics(), {}
+        metrics = GramMetrics()
+        values = {}
         for split in ("validation", "test"):
             bits, labels = (torch.tensor(part) for part in prepare(self.case, self.how, split))
             metrics.reset()

@@ -161,7 +161,8 @@ class Program(UsualProgram):
         """Which rows each batch holds: drawn at random, and sorted by length inside of fifty
         batches.
         """
-        batch, shuffled = self.case.batch, torch.randperm(len(self.targets))
+        batch = self.case.batch
+        shuffled = torch.randperm(len(self.targets))
         if self.how.padding != "batch":
             return list(shuffled.split(batch))
         assert self.tokens is not None

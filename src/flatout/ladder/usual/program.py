@@ -60,14 +60,13 @@ class Stopwatch:
         if self.steps <= self.warm_steps:
             if self.steps == self.warm_steps:
                 wait_for_device()
-                self.spent, self._since = Taken(), time.perf_counter()
+                self.spent = Taken()
+                self._since = time.perf_counter()
             return
         spent = self.spent
-        spent.rows, spent.tokens, spent.computed = (
-            spent.rows + rows,
-            spent.tokens + tokens,
-            spent.computed + computed,
-        )
+        spent.rows = spent.rows + rows
+        spent.tokens = spent.tokens + tokens
+        spent.computed = spent.computed + computed
         if self.limit_s is not None and time.perf_counter() - self._since >= self.limit_s:
             wait_for_device()
             self.is_over = True

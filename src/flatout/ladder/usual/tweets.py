@@ -118,14 +118,17 @@ class Program(UsualProgram):
 
     def train_epoch(self, watch: Stopwatch) -> None:
         self.model.train()
-        how, total, rows, tokens, computed, number = self.how, 0.0, 0, 0, 0, 0
+        how = self.how
+        total = 0.0
+        rows = 0
+        tokens = 0
+        computed = 0
+        number = 0
         for number, batch in enumerate(watch.batches(self.loader), 1):
             mask = batch["attention_mask"]
-            rows, tokens, computed = (
-                rows + len(mask),
-                tokens + int(mask.sum()),
-                computed + mask.numel(),
-            )
+            rows = rows + len(mask)
+            tokens = tokens + int(mask.sum())
+            computed = computed + mask.numel()
             batch = {
                 name: values.to(self.device, non_blocking=how.pinned)
                 for name, values in batch.items()
@@ -143,7 +146,9 @@ class Program(UsualProgram):
             if number % how.accumulate == 0:
                 self.update(self.model)
                 watch.step(rows, tokens, computed)
-                rows = tokens = computed = 0
+                rows = 0
+                tokens = 0
+                computed = 0
         if number % how.accumulate:
             self.update(self.model)
 
@@ -160,7 +165,8 @@ class Program(UsualProgram):
             "max_length": self.case.reading["max_length"],
             "return_tensors": "pt",
         }
-        texts, answers = test["text"].tolist(), list[str]()
+        texts = test["text"].tolist()
+        answers = list[str]()
         for start in range(0, len(texts), 64):
             batch = self.tokenizer(texts[start : start + 64], padding=True, **cut).to(self.device)
             answers += [

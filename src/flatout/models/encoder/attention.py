@@ -65,10 +65,8 @@ def _varlen(
     """The operator below torch's varlen_attn, which drops no scores; gradients are torch's own."""
     queries, most = _query_offsets(query, rows, is_first)
     side = None if how.window is None else how.window - 1
-    parts, bounds = (
-        pad_heads(_HEAD_MULTIPLE, query, key, value),
-        (queries, rows.offsets, most, rows.longest),
-    )
+    parts = pad_heads(_HEAD_MULTIPLE, query, key, value)
+    bounds = (queries, rows.offsets, most, rows.longest)
     sides = {"window_size_left": side, "window_size_right": side}
     made = torch.ops.aten._flash_attention_forward(
         *parts, *bounds, how.dropout, False, False, scale=how.scale, **sides
@@ -123,7 +121,8 @@ def _padded(
 def pad_rows(rows: Bounds, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     """`[B, L]` the token at each place, and whether there is one; `[T]` the place of each token."""
     device = rows.offsets.device
-    starts, lengths = rows.offsets[:-1].long(), (rows.offsets[1:] - rows.offsets[:-1]).long()
+    starts = rows.offsets[:-1].long()
+    lengths = (rows.offsets[1:] - rows.offsets[:-1]).long()
     place = torch.arange(rows.longest, device=device)
     index_BL = (starts.unsqueeze(1) + place).clamp_max(tokens - 1)
     row_T = torch.repeat_interleave(

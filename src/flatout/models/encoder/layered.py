@@ -137,7 +137,8 @@ class LayeredEncoder(Network, nn.Module):
         """
         if not self._waiting:
             return False
-        waited, weights = len(self._waiting), dict(self.named_parameters())
+        waited = len(self._waiting)
+        weights = dict(self.named_parameters())
         due = self._frozen_at_first * min(1.0, epochs / self.unfreeze_epochs)
         while self._waiting and self._frozen_at_first - len(self._waiting) < int(due):
             for name in self._waiting.pop(0):
@@ -221,9 +222,11 @@ class LayeredEncoder(Network, nn.Module):
         """The embeddings: what a row meets before the first layer, and tables outside of them that
         all layers read.
         """
-        blocks, late = self.blocks(), _BESIDE_BLOCKS.get(self.family, ())
+        blocks = self.blocks()
+        late = _BESIDE_BLOCKS.get(self.family, ())
         in_blocks = {id(module) for block in blocks for module in block.modules()}
-        found, is_below = list[nn.Parameter](), bool(blocks)
+        found = list[nn.Parameter]()
+        is_below = bool(blocks)
         for name, module in self.net.base_model.named_modules():
             is_below = is_below and module is not blocks[0]
             if id(module) not in in_blocks and (
@@ -343,11 +346,14 @@ def encoder_products(model: Any, lengths: Lengths) -> list[Product]:
         or getattr(model.described, "inner_group_num", 1) != 1
     ):
         return []
-    tokens, blocks, stored = float(lengths.sum()), model.blocks(), model.stored_layers
+    tokens = float(lengths.sum())
+    blocks = model.blocks()
+    stored = model.stored_layers
     each = model.is_tagging or model.means_answers
     read = tokens * model.read_share if model.predicts_words else tokens if each else len(lengths)
     in_blocks = {id(module) for block in blocks for module in block.modules()}
-    found, below = [] if stored else [look_up(model.net.get_input_embeddings().weight)], True
+    found = [] if stored else [look_up(model.net.get_input_embeddings().weight)]
+    below = True
     for module in [*model.net.base_model.modules(), *model.head_modules()]:
         if module is blocks[0]:
             found += _block_products(model, blocks, lengths)
@@ -361,7 +367,8 @@ def encoder_products(model: Any, lengths: Lengths) -> list[Product]:
 
 def _block_products(model: Any, blocks: list[Any], lengths: Lengths) -> list[Product]:
     """Of all layers that are computed in training; ALBERT goes through the same ones again."""
-    hidden, times = model.described.hidden_size, model.described.num_hidden_layers // len(blocks)
+    hidden = model.described.hidden_size
+    times = model.described.num_hidden_layers // len(blocks)
     computed = [block for block in blocks for _ in range(times)][model.stored_layers :]
     found = [
         each
@@ -382,7 +389,8 @@ def _block_products(model: Any, blocks: list[Any], lengths: Lengths) -> list[Pro
 
 def _layer_products(block: Any, lengths: Lengths, hidden: int, *, is_narrow: bool) -> list[Product]:
     """`is_narrow`: only first tokens ask, and only they are read afterwards."""
-    tokens, rows = float(lengths.sum()), len(lengths) if is_narrow else float(lengths.sum())
+    tokens = float(lengths.sum())
+    rows = len(lengths) if is_narrow else float(lengths.sum())
     linear = [
         (set(name.split(".")), name, each)
         for name, each in block.named_modules()
@@ -392,7 +400,8 @@ def _layer_products(block: Any, lengths: Lengths, hidden: int, *, is_narrow: boo
     all_ask = not is_narrow or any(
         _JOINT in kinds and not name.endswith(_JOINT) for kinds, name, _ in linear
     )
-    inputs, others = list[Product](), list[Product]()
+    inputs = list[Product]()
+    others = list[Product]()
     for kinds, name, module in linear:
         # A small matrix of LoRA's second kind reads what the first one made.
         is_input = "lora_B" not in name and not (_QUERIES | _KEYS | {_JOINT}).isdisjoint(kinds)

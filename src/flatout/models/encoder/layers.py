@@ -101,7 +101,8 @@ class PostNormLayer(FlatLayer):
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
         """`[T, H]`, or `[K, H]` after the last layer."""
-        names, kept = self.names, shared.kept if is_last else None
+        names = self.names
+        kept = shared.kept if is_last else None
         are_first = kept is not None and shared.are_first
         inputs = (
             [(names.query,), (names.key, names.value)]
@@ -124,7 +125,8 @@ class PostNormLayer(FlatLayer):
 
     def score(self, shared: Pass) -> Scores:
         """How scores become shares in this pass."""
-        scale, share = self.head_size**-0.5, _share(self.part(self.names.attention_dropout))
+        scale = self.head_size**-0.5
+        share = _share(self.part(self.names.attention_dropout))
         apart = shared.distances
         return Scores(
             scale, share, None, None if apart is None else partial(apart.attend, apart.add_numbers)
@@ -134,10 +136,8 @@ class PostNormLayer(FlatLayer):
         """Weight and bias of each group of linear layers, joined; None where LoRA has put matrices
         beside one.
         """
-        device, layers = (
-            states_TH.device.type,
-            [[self.part(name) for name in group] for group in groups],
-        )
+        device = states_TH.device.type
+        layers = [[self.part(name) for name in group] for group in groups]
         kind = (
             torch.get_autocast_dtype(device)
             if torch.is_autocast_enabled(device)
@@ -171,7 +171,8 @@ class PostNormLayer(FlatLayer):
 
     def finish(self, own_KH: Tensor, read_KH: Tensor, *prepared: Any) -> Tensor:
         """The sums, their norms, and the two products between."""
-        names, (out_words, down_words, out, up, down) = self.names, prepared
+        names = self.names
+        out_words, down_words, out, up, down = prepared
         found = self._multiply(names.out, read_KH, out)
         if names.out_dropout:
             found = _drop(found, self.part(names.out_dropout), out_words)
@@ -204,15 +205,15 @@ class DisentangledLayer(PostNormLayer):
 
     def score(self, shared: Pass) -> Scores:
         """Queries and keys of the distances in this pass."""
-        attention, distances = self.part("attention.self"), shared.distances
-        kinds, share = attention.pos_att_type, _share(attention.dropout)
+        attention = self.part("attention.self")
+        distances = shared.distances
+        kinds = attention.pos_att_type
+        share = _share(attention.dropout)
         scale = (self.head_size * (1 + ("c2p" in kinds) + ("p2c" in kinds))) ** -0.5
         if distances is None:
             return Scores(scale, share, None)
-        table_RH, prefix = (
-            attention.pos_dropout(distances.table),
-            "" if attention.share_att_key else "pos_",
-        )
+        table_RH = attention.pos_dropout(distances.table)
+        prefix = "" if attention.share_att_key else "pos_"
         key = self._vectors(f"{prefix}key_proj", table_RH) if "c2p" in kinds else None
         query = self._vectors(f"{prefix}query_proj", table_RH) * scale if "p2c" in kinds else None
         return Scores(
@@ -251,10 +252,12 @@ class PreNormLayer(FlatLayer):
         self.kind: str = block.attention_type
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
-        kept, attention = shared.kept if is_last else None, self.part("attn")
+        kept = shared.kept if is_last else None
+        attention = self.part("attn")
         share = attention.attention_dropout if self.training else 0.0
         scores = Scores(self.head_size**-0.5, share, attention.sliding_window)
-        normed_TH, rotary = self.part("attn_norm")(states_TH), shared.rotary[self.kind]
+        normed_TH = self.part("attn_norm")(states_TH)
+        rotary = shared.rotary[self.kind]
         # Fused kernels align a window at the end of the keys, where a first token is not.
         is_whole = scores.window is None and type(attention.Wqkv) is nn.Linear
         if kept is not None and shared.are_first and is_whole:
@@ -270,7 +273,8 @@ class PreNormLayer(FlatLayer):
 
     def project_first(self, normed_TH: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
         """`[B, H, D]` queries of first tokens, `[T, 2, H, D]` keys and values of all."""
-        layer, size = self.part("attn.Wqkv"), self.heads * self.head_size
+        layer = self.part("attn.Wqkv")
+        size = self.heads * self.head_size
         weights = layer.weight.split((size, 2 * size))
         biases = (None, None) if layer.bias is None else layer.bias.split((size, 2 * size))
         query = functional.linear(normed_TH.index_select(0, kept), weights[0], biases[0])
@@ -293,12 +297,14 @@ class GroupedLayer(FlatLayer):
     """
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
-        kept, attention = shared.kept if is_last else None, self.part("self_attn")
+        kept = shared.kept if is_last else None
+        attention = self.part("self_attn")
         are_first = kept is not None and shared.are_first
         scores = Scores(
             attention.scaling, attention.attention_dropout if self.training else 0.0, None
         )
-        normed_TH, rotary = self.part("input_layernorm")(states_TH), shared.rotary[""]
+        normed_TH = self.part("input_layernorm")(states_TH)
+        rotary = shared.rotary[""]
         asking_KH = _select(normed_TH, kept) if are_first else normed_TH
         made = attention.q_proj(asking_KH), attention.k_proj(normed_TH), attention.v_proj(normed_TH)
         query, key, value = (each.unflatten(1, (1, -1, attention.head_dim)) for each in made)
@@ -331,7 +337,8 @@ _KINDS: dict[str, type[FlatLayer]] = {
 
 def replace_layers(net: Any, family: Family) -> None:
     """Put our layers in the place of the library's, with their modules."""
-    layers, config = net.base_model.get_submodule(family.layers), net.config
+    layers = net.base_model.get_submodule(family.layers)
+    config = net.config
     for number, block in enumerate(layers):
         if hasattr(block, "albert_layers"):
             layers[number] = LayerGroup(
@@ -359,8 +366,11 @@ class _Cast(torch.autograd.Function):
     def forward(
         ctx: Any, kind: torch.dtype, sizes: list[int], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.kind, ctx.lengths = tensors[0].dtype, []
-        joined, targets, rest = list[Tensor](), list[Tensor](), list(tensors)
+        ctx.kind = tensors[0].dtype
+        ctx.lengths = []
+        joined = list[Tensor]()
+        targets = list[Tensor]()
+        rest = list(tensors)
         for size in sizes:
             group, rest = rest[:size], rest[size:]
             ctx.lengths.append([len(tensor) for tensor in group])

@@ -56,7 +56,8 @@ at a time."""
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 _LARGEST_FLASH_HEAD = 256
 # tokens of a batch come in steps of 1/64 to 1/32 of their number, and of 16 at least
-_LEAST_STEP, _STEP_BITS = 16, 6
+_LEAST_STEP = 16
+_STEP_BITS = 6
 Compute = StrEnum("Compute", "auto flat padded")
 Windows = StrEnum("Windows", "mean max attention")
 
@@ -74,7 +75,9 @@ class Transformer(LayeredEncoder):
         predicts_words: bool = False,
     ) -> None:
         super().__init__()
-        self.net, self.is_tagging, self.separator_id = net, is_tagging, separator_id
+        self.net = net
+        self.is_tagging = is_tagging
+        self.separator_id = separator_id
         # whether it answers with words, at the batch's `places` or at all tokens
         self.predicts_words = predicts_words
         self.read_share = 1.0  # fraction of tokens that such a head reads, for counts of operations
@@ -88,7 +91,8 @@ class Transformer(LayeredEncoder):
         self._waiting: list[list[str]] = []
         self._kernels: dict[tuple[str, torch.dtype, bool], Kernel] = {}
         why = why_not_flat(net.config)
-        allowed, hint = ", ".join(FLAT_FAMILIES), "Set it to auto."
+        allowed = ", ".join(FLAT_FAMILIES)
+        hint = "Set it to auto."
         require(
             compute is not Compute.flat or not why, "model.compute", why, allowed=allowed, hint=hint
         )
@@ -216,10 +220,8 @@ class Transformer(LayeredEncoder):
     ) -> Choice[Kernel]:
         """What computes attention on a device in this number format, with its reason."""
         size = self.described.hidden_size // self.described.num_attention_heads
-        drops, apart = (
-            is_training and self.attention_dropout > 0,
-            reads_distances(self.net.base_model),
-        )
+        drops = is_training and self.attention_dropout > 0
+        apart = reads_distances(self.net.base_model)
         windows = self.family == "modernbert"
         return choose_kernel(
             device, dtype, size, has_windows=windows, has_distances=apart, drops_scores=drops
@@ -237,7 +239,8 @@ class Transformer(LayeredEncoder):
         return self._kernels[key]
 
     def _flat(self, batch: FlatBatch) -> Tensor:
-        family, padded = FLAT_FAMILIES[self.family], self._in_steps(batch)
+        family = FLAT_FAMILIES[self.family]
+        padded = self._in_steps(batch)
         states_TH = self.run_layers(
             padded, first=self.stored_layers if batch.states is not None else 0
         )

@@ -73,7 +73,8 @@ class Layout:
         return self._by_head[heads, parts]
 
     def _of_one(self, heads: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        head, tokens = np.arange(heads), self.tokens.numpy()
+        head = np.arange(heads)
+        tokens = self.tokens.numpy()
         there, back = (
             np.empty(len(tokens) * heads, np.int64),
             np.empty(len(tokens) * heads, np.int64),
@@ -109,7 +110,9 @@ def rectangle_edges(lengths: NDArray[np.integer]) -> list[int]:
     """Where to cut rows into rectangles, of which the last row is the longest; rows in order of
     length need fewest.
     """
-    edges, longest, wasted = [len(lengths)], int(lengths[-1]), 0
+    edges = [len(lengths)]
+    longest = int(lengths[-1])
+    wasted = 0
     for row in range(len(lengths) - 1, -1, -1):
         length = int(lengths[row])
         # Scores grow with the square, so a few short rows beside a long one cost more than a call.
@@ -118,21 +121,27 @@ def rectangle_edges(lengths: NDArray[np.integer]) -> list[int]:
         # worth a call.
         if length != longest and (length > longest or longest >= _LONG or wasted > _CALL_SCORES):
             edges.append(row + 1)
-            longest, wasted = length, 0
+            longest = length
+            wasted = 0
     return [*edges, 0][::-1]
 
 
 def lay_out_rows(lengths: NDArray[np.int64]) -> Layout:
     """Rows of these lengths, shortest first, as rectangles."""
-    starts, first = np.cumsum(lengths) - lengths, 0
-    found, tokens, places = list[Rectangle](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
+    starts = np.cumsum(lengths) - lengths
+    first = 0
+    found = list[Rectangle]()
+    tokens = list[NDArray[np.int64]]()
+    places = list[NDArray[np.int64]]()
     for begin, end in itertools.pairwise(rectangle_edges(lengths)):
-        own, length = lengths[begin:end], int(lengths[end - 1])
+        own = lengths[begin:end]
+        length = int(lengths[end - 1])
         place = np.arange(length)
         # Broadcast `[N, L]` on the host; the masks below get an axis for heads, and one for queries
         # or keys.
         is_real = place < own[:, None]
-        bias = padding = None
+        bias = None
+        padding = None
         if (own != length).any():
             mask = torch.from_numpy(is_real)
             bias = torch.zeros(mask.shape).masked_fill_(~mask, float("-inf"))[:, None, None]
@@ -166,18 +175,17 @@ class FlatRows:
         """
         # On the host: a look at the device's offsets would wait for it.
         longest = -(-int(lengths.numpy().max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
-        self.lengths, self.bounds, self.kernel = (
-            lengths,
-            Bounds(offsets.to(torch.int32), longest),
-            kernel,
-        )
+        self.lengths = lengths
+        self.bounds = Bounds(offsets.to(torch.int32), longest)
+        self.kernel = kernel
 
     @cached_property
     def layout(self) -> Layout:
         """The rows as rectangles, or padded to the longest where a device is none; made once, where
         it is needed.
         """
-        lengths, is_cpu = self.lengths.numpy(), self.kernel is Kernel.rectangles
+        lengths = self.lengths.numpy()
+        is_cpu = self.kernel is Kernel.rectangles
         return lay_out_rows(lengths) if is_cpu else lay_out_padded(self.bounds, int(lengths.sum()))
 
     def attend(
@@ -213,7 +221,8 @@ class _Attend(torch.autograd.Function):
     def forward(
         ctx: Any, others_TKHD: Tensor, first_BHD: Tensor | None, rows: Layout, scores: Scores
     ) -> Tensor:
-        heads, is_first = others_TKHD.shape[2], first_BHD is not None
+        heads = others_TKHD.shape[2]
+        is_first = first_BHD is not None
         laid = _laid_out(others_TKHD, rows)
         # Scaled, in place where it can be, and so kept for backwards: the gradients of keys want
         # the scaled queries.
@@ -221,7 +230,8 @@ class _Attend(torch.autograd.Function):
             laid[0].mul_(scores.scale) if first_BHD is None else first_BHD.float() * scores.scale
         )
         # Products write into slices of whole tensors, so nothing is joined afterwards.
-        answer, kept = torch.empty_like(query), list[Tensor]()
+        answer = torch.empty_like(query)
+        kept = list[Tensor]()
         sizes = [part.places * heads * (1 if is_first else part.length) for part in rows.rectangles]
         factors = _draw_factors(sizes, scores.dropout)
         with torch.autocast("cpu", enabled=False):
@@ -235,7 +245,9 @@ class _Attend(torch.autograd.Function):
                 else:
                     kept += _plain_forward(own, part, scores, factor, is_first=is_first)
         ctx.save_for_backward(query, laid, answer, *kept)
-        ctx.rows, ctx.scores, ctx.is_first = rows, scores, is_first
+        ctx.rows = rows
+        ctx.scores = scores
+        ctx.is_first = is_first
         found = answer.to(others_TKHD.dtype)
         return (
             found
@@ -245,8 +257,12 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        rows, scores, is_first, gradient = ctx.rows, ctx.scores, ctx.is_first, gradients[0]
-        heads, kind = gradient.shape[1], gradient.dtype
+        rows = ctx.rows
+        scores = ctx.scores
+        is_first = ctx.is_first
+        gradient = gradients[0]
+        heads = gradient.shape[1]
+        kind = gradient.dtype
         query, laid, answer, *kept = ctx.saved_tensors
         incoming = gradient.float() if is_first else _laid_out(gradient.unsqueeze(1), rows)[0]
         # The softmax's gradient subtracts sum(share * its gradient) over the keys. That equals the
@@ -260,7 +276,8 @@ class _Attend(torch.autograd.Function):
             for part in rows.rectangles:
                 asked, read, back, total, to_asked = _views(asking, part, heads, of_rows=is_first)
                 key, value, to_key, to_value = _views((*laid[-2:], *outgoing[-2:]), part, heads)
-                shares, targets = kept.pop(0), (to_asked, to_key, to_value)
+                shares = kept.pop(0)
+                targets = (to_asked, to_key, to_value)
                 if _is_fused(part, scores, is_first):
                     _fused_back([asked, key, value, read, back, *targets], part, scores, shares)
                 else:
@@ -321,7 +338,9 @@ def _views(
         return [
             each.narrow(0, part.first_row, part.rows).view(-1, 1, each.shape[2]) for each in values
         ]
-    first, places, rows = part.first * heads, part.places * heads, part.rows * heads
+    first = part.first * heads
+    places = part.places * heads
+    rows = part.rows * heads
     return [each.narrow(0, first, places).view(rows, part.length, -1) for each in values]
 
 

@@ -50,9 +50,11 @@ class Distances:
         """`[T, H, D]`: each token reads the tokens of its row; `is_first`: `[B, H, D]`, only first
         tokens ask.
         """
-        kind, is_cpu = query.dtype, query.device.type == "cpu"
+        kind = query.dtype
+        is_cpu = query.device.type == "cpu"
         if is_cpu:
-            query, kv_T2HD = query.float(), kv_T2HD.float()
+            query = query.float()
+            kv_T2HD = kv_T2HD.float()
         found = list[Tensor]()
         with torch.autocast("cpu", enabled=False) if is_cpu else nullcontext():
             for part in rows.rectangles:
@@ -156,7 +158,8 @@ def measure_distances(encoder: nn.Module, longest: int) -> Distances:
                 apart, net.position_buckets, net.max_relative_positions
             ).long()
     # A bucket is never further than its distances, so a batch of short rows meets few of them.
-    first, stop = max(span - longest, 0), min(span + longest + 1, 2 * span)
+    first = max(span - longest, 0)
+    stop = min(span + longest + 1, 2 * span)
     table = net.rel_embeddings.weight[first:stop]
     if "layer_norm" in net.norm_rel_ebd:
         table = net.LayerNorm(table)

@@ -334,7 +334,8 @@ class Outputs:
         """Write the outputs into an encoder's configuration, as transformers knows them."""
         if self.kind == "words":
             return
-        described.num_labels, described.id2label = len(self.names), dict(enumerate(self.names))
+        described.num_labels = len(self.names)
+        described.id2label = dict(enumerate(self.names))
         described.label2id = {name: number for number, name in enumerate(self.names)}
         kinds = {"single": "single_label_classification", "multi": "multi_label_classification"}
         described.problem_type = None if self.kind == "tags" else kinds.get(self.kind, "regression")
@@ -345,7 +346,8 @@ def quiet_library() -> Iterator[None]:
     """Hide the library's progress bars and notes: they name files, not the result."""
     from transformers.utils import logging
 
-    before, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    before = logging.get_verbosity()
+    had_bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

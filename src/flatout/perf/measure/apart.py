@@ -37,7 +37,10 @@ class Failed(Exception):
         # not even begin; `code`: of a process that ended without a word, as a shell knows it; below
         # 0 the signal that ended it.
         super().__init__(why)
-        self.why, self.is_memory, self.code, self.is_unread = why, is_memory, code, is_unread
+        self.why = why
+        self.is_memory = is_memory
+        self.code = code
+        self.is_unread = is_unread
 
 
 def run(

@@ -52,7 +52,8 @@ class Interval:
 
 def median_of(ratios: Sequence[float]) -> Interval:
     """The median of positive ratios, between the two of them that bound it."""
-    logs, count = sorted(map(math.log, ratios)), len(ratios)
+    logs = sorted(map(math.log, ratios))
+    count = len(ratios)
     beyond = itertools.accumulate(
         2 * math.comb(count, left_out) * 0.5**count for left_out in range(count)
     )

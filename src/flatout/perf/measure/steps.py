@@ -82,9 +82,12 @@ def measure_feed(feed: Feed, seconds: float) -> tuple[float, float] | None:
     """Rows a second of a feed, and the cores it kept busy; the first batch, which starts it, is not
     counted.
     """
-    batches, own = iter(feed), psutil.Process()
+    batches = iter(feed)
+    own = psutil.Process()
     next(batches, None)
-    began, busy_s, rows = time.perf_counter(), processor_seconds(own), 0
+    began = time.perf_counter()
+    busy_s = processor_seconds(own)
+    rows = 0
     for batch in batches:
         rows += batch.num_real
         if time.perf_counter() - began > seconds:
@@ -145,17 +148,13 @@ class Steps:
         clip: float = 0.0,
     ) -> None:
         """`optimizer`: a standing one, which ways of one model share, as its state is large."""
-        self.task, self.way, self.batches, self.optimizer, self.clip = (
-            task,
-            way,
-            batches,
-            optimizer,
-            clip,
-        )
-        self.device, self.rows_a_step = (
-            way.feed.device,
-            way.feed.plan.rows_per_batch * way.feed.plan.accumulate,
-        )
+        self.task = task
+        self.way = way
+        self.batches = batches
+        self.optimizer = optimizer
+        self.clip = clip
+        self.device = way.feed.device
+        self.rows_a_step = way.feed.plan.rows_per_batch * way.feed.plan.accumulate
         self.trained = [weight for group in optimizer.param_groups for weight in group["params"]]
         self.scaler = torch.amp.GradScaler(
             self.device.type, enabled=way.precision is Precision.fp16
@@ -172,7 +171,9 @@ class Steps:
         if torch.get_num_threads() != self.way.threads:
             torch.set_num_threads(self.way.threads)
             self._step(Taken())  # threads that slept must wake
-        taken, count, began = Taken(), 0, time.perf_counter()
+        taken = Taken()
+        count = 0
+        began = time.perf_counter()
         while count < least or time.perf_counter() < began + seconds:
             self._step(taken)
             count += 1
@@ -190,7 +191,8 @@ class Steps:
             embedding.keeps_gradient = False
 
     def _step(self, taken: Taken) -> None:
-        self.losses, ends_step = [], False
+        self.losses = []
+        ends_step = False
         while not ends_step:
             asked = time.perf_counter()
             batch = next(self.batches)

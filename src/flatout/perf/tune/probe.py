@@ -125,7 +125,8 @@ def losses(parts: Parts, precisions: list[str], rows: int) -> dict[str, float]:
     rows = min(rows, parts.split.num_rows)
     typical = np.sort(np.random.default_rng(0).choice(parts.split.num_rows, rows, replace=False))
     batches = [longest_batch(parts, rows), _batch_of(parts, typical)]
-    task, found = parts.task.to(parts.device).eval(), {}
+    task = parts.task.to(parts.device).eval()
+    found = {}
     try:
         for name in map(Precision, precisions):
             with (
@@ -146,7 +147,8 @@ def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measure
     begun.
     """
     began = time.perf_counter()
-    way, task = _way_of(parts, setting), parts.task
+    way = _way_of(parts, setting)
+    task = parts.task
     if setting.compile:
         compile_in_place(task.model, parts.device)
     # layers that thaw later cost their memory then: they count as thawed
@@ -179,7 +181,8 @@ def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measure
 def _way_of(parts: Parts, setting: Setting) -> Way:
     """The way that a setting asks for; the task is then on the device, and trains."""
     plan = replace(parts.plan, rows_per_batch=setting.rows, accumulate=setting.accumulate)
-    feed, model = feed_of(parts, setting.feed, plan), parts.task.to(parts.device).train().model
+    feed = feed_of(parts, setting.feed, plan)
+    model = parts.task.to(parts.device).train().model
     return Way(feed=feed, precision=setting.precision, model=model)
 
 
@@ -187,7 +190,8 @@ def range_test(parts: Parts, setting: Setting, until: float) -> dict[str, Any]:
     """Rates and losses of steps whose rate rises from step to step, in the process that
     measures.
     """
-    way, task = _way_of(parts, setting), parts.task
+    way = _way_of(parts, setting)
+    task = parts.task
     # The rate is the test's own.
     optim = replace(
         task.optim, lr=LEAST_RATE, schedule=Schedule.constant, warmup=0.0, scale_lr=ScaleRate.none

@@ -14,13 +14,17 @@ import math
 from collections.abc import Sequence
 
 _MOST = 1 << 14
-RANGE_STEPS, LEAST_STEPS = 80, 12  # of a range test: at most, and fewer of which tell nothing
-LEAST_RATE, MOST_RATE = 1e-6, 1.0
+# of a range test: at most, and fewer of which tell nothing
+RANGE_STEPS = 80
+LEAST_STEPS = 12
+LEAST_RATE = 1e-6
+MOST_RATE = 1.0
 _MEMORY = 0.9  # share of the mean so far in a smoothed loss
 _GUESSES = ((12, 16), (16, 32), (24, 48), (40, 64), (80, 128))
 """Memory of a card in GB, and rows of 128 tokens that a BERT of 110 M weights trains on it: old
 guides' rule."""
-_GUESSED_WEIGHTS, _GUESSED_TOKENS = 110e6, 128
+_GUESSED_WEIGHTS = 110e6
+_GUESSED_TOKENS = 128
 
 
 def first_guess(memory_bytes: float, weights: int, longest: int) -> int:
@@ -67,7 +71,8 @@ def predicted_bytes(seen: Sequence[tuple[int, int]], rows: int, *, base: int, fi
 
 def smoothed(losses: Sequence[float]) -> list[float]:
     """A running mean that forgets, corrected for its beginning."""
-    mean, found = 0.0, []
+    mean = 0.0
+    found = []
     for number, loss in enumerate(losses, 1):
         mean = _MEMORY * mean + (1 - _MEMORY) * loss
         found.append(mean / (1 - _MEMORY**number))
@@ -81,8 +86,10 @@ def suggested(rates: Sequence[float], losses: Sequence[float]) -> tuple[float, s
     kept = [(rate, loss) for rate, loss in zip(rates, losses, strict=True) if math.isfinite(loss)]
     if len(kept) < LEAST_STEPS:
         return None
-    rates, seen = [rate for rate, _ in kept], smoothed([loss for _, loss in kept])
-    lowest, reach = seen.index(min(seen)), 3
+    rates = [rate for rate, _ in kept]
+    seen = smoothed([loss for _, loss in kept])
+    lowest = seen.index(min(seen))
+    reach = 3
     falls = {
         place: seen[place + reach] - seen[place - reach]
         for place in range(reach, min(lowest, len(seen) - reach))

@@ -24,7 +24,8 @@ from flatout.perf.tune.speeds import OpenSettings, Speeds, allowed_seconds
 _SMALL = 8  # rows at once on a CPU whose memory is seen before that of more is predicted
 _LEAST_PROBES = 2  # where not even so many more fit into the time, nothing is measured
 # a guess: what a compile takes at least, and can save of a step at most
-_COMPILE_S, _COMPILE_GAIN = 20.0, 0.4
+_COMPILE_S = 20.0
+_COMPILE_GAIN = 0.4
 _LEAST_STEPS_AN_EPOCH = 8
 
 
@@ -32,7 +33,9 @@ class Search:
     """One search; `decide` once."""
 
     def __init__(self, asked: OpenSettings, prober: Child | Here, store: AnswerStore) -> None:
-        self.asked, self.prober, self.store = asked, prober, store
+        self.asked = asked
+        self.prober = prober
+        self.store = store
         self.settings = asked.settings
         self.answers = Answers()
         self.speeds = Speeds(asked, prober, self.answers)
@@ -45,7 +48,8 @@ class Search:
         finally:
             self.prober.close()
         if why_none:
-            self.answers.values, self.answers.is_complete = {}, False
+            self.answers.values = {}
+            self.answers.is_complete = False
             spent = f"{time.time() - self.speeds.began:.1f} s spent"
             self.answers.choices.append(_choice("tune", "nothing is changed", why_none, spent))
         self.answers.seconds = round(time.time() - self.speeds.began, 2)
@@ -76,7 +80,8 @@ class Search:
         self.answers.allowed_s = allowed_seconds(self.asked, first.step_s)
         self.speeds.until = self.speeds.began + self.answers.allowed_s
         if not self.speeds.affords(_LEAST_PROBES):
-            why, settings = "too little to measure anything", self.settings
+            why = "too little to measure anything"
+            settings = self.settings
             if self.answers.allowed_s < settings.budget_s:
                 return (
                     f"the run takes about {self._run_s(first):,.0f} s, {settings.share:.0%} of it"
@@ -173,7 +178,8 @@ class Search:
         )
         if isinstance(found, NoAnswer):
             return _choice("precision", self.now.precision, "not measured", found.why)
-        sound, losses = self._sound(found), ", ".join(f"{name} {found[name]:.4f}" for name in names)
+        sound = self._sound(found)
+        losses = ", ".join(f"{name} {found[name]:.4f}" for name in names)
         losses = f"loss on the same rows: {losses}"
         seen = [each for each in sound if self.speeds.rate(replace(self.now, precision=each))]
         if Precision.fp32 not in seen:
@@ -204,7 +210,8 @@ class Search:
 
     def _sound(self, losses: dict[str, float]) -> list[Precision]:
         """Arithmetic whose loss is near enough to that of fp32; each is measured."""
-        exact, sound = losses[Precision.fp32], []
+        exact = losses[Precision.fp32]
+        sound = []
         tolerated = self.settings.loss_tolerance * abs(exact)  # of one that is no number nothing is
         for each in self.asked.precisions:
             if abs(losses[each] - exact) <= tolerated:
@@ -219,7 +226,9 @@ class Search:
         return sound
 
     def _decide_rows(self) -> Choice:
-        before, sizes, start = self.now, self._sizes(), self.asked.start
+        before = self.now
+        sizes = self._sizes()
+        start = self.asked.start
         is_kept = self.settings.effective_batch is StepRows.kept
         (self._climb if is_kept else self._double)(sizes)
         now = self.now
@@ -248,7 +257,8 @@ class Search:
         a step stay.
         """
         for up in (True, False):
-            start, misses = self.now.rows, 0
+            start = self.now.rows
+            misses = 0
             for rows in sizes if up else reversed(sizes):
                 if rows <= start if up else rows >= start:
                     continue
@@ -264,7 +274,8 @@ class Search:
         """From the first guess up, or else down, to the fewest rows as fast as twice as many; not
         below what is set.
         """
-        ladder, about = [rows for rows in sizes if rows >= self.now.rows], self.speeds.about
+        ladder = [rows for rows in sizes if rows >= self.now.rows]
+        about = self.speeds.about
         guess = (
             0
             if self.asked.is_cpu
@@ -312,7 +323,8 @@ class Search:
 
     def _decide_compile(self) -> Choice:
         self.answers.values["compile"] = False
-        run_s, left_s = self._run_s(self.speeds.seen[self.now][-1]), self.speeds.until - time.time()
+        run_s = self._run_s(self.speeds.seen[self.now][-1])
+        left_s = self.speeds.until - time.time()
         why = self.asked.compile_why_not
         if not why and self.speeds.about["is_recurrent"]:
             why = "recurrent layers break the compiled graph"
@@ -329,7 +341,8 @@ class Search:
         )
         if isinstance(found, NoAnswer):
             return _choice("compile", False, "it did not come to an end here", found.why)
-        saved_s, rate = run_s - self._run_s(found), self.speeds.rate(self.now)
+        saved_s = run_s - self._run_s(found)
+        rate = self.speeds.rate(self.now)
         evidence = (
             f"{found.rows_per_s:,.0f} rows/s against {rate:,.0f}; compiled in {found.warm_s:.0f} s"
         )

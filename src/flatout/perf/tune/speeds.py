@@ -43,7 +43,8 @@ class OpenSettings:
 
 def allowed_seconds(asked: OpenSettings, step_s: float) -> float:
     """What measuring may take, once it is known what a step takes."""
-    settings, run_s = asked.settings, asked.planned_steps * step_s
+    settings = asked.settings
+    run_s = asked.planned_steps * step_s
     return (
         min(settings.budget_s, settings.share * run_s) if asked.counts_time else settings.budget_s
     )
@@ -55,7 +56,9 @@ class Speeds:
     """
 
     def __init__(self, asked: OpenSettings, prober: Child | Here, answers: Answers) -> None:
-        self.asked, self.prober, self.answers = asked, prober, answers
+        self.asked = asked
+        self.prober = prober
+        self.answers = answers
         self.began = time.time()
         self.until = self.began + asked.settings.budget_s
         # what the prober knows of the model before anything is computed
@@ -84,23 +87,24 @@ class Speeds:
         room = f"{self.asked.room_bytes / 1e9:.1f} GB may be taken"
         predicted = self._predicted(setting) if self.asked.is_cpu else None
         if predicted is not None and predicted > self.asked.room_bytes:
-            row.memory_gb, row.is_predicted, row.verdict = predicted / 1e9, True, f"not run: {room}"
+            row.memory_gb = predicted / 1e9
+            row.is_predicted = True
+            row.verdict = f"not run: {room}"
             return NoAnswer(
                 f"{setting.rows} rows at once would take {row.memory_gb:.1f} GB, {room}",
                 is_memory=True,
             )
-        began, steps = time.time(), steps or self.asked.settings.steps
+        began = time.time()
+        steps = steps or self.asked.settings.steps
         soon = began + (self.until - began) / (_PROBES_A_SEARCH if what != "compile" else 1)
         found = self.prober.ask("measure", self.until, setting=setting, steps=steps, until=soon)
         took_s = time.time() - began
         if isinstance(found, NoAnswer):
             row.verdict = found.why
             return found
-        row.rows_per_s, row.tokens_per_s, row.memory_gb = (
-            found.rows_per_s,
-            found.tokens_per_s,
-            found.peak_bytes / 1e9,
-        )
+        row.rows_per_s = found.rows_per_s
+        row.tokens_per_s = found.tokens_per_s
+        row.memory_gb = found.peak_bytes / 1e9
         if what == "memory":
             row.verdict = "to predict what more rows take"
             self._small[setting.precision, setting.rows] = found.peak_bytes

@@ -60,14 +60,16 @@ class Verdict(RunCurves):
         """
         require(seconds >= 0, "seconds", f"{seconds:g}", allowed="0 or more")
         super().__init__([])
-        self.seconds, self._log = seconds, log or RunLog()
+        self.seconds = seconds
+        self._log = log or RunLog()
         self.verdict: dict[str, Any] | None = None
         """In the words of `summary.json`; None before the end of a training that was long
         enough."""
         self.evidence: Evidence | None = None
         self.why_none = "no training has ended yet"
         self.is_judging, self._is_early = False, True
-        self._fetches, self._began = FetchTimes(), 0.0
+        self._fetches = FetchTimes()
+        self._began = 0.0
 
     def save(self, path: str | Path) -> None:
         """Write the verdict and what it rests on as JSON; without a verdict, why there is none."""
@@ -83,7 +85,9 @@ class Verdict(RunCurves):
         if stage != "fit":
             return
         others = [each for each in callbacks_of(trainer) if each is not self]
-        self.is_judging, self.verdict, self.evidence = False, None, None
+        self.is_judging = False
+        self.verdict = None
+        self.evidence = None
         if trainer.barebones:
             self._leave("the Trainer is barebones, and runs without clocks")
         elif any(isinstance(each, Verdict) and each.is_judging for each in others):
@@ -100,15 +104,19 @@ class Verdict(RunCurves):
             self.parts = tuple(
                 each for each in (self.throughput, self.timer, self.monitor) if each not in others
             )
-            self.is_judging, self._is_early, self._fetches = True, True, FetchTimes()
+            self.is_judging = True
+            self._is_early = True
+            self._fetches = FetchTimes()
             super().setup(trainer, pl_module, stage)
 
     def _leave(self, why: str) -> None:
-        self.why_none, self.parts = why, ()
+        self.why_none = why
+        self.parts = ()
         self._log.say(f"verdict: none, {why}")
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._began, self._counts = time.perf_counter(), dict(self.clock.counts)
+        self._began = time.perf_counter()
+        self._counts = dict(self.clock.counts)
         if self.timer not in self.parts and trainer.global_step >= FIRST_STEPS:
             # it may have counted trainings before, or this one before a resume
             self.timer.times.mark_first()
@@ -120,7 +128,8 @@ class Verdict(RunCurves):
         self._fetches.on_train_epoch_start(trainer, pl_module)
 
     def flush(self, trainer: L.Trainer) -> None:
-        self._steps_since = self._batches_since = 0
+        self._steps_since = 0
+        self._batches_since = 0
         self.settle()
         if self.is_judging and self._is_early and self.throughput.volume.total.steps >= EARLY:
             self._is_early = False
@@ -149,10 +158,8 @@ class Verdict(RunCurves):
         if not (self.is_judging and trainer.is_global_zero):
             return
         if (evidence := self._evidence(trainer)) is None:
-            needed, had = (
-                f"{LEAST_STEPS} steps after the first {FIRST_STEPS}",
-                self.throughput.volume.total.steps,
-            )
+            needed = f"{LEAST_STEPS} steps after the first {FIRST_STEPS}"
+            had = self.throughput.volume.total.steps
             self._leave(f"a verdict needs {needed}, this training had {had}")
             return
         try_own(
@@ -163,7 +170,8 @@ class Verdict(RunCurves):
             seconds=self.seconds,
             trained_s=self._trained_s,
         )
-        self.evidence, self.verdict = evidence, verdict(evidence, in_python)
+        self.evidence = evidence
+        self.verdict = verdict(evidence, in_python)
         for line in (
             *evidence.notes,
             f"{evidence.steps:,} steps, {split_line(evidence)}",

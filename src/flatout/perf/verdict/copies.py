@@ -40,7 +40,9 @@ from flatout.perf.verdict.ways import Refused, open_feed
 
 _TABLES = ("pandas", "pyarrow", "polars", "datasets", "h5py", "zarr")
 """Packages whose objects are shared: some copy a whole table whatever they are asked."""
-_MANY, _LARGE_BYTES, _MOST_OBJECTS = 10_000, 1 << 16, 300_000
+_MANY = 10_000
+_LARGE_BYTES = 1 << 16
+_MOST_OBJECTS = 300_000
 _KEPT = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
 """Settings of a DataLoader that all tries share."""
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -51,11 +53,9 @@ def nothing_stays(module: L.LightningModule, device: torch.device) -> Iterator[N
     """Gradients, statistics, random numbers and threads are afterwards as before; prints and logs
     are dropped.
     """
-    random, threads, logged = (
-        random_state(device),
-        torch.get_num_threads(),
-        logging.root.manager.disable,
-    )
+    random = random_state(device)
+    threads = torch.get_num_threads()
+    logged = logging.root.manager.disable
     gradients = [(weight, weight.grad) for weight in module.parameters()]
     statistics = [(each, each._version, each.clone()) for each in module.buffers()]
     for weight, _ in gradients:
@@ -154,7 +154,10 @@ class OwnTask:
         if 2 * sum(each.nbytes for each in held) > free_memory(device):
             raise Refused("a copy of its module does not fit into memory")
         self.model, self.optimizers = _copied("module", (module, list(trainer.optimizers)))
-        self.trainer, self.module, self.device, self.optim = trainer, module, device, self
+        self.trainer = trainer
+        self.module = module
+        self.device = device
+        self.optim = self
         self.model.to(device)
         for ours, theirs in zip(self.optimizers, trainer.optimizers, strict=True):
             for name in vars(theirs).keys() - vars(ours).keys():  # what a class adds to torch's own
@@ -213,8 +216,11 @@ class _Standing:
     """A Trainer as a training step sees it, whose loggers write nothing."""
 
     def __init__(self, trainer: L.Trainer, optimizers: list[Any]) -> None:
-        self._trainer, self.optimizers, self.logger = trainer, optimizers, DummyLogger()
-        self.loggers, self.lr_scheduler_configs = [self.logger], ()
+        self._trainer = trainer
+        self.optimizers = optimizers
+        self.logger = DummyLogger()
+        self.loggers = [self.logger]
+        self.lr_scheduler_configs = ()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trainer, name)
@@ -297,7 +303,8 @@ class OwnFeed:
         """Each epoch has the same batches."""
 
     def __iter__(self) -> Iterator[OwnBatch]:
-        number, move = 0, _mover(self.task)
+        number = 0
+        move = _mover(self.task)
         for number, batch in enumerate(self._open(), 1):
             rows = getattr(batch, "num_real", None) or rows_of(batch) or 1
             yield OwnBatch(move(batch), number - 1, rows, number % self.accumulate == 0)

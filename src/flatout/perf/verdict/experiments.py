@@ -37,18 +37,26 @@ from flatout.perf.verdict.ways import (
 from flatout.tasks.task import Task
 
 SHARE = 0.1  # of the time of training, what trying may take
-LEAST_S, MOST_S = 0.2, 20.0
+LEAST_S = 0.2
+MOST_S = 20.0
 # of a short run trying may take more: so many seconds, and such a share
-_SHORT_S, _SHORT_SHARE = 3.0, 0.3
+_SHORT_S = 3.0
+_SHORT_SHARE = 0.3
 # share of waiting from which on other feeds are tried, and seconds for it in a short run
-WAITS, _FEEDS_S = 0.05, 6.0
+WAITS = 0.05
+_FEEDS_S = 6.0
 # fewest rounds, whose extreme ratios hold the median in nine of ten cases; least s of a side
-ROUNDS, ROUND_S = 5, 0.05
+ROUNDS = 5
+ROUND_S = 0.05
 ROWS_AROUND = 256
 # of steps that nothing interrupts: fewest; most of all, and s
-_CALM_STEPS, _CALM_SHARE, _CALM_S = 2, 0.2, 1.0
+_CALM_STEPS = 2
+_CALM_SHARE = 0.2
+_CALM_S = 1.0
 _MOSTLY_WAITS = 0.3  # share of waiting from which on nothing but the feed is worth trying
-_FED_ROUNDS, _FED_STEPS, _FED_S = 2, 12, 0.3
+_FED_ROUNDS = 2
+_FED_STEPS = 12
+_FED_S = 0.3
 """Fewest rounds; fewest steps and seconds of a round: cores that slept while they waited are slow
 at first."""
 _START_S = 0.3  # a guess at what it takes to start a feed
@@ -61,12 +69,15 @@ def try_safely(evidence: Evidence, tries: Callable[[], None]) -> None:
     try:
         tries()
     except Refused as why:
-        evidence.tried, evidence.not_tried = [], f"nothing was tried: {why}"
+        evidence.tried = []
+        evidence.not_tried = f"nothing was tried: {why}"
     except Exception as error:
         # your own model may raise anything; the trained weights are not lost by a try
-        evidence.tried, evidence.not_tried = [], f"trying other ways failed: {first_line(error)}"
+        evidence.tried = []
+        evidence.not_tried = f"trying other ways failed: {first_line(error)}"
     except KeyboardInterrupt:  # the run itself is done, and has only to be reported
-        evidence.tried, evidence.not_tried = [], "trying other ways was stopped"
+        evidence.tried = []
+        evidence.not_tried = "trying other ways was stopped"
 
 
 def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) -> None:
@@ -93,7 +104,8 @@ def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) 
         evidence.not_tried = f"nothing was tried: {found.limit} would disturb it"
     else:
         with _nothing_stays(task):
-            until, was = time.perf_counter() + seconds, _way_of(task, open_feed(feeds.train))
+            until = time.perf_counter() + seconds
+            was = _way_of(task, open_feed(feeds.train))
             if not (waits and try_feeds(task, was, other_feeds, evidence, until)):
                 was = replace(was, feed=_open_in_process(feeds.train))
                 try_models(task, [was, *other_models(task, was, evidence)], evidence, until)
@@ -131,7 +143,8 @@ def _way_of(task: Task, feed: Feed) -> Way:
 def _nothing_stays(task: Task) -> Iterator[None]:
     """Weights, running statistics, gradients and random numbers are afterwards what they were."""
     kept = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
-    threads, was_training = torch.get_num_threads(), task.model.training
+    threads = torch.get_num_threads()
+    was_training = task.model.training
     recombined = [(each, each.next) for each in getattr(task, "recombined", [])]
     with torch.random.fork_rng([task.device] if task.device.type == "cuda" else []):
         task.model.train()
@@ -200,7 +213,8 @@ def _with_witnesses(tried: Tried, *others: float) -> Tried:
     count.
     """
     bounds = tried.speedup
-    tried.low, tried.high = min(bounds.low, *others), max(bounds.high, *others)
+    tried.low = min(bounds.low, *others)
+    tried.high = max(bounds.high, *others)
     return tried
 
 
@@ -222,7 +236,8 @@ def _affordable(sides: list[Steps], rate: float, until: float) -> dict[Steps, in
     (`rate`) always.
     """
     kept: list[Steps] = []
-    round_rows, row_s = ROUND_S * rate, 0.0
+    round_rows = ROUND_S * rate
+    row_s = 0.0
     for side in sides:
         if kept and time.perf_counter() > until:
             break
@@ -233,7 +248,8 @@ def _affordable(sides: list[Steps], rate: float, until: float) -> dict[Steps, in
             if not kept:
                 return {}
             continue
-        most, all_s = max(round_rows, side.rows_a_step), row_s + taken.seconds / taken.rows
+        most = max(round_rows, side.rows_a_step)
+        all_s = row_s + taken.seconds / taken.rows
         if kept and time.perf_counter() + ROUNDS * most * all_s > until:
             continue  # another may be quicker
         round_rows, row_s = most, all_s
@@ -329,7 +345,8 @@ class _Stretch:
             even = steps.take(self.steps - 1 - self.ahead, _FED_S)
         self.even.append(even.rate)
         step_s = even.seconds * feed.plan.accumulate / even.batches
-        rows, start_s = feed.num_rows, max(0.0, first_s - step_s)
+        rows = feed.num_rows
+        start_s = max(0.0, first_s - step_s)
         return rows / (rows / even.rate + self.starts * start_s)
 
 

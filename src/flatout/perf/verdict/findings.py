@@ -18,9 +18,12 @@ from flatout.perf.measure.intervals import Interval
 from flatout.perf.verdict.evidence import LEAST_GAIN, LEAST_UNCERTAIN, MODEL, Evidence, Tried
 
 RECOMMENDED = 1.05  # what the lower bound of a gain must exceed
-_PLAIN_GAIN, _PLAIN_SHARE = 1.25, 0.5  # from where on a run that has just begun says so
+# from where on a run that has just begun says so
+_PLAIN_GAIN = 1.25
+_PLAIN_SHARE = 0.5
 # how far a prediction may miss, in logarithms: at least; for a gain's logarithm
-_MISSED, _MISSED_OF_GAIN = 0.06, 0.1
+_MISSED = 0.06
+_MISSED_OF_GAIN = 0.1
 # by how much steps that nothing interrupts may be quicker than between callbacks: threads stay
 # awake
 _QUICKER = 0.25
@@ -155,7 +158,8 @@ def gain_of(evidence: Evidence, tried: Tried) -> Interval:
     kept = ms_of("logging") / rows * steps_change + ms_of("checkpoint", "validation") / rows
     kept += 0.0 if tried.cause == "data" else fed
     kept += 1000 * evidence.compile_s / (evidence.batches * rows) if tried.cause == "eager" else 0.0
-    total, steps = max(evidence.total_ms, 1e-9) / rows, tried.speedup
+    total = max(evidence.total_ms, 1e-9) / rows
+    steps = tried.speedup
     bounds = (
         changed / max(times, 1e-9) + each_batch + kept
         for times in (steps.value, steps.low, steps.high)
@@ -188,7 +192,8 @@ def by_trying(
     tried, gain = found
     why = f"tried here: {tried.rows_per_s:,.0f} rows/s of it against {tried.as_was:,.0f} as it was"
     why = f"{also}; {why}" if also else why
-    share, fix = 1 - 1 / gain.value, tried.override
+    share = 1 - 1 / gain.value
+    fix = tried.override
     return Finding(
         cause, limit, share, why, override=fix, gain=gain, changes_training=changes_training
     )

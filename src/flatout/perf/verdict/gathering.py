@@ -45,7 +45,8 @@ def evidence_in(folder: Path) -> Evidence:
     far.
     """
     summary = read_summary(folder)
-    kept, is_known = summary.get("evidence"), summary["schema"] == SCHEMA
+    kept = summary.get("evidence")
+    is_known = summary["schema"] == SCHEMA
     if kept and is_known:
         with suppress(TypeError):  # another version may have written other keys
             return Evidence.from_dict(kept)
@@ -133,12 +134,15 @@ def evidence_of_own(
 
 def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) -> Evidence | None:
     """What was measured so far; None where it is too little for a verdict."""
-    throughput, plan, clock = curves.throughput, feed.plan, curves.clock
+    throughput = curves.throughput
+    plan = feed.plan
+    clock = curves.clock
     counted = throughput.volume.counted()
     batches, steps = counted.batches, counted.steps
     if steps < LEAST_STEPS:
         return None
-    seen, split = curves.monitor.summary(), curves.timer.times.counted().split()
+    seen = curves.monitor.summary()
+    split = curves.timer.times.counted().split()
     # Of what callbacks took, a device's own work behind them costs nothing.
     scale = split["callbacks"] / max(sum(clock.callbacks.values()), 1e-9)
     return Evidence(

@@ -41,13 +41,18 @@ from flatout.perf.verdict.ways import Refused, most_fed, other_arithmetic
 
 # how many times as many batches workers read ahead, where they keep up but for some slow batches
 _AHEAD = 4
-_LOOP_MS, _LOOP_SHARE, _SETUP_S = 10.0, 0.3, 0.5
+_LOOP_MS = 10.0
+_LOOP_SHARE = 0.3
+_SETUP_S = 0.5
 """The longest batch for which half a millisecond matters, which is what a loop may save; of the
 time that is left, what the loops may take; a guess at what their Trainer takes to begin."""
-_COMPILES, _LEAST_COMPILE_S, _COMPILE_SHARE = 0.3, 8.0, 0.7
+_COMPILES = 0.3
+_LEAST_COMPILE_S = 8.0
+_COMPILE_SHARE = 0.7
 """Share of a model's passes from which on compiling is tried, the least time for it, and its share
 of what is left."""
-_BACKEND, _AGAIN_S = "inductor", 0.05
+_BACKEND = "inductor"
+_AGAIN_S = 0.05
 
 
 def try_own(
@@ -62,7 +67,8 @@ def try_own(
     """Fill in what other ways were worth, or why nothing was tried, in a tenth of `trained_s` and
     `seconds` at most.
     """
-    device, seconds = trainer.strategy.root_device, min(seconds, experiments.SHARE * trained_s)
+    device = trainer.strategy.root_device
+    seconds = min(seconds, experiments.SHARE * trained_s)
     if trainer.world_size > 1:
         evidence.not_tried = "on several ranks nothing else is tried"
     elif seconds < experiments.LEAST_S:
@@ -153,11 +159,9 @@ def _changes(
     feed: OwnFeed, was: Way, evidence: Evidence
 ) -> Iterator[tuple[dict[str, Any], int | None]]:
     """Arguments of a DataLoader, and threads where workers need their cores."""
-    now, is_cpu, is_busy = (
-        feed.num_workers,
-        feed.device.type == "cpu",
-        (evidence.feed_cores or 0.0) >= ways.BUSY,
-    )
+    now = feed.num_workers
+    is_cpu = feed.device.type == "cpu"
+    is_busy = (evidence.feed_cores or 0.0) >= ways.BUSY
     if now and evidence.epochs > 1 and feed.starts == 1.0:
         yield {"persistent_workers": True}, None
     model_ms = max(evidence.model_ms, 1e-3)
@@ -241,7 +245,8 @@ def try_fast_loop(
 
 def _train(trainer: L.Trainer, task: OwnTask, batches: list[Any], turns: _InTurns) -> None:
     """Train a copy in a Trainer that has nothing but both loops."""
-    device, interrupt = task.device, signal.getsignal(signal.SIGINT)
+    device = task.device
+    interrupt = signal.getsignal(signal.SIGINT)
     off = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
@@ -290,8 +295,10 @@ class _InTurns(FastLoop):
         self.length, self.until = length, until
         self.ms: tuple[list[float], list[float]] = ([], [])
         """Of a batch in each stretch: by Lightning's loop without its first, and by this one."""
-        self.is_turn = self.is_done = False
-        self._ended, self._at = 0, 0.0
+        self.is_turn = False
+        self.is_done = False
+        self._ended = 0
+        self._at = 0.0
 
     def _serves(self, optimizer: torch.optim.Optimizer) -> bool:
         return self.is_turn and super()._serves(optimizer)
@@ -307,14 +314,16 @@ class _InTurns(FastLoop):
             self.ms[self.is_turn].append(1000 * (now - self._at) / self.length)
         rounds = len(self.ms[1]) - 1
         self.is_done = rounds >= MOST_ROUNDS or (rounds >= experiments.ROUNDS and now > self.until)
-        self.is_turn, self._at = not self.is_turn, time.perf_counter()
+        self.is_turn = not self.is_turn
+        self._at = time.perf_counter()
 
 
 def compiled(was: Way, evidence: Evidence, until: float) -> Iterator[Way]:
     """The step compiled, where that is done in time; a note says how long it took, or why it is
     left out.
     """
-    feed, began = was.feed, time.perf_counter()
+    feed = was.feed
+    began = time.perf_counter()
     if until - began < _LEAST_COMPILE_S:
         return
     way = replace(was, cause="eager", override="torch.compile(module)", model=nn.Module())
@@ -340,7 +349,8 @@ def compiled(was: Way, evidence: Evidence, until: float) -> Iterator[Way]:
 def _compile(way: Way) -> None:
     """Take some steps, over batches as the loader gives them: other shapes are compiled again."""
     feed: Any = way.feed
-    task, step = feed.task, cast(Any, way.model)
+    task = feed.task
+    step = cast(Any, way.model)
     # as Lightning's own would
     vars(task.model)["log"] = vars(task.model)["log_dict"] = torch.compiler.disable(ignore)
     step.training_step = torch.compile(task.model.training_step, backend=_BACKEND)
@@ -379,11 +389,9 @@ def _ended_after(seconds: float) -> Iterator[None]:
         else:
             others_hook(what)
 
-    before, began, others_hook = (
-        signal.signal(signal.SIGALRM, end),
-        time.perf_counter(),
-        sys.unraisablehook,
-    )
+    before = signal.signal(signal.SIGALRM, end)
+    began = time.perf_counter()
+    others_hook = sys.unraisablehook
     sys.unraisablehook = lost
     signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
     try:

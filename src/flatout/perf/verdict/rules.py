@@ -114,7 +114,8 @@ def _gain_by_hiding(evidence: Evidence) -> float:
     """The most that batches made beside the model can gain on a processor, whose cores both then
     share.
     """
-    wait, model = evidence.ms_of("wait"), evidence.model_ms
+    wait = evidence.ms_of("wait")
+    model = evidence.model_ms
     shared = (model * evidence.threads + wait * (evidence.feed_cores or 0.0)) / evidence.cores
     return evidence.total_ms / max(evidence.total_ms - wait - model + max(model, shared), 1e-9)
 
@@ -140,7 +141,8 @@ def callbacks(evidence: Evidence) -> Finding | None:
 
 def host_reads(evidence: Evidence) -> Finding | None:
     """Numbers of the device asked for in every step keep the host from working ahead."""
-    reads, share = sum(evidence.reads.values()), evidence.share("other", "callbacks")
+    reads = sum(evidence.reads.values())
+    share = evidence.share("other", "callbacks")
     if evidence.device == "cpu" or reads < 1 or share < 0.1:
         return None
     override = f"~callbacks.{max(evidence.reads, key=lambda each: evidence.reads[each])}"
@@ -155,23 +157,23 @@ def host_reads(evidence: Evidence) -> Finding | None:
 
 def logging(evidence: Evidence) -> Finding | None:
     """Curves are written more often than anyone reads them."""
-    times, spent = evidence.counts.get("logging", 0), evidence.ms.get("logging", 0.0)
+    times = evidence.counts.get("logging", 0)
+    spent = evidence.ms.get("logging", 0.0)
     if evidence.flush_every >= _USUAL_FLUSH or not times:
         return None
     why = (
         f"{times:,} times, {spent * evidence.batches / times:.1f} ms each, every"
         f" {evidence.flush_every} steps"
     )
-    saved, fix = (
-        spent * (1 - evidence.flush_every / _USUAL_FLUSH),
-        f"monitor.flush_every={_USUAL_FLUSH}",
-    )
+    saved = spent * (1 - evidence.flush_every / _USUAL_FLUSH)
+    fix = f"monitor.flush_every={_USUAL_FLUSH}"
     return by_removing(evidence, saved, "logging", "writing curves", why, override=fix)
 
 
 def validating(evidence: Evidence) -> Finding | None:
     """Validations come more often than once an epoch."""
-    times, spent = evidence.counts.get("validation", 0), evidence.ms.get("validation", 0.0)
+    times = evidence.counts.get("validation", 0)
+    spent = evidence.ms.get("validation", 0.0)
     needed = max(1.0, evidence.epochs)
     if times <= 1.5 * needed:
         return None
@@ -191,15 +193,14 @@ def validating(evidence: Evidence) -> Finding | None:
 
 def saving(evidence: Evidence) -> Finding | None:
     """Checkpoints come more often than validations and every ten minutes."""
-    times, spent = evidence.counts.get("checkpoint", 0), evidence.ms.get("checkpoint", 0.0)
+    times = evidence.counts.get("checkpoint", 0)
+    spent = evidence.ms.get("checkpoint", 0.0)
     needed = max(evidence.counts.get("validation", 0), math.ceil(evidence.epochs)) + 1
     if times <= 1.5 * needed:
         return None
     why = f"{times:,} checkpoints, {spent * evidence.batches / times:.0f} ms each"
-    saved, fix = (
-        spent * (1 - needed / times),
-        "checkpoint.every_steps=null checkpoint.every_minutes=10",
-    )
+    saved = spent * (1 - needed / times)
+    fix = "checkpoint.every_steps=null checkpoint.every_minutes=10"
     return by_removing(
         evidence, saved, "checkpoint", "checkpoints", why, override=fix, quicker=_WRITES_ON
     )
@@ -216,10 +217,8 @@ def precision(evidence: Evidence) -> Finding | None:
         or any(each.cause == "precision" for each in evidence.tried)
     ):
         return by_trying(evidence, "precision", limit)
-    why, share = (
-        f"{evidence.native} is native here, and was not tried",
-        evidence.share("forward", "backward"),
-    )
+    why = f"{evidence.native} is native here, and was not tried"
+    share = evidence.share("forward", "backward")
     return Finding(
         "precision", limit, share, why, override=f"precision={evidence.native}", is_only_seen=True
     )
@@ -328,10 +327,8 @@ def tuning_whole(evidence: Evidence) -> Finding | None:
     # They are computed once, forwards, where they were computed both ways in each epoch.
     saved_ms = forward_ms * (1 - 1 / epochs) + backward_ms
     limit = f"tuning all {layers} layers, and freezing {cut} changes what is learned"
-    share, gain = (
-        saved_ms / max(evidence.total_ms, 1e-9),
-        gain_without(evidence, saved_ms, quicker=0.0),
-    )
+    share = saved_ms / max(evidence.total_ms, 1e-9)
+    gain = gain_without(evidence, saved_ms, quicker=0.0)
     why = "by arithmetic, not tried; python -m flatout probe scores each layer first"
     fix = f"model.freeze_layers={cut} model.reuse=true"
     return Finding(
@@ -340,7 +337,8 @@ def tuning_whole(evidence: Evidence) -> Finding | None:
 
 
 def _nothing_left(evidence: Evidence) -> Finding:
-    share, limit = evidence.share("forward", "backward"), "the model's own arithmetic"
+    share = evidence.share("forward", "backward")
+    limit = "the model's own arithmetic"
     is_near = evidence.mfu is not None and evidence.mfu >= _NEAR_ROOF
     begin = (
         "nothing left to gain: near the roof,"
@@ -375,10 +373,8 @@ def cut_batches(evidence: Evidence) -> Finding | None:
         return None
     why = f"each batch goes through in {evidence.pieces} pieces, as it ran out of memory whole"
     is_wide = evidence.precision == "32-true" and evidence.native not in ("", "fp32")
-    override, share = (
-        f"precision={evidence.native}" if is_wide else None,
-        evidence.share("forward", "backward"),
-    )
+    override = f"precision={evidence.native}" if is_wide else None
+    share = evidence.share("forward", "backward")
     advice = "for encoders try model.gradient_checkpointing=true"
     return Finding(
         "memory", "memory", share, why, override=override, advice=advice, is_only_seen=True
@@ -426,7 +422,8 @@ def starved(evidence: Evidence) -> Finding | None:
     """A container's limit, or other processes, keep this one from the cores."""
     starving: dict[str, Any] = {"is_only_seen": True, "takes_cores": True}
     if (held := evidence.host.get("cpu_held_back_share") or 0.0) >= 0.2:
-        why, limit = f"throttled in {held:.0%} of its periods", "the container's limit of cores"
+        why = f"throttled in {held:.0%} of its periods"
+        limit = "the container's limit of cores"
         return Finding("cpu", limit, held, why, advice="allow it more cores", **starving)
     machine, own = evidence.host.get("machine_cpu_share"), evidence.host.get("process_cpu_cores")
     # ranks are other processes too
@@ -443,7 +440,8 @@ def starved(evidence: Evidence) -> Finding | None:
     why = (
         f"{machine:.0%} of {evidence.machine_cores} cores are busy, {own:.1f} of them for this run"
     )
-    advice, left = "end or move what else runs", max(1, round(evidence.machine_cores - others))
+    advice = "end or move what else runs"
+    left = max(1, round(evidence.machine_cores - others))
     # threads of one product wait for the slowest of them
     if evidence.device == "cpu" and left < evidence.threads:
         advice += f"; until then threads={left}"
@@ -487,7 +485,8 @@ def communicating(evidence: Evidence) -> Finding | None:
     why += f" {mean(alone):.1f}; it is another step: mind optim.scale_lr"
     whole = evidence.effective_batch
     name, now = ("accumulate", evidence.accumulate) if whole is None else ("effective_batch", whole)
-    fix, gain = f"data.{name}={2 * now}", gain_without(evidence, saved, quicker=0.0)
+    fix = f"data.{name}={2 * now}"
+    gain = gain_without(evidence, saved, quicker=0.0)
     return Finding(
         "communication",
         "exchanging gradients",

@@ -20,7 +20,9 @@ from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence
 from flatout.tasks.task import Task
 
 BATCHES_A_RUN = 4  # gathered at once: a try is over before the many of a usual run would have come
-_SMALL_TOKENS, SMALL_ROWS = 2048, 128  # batches below this are tried larger
+# batches below this are tried larger
+_SMALL_TOKENS = 2048
+SMALL_ROWS = 128
 LEAST_STEPS_AN_EPOCH = 8
 FREE_BYTES = 4 << 30
 MOST_WORKERS = 8
@@ -60,7 +62,8 @@ def _feed_overrides(
     feed: Feed, evidence: Evidence
 ) -> Iterator[tuple[str, FeedKind, int | None, int | None]]:
     """Override, kind, workers and threads of each feed."""
-    model_ms, is_busy = max(evidence.model_ms, 1e-3), (evidence.feed_cores or 0.0) >= BUSY
+    model_ms = max(evidence.model_ms, 1e-3)
+    is_busy = (evidence.feed_cores or 0.0) >= BUSY
     may_reside = feed.kind is not FeedKind.resident and not is_busy and feed.transform is None
     if (
         may_reside

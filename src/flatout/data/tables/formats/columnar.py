@@ -81,10 +81,8 @@ class ParquetTable(FileTable):
         row = 0
         with self._parquet() as file:
             groups = groups or range(file.num_row_groups)
-            schema, promised = (
-                file.schema_arrow,
-                sum(file.metadata.row_group(each).num_rows for each in groups),
-            )
+            schema = file.schema_arrow
+            promised = sum(file.metadata.row_group(each).num_rows for each in groups)
             for batch in file.iter_batches(rows_per_block, groups, columns):
                 block = named_classes(batch.select(columns), schema)
                 require_whole(block, row, self._fail)
@@ -112,13 +110,11 @@ class RowGroups(Table):
     """Some row groups of a parquet file, read without the others."""
 
     def __init__(self, file: ParquetTable, groups: range) -> None:
-        self.inner, self.file, self.groups, self.name, self.columns = (
-            file,
-            file,
-            groups,
-            file.name,
-            file.columns,
-        )
+        self.inner = file
+        self.file = file
+        self.groups = groups
+        self.name = file.name
+        self.columns = file.columns
 
     def fingerprint(self) -> str:
         return f"{self.file.fingerprint()} {self.how()}"

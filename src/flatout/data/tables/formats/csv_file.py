@@ -22,7 +22,8 @@ from flatout.data.tables.reading import ReadingConfig
 from flatout.errors import UserError, require
 
 CANDIDATES = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
-_ROWS_LOOKED_AT, _NEARLY = 200, 0.9
+_ROWS_LOOKED_AT = 200
+_NEARLY = 0.9
 # pyarrow 26 reads up to 36 blocks ahead: 8 MB each cost 300 MB and gained nothing
 _CSV_BLOCK_BYTES = 1 << 21
 _OPEN_QUOTE = "an open quote at the end"
@@ -72,7 +73,9 @@ class CsvTable(FileTable):
     def __init__(
         self, path: Path, where: str, reading: ReadingConfig | None = None, *, promised: str = ","
     ) -> None:
-        self._promised, self.delimiter, self._notes = promised, promised, list[str]()
+        self._promised = promised
+        self.delimiter = promised
+        self._notes = list[str]()
         super().__init__(path, where, reading)
 
     def how(self) -> str:
@@ -197,7 +200,9 @@ class CsvTable(FileTable):
         """Row, line, number of values (0: without an end) of the first row that does not fit, and
         if it has lines.
         """
-        line, next_line, values = 1, 1, 0
+        line = 1
+        next_line = 1
+        values = 0
         row = 0 if self.reading.columns else -1  # the line that names the columns is row 0
         limit = csv.field_size_limit(LONGEST_ROW)
         try:
@@ -207,12 +212,16 @@ class CsvTable(FileTable):
                 )
                 for found in rows:
                     if found:
-                        row, line, values = row + 1, next_line, len(found)
+                        row = row + 1
+                        line = next_line
+                        values = len(found)
                     next_line = rows.line_num + 1
                     if found and values != len(self.columns):
                         break
         except csv.Error:
-            row, line, values = row + 1, next_line, 0
+            row = row + 1
+            line = next_line
+            values = 0
         finally:
             csv.field_size_limit(limit)
         return row, line, values, next_line - line > 1

@@ -26,14 +26,17 @@ from flatout.data.tables.table import Entries, Table, changed
 from flatout.errors import UserError, did_you_mean, require
 from flatout.files import has_time_moved, stamp_of
 
-HEAD_BYTES, LONGEST_ROW = 1 << 20, 1 << 24
+HEAD_BYTES = 1 << 20
+LONGEST_ROW = 1 << 24
 _FEW_LINES = 40  # so many lines say all that is asked of a head
 ONE_WAY = "Write all values of a column in one way."
 CUT_SHORT = "It was cut short or damaged: copy it, or write it, again."
 OTHER_ENCODING = "Leave data.read.encoding out for UTF-8, or name the file's own, such as cp1252."
 """Hints: for a column of mixed types, for a file whose end is missing, for one not in the encoding
 that was named."""
-_RATIO_CAP, _RATIO_FROM, _SIZE_CAP = 200, 1 << 28, 1 << 38
+_RATIO_CAP = 200
+_RATIO_FROM = 1 << 28
+_SIZE_CAP = 1 << 38
 """Honest text unpacks to ten times its size, now and then to fifty; bombs to a thousand."""
 Notes = dict[str, list[Any]]  # of files, by their names, their entries and what is noted of them
 # what heads tell: as noted before, and now (see `prints`)
@@ -50,7 +53,9 @@ class FileTable(Table):
     told_by_head: ClassVar[tuple[str, ...]] = ("columns",)  # what is known by it
 
     def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None) -> None:
-        self.path, self.where, self.reading = path, where, reading or ReadingConfig()
+        self.path = path
+        self.where = where
+        self.reading = reading or ReadingConfig()
         self.name = str(path)
         self._copy: Any = None
         self._opened_as = entry_of(self.path)
@@ -61,10 +66,8 @@ class FileTable(Table):
         """Take what the head tells from the notes, or read it; of a file that may change unseen it
         is not noted.
         """
-        (noted, found), key = (
-            HEADS.get(({}, {})),
-            f"{self.path.absolute()} {type(self).__name__} {self.reading}",
-        )
+        noted, found = HEADS.get(({}, {}))
+        key = f"{self.path.absolute()} {type(self).__name__} {self.reading}"
         if noted.get(key, [None])[0] == self._opened_as:
             found[key] = noted[key]
             vars(self).update(noted[key][1])
@@ -78,7 +81,8 @@ class FileTable(Table):
         checksum = file_checksum(self.path)
         if (stamp := entry_of(self.path)) != self._opened_as:
             # What is known of its head, and a copy, may be of what it was before.
-            self._opened_as, self._copy = stamp, None
+            self._opened_as = stamp
+            self._copy = None
             before, self.columns = self.columns, self._read_columns()
             if self.columns != before:
                 raise changed(self.name)
@@ -168,7 +172,9 @@ class _Stream(io.RawIOBase):
     """Bytes that are made while they are read of a file, for a buffered reader around it."""
 
     def __init__(self, pieces: Iterator[bytes], file: Any) -> None:
-        self._pieces, self._file, self._waiting = pieces, file, memoryview(b"")
+        self._pieces = pieces
+        self._file = file
+        self._waiting = memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -196,7 +202,8 @@ def pieces_of(file: Any) -> Iterator[bytes]:
 
 
 def _gunzipped(file: Any, path: Path, where: str) -> Iterator[bytes]:
-    packed, size = path.stat().st_size, 0
+    packed = path.stat().st_size
+    size = 0
     try:
         for piece in pieces_of(file):
             size += len(piece)
@@ -214,7 +221,8 @@ def _gunzipped(file: Any, path: Path, where: str) -> Iterator[bytes]:
 
 
 def _recoded(file: Any, encoding: str, path: Path, where: str) -> Iterator[bytes]:
-    decoder, line = codecs.getincrementaldecoder(encoding)(), 1
+    decoder = codecs.getincrementaldecoder(encoding)()
+    line = 1
     for data in chain(pieces_of(file), [b""]):
         try:
             text = decoder.decode(data, final=not data)

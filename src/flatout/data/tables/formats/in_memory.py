@@ -58,7 +58,9 @@ def _arrow_table(rows: Any, where: str) -> pa.Table:
 
 class MemoryTable(Table):
     def __init__(self, rows: pa.Table) -> None:
-        self.name, self._schema, self.num_rows = "table in memory", rows.schema, rows.num_rows
+        self.name = "table in memory"
+        self._schema = rows.schema
+        self.num_rows = rows.num_rows
         self.rows = rows.replace_schema_metadata(None)
         self.columns: Sequence[str] = list(rows.column_names)
 
@@ -78,8 +80,10 @@ class DatasetTable(Table):
     """
 
     def __init__(self, rows: Any) -> None:
-        self.name, self.num_rows = rows.info.dataset_name or "datasets table", rows.num_rows
-        self._rows, self._schema = rows.with_format("arrow"), rows.features.arrow_schema
+        self.name = rows.info.dataset_name or "datasets table"
+        self.num_rows = rows.num_rows
+        self._rows = rows.with_format("arrow")
+        self._schema = rows.features.arrow_schema
         self.columns: Sequence[str] = list(rows.column_names)
 
     def how(self) -> str:

@@ -26,7 +26,8 @@ from flatout.data.tables.formats.file import (
     require_utf8,
 )
 
-_BLOCK_BYTES, _ROWS_LOOKED_AT = 1 << 23, 1_000
+_BLOCK_BYTES = 1 << 23
+_ROWS_LOOKED_AT = 1_000
 _JSON_FORMS = "Write one object a line, or one array of objects."
 _DECODER = json.JSONDecoder()
 _BETWEEN = re.compile(r"\s*(?:,\s*)?")
@@ -42,12 +43,14 @@ class JsonTable(FileTable):
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
         types: Types = {}
         if self._is_array():
-            rows, first = self._array(), 1
+            rows = self._array()
+            first = 1
             while block := list(islice(rows, rows_per_block)):
                 yield self._block(block, columns, types, first)
                 first += len(block)
             return
-        row = line = 1
+        row = 1
+        line = 1
         for piece in self._pieces():
             found = self._parsed(piece, columns, types)
             if found is None:
@@ -140,7 +143,9 @@ class JsonTable(FileTable):
         """The objects of an array, one after the other, from a window that moves over the file."""
         with self._open() as file:
             texts = self._texts(file)
-            window, place, row = next(texts, "").lstrip()[1:], 0, 0
+            window = next(texts, "").lstrip()[1:]
+            place = 0
+            row = 0
             while True:
                 between = _BETWEEN.match(window, place)
                 place = between.end() if between else place
@@ -149,14 +154,16 @@ class JsonTable(FileTable):
                 except (json.JSONDecodeError, RecursionError) as error:
                     if window[place : place + 1] == "]":
                         break
-                    window, place = window[place:], 0
+                    window = window[place:]
+                    place = 0
                     if len(window) > LONGEST_ROW or not (more := next(texts, "")):
                         raise self._fail(
                             f"row {row + 1}: not valid JSON ({_reason(error)})", _JSON_FORMS
                         ) from None
                     window += more
                     continue
-                row, place = row + 1, end
+                row = row + 1
+                place = end
                 if not isinstance(found, dict):
                     raise self._fail(
                         f"row {row}: a {type(found).__name__} where an object is needed",

@@ -31,7 +31,8 @@ from flatout.errors import UserError, require
 
 COLUMNS = ["tokens", "tags"]
 _DOCUMENT = "-DOCSTART-"
-_LONGEST_SENTENCE, _LONGEST_TEXT = 100_000, 1 << 26
+_LONGEST_SENTENCE = 100_000
+_LONGEST_TEXT = 1 << 26
 _ENDINGS = ("", ".txt", ".text")
 
 
@@ -56,7 +57,8 @@ class ConllTable(FileTable):
 
     def _read_columns(self) -> list[str]:
         self._head()
-        self._separator, self._width = None, 0
+        self._separator = None
+        self._width = 0
         for _, line in self._lines():
             if line.strip() and not line.startswith((_DOCUMENT, "# ")):
                 self._separator = "\t" if "\t" in line else None
@@ -65,7 +67,8 @@ class ConllTable(FileTable):
         raise self._fail("no rows")
 
     def _sentences(self) -> Iterator[tuple[list[str], list[str]]]:
-        words, tags = list[str](), list[str]()
+        words = list[str]()
+        tags = list[str]()
         for number, line in chain(self._lines(), [(0, "")]):  # an empty line ends the last sentence
             values = line.split(self._separator)
             if not line.strip() or line.startswith(_DOCUMENT):
@@ -109,7 +112,9 @@ class TextFolder(Table):
     columns: Sequence[str] = ("text", "label", "file")
 
     def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None) -> None:
-        self.path, self.where, self.name = path, where, str(path)
+        self.path = path
+        self.where = where
+        self.name = str(path)
         self._encoding = (reading or ReadingConfig()).encoding
         files = [
             file
