@@ -172,14 +172,21 @@ class RunConfig:
         )
         self.logger = chosen_loggers(self.logger)
         for name, callback in self.callbacks.items():
-            what = f"{type(callback).__name__} is no callback of Lightning"
-            hint = "Name a subclass of lightning.Callback."
-            require(isinstance(callback, L.Callback), f"callbacks.{name}", what, hint=hint)
+            require(
+                isinstance(callback, L.Callback),
+                f"callbacks.{name}",
+                f"{type(callback).__name__} is no callback of Lightning",
+                hint="Name a subclass of lightning.Callback.",
+            )
         self._require_trainer_settings()
         if self.has_own_parts:
             _require_own_parts(self.task, self.data)
-            hint = "Set trainer.strategy=ddp."
-            require(not self.is_sharded, _OF_FSDP, "does not serve modules of your own", hint=hint)
+            require(
+                not self.is_sharded,
+                _OF_FSDP,
+                "does not serve modules of your own",
+                hint="Set trainer.strategy=ddp.",
+            )
             require(
                 not self.tune.enabled,
                 "tune",
@@ -199,11 +206,10 @@ class RunConfig:
             )
             require(is_part, name, what, allowed="one of your own, or settings of flatout")
         for name in ("trainer", "callbacks"):
-            what = f"{getattr(self, name)!r} is no mapping"
             require(
                 isinstance(getattr(self, name), Mapping),
                 name,
-                what,
+                f"{getattr(self, name)!r} is no mapping",
                 hint=f"Write fit({name}={{…: …}}).",
             )
 
@@ -235,13 +241,16 @@ class RunConfig:
         if self.is_sharded:
             why = kind_of(self.data).why_whole
             require(not why, _OF_FSDP, why, hint="Leave it out.")
-            what = "needs tune=off, which measures whole models on one device"
-            require(not self.tune.enabled, _OF_FSDP, what, hint=hint)
-            what = "does not work with precision=fp16: its scaler needs whole gradients"
+            require(
+                not self.tune.enabled,
+                _OF_FSDP,
+                "needs tune=off, which measures whole models on one device",
+                hint=hint,
+            )
             require(
                 self.precision is not Precision.fp16,
                 _OF_FSDP,
-                what,
+                "does not work with precision=fp16: its scaler needs whole gradients",
                 hint="Set precision=bf16 or fp32.",
             )
             require(
@@ -293,13 +302,10 @@ def _require_own_parts(module: Any, data: Any) -> None:
     is_own_data = is_data and not isinstance(data, StoreData)
     reads_ours = not is_own_module or isinstance(module, Task)
     name = type(module).__name__.removesuffix("Config")
-    what = (
-        f"{name} reads the batches of flatout's DataModules, and {type(data).__name__} is your own"
-    )
     require(
         not (reads_ours and is_own_data),
         "task",
-        what,
+        f"{name} reads the batches of flatout's DataModules, and {type(data).__name__} is your own",
         hint="Set task._target_ to your LightningModule.",
     )
     hooks: list[tuple[str, Any, str, str]] = []

@@ -224,12 +224,11 @@ def settings_of(kind: type[Settings], given: Any) -> Settings:
     """
     given = {} if given is None else given
     if not isinstance(given, Mapping):
-        allowed = "it, or a mapping of its settings"
         require(
             isinstance(given, kind),
             kind.__name__,
             f"{given!r} does not belong here",
-            allowed=allowed,
+            allowed="it, or a mapping of its settings",
         )
         return given
     hints = typing.get_type_hints(kind)

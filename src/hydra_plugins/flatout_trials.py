@@ -113,12 +113,11 @@ class TrialSweeper(Sweeper):
         from flatout.sweep.sweep import sweep
 
         _require_one_process()
-        hint = "Resume it by: python -m flatout sweep resume FOLDER."
         require(
             not any(map(_is_resume, arguments)),
             "resume",
             "is of runs, and this is a sweep",
-            hint=hint,
+            hint="Resume it by: python -m flatout sweep resume FOLDER.",
         )
         if (launcher := self.hydra_config.launcher).get("_target_") != LauncherSettings._target_:
             raise UserError(
@@ -126,12 +125,11 @@ class TrialSweeper(Sweeper):
             )
         written = [f"{key}={value}" for key, value in (self.settings.pop("space") or {}).items()]
         for override in OverridesParser.create(config_loader=self.loader).parse_overrides(written):
-            hint = "Write choice(…), interval(…) or range(…)."
             require(
                 override.is_sweep_override(),
                 f"space: {override.get_key_element()}",
                 "has one value",
-                hint=hint,
+                hint="Write choice(…), interval(…) or range(…).",
             )
         fixed, space = _fixed_and_searched(self.loader, [*written, *arguments])
         settings = SweeperSettings(**self.settings)
@@ -161,12 +159,11 @@ class TrialSweeper(Sweeper):
 def _require_one_process() -> None:
     from flatout.distributed.ranks import Ranks
 
-    hint = "Start it once, and set trainer.devices for the devices of each trial."
     require(
         not Ranks.here().are_several,
         "-m",
         "several ranks are running, and each would start all trials",
-        hint=hint,
+        hint="Start it once, and set trainer.devices for the devices of each trial.",
     )
 
 
@@ -176,12 +173,11 @@ def _is_resume(word: str) -> bool:
 
 def _asks_to_resume(words: Sequence[str]) -> bool:
     asked = [word.partition("=")[2].strip("\"'") for word in words if _is_resume(word)][-1:]
-    hint = "Set resume=auto, and hydra.sweep.dir=FOLDER where it is not the newest one."
     require(
         asked in ([], ["auto"], ["null"]),
         "resume",
         f"{''.join(asked)} is one run, and -m are many",
-        hint=hint,
+        hint="Set resume=auto, and hydra.sweep.dir=FOLDER where it is not the newest one.",
     )
     return asked == ["auto"]
 
@@ -195,9 +191,12 @@ def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | N
     if is_named:
         searched = folder
         before = begun_with(folder)
-        what = f"{folder} holds trials of other words: {shlex.join(before or [])}"
-        hint = "Choose another hydra.sweep.dir, or give that command again."
-        require(before in (None, words), "hydra.sweep.dir", what, hint=hint)
+        require(
+            before in (None, words),
+            "hydra.sweep.dir",
+            f"{folder} holds trials of other words: {shlex.join(before or [])}",
+            hint="Choose another hydra.sweep.dir, or give that command again.",
+        )
         found = None if before is None else folder
     else:
         searched = folder.parent

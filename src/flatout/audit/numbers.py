@@ -170,12 +170,14 @@ class _Folds:
         groups, group_R = np.unique(
             rows.groups if len(set(rows.groups)) > 1 else range(count), return_inverse=True
         )
-        what = (
-            f"{counted(len(groups), 'group' if len(groups) < count else rows.what[:-1])} for"
-            f" {num_folds} folds"
-        )
         require(
-            len(groups) >= num_folds, "folds", what, hint="Set folds to fewer, or name more data."
+            len(groups) >= num_folds,
+            "folds",
+            (
+                f"{counted(len(groups), 'group' if len(groups) < count else rows.what[:-1])} for"
+                f" {num_folds} folds"
+            ),
+            hint="Set folds to fewer, or name more data.",
         )
         rank_G = np.random.default_rng(0).permutation(len(groups))
         by_group = np.argsort(group_R, kind="stable")

@@ -123,14 +123,11 @@ def read_audit_rows(
     if isinstance(source, TagSource):
         classes = [NO_ENTITY, *source.census.types]
         spans = list(entities_and_like(source.census, blocks))
-        what = (
-            f"{len(spans)} entities and words like them, of {len(classes) - 1} types, are too few"
-            " to be audited"
-        )
         require(
             len(spans) >= LEAST_ROWS and len(classes) > 1,
             "data.label",
-            what,
+            f"{len(spans)} entities and words like them, of {len(classes) - 1} types, are too few"
+            " to be audited",
             allowed=f"{LEAST_ROWS} or more",
         )
         texts, shown = (np.array([each[nth] for each in spans], object) for nth in range(2))
@@ -183,16 +180,18 @@ def _require_groups(found: AuditRows, config: TextDataConfig, num_folds: int) ->
     is_by_text = not (config.group or found.is_tagged)
     num_groups = len(np.unique(found.groups))
     where = f"data.group={config.group}" if config.group else "folds"
-    what = f"{num_groups} different texts are too few to be audited"
     require(
         num_groups >= LEAST_ROWS or not is_by_text,
         "data.source",
-        what,
+        f"{num_groups} different texts are too few to be audited",
         allowed=f"{LEAST_ROWS} or more",
     )
-    what = f"{num_groups} groups for {num_folds} folds"
-    hint = "Set folds to fewer, or leave data.group out."
-    require(num_groups >= num_folds, where, what, hint=hint)
+    require(
+        num_groups >= num_folds,
+        where,
+        f"{num_groups} groups for {num_folds} folds",
+        hint="Set folds to fewer, or leave data.group out.",
+    )
 
 
 def _read(source: TextSource) -> tuple[TextSurvey, Blocks]:
@@ -201,8 +200,12 @@ def _read(source: TextSource) -> tuple[TextSurvey, Blocks]:
         surveyed = TextSurvey(source).run(progress.task("checking"))
         source.require_words(surveyed.has_words)
         num_rows = sum(surveyed.rows.values())
-        what = f"{num_rows} rows are too few to be audited"
-        require(num_rows >= LEAST_ROWS, "data.source", what, allowed=f"{LEAST_ROWS} or more")
+        require(
+            num_rows >= LEAST_ROWS,
+            "data.source",
+            f"{num_rows} rows are too few to be audited",
+            allowed=f"{LEAST_ROWS} or more",
+        )
         return surveyed, list(source.texts_and_labels(surveyed.fates, progress.task("reading")))
 
 
@@ -215,8 +218,12 @@ def read_unlabelled(config: TextDataConfig, file: str) -> list[str]:
     for rows, block in table.numbered(roles.texts):
         found, _ = read_texts(block, roles, rows, Findings(table.name))
         texts += [text or "" for text in found.to_pylist()]
-        what = f"{file} has more than {_MOST_UNLABELLED:,} rows"
-        require(len(texts) <= _MOST_UNLABELLED, "unlabelled", what, hint="Take a part of it.")
+        require(
+            len(texts) <= _MOST_UNLABELLED,
+            "unlabelled",
+            f"{file} has more than {_MOST_UNLABELLED:,} rows",
+            hint="Take a part of it.",
+        )
     require(bool(texts), "unlabelled", f"{file} has no rows")
     return texts
 

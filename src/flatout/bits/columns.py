@@ -87,8 +87,9 @@ class BitColumn:
                 if isinstance(error, pa.ArrowInvalid)
                 else f"{column.type}, not the form {self.form}"
             )
-            what = f"column {self.name!r} of {self.source} holds {found}"
-            raise UserError("data.bits", what, hint=hint) from None
+            raise UserError(
+                "data.bits", f"column {self.name!r} of {self.source} holds {found}", hint=hint
+            ) from None
 
     def _form_of(self, column: pa.Array) -> Form:
         kind = column.type
@@ -101,9 +102,13 @@ class BitColumn:
             return Form.packed if are_bits else Form.numbers
         if are_bytes(kind):
             return Form.packed
-        what = f"column {self.name!r} of {self.source} holds {kind}"
-        allowed = "texts of 0 and 1, hexadecimal or base64 texts, bytes, lists"
-        require(is_text(kind), "data.bits", what, allowed=allowed, hint=_NAME_IT)
+        require(
+            is_text(kind),
+            "data.bits",
+            f"column {self.name!r} of {self.source} holds {kind}",
+            allowed="texts of 0 and 1, hexadecimal or base64 texts, bytes, lists",
+            hint=_NAME_IT,
+        )
         # one odd row decides nothing
         forms = Counter(map(written_form, column.slice(0, _LOOKED_AT).to_pylist()))
         return max(forms, key=forms.__getitem__, default=Form.binary)

@@ -195,9 +195,12 @@ class BitsPreparation:
             survey.num_inputs = (
                 self.config.encoding.num_bits if self.bits is None else self._column.num_bits or 0
             )
-        what = f"no records are left for training in {self.tables['train'].name}"
-        hint = "Give more records, or lower data.validation_share and data.test_share."
-        require(bool(survey.num_rows), "data.source", what, hint=hint)
+        require(
+            bool(survey.num_rows),
+            "data.source",
+            f"no records are left for training in {self.tables['train'].name}",
+            hint="Give more records, or lower data.validation_share and data.test_share.",
+        )
         return survey
 
     def _holds_sets(self) -> bool:
@@ -257,20 +260,23 @@ class BitsPreparation:
                 survey.bits_set += int(np.bitwise_count(encoded).sum())
                 firsts = firsts or [*encoded[:1]]
                 differ = differ or bool(len(encoded) and np.not_equal(encoded, firsts[0]).any())
-        what = f"every record of {self.tables['train'].name} has the same bits"
         require(
             differ or totals["train"]["rows"] < 2,
             "data.bits",
-            what,
+            f"every record of {self.tables['train'].name} has the same bits",
             hint="Name the column of the encodings.",
         )
         for split, total in totals.items():
             where = f"data.{split}" if split in self.tables else "data.source"
-            what = f"no records are left for the {split} split of {self.tables['train'].name}"
-            hint = (
-                f"Give more records, raise data.{split}_share, or name a file: data.{split}=FILE."
+            require(
+                total["rows"] > 0,
+                where,
+                f"no records are left for the {split} split of {self.tables['train'].name}",
+                hint=(
+                    f"Give more records, raise data.{split}_share, or name a file:"
+                    f" data.{split}=FILE."
+                ),
             )
-            require(total["rows"] > 0, where, what, hint=hint)
         return totals
 
     def _reader(self) -> Callable[[Record], Packed | Sets]:
@@ -349,34 +355,45 @@ class BitsPreparation:
             return self.config.bits
         found = [name for name in table.columns if name.lower() in KNOWN_BITS]
         if len(found) > 1:
-            hint = f"Name one: data.bits={found[0]}."
             raise UserError(
                 "data.bits",
                 f"{table.name} has several encodings",
                 allowed=", ".join(found),
-                hint=hint,
+                hint=f"Name one: data.bits={found[0]}.",
             )
         return found[0] if found else None
 
     def _text_columns(self, table: Table) -> list[str]:
         """The plain text: what is named, else every column before the encoding but the uid."""
         if self.config.columns is not None:
-            hint = "Name columns, or leave the setting out."
-            require(bool(self.config.columns), "data.columns", "an empty list", hint=hint)
+            require(
+                bool(self.config.columns),
+                "data.columns",
+                "an empty list",
+                hint="Name columns, or leave the setting out.",
+            )
             return list(self.config.columns)
         end = table.columns.index(self.bits) if self.bits else len(table.columns)
         found = [name for name in table.columns[:end] if name != self.uid]
-        what = f"no column of {table.name} stands before the encoding"
         require(
-            bool(found), "data.columns", what, allowed=", ".join(table.columns), hint=_NAME_TEXTS
+            bool(found),
+            "data.columns",
+            f"no column of {table.name} stands before the encoding",
+            allowed=", ".join(table.columns),
+            hint=_NAME_TEXTS,
         )
         return found
 
     def _text(self, column: pa.Array, name: str, source: str) -> pa.Array:
         column = decoded(column)
         if not (is_text(column.type) or pa.types.is_null(column.type)):
-            what = f"column {name!r} of {source} holds {column.type}"
-            require(is_plain(column.type), "data.columns", what, allowed="texts", hint=_NAME_TEXTS)
+            require(
+                is_plain(column.type),
+                "data.columns",
+                f"column {name!r} of {source} holds {column.type}",
+                allowed="texts",
+                hint=_NAME_TEXTS,
+            )
         # The character that parts fields in the store is no part of anybody's name.
         return pc.replace_substring(
             pc.fill_null(column.cast(pa.large_string()), ""), FIELD_END, " "
@@ -390,8 +407,12 @@ class BitsPreparation:
                 *["…"] * (len(without) > _ROWS_NAMED),
             ]
         )
-        hint = "Fill it in, or name another column: data.uid=COLUMN."
-        require(not len(without), "data.uid", f"{source}: no {self.uid} in row {named}", hint=hint)
+        require(
+            not len(without),
+            "data.uid",
+            f"{source}: no {self.uid} in row {named}",
+            hint="Fill it in, or name another column: data.uid=COLUMN.",
+        )
 
     def _assigned(
         self, name: str, fields: list[pa.Array]

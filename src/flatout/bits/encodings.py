@@ -110,9 +110,12 @@ class EncodingConfig:
         require(
             self.size <= 1 << 16, "encoding.size", f"{self.size}", allowed="at most 65,536 bits"
         )
-        what = f"{self.diffusion} of {self.size} bits"
-        hint = f"Set it to {self.num_bits} or less, or make the filter larger."
-        require(self.diffusion <= self.num_bits, "encoding.diffusion", what, hint=hint)
+        require(
+            self.diffusion <= self.num_bits,
+            "encoding.diffusion",
+            f"{self.diffusion} of {self.size} bits",
+            hint=f"Set it to {self.num_bits} or less, or make the filter larger.",
+        )
 
     @property
     def num_bits(self) -> int:

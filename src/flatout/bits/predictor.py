@@ -157,8 +157,11 @@ class GramPredictor(RunPredictor):
         """`[N, H]` probabilities of the grams that were hashed."""
         model = self.model
         if not isinstance(model, BitMLP) or model.detectors is None:
-            what = "this model has no detectors, which texts are rebuilt from"
-            raise UserError("--rebuild", what, hint="Train with model=bitmlp model.detectors=true.")
+            raise UserError(
+                "--rebuild",
+                "this model has no detectors, which texts are rebuilt from",
+                hint="Train with model=bitmlp model.detectors=true.",
+            )
         return self._each(encodings, model.detect)
 
     def read(self, probabilities: Tensor) -> list[GramPrediction]:

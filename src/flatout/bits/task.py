@@ -78,10 +78,11 @@ class GramDecoder(Task):
         self.register_buffer("weights_C", weights, persistent=False)
 
     def take_info(self, info: Any) -> None:
-        what = f"{type(info).__name__} has no grams"
-        hint = "Use Classifier for texts and Tagger for tags."
         require(
-            isinstance(getattr(info, "labels", None), GramLabels), "GramDecoder", what, hint=hint
+            isinstance(getattr(info, "labels", None), GramLabels),
+            "GramDecoder",
+            f"{type(info).__name__} has no grams",
+            hint="Use Classifier for texts and Tagger for tags.",
         )
         self.take_labels(info.labels)
 

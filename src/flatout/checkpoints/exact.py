@@ -185,9 +185,12 @@ class ExactCheckpoint(Checkpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         is_known = self.boundary.at.step == trainer.global_step
         is_fresh = not trainer.global_step and not getattr(trainer, "fast_dev_run", False)
-        hint = "Pass ckpt_path=exact.latest() to continue it, or name another folder."
-        what = f"{self.folder} has checkpoints of another training, which this one would remove"
-        require(not (is_fresh and newest_first(self.folder)), "ExactCheckpoint", what, hint=hint)
+        require(
+            not (is_fresh and newest_first(self.folder)),
+            "ExactCheckpoint",
+            f"{self.folder} has checkpoints of another training, which this one would remove",
+            hint="Pass ckpt_path=exact.latest() to continue it, or name another folder.",
+        )
         if (
             self.best_so_far.monitor is not None
             and not trainer.enable_validation
@@ -307,8 +310,11 @@ class ExactCheckpoint(Checkpoint):
                 was, now = (
                     str(name).removeprefix("val/") for name in (state_dict["monitor"], best.monitor)
                 )
-                hint = f"To keep the best so far, set checkpoint.metric={was}."
-                raise UserError("checkpoint.metric", f"was {was} and is {now}", hint=hint)
+                raise UserError(
+                    "checkpoint.metric",
+                    f"was {was} and is {now}",
+                    hint=f"To keep the best so far, set checkpoint.metric={was}.",
+                )
             require_whole(self.folder / f"step-{best.step}")
             link(self.folder, "best", best.step)
         except UserError as error:

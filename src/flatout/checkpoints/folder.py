@@ -112,9 +112,10 @@ class FolderCheckpointIO(CheckpointIO):
             if not isinstance(state, dict):
                 raise TypeError(f"{STATE} holds no mapping")
         except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
-            hint = "Name a checkpoint of a run, such as RUN/checkpoints/last."
             raise UserError(
-                f"checkpoint {folder}", f"not a checkpoint of ours: {_words(error)}", hint=hint
+                f"checkpoint {folder}",
+                f"not a checkpoint of ours: {_words(error)}",
+                hint="Name a checkpoint of a run, such as RUN/checkpoints/last.",
             ) from None
         return {**state, ABOUT: about} if about else state
 
@@ -159,9 +160,12 @@ def route_folders(trainer: L.Trainer, folder: Path) -> None:
     """Let a Trainer write checkpoint folders below `folder`, and read them from anywhere."""
     strategy, standing = trainer.strategy, trainer.strategy.checkpoint_io
     writes_itself = type(strategy).save_checkpoint is not Strategy.save_checkpoint
-    what = f"{type(strategy).__name__} writes checkpoints in a format that only it can read"
-    hint = "Use Lightning's ModelCheckpoint with this strategy."
-    require(not writes_itself or hasattr(strategy, "share_out"), "ExactCheckpoint", what, hint=hint)
+    require(
+        not writes_itself or hasattr(strategy, "share_out"),
+        "ExactCheckpoint",
+        f"{type(strategy).__name__} writes checkpoints in a format that only it can read",
+        hint="Use Lightning's ModelCheckpoint with this strategy.",
+    )
     if isinstance(standing, RoutedCheckpointIO):
         standing = standing.ordinary
     if not isinstance(standing, FolderCheckpointIO):
@@ -191,8 +195,12 @@ def require_whole(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"checkpoint {folder}", f"not a whole checkpoint: {_words(error)}", hint=hint
         ) from None
-    what = f"damaged: {', '.join(broken)} differ from what was written"
-    require(not broken, f"checkpoint {folder}", what, hint=REMOVE_IT)
+    require(
+        not broken,
+        f"checkpoint {folder}",
+        f"damaged: {', '.join(broken)} differ from what was written",
+        hint=REMOVE_IT,
+    )
     return about
 
 

@@ -189,11 +189,11 @@ class Boundary:
             batches = Batches(**{**checkpoint["batches"], "loaders": loaders})
             self._batches = batches
         else:
-            hint = "Pass the same DataModule: trainer.fit(module, datamodule=data, ckpt_path=…)."
-            what = (
-                "the checkpoint was saved with a DataModule of flatout, and this training has none"
+            raise UserError(
+                "ExactCheckpoint",
+                "the checkpoint was saved with a DataModule of flatout, and this training has none",
+                hint="Pass the same DataModule: trainer.fit(module, datamodule=data, ckpt_path=…).",
             )
-            raise UserError("ExactCheckpoint", what, hint=hint)
         checkpoint["loops"] = loops_at(self.at, batches)
         for part in _parts_with_position(trainer):
             part.load_position_state(states, rank)

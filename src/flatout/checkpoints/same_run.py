@@ -148,17 +148,19 @@ def require_same_run(then: dict[str, Any], now: dict[str, Any], *, anyway: bool)
         )
     if then.get("model") != now["model"]:
         what = "; ".join(["the model has other weights", *found])
-        hint = "Set the model back, or leave resume out: a new run begins."
-        raise UserError("resume", f"this is not the run that was begun: {what}", hint=hint)
-    hint = (
-        "Set it back, or add resume_anyway=true to go on all the same; without resume a new run"
-        " begins."
-    )
+        raise UserError(
+            "resume",
+            f"this is not the run that was begun: {what}",
+            hint="Set the model back, or leave resume out: a new run begins.",
+        )
     require(
         anyway or not found,
         "resume",
         f"this is not the run that was begun: {'; '.join(found)}",
-        hint=hint,
+        hint=(
+            "Set it back, or add resume_anyway=true to go on all the same; without resume a new run"
+            " begins."
+        ),
     )
     return [*lines, *(f"resume: resuming although {each}" for each in found)]
 
@@ -166,7 +168,9 @@ def require_same_run(then: dict[str, Any], now: dict[str, Any], *, anyway: bool)
 def require_same_training(then: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse a checkpoint whose position counts other steps, in a plain Trainer."""
     found = "; ".join(differences(then, now))
-    hint = "Set it back, or leave ckpt_path out: training starts from the first step."
     require(
-        not found, "ExactCheckpoint", f"the checkpoint is of another training: {found}", hint=hint
+        not found,
+        "ExactCheckpoint",
+        f"the checkpoint is of another training: {found}",
+        hint="Set it back, or leave ckpt_path out: training starts from the first step.",
     )

@@ -163,8 +163,12 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, 
     is_writable = place.is_dir() and os.access(place, os.W_OK)
     table = folder / name
     require(is_writable, "out", f"cannot write to {folder}", hint="Name another: out=FOLDER.")
-    hint = f"Name another: out=FOLDER; {name} may hold what you decided."
-    require(not table.exists(), "out", f"{table} is there already", hint=hint)
+    require(
+        not table.exists(),
+        "out",
+        f"{table} is there already",
+        hint=f"Name another: out=FOLDER; {name} may hold what you decided.",
+    )
     measure(settings, config, command, of)
     print_line(f"{table}, {folder / PAGE}: {time.perf_counter() - began:.0f} s")
 
@@ -244,9 +248,13 @@ def _audit_texts(
 
 def _require_same(of: dict[str, Any], found: str) -> None:
     asked = (of.get("data") or {}).get("source")
-    what = f"the run read {asked}, these settings read {found}"
     hint = "Start it where the run was started"
-    require(asked in (None, found), "audit", what, hint=f"{hint}, or name data.source=FILE.")
+    require(
+        asked in (None, found),
+        "audit",
+        f"the run read {asked}, these settings read {found}",
+        hint=f"{hint}, or name data.source=FILE.",
+    )
 
 
 def _audit_numbers(

@@ -101,8 +101,12 @@ def add_checkout_to_path() -> None:
     """
     root = Path(flatout.__file__).parents[2]
     is_checkout = (root / "benchmarks" / "__init__.py").is_file()
-    hint = "Run it in a checkout of the project, installed with pip install -e ."
-    require(is_checkout, "bench", "the benchmarks are not part of the installed package", hint=hint)
+    require(
+        is_checkout,
+        "bench",
+        "the benchmarks are not part of the installed package",
+        hint="Run it in a checkout of the project, installed with pip install -e .",
+    )
     if str(root) not in sys.path:
         sys.path.append(str(root))
 

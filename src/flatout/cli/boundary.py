@@ -203,9 +203,12 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
             own = group != "callbacks" and where == f"hydra.{group}"
             if not own and not is_allowed(each["_target_"], allowed):
                 package = str(each["_target_"]).partition(".")[0]
-                hint = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
                 raise UserError(
-                    where, f"_target_ {each['_target_']!r} is from a package not trusted", hint=hint
+                    where,
+                    f"_target_ {each['_target_']!r} is from a package not trusted",
+                    hint=(
+                        f"Trust a package of yours on the command line: +allow_targets=[{package}]."
+                    ),
                 )
     # submitit runs these in a shell
     for name in ("setup", "additional_parameters", "srun_args", "python"):
@@ -317,8 +320,12 @@ def check_targets(
     """Refuse each `_target_` that is not allowed, and arguments that lead out of `folders`."""
     for place, settings in targets(config, ""):
         found = _part_of_a_run(settings["_target_"], place, allowed)
-        what = "makes a function, and a run needs objects"
-        require(not settings.get("_partial_"), f"{place}._partial_", what, hint="Leave it out.")
+        require(
+            not settings.get("_partial_"),
+            f"{place}._partial_",
+            "makes a function, and a run needs objects",
+            hint="Leave it out.",
+        )
         if not is_allowed(settings["_target_"], allowed):
             _check_arguments(found, settings, place, folders)
 
@@ -371,8 +378,12 @@ def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
     is_listed = is_trusted or module in _DOORS or _is_place(module)
     require(is_listed, where, unlisted, allowed=kinds, hint=trust)
     found = _found(target)
-    hint = "Check the spelling, and that its package is installed."
-    require(found is not None, where, f"_target_ {target}: there is no such class", hint=hint)
+    require(
+        found is not None,
+        where,
+        f"_target_ {target}: there is no such class",
+        hint="Check the spelling, and that its package is installed.",
+    )
     if not (isinstance(found, type) and issubclass(found, tuple(map(_found, _KINDS)))):
         names = ", ".join(kind.rpartition(".")[2] for kind in _KINDS)
         raise UserError(
@@ -413,7 +424,9 @@ def _check_arguments(
         if name in _FOLDERS and value is not None:
             require_inside(str(value), folders, f"{where}.{name}")
         elif name in _PARTS and isinstance(value, str):
-            allowed = "a name without '..' that begins with no '/' or '~'"
             require(
-                not value or is_plain_part(value), f"{where}.{name}", repr(value), allowed=allowed
+                not value or is_plain_part(value),
+                f"{where}.{name}",
+                repr(value),
+                allowed="a name without '..' that begins with no '/' or '~'",
             )

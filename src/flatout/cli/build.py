@@ -47,18 +47,22 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
     from flatout.run.kinds import kind_of
     from flatout.run_log import RunLog
 
-    hint = "Call prepare_data of your DataModule."
     require(
-        not config.has_own_parts, "build", "a module or data of your own have no store", hint=hint
+        not config.has_own_parts,
+        "build",
+        "a module or data of your own have no store",
+        hint="Call prepare_data of your DataModule.",
     )
     kind = kind_of(config.data)
     parts = engine.parts_of(arguments, may_be_here=True)
     if kind.in_parts and (why := why_all_again(config.data)):
         print_line(f"more rows later encode all rows again: {why}")
     where = "--part" if arguments.part else "--on" if parts else ""
-    what = "parts are of texts without tags"
     require(
-        kind.in_parts or not where, where, what, hint="Build without it: one process is enough."
+        kind.in_parts or not where,
+        where,
+        "parts are of texts without tags",
+        hint="Build without it: one process is enough.",
     )
     if arguments.part is not None:
         number, count = engine.part_of(arguments.part)

@@ -146,9 +146,11 @@ def _set(root: DictConfig, word: Override) -> None:
         OmegaConf.is_dict(OmegaConf.select(root, group)), key, f"{group} is no group of settings"
     )
     is_group = is_dataclass(OmegaConf.get_type(OmegaConf.select(root, key)))
-    hint = f"Name one of them: {key}.NAME=VALUE."
     require(
-        not is_group or isinstance(word.value(), dict), key, "is a group of settings", hint=hint
+        not is_group or isinstance(word.value(), dict),
+        key,
+        "is a group of settings",
+        hint=f"Name one of them: {key}.NAME=VALUE.",
     )
     OmegaConf.update(root, key, word.value())
 

@@ -47,8 +47,12 @@ def run(arguments: argparse.Namespace) -> None:
     folders = [Path(run) for run in arguments.runs]
     are_groups = len(folders) == 2 and all(map(summaries_in, folders))
     if are_groups and not all((each / NUMBERS).is_file() for each in folders):
-        hint = "Leave it out: two groups have no page."
-        require(arguments.html is None, "--html", "is for encodings of bit strings", hint=hint)
+        require(
+            arguments.html is None,
+            "--html",
+            "is for encodings of bit strings",
+            hint="Leave it out: two groups have no page.",
+        )
         show_groups(compare_groups(*folders), folders)
         return
     found = {run: read_exposure(Path(run)) for run in arguments.runs}
@@ -57,9 +61,10 @@ def run(arguments: argparse.Namespace) -> None:
         try:
             arguments.html.write_text(page(found), encoding="utf-8")
         except OSError as error:
-            hint = "Name a file in a folder that you may write to."
             raise UserError(
-                "--html", f"cannot write {arguments.html}: {error.strerror}", hint=hint
+                "--html",
+                f"cannot write {arguments.html}: {error.strerror}",
+                hint="Name a file in a folder that you may write to.",
             ) from None
 
 

@@ -288,8 +288,11 @@ def _unknown_argument(key: str) -> UserError:
     if name in REPLACED and name not in OWN_PARTS_MAY_SET:
         return UserError(key, "has a setting of its own", hint=f"Set {REPLACED[name]} instead.")
     if name in TRAINER_ARGUMENTS:
-        hint = f"Arguments of Lightning's Trainer are added with a plus sign: +{key}=VALUE."
-        return UserError(key, "no such key", hint=hint)
+        return UserError(
+            key,
+            "no such key",
+            hint=f"Arguments of Lightning's Trainer are added with a plus sign: +{key}=VALUE.",
+        )
     near = nearest(name, TRAINER_ARGUMENTS)
     hint = where_listed("trainer")
     if near:

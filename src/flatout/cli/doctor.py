@@ -120,8 +120,12 @@ def confirm(folder: Path, more: Sequence[str]) -> Confirmation:
     words = words_of(folder, summary, more)
     override = found["override"]
     steps = steps_of_a_round(evidence)
-    hint = "Only an override of the command line can be confirmed."
-    require(bool(override), str(folder), f"nothing to confirm: {found['sentence']}", hint=hint)
+    require(
+        bool(override),
+        str(folder),
+        f"nothing to confirm: {found['sentence']}",
+        hint="Only an override of the command line can be confirmed.",
+    )
     sides = sides_of(words, override, evidence, steps)
     print(
         f"confirm {override}: {ROUNDS} rounds of {steps} steps, in turn with the settings as they"
@@ -157,14 +161,19 @@ def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list
     """The command line that trains a run again, from what its folder holds."""
     theirs = (summary.get("versions") or {}).get("flatout")
     ours = versions()["flatout"]
-    what = f"trained by flatout {theirs}, this is {ours}: its settings may mean something else"
-    require(theirs == ours, str(folder), what, hint="Train it again with this version.")
+    require(
+        theirs == ours,
+        str(folder),
+        f"trained by flatout {theirs}, this is {ours}: its settings may mean something else",
+        hint="Train it again with this version.",
+    )
     try:
         typed = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        what = f"cannot be read: {error.strerror}"
         raise UserError(
-            str(folder / OVERRIDES), what, hint="Without it a run cannot be repeated."
+            str(folder / OVERRIDES),
+            f"cannot be read: {error.strerror}",
+            hint="Without it a run cannot be repeated.",
         ) from None
     answers = (summary.get("tune") or {}).get("values") or {}
     measured = " ".join(f"{name}={as_word(value)}" for name, value in answers.items())
@@ -220,12 +229,14 @@ def require_same(
     """
     for key in sorted(then.keys() | now.keys()):
         if then.get(key) != now.get(key) and key not in changed:
-            what = f"its words give other settings: {key} was {then.get(key)} and is {now.get(key)}"
-            hint = (
-                "A run from Python, or of a changed file in conf/, cannot be confirmed. Try the"
-                " override there."
+            raise UserError(
+                str(folder),
+                f"its words give other settings: {key} was {then.get(key)} and is {now.get(key)}",
+                hint=(
+                    "A run from Python, or of a changed file in conf/, cannot be confirmed. Try the"
+                    " override there."
+                ),
             )
-            raise UserError(str(folder), what, hint=hint)
 
 
 def with_override(words: Sequence[str], override: str) -> list[str]:

@@ -144,8 +144,12 @@ def _about(run: Path) -> dict[str, Any]:
 
 def _require_onnx() -> None:
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    hint = "Install it with pip install 'flatout[onnx]'."
-    require(not missing, "--onnx", f"needs the package {', '.join(missing)}", hint=hint)
+    require(
+        not missing,
+        "--onnx",
+        f"needs the package {', '.join(missing)}",
+        hint="Install it with pip install 'flatout[onnx]'.",
+    )
 
 
 @contextmanager
@@ -165,8 +169,11 @@ def _made_whole(folder: Path) -> Iterator[Path]:
     try:
         beside.mkdir(parents=True)
     except OSError as error:
-        hint = "Name a folder that you may write to."
-        raise UserError("--out", f"cannot write {folder}: {error.strerror}", hint=hint) from None
+        raise UserError(
+            "--out",
+            f"cannot write {folder}: {error.strerror}",
+            hint="Name a folder that you may write to.",
+        ) from None
     try:
         yield beside
         if target.exists():

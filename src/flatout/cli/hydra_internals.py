@@ -127,8 +127,11 @@ def refuse_options(words: Sequence[str]) -> None:
             unknown[0].partition("=")[0], "no such option", hint=f"Settings are key=value. {hint}"
         )
     if known.config_dir is not None and not Path(known.config_dir).is_dir():
-        hint = "Name the folder that holds your experiment/, data/ or model/ files."
-        raise UserError("--config-dir", f"no such folder: {known.config_dir}", hint=hint)
+        raise UserError(
+            "--config-dir",
+            f"no such folder: {known.config_dir}",
+            hint="Name the folder that holds your experiment/, data/ or model/ files.",
+        )
 
 
 def guard_hydra() -> None:
@@ -142,9 +145,8 @@ def require_signature(owner: type, name: str, parameters: list[str]) -> None:
     """Refuse a Hydra whose loader is not the one that the checks know."""
     found: Callable[..., Any] | None = getattr(owner, name, None)
     if found is None or list(inspect.signature(found).parameters) != parameters:
-        what = (
-            f"version {hydra.__version__} has no {owner.__name__}.{name}({', '.join(parameters)})"
-        )
         raise UserError(
-            "hydra-core", what, hint="Install hydra-core 1.3: flatout checks settings there."
+            "hydra-core",
+            f"version {hydra.__version__} has no {owner.__name__}.{name}({', '.join(parameters)})",
+            hint="Install hydra-core 1.3: flatout checks settings there.",
         )

@@ -98,11 +98,14 @@ def require_kind(ladder: Ladder, typed: Sequence[str]) -> None:
     for word in typed:
         group, _, option = word.lstrip("+").partition("=")
         if group == "data" and _KIND_OF_OPTION.get(option, ladder.kind) != ladder.kind:
-            what = (
-                f"{ladder.name} needs {ladder.kind} data, and data={option} is"
-                f" {_KIND_OF_OPTION[option]} data"
+            raise UserError(
+                "+ladder",
+                (
+                    f"{ladder.name} needs {ladder.kind} data, and data={option} is"
+                    f" {_KIND_OF_OPTION[option]} data"
+                ),
+                hint=hint,
             )
-            raise UserError("+ladder", what, hint=hint)
         if group == "model" and option != _MODEL_OF_PROGRAM.get(ladder.program, option):
             raise UserError("+ladder", f"{ladder.name} has no rungs for model={option}", hint=hint)
 

@@ -91,9 +91,11 @@ def _answered(arguments: argparse.Namespace, number: int, count: int) -> int:
     for name in (
         name for name in ("text", "top_k", "bits", "rebuild") if name not in predictors[0].options
     ):
-        what = f"this run answers {predictors[0].answers_to}"
         require(
-            not getattr(options, name), f"--{name.replace('_', '-')}", what, hint="Leave it out."
+            not getattr(options, name),
+            f"--{name.replace('_', '-')}",
+            f"this run answers {predictors[0].answers_to}",
+            hint="Leave it out.",
         )
     reading = reading_of(arguments)
     if _is_folder(arguments.out):
@@ -230,8 +232,12 @@ def _hold_to(asked: dict[str, Any], folder: Path, answers: Iterable[Path]) -> No
     manifest = folder / MANIFEST
     is_taken = any(out.exists() for out in answers)
     if not manifest.exists():  # asked second: another part has answers after it wrote the manifest
-        what = f"{folder} holds files that are called as the answers, and no {MANIFEST} of theirs"
-        require(not is_taken, "--out", what, hint="Name another folder.")
+        require(
+            not is_taken,
+            "--out",
+            f"{folder} holds files that are called as the answers, and no {MANIFEST} of theirs",
+            hint="Name another folder.",
+        )
         write_atomically(manifest, json.dumps({"asked": asked}, indent=1))
     try:
         found = dict(json.loads(manifest.read_text(encoding="utf-8"))["asked"])
@@ -242,8 +248,12 @@ def _hold_to(asked: dict[str, Any], folder: Path, answers: Iterable[Path]) -> No
     others = [
         f"{name}={found.get(name)}" for name in asked | found if found.get(name) != asked.get(name)
     ]
-    what = f"the answers in {folder} have {', '.join(others)}"
-    require(not others, "--out", what, hint="Name another folder, or ask as before.")
+    require(
+        not others,
+        "--out",
+        f"the answers in {folder} have {', '.join(others)}",
+        hint="Name another folder, or ask as before.",
+    )
 
 
 # What `evaluate` has in common with it: the file that is given, the devices, and the run on each of
@@ -269,8 +279,12 @@ def readable(file: str, verb: str) -> Iterator[str]:
 def _laid_down(folder: str, verb: str) -> str:
     """Standard input in a file of this folder, so that its format can be found."""
     head = sys.stdin.buffer.read(4096)
-    hint = f"Write: command | flatout {verb} RUN -"
-    require(bool(head.strip()), "FILE", "nothing came over standard input", hint=hint)
+    require(
+        bool(head.strip()),
+        "FILE",
+        "nothing came over standard input",
+        hint=f"Write: command | flatout {verb} RUN -",
+    )
     plain = head
     packed = ".gz" if head.startswith(b"\x1f\x8b") else ""
     if packed:
@@ -363,6 +377,10 @@ def answering_devices(names: str = "auto") -> list[torch.device]:
     for name in names.split(","):
         if name not in known:
             why, hint = ("", "") if count or not name.startswith("cuda") else why_no_gpu()
-            what = f"no device {name!r} here{why and f', as {why}'}"
-            raise UserError("--device", what, allowed=", ".join(["auto", *known]), hint=hint)
+            raise UserError(
+                "--device",
+                f"no device {name!r} here{why and f', as {why}'}",
+                allowed=", ".join(["auto", *known]),
+                hint=hint,
+            )
     return [torch.device(name) for name in names.split(",")]

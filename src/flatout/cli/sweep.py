@@ -50,8 +50,12 @@ def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:
     """
     from flatout.sweep.searched import read_asked
 
-    hint = "Name its folder: python -m flatout sweep resume FOLDER."
-    require(bool(typed) and "=" not in typed[0], "sweep resume", "no folder is named", hint=hint)
+    require(
+        bool(typed) and "=" not in typed[0],
+        "sweep resume",
+        "no folder is named",
+        hint="Name its folder: python -m flatout sweep resume FOLDER.",
+    )
     folder = Path(typed[0]).absolute()
     more = typed[1:]
     asked = read_asked(folder)
@@ -59,11 +63,15 @@ def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:
     missing = [word for word in asked["typed"] if _trusts(word) and word not in more]
     if asked["conf"] is not None and not conf:
         missing += ["--config-dir", asked["conf"]]
-    hint = (
-        f"If that is meant, type it again: python -m flatout sweep resume {folder}"
-        f" {shlex.join(missing)}"
+    require(
+        not missing,
+        "sweep resume",
+        f"{folder} was begun with {' '.join(missing)}",
+        hint=(
+            f"If that is meant, type it again: python -m flatout sweep resume {folder}"
+            f" {shlex.join(missing)}"
+        ),
     )
-    require(not missing, "sweep resume", f"{folder} was begun with {' '.join(missing)}", hint=hint)
     # before this process stands in a folder that a file names: what is imported must not come from
     # it
     warm_start()

@@ -182,11 +182,15 @@ def workers_of_ray(launcher: DictConfig) -> int | None:
     """How many workers of Ray train the run; None: it is trained here."""
     is_on_ray = launcher.get("place") == Place.ray
     workers = launcher.get("workers", 1)
-    hint = (
-        "Add on=ray, or set trainer.devices=N for ranks on this machine; a loader's processes are"
-        " data.workers=N."
+    require(
+        is_on_ray or workers == 1,
+        "workers",
+        f"{workers}, which are of on=ray",
+        hint=(
+            "Add on=ray, or set trainer.devices=N for ranks on this machine; a loader's processes"
+            " are data.workers=N."
+        ),
     )
-    require(is_on_ray or workers == 1, "workers", f"{workers}, which are of on=ray", hint=hint)
     return int(workers) if is_on_ray else None
 
 

@@ -218,8 +218,11 @@ def conf_folder() -> Path:
     for place in places:
         if (place / "train.yaml").is_file():
             return place.resolve()
-    hint = "Set FLATOUT_CONF to a folder with train.yaml, or leave it out."
-    raise UserError("FLATOUT_CONF", f"no train.yaml in {', '.join(map(str, places))}", hint=hint)
+    raise UserError(
+        "FLATOUT_CONF",
+        f"no train.yaml in {', '.join(map(str, places))}",
+        hint="Set FLATOUT_CONF to a folder with train.yaml, or leave it out.",
+    )
 
 
 def conf_words(sources: Iterable[Any]) -> list[str]:
@@ -232,16 +235,24 @@ def conf_words(sources: Iterable[Any]) -> list[str]:
 
 def require_modest(text: str, where: str) -> None:
     """Refuse a YAML text that is very long, or that unfolds to very many values."""
-    allowed = f"at most {_MOST_CHARACTERS:,} of settings"
-    require(len(text) <= _MOST_CHARACTERS, where, f"{len(text):,} characters", allowed=allowed)
+    require(
+        len(text) <= _MOST_CHARACTERS,
+        where,
+        f"{len(text):,} characters",
+        allowed=f"at most {_MOST_CHARACTERS:,} of settings",
+    )
     if "&" not in text or "*" not in text:
         return  # without references nothing unfolds
     try:
         count = _values(yaml.compose(text, Loader=yaml.SafeLoader), {}, set())
     except yaml.YAMLError:
         return  # the reader reports the error
-    allowed = f"at most {_MOST_VALUES:,} values"
-    require(count <= _MOST_VALUES, where, "refers to its own parts too often", allowed=allowed)
+    require(
+        count <= _MOST_VALUES,
+        where,
+        "refers to its own parts too often",
+        allowed=f"at most {_MOST_VALUES:,} values",
+    )
 
 
 def _values(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> int:

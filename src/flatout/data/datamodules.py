@@ -124,11 +124,10 @@ class TagData(StoreData[TextDataConfig, TagInfo]):
         settings.setdefault("vocabulary", VocabularyConfig(kind=VocabularyKind.wordpiece))
         super().__init__(seed=seed, log=log, **settings)
         config = self.config
-        what = f"{config.problem.value} in TagData"
         require(
             config.problem is Problem.tags,
             "data.problem",
-            what,
+            f"{config.problem.value} in TagData",
             hint="Use TextData for classes and numbers.",
         )
         has_pieces = (

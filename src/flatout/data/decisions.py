@@ -84,8 +84,12 @@ def decide(
             into[split] = {row: _label(line) for row, line in lines.items()}
     excluded, labels = decided
     both = {row + 1 for split in tables for row in excluded[split].keys() & labels[split].keys()}
-    what = f"row {min(both, default=0)} is in data.exclude, too"
-    require(not both, "data.relabel", what, hint="Leave it in one of them.")
+    require(
+        not both,
+        "data.relabel",
+        f"row {min(both, default=0)} is in data.exclude, too",
+        hint="Leave it in one of them.",
+    )
     return {
         split: DecidedTable(table, roles, [*excluded[split]], labels[split])
         for split, table in tables.items()
@@ -98,9 +102,13 @@ def _read(key: str, file: str, tables: Mapping[str, Table]) -> dict[str, dict[in
     for number, line in enumerate(_lines(key, file), 2):
         place = f"{file}:{number}"
         row = (line.get("row") or "").strip().removesuffix(".0")
-        what = f"{place} names row {row!r}"
-        hint = "Rows count from 1."
-        require(row.isdecimal() and int(row) > 0, key, what, allowed="a number", hint=hint)
+        require(
+            row.isdecimal() and int(row) > 0,
+            key,
+            f"{place} names row {row!r}",
+            allowed="a number",
+            hint="Rows count from 1.",
+        )
         require(
             key != "data.relabel" or bool(_label(line)),
             key,
@@ -172,19 +180,17 @@ def _require_rows(
             text = found[row - int(rows[0])].as_py() or ""
             begins = waiting.pop(row).get("text")
             is_same = begins is None or printable(text.replace(PAIR, " | ")).startswith(begins)
-            hint = "Was the data changed, or sorted? Audit it again."
             require(
                 is_same,
                 key,
                 f"row {row + 1} of {table.name} is not {begins!r:.60}, as {file} has it",
-                hint=hint,
+                hint="Was the data changed, or sorted? Audit it again.",
             )
     few = ", ".join(str(row + 1) for row in list(waiting)[:5])
-    what = f"{file} names rows that are not there: {few} of {table.name}"
     require(
         not waiting,
         key,
-        what,
+        f"{file} names rows that are not there: {few} of {table.name}",
         allowed=f"1 to {num_rows:,}",
         hint="Was the data changed? Audit it again.",
     )

@@ -72,8 +72,12 @@ class FeedingConfig:
         wanted = self.effective_batch
         if wanted is not None:
             where, hint = "data.effective_batch", "Leave one of them out."
-            what = f"{wanted} with accumulate={self.accumulate}, which it sets"
-            require(self.accumulate == 1, where, what, hint=hint)
+            require(
+                self.accumulate == 1,
+                where,
+                f"{wanted} with accumulate={self.accumulate}, which it sets",
+                hint=hint,
+            )
             require(
                 self.tokens_per_batch is None,
                 where,
@@ -132,11 +136,10 @@ def require_other_files(given: dict[str, object], source_keys: Sequence[str]) ->
             continue
         path = Path(os.path.abspath(Path(value).expanduser()))  # noqa: PTH100 (resolve fails on names no file can have)
         other = paths.setdefault(path, name)
-        what = f"{value} is the {'training' if other == 'train' else other} file itself"
         require(
             other == name,
             f"data.{name}",
-            what,
+            f"{value} is the {'training' if other == 'train' else other} file itself",
             hint="Leave it out to take rows from the training rows.",
         )
 
@@ -158,12 +161,12 @@ def divided(wanted: int, most: int, world: int) -> tuple[int, int]:
         next((str(near) for near in reach if _divided(near, most, world)), "") for reach in reaches
     ]
     shared = f"{world} devices" if world > 1 else "one device"
-    what = (
+    raise UserError(
+        "data.effective_batch",
         f"{wanted} rows cannot be divided evenly among {shared} in batches of {-(-most // 2)} to"
-        f" {most} rows"
+        f" {most} rows",
+        hint=f"Set {' or '.join(filter(None, nearest))}, or another data.batch_size.",
     )
-    hint = f"Set {' or '.join(filter(None, nearest))}, or another data.batch_size."
-    raise UserError("data.effective_batch", what, hint=hint)
 
 
 def _divided(wanted: int, most: int, world: int) -> tuple[int, int] | None:

@@ -104,12 +104,11 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         if self.trainer is not None and self.trainer.world_size > 1:
             key = self.trainer.strategy.broadcast(self.info.key)
             rank = self.trainer.global_rank
-            hint = "Every machine needs the same files, or one folder that all can read."
             require(
                 key == self.info.key,
                 "data",
                 f"rank {rank} sees other data than the first rank",
-                hint=hint,
+                hint="Every machine needs the same files, or one folder that all can read.",
             )
         if not self._is_announced and self._is_first:
             for line in self.info.lines:
@@ -158,9 +157,14 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             limit, accumulate = self.trainer.limit_train_batches, feed.plan.accumulate
             batches = limit if isinstance(limit, int) else int(limit * len(feed))
             is_whole = batches >= len(feed) or batches % accumulate == 0
-            what = f"{limit} ends an epoch inside a step of {accumulate} batches"
-            hint = f"Set Trainer(limit_train_batches={max(1, batches // accumulate) * accumulate})."
-            require(is_whole, "limit_train_batches", what, hint=hint)
+            require(
+                is_whole,
+                "limit_train_batches",
+                f"{limit} ends an epoch inside a step of {accumulate} batches",
+                hint=(
+                    f"Set Trainer(limit_train_batches={max(1, batches // accumulate) * accumulate})."
+                ),
+            )
         return feed
 
     def val_dataloader(self) -> Feed:
@@ -281,28 +285,31 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             return wanted
         callbacks = vars(trainer)["callbacks"]  # Lightning sets the list without declaring it
         changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
-        what = "changes from epoch to epoch, but the rows of each step are planned before training"
         hint = (
             "Set Trainer(accumulate_grad_batches=…) instead of the GradientAccumulationScheduler."
         )
-        require(not changes, "accumulate_grad_batches", what, hint=hint)
+        require(
+            not changes,
+            "accumulate_grad_batches",
+            "changes from epoch to epoch, but the rows of each step are planned before training",
+            hint=hint,
+        )
         given = trainer.accumulate_grad_batches
         hint = f"Set Trainer(accumulate_grad_batches={wanted})"
         if config.effective_batch is not None:
-            what = (
+            require(
+                given == wanted,
+                "data.effective_batch",
                 f"{config.effective_batch} rows are {wanted} batches a step, but the Trainer takes"
-                f" {given}"
+                f" {given}",
+                hint=f"{hint}.",
             )
-            require(given == wanted, "data.effective_batch", what, hint=f"{hint}.")
         elif wanted > 1:
-            what = (
-                f"{wanted}, but the Trainer takes {given} {'batch' if given == 1 else 'batches'} a"
-                " step"
-            )
             require(
                 given == wanted,
                 "data.accumulate",
-                what,
+                f"{wanted}, but the Trainer takes {given} {'batch' if given == 1 else 'batches'} a"
+                " step",
                 hint=f"{hint}, or leave data.accumulate out.",
             )
         return given

@@ -206,9 +206,10 @@ class TextDataConfig(FeedingConfig):
     def _require_fitting_sample(self) -> None:
         is_tagged = self.problem is Problem.tags
         has_decisions = self.exclude is not None or self.relabel is not None
-        what = "need texts with one class a row"
         require(
-            not has_decisions or self.problem is Problem.single, "data.exclude, data.relabel", what
+            not has_decisions or self.problem is Problem.single,
+            "data.exclude, data.relabel",
+            "need texts with one class a row",
         )
         if self.sample is None:
             self.sample = TaggedTweetsConfig() if is_tagged else HeadlinesConfig()
@@ -239,21 +240,28 @@ class TextDataConfig(FeedingConfig):
             hint=hint,
         )
         if self.long is Long.windows:
-            allowed = f"below data.window={self.window}"
-            require(self.overlap < self.window, "data.overlap", f"{self.overlap}", allowed=allowed)
-            what = f"{self.max_length} tokens are one window of data.window={self.window}"
+            require(
+                self.overlap < self.window,
+                "data.overlap",
+                f"{self.overlap}",
+                allowed=f"below data.window={self.window}",
+            )
             require(
                 self.max_length > self.window,
                 "data.max_length",
-                what,
+                f"{self.max_length} tokens are one window of data.window={self.window}",
                 hint="Set it to the longest text.",
             )
 
     def _require_fitting_split(self) -> None:
         is_grouped = self.split_by is SplitBy.group
-        what = f"{self.group} with data.split_by={self.split_by}"
         hint = "Name the column: data.group=COLUMN." if is_grouped else "Set data.split_by=group."
-        require(is_grouped == (self.group is not None), "data.group", what, hint=hint)
+        require(
+            is_grouped == (self.group is not None),
+            "data.group",
+            f"{self.group} with data.split_by={self.split_by}",
+            hint=hint,
+        )
         is_dealt = self.split_by is SplitBy.stratified and not self.problem.has_classes
         what, hint = "stratified needs classes", "Set data.split_by=content."
         require(not is_dealt, "data.split_by", what, allowed="content, group", hint=hint)

@@ -144,11 +144,10 @@ class TextPreparation:
         is_encoder = (
             self.given is not None or self.config.vocabulary.kind is VocabularyKind.wordpiece
         )
-        what = f"{self.config.long} is for encoders"
         require(
             is_encoder or self.config.long is Long.cut,
             "data.long",
-            what,
+            f"{self.config.long} is for encoders",
             hint="Set model=transformer.",
         )
         if self.given is not None:
@@ -164,8 +163,12 @@ class TextPreparation:
             require(fits, "data.window", what, allowed=f"more than {special + config.overlap}")
         elif config.long is Long.head_tail:
             fits = config.max_length - special > 1
-            what = f"{config.max_length} tokens, {special} of them special"
-            require(fits, "data.max_length", what, allowed=f"more than {special + 1}")
+            require(
+                fits,
+                "data.max_length",
+                f"{config.max_length} tokens, {special} of them special",
+                allowed=f"more than {special + 1}",
+            )
 
     def open(self) -> dict[str, Any]:
         """What the infos of texts and of tags have in common; the store is built where it is
@@ -291,12 +294,15 @@ class TextPreparation:
                 if split in tables
                 else "train"
             )
-            what = f"no rows are left for the {split} split of {self.source.name}"
-            hint = (
-                "Give more rows, or a file for each split; python -m flatout check counts what was"
-                " left out."
+            require(
+                split in rows,
+                f"data.{key}",
+                f"no rows are left for the {split} split of {self.source.name}",
+                hint=(
+                    "Give more rows, or a file for each split; python -m flatout check counts what"
+                    " was left out."
+                ),
             )
-            require(split in rows, f"data.{key}", what, hint=hint)
 
     def _train_vocabulary(self, surveyed: TextSurvey, advance: Advance) -> Encoder:
         """Second pass: the words of the training rows, and their numbers if these are

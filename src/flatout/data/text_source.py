@@ -120,17 +120,15 @@ class TextSource:
         """Refuse a column that no setting names where it holds numbers only."""
         name = self.roles.texts[0]
         columns = ", ".join(self.tables["train"].columns[:20])
-        what = f"column {name!r} of {self.name} holds numbers only"
-        hint = (
-            f"Name a column of texts: data.text=COLUMN; data.text={name} takes the numbers as"
-            " texts."
-        )
         require(
             has_words or self.config.text is not None,
             "data.text",
-            what,
+            f"column {name!r} of {self.name} holds numbers only",
             allowed=f"columns: {columns}",
-            hint=hint,
+            hint=(
+                f"Name a column of texts: data.text=COLUMN; data.text={name} takes the numbers as"
+                " texts."
+            ),
         )
 
     def _columns_read_again(self) -> list[str]:

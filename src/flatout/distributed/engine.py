@@ -72,8 +72,11 @@ def connect() -> Any:
             logging_level=logging.ERROR,
         )
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        hint = "Set RAY_ADDRESS to a cluster that runs, or leave it out."
-        raise UserError("on", f"no Ray cluster ({first_line(error)})", hint=hint) from None
+        raise UserError(
+            "on",
+            f"no Ray cluster ({first_line(error)})",
+            hint="Set RAY_ADDRESS to a cluster that runs, or leave it out.",
+        ) from None
     return ray
 
 
@@ -132,11 +135,14 @@ class RayTask:
                 missing = next(
                     line for line in reversed(said.splitlines()) if "ModuleNotFoundError" in line
                 )
-                what = (
-                    "a machine of the cluster lacks a package"
-                    f" ({missing.partition('ModuleNotFoundError: ')[2]})"
-                )
-                raise UserError("on", what, hint=_SAME) from None
+                raise UserError(
+                    "on",
+                    (
+                        "a machine of the cluster lacks a package"
+                        f" ({missing.partition('ModuleNotFoundError: ')[2]})"
+                    ),
+                    hint=_SAME,
+                ) from None
             raise
         except exceptions.TaskCancelledError:
             return None
@@ -180,8 +186,11 @@ def in_processes(do: Callable[[int, int], Any], count: int) -> list[Any]:
         ) as processes:
             return list(processes.map(do, range(1, count + 1), [count] * count))
     except BrokenProcessPool:
-        hint = "The same command continues with what is there; fewer parts take less memory."
-        raise UserError("--parts", "the process of a part was killed", hint=hint) from None
+        raise UserError(
+            "--parts",
+            "the process of a part was killed",
+            hint="The same command continues with what is there; fewer parts take less memory.",
+        ) from None
 
 
 def _take_cores(number: int) -> None:
@@ -288,8 +297,12 @@ def _rank(given: dict[str, Any]) -> None:
     """
     notes = given["notes"]
     rank = int(os.environ["RANK"])
-    hint = "Start the run in a folder that they share."
-    require(notes.is_dir(), "on", f"not all machines of the cluster see {notes}", hint=hint)
+    require(
+        notes.is_dir(),
+        "on",
+        f"not all machines of the cluster see {notes}",
+        hint="Start the run in a folder that they share.",
+    )
     if any(notes.glob(_MISTAKES)):
         return
     try:

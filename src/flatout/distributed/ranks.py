@@ -75,17 +75,18 @@ class Ranks:
 
     def __post_init__(self) -> None:
         ok = 0 <= self.rank < self.world and 0 <= self.local < self.local_world <= self.world
-        what = (
-            f"rank {self.rank} of {self.world}, {self.local} of {self.local_world} on its machine"
-        )
         require(
             ok,
             "RANK",
-            what,
+            f"rank {self.rank} of {self.world}, {self.local} of {self.local_world} on its machine",
             hint="Leave these variables to the launcher: torchrun, srun, or trainer.devices=N.",
         )
-        what = f"{self.local_world} of {self.world} ranks on this machine"
-        require(self.world % self.local_world == 0, "LOCAL_WORLD_SIZE", what, hint=_SAME_NUMBER)
+        require(
+            self.world % self.local_world == 0,
+            "LOCAL_WORLD_SIZE",
+            f"{self.local_world} of {self.world} ranks on this machine",
+            hint=_SAME_NUMBER,
+        )
 
     @classmethod
     def here(cls) -> Ranks:
@@ -106,11 +107,14 @@ class Ranks:
         try:
             environment = SLURMEnvironment()
         except RuntimeError as error:
-            hint = (
-                "Submit the batch file of docs/many_devices.md, with your numbers of nodes and"
-                " tasks."
-            )
-            raise UserError("SLURM", str(error), hint=hint) from None
+            raise UserError(
+                "SLURM",
+                str(error),
+                hint=(
+                    "Submit the batch file of docs/many_devices.md, with your numbers of nodes and"
+                    " tasks."
+                ),
+            ) from None
         world = environment.world_size()
         nodes = _number("SLURM_NNODES", 1)
         ranks = cls(
@@ -300,5 +304,9 @@ def _number(name: str, otherwise: int | None = None) -> int:
     try:
         return int(text)
     except ValueError:
-        hint = "Leave it to the launcher: torchrun, srun, or trainer.devices=N."
-        raise UserError(name, repr(text), allowed="a whole number", hint=hint) from None
+        raise UserError(
+            name,
+            repr(text),
+            allowed="a whole number",
+            hint="Leave it to the launcher: torchrun, srun, or trainer.devices=N.",
+        ) from None

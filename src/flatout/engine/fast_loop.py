@@ -522,12 +522,14 @@ def _reason_against_optimizer(trainer: L.Trainer) -> str:
 
 
 def _no_memory_for_state(why: str) -> UserError:
-    what = (
-        "memory ran out in the first step of the optimizer, whose state is twice the weights"
-        f" ({why})"
+    return UserError(
+        "training",
+        (
+            "memory ran out in the first step of the optimizer, whose state is twice the weights"
+            f" ({why})"
+        ),
+        hint=(
+            "Freeze layers, train with model.lora.rank=8, or take a smaller model; smaller batches"
+            " change little."
+        ),
     )
-    hint = (
-        "Freeze layers, train with model.lora.rank=8, or take a smaller model; smaller batches"
-        " change little."
-    )
-    return UserError("training", what, hint=hint)

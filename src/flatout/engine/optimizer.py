@@ -139,8 +139,12 @@ class OptimConfig:
     def __post_init__(self) -> None:
         check_settings(self, "optim")
         is_based = self.scale_lr is ScaleRate.none or self.base_batch is not None
-        hint = "Set optim.base_batch to the rows a step that optim.lr was chosen for."
-        require(is_based, "optim.scale_lr", f"{self.scale_lr.value} without a base", hint=hint)
+        require(
+            is_based,
+            "optim.scale_lr",
+            f"{self.scale_lr.value} without a base",
+            hint="Set optim.base_batch to the rows a step that optim.lr was chosen for.",
+        )
 
     @property
     def highest(self) -> float:
@@ -196,9 +200,12 @@ class OptimConfig:
     def _matrices(self, model: nn.Module) -> set[int]:
         if self.name is not OptimizerName.muon:
             return set()
-        what = f"muon: torch {torch.__version__} has none"
-        hint = "Install torch 2.9 or later, or leave it at adamw."
-        require(hasattr(torch.optim, "Muon"), "optim.name", what, hint=hint)
+        require(
+            hasattr(torch.optim, "Muon"),
+            "optim.name",
+            f"muon: torch {torch.__version__} has none",
+            hint="Install torch 2.9 or later, or leave it at adamw.",
+        )
         will_thaw = contract(model).unfreeze_epochs > 0
         found = {
             id(weight)
@@ -209,9 +216,11 @@ class OptimConfig:
             and "lora_" not in name
             and not is_share(weight)
         }
-        what = f"muon: {type(model).__name__} has no whole matrices in layers that are trained"
         require(
-            bool(found), "optim.name", what, hint="Leave it at adamw, or set model=transformer."
+            bool(found),
+            "optim.name",
+            f"muon: {type(model).__name__} has no whole matrices in layers that are trained",
+            hint="Leave it at adamw, or set model=transformer.",
         )
         return found
 
@@ -220,9 +229,11 @@ class OptimConfig:
         if self.layer_decay == 1:
             return {}
         found = contract(model).depths()
-        what = f"{type(model).__name__} has no layers that could decay"
         require(
-            bool(found), "optim.layer_decay", what, hint="Leave it at 1, or set model=transformer."
+            bool(found),
+            "optim.layer_decay",
+            f"{type(model).__name__} has no layers that could decay",
+            hint="Leave it at 1, or set model=transformer.",
         )
         return found
 

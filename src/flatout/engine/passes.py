@@ -238,21 +238,30 @@ class Passes:
         """Refuse where no rank can repeat a pass alone, and batches that flatout cannot cut."""
         size = "data.batch_size" if name == TRAINING else "data.eval_batch_size"
         where = f"{name} ran out of memory {self._at()}"
-        hint = f"Lower {size} or the batch size of your DataModule. The last checkpoint is kept."
-        require(all(isinstance(batch, FlatBatch) for batch in self._batches), where, why, hint=hint)
+        require(
+            all(isinstance(batch, FlatBatch) for batch in self._batches),
+            where,
+            why,
+            hint=f"Lower {size} or the batch size of your DataModule. The last checkpoint is kept.",
+        )
         # Sharded weights are gathered by all ranks in each pass: one that passes twice would wait
         # for ever.
-        what = f"no rank can take smaller pieces by itself where weights are shared out ({why})"
-        hint = f"Set a smaller {size}. {self._smaller_rows()} The last checkpoint is kept."
-        require(not getattr(self.loop.module, "is_sharded", False), where, what, hint=hint)
+        require(
+            not getattr(self.loop.module, "is_sharded", False),
+            where,
+            f"no rank can take smaller pieces by itself where weights are shared out ({why})",
+            hint=f"Set a smaller {size}. {self._smaller_rows()} The last checkpoint is kept.",
+        )
 
     def _halve(self, name: str, batches: list[FlatBatch], why: str) -> None:
         self.times_out += 1
         if self.pieces[name] >= max(batch.num_real for batch in batches):
             longest = max(batch.longest() for batch in batches)
-            what = f"a single row at once, of at most {longest} tokens, is too much ({why})"
-            hint = f"{self._smaller_rows()} The last checkpoint is kept."
-            raise UserError(f"{name} ran out of memory {self._at()}", what, hint=hint)
+            raise UserError(
+                f"{name} ran out of memory {self._at()}",
+                f"a single row at once, of at most {longest} tokens, is too much ({why})",
+                hint=f"{self._smaller_rows()} The last checkpoint is kept.",
+            )
         # The caching allocator keeps blocks of the old sizes, which smaller pieces cannot always
         # use.
         give_back_memory()
@@ -278,11 +287,10 @@ class Passes:
         # the checkpoint that the error leaves behind notes it; there the next run reads it
         self.pieces[TRAINING] *= 2
         self._report(TRAINING, before, why, has_ended=True)
-        hint = "The next run starts with smaller pieces: type the same command with resume=auto."
         return UserError(
             "training",
             f"memory ran out {self._at()} while ranks exchanged gradients ({why})",
-            hint=hint,
+            hint="The next run starts with smaller pieces: type the same command with resume=auto.",
         )
 
     def _report(self, name: str, before: int, why: str, has_ended: bool = False) -> None:

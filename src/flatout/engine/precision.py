@@ -74,12 +74,11 @@ def choose_precision(
         _require_kernels(device)
     if asked is Precision.tf32 or (asked is Precision.bf16 and device.type == "cuda"):
         is_there = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-        hint = f"Set precision={'fp32' if asked is Precision.tf32 else 'fp16'}, or leave it out."
         require(
             is_there,
             f"precision={asked}",
             "needs a GPU of compute capability 8.0 or later",
-            hint=hint,
+            hint=f"Set precision={'fp32' if asked is Precision.tf32 else 'fp16'}, or leave it out.",
         )
     if asked is not Precision.auto:
         return Choice(asked, "asked for", f"precision={asked}")
@@ -122,8 +121,11 @@ def _require_kernels(device: torch.device) -> None:
         f"compute capability {own}, but torch {torch.__version__} has kernels for {lowest} to"
         f" {highest}"
     )
-    hint = "Install a build of torch for this GPU (pytorch.org), or set trainer=cpu."
-    raise UserError("trainer.accelerator", f"a GPU of {what}", hint=hint)
+    raise UserError(
+        "trainer.accelerator",
+        f"a GPU of {what}",
+        hint="Install a build of torch for this GPU (pytorch.org), or set trainer=cpu.",
+    )
 
 
 def kept_bf16_share() -> tuple[float, str]:

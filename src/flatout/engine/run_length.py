@@ -33,15 +33,23 @@ def whole_steps(trainer: dict[str, Any], feed: Feed, log: RunLog) -> dict[str, A
         settings["limit_train_batches"] = min(batches, len(feed))
     interval = settings.get("val_check_interval")
     is_timed = interval is not None and not isinstance(interval, int | float)
-    hint = "Count batches, or set data.accumulate=1: the clock knows no steps."
-    require(not is_timed or accumulate == 1, "trainer.val_check_interval", f"{interval}", hint=hint)
+    require(
+        not is_timed or accumulate == 1,
+        "trainer.val_check_interval",
+        f"{interval}",
+        hint="Count batches, or set data.accumulate=1: the clock knows no steps.",
+    )
     every = settings.get("check_val_every_n_epoch", 1)
     most = batches_in_epoch(settings, feed)
     require(every != 0, "trainer.check_val_every_n_epoch", "0", allowed="1 or more, or null")
     fits = type(interval) is not int or 0 < interval <= (most if every else interval)
-    what = f"{interval} of {most} batches an epoch"
-    hint = "Or count on: +trainer.check_val_every_n_epoch=null."
-    require(fits, "trainer.val_check_interval", what, allowed=f"1 to {most}, or a share", hint=hint)
+    require(
+        fits,
+        "trainer.val_check_interval",
+        f"{interval} of {most} batches an epoch",
+        allowed=f"1 to {most}, or a share",
+        hint="Or count on: +trainer.check_val_every_n_epoch=null.",
+    )
     if accumulate > 1 and isinstance(interval, int | float) and interval != 1.0:
         asked = _count(interval, most)
         settings["val_check_interval"] = batches = _whole(asked, accumulate)

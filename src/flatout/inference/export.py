@@ -212,9 +212,12 @@ def _scale_outputs(net: Any, mean: float, spread: float) -> None:
     """Let the last layer do what came after it: its values times a spread, plus a mean."""
     linear = [each for each in net.modules() if isinstance(each, nn.Linear)]
     layers = [each for each in linear if each.out_features == net.config.num_labels]
-    hint = "Train one of another model.family."
-    what = "the head of this family has no bias, which the mean of the labels would be added to"
-    require(bool(layers) and (not mean or layers[-1].bias is not None), "export", what, hint=hint)
+    require(
+        bool(layers) and (not mean or layers[-1].bias is not None),
+        "export",
+        "the head of this family has no bias, which the mean of the labels would be added to",
+        hint="Train one of another model.family.",
+    )
     layers[-1].weight.mul_(spread)
     if layers[-1].bias is not None:
         layers[-1].bias.mul_(spread).add_(mean)
@@ -302,13 +305,10 @@ def errors_alone(name: str | None = None) -> Iterator[None]:
 
 def export_recordings(predictor: Any, folder: Path) -> list[str]:
     """Write the ONNX file of a run into a folder that is there; lines to print."""
-    what = (
-        "a bidirectional network reads a recording from its end too, which a device does not have"
-    )
     require(
         not contract(predictor.model).is_both,
         "export",
-        what,
+        "a bidirectional network reads a recording from its end too, which a device does not have",
         hint="Train with model.bidirectional=false.",
     )
     module: _Window | _Sample = (
@@ -323,8 +323,12 @@ def export_recordings(predictor: Any, folder: Path) -> list[str]:
         json.dumps(_signature(predictor, module), indent=1), encoding="utf-8"
     )
     apart = _compare(predictor, folder / ONNX)
-    hint = "Nothing was written; please report this with the settings of the model."
-    require(apart <= _MOST_APART, "export", f"{ONNX} answers otherwise, by {apart:.1e}", hint=hint)
+    require(
+        apart <= _MOST_APART,
+        "export",
+        f"{ONNX} answers otherwise, by {apart:.1e}",
+        hint="Nothing was written; please report this with the settings of the model.",
+    )
     return [
         (
             f"inputs {', '.join(module.inputs)} ({', '.join(predictor.columns)}); outputs"

@@ -139,9 +139,11 @@ def forms_of_folder(folder: Path, text: str) -> tuple[Form, list[Form]]:
         hint="Name its run, with --form.",
     )
     heads = " ".join(cast(Any, plain.model).config.architectures or ())
-    what = f"its model is a {heads}, and only one that classifies texts is verified without its run"
     require(
-        "TokenClassification" not in heads, str(folder), what, hint="Name its run, with --form."
+        "TokenClassification" not in heads,
+        str(folder),
+        f"its model is a {heads}, and only one that classifies texts is verified without its run",
+        hint="Name its run, with --form.",
     )
     who = (
         "transformers" if "SequenceClassification" in heads else "transformers with a made-up head"
@@ -250,8 +252,12 @@ class FolderPredictor(Predictor):
             found.append(self.ask(self.tokenizer(*columns, **_AS_USUAL)).float())
             own = self.labels.num_outputs
             outputs = found[-1].shape[1]
-            hint = "Take it out of the folder to judge the rest."
-            require(found[-1].ndim == 2, self.where, "answers each token, not each row", hint=hint)
+            require(
+                found[-1].ndim == 2,
+                self.where,
+                "answers each token, not each row",
+                hint="Take it out of the folder to judge the rest.",
+            )
             require(
                 outputs == own,
                 self.where,
@@ -321,11 +327,10 @@ def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
     own = predictor.labels.classes
     found = opened.labels.classes
     has_names = predictor.labels.problem is not Problem.regression
-    what = f"its labels are {', '.join(found[:8])}, those of the run {', '.join(own[:8])}"
     require(
         not has_names or set(found) == set(own),
         str(folder),
-        what,
+        f"its labels are {', '.join(found[:8])}, those of the run {', '.join(own[:8])}",
         hint="Name a folder of this run.",
     )
     opened.roles, opened.label_delimiter = predictor.roles, predictor.label_delimiter
@@ -340,8 +345,12 @@ def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
     kind = (
         predictor.long_texts.kind if isinstance(predictor, Predictor | TagPredictor) else Long.cut
     )
-    what = f"its tokenizer cuts the texts that the run reads with data.long={kind}"
-    require(kind is Long.cut, str(folder), what, hint="Leave it out.")
+    require(
+        kind is Long.cut,
+        str(folder),
+        f"its tokenizer cuts the texts that the run reads with data.long={kind}",
+        hint="Leave it out.",
+    )
     if type(predictor) is Predictor:
         return texts_of_folder(predictor, folder)
     if type(predictor) is TagPredictor:

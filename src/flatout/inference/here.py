@@ -88,21 +88,26 @@ BEST: dict[str, Callable[[Measured], float]] = {
 
 def require_measurable(predictor: Any, where: str) -> None:
     """Refuse runs whose folders would answer otherwise than the run, before anything is written."""
-    what = (
-        "--for here chooses among forms of text classifiers, and this run answers"
-        f" {predictor.answers_to}"
+    require(
+        type(predictor) is Predictor,
+        where,
+        (
+            "--for here chooses among forms of text classifiers, and this run answers"
+            f" {predictor.answers_to}"
+        ),
     )
-    require(type(predictor) is Predictor, where, what)
     require(
         predictor.roles.join != PAIR,
         where,
         "--for here does not read pairs of texts",
         hint="Leave it out.",
     )
-    what = (
-        f"--for here cuts the texts that the run reads with data.long={predictor.long_texts.kind}"
+    require(
+        predictor.long_texts.kind is Long.cut,
+        where,
+        f"--for here cuts the texts that the run reads with data.long={predictor.long_texts.kind}",
+        hint="Leave it out.",
     )
-    require(predictor.long_texts.kind is Long.cut, where, what, hint="Leave it out.")
 
 
 def quantise(folder: Path, texts: Iterable[str]) -> list[str]:

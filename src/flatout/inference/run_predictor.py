@@ -82,9 +82,10 @@ class ModelFolder:
     def settings(self) -> dict[str, Any]:
         with self.read():
             settings = self.read_json(SETTINGS)
-            what = f"{SETTINGS} holds no settings of a model"
             require(
-                isinstance(settings, dict) and settings.get("schema") == 1, str(self.path), what
+                isinstance(settings, dict) and settings.get("schema") == 1,
+                str(self.path),
+                f"{SETTINGS} holds no settings of a model",
             )
             return settings
 
@@ -118,9 +119,10 @@ class ModelFolder:
         except Exception as error:
             # no narrower class: for damaged files tokenizers raises Exception itself
             reason = next(iter(str(error).strip().splitlines()), "")
-            what = f"no model that can be read ({type(error).__name__}: {reason})"
             raise UserError(
-                str(self.path), what, hint="It is damaged, or was not written by this program."
+                str(self.path),
+                f"no model that can be read ({type(error).__name__}: {reason})",
+                hint="It is damaged, or was not written by this program.",
             ) from error
 
     def config(self) -> Any:
@@ -304,11 +306,10 @@ class RunPredictor(ABC):
     @classmethod
     def require_exportable(cls, where: str, model: str, *, onnx: bool) -> None:
         """Refuse a run whose model no other program knows; `model`: its name among MODELS."""
-        what = f"a run of model={model}, which transformers does not know"
         require(
             model_class(model, where) is TransformerConfig,
             where,
-            what,
+            f"a run of model={model}, which transformers does not know",
             hint="Name a run of model=transformer.",
         )
 
@@ -327,12 +328,11 @@ class RunPredictor(ABC):
         folder = ModelFolder.find(run)
         with folder.read():
             settings = folder.settings()
-            hint = "Open it with flatout.load_predictor(RUN)."
             require(
                 settings.get("problem") in cls.problems,
                 str(folder.path),
                 f"no run on {cls.answers_to}",
-                hint=hint,
+                hint="Open it with flatout.load_predictor(RUN).",
             )
             found = cls.read_folder(folder, settings)
             found.model.to(torch.device(device)).eval()

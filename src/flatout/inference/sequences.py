@@ -259,8 +259,12 @@ class SequencePredictor(RunPredictor):
     def _forecast(self, values: Any) -> NDArray[Any]:
         lookback = self.shape.lookback or 1
         horizon = self.shape.horizon
-        what = f"data.lookback={lookback}, but the recording has {len(values)} samples"
-        require(len(values) >= lookback, "predict", what, hint="Name a longer recording.")
+        require(
+            len(values) >= lookback,
+            "predict",
+            f"data.lookback={lookback}, but the recording has {len(values)} samples",
+            hint="Name a longer recording.",
+        )
         scaled = self._scale(values[-lookback:])
         window = np.concatenate([scaled, np.zeros((horizon, scaled.shape[1]), np.float32)])
         return self._in_units(self._of_rows(window, _whole(window))[0])
@@ -397,9 +401,11 @@ class SequencePredictor(RunPredictor):
 
     def _score_labels(self, table: Table, label: str | None, advance: Advance) -> Scored:
         column = label or self.label
-        hint = "Name the column of labels with --label."
         require(
-            column is not None, "evaluate", "this run does not know its column of labels", hint=hint
+            column is not None,
+            "evaluate",
+            "this run does not know its column of labels",
+            hint="Name the column of labels with --label.",
         )
         metrics = TaskMetrics.build(
             Problem.single if self.has_classes else Problem.regression, self.names
@@ -420,9 +426,13 @@ class SequencePredictor(RunPredictor):
         answer = torch.from_numpy(self.answer(recording.values))
         written = str(recording.label)
         if self.has_classes:
-            what = f"{recording.name} is {written!r}"
             allowed = ", ".join(self.names)
-            require(written in self.names, "--label", what, allowed=allowed)
+            require(
+                written in self.names,
+                "--label",
+                f"{recording.name} is {written!r}",
+                allowed=allowed,
+            )
             return answer.log().unsqueeze(0), torch.tensor([self.names.index(written)])
         try:
             return answer, torch.tensor([float(written)])
@@ -453,12 +463,15 @@ class SequencePredictor(RunPredictor):
         if self.rules.step is not None or self.step_s is None or self.rules.time is None:
             return
         step = recording.step
-        hint = f"Resample it, or train with data.step={self.step_s:g}."
-        what = (
-            f"{recording.name} has a sample every {step:g} s, the training recordings every"
-            f" {self.step_s:g} s"
+        require(
+            abs(step / self.step_s - 1) <= _OTHER_RATE,
+            "data.time",
+            (
+                f"{recording.name} has a sample every {step:g} s, the training recordings every"
+                f" {self.step_s:g} s"
+            ),
+            hint=f"Resample it, or train with data.step={self.step_s:g}.",
         )
-        require(abs(step / self.step_s - 1) <= _OTHER_RATE, "data.time", what, hint=hint)
 
 
 def _block(recording: Recording, columns: dict[str, Any], done: int) -> Answered:

@@ -323,6 +323,9 @@ def _tagged(table: Table, roles: Roles, types: Sequence[str]) -> Iterator[tuple[
         words, tags = block.columns
         given = census.numbered(tags, rows)
         if unknown := list(census.types)[len(types) :]:
-            what = f"{table.name}: types that the run does not know: {', '.join(unknown[:5])}"
-            raise UserError("--label", what, allowed=", ".join(types))
+            raise UserError(
+                "--label",
+                f"{table.name}: types that the run does not know: {', '.join(unknown[:5])}",
+                allowed=", ".join(types),
+            )
         yield words, as_bio(given)

@@ -215,8 +215,12 @@ class Predictor(RunPredictor):
             if problem is Problem.single:
                 sureness.add(self.shares(outputs), targets)
             advance(len(targets))
-        hint = "Name the column of labels with --label, or another file."
-        require(findings.rows_kept > 0, "FILE", f"{table.name}: no row has a label", hint=hint)
+        require(
+            findings.rows_kept > 0,
+            "FILE",
+            f"{table.name}: no row has a label",
+            hint="Name the column of labels with --label, or another file.",
+        )
         values = metrics.compute()
         if problem is Problem.single:
             values |= {"calibration_error": sureness.error(), "temperature": self.temperature}
@@ -259,8 +263,12 @@ def texts_in_memory(given: Any, roles: Roles) -> list[str]:
         is_text = all(
             isinstance(part, str) and not re.search("[\ud800-\udfff]", part) for part in parts
         )
-        allowed = "a text, or a pair of texts, of whole characters"
-        require(is_text, "predict", f"row {number} is {row!r}", allowed=allowed)
+        require(
+            is_text,
+            "predict",
+            f"row {number} is {row!r}",
+            allowed="a text, or a pair of texts, of whole characters",
+        )
     return [row if isinstance(row, str) else PAIR.join(row) for row in rows]
 
 
@@ -302,8 +310,11 @@ def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
         ids = pc.index_in(given, pa.array(plain, pa.large_string()))
     if ids.null_count:
         unknown = pc.unique(values.filter(pc.is_null(ids))).to_pylist()
-        what = f"{source}: labels that the run does not know: {', '.join(map(repr, unknown[:5]))}"
-        raise UserError("--label", what, allowed=", ".join(classes[:20]))
+        raise UserError(
+            "--label",
+            f"{source}: labels that the run does not know: {', '.join(map(repr, unknown[:5]))}",
+            allowed=", ".join(classes[:20]),
+        )
     numbers = torch.from_numpy(ids.to_numpy(zero_copy_only=False).astype(np.int64))
     if not is_multi:
         return numbers
@@ -379,8 +390,14 @@ class MaskedWordPredictor(RunPredictor):
         return found
 
     def open(self, file: str, verb: str, reading: ReadingConfig | None = None) -> NoReturn:
-        hint = "Fine-tune it: python -m train model=transformer model.pretrained=RUN, or export it."
-        raise UserError(verb, "a run of task=mlm answers masked words, not rows", hint=hint)
+        raise UserError(
+            verb,
+            "a run of task=mlm answers masked words, not rows",
+            hint=(
+                "Fine-tune it: python -m train model=transformer model.pretrained=RUN, or"
+                " export it."
+            ),
+        )
 
     def rows(self, *_: Any, **__: Any) -> NoReturn:
         raise AssertionError("every verb opens its file first, which is refused")

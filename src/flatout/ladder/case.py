@@ -76,8 +76,12 @@ def write_rows(
     if joined is not None:
         tables = {split: join_texts(table, **joined) for split, table in tables.items()}
     missing = [split for split in SPLITS if split not in tables]
-    hint = "Give more rows, or a file for each split."
-    require(not missing, "ladder", f"no {' and no '.join(missing)} rows", hint=hint)
+    require(
+        not missing,
+        "ladder",
+        f"no {' and no '.join(missing)} rows",
+        hint="Give more rows, or a file for each split.",
+    )
     for split, table in tables.items():
         pa_csv.write_csv(table, folder / f"{split}.csv")
     splits = {way.first_key: "train", "validation": "validation", "test": "test"}
@@ -116,13 +120,12 @@ def read_rows(path: Path) -> pa.Table:
 
 def _texts(config: TextDataConfig) -> Written:
     is_single = config.problem is Problem.single and not config.pair
-    hint = "Leave it out: the usual programs have one class a row."
     require(
         is_single,
         "data.problem",
         f"{config.problem} has no usual program",
         allowed="single",
-        hint=hint,
+        hint="Leave it out: the usual programs have one class a row.",
     )
     source = open_source(config)
     surveyed = TextSurvey(source).run(lambda _: None)
@@ -197,9 +200,11 @@ def _recordings(config: SequenceDataConfig) -> Written:
         and config.lookback is not None
         and not config.chunk
     )
-    hint = "Set data.lookback=SAMPLES, and leave data.chunk and other problems out."
     require(
-        is_window, "data.lookback", "the usual program reads windows with one answer", hint=hint
+        is_window,
+        "data.lookback",
+        "the usual program reads windows with one answer",
+        hint="Set data.lookback=SAMPLES, and leave data.chunk and other problems out.",
     )
     data = SequenceData.of(config, log=Silent())
     data.setup()
@@ -274,8 +279,12 @@ WAYS: dict[type, Way] = {
 
 
 def way_of(data: Any) -> Way:
-    hint = "Use texts, bit strings or recordings."
-    require(type(data) in WAYS, "ladder", f"{type(data).__name__} has no usual program", hint=hint)
+    require(
+        type(data) in WAYS,
+        "ladder",
+        f"{type(data).__name__} has no usual program",
+        hint="Use texts, bit strings or recordings.",
+    )
     return WAYS[type(data)]
 
 
@@ -291,12 +300,11 @@ _PROGRAMS: dict[type, tuple[str, tuple[str, ...]]] = {
 
 
 def program_of(model: Any) -> str:
-    allowed = "bilstm, transformer, bitmlp, rnn"
     require(
         type(model) in _PROGRAMS,
         "model",
         f"{type(model).__name__} has no usual program",
-        allowed=allowed,
+        allowed="bilstm, transformer, bitmlp, rnn",
     )
     return _PROGRAMS[type(model)][0]
 
@@ -324,17 +332,22 @@ def require_followed(model: Any) -> None:
     followed = _PROGRAMS[type(model)][1]
     for name in (each.name for each in fields(model) if each.name not in followed):
         value = getattr(model, name)
-        hint = "Leave it out."
         require(
             value == getattr(default, name),
             f"model.{name}",
             f"{value} is not in the usual program",
-            hint=hint,
+            hint="Leave it out.",
         )
     if program == OF_BITS:
         is_plain = not (model.detectors or model.straight or model.blend) and bool(model.widths)
-        hint = "Set model.detectors=false model.straight=false model.blend=false task.recombine=0."
-        require(is_plain, "model", "the usual program is a plain network on the bits", hint=hint)
+        require(
+            is_plain,
+            "model",
+            "the usual program is a plain network on the bits",
+            hint=(
+                "Set model.detectors=false model.straight=false model.blend=false task.recombine=0."
+            ),
+        )
 
 
 def encoder_folder(

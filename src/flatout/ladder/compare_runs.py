@@ -113,15 +113,23 @@ def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str], 
             left_out.append(f"left out: {path.parent}: {summary['status']}")
             continue
         seed = int(summary["seed"])
-        what = f"{folder} has two finished runs with seed {seed}"
-        require(seed not in found, "compare", what, hint="Move one of them out of the folder.")
+        require(
+            seed not in found,
+            "compare",
+            f"{folder} has two finished runs with seed {seed}",
+            hint="Move one of them out of the folder.",
+        )
         found[seed] = summary
     require(
         bool(found), "compare", f"{folder} has no finished run", hint="Train it to its end first."
     )
     metrics = sorted({str(summary["metric"]) for summary in found.values()})
-    what = f"{folder} has runs by {' and by '.join(metrics)}"
-    require(len(metrics) == 1, "compare", what, hint="Compare like with like.")
+    require(
+        len(metrics) == 1,
+        "compare",
+        f"{folder} has runs by {' and by '.join(metrics)}",
+        hint="Compare like with like.",
+    )
     return found, left_out, metrics[0]
 
 

@@ -197,9 +197,11 @@ def require_same_learning(words: Sequence[str], where: str) -> None:
     """
     for word in words:
         key = str(word).lstrip("+~").partition("=")[0]
-        hint = "Set it for all rungs: in the ladder's settings, or on the command line."
         require(
-            key in _OF_THE_WAY, where, f"{word} changes what is learned between rungs", hint=hint
+            key in _OF_THE_WAY,
+            where,
+            f"{word} changes what is learned between rungs",
+            hint="Set it for all rungs: in the ladder's settings, or on the command line.",
         )
 
 

@@ -75,9 +75,12 @@ class BitMLPConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
-        what = "an empty list without model.straight leaves no way from bits to answers"
-        hint = "Set model.straight=true, or name widths: model.widths=[512]."
-        require(bool(self.widths) or self.straight, "model.widths", what, hint=hint)
+        require(
+            bool(self.widths) or self.straight,
+            "model.widths",
+            "an empty list without model.straight leaves no way from bits to answers",
+            hint="Set model.straight=true, or name widths: model.widths=[512].",
+        )
 
     @property
     def starts_at_ridge(self) -> bool:

@@ -136,8 +136,11 @@ class Network:
         """`[B, L, K]` answers to samples that follow a state, and the state after them."""
         from flatout.errors import UserError
 
-        hint = "Define run(inputs, state), or leave make_state out."
-        raise UserError("model", "has make_state(), and no run() that takes its state", hint=hint)
+        raise UserError(
+            "model",
+            "has make_state(), and no run() that takes its state",
+            hint="Define run(inputs, state), or leave make_state out.",
+        )
 
 
 def contract(network: object) -> Network:

@@ -80,9 +80,11 @@ class RNNConfig:
             is_fine, "model.bidirectional", what, hint="Leave it out, or set data.problem=label."
         )
         is_fine = shape.is_each_step or self.smoothing is Smoothing.none
-        hint = "Leave out data.lookback, or set model.smoothing=none."
         require(
-            is_fine, "model.smoothing", f"{self.smoothing} needs an answer at each time", hint=hint
+            is_fine,
+            "model.smoothing",
+            f"{self.smoothing} needs an answer at each time",
+            hint="Leave out data.lookback, or set model.smoothing=none.",
         )
         is_fine = self.residual is Residual.none or shape.lookback is not None
         require(

@@ -49,8 +49,12 @@ class WindowMLPConfig:
         )
 
     def build(self, *, shape: SequenceShape) -> WindowMLP:
-        hint = "Set data.lookback, or model=rnn."
-        require(shape.lookback is not None, "model", "window_mlp reads windows", hint=hint)
+        require(
+            shape.lookback is not None,
+            "model",
+            "window_mlp reads windows",
+            hint="Set data.lookback, or model=rnn.",
+        )
         is_fine = bool(shape.horizon) or not self.shared
         require(
             is_fine,

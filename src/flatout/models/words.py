@@ -81,8 +81,12 @@ def load_vectors(path: str, vocabulary: dict[str, int] | None, embedding: Tensor
     """
     file = Path(path)
     width = embedding.shape[1]
-    hint = "Check the name, or leave model.vectors out."
-    require(file.is_file(), "model.vectors", f"no such file: {path}", hint=hint)
+    require(
+        file.is_file(),
+        "model.vectors",
+        f"no such file: {path}",
+        hint="Check the name, or leave model.vectors out.",
+    )
     if vocabulary is None:
         raise UserError(
             "model.vectors",
@@ -145,8 +149,12 @@ def _parsed(where: str, word: bytes, fields: list[bytes], width: int) -> np.ndar
         raise UserError(
             where, f"{wrong.decode(errors='replace')!r} is not a number", hint=hint
         ) from None
-    what = f"the numbers of {word.decode(errors='replace')!r} are not finite"
-    require(bool(np.isfinite(vector).all()), where, what, hint=hint)
+    require(
+        bool(np.isfinite(vector).all()),
+        where,
+        f"the numbers of {word.decode(errors='replace')!r} are not finite",
+        hint=hint,
+    )
     return vector
 
 
@@ -159,8 +167,11 @@ def _is_number(field: bytes) -> bool:
 
 
 def _wrong_count(where: str, word: bytes, count: int, width: int) -> UserError:
-    what = f"{count} numbers for {word.decode(errors='replace')!r}"
-    return UserError(where, what, allowed=f"model.embedding is {width}")
+    return UserError(
+        where,
+        f"{count} numbers for {word.decode(errors='replace')!r}",
+        allowed=f"model.embedding is {width}",
+    )
 
 
 def _lines(file: Path) -> Iterator[bytes]:
@@ -168,8 +179,11 @@ def _lines(file: Path) -> Iterator[bytes]:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
             yield from lines
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        what = f"not a whole gzip file: {error}"
-        raise UserError(f"model.vectors: {file}", what, hint="Copy or fetch it again.") from None
+        raise UserError(
+            f"model.vectors: {file}",
+            f"not a whole gzip file: {error}",
+            hint="Copy or fetch it again.",
+        ) from None
 
 
 class Pool(nn.Module):

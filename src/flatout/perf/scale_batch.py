@@ -189,9 +189,12 @@ def _parts_of(trainer: L.Trainer, module: L.LightningModule) -> tuple[Task, Stor
             "a task and a DataModule of flatout",
         )
         raise UserError(where, names, allowed=allowed, hint=hint)
-    hint = "Find the size on one device, then set batch_size."
     require(
-        trainer.world_size == 1, where, f"{trainer.world_size} ranks", allowed="one rank", hint=hint
+        trainer.world_size == 1,
+        where,
+        f"{trainer.world_size} ranks",
+        allowed="one rank",
+        hint="Find the size on one device, then set batch_size.",
     )
     for name in ("tokens_per_batch", "effective_batch"):
         is_open = getattr(data.config, name) is None

@@ -220,11 +220,10 @@ def load_predictor(
     beside any rows.
     """
     predictor = kind_of_run(ModelFolder.find(run).settings()).predictor.load(run, device)
-    what = f"a run on {predictor.answers_to} answers in batches of any size"
     require(
         not exact or not isinstance(predictor, MaskedWordPredictor),
         "exact",
-        what,
+        f"a run on {predictor.answers_to} answers in batches of any size",
         hint="Leave it out.",
     )
     predictor.precision = precision
@@ -241,9 +240,11 @@ def complete_parts(data: Any, model: Any, task: Any) -> tuple[Any, Any, Any]:
     model = kind.models[0]() if model is None else model
     task = kind.task.settings() if task is None else task
     hint = kind.model_hint
-    what = f"{_option_of(model)} does not fit {kind.rows}"
     require(
-        type(model) not in MODELS.values() or type(model) in kind.models, "model", what, hint=hint
+        type(model) not in MODELS.values() or type(model) in kind.models,
+        "model",
+        f"{_option_of(model)} does not fit {kind.rows}",
+        hint=hint,
     )
     if kind is TEXTS and isinstance(task, MaskedLanguageConfig) and data.problem is Problem.single:
         data = replace(data, problem=Problem.none)
@@ -254,15 +255,18 @@ def complete_parts(data: Any, model: Any, task: Any) -> tuple[Any, Any, Any]:
             for other in KINDS
             if other.settings is kind.settings and isinstance(task, other.task.settings)
         ]
-        what = f"{_option_of(task)} does not fit {kind.rows}"
-        require(bool(near) or kind.names_task, "task", what, hint=kind.model_hint)
+        require(
+            bool(near) or kind.names_task,
+            "task",
+            f"{_option_of(task)} does not fit {kind.rows}",
+            hint=kind.model_hint,
+        )
         hint = (near[0].way_to_task if near else "") or f"Set task={kind.task_option}."
         raise UserError("task", f"{_option_of(task)} with data.problem={data.problem}", hint=hint)
-    what = f"{_option_of(model)} predicts no {kind.answers}"
     require(
         not kind.answers or isinstance(model, TransformerConfig),
         "model",
-        what,
+        f"{_option_of(model)} predicts no {kind.answers}",
         hint="Set model=transformer.",
     )
     return _with_tokenizer(data, model) if kind.settings is TextDataConfig else data, model, task
@@ -275,11 +279,18 @@ def _with_tokenizer(data: Any, model: Any) -> Any:
         require(reads_pairs, "data.pair", "only encoders read pairs", hint="Set model=transformer.")
         return data
     if model.windows is Windows.attention:
-        what = "attention joins the windows of a text into one answer, and tags have one a word"
-        require(data.problem is not Problem.tags, "model.windows", what, hint="Leave it out.")
-        what = "attention joins the windows of a text, and there are none"
-        hint = "Leave it out, or set data.long=windows for texts with labels."
-        require(data.long is Long.windows, "model.windows", what, hint=hint)
+        require(
+            data.problem is not Problem.tags,
+            "model.windows",
+            "attention joins the windows of a text into one answer, and tags have one a word",
+            hint="Leave it out.",
+        )
+        require(
+            data.long is Long.windows,
+            "model.windows",
+            "attention joins the windows of a text, and there are none",
+            hint="Leave it out, or set data.long=windows for texts with labels.",
+        )
     if data.tokenizer is not None:
         return data
     if model.pretrained is not None:

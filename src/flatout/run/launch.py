@@ -94,14 +94,19 @@ def start(
     if ranks.are_several:
         given = config.trainer.get("devices") not in (None, "auto", -1)
         started = f"{ranks.local_world} ranks are running on this machine"
-        hint = "Leave trainer.devices out: who starts the ranks decides."
         require(
-            not given or len(wanted) == ranks.local_world, "trainer.devices", started, hint=hint
+            not given or len(wanted) == ranks.local_world,
+            "trainer.devices",
+            started,
+            hint="Leave trainer.devices out: who starts the ranks decides.",
         )
     nodes = config.trainer.get("num_nodes", 1)
-    what = f"{nodes}, but no rank runs on another machine"
-    hint = "Start the run on each machine with torchrun or srun."
-    require(ranks.are_several or nodes == 1, "trainer.num_nodes", what, hint=hint)
+    require(
+        ranks.are_several or nodes == 1,
+        "trainer.num_nodes",
+        f"{nodes}, but no rank runs on another machine",
+        hint="Start the run on each machine with torchrun or srun.",
+    )
     are_alone = not ranks.are_several and len(wanted) == 1
     what, hint = (
         "a single device has no other to share weights with",
@@ -111,8 +116,12 @@ def start(
     is_here = ranks.are_several or are_alone
     hint = "Start your script with torchrun, or name the model's settings."
     is_own = isinstance(config.model, nn.Module)
-    what = "a model of your own cannot be handed to other processes"
-    require(is_here or not is_own, "trainer.devices", what, hint=hint)
+    require(
+        is_here or not is_own,
+        "trainer.devices",
+        "a model of your own cannot be handed to other processes",
+        hint=hint,
+    )
     if config.has_own_parts:
         if not is_here:
             require_picklable(config)
@@ -172,12 +181,14 @@ def require_picklable(config: RunConfig) -> None:
             ForkingPickler.dumps(part)
         except Exception as error:
             # pickling runs methods of all its attributes, which may raise anything
-            what = f"{type(part).__name__} cannot be sent to other processes: {error}"
-            hint = (
-                "Make it picklable, or start one run with torchrun: each process then builds its"
-                " parts."
-            )
-            raise UserError(where, what, hint=hint) from None
+            raise UserError(
+                where,
+                f"{type(part).__name__} cannot be sent to other processes: {error}",
+                hint=(
+                    "Make it picklable, or start one run with torchrun: each process then builds"
+                    " its parts."
+                ),
+            ) from None
 
 
 def _choose_folder(
@@ -430,8 +441,12 @@ def fit(
     )
     epochs = epochs if max_epochs is None else max_epochs
     is_inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
-    what = "is called while another process reads this script"
-    require(not is_inheriting, "fit", what, hint="Put it below: if __name__ == '__main__':")
+    require(
+        not is_inheriting,
+        "fit",
+        "is called while another process reads this script",
+        hint="Put it below: if __name__ == '__main__':",
+    )
     if isinstance(data, str | Path | list) or is_rows(data):
         data = TextDataConfig(source=data)
     if isinstance(data, StoreData):

@@ -89,12 +89,11 @@ def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> Any:
 
     key = ranks.agreed("store", prepare)
     data.setup()
-    hint = "Every machine needs the same files, or one folder that all can read."
     require(
         data.info.key == key,
         "data",
         f"rank {ranks.rank} sees other data than the first rank",
-        hint=hint,
+        hint="Every machine needs the same files, or one folder that all can read.",
     )
     facts = data.info.summary()
     rows = {

@@ -128,14 +128,11 @@ def trainer_of_own(config: RunConfig, world: int) -> dict[str, Any]:
     for name, where, value in (each for each in asked if each[0] in trainer):
         is_once = not value or name not in config.trainer
         require(is_once, where, f"is set, and trainer.{name} too", hint="Leave one of them out.")
-        what = (
-            f"{type(config.task).__name__} uses manual optimisation: it clips and accumulates by"
-            " itself"
-        )
         require(
             config.task.automatic_optimization,
             where if value else f"trainer.{name}",
-            what,
+            f"{type(config.task).__name__} uses manual optimisation: it clips and accumulates by"
+            " itself",
             hint="Leave it out.",
         )
     return trainer
@@ -165,8 +162,12 @@ def resolve_rate(
         optim = replace(optim, lr=rate)
     if config.data.effective_batch is None and optim.scale_lr is ScaleRate.none:
         return optim
-    what = f"{optim.scale_lr.value}, but data.tokens_per_batch makes steps of unequal rows"
-    require(plan.tokens_per_batch is None, "optim.scale_lr", what, hint="Leave one of them out.")
+    require(
+        plan.tokens_per_batch is None,
+        "optim.scale_lr",
+        f"{optim.scale_lr.value}, but data.tokens_per_batch makes steps of unequal rows",
+        hint="Leave one of them out.",
+    )
     rows = plan.rows_per_batch * plan.parts
     scaled = optim.scaled(rows)
     product = f"{plan.rows_per_batch} × {plan.accumulate} × {plan.world}"
@@ -214,8 +215,12 @@ def share_processor(
         folder.decision("allocator", "segments of a GPU's memory grow", why, evidence, prints=False)
     if threads is not None:
         there = os.cpu_count() or threads
-        allowed = f"at most {4 * there}: this machine has {there} cores"
-        require(threads <= 4 * there, "threads", f"{threads:,}", allowed=allowed)
+        require(
+            threads <= 4 * there,
+            "threads",
+            f"{threads:,}",
+            allowed=f"at most {4 * there}: this machine has {there} cores",
+        )
         torch.set_num_threads(threads)
         return
     has_own = "SLURM_CPUS_PER_TASK" in os.environ  # srun has divided them

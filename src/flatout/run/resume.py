@@ -137,8 +137,12 @@ def where_to_start(
             why = (
                 f"{folder.path} has {'no whole checkpoint left' if lines else 'no checkpoint yet'}"
             )
-            hint = "Add resume_anyway=true to train it from the beginning."
-            require(not lines or config.resume_anyway, "resume", why, hint=hint)
+            require(
+                not lines or config.resume_anyway,
+                "resume",
+                why,
+                hint="Add resume_anyway=true to train it from the beginning.",
+            )
             for line in [] if lines else _require_same_settings(folder.path, config, about):
                 folder.say(line)
             folder.say(f"resume: {why}: it starts from the beginning")

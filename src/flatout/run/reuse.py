@@ -148,12 +148,14 @@ def _decide(
     )
     evidence = f"{room}; about {built}"
     fits = needed <= 0.9 * free
-    hint = (
-        "Make room (python -m flatout cache clear), set data.cache=FOLDER, or"
-        " model.reuse_format=bf16."
-    )
     require(
-        fits or not is_asked, "model.reuse", f"true, but the disk is short: {evidence}", hint=hint
+        fits or not is_asked,
+        "model.reuse",
+        f"true, but the disk is short: {evidence}",
+        hint=(
+            "Make room (python -m flatout cache clear), set data.cache=FOLDER, or"
+            " model.reuse_format=bf16."
+        ),
     )
     log.decision(REUSE, fits, why if fits else "the disk of the cache is too small", evidence)
     return "fits" if fits else ""

@@ -217,8 +217,12 @@ def claim_named_folder(path: Path) -> Path:
     taken = [name for name in _OWN if (path / name).exists()]
     if taken and not (path / SUMMARY).is_file():
         with _lock_of(path) as is_free:
-            what = f"{path} has a {taken[0]}, and no {SUMMARY} of a run"
-            require(not is_free, "hydra.run.dir", what, hint="Name a folder of the run's own.")
+            require(
+                not is_free,
+                "hydra.run.dir",
+                f"{path} has a {taken[0]}, and no {SUMMARY} of a run",
+                hint="Name a folder of the run's own.",
+            )
     elif _is_claimed(path):
         return path
     hint = f"Name another folder, or add resume={path} to continue that run."
@@ -280,9 +284,10 @@ def folder_of_one(folder: Path) -> Iterator[None]:
             )
             until = time.monotonic() + _PATIENCE_S
         if time.monotonic() > until:
-            hint = "Wait for it or end it, or leave resume out: a new run begins."
             raise UserError(
-                "resume", f"{folder} is still being trained in by another process", hint=hint
+                "resume",
+                f"{folder} is still being trained in by another process",
+                hint="Wait for it or end it, or leave resume out: a new run begins.",
             )
         time.sleep(0.1)
 

@@ -258,11 +258,10 @@ def choose_strategy(
     if asked != "fsdp":
         compresses = asked == _DDP_BF16
         if compresses:
-            what = "gradients are sent in bf16 between GPUs alone"
             require(
                 device.type == "cuda",
                 f"trainer.strategy: {asked}",
-                what,
+                "gradients are sent in bf16 between GPUs alone",
                 hint="Set trainer.strategy=ddp.",
             )
             log.decision(
@@ -276,8 +275,12 @@ def choose_strategy(
         return {"strategy": "auto"} if compresses else {}
     what, hint = "does not go with fp16: its scaler looks at whole gradients", "Set precision=fp32."
     require(precision.value is not Precision.fp16, f"trainer.strategy: {asked}", what, hint=hint)
-    what = "batch normalisation would have other means on every rank"
-    require(not _has_means(module), f"trainer.strategy: {asked}", what, hint="Leave it out.")
+    require(
+        not _has_means(module),
+        f"trainer.strategy: {asked}",
+        "batch normalisation would have other means on every rank",
+        hint="Leave it out.",
+    )
     from flatout.engine.fsdp import SharedOut
 
     # A trained weight comes with its gradient and with two numbers of AdamW.

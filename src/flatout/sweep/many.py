@@ -153,9 +153,11 @@ def alone_in(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        what = f"cannot make {folder}: {error.strerror}"
-        hint = "Set output=FOLDER to a writable folder."
-        raise UserError("hydra.sweep.dir", what, hint=hint) from None
+        raise UserError(
+            "hydra.sweep.dir",
+            f"cannot make {folder}: {error.strerror}",
+            hint="Set output=FOLDER to a writable folder.",
+        ) from None
     lock = file_lock(folder / LOCK)
     try:
         acquire(lock, 0)
@@ -233,13 +235,21 @@ def _require_own_folders(trials: list[Trial]) -> None:
     seen: set[Path] = set()
     for trial in trials:
         is_free = trial.is_again or not trial.folder.exists() or not any(trial.folder.iterdir())
-        hint = (
-            "Choose another hydra.sweep.dir, or add resume=auto to resume the trials of the same"
-            " command."
+        require(
+            is_free,
+            "hydra.sweep.dir",
+            f"{trial.folder} holds something already",
+            hint=(
+                "Choose another hydra.sweep.dir, or add resume=auto to resume the trials of the"
+                " same command."
+            ),
         )
-        require(is_free, "hydra.sweep.dir", f"{trial.folder} holds something already", hint=hint)
-        hint = "Put the trial's number into it: 'hydra.sweep.subdir=${hydra.job.num}'."
-        require(trial.folder not in seen, "hydra.sweep.subdir", f"{trial.folder} twice", hint=hint)
+        require(
+            trial.folder not in seen,
+            "hydra.sweep.subdir",
+            f"{trial.folder} twice",
+            hint="Put the trial's number into it: 'hydra.sweep.subdir=${hydra.job.num}'.",
+        )
         seen.add(trial.folder)
 
 

@@ -109,17 +109,23 @@ def held(searched: Searched) -> Iterator[None]:
         "fixed": searched.fixed,
     }
     path = folder / FILE
-    hint = f"Resume it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
     require(
-        settings.resume or not path.exists(), "sweep", f"{folder} holds a sweep already", hint=hint
+        settings.resume or not path.exists(),
+        "sweep",
+        f"{folder} holds a sweep already",
+        hint=(
+            f"Resume it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
+        ),
     )
     taken = next(
         (each for each in folder.glob("*") if re.fullmatch(rf"\d+|confirm-\d+|{WORDS}", each.name)),
         None,
     )
-    hint = "Choose another hydra.sweep.dir."
     require(
-        settings.resume or taken is None, "hydra.sweep.dir", f"{taken} is there already", hint=hint
+        settings.resume or taken is None,
+        "hydra.sweep.dir",
+        f"{taken} is there already",
+        hint="Choose another hydra.sweep.dir.",
     )
     with alone_in(folder):
         if settings.resume:
@@ -155,12 +161,11 @@ def read_asked(folder: Path) -> dict[str, Any]:
         raise UserError(
             path, f"is not what a sweep writes there: {', '.join(wrong or ['conf'])}", hint=again
         )
-    hint = "Create this folder again: the sweep's files may be named from there."
     require(
         Path(asked["place"]).is_dir(),
         path,
         f"was begun in {asked['place']}, which is gone",
-        hint=hint,
+        hint="Create this folder again: the sweep's files may be named from there.",
     )
     return asked
 
@@ -170,17 +175,15 @@ def _require_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> 
         old, new = before[section], now[section]
         for key in sorted(old.keys() | new.keys()):
             if old.get(key) != new.get(key):
-                what = (
-                    f"{folder} was begun with {key}: {old.get(key)}, and now it is {new.get(key)}"
-                )
                 raise UserError(
-                    "sweep", what, hint="Change it back to resume, or start a new sweep."
+                    "sweep",
+                    f"{folder} was begun with {key}: {old.get(key)}, and now it is {new.get(key)}",
+                    hint="Change it back to resume, or start a new sweep.",
                 )
     if before["fixed"] != now["fixed"]:
-        what = (
-            f"{folder} was begun with other settings:"
-            f" {', '.join(sorted({*before['fixed']} ^ {*now['fixed']}))}"
-        )
         raise UserError(
-            "sweep", what, hint="Type the words that began it to resume, or start a new sweep."
+            "sweep",
+            f"{folder} was begun with other settings:"
+            f" {', '.join(sorted({*before['fixed']} ^ {*now['fixed']}))}",
+            hint="Type the words that began it to resume, or start a new sweep.",
         )

@@ -41,8 +41,12 @@ class LauncherSettings:
     )
 
     def __post_init__(self) -> None:
-        what = f"{self.workers}, but a trial has one rank"
-        require(self.workers == 1, "launcher.workers", what, hint="Leave it out.")
+        require(
+            self.workers == 1,
+            "launcher.workers",
+            f"{self.workers}, but a trial has one rank",
+            hint="Leave it out.",
+        )
 
 
 @dataclass

@@ -217,8 +217,11 @@ def _whole(journal: Path) -> Path:
         try:
             json.loads(line)
         except ValueError:
-            hint = "Start a new sweep; the folders of finished trials stay."
-            raise UserError(str(journal), f"line {number} is damaged", hint=hint) from None
+            raise UserError(
+                str(journal),
+                f"line {number} is damaged",
+                hint="Start a new sweep; the folders of finished trials stay.",
+            ) from None
     return journal
 
 
@@ -242,8 +245,12 @@ class Choice:
     values: tuple[str, ...]
 
     def check(self, key: str) -> None:
-        hint = "List values: choice(1,2) or interval(0,1)."
-        require(bool(self.values), f"sweep: {key}", "nothing to choose from", hint=hint)
+        require(
+            bool(self.values),
+            f"sweep: {key}",
+            "nothing to choose from",
+            hint="List values: choice(1,2) or interval(0,1).",
+        )
 
     def suggest(self, trial: optuna.Trial, key: str) -> str:
         """The value of a trial; asked again, it is the same."""
@@ -272,15 +279,19 @@ class Interval:
 
     def check(self, key: str) -> None:
         where, span = f"sweep: {key}", f"{self.low:g} to {self.high:g}"
-        hint = f"Write interval({self.high:g},{self.low:g})."
-        require(self.low <= self.high, where, span, allowed="the least number first", hint=hint)
-        hint = "Raise the least number above 0, or leave out tag(log,…)."
+        require(
+            self.low <= self.high,
+            where,
+            span,
+            allowed="the least number first",
+            hint=f"Write interval({self.high:g},{self.low:g}).",
+        )
         require(
             not self.is_log or self.low > 0,
             where,
             f"{span} by factors",
             allowed="numbers above 0",
-            hint=hint,
+            hint="Raise the least number above 0, or leave out tag(log,…).",
         )
 
     def sample(self) -> tuple[str, ...]:
@@ -297,9 +308,10 @@ class Interval:
 
     def listed(self, key: str) -> Sequence[int]:
         if not self.is_whole:
-            hint = "List values, as in choice(1e-3,1e-2), or set sampler=tpe."
             raise UserError(
-                f"sweep: {key}", "an interval has too many values for a grid", hint=hint
+                f"sweep: {key}",
+                "an interval has too many values for a grid",
+                hint="List values, as in choice(1e-3,1e-2), or set sampler=tpe.",
             )
         return range(int(self.low), int(self.high) + 1, self.step)
 

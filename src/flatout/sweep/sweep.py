@@ -202,12 +202,13 @@ class _Run:
         self._mistakes.append(note)
         if len(self._mistakes) == _SAME_MISTAKES and len(set(self._mistakes)) == 1:
             printed = Path(self.searched.folder, "0", "output.txt")
-            hint = (
-                "The output of the first is in"
-                f" {printed if printed.is_file() else self.searched.folder}."
-            )
             raise UserError(
-                "sweep", f"the first {_SAME_MISTAKES} trials failed alike: {note}", hint=hint
+                "sweep",
+                f"the first {_SAME_MISTAKES} trials failed alike: {note}",
+                hint=(
+                    "The output of the first is in"
+                    f" {printed if printed.is_file() else self.searched.folder}."
+                ),
             )
 
     def keep(self) -> None:

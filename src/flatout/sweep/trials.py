@@ -353,8 +353,12 @@ def slots(parallel: int, on: Place = Place.here) -> Slots:
     names = map(str, range(torch.cuda.device_count())) if visible is None else visible.split(",")
     gpus = [name for name in names if name]
     most = max(len(cores), len(gpus))
-    allowed = f"1 to {most} here: one for each GPU or core"
-    require(1 <= parallel <= most, "launcher.parallel", f"{parallel}", allowed=allowed)
+    require(
+        1 <= parallel <= most,
+        "launcher.parallel",
+        f"{parallel}",
+        allowed=f"1 to {most} here: one for each GPU or core",
+    )
     return [
         Slot(_share(cores, number, parallel), _share(gpus, number, parallel))
         for number in range(parallel)

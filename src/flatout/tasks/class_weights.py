@@ -41,8 +41,12 @@ class NamedClassesConfig:
     def __post_init__(self) -> None:
         check_settings(self, "task")
         is_one_way = self.class_weights is ClassWeights.none or not self.weights
-        hint = "Leave out the one or the other."
-        require(is_one_way, "task.weights", "is set with task.class_weights=auto", hint=hint)
+        require(
+            is_one_way,
+            "task.weights",
+            "is set with task.class_weights=auto",
+            hint="Leave out the one or the other.",
+        )
         self.weights = {str(name): float(weight) for name, weight in self.weights.items()}
 
 

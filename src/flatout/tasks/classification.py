@@ -65,9 +65,12 @@ class Classifier(Task):
         self.register_buffer("weights_C", weights, persistent=False)
 
     def take_info(self, info: Any) -> None:
-        what = f"{type(info).__name__} has no classes"
-        hint = "Use Tagger for tags and GramDecoder for bit strings."
-        require(isinstance(getattr(info, "labels", None), Labels), "Classifier", what, hint=hint)
+        require(
+            isinstance(getattr(info, "labels", None), Labels),
+            "Classifier",
+            f"{type(info).__name__} has no classes",
+            hint="Use Tagger for tags and GramDecoder for bit strings.",
+        )
         what, hint = (
             "data.problem=none has no classes",
             "Use MaskedLanguageModel for texts without labels.",

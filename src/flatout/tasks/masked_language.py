@@ -68,15 +68,14 @@ class MaskedLanguageConfig:
     def __post_init__(self) -> None:
         check_settings(self, "task")
         total = self.mask_token_share + self.random_token_share
-        hint = (
-            "Set task.mask_token_share and task.random_token_share so that they add up to 1 at"
-            " most."
-        )
         require(
             total <= 1 + 1e-9,
             "task.random_token_share",
             f"{total:g} with task.mask_token_share",
-            hint=hint,
+            hint=(
+                "Set task.mask_token_share and task.random_token_share so that they add up to 1 at"
+                " most."
+            ),
         )
 
 

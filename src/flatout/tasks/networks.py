@@ -48,14 +48,18 @@ def build_text_network(config: Any, info: Any, outputs: Outputs) -> nn.Module:
     longest = model.longest_row()
     read = model.window or info.max_length
     where = "data.window" if model.window else "data.max_length"
-    allowed = f"at most {longest} for {model.family}"
-    require(read <= longest, where, f"{read}", allowed=allowed, hint=f"Set {where}={longest}.")
+    require(
+        read <= longest,
+        where,
+        f"{read}",
+        allowed=f"at most {longest} for {model.family}",
+        hint=f"Set {where}={longest}.",
+    )
     known = len(model.net.get_input_embeddings().weight)
-    what = f"{encoder.size:,} entries, but the encoder knows {known:,}"
     require(
         encoder.size <= known,
         "data.tokenizer",
-        what,
+        f"{encoder.size:,} entries, but the encoder knows {known:,}",
         hint="Leave it out: the model's own tokenizer is used.",
     )
     return model

@@ -63,13 +63,11 @@ class SequenceRegressor(Task):
     _mark: Any = None
 
     def take_info(self, info: Any) -> None:
-        what = f"{type(info).__name__} has no recordings"
-        hint = "Use SequenceData."
         require(
             isinstance(info, SequenceInfo) and not info.shape.labels,
             "SequenceRegressor",
-            what,
-            hint=hint,
+            f"{type(info).__name__} has no recordings",
+            hint="Use SequenceData.",
         )
         vars(self)["info"] = info
         self.shape = info.shape

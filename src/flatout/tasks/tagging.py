@@ -58,9 +58,12 @@ class Tagger(Task):
         self.register_buffer("weights_C", weights, persistent=False)
 
     def take_info(self, info: Any) -> None:
-        what = f"{type(info).__name__} has no tags"
-        hint = "Use Classifier for classes and GramDecoder for bit strings."
-        require(isinstance(getattr(info, "labels", None), TagLabels), "Tagger", what, hint=hint)
+        require(
+            isinstance(getattr(info, "labels", None), TagLabels),
+            "Tagger",
+            f"{type(info).__name__} has no tags",
+            hint="Use Classifier for classes and GramDecoder for bit strings.",
+        )
         require_no_windows(self, info)
         needs_counts = self.config.class_weights is ClassWeights.auto
         self.take_labels(

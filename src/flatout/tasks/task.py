@@ -211,15 +211,14 @@ class Task(L.LightningModule):
             ):
                 name = type(self).__name__
                 info = getattr(data, "info", None)
-                hint = (
-                    f"Give the Trainer a datamodule, or pass {name}(network, labels=…) a network"
-                    " that is built."
-                )
                 require(
                     info is not None,
                     name,
                     "no datamodule says how many classes and words there are",
-                    hint=hint,
+                    hint=(
+                        f"Give the Trainer a datamodule, or pass {name}(network, labels=…) a"
+                        " network that is built."
+                    ),
                 )
                 self.build(info)
             if not self.is_prepared and self.trainer.state.fn == "fit" and hasattr(data, "feeds"):

@@ -224,8 +224,12 @@ def _cut_by_tokens(
     the same rows.
     """
     longest = int(lengths.max())
-    what = f"{cap} tokens cannot hold the longest row"
-    require(cap >= longest, "data.tokens_per_batch", what, allowed=f"{longest} or more here")
+    require(
+        cap >= longest,
+        "data.tokens_per_batch",
+        f"{cap} tokens cannot hold the longest row",
+        allowed=f"{longest} or more here",
+    )
     if settings.layout is Layout.padded or not settings.shuffle:
         # One sorted run, whatever the order was: steps then depend on lengths alone, and every
         # epoch has as many.

@@ -150,8 +150,11 @@ def _refuse(name: str, rows: NDArray[np.int64], what: str, findings: Findings) -
     if len(rows):
         place = findings.locate(int(rows[0]) + 1)
         where = f"data.clean.{name}"
-        hint = f"Fill it in, or keep the default of {where}."
-        raise UserError(where, f"{findings.source} row {place}: {what}", hint=hint)
+        raise UserError(
+            where,
+            f"{findings.source} row {place}: {what}",
+            hint=f"Fill it in, or keep the default of {where}.",
+        )
 
 
 def read_texts(
@@ -191,12 +194,16 @@ def _texts(column: pa.Array, name: str, rows: NDArray[np.int64], findings: Findi
     column = decoded(column)
     if is_text(column.type) or pa.types.is_null(column.type):
         return column.cast(pa.large_string())
-    hint = (
-        "Name a column of texts: data.text=COLUMN. For lists of words and tags set"
-        " data.problem=tags."
+    require(
+        is_plain(column.type),
+        "data.text",
+        f"column {name!r} of {findings.source} holds {column.type}",
+        allowed="texts",
+        hint=(
+            "Name a column of texts: data.text=COLUMN. For lists of words and tags set"
+            " data.problem=tags."
+        ),
     )
-    what = f"column {name!r} of {findings.source} holds {column.type}"
-    require(is_plain(column.type), "data.text", what, allowed="texts", hint=hint)
     findings.add("text_cast", rows)
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)

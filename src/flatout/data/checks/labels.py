@@ -60,16 +60,23 @@ def normalise_labels(
         return _numbers(labels, rows, source, locate)
     if problem is Problem.multi:
         return _lists(labels, delimiter, source)
-    what = f"{source} has a list of labels in each row"
-    require(not is_list(labels.type), "data.label", what, hint="Set data.problem=multi.")
+    require(
+        not is_list(labels.type),
+        "data.label",
+        f"{source} has a list of labels in each row",
+        hint="Set data.problem=multi.",
+    )
     return _names(labels, source)
 
 
 def _names(labels: pa.Array, source: str) -> pa.Array:
     has_names = is_text(labels.type) or is_plain(labels.type) or pa.types.is_null(labels.type)
-    what = f"the labels of {source} are of type {labels.type}"
-    allowed = "texts, whole numbers, true and false"
-    require(has_names, "data.label", what, allowed=allowed)
+    require(
+        has_names,
+        "data.label",
+        f"the labels of {source} are of type {labels.type}",
+        allowed="texts, whole numbers, true and false",
+    )
     return as_texts(labels)
 
 
@@ -77,9 +84,12 @@ def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
     """Every label once a row; nulls and empty texts in a list are no labels."""
     has_lists = is_list(labels.type)
     if not has_lists:
-        what = f"{source} has one text a row where several labels are asked for"
-        hint = "Set data.label_delimiter, for example data.label_delimiter='|'."
-        require(bool(delimiter), "data.label", what, hint=hint)
+        require(
+            bool(delimiter),
+            "data.label",
+            f"{source} has one text a row where several labels are asked for",
+            hint="Set data.label_delimiter, for example data.label_delimiter='|'.",
+        )
         labels = pc.split_pattern(_names(labels, source), delimiter)
     values = decoded(pc.list_flatten(labels))
     row = pc.list_parent_indices(labels).to_numpy(zero_copy_only=False)

@@ -133,8 +133,12 @@ class Rules:
             yield int(rows[0]) if len(rows) else 0, block, clean_block(block, rows=rows, **rules)
 
     def _add_groups(self, rows: NDArray[np.void], group: pa.Array) -> None:
-        what = f"column {self.group!r} holds {group.type}"
-        require(not pa.types.is_nested(group.type), "data.group", what, allowed="texts or numbers")
+        require(
+            not pa.types.is_nested(group.type),
+            "data.group",
+            f"column {self.group!r} holds {group.type}",
+            allowed="texts or numbers",
+        )
         rows["group"] = hash_texts(as_texts(group))
         rows["is_alone"] = mask_of(group.is_null())
 

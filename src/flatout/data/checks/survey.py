@@ -180,13 +180,12 @@ class TextSurvey:
                 continue
             if oddity in _ODD and self.cleaning.odd is RowRule.refuse:
                 place = table.locate(int(numbers[places[0]]) + 1)
-                what = (
-                    f"{table.name} row {place}:"
-                    f" {KINDS[oddity].sentence.removesuffix(' kept as they are')}"
-                )
                 raise UserError(
                     "data.clean.odd",
-                    what,
+                    (
+                        f"{table.name} row {place}:"
+                        f" {KINDS[oddity].sentence.removesuffix(' kept as they are')}"
+                    ),
                     hint="Correct the text, or set data.clean.odd=keep or drop.",
                 )
             if oddity in _ODD and self.cleaning.odd is RowRule.drop:
@@ -282,5 +281,8 @@ class TextSurvey:
         setting = f"data.clean.{_RULES[name]}"
         table = self.tables[SPLITS[first["table"]]]
         sentence = KINDS[name].sentence.format(other=other).removesuffix("kept").rstrip(" ,")
-        what = f"{table.name} row {table.locate(int(first['row']) + 1)}: one of the rows {sentence}"
-        raise UserError(setting, what, hint=f"Correct such rows, or set {setting}=keep or drop.")
+        raise UserError(
+            setting,
+            f"{table.name} row {table.locate(int(first['row']) + 1)}: one of the rows {sentence}",
+            hint=f"Correct such rows, or set {setting}=keep or drop.",
+        )

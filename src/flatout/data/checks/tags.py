@@ -96,12 +96,15 @@ class TagCensus:
                 int(np.searchsorted(offsets, np.argmax(codes == names.index(wrong[0])), "right"))
                 - 1
             )
-            what = (
-                f"{self.source} row {rows[row] + 1}: no tag of a scheme we know:"
-                f" {', '.join(map(repr, wrong[:5]))}"
+            raise UserError(
+                "data.label",
+                (
+                    f"{self.source} row {rows[row] + 1}: no tag of a scheme we know:"
+                    f" {', '.join(map(repr, wrong[:5]))}"
+                ),
+                allowed="O, or a letter of BIO, IOBES or BILOU with a type: B-person",
+                hint="Write the tags so.",
             )
-            allowed = "O, or a letter of BIO, IOBES or BILOU with a type: B-person"
-            raise UserError("data.label", what, allowed=allowed, hint="Write the tags so.")
         parsed = np.array([self._parsed(name) for name in names] or [(0, 0)], np.int32)
         return TagBlock(parsed[codes, 0].astype(np.int8), parsed[codes, 1], offsets)
 
@@ -220,11 +223,14 @@ class TaggedTable(Table):
         words, marks = (pc.list_value_length(each).to_numpy() for each in (tokens, tags))
         if (wrong := np.flatnonzero(words != marks)).size:
             row = int(wrong[0])
-            what = (
-                f"{self.name} row {self.locate(int(rows[row]) + 1)}: {words[row]} words and"
-                f" {marks[row]} tags"
+            raise UserError(
+                "data.label",
+                (
+                    f"{self.name} row {self.locate(int(rows[row]) + 1)}: {words[row]} words and"
+                    f" {marks[row]} tags"
+                ),
+                hint="Give every word one tag.",
             )
-            raise UserError("data.label", what, hint="Give every word one tag.")
 
 
 def word_lists(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array:
@@ -250,8 +256,13 @@ def word_lists(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array
         kind = texts.value_type
     hint = "Write tags by their names, not by numbers." if pa.types.is_integer(kind) else ""
     is_right = is_list(column.type) and is_text(kind)
-    what = f"column {name!r} of {table} holds {column.type}"
-    require(is_right, key, what, allowed="a list of texts in each row", hint=hint)
+    require(
+        is_right,
+        key,
+        f"column {name!r} of {table} holds {column.type}",
+        allowed="a list of texts in each row",
+        hint=hint,
+    )
     lists = pc.fill_null(column.cast(texts), pa.scalar([], texts))
     # a null is a blank word
     return pa.ListArray.from_arrays(lists.offsets, pc.fill_null(lists.values, ""))

@@ -128,14 +128,13 @@ def _by_group(splitting: Splitting, files: RecordFiles) -> Assigner:
         groups, inverse = np.unique(np.append(groups, each), return_inverse=True)
         rows = np.bincount(inverse, weights=np.append(rows, counts)).astype(np.int64)
     needed = 1 + sum(share > 0 for share in splitting.shares.values())
-    what = (
-        f"{counted(len(groups), 'group')} in {splitting.group!r} cannot be parted into {needed}"
-        " splits"
-    )
     require(
         len(groups) >= needed,
         "data.group",
-        what,
+        (
+            f"{counted(len(groups), 'group')} in {splitting.group!r} cannot be parted into {needed}"
+            " splits"
+        ),
         hint="Name another column, or give a file for each split.",
     )
     splits = split_groups(groups, rows, **splitting.shares, seed=splitting.seed)

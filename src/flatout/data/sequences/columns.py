@@ -112,8 +112,11 @@ def _read_numbers(column: pa.Array, name: str, table: Table, first: int) -> Floa
         raise UserError(f"{table.name}: {name}", f"holds {column.type}", allowed="numbers")
     numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     if (places := np.flatnonzero(np.isinf(numbers))).size:
-        what = f"{name} is infinite in row {name_rows(places + first, table)}"
-        raise UserError(table.name, what, hint="Write a number, or leave the value empty.")
+        raise UserError(
+            table.name,
+            f"{name} is infinite in row {name_rows(places + first, table)}",
+            hint="Write a number, or leave the value empty.",
+        )
     return numbers
 
 
@@ -214,9 +217,12 @@ def _parse_texts(column: pa.Array, name: str, table: Table, first: int) -> pa.Ar
             for row, text in enumerate(kept.to_pylist())
             if text is not None and not _is_number(text)
         )
-    hint = "Write numbers with a point, leave a missing value empty, or leave out the column."
-    what = f"{name} is {kept[row].as_py()!r} in row {table.locate(first + row + 1)}"
-    raise UserError(table.name, what, allowed="numbers", hint=hint)
+    raise UserError(
+        table.name,
+        f"{name} is {kept[row].as_py()!r} in row {table.locate(first + row + 1)}",
+        allowed="numbers",
+        hint="Write numbers with a point, leave a missing value empty, or leave out the column.",
+    )
 
 
 def _is_number(text: str) -> bool:

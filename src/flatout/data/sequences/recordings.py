@@ -126,8 +126,12 @@ def _parted(file: Table, rules: RecordingRules) -> Iterator[Recording]:
                 lacking = np.flatnonzero(mask_of(pc.fill_null(is_blank(column), True))) + sum(
                     map(len, values[:-1])
                 )
-                what = f"{file.name}: {name} is missing in row {name_rows(lacking, file)}"
-                require(not lacking.size, "data.group", what, hint="Write the group in each row.")
+                require(
+                    not lacking.size,
+                    "data.group",
+                    f"{file.name}: {name} is missing in row {name_rows(lacking, file)}",
+                    hint="Write the group in each row.",
+                )
             codes.append(groups.number(columns))
     places = np.arange(sum(map(len, times)))
     require(len(places) > 0, file.name, "no rows", hint="Name a file that holds some.")
@@ -207,8 +211,13 @@ def _require_rising(file: Table, recording: Recording, name: str) -> None:
     )
     how = f"repeats {after}" if before == after else f"goes back from {before} to {after}"
     row = file.locate(int(recording.rows[place + 1]) + 1)
-    hint = "Sort the rows by time, or name the columns that part recordings: data.group=[COLUMN]."
-    raise UserError("data.time", f"{recording.name}: {name} {how} in row {row}", hint=hint)
+    raise UserError(
+        "data.time",
+        f"{recording.name}: {name} {how} in row {row}",
+        hint=(
+            "Sort the rows by time, or name the columns that part recordings: data.group=[COLUMN]."
+        ),
+    )
 
 
 def _without_missing(

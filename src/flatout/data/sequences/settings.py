@@ -205,8 +205,12 @@ class SequenceDataConfig(FeedingConfig):
         )
         if self.problem is SequenceProblem.forecast:
             return
-        hint = "Name the columns that are read: data.features=[COLUMN,COLUMN]."
-        require(bool(features), "data.features", "is not set", hint=hint)
+        require(
+            bool(features),
+            "data.features",
+            "is not set",
+            hint="Name the columns that are read: data.features=[COLUMN,COLUMN].",
+        )
         for name in targets:
             require(
                 name not in features,
@@ -240,12 +244,11 @@ class SequenceDataConfig(FeedingConfig):
                 f"{cuts}",
                 allowed="two or three rising numbers of samples",
             )
-            hint = "Set data.split_by=time."
             require(
                 self.split_by is PartBy.time,
                 "data.split_at",
                 f"with split_by={self.split_by}",
-                hint=hint,
+                hint="Set data.split_by=time.",
             )
         features = self.features or []
         inputs = [*features, *(self.targets if self.problem is SequenceProblem.forecast else [])]
@@ -266,20 +269,18 @@ class SequenceDataConfig(FeedingConfig):
                 )
 
     def _require_way(self) -> None:
-        hint = "Leave one of them out."
         require(
             self.lookback is None or self.chunk is None,
             "data.chunk",
             "with data.lookback",
-            hint=hint,
+            hint="Leave one of them out.",
         )
         if self.problem is SequenceProblem.forecast:
-            hint = "Set data.lookback to the samples that a forecast reads."
             require(
                 self.lookback is not None,
                 "data.problem",
                 "forecast without data.lookback",
-                hint=hint,
+                hint="Set data.lookback to the samples that a forecast reads.",
             )
         is_read = self.horizon == 1 or self.problem is SequenceProblem.forecast
         require(
@@ -290,10 +291,18 @@ class SequenceDataConfig(FeedingConfig):
         )
         if self.problem is SequenceProblem.label:
             is_whole = self.lookback is None and self.chunk is None
-            hint = "Leave out data.lookback and data.chunk."
-            require(is_whole, "data.problem", "label reads whole recordings", hint=hint)
-            what = "time cuts recordings, which have one label"
-            require(self.split_by is not PartBy.time, "data.split_by", what, allowed="file, group")
+            require(
+                is_whole,
+                "data.problem",
+                "label reads whole recordings",
+                hint="Leave out data.lookback and data.chunk.",
+            )
+            require(
+                self.split_by is not PartBy.time,
+                "data.split_by",
+                "time cuts recordings, which have one label",
+                allowed="file, group",
+            )
         is_token = self.chunk is None or self.tokens_per_batch is None
         require(
             is_token,

@@ -64,12 +64,11 @@ class Splitter:
         """The segments of all recordings, in their order."""
         own = [each for each in recordings if each.split == "train"]
         if not any(self.shares):
-            hint = "Leave it out, or name one source that is split."
             require(
                 self.config.split_at is None,
                 "data.split_at",
                 "is set, and files give the splits",
-                hint=hint,
+                hint="Leave it out, or name one source that is split.",
             )
             self.how = "as given"
             return [
@@ -104,9 +103,11 @@ class Splitter:
         wanted, needed = self.config.split_by, self.needed
         if wanted is not PartBy.auto:
             is_file = wanted is not PartBy.file or self.num_files >= needed
-            what = f"file, but {counted(self.num_files, 'file')} cannot make {needed} splits"
             require(
-                is_file, "data.split_by", what, hint="Name more files, or set data.split_by=time."
+                is_file,
+                "data.split_by",
+                f"file, but {counted(self.num_files, 'file')} cannot make {needed} splits",
+                hint="Name more files, or set data.split_by=time.",
             )
             return wanted
         if self.config.group and len({each.part for each in own}) >= needed:
@@ -132,12 +133,11 @@ class Splitter:
         group = f"groups of {(self.config.group or [''])[0]}"
         kind = "files" if by is PartBy.file else group if by is PartBy.group else "recordings"
         self.how = f"whole {kind} taken by a hash of the name"
-        what = f"{len(samples)} {kind} for {self.needed} splits"
         hint = "or give a file for each split."
         require(
             len(samples) >= self.needed,
             "data.split_by",
-            what,
+            f"{len(samples)} {kind} for {self.needed} splits",
             hint=f"Set data.split_by=time, {hint}",
         )
         hashes = hash_texts(pa.array(list(samples)))
@@ -154,8 +154,12 @@ class Splitter:
             validation, test = self.shares
             borders = [1 - validation - test, 1 - test, 1.0] if test else [1 - validation, 1.0]
             cuts = [round(border * each.samples) for border in borders]
-        what = f"{cuts}, but {each.name} has {each.samples} samples"
-        require(cuts[-1] <= each.samples, "data.split_at", what, hint="Lower the numbers.")
+        require(
+            cuts[-1] <= each.samples,
+            "data.split_at",
+            f"{cuts}, but {each.name} has {each.samples} samples",
+            hint="Lower the numbers.",
+        )
         if len(cuts) == 2 and self.shares[1] and self.config.split_at is not None:
             cuts = [*cuts, each.samples]
         parts = zip(SPLITS, [0, *cuts], cuts, strict=False)

@@ -217,16 +217,22 @@ class Survey:
         named = " or ".join(
             f"data.{name}={value:g}" for name, value in cuts.items() if value is not None
         )
-        hint = f"Name longer recordings{f', or change {named}' if named else ''}."
-        require(bool(self.found), "data", "no recording has two samples or more", hint=hint)
+        require(
+            bool(self.found),
+            "data",
+            "no recording has two samples or more",
+            hint=f"Name longer recordings{f', or change {named}' if named else ''}.",
+        )
         self.segments = self.splitter.split(self.found)
         self._require_no_leak()
         moments: dict[str, dict[str, Floats]] = {}
         for split in SPLITS:
             own = [each for each in self.segments if each.split == split]
-            what = f"no recordings are left for the {split} split"
             require(
-                bool(own) or split == "test", "data.split_by", what, hint="Name more recordings."
+                bool(own) or split == "test",
+                "data.split_by",
+                f"no recordings are left for the {split} split",
+                hint="Name more recordings.",
             )
             if own:
                 moments[split] = _merge(
@@ -294,9 +300,11 @@ class Survey:
                 {labels[each.recording] for each in self.segments if each.split == "train"}
             )
             unknown = sorted(set(labels) - set(self.classes))
-            what = f"{', '.join(map(repr, unknown[:3]))} stands in no training recording"
             require(
-                not unknown, "data.target", what, hint="Give the training recordings of each class."
+                not unknown,
+                "data.target",
+                f"{', '.join(map(repr, unknown[:3]))} stands in no training recording",
+                hint="Give the training recordings of each class.",
             )
             require(len(self.classes) > 1, "data.target", "one class", allowed="two or more")
             places = {name: number for number, name in enumerate(self.classes)}
@@ -324,14 +332,25 @@ class Survey:
         moments = (self.train[name].tolist() for name in ("least", "most", "squares"))
         for name, least, most, squares in zip(self.columns, *moments, strict=True):
             key = "data.target" if name in self.config.targets else "data.features"
-            what = f"{name!r} is constant in the training recordings ({least:g})"
-            require(least != most, key, what, hint="Leave it out.")
-            what = f"{name!r} reaches {max(-least, most):g}, its variance is not finite"
-            hint = "Use another unit."
-            require(math.isfinite(squares), key, what, hint=hint)
+            require(
+                least != most,
+                key,
+                f"{name!r} is constant in the training recordings ({least:g})",
+                hint="Leave it out.",
+            )
+            require(
+                math.isfinite(squares),
+                key,
+                f"{name!r} reaches {max(-least, most):g}, its variance is not finite",
+                hint="Use another unit.",
+            )
         for feature, target, is_equal, factor, shift in self._copies.find():
-            what = f"{feature!r} has the values of the target {target!r} in all recordings"
-            require(not is_equal, "data.features", what, hint="Leave it out.")
+            require(
+                not is_equal,
+                "data.features",
+                f"{feature!r} has the values of the target {target!r} in all recordings",
+                hint="Leave it out.",
+            )
             line = f"{target} = {factor:.4g} * {feature} + {shift:.4g}"
             self._warnings.append(
                 f"warning data.features: {line} in all recordings; leave {feature} out"

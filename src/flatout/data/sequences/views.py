@@ -202,14 +202,18 @@ def _require_length(
     samples = segments.stop - segments.start
     longest = int(samples.argmax())
     hint = "Lower the number, or name longer recordings."
-    what = (
+    require(
+        bool(samples[longest] >= needed),
+        keys,
         f"{needed:,} samples are needed, the longest {split} recording has {samples[longest]:,}"
-        f" ({names[longest]})"
+        f" ({names[longest]})",
+        hint=hint,
     )
-    require(bool(samples[longest] >= needed), keys, what, hint=hint)
     own = int((segments.stop - segments.first).max())
-    what = (
+    require(
+        rows > 0,
+        "data.horizon",
         f"no forecast of {config.horizon} samples fits the {split} samples of a recording, at most"
-        f" {own}"
+        f" {own}",
+        hint=hint,
     )
-    require(rows > 0, "data.horizon", what, hint=hint)

@@ -79,9 +79,11 @@ def windows(
     require(batch_size > 0, "batch_size", f"{batch_size}", allowed="1 or more")
     if is_forecasting(source) or isinstance(source, Iterator | list | tuple):
         has_said = not (lookback or target or group or time or features or known or static)
-        hint = "Leave out lookback and columns."
         require(
-            has_said, "windows", "a TimeSeriesDataSet says itself what its windows are", hint=hint
+            has_said,
+            "windows",
+            "a TimeSeriesDataSet says itself what its windows are",
+            hint="Leave out lookback and columns.",
         )
         found: WindowBatches = ForecastingWindows([source] if is_forecasting(source) else source)
     else:
@@ -260,8 +262,11 @@ def _only_row(recording: Recording, names: list[str], first: int) -> NDArray[np.
     """The values of the static columns, from `first` on, which must be the same in all rows."""
     values = recording.values[:, first:]
     for place in np.flatnonzero((values != values[:1]).any(axis=0)):
-        what = f"{recording.name} has several values of {names[place]}"
-        raise UserError("static", what, hint="Name it in features or known.")
+        raise UserError(
+            "static",
+            f"{recording.name} has several values of {names[place]}",
+            hint="Name it in features or known.",
+        )
     return values[0].astype(np.float32)
 
 
@@ -269,8 +274,12 @@ def _require_long_enough(lengths: dict[str, int], cut: Cut) -> None:
     needed = (cut.lookback or 0) + cut.horizon
     longest = max(lengths.values(), default=1)
     keys = f"lookback={cut.lookback} and horizon={cut.horizon}"
-    what = f"{needed:,} rows are needed, the longest group has {longest:,}"
-    require(longest >= needed, keys, what, hint="Lower one of them, or pass longer groups.")
+    require(
+        longest >= needed,
+        keys,
+        f"{needed:,} rows are needed, the longest group has {longest:,}",
+        hint="Lower one of them, or pass longer groups.",
+    )
     if short := [name for name, length in lengths.items() if length < needed]:
         what = (
             f"{counted(len(short), 'group')} shorter than the {needed:,} rows of {keys} left out: "
@@ -284,12 +293,11 @@ class ForecastingWindows(WindowBatches):
     def __init__(self, sources: Iterable[Any]) -> None:
         parts: list[dict[str, Any]] = []
         for source in sources:
-            allowed = "a table, a mapping of arrays, or TimeSeriesDataSets"
             require(
                 is_forecasting(source),
                 "windows",
                 f"cannot read a {type(source).__name__}",
-                allowed=allowed,
+                allowed="a table, a mapping of arrays, or TimeSeriesDataSets",
             )
             if not parts:
                 self.about = source

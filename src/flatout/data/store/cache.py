@@ -128,8 +128,12 @@ class Cache:
                 there = _identity(self.folder / key)
                 if self.opened(key) is not None:
                     continue  # another process was quicker
-                what = "the store is damaged just after it was built"
-                require(len(reasons) < _TRIES, f"cache {self.folder / key}", what, hint=_DISK)
+                require(
+                    len(reasons) < _TRIES,
+                    f"cache {self.folder / key}",
+                    "the store is damaged just after it was built",
+                    hint=_DISK,
+                )
                 reasons.append(self._reason_for_miss(key, name, recipe))
                 if there is not None:
                     self._remove_damaged(key, there)

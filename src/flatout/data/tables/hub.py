@@ -51,11 +51,14 @@ def from_hub(name: str, where: str) -> Any:
             return datasets.load_dataset(path, configuration or None)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         near = did_you_mean(path, [each.name for each in Path().iterdir()])
-        what = (
-            f"no file or folder {name}, and no data set of that name that could be fetched"
-            f" ({first_line(error)})"
-        )
-        raise UserError(where, what, hint=f"{near} {ways}".strip()) from None
+        raise UserError(
+            where,
+            (
+                f"no file or folder {name}, and no data set of that name that could be fetched"
+                f" ({first_line(error)})"
+            ),
+            hint=f"{near} {ways}".strip(),
+        ) from None
 
 
 def fetched(name: str, where: str, opening: Callable[[], T]) -> T:
@@ -76,14 +79,16 @@ def fetched(name: str, where: str, opening: Callable[[], T]) -> T:
     ) as error:
         reason = first_line(error)
         if "trust_remote_code" in str(error):
-            hint = "Name a model whose code is part of transformers."
             raise UserError(
-                where, f"{name} comes with code of its own, which is never run", hint=hint
+                where,
+                f"{name} comes with code of its own, which is never run",
+                hint="Name a model whose code is part of transformers.",
             ) from None
         if Path(name).is_dir():
-            what = f"{name} is no folder that transformers can open ({reason})"
             raise UserError(
-                where, what, hint="Name one that save_pretrained wrote, with its tokenizer."
+                where,
+                f"{name} is no folder that transformers can open ({reason})",
+                hint="Name one that save_pretrained wrote, with its tokenizer.",
             ) from None
         what = (
             f"no folder {name}, and nothing of that name in the cache or on the Hub could be"
@@ -124,5 +129,8 @@ def from_disk(folder: Path, where: str) -> Any:
     try:
         return datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        what = f"{folder}: not a whole data set ({first_line(error)})"
-        raise UserError(where, what, hint="Save it again, or name another folder.") from None
+        raise UserError(
+            where,
+            f"{folder}: not a whole data set ({first_line(error)})",
+            hint="Save it again, or name another folder.",
+        ) from None

@@ -44,9 +44,12 @@ def block_writer(
         f"cannot write {path.suffix or path.name}",
         allowed=", ".join(FORMATS),
     )
-    what = f"no such folder: {path.parent}"
-    hint = "Make it first, or name another folder."
-    require(path.parent.is_dir(), "--out", what, hint=hint)
+    require(
+        path.parent.is_dir(),
+        "--out",
+        f"no such folder: {path.parent}",
+        hint="Make it first, or name another folder.",
+    )
     if reads is not None and path.exists() and _is_among(path, Path(reads)):
         raise UserError("--out", f"{path} is a file that is read", hint="Name another file.")
     beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
@@ -89,9 +92,10 @@ def told(path: Path) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        what = f"cannot write {path}: {error.strerror or error}"
         raise UserError(
-            "--out", what, hint="Name a file where there is room, and which you may write."
+            "--out",
+            f"cannot write {path}: {error.strerror or error}",
+            hint="Name a file where there is room, and which you may write.",
         ) from None
 
 

@@ -58,9 +58,10 @@ def fingerprints_of(tables: Mapping[str, Table], cache: Path) -> dict[str, str]:
             other := next((name for name, before in found.items() if before == fingerprint), None)
         ) is not None:
             whose = "training" if other == "train" else other
-            what = f"{table.name} holds exactly the {whose} rows, {tables[other].name}"
             raise UserError(
-                f"data.{split}", what, hint="Leave it out to take rows from the training rows."
+                f"data.{split}",
+                f"{table.name} holds exactly the {whose} rows, {tables[other].name}",
+                hint="Leave it out to take rows from the training rows.",
             )
         found[split] = fingerprint
     return found

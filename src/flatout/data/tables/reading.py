@@ -53,9 +53,12 @@ class ReadingConfig:
             self._require_one_byte("delimiter", self.delimiter)
         if self.quote:
             self._require_one_byte("quote", self.quote)
-        what = f"{self.quote!r} is the delimiter too"
-        hint = "Set data.read.quote='' if values are not quoted."
-        require(self.quote != self.delimiter, f"{where}.quote", what, hint=hint)
+        require(
+            self.quote != self.delimiter,
+            f"{where}.quote",
+            f"{self.quote!r} is the delimiter too",
+            hint="Set data.read.quote='' if values are not quoted.",
+        )
         is_named = self.columns is None or (
             len(self.columns) > 0 and len(set(self.columns)) == len(self.columns)
         )

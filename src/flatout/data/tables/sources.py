@@ -55,9 +55,10 @@ def open_splits(source: Any, given: Mapping[str, Any], reading: ReadingConfig) -
         if each is None:
             continue
         if split in tables:
-            what = f"data.source has {split} rows already ({tables[split].name})"
             raise UserError(
-                f"data.{split}", what, hint="Name the splits one by one, without data.source."
+                f"data.{split}",
+                f"data.source has {split} rows already ({tables[split].name})",
+                hint="Name the splits one by one, without data.source.",
             )
         tables[split] = open_source(each, where=f"data.{split}", reading=reading)
     return {split: tables[split] for split in _SPLIT_NAMES if split in tables}
@@ -120,10 +121,11 @@ def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = 
     require_file(file, where)
     form = reading.format or format_of(file)
     if form is None:
-        hint = f"Name the format: {'--read ' if where == 'FILE' else 'data.read.'}format=csv."
-        what = f"{file} is no format we read"
         raise UserError(
-            where, what, allowed=f"{', '.join(ENDINGS)}; any of them also .gz", hint=hint
+            where,
+            f"{file} is no format we read",
+            allowed=f"{', '.join(ENDINGS)}; any of them also .gz",
+            hint=f"Name the format: {'--read ' if where == 'FILE' else 'data.read.'}format=csv.",
         )
     return _TABLES[form][0](file, where, reading)
 
@@ -144,9 +146,12 @@ def _many(given: list[Any], where: str, reading: ReadingConfig) -> Table:
     are_rows = isinstance(given[0], Mapping) and any(
         isinstance(each, str | int | float) for each in given[0].values()
     )
-    hint = "Pass one table: pandas.DataFrame(rows), or pyarrow.Table.from_pylist(rows)."
     require(
-        not are_rows, where, "is a list of rows", allowed="one file or more, or a table", hint=hint
+        not are_rows,
+        where,
+        "is a list of rows",
+        allowed="one file or more, or a table",
+        hint="Pass one table: pandas.DataFrame(rows), or pyarrow.Table.from_pylist(rows).",
     )
     if twice := [name for name, count in Counter(map(str, given)).items() if count > 1]:
         raise UserError(where, f"{twice[0]} is named twice", hint="Name each file once.")
@@ -154,8 +159,12 @@ def _many(given: list[Any], where: str, reading: ReadingConfig) -> Table:
     if len(tables) == 1:
         return tables[0]
     found = ManyFiles(tables, f"{tables[0].name} and {len(tables) - 1} more")
-    what = f"{tables[0].name} and {tables[-1].name} have no column in common"
-    require(bool(found.columns), where, what, hint="Name files of one kind.")
+    require(
+        bool(found.columns),
+        where,
+        f"{tables[0].name} and {tables[-1].name} have no column in common",
+        hint="Name files of one kind.",
+    )
     return found
 
 
@@ -166,9 +175,10 @@ def _splits_of(source: Any, where: str, reading: ReadingConfig) -> dict[str, Tab
             if (split := _split_of(str(name))) in named and (
                 split or "train" not in map(_split_of, source)
             ):
-                allowed = f"parts: {', '.join(map(str, source))}"
                 raise UserError(
-                    where, f"several parts hold {split or 'training'} rows", allowed=allowed
+                    where,
+                    f"several parts hold {split or 'training'} rows",
+                    allowed=f"parts: {', '.join(map(str, source))}",
                 )
             named[split] = rows
         return _by_split(named, where, lambda rows: table_of(rows, where=where))
@@ -199,9 +209,11 @@ def _by_split(
 ) -> dict[str, Table]:
     if len(named) == 1:
         return {"train": opened(next(iter(named.values())))}
-    what = f"no training rows among {', '.join(filter(None, named)) or 'its parts'}"
     require(
-        "train" in named, where, what, allowed="train, and validation and test if there are any"
+        "train" in named,
+        where,
+        f"no training rows among {', '.join(filter(None, named)) or 'its parts'}",
+        allowed="train, and validation and test if there are any",
     )
     return {split: opened(given) for split, given in named.items() if split is not None}
 

@@ -108,8 +108,11 @@ class Table(ABC):
 
 
 def changed(name: str) -> UserError:
-    hint = "Wait until it is written, then run the same command again."
-    return UserError("data", f"{name} changed while it was read", hint=hint)
+    return UserError(
+        "data",
+        f"{name} changed while it was read",
+        hint="Wait until it is written, then run the same command again.",
+    )
 
 
 def require_columns(table: Table, wanted: Mapping[str, str]) -> None:

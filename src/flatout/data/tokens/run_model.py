@@ -48,9 +48,12 @@ class RunModel:
         from safetensors.torch import load_file  # imports torch, which checking data does without
 
         weights = self.read(lambda: load_file(self.folder / _WEIGHTS))
-        what = f"{self.folder} has small matrices beside its weights"
-        hint = "Export it first: python -m flatout export RUN. Then name the exported folder."
-        require(not any("lora_" in name for name in weights), _KEY, what, hint=hint)
+        require(
+            not any("lora_" in name for name in weights),
+            _KEY,
+            f"{self.folder} has small matrices beside its weights",
+            hint="Export it first: python -m flatout export RUN. Then name the exported folder.",
+        )
         named = {
             name.removeprefix(_NET): weight
             for name, weight in weights.items()
@@ -106,6 +109,9 @@ def model_of_run(name: str) -> RunModel | None:
             _KEY, f"{name} is a run without an encoder", hint="Name a run of model=transformer."
         )
     if (Path(name) / "summary.json").is_file() and not (Path(name) / _SETTINGS).is_file():
-        hint = "Name a run of model=transformer that has ended; resume=RUN continues one."
-        raise UserError(_KEY, f"{name} is a run without a model/ folder", hint=hint)
+        raise UserError(
+            _KEY,
+            f"{name} is a run without a model/ folder",
+            hint="Name a run of model=transformer that has ended; resume=RUN continues one.",
+        )
     return None

@@ -116,9 +116,12 @@ class Subwords:
             raise UserError(
                 where, f"{name} has no fast tokenizer", hint="Convert it to a tokenizer.json first."
             )
-        what = f"{name} has no words: its tokenizer's files are missing"
-        hint = "Set data.tokenizer=FOLDER."
-        require(len(found) > len(found.all_special_ids), where, what, hint=hint)
+        require(
+            len(found) > len(found.all_special_ids),
+            where,
+            f"{name} has no words: its tokenizer's files are missing",
+            hint="Set data.tokenizer=FOLDER.",
+        )
         if words and "ByteLevel" in found.backend_tokenizer.to_str():
             # Pieces with a blank before them are other pieces: each word of a list has one, as in a
             # text.

@@ -96,8 +96,12 @@ class LayeredEncoder(Network, nn.Module):
     def drop_before_output(self, share: float) -> None:
         """Drop so much in the head, also where a family's configuration has no word for it."""
         found = [module for module in self.head_modules() if isinstance(module, nn.Dropout)]
-        what = f"{self.family} drops nothing before its output"
-        require(bool(found) or not share, "model.head_dropout", what, hint="Leave it out.")
+        require(
+            bool(found) or not share,
+            "model.head_dropout",
+            f"{self.family} drops nothing before its output",
+            hint="Leave it out.",
+        )
         for module in found:
             module.p = share
 
@@ -241,11 +245,10 @@ def require_same_weights(model: Any, _: Any) -> None:
     another encoder.
     """
     is_same = not model.stored_layers or model.frozen_digest() == model._weights_then
-    what = "the frozen weights loaded here are not those whose outputs are stored"
     require(
         is_same,
         "model.reuse",
-        what,
+        "the frozen weights loaded here are not those whose outputs are stored",
         hint="Set model.reuse=false, or model.pretrained to the encoder of before.",
     )
 
@@ -297,8 +300,11 @@ def add_lora(net: Any, config: LoraConfig) -> None:
         # the linear layer of GPT-2, its matrix turned round
         from transformers.pytorch_utils import Conv1D
     except ImportError:
-        hint = "Install it with pip install 'flatout[lora]'."
-        raise UserError("model.lora.rank", "needs the package peft", hint=hint) from None
+        raise UserError(
+            "model.lora.rank",
+            "needs the package peft",
+            hint="Install it with pip install 'flatout[lora]'.",
+        ) from None
     backbone = net.base_model
     modules = list(backbone.named_modules())
     linear = [name for name, module in modules if isinstance(module, nn.Linear | Conv1D)]

@@ -92,9 +92,12 @@ class Transformer(LayeredEncoder):
         self._kernels: dict[tuple[str, torch.dtype, bool], Kernel] = {}
         why = why_not_flat(net.config)
         allowed = ", ".join(FLAT_FAMILIES)
-        hint = "Set it to auto."
         require(
-            compute is not Compute.flat or not why, "model.compute", why, allowed=allowed, hint=hint
+            compute is not Compute.flat or not why,
+            "model.compute",
+            why,
+            allowed=allowed,
+            hint="Set it to auto.",
         )
         self.is_flat = not why and compute is not Compute.padded
         self.layout = "flat" if self.is_flat else "padded"
@@ -179,8 +182,12 @@ class Transformer(LayeredEncoder):
             return
         layers = [each for each in self.head_modules() if isinstance(each, nn.Linear)]
         is_linear = bool(layers) and layers[-1].out_features == self.described.num_labels
-        what = f"attention, but the head of {self.family} does not end in a linear layer"
-        require(is_linear, "model.windows", what, hint="Set model.windows=mean.")
+        require(
+            is_linear,
+            "model.windows",
+            f"attention, but the head of {self.family} does not end in a linear layer",
+            hint="Set model.windows=mean.",
+        )
         if self.window_query is None:
             # at first the plain mean
             self.window_query = nn.Parameter(torch.zeros(layers[-1].in_features))

@@ -128,8 +128,12 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
-        allowed = f"a multiple of {self.heads} heads"
-        require(self.hidden % self.heads == 0, "model.hidden", f"{self.hidden}", allowed=allowed)
+        require(
+            self.hidden % self.heads == 0,
+            "model.hidden",
+            f"{self.hidden}",
+            allowed=f"a multiple of {self.heads} heads",
+        )
         require(
             self.reuse in ("auto", True, False),
             "model.reuse",
@@ -157,13 +161,11 @@ class TransformerConfig:
             hint="Set model.freeze_layers=N or all.",
         )
         is_one_way = not (self.lora.rank and (self.freeze_layers or self.freeze_embeddings))
-        what = f"{self.lora.rank} with model.freeze_layers or model.freeze_embeddings"
-        allowed = "beside small matrices the whole encoder is frozen"
         require(
             is_one_way,
             "model.lora.rank",
-            what,
-            allowed=allowed,
+            f"{self.lora.rank} with model.freeze_layers or model.freeze_embeddings",
+            allowed="beside small matrices the whole encoder is frozen",
             hint="Leave out the one or the other.",
         )
 
@@ -208,11 +210,18 @@ class TransformerConfig:
         from transformers import MODEL_FOR_MASKED_LM_MAPPING
 
         where = "model.family" if self.pretrained is None else "model.pretrained"
-        what = f"{described.model_type} has no head that predicts masked words"
-        allowed = f"{', '.join(FLAT_FAMILIES)}, or another of transformers with such a head"
-        require(type(described) in MODEL_FOR_MASKED_LM_MAPPING, where, what, allowed=allowed)
-        what = f"{self.lora.rank}, but task=mlm trains the encoder itself"
-        require(not self.lora.rank, "model.lora.rank", what, hint="Leave it out.")
+        require(
+            type(described) in MODEL_FOR_MASKED_LM_MAPPING,
+            where,
+            f"{described.model_type} has no head that predicts masked words",
+            allowed=f"{', '.join(FLAT_FAMILIES)}, or another of transformers with such a head",
+        )
+        require(
+            not self.lora.rank,
+            "model.lora.rank",
+            f"{self.lora.rank}, but task=mlm trains the encoder itself",
+            hint="Leave it out.",
+        )
 
     def read_description(self) -> Any:
         """The encoder's own configuration."""
@@ -298,12 +307,13 @@ class TransformerConfig:
             if each.startswith(f"{net.base_model_prefix}.") and "pooler" not in each
         )
         named = ", ".join(lost[:2])
-        what = (
+        require(
+            not lost,
+            "model.pretrained",
             f"{name}: {len(lost)} weights of the encoder are missing there, or of another shape:"
-            f" {named}"
+            f" {named}",
+            hint="Its config.json, or model.settings, describes another encoder.",
         )
-        hint = "Its config.json, or model.settings, describes another encoder."
-        require(not lost, "model.pretrained", what, hint=hint)
         return net
 
 
@@ -375,9 +385,10 @@ def _refusing(family: str) -> Iterator[None]:
         RuntimeError,
         StrictDataclassError,
     ) as error:
-        what = f"{family} cannot be made so: {' '.join(str(error).split()):.200}"
         raise UserError(
-            "model.family", what, hint="Name a folder of it: model.pretrained=FOLDER."
+            "model.family",
+            f"{family} cannot be made so: {' '.join(str(error).split()):.200}",
+            hint="Name a folder of it: model.pretrained=FOLDER.",
         ) from None
 
 
@@ -386,11 +397,10 @@ def _recompute(model: Transformer) -> None:
         model.recomputes = True
         return
     can = model.net.supports_gradient_checkpointing
-    what = f"{model.family} cannot compute its activations again"
     require(
         can,
         "model.gradient_checkpointing",
-        what,
+        f"{model.family} cannot compute its activations again",
         hint="Leave it out, or set a smaller data.batch_size.",
     )
     enable = getattr(
@@ -422,6 +432,10 @@ def _config_class(family: str) -> Any:
         or CONFIG_MAPPING[family] not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     ):
         hint = did_you_mean(family, FLAT_FAMILIES)
-        allowed = f"{', '.join(FLAT_FAMILIES)}, or another of transformers that classifies"
-        raise UserError("model.family", f"no encoder {family!r}", allowed=allowed, hint=hint)
+        raise UserError(
+            "model.family",
+            f"no encoder {family!r}",
+            allowed=f"{', '.join(FLAT_FAMILIES)}, or another of transformers that classifies",
+            hint=hint,
+        )
     return CONFIG_MAPPING[family]

@@ -52,9 +52,10 @@ def evidence_in(folder: Path) -> Evidence:
             return Evidence.from_dict(kept)
     if kept or not is_known:
         theirs = (summary.get("versions") or {}).get("flatout", "an unknown version")
-        what = f"a run by flatout {theirs}, whose summary.json this version cannot read"
         raise UserError(
-            str(folder), what, hint="Use the doctor of that version, or train it again."
+            str(folder),
+            f"a run by flatout {theirs}, whose summary.json this version cannot read",
+            hint="Use the doctor of that version, or train it again.",
         )
     rows = [row for row in read_curves(folder) if row.get("speed/rows_per_s")]
     steps = int(float(rows[-1]["step"])) if rows else 0

@@ -200,9 +200,10 @@ class Hdf5Table(FileTable):
         try:
             import h5py
         except ImportError:
-            hint = "Install it with: pip install 'flatout[hdf5]'"
             raise UserError(
-                self.where, f"{self.path}: reading HDF5 needs h5py", hint=hint
+                self.where,
+                f"{self.path}: reading HDF5 needs h5py",
+                hint="Install it with: pip install 'flatout[hdf5]'",
             ) from None
         try:
             with h5py.File(self.whole, "r") as file:

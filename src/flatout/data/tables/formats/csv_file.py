@@ -154,11 +154,10 @@ class CsvTable(FileTable):
             self._require_utf8()
         if (columns := self.reading.columns) is not None:
             counts = f"its first row has {len(names)} values, data.read.columns has {len(columns)}"
-            what = f"{self.path}: {counts}: {', '.join(columns)}"
             require(
                 len(columns) == len(names),
                 "data.read.columns",
-                what,
+                f"{self.path}: {counts}: {', '.join(columns)}",
                 hint="Give one name for each column.",
             )
             return columns

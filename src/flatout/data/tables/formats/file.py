@@ -96,9 +96,10 @@ class FileTable(Table):
         self, columns: Sequence[str], rows_per_block: int = 65_536
     ) -> Iterator[pa.RecordBatch]:
         if twice := sorted({name for name in columns if list(self.columns).count(name) > 1}):
-            hint = "Rename one of them."
             raise UserError(
-                self.where, f"{self.path} has column {', '.join(twice)} more than once", hint=hint
+                self.where,
+                f"{self.path} has column {', '.join(twice)} more than once",
+                hint="Rename one of them.",
             )
         for block in self._blocks(list(columns), rows_per_block):
             for start in range(0, block.num_rows, rows_per_block):
@@ -208,15 +209,20 @@ def _gunzipped(file: Any, path: Path, where: str) -> Iterator[bytes]:
         for piece in pieces_of(file):
             size += len(piece)
             if (size > _RATIO_FROM and size > _RATIO_CAP * packed) or size > _SIZE_CAP:
-                what = f"{path}: {packed:,} bytes unpack to more than {size:,}"
-                allowed = f"at most {_RATIO_CAP} times as much, {_SIZE_CAP >> 30} GB"
-                hint = "If that is meant, unpack it with gunzip and name the plain file."
-                raise UserError(where, what, allowed=allowed, hint=hint)
+                raise UserError(
+                    where,
+                    f"{path}: {packed:,} bytes unpack to more than {size:,}",
+                    allowed=f"at most {_RATIO_CAP} times as much, {_SIZE_CAP >> 30} GB",
+                    hint="If that is meant, unpack it with gunzip and name the plain file.",
+                )
             yield piece
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         if "Not a gzipped file" in str(error):
-            hint = "Remove .gz from its name, or pack it with gzip."
-            raise UserError(where, f"{path} ends in .gz and is no gzip file", hint=hint) from None
+            raise UserError(
+                where,
+                f"{path} ends in .gz and is no gzip file",
+                hint="Remove .gz from its name, or pack it with gzip.",
+            ) from None
         raise UserError(where, f"{path}: not a whole gzip file ({error})", hint=CUT_SHORT) from None
 
 
@@ -228,11 +234,14 @@ def _recoded(file: Any, encoding: str, path: Path, where: str) -> Iterator[bytes
             text = decoder.decode(data, final=not data)
             recoded = text.encode()
         except UnicodeError as error:
-            what = (
-                f"{path}: not {encoding} from about line {line} on"
-                f" ({getattr(error, 'reason', error)})"
-            )
-            raise UserError(where, what, hint=OTHER_ENCODING) from None
+            raise UserError(
+                where,
+                (
+                    f"{path}: not {encoding} from about line {line} on"
+                    f" ({getattr(error, 'reason', error)})"
+                ),
+                hint=OTHER_ENCODING,
+            ) from None
         line += text.count("\n")
         if recoded:
             yield recoded
@@ -244,8 +253,11 @@ def require_utf8(path: Path, data: bytes, where: str, first_line: int) -> None:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = first_line + data.count(b"\n", 0, error.start)
-        what = f"{path} line {line}: byte 0x{data[error.start]:02x} is not UTF-8"
-        raise UserError(where, what, hint=_encoding_mend(path, data, where)) from None
+        raise UserError(
+            where,
+            f"{path} line {line}: byte 0x{data[error.start]:02x} is not UTF-8",
+            hint=_encoding_mend(path, data, where),
+        ) from None
 
 
 def _encoding_mend(path: Path, data: bytes, where: str) -> str:
@@ -263,11 +275,16 @@ def require_file(file: Path, where: str) -> None:
         "\0" not in str(file), where, f"{str(file)!r} can be no file's name", hint="Name a file."
     )
     try:
-        hint = (
-            "Name a file in"
-            f" it{'; predict takes all of them with --out FOLDER/' if where == 'FILE' else ''}."
+        require(
+            not file.is_dir(),
+            where,
+            f"{file} is a folder",
+            allowed="one file",
+            hint=(
+                "Name a file in"
+                f" it{'; predict takes all of them with --out FOLDER/' if where == 'FILE' else ''}."
+            ),
         )
-        require(not file.is_dir(), where, f"{file} is a folder", allowed="one file", hint=hint)
         if not file.exists():
             _require_sound_links(file, where)
             beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []

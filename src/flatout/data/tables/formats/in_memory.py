@@ -38,8 +38,12 @@ def _arrow_table(rows: Any, where: str) -> pa.Table:
     is_pandas = hasattr(rows, "iloc") and hasattr(rows, "columns")
     # pyarrow, polars, others
     is_table = is_pandas or isinstance(rows, Mapping) or hasattr(rows, "__arrow_c_stream__")
-    allowed = "a path, a mapping of columns, a pandas, pyarrow or datasets table"
-    require(is_table, where, f"cannot read rows from a {type(rows).__name__}", allowed=allowed)
+    require(
+        is_table,
+        where,
+        f"cannot read rows from a {type(rows).__name__}",
+        allowed="a path, a mapping of columns, a pandas, pyarrow or datasets table",
+    )
     try:
         if is_pandas:
             found = pa.Table.from_pandas(rows, preserve_index=False)

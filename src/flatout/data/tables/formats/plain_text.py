@@ -169,18 +169,28 @@ class TextFolder(Table):
         try:
             return data.decode(self._encoding)
         except UnicodeError as error:
-            what = f"{file}: not {self._encoding} ({getattr(error, 'reason', error)})"
-            raise UserError(self.where, what, hint=OTHER_ENCODING) from None
+            raise UserError(
+                self.where,
+                f"{file}: not {self._encoding} ({getattr(error, 'reason', error)})",
+                hint=OTHER_ENCODING,
+            ) from None
 
     def _bytes(self, file: Path) -> bytes:
         try:
             with unpacked(file, self.where) as opened:
                 data = opened.read(_LONGEST_TEXT + 1)
         except OSError as error:
-            what = f"cannot read {file}: {error.strerror}"
-            raise UserError(self.where, what, hint="Check that you may read it.") from None
-        what = f"{file}: longer than {_LONGEST_TEXT >> 20} MB"
-        require(len(data) <= _LONGEST_TEXT, self.where, what, hint="One file is one text.")
+            raise UserError(
+                self.where,
+                f"cannot read {file}: {error.strerror}",
+                hint="Check that you may read it.",
+            ) from None
+        require(
+            len(data) <= _LONGEST_TEXT,
+            self.where,
+            f"{file}: longer than {_LONGEST_TEXT >> 20} MB",
+            hint="One file is one text.",
+        )
         return data
 
 
