@@ -20,7 +20,7 @@ from scipy.sparse import csr_matrix
 from benchmarks.claim import Claim, Options, bounded, not_here, reaching
 from flatout.audit.encoder_view import read_encoder
 from flatout.audit.findings import find
-from flatout.audit.measure import PARTS, Measured, forecast, measure, rows_of_answers
+from flatout.audit.measure import PARTS, AuditMeasurement, forecast, measure, rows_of_answers
 from flatout.audit.quick_model import Features, Head, QuickModel
 from flatout.audit.rows import AuditRows, choose, deal, read_audit_rows
 from flatout.config import RunConfig
@@ -109,7 +109,7 @@ def claims(options: Options) -> Iterator[Claim]:
 
 def planted_claims(
     sets: dict[str, AuditRows],
-    clean: dict[str, Measured],
+    clean: dict[str, AuditMeasurement],
     options: Options,
     pretrained: str | None = None,
 ) -> Iterator[Claim]:
@@ -187,7 +187,7 @@ def network_claims(
         yield ratio(f"{kind}: recall", float(np.isin(planted.places, suspects).mean()), 0.70)
 
 
-def recovery(planted: Planted, measured: Measured) -> float:
+def recovery(planted: Planted, measured: AuditMeasurement) -> float:
     """Of what planted errors cost words their score on clean labels, the part that comes back
     without the suspects.
     """
@@ -292,7 +292,7 @@ def tagger_claims(
     yield ratio(f"{claim}: recall", float(np.isin(planted.places, suspects).mean()), 0.70)
 
 
-def alarm_claims(clean: dict[str, Measured], options: Options) -> Iterator[Claim]:
+def alarm_claims(clean: dict[str, AuditMeasurement], options: Options) -> Iterator[Claim]:
     """Clean sets where a problem is found that is worth more than a point."""
     if not options.tiny:
         clean = {
@@ -391,7 +391,7 @@ def cost_claim(options: Options) -> Claim:
     )
 
 
-def quiet_measure(rows: AuditRows, encoded: csr_matrix | None = None) -> Measured:
+def quiet_measure(rows: AuditRows, encoded: csr_matrix | None = None) -> AuditMeasurement:
     return measure(rows, FOLDS, 128, say=lambda line: None, encoded=encoded)
 
 

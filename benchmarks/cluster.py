@@ -56,13 +56,13 @@ from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.distributed.engine import on_ray
 from flatout.files import sync_tree
 from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
-from flatout.sweep.study import JOURNAL, Choice, Interval, Part, Study
+from flatout.sweep.study import JOURNAL, Part, SettingInterval, SettingValues, Study
 from flatout.sweep.trial import Ending, Status
 
 SPACE: dict[str, Part] = {
-    "optim.lr": Interval(1e-4, 1e-1, is_log=True),
-    "model.hidden": Choice(("64", "128")),
-    "model.layers": Interval(1, 3, is_whole=True),
+    "optim.lr": SettingInterval(1e-4, 1e-1, is_log=True),
+    "model.hidden": SettingValues(("64", "128")),
+    "model.layers": SettingInterval(1, 3, is_whole=True),
 }
 UNITS = 10
 """Units of the source that is measured; a unit has a tenth of its rows."""

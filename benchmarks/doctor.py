@@ -35,7 +35,7 @@ from flatout.cli.doctor import (
 )
 from flatout.distributed.processes import end_with_parent, wait_until_warm, warm_start
 from flatout.errors import RunBroke, UserError, did_you_mean, require
-from flatout.perf.measure.intervals import Interval, speedup
+from flatout.perf.measure.intervals import SpeedupInterval, speedup
 from flatout.perf.verdict.evidence import Evidence
 
 _ALWAYS = [
@@ -138,11 +138,11 @@ class Diagnosed:
     """What half of its steps took at most."""
 
     @property
-    def predicted(self) -> Interval | None:
+    def predicted(self) -> SpeedupInterval | None:
         return predicted(self.verdict)
 
     @property
-    def measured(self) -> Interval | None:
+    def measured(self) -> SpeedupInterval | None:
         """The gain that came."""
         return None if self.rates is None else speedup(*self.rates)
 

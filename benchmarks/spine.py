@@ -29,7 +29,7 @@ from benchmarks.claim import (
 from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.batches.plan import Layout, Plan, PlanSettings
+from flatout.data.batches.plan import BatchLayout, Plan, PlanSettings
 from flatout.data.datamodules import TextData
 from flatout.data.feeding import FeedKind
 from flatout.data.problem import Problem
@@ -68,7 +68,9 @@ def batches(split: StoreSplit, options: Options) -> Iterator[Claim]:
         {"input_ids": [piece.tolist() for piece in pieces], "label": split.fixed("targets")}
     )
     feed = Feed(
-        split, PlanSettings(rows_per_batch=_BATCH, layout=Layout.padded), kind=FeedKind.resident
+        split,
+        PlanSettings(rows_per_batch=_BATCH, layout=BatchLayout.padded),
+        kind=FeedKind.resident,
     )
     epochs = iter(range(1, 10_000))
     num_rows = split.num_rows
@@ -282,7 +284,7 @@ def build_many() -> None:
     started = time.perf_counter()
     Plan(
         built.store.splits["train"].ragged("tokens").lengths,
-        PlanSettings(rows_per_batch=512, layout=Layout.padded),
+        PlanSettings(rows_per_batch=512, layout=BatchLayout.padded),
     )
     plan_s = time.perf_counter() - started
     started = time.perf_counter()

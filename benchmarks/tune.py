@@ -21,7 +21,7 @@ from flatout.config import RunConfig
 from flatout.data.text import TextDataConfig
 from flatout.distributed.ranks import Ranks
 from flatout.models.encoder.transformer import TransformerConfig
-from flatout.perf.tune.probe import Child, Measured, Setting
+from flatout.perf.tune.probe import Child, ProbedSetting, SettingMeasurement
 from flatout.perf.tune.settings import TuneConfig
 from flatout.run.kinds import kind_of
 from flatout.run.parts import build_parts, question, with_answers
@@ -85,13 +85,13 @@ def of_case(name: str, config: RunConfig, options: Options) -> Iterator[Claim]:
     yield bounded(f"{name}: time to choose", found.seconds, "s", most=config.tune.budget_s)
 
 
-def rate(child: Child, setting: Setting) -> float:
+def rate(child: Child, setting: ProbedSetting) -> float:
     """Rows a second of some steps."""
     until = time.time() + 120
     found = child.ask("measure", until, setting=setting, steps=_STEPS, until=until)
-    assert isinstance(found, Measured), found
+    assert isinstance(found, SettingMeasurement), found
     return found.rows_per_s
 
 
-def told(setting: Setting) -> str:
+def told(setting: ProbedSetting) -> str:
     return f"{setting.feed}, {setting.precision}, {setting.rows} × {setting.accumulate}"

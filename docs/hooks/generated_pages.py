@@ -22,7 +22,7 @@ from mkdocs.structure.files import File, Files
 
 from flatout.__main__ import VERBS
 from flatout.callbacks.gpu import CURVES
-from flatout.cli.settings import Setting, all_settings
+from flatout.cli.settings import SettingPage, all_settings
 
 ROOT = Path(__file__).parents[2]
 MEASURED = sorted((ROOT / "benchmarks").glob("*.md"))
@@ -78,14 +78,14 @@ def settings_page() -> str:
     return "\n".join(lines)
 
 
-def _table_of(option: str, settings: list[Setting]) -> list[str]:
+def _table_of(option: str, settings: list[SettingPage]) -> list[str]:
     rows = [_row_of(each) for each in settings]
     head = ["| setting | does, with an example | may be | default |", "|---|---|---|---|"]
     title = OPTIONS.get(option, f"`{option}`")
     return [f"## {title}", "", *head, *rows, ""]
 
 
-def _row_of(setting: Setting) -> str:
+def _row_of(setting: SettingPage) -> str:
     does = f"{_cell(setting.does)}<br>{_code(setting.example)}"
     return f"| `{setting.key}` | {does} | {_cell(setting.allowed)} | {_code(setting.default)} |"
 

@@ -254,7 +254,7 @@ def _fixed_and_searched(
 
 
 def _part(override: Override) -> Any:
-    from flatout.sweep.study import Choice, Interval, is_by_factors
+    from flatout.sweep.study import SettingInterval, SettingValues, is_by_factors
 
     key = override.get_key_element()
     value = override.value()
@@ -264,10 +264,10 @@ def _part(override: Override) -> Any:
     if isinstance(value, IntervalSweep):
         assert value.start is not None and value.end is not None
         is_whole = isinstance(value.start, int) and isinstance(value.end, int)
-        return Interval(value.start, value.end, is_log=is_log, is_whole=is_whole)
+        return SettingInterval(value.start, value.end, is_log=is_log, is_whole=is_whole)
     if isinstance(numbers, range):
         require(bool(numbers), f"sweep: {key}", "a range without numbers")
-        return Interval(
+        return SettingInterval(
             min(numbers), max(numbers), is_log=is_log, is_whole=True, step=abs(numbers.step)
         )
-    return Choice(tuple(override.sweep_string_iterator()))
+    return SettingValues(tuple(override.sweep_string_iterator()))

@@ -19,7 +19,7 @@ from flatout.callbacks.loggers import RunLoggers, RunPlace, TensorBoardConfig
 from flatout.callbacks.run_curves import MetricsFile, RunCurves
 from flatout.callbacks.throughput import Throughput, Volume
 from flatout.data.batches.feed import Feed
-from flatout.data.batches.plan import Layout, PlanSettings
+from flatout.data.batches.plan import BatchLayout, PlanSettings
 from flatout.data.problem import Problem
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.optimizer import OptimConfig
@@ -49,7 +49,7 @@ def trained(
     labels = Labels(Problem.single, ["a", "b", "c"], [5, 3, 3], 11, mean=0.0, spread=1.0)
     optim = OptimConfig(lr=0.01)
     task = Classifier(model, ClassificationConfig(), optim, labels=labels, total_steps=6)
-    feed = Feed(make_split(LENGTHS), PlanSettings(rows_per_batch=4, layout=Layout.padded))
+    feed = Feed(make_split(LENGTHS), PlanSettings(rows_per_batch=4, layout=BatchLayout.padded))
     keep = Keep()
     throughput = Throughput(peak=peak)
     curves = RunCurves([keep], 2, throughput=throughput, **settings)

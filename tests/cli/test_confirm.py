@@ -13,10 +13,10 @@ from flatout.cli import doctor
 from flatout.cli.doctor import train_apart, with_override
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError
-from flatout.perf.measure.intervals import Interval
+from flatout.perf.measure.intervals import SpeedupInterval
 from flatout.perf.verdict.confirmation import (
     FILE,
-    Confirmation,
+    OverrideConfirmation,
     keep_confirmation,
     read_confirmations,
 )
@@ -217,9 +217,9 @@ def test_an_override_takes_the_place_of_what_was_typed(typed, override, fixed):
     assert with_override(typed, override) == fixed
 
 
-def kept_one(override: str, value: float) -> Confirmation:
-    gain = Interval(value, value * 0.9, value * 1.1)
-    return Confirmation(
+def kept_one(override: str, value: float) -> OverrideConfirmation:
+    gain = SpeedupInterval(value, value * 0.9, value * 1.1)
+    return OverrideConfirmation(
         override=override,
         predicted=gain,
         measured=gain,

@@ -31,7 +31,7 @@ from flatout.errors import UserError
 from flatout.inference import here
 from flatout.inference.export import ONNX, errors_alone, export
 from flatout.inference.forms import texts_of_folder
-from flatout.inference.here import INT8, STATIC, Measured, _in_fp32, choose, remarks
+from flatout.inference.here import INT8, STATIC, FormMeasurement, _in_fp32, choose, remarks
 from flatout.inference.run_predictor import WEIGHTS, FileOptions
 from flatout.inference.verify import Verified
 from flatout.report.page import render_text
@@ -55,9 +55,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def measured(name: str, file: str, throughput: float, score: float, size: float = 1.0) -> Measured:
+def measured(
+    name: str, file: str, throughput: float, score: float, size: float = 1.0
+) -> FormMeasurement:
     verified = Verified(name, 10, 10, [], 0.0, "", False)
-    return Measured(
+    return FormMeasurement(
         name, file, throughput, 1e3 / throughput, 2e3 / throughput, size, score, "", verified
     )
 

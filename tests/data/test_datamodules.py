@@ -16,7 +16,7 @@ from tests.started import free_port, said_by_all
 from tests.warm import begin_function
 
 from flatout.data import TagData, TextData, TextDataConfig
-from flatout.data.batches.plan import Layout
+from flatout.data.batches.plan import BatchLayout
 from flatout.data.store_data import Placement
 from flatout.errors import UserError
 
@@ -259,9 +259,9 @@ def test_settings_of_hydra_make_the_same_data():
 def test_a_placement_wins_over_the_trainer():
     data = text_data(accumulate=3)
     data.setup()
-    data.place(Placement(rank=1, world=2, layout=Layout.padded))
+    data.place(Placement(rank=1, world=2, layout=BatchLayout.padded))
     plan = data.feeds.train.plan
-    assert (plan.rank, plan.world, plan.accumulate, plan.layout) == (1, 2, 3, Layout.padded)
+    assert (plan.rank, plan.world, plan.accumulate, plan.layout) == (1, 2, 3, BatchLayout.padded)
     assert (data.feeds.validation.plan.rank, data.feeds.validation.plan.accumulate) == (1, 1)
 
 
@@ -271,7 +271,7 @@ def test_the_layout_is_that_of_the_module_s_network():
     module.model = torch.nn.Identity()
     module.model.layout = "padded"
     quiet_trainer(max_steps=1).fit(module, datamodule=data)
-    assert data.feeds.train.plan.layout is Layout.padded
+    assert data.feeds.train.plan.layout is BatchLayout.padded
 
 
 def test_no_test_rows_are_no_test():

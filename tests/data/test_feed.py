@@ -17,7 +17,7 @@ from flatout.data.batches import gather
 from flatout.data.batches.feed import Feed, _end_with, choose_feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import DeviceColumn, FixedColumn, HostColumn
-from flatout.data.batches.plan import Layout, Plan, PlanSettings
+from flatout.data.batches.plan import BatchLayout, Plan, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.store.store import StoreSplit
 
@@ -109,7 +109,7 @@ def test_a_restored_feed_yields_exactly_the_rest(make_split, data):
     plan = PlanSettings(
         rows_per_batch=data.draw(st.integers(1, 9)),
         accumulate=data.draw(st.integers(1, 2)),
-        layout=data.draw(st.sampled_from(list(Layout))),
+        layout=data.draw(st.sampled_from(list(BatchLayout))),
     )
     epoch = data.draw(st.integers(0, 2))
     whole = Feed(split, plan, kind=FeedKind.resident)
@@ -140,7 +140,7 @@ def test_the_state_counts_batches_taken_and_not_those_prepared_ahead(make_split,
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_kinds_yield_the_same_batches(make_split, kind):
     split = make_split(np.arange(1, 40) % 9 + 1, several=True)
-    plan = PlanSettings(rows_per_batch=4, accumulate=2, layout=Layout.padded)
+    plan = PlanSettings(rows_per_batch=4, accumulate=2, layout=BatchLayout.padded)
     assert contents(Feed(split, plan, kind=kind, workers=2)) == contents(
         Feed(split, plan, kind=FeedKind.resident)
     )

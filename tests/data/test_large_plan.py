@@ -14,7 +14,7 @@ from tests.data.test_plan import lengths_of_rows
 from flatout.data.batches import large_plan
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.large_plan import LargePlan, is_large, is_sorted_by
-from flatout.data.batches.plan import Layout, Plan, PlanSettings, count_batches
+from flatout.data.batches.plan import BatchLayout, Plan, PlanSettings, count_batches
 from flatout.data.datamodules import TextData
 from flatout.data.store.store import Ragged, StoreSplit
 
@@ -36,7 +36,7 @@ def settings_of_plans(draw: st.DrawFn) -> PlanSettings:
     return PlanSettings(
         rows_per_batch=draw(st.integers(1, 12)),
         accumulate=draw(st.integers(1, 3)),
-        layout=draw(st.sampled_from(list(Layout))),
+        layout=draw(st.sampled_from(list(BatchLayout))),
         seed=draw(st.integers(0, 5)),
         world=draw(st.integers(1, 4)),
         megabatch_steps=draw(st.integers(1, 5)),
@@ -96,7 +96,7 @@ def test_seeking_gives_the_same_batches_as_reading_from_the_start(lengths, setti
 @given(
     lengths_of_rows,
     st.sampled_from([(1, 4), (2, 2), (4, 1)]),
-    st.sampled_from(list(Layout)),
+    st.sampled_from(list(BatchLayout)),
     st.integers(0, 3),
 )
 def test_a_step_holds_the_same_rows_however_it_is_divided(lengths, division, layout, epoch):

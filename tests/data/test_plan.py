@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.batches.plan import Layout, Plan, PlanSettings, count_batches
+from flatout.data.batches.plan import BatchLayout, Plan, PlanSettings, count_batches
 from flatout.errors import UserError
 
 lengths_of_rows = st.lists(st.integers(1, 40), min_size=1, max_size=300).map(
     lambda rows: np.array(rows, np.int32)
 )
-layouts = st.sampled_from(list(Layout))
+layouts = st.sampled_from(list(BatchLayout))
 
 
 @st.composite
@@ -129,7 +129,7 @@ def test_no_batch_passes_its_rows_or_its_token_cap(lengths, settings):
         for batch in real_rows(plan):
             cost = (
                 int(lengths[batch].max()) * len(batch)
-                if settings.layout is Layout.padded and batch
+                if settings.layout is BatchLayout.padded and batch
                 else 0
             )
             if settings.tokens_per_batch is None:
@@ -165,7 +165,9 @@ def test_no_epoch_repeats_an_order_and_the_same_epoch_always_does(layout, seed):
 
 def test_length_buckets_leave_little_padding_at_headline_lengths():
     lengths = np.clip(np.random.default_rng(0).normal(10.5, 3.4, 100_000), 1, 40).astype(np.int32)
-    batches = Plan(lengths, PlanSettings(rows_per_batch=512, layout=Layout.padded)).batches(0, 196)
+    batches = Plan(lengths, PlanSettings(rows_per_batch=512, layout=BatchLayout.padded)).batches(
+        0, 196
+    )
     rows = lengths[batches.rows]
     computed = (np.maximum.reduceat(rows, batches.bounds[:-1]) * np.diff(batches.bounds)).sum()
     assert 1 - rows.sum() / computed <= 0.02
@@ -198,10 +200,10 @@ def test_a_split_without_rows_has_no_steps():
     seed=st.integers(0, 5),
 )
 @hypothesis.example(
-    num_rows=300, longest=2**62, rows_per_batch=1, layout=Layout.flat, shuffle=True, seed=0
+    num_rows=300, longest=2**62, rows_per_batch=1, layout=BatchLayout.flat, shuffle=True, seed=0
 )
 @hypothesis.example(
-    num_rows=100_000, longest=2**47, rows_per_batch=1, layout=Layout.flat, shuffle=True, seed=0
+    num_rows=100_000, longest=2**47, rows_per_batch=1, layout=BatchLayout.flat, shuffle=True, seed=0
 )
 @hypothesis.settings(max_examples=30, deadline=None)
 def test_rows_stand_in_order_of_step_length_and_chance_up_to_the_longest_lengths(
@@ -219,12 +221,12 @@ def test_rows_stand_in_order_of_step_length_and_chance_up_to_the_longest_lengths
     step = np.arange(num_rows) // rows_per_batch
     if not shuffle:
         group = np.zeros_like(step)
-    elif layout is Layout.flat:
+    elif layout is BatchLayout.flat:
         group = step
     else:
         group = step * max(1, round(num_steps / 100)) // num_steps
     expected = drawn[np.lexsort((np.arange(num_rows), lengths[drawn], group))]
-    if shuffle and layout is Layout.padded:
+    if shuffle and layout is BatchLayout.padded:
         expected = np.concatenate(
             [expected[step == moved] for moved in chance.permutation(num_steps)]
         )

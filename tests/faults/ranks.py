@@ -13,7 +13,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 
-from flatout.data.batches.plan import Layout, Plan, PlanSettings
+from flatout.data.batches.plan import BatchLayout, Plan, PlanSettings
 from flatout.errors import EXIT_CODE
 from tests.faults.killed import References
 from tests.faults.plants import KillAt, NotANumberAt, RaiseAt, SignalAt
@@ -172,7 +172,7 @@ def plans(place: Path, count: int, seed: int = 0) -> list[list[str]]:
 def _plan_case(random: np.random.Generator) -> list[str]:
     lengths = random.integers(1, 40, size=int(random.integers(1, 200))).astype(np.int32)
     rows, parts = int(random.integers(1, 9)), int(random.choice([1, 2, 3, 4, 6, 8]))
-    layout = Layout.flat if random.integers(2) else Layout.padded
+    layout = BatchLayout.flat if random.integers(2) else BatchLayout.padded
     cap = int(lengths.max()) * int(random.integers(1, 6)) if random.integers(2) else None
     epoch, seed = int(random.integers(5)), int(random.integers(100))
     steps: dict[int, list[int]] | None = None

@@ -20,7 +20,7 @@ from flatout.ladder import run_ladder
 from flatout.ladder.climb import (
     ROUNDS,
     TOO_SHORT,
-    Measured,
+    RungMeasurement,
     Step,
     climb,
     measure_run,
@@ -69,9 +69,9 @@ LADDER = ladder_of(
 )
 
 
-def measured(rows_per_s: float, startup_s: float = 1.0, **more) -> Measured:
+def measured(rows_per_s: float, startup_s: float = 1.0, **more) -> RungMeasurement:
     known = {"tokens_per_s": None, "wait_share": 0.1, "padding_share": None, "memory_gb": 0.5}
-    return Measured(rows_per_s=rows_per_s, startup_s=startup_s, **{**known, **more})
+    return RungMeasurement(rows_per_s=rows_per_s, startup_s=startup_s, **{**known, **more})
 
 
 def steps_of(**rates: list[float]) -> list[Step]:
@@ -122,7 +122,7 @@ def climb_without_time(folder: Path, monkeypatch) -> tuple[list[str], list[Step]
     """
     started = []
 
-    def measure(rung: Rung, seconds: float, at: Path, *, limit_s: float) -> Measured:
+    def measure(rung: Rung, seconds: float, at: Path, *, limit_s: float) -> RungMeasurement:
         started.append(rung.name)
         return measured(100.0)
 

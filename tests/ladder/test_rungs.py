@@ -37,7 +37,7 @@ def test_there_are_five_ladders():
 def test_every_ladder_climbs_from_a_usual_program_to_a_run_of_ours(name):
     ladder = read_ladder(FOLDER / f"{name}.yaml")
     assert not ladder.rungs[0].is_ours and ladder.rungs[-1].is_ours
-    how = importlib.import_module(f"flatout.ladder.usual.{ladder.program}").How
+    how = importlib.import_module(f"flatout.ladder.usual.{ladder.program}").OPTIONS
     for rung in ladder.rungs:
         if rung.keywords is not None:
             how(**rung.keywords)
@@ -69,7 +69,7 @@ def test_every_ladder_opens_with_its_command(name):
 def test_every_change_is_one_keyword_that_differs_from_the_rung_below(name):
     values = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     rungs = read_ladder(FOLDER / f"{name}.yaml").rungs
-    how = importlib.import_module(f"flatout.ladder.usual.{values['program']}").How
+    how = importlib.import_module(f"flatout.ladder.usual.{values['program']}").OPTIONS
     usual = [how(**rung.keywords) for rung in rungs if rung.keywords is not None]
     for below, above in itertools.pairwise(usual):
         differing = [

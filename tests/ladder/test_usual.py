@@ -45,7 +45,7 @@ def trained(
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        built = module.Program(case, module.How(**keywords))
+        built = module.PROGRAM(case, module.OPTIONS(**keywords))
         network = getattr(built, "network", None) or built.model
         for dropout in (
             each for each in network.modules() if isinstance(each, nn.Dropout) and not drops

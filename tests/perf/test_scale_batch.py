@@ -17,7 +17,7 @@ from flatout.data import TextData
 from flatout.engine import FastLoop
 from flatout.perf.tune import probe
 from flatout.perf.tune.answers import NoAnswer
-from flatout.perf.tune.probe import ANSWERS, Measured
+from flatout.perf.tune.probe import ANSWERS, SettingMeasurement
 from flatout.tasks import Classifier
 from tests.callbacks.plain import Small, loader
 
@@ -96,13 +96,15 @@ def rates(
     """Let probes answer so many rows a second; the sizes that were asked for."""
     asked: list[int] = []
 
-    def measure(parts: Any, setting: Any, steps: int, until: float) -> Measured | NoAnswer:
+    def measure(
+        parts: Any, setting: Any, steps: int, until: float
+    ) -> SettingMeasurement | NoAnswer:
         asked.append(setting.rows)
         if setting.rows >= memory_from:
             raise torch.OutOfMemoryError
         torch.rand(3)
         rate = by_rows[setting.rows]
-        return Measured(
+        return SettingMeasurement(
             step_s=setting.rows / rate,
             rows_per_s=rate,
             tokens_per_s=rate,

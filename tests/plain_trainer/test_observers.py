@@ -91,8 +91,10 @@ def test_methods_that_a_user_has_set_on_an_object_stay_set(tmp_path):
     calls: list[str] = []
     own = Own()
     timer = StepTimer()
-    # type: ignore[method-assign]
-    hook = lambda *_: calls.append("hook")
+
+    def hook(*_: object) -> None:
+        calls.append("hook")
+
     own.on_train_batch_end = hook
     saving = ModelCheckpoint(tmp_path / "kept")
     trainer = L.Trainer(

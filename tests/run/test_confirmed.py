@@ -12,9 +12,9 @@ import yaml
 
 from flatout import BiLSTMConfig, RunConfig, TextDataConfig
 from flatout.distributed.ranks import Ranks
-from flatout.perf.measure.intervals import Interval
+from flatout.perf.measure.intervals import SpeedupInterval
 from flatout.perf.tune.settings import TuneConfig
-from flatout.perf.verdict.confirmation import Confirmation, Confirmed, keep_confirmation
+from flatout.perf.verdict.confirmation import Confirmed, OverrideConfirmation, keep_confirmation
 from flatout.report.summary import hardware, plain, versions
 from flatout.run.kinds import kind_of
 from flatout.run.parts import find_confirmed, question
@@ -47,7 +47,7 @@ def confirm_beside(build: RunConfig, override: str, gain: float, **changed) -> N
     run = runs_of(build)[0] / "2026-01-01_00-00-00"
     run.mkdir(parents=True, exist_ok=True)
     (run / SETTINGS).write_text(yaml.safe_dump(plain(build)), encoding="utf-8")
-    measured = Interval(gain, gain * 0.98, gain * 1.02)
+    measured = SpeedupInterval(gain, gain * 0.98, gain * 1.02)
     device, version = hardware(CPU, 1, "")["device"], versions()["flatout"]
     given = {
         "override": override,
@@ -58,7 +58,7 @@ def confirm_beside(build: RunConfig, override: str, gain: float, **changed) -> N
         "device": device,
         "version": version,
     }
-    keep_confirmation(run, Confirmation(**given | changed))
+    keep_confirmation(run, OverrideConfirmation(**given | changed))
 
 
 def test_a_confirmed_override_is_taken_and_one_that_slows_is_left_out(tmp_path):

@@ -26,7 +26,7 @@ from flatout import (
 from flatout.engine.precision import Precision
 from flatout.perf.notes import Limit, MicroBatches
 from flatout.perf.tune.answers import Answers, AnswerStore
-from flatout.perf.tune.probe import Setting
+from flatout.perf.tune.probe import ProbedSetting
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.speeds import OpenSettings
 from flatout.report.summary import read_summary
@@ -187,7 +187,7 @@ def test_of_unlike_devices_the_smallest_decides():
 
 
 def asked(**settings: Any) -> OpenSettings:
-    start = Setting(feed="resident", precision="fp32", rows=8, accumulate=1)  # type: ignore[arg-type]
+    start = ProbedSetting(feed="resident", precision="fp32", rows=8, accumulate=1)  # type: ignore[arg-type]
     given: dict[str, Any] = {
         "settings": TuneConfig(),
         "start": start,

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from flatout.cli.settings import Setting, all_settings
+from flatout.cli.settings import SettingPage, all_settings
 from tests.composed import compose_run
 
 pytestmark = pytest.mark.soak(seconds=240)
@@ -28,7 +28,7 @@ ALONE = ("run", "trainer", "python -m train -m", "tune=default")
 """Options that are no words of a command line."""
 
 
-def words_of(setting: Setting) -> list[str]:
+def words_of(setting: SettingPage) -> list[str]:
     """The words of a command line that shows an example."""
     default = "" if setting.option in ALONE else setting.option
     before = OPTIONS.get(setting.option, default)

@@ -37,7 +37,7 @@ from flatout.run.kinds import kind_of
 from flatout.run.launch import RunJob
 from flatout.sweep.searched import FILE, Searched
 from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
-from flatout.sweep.study import ENDED, JOURNAL, Choice, Interval, Part, Study, grid
+from flatout.sweep.study import ENDED, JOURNAL, Part, SettingInterval, SettingValues, Study, grid
 from flatout.sweep.sweep import confirm
 from flatout.sweep.trial import Ending, Status, Trial
 from flatout.tasks.tagging import Tagger, TaggingConfig, TagLabels
@@ -47,9 +47,9 @@ from tests.verbs import verb
 from tests.warm import Command, begin_warm
 
 SPACE: dict[str, Part] = {
-    "optim.lr": Interval(1e-4, 1e-1, is_log=True),
-    "model.hidden": Choice(("64", "128")),
-    "model.layers": Interval(1, 3, is_whole=True),
+    "optim.lr": SettingInterval(1e-4, 1e-1, is_log=True),
+    "model.hidden": SettingValues(("64", "128")),
+    "model.layers": SettingInterval(1, 3, is_whole=True),
 }
 
 
@@ -119,8 +119,8 @@ def test_a_journal_that_is_damaged_is_named_with_its_line(tmp_path):
 
 def test_a_grid_tries_every_combination_once_in_order(tmp_path):
     space: dict[str, Part] = {
-        "a": Choice(("x", "[1,2]")),
-        "b": Interval(1, 5, is_whole=True, step=2),
+        "a": SettingValues(("x", "[1,2]")),
+        "b": SettingInterval(1, 5, is_whole=True, step=2),
     }
     assert grid(space) == [{"a": a, "b": b} for a in ("x", "[1,2]") for b in (1, 3, 5)]
     memory = study(tmp_path, space, sampler=Sampler.grid)
@@ -220,7 +220,7 @@ def test_the_last_validation_of_a_run_is_known_where_its_batches_do_not_decide(t
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-9, 1e6), st.floats(0, 1))
 def test_a_number_that_is_tried_lies_between_the_ends_however_near_they_are(low, width, share):
-    part = Interval(low, low + width)
+    part = SettingInterval(low, low + width)
     written = part.text(low + share * (part.high - low))
     assert part.low <= float(written) <= part.high
     assert abs(float(written) - (low + share * (part.high - low))) <= 0.001 * (
@@ -229,8 +229,8 @@ def test_a_number_that_is_tried_lies_between_the_ends_however_near_they_are(low,
 
 
 def test_numbers_that_need_no_more_have_four_digits():
-    assert Interval(1e-4, 1e-1, is_log=True).text(0.0123456) == "0.01235"
-    assert Interval(0.9999, 0.99999).text(0.99993456) == "0.99993456"
+    assert SettingInterval(1e-4, 1e-1, is_log=True).text(0.0123456) == "0.01235"
+    assert SettingInterval(0.9999, 0.99999).text(0.99993456) == "0.99993456"
 
 
 @pytest.mark.parametrize("pruner", [Pruner.asha, Pruner.hyperband])
@@ -289,7 +289,7 @@ def test_short_words_stand_for_hydra_s_and_any_folder_can_be_named():
 
 
 def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_again(tmp_path):
-    space: dict[str, Part] = {"model.hidden": Choice(("8",))}
+    space: dict[str, Part] = {"model.hidden": SettingValues(("8",))}
     searched = Searched(
         SweeperSettings(confirm=3), space, [], lambda words, number: RunJob(RunConfig()), tmp_path
     )

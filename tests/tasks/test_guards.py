@@ -12,7 +12,7 @@ from lightning.pytorch.plugins import MixedPrecision
 
 from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
-from flatout.data.batches.plan import Layout, PlanSettings
+from flatout.data.batches.plan import BatchLayout, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.problem import Problem
 from flatout.engine.fast_loop import FastLoop
@@ -32,7 +32,9 @@ def spoilt(split, folder, *, value=1.0, late=False, policy=NotFinite.stop, clip=
     """A task that was trained with the outputs of one step multiplied, its weights after each step,
     and the error.
     """
-    feed = Feed(split, PlanSettings(rows_per_batch=8, layout=Layout.padded), kind=FeedKind.resident)
+    feed = Feed(
+        split, PlanSettings(rows_per_batch=8, layout=BatchLayout.padded), kind=FeedKind.resident
+    )
     task = make_task("bilstm", Problem.single, total_steps=8)
     loop = FastLoop(not_finite=policy)
     loop.finds_at_once = not late
@@ -90,7 +92,7 @@ def test_both_ways_of_finding_train_the_same_weights(make_split, tmp_path):
 
 def test_the_rows_of_a_step_are_those_of_its_batches(make_split):
     feed = Feed(
-        make_split(LENGTHS), PlanSettings(rows_per_batch=4, accumulate=2, layout=Layout.padded)
+        make_split(LENGTHS), PlanSettings(rows_per_batch=4, accumulate=2, layout=BatchLayout.padded)
     )
     batches = list(feed)
     for step in range(4):
@@ -102,7 +104,9 @@ def scaled(split, folder, *, spoilt_steps=(), clip=0.5, epochs=2, factor=16.0):
     """A task trained in fp16 with a scaler (fp32 and none where the factor is 0), its gradient
     infinite at some steps, its output weights before each step, what each flush told, and the
     error."""
-    feed = Feed(split, PlanSettings(rows_per_batch=8, layout=Layout.padded), kind=FeedKind.resident)
+    feed = Feed(
+        split, PlanSettings(rows_per_batch=8, layout=BatchLayout.padded), kind=FeedKind.resident
+    )
     task = make_task("textcnn", Problem.single, total_steps=4 * epochs)
     loop = FastLoop()
     told: list[dict[str, float]] = []
@@ -178,7 +182,7 @@ def test_a_gradient_that_stays_infinite_under_the_scaler_stops_the_run(make_spli
 def test_skipping_ends_where_step_after_step_would_be_skipped(make_split, tmp_path, late):
     feed = Feed(
         make_split(LENGTHS),
-        PlanSettings(rows_per_batch=8, layout=Layout.padded),
+        PlanSettings(rows_per_batch=8, layout=BatchLayout.padded),
         kind=FeedKind.resident,
     )
     task = make_task("textcnn", Problem.single, total_steps=36)

@@ -22,7 +22,7 @@ from flatout.bits.info import GramLabels
 from flatout.bits.task import GramDecoder, Recombined
 from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
-from flatout.data.batches.plan import Layout, PlanSettings
+from flatout.data.batches.plan import BatchLayout, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.problem import Problem
 from flatout.engine.fast_loop import FastLoop, fast_loop_of
@@ -95,7 +95,9 @@ def classifier(kind: str, problem: Problem, **settings: Any) -> Classifier:
     return task
 
 
-def feed_of(split: Any, rows: int, accumulate: int, layout: Layout = Layout.padded) -> Feed:
+def feed_of(
+    split: Any, rows: int, accumulate: int, layout: BatchLayout = BatchLayout.padded
+) -> Feed:
     plan = PlanSettings(rows_per_batch=rows, accumulate=accumulate, layout=layout)
     return Feed(split, plan, kind=FeedKind.resident)
 
@@ -116,7 +118,7 @@ def test_losses_and_weights_are_those_of_a_run_with_memory(
     split = make_split(LENGTHS, several=problem is Problem.multi)
     if problem is Problem.regression:
         split.columns["targets"] = split.fixed("targets").astype("float32")
-    layout = Layout.flat if kind == "encoder" else Layout.padded
+    layout = BatchLayout.flat if kind == "encoder" else BatchLayout.padded
     weigh = ClassWeights.none if problem is Problem.regression else ClassWeights.auto
     found = []
     for where in ("nowhere", "forward", "backward", PLACES[kind]):
@@ -163,7 +165,7 @@ def test_bit_strings_take_the_same_recombined_texts(tmp_path, accumulate):
     for where in ("nowhere", "forward", "backward", "model.composer.0.0.weight"):
         task = bits_task(data)
         scarce = Scarce(5, steps=(1, 2), where=where) if where != "nowhere" else None
-        feed = feed_of(data.store.splits["train"], 16, accumulate, Layout.flat)
+        feed = feed_of(data.store.splits["train"], 16, accumulate, BatchLayout.flat)
         found.append((*trained(task, feed, tmp_path, scarce), task.recombined[0].next))
         assert scarce is None or scarce.fired
     told, weights, place = found[0]
@@ -191,7 +193,7 @@ def test_tags_go_with_their_words(make_split, tmp_path):
             total_steps=12,
         )
         scarce = Scarce(3, steps=(1,), where=where) if where != "nowhere" else None
-        found.append(trained(task, feed_of(split, 8, 1, Layout.flat), tmp_path, scarce))
+        found.append(trained(task, feed_of(split, 8, 1, BatchLayout.flat), tmp_path, scarce))
         assert scarce is None or scarce.fired
     for told, weights in found[1:]:
         assert [pytest.approx(each, abs=1e-5) for each in told] == found[0][0]
@@ -291,7 +293,11 @@ def test_batch_normalisation_notes_each_row_once(tmp_path):
         loop = FastLoop()
         loop.passes.pieces["training"] = pieces
         trained(
-            task, feed_of(data.store.splits["train"], 16, 1, Layout.flat), tmp_path, scarce, loop
+            task,
+            feed_of(data.store.splits["train"], 16, 1, BatchLayout.flat),
+            tmp_path,
+            scarce,
+            loop,
         )
         found.append(torch.cat([value.flatten().float() for value in model.state_dict().values()]))
     assert torch.equal(*found)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
-from flatout.data.batches.plan import Layout, PlanSettings
+from flatout.data.batches.plan import BatchLayout, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.problem import Problem
 from flatout.engine.fast_loop import FastLoop
@@ -96,7 +96,7 @@ def test_accumulation_gives_the_losses_and_weights_of_the_full_batch(
         split.columns["targets"] = split.fixed("targets").astype("float32")
     found = []
     for rows, accumulate in ((8, 1), (4, 2), (1, 8)):
-        plan = PlanSettings(rows_per_batch=rows, accumulate=accumulate, layout=Layout.padded)
+        plan = PlanSettings(rows_per_batch=rows, accumulate=accumulate, layout=BatchLayout.padded)
         feed = Feed(split, plan, kind=FeedKind.resident)
         found.append(train(make_task(kind, problem, total_steps=4), feed, tmp_path))
     for losses, weights in found[1:]:
@@ -133,7 +133,7 @@ def test_no_training_step_waits_for_the_device(make_split, tmp_path, kind, probl
     split = make_split([3, 5, 2, 7, 4, 4, 1, 6] * 4, several=problem is Problem.multi)
     if problem is Problem.regression:
         split.columns["targets"] = split.fixed("targets").astype("float32")
-    plan = PlanSettings(rows_per_batch=4, accumulate=2, layout=Layout.padded)
+    plan = PlanSettings(rows_per_batch=4, accumulate=2, layout=BatchLayout.padded)
     feed = Feed(split, plan, kind=FeedKind.resident)
     weigh = ClassWeights.none if problem is Problem.regression else ClassWeights.auto
     task = make_task(kind, problem, total_steps=4, class_weights=weigh)

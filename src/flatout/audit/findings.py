@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from flatout.audit.labels import mixed_up
-from flatout.audit.measure import Interval, Measured
+from flatout.audit.measure import AuditMeasurement, Interval
 from flatout.audit.quick_model import Features, Head
 from flatout.audit.rows import AuditRows, small_classes
 from flatout.data.problem import Problem
@@ -38,7 +38,7 @@ _SHOWN = 20  # rows of a table on the page
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditFinding:
     """One reason why the score is not higher."""
 
     what: str
@@ -60,13 +60,13 @@ class Slice:
     distance: float  # standard errors from the score of all rows
 
 
-def find(measured: Measured, suspects: str = SUSPECTS) -> list[Finding]:
+def find(measured: AuditMeasurement, suspects: str = SUSPECTS) -> list[AuditFinding]:
     """The findings worth most, the first one first; `suspects` is where these are written."""
     found = [each for each in _all(measured, suspects) if each.worth >= _LEAST_WORTH]
     return sorted(found, key=lambda each: -each.worth)[:_MOST]
 
 
-def _all(measured: Measured, suspects: str) -> Iterator[Finding]:
+def _all(measured: AuditMeasurement, suspects: str) -> Iterator[AuditFinding]:
     rows = measured.rows
     bound = measured.forecast
     low = measured.noise[1]
@@ -84,10 +84,10 @@ def _all(measured: Measured, suspects: str) -> Iterator[Finding]:
     # no more is won than wrong rows are named
     low = min(low, len(measured.suspects.places) / len(rows))
     won = gain if rows.is_tagged and least > 0 else least
-    yield Finding(what, max(low, won) if measured.noise[2] < _UNKNOWN else low, step)
+    yield AuditFinding(what, max(low, won) if measured.noise[2] < _UNKNOWN else low, step)
     if bound.low > 0 and not bound.is_useless:
         label = "Label the rows that python -m flatout audit unlabelled=FILE top=200 names"
-        yield Finding(
+        yield AuditFinding(
             bound.line(),
             bound.gain,
             "Tag more sentences" if rows.is_tagged else label,
@@ -95,12 +95,12 @@ def _all(measured: Measured, suspects: str) -> Iterator[Finding]:
         )
     long, lost, least_lost, _ = measured.cut
     if least_lost > 0:
-        yield Finding(
+        yield AuditFinding(
             f"{long:,} texts are cut by data.max_length", lost, "Set a greater data.max_length"
         )
     if rows.conflicts:
         what = f"{rows.conflicts:,} rows have a text that has another label elsewhere"
-        yield Finding(
+        yield AuditFinding(
             what, rows.conflicts / len(rows) / 2, "Set data.clean.conflicts=drop, or correct them"
         )
     for each in slices(measured)[:2]:
@@ -110,10 +110,10 @@ def _all(measured: Measured, suspects: str) -> Iterator[Finding]:
                 " labelled"
             )
             worth = (measured.score[0] - each.score) * each.rows / len(rows)
-            yield Finding(what, worth, "Look at such rows first; label more of them")
+            yield AuditFinding(what, worth, "Look at such rows first; label more of them")
 
 
-def slices(measured: Measured) -> list[Slice]:
+def slices(measured: AuditMeasurement) -> list[Slice]:
     """Scores by length, split, file and column, the worst first."""
     rows = measured.rows
     words = np.array([len(text.split()) for text in measured.rows.texts])
@@ -141,7 +141,7 @@ def slices(measured: Measured) -> list[Slice]:
     return sorted(found, key=lambda each: each.distance)
 
 
-def lines(measured: Measured, num_folds: int) -> Iterator[str]:
+def lines(measured: AuditMeasurement, num_folds: int) -> Iterator[str]:
     """What is printed: score and luck, labels, rows, more rows."""
     rows, (score, low, high) = measured.rows, measured.score
     yield f"score:  {100 * score:.1f} % of the rows answered as labelled ({_span(low, high)})"
@@ -181,7 +181,7 @@ def wrong_share(noise: Interval) -> str:
     return known if high < _UNKNOWN else "how many labels are wrong cannot be known from these rows"
 
 
-def write_suspects(measured: Measured, path: Path) -> None:
+def write_suspects(measured: AuditMeasurement, path: Path) -> None:
     """The suspects as a table, the surest first, with what words and encoder say; `data.exclude`
     reads it.
     """
@@ -245,7 +245,7 @@ def beginning(text: str) -> str:
 
 
 def write_audit_page(
-    measured: Measured, findings: list[Finding], title: str, command: str, path: Path
+    measured: AuditMeasurement, findings: list[AuditFinding], title: str, command: str, path: Path
 ) -> None:
     rows, found = measured.rows, measured.suspects
     points = [
@@ -287,13 +287,13 @@ def _span(low: float, high: float) -> str:
     return f"{100 * low:.1f} to {100 * high:.1f}"
 
 
-def _row(measured: Measured, place: int) -> list[str]:
+def _row(measured: AuditMeasurement, place: int) -> list[str]:
     rows = measured.rows
     where = rows.places[place] if len(rows.places[place]) < 40 else f"…{rows.places[place][-39:]}"
     return [where, beginning(rows.shown[place]), rows.classes[rows.labels[place]]]
 
 
-def _tiles(measured: Measured) -> list[dict[str, str]]:
+def _tiles(measured: AuditMeasurement) -> list[dict[str, str]]:
     score, low, high = measured.score
     noise = measured.noise
     gain = measured.forecast

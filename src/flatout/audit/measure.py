@@ -68,7 +68,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class AuditMeasurement:
     """All figures of an audit; shares, not points."""
 
     rows: AuditRows
@@ -99,7 +99,7 @@ def measure(
     say: Say,
     encoded: csr_matrix | None,
     view: str = "encoder",
-) -> Measured:
+) -> AuditMeasurement:
     """Run every fold of an audit, on one core.
 
     `encoded`: a row for each text, of an encoder or a network (`view`).
@@ -138,7 +138,7 @@ def measure(
         replace(trained, folds=deal(rows, num_folds, seed)).answers(rows.labels) for seed in (1, 2)
     ]
     parts = {} if encoded is None else {"words": words, view: encoded}
-    return Measured(
+    return AuditMeasurement(
         rows=rows,
         is_right=is_right,
         suspects=suspects,

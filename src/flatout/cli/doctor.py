@@ -30,9 +30,13 @@ from flatout.cli.words import is_of_training, key_of
 from flatout.distributed.processes import OUTPUT, warm_start
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require
 from flatout.perf.measure import apart
-from flatout.perf.measure.intervals import Interval, speedup, take_turns
+from flatout.perf.measure.intervals import SpeedupInterval, speedup, take_turns
 from flatout.perf.notes import measured_before
-from flatout.perf.verdict.confirmation import Confirmation, keep_confirmation, read_confirmations
+from flatout.perf.verdict.confirmation import (
+    OverrideConfirmation,
+    keep_confirmation,
+    read_confirmations,
+)
 from flatout.perf.verdict.evidence import Evidence
 from flatout.perf.verdict.findings import gain_of
 from flatout.perf.verdict.gathering import evidence_in
@@ -110,7 +114,7 @@ def _tried_table(evidence: Evidence) -> Table:
     return table
 
 
-def confirm(folder: Path, more: Sequence[str]) -> Confirmation:
+def confirm(folder: Path, more: Sequence[str]) -> OverrideConfirmation:
     """Run the override of a run's verdict and the original settings in turn; `more` are words for
     both.
     """
@@ -140,7 +144,7 @@ def confirm(folder: Path, more: Sequence[str]) -> Confirmation:
         before, after = time_in_turn(
             sides, Path(place), ROUNDS, lambda original: check(_settings(original))
         )
-    return Confirmation(
+    return OverrideConfirmation(
         override=override,
         predicted=predicted(found),
         measured=speedup(before, after),
@@ -151,10 +155,14 @@ def confirm(folder: Path, more: Sequence[str]) -> Confirmation:
     )
 
 
-def predicted(found: dict[str, Any]) -> Interval | None:
+def predicted(found: dict[str, Any]) -> SpeedupInterval | None:
     """The gain that a verdict promises, with its bounds."""
     names = ("predicted_gain", "gain_low", "gain_high")
-    return None if found["predicted_gain"] is None else Interval(*(found[name] for name in names))
+    return (
+        None
+        if found["predicted_gain"] is None
+        else SpeedupInterval(*(found[name] for name in names))
+    )
 
 
 def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list[str]:

@@ -47,7 +47,7 @@ _BESIDE |= {f"logger.{name}.": f"logger={name}" for name in LOGGERS}
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SettingPage:
     key: str
     option: str  # the words that choose it, such as `model=bilstm`; `run` for settings of every run
     does: str
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> None:
             )
 
 
-def all_settings() -> Iterator[Setting]:
+def all_settings() -> Iterator[SettingPage]:
     """Every setting: of each run, of each option of each group, of Lightning's Trainer,
     of sweeps.
     """
@@ -126,7 +126,7 @@ def all_settings() -> Iterator[Setting]:
         )
 
 
-def _settings_of(kind: type, prefix: str, option: str) -> Iterator[Setting]:
+def _settings_of(kind: type, prefix: str, option: str) -> Iterator[SettingPage]:
     hints = typing.get_type_hints(kind)
     about = about_settings(kind)
     for field in fields(kind):
@@ -138,7 +138,7 @@ def _settings_of(kind: type, prefix: str, option: str) -> Iterator[Setting]:
             shown = said.choices if hint is str and said.choices else hint
             allowed = said.allowed or ", ".join(filter(None, (describe_type(shown), said.range)))
             default = field.default if field.default_factory is MISSING else field.default_factory()
-            yield Setting(
+            yield SettingPage(
                 key, option, said.does, allowed, as_word(default), _example(key, said, default)
             )
 
@@ -169,7 +169,7 @@ def describe_type(hint: Any) -> str:
     )
 
 
-def _settings_of_trainer(examples: Mapping[str, str]) -> Iterator[Setting]:
+def _settings_of_trainer(examples: Mapping[str, str]) -> Iterator[SettingPage]:
     """Arguments of Lightning's Trainer, in Lightning's words; `examples` are those of
     our settings.
     """
@@ -183,7 +183,7 @@ def _settings_of_trainer(examples: Mapping[str, str]) -> Iterator[Setting]:
         default = as_word(ours.get(name, argument.default))
         about = " ".join(does.get(name, "").split()).partition(". ")[0]
         if name in REPLACED:
-            yield Setting(
+            yield SettingPage(
                 key,
                 "trainer",
                 about,
@@ -200,7 +200,7 @@ def _settings_of_trainer(examples: Mapping[str, str]) -> Iterator[Setting]:
             else "2"
         )
         example = HELP["trainer"].get(name, f"{'' if name in ours else '+'}{key}={value}")
-        yield Setting(key, "trainer", about, "as in Lightning's Trainer", default, example)
+        yield SettingPage(key, "trainer", about, "as in Lightning's Trainer", default, example)
 
 
 def as_word(value: Any) -> str:
@@ -290,7 +290,7 @@ def _expand(cfg: DictConfig, keys: str) -> Iterator[str]:
                 yield f"{parent}.{each}".lstrip(".")
 
 
-def _row(cfg: DictConfig, key: str, known: list[Setting], near: list[str]) -> str:
+def _row(cfg: DictConfig, key: str, known: list[SettingPage], near: list[str]) -> str:
     """`key=value` and what it does, of a near option or of any, in one line or more."""
     found = (setting for setting in known if setting.key == key)
     setting = min(

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from flatout.data.batches.feed import Feed, Feeds, choose_feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.large_plan import WINDOW_ROWS, is_large, is_sorted_by
-from flatout.data.batches.plan import FeedKind, Layout, PlanSettings
+from flatout.data.batches.plan import BatchLayout, FeedKind, PlanSettings
 from flatout.data.feeding import FeedingConfig
 from flatout.data.info import DataInfo
 from flatout.data.store.store import Ragged, Store, StoreSplit
@@ -42,7 +42,7 @@ class Placement:
     rank: int = 0
     world: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    layout: Layout = Layout.flat
+    layout: BatchLayout = BatchLayout.flat
     repeats: bool = False  # whether each epoch has the batches of the first
 
 
@@ -162,7 +162,8 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
                 "limit_train_batches",
                 f"{limit} ends an epoch inside a step of {accumulate} batches",
                 hint=(
-                    f"Set Trainer(limit_train_batches={max(1, batches // accumulate) * accumulate})."
+                    "Set Trainer(limit_train_batches="
+                    f"{max(1, batches // accumulate) * accumulate})."
                 ),
             )
         return feed
@@ -271,7 +272,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             return self._placement
         if trainer is None:
             return Placement()
-        layout = Layout.of(getattr(trainer.lightning_module, "model", None))
+        layout = BatchLayout.of(getattr(trainer.lightning_module, "model", None))
         repeats = bool(getattr(trainer, "overfit_batches", 0))
         return Placement(
             trainer.global_rank, trainer.world_size, trainer.strategy.root_device, layout, repeats

@@ -53,7 +53,7 @@ _PAYS = 1.05  # of the speed of fp32, below which another form is not worth its 
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class FormMeasurement:
     """What one form does on this machine."""
 
     name: str
@@ -79,7 +79,7 @@ class Measured:
         return f"{self.score:.4f}{self.interval}"
 
 
-BEST: dict[str, Callable[[Measured], float]] = {
+BEST: dict[str, Callable[[FormMeasurement], float]] = {
     "throughput": lambda form: form.throughput,
     "latency": lambda form: 1 / form.latency,
     "size": lambda form: 1 / form.size,
@@ -156,7 +156,7 @@ def _in_fp32(graph: Any) -> str:
 
 def measure_forms(
     predictor: Predictor, own: Scored, folder: Path, table: Table, say: Say
-) -> list[Measured]:
+) -> list[FormMeasurement]:
     """Each form of an exported run on labelled rows; the run's own `predict`, whose score is known,
     comes first.
     """
@@ -181,7 +181,9 @@ def measure_forms(
         form = Form(name, asked, together, is_exact=name == "predict" or name.endswith("fp32"))
         times = (len(rows) / seconds[name], p50, p99)
         same = verify(form, rows, expected)
-        found.append(Measured(name, file, *times, size, scored.values[metric], interval, same))
+        found.append(
+            FormMeasurement(name, file, *times, size, scored.values[metric], interval, same)
+        )
         say(found[-1].line())
     return found
 
@@ -223,7 +225,9 @@ def _seconds(predictor: Any, rows: list[str]) -> float:
     return time.perf_counter() - began
 
 
-def choose(found: Sequence[Measured], best: str, points: float, problem: Problem) -> Measured:
+def choose(
+    found: Sequence[FormMeasurement], best: str, points: float, problem: Problem
+) -> FormMeasurement:
     """The best form that others can open and that loses no more than so many points, or per cent of
     an error.
     """
@@ -241,7 +245,7 @@ def choose(found: Sequence[Measured], best: str, points: float, problem: Problem
     return max(fits, key=BEST[best])
 
 
-def remarks(found: Sequence[Measured], chosen: Measured, best: str) -> list[str]:
+def remarks(found: Sequence[FormMeasurement], chosen: FormMeasurement, best: str) -> list[str]:
     """What was chosen, and which forms do not pay here."""
     gain = BEST[best]
     fp32 = next(each for each in found if each.file == WEIGHTS)
@@ -260,8 +264,8 @@ def remarks(found: Sequence[Measured], chosen: Measured, best: str) -> list[str]
 def write_best(
     folder: Path,
     predictor: Predictor,
-    found: Sequence[Measured],
-    chosen: Measured,
+    found: Sequence[FormMeasurement],
+    chosen: FormMeasurement,
     about: dict[str, Any],
 ) -> None:
     """Leave one form in the folder, with its certificate, a program that asks it, and a

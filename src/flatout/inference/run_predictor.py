@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.batches.plan import Layout, PlanSettings
+from flatout.data.batches.plan import BatchLayout, PlanSettings
 from flatout.data.store.store import Ragged, StoreSplit
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.roles import Roles
@@ -51,7 +51,7 @@ LABELS = "labels.json"
 # of models of texts; what transformers builds an encoder by
 TOKENIZER = "tokenizer.json"
 ENCODER = "encoder.json"
-_EXACT_ROWS = {Layout.flat: 16, Layout.padded: 32}
+_EXACT_ROWS = {BatchLayout.flat: 16, BatchLayout.padded: 32}
 _EXACT_ENCODINGS = 128
 """Rows of a batch of exact answers: multiples of the rows that products take at once, and of a
 vector's numbers."""
@@ -353,7 +353,9 @@ class RunPredictor(ABC):
         order = np.arange(count)
         if self.exact:
             is_ragged = isinstance(tokens, Ragged)
-            rows_per_batch = _EXACT_ROWS[Layout.of(self.model)] if is_ragged else _EXACT_ENCODINGS
+            rows_per_batch = (
+                _EXACT_ROWS[BatchLayout.of(self.model)] if is_ragged else _EXACT_ENCODINGS
+            )
             order = fill_batches(tokens.lengths if is_ragged else np.zeros(count), rows_per_batch)
             tokens = (
                 Ragged(tokens.values, tokens.offsets[order], tokens.lengths[order])
@@ -362,7 +364,7 @@ class RunPredictor(ABC):
             )
             self.asked, self.computed = self.asked + count, self.computed + len(order)
         plan = PlanSettings(
-            rows_per_batch=rows_per_batch, layout=Layout.of(self.model), shuffle=False
+            rows_per_batch=rows_per_batch, layout=BatchLayout.of(self.model), shuffle=False
         )
         for batch in Feed(
             StoreSplit("rows", len(order), {"tokens": tokens}), plan, device=self.device

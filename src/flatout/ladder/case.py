@@ -246,7 +246,7 @@ def _limits_of_texts(config: TextDataConfig) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class ProgramRecipe:
     """How a kind of data is written for a usual program, and what both sides make of it."""
 
     kind: str  # what ladders call it
@@ -260,14 +260,14 @@ class Way:
     reading: Callable[[Any], dict[str, Any]] = lambda config: {}
 
 
-WAYS: dict[type, Way] = {
-    TextDataConfig: Way(
+WAYS: dict[type, ProgramRecipe] = {
+    TextDataConfig: ProgramRecipe(
         kind="text", title="texts", metric="accuracy", tables=_texts, reading=_limits_of_texts
     ),
-    BitsDataConfig: Way(
+    BitsDataConfig: ProgramRecipe(
         kind="bits", title="bit strings", metric="dice", tables=_records, first_key="source"
     ),
-    SequenceDataConfig: Way(
+    SequenceDataConfig: ProgramRecipe(
         kind="sequence",
         title="recordings",
         metric="r2",
@@ -278,7 +278,7 @@ WAYS: dict[type, Way] = {
 }
 
 
-def way_of(data: Any) -> Way:
+def way_of(data: Any) -> ProgramRecipe:
     require(
         type(data) in WAYS,
         "ladder",

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RungMeasurement:
     rows_per_s: float
     tokens_per_s: float | None
     wait_share: float
@@ -54,14 +54,14 @@ class Measured:
 
 
 # trains so many seconds in a folder; None: to the end, and tests
-Program = Callable[[float | None, Path], Measured]
+Program = Callable[[float | None, Path], RungMeasurement]
 
 
 def measure_usual(
     name: str, case: Case, keywords: Mapping[str, Any], seconds: float | None, folder: Path
-) -> Measured:
+) -> RungMeasurement:
     module = importlib.import_module(f"flatout.ladder.usual.{name}")
-    how = module.How(**keywords)
+    how = module.OPTIONS(**keywords)
     if getattr(how, "caching", False):
         module.prepare(case, how, "train")  # the file that an earlier run has left
     began = time.perf_counter()
@@ -70,7 +70,7 @@ def measure_usual(
     log.addHandler(logging.FileHandler(folder / "usual.log", encoding="utf-8"))
     log.setLevel(logging.INFO)
     log.propagate = False
-    program = module.Program(case, how)
+    program = module.PROGRAM(case, how)
     for _ in itertools.count() if seconds is not None else range(case.epochs):
         program.train_epoch(clock)
         if clock.is_over:
@@ -79,7 +79,7 @@ def measure_usual(
     spent = clock.spent
     first = clock.first_batch_at or time.perf_counter()
     taken_s = max(spent.seconds, 1e-9)
-    return Measured(
+    return RungMeasurement(
         rows_per_s=spent.rate,
         tokens_per_s=spent.tokens / taken_s if spent.tokens else None,
         wait_share=spent.wait_s / taken_s,
@@ -90,7 +90,9 @@ def measure_usual(
     )
 
 
-def measure_run(job: RunJob, words: Sequence[str], seconds: float | None, folder: Path) -> Measured:
+def measure_run(
+    job: RunJob, words: Sequence[str], seconds: float | None, folder: Path
+) -> RungMeasurement:
     """A run of ours with some words; validations and checkpoints are not counted: a usual program
     has none.
     """
@@ -113,7 +115,7 @@ def measure_run(job: RunJob, words: Sequence[str], seconds: float | None, folder
         * slow_start(trained_s, training["steps"], speed["first_steps_ms"] or [])
     )
     tested = {name[5:]: value for name, value in result.metrics.items() if name.startswith("test/")}
-    return Measured(
+    return RungMeasurement(
         rows_per_s=speed["rows_per_s"] * gain,
         tokens_per_s=speed["tokens_per_s"] * gain if speed["tokens_per_s"] else None,
         wait_share=parts.get("wait", 0.0) / steps_ms,
@@ -145,7 +147,7 @@ def peak_memory_gb() -> float | None:
 
 def measure_apart(
     program: Program, seconds: float | None, folder: Path, *, limit_s: float | None = None
-) -> Measured:
+) -> RungMeasurement:
     """Measure in a process of its own, which prints to a file; `Failed` where it ended early, or
     beyond `limit_s`.
     """
@@ -155,7 +157,7 @@ def measure_apart(
     )
 
 
-def _measure(program: Program, seconds: float | None, folder: Path) -> Measured:
+def _measure(program: Program, seconds: float | None, folder: Path) -> RungMeasurement:
     samples = list[float]()
     done = threading.Event()
 
@@ -187,7 +189,7 @@ class Step:
     """A rung and what was measured of it, round by round."""
 
     rung: Rung
-    found: dict[int, Measured] = field(default_factory=dict)  # by the number of the round
+    found: dict[int, RungMeasurement] = field(default_factory=dict)  # by the number of the round
     skipped: str = ""  # why it was not measured
 
     def middle(self, name: str) -> float | None:
@@ -265,7 +267,7 @@ def ratio(below: Step, above: Step, measures: str = "training") -> Estimate:
     rounds bound nothing.
     """
 
-    def rate(found: Measured) -> float:  # of the startup its inverse: larger is better
+    def rate(found: RungMeasurement) -> float:  # of the startup its inverse: larger is better
         return 1 / max(found.startup_s, 1e-9) if measures == STARTUP else found.rows_per_s
 
     if not (both := sorted(below.found.keys() & above.found.keys())):

@@ -150,7 +150,8 @@ def require_keywords(ladder: Ladder) -> None:
     """Refuse a change of a keyword that the usual program does not have."""
     program = ladder.program
     known = [
-        each.name for each in fields(importlib.import_module(f"flatout.ladder.usual.{program}").How)
+        each.name
+        for each in fields(importlib.import_module(f"flatout.ladder.usual.{program}").OPTIONS)
     ]
     for rung in ladder.rungs:
         for name in rung.keywords or {}:

@@ -26,7 +26,7 @@ from flatout.engine.random_state import random_state, restore_random_state
 from flatout.errors import UserError, as_choice, require
 from flatout.perf.measure.steps import held_bytes
 from flatout.perf.tune.answers import Answers, AnswerStore
-from flatout.perf.tune.probe import Here, Parts, Setting
+from flatout.perf.tune.probe import Here, Parts, ProbedSetting
 from flatout.perf.tune.search import Search
 from flatout.perf.tune.settings import StepRows, TuneConfig
 from flatout.perf.tune.speeds import OpenSettings
@@ -137,7 +137,7 @@ class ScaleBatch(Callback):
         clip = float(trainer.gradient_clip_val or 0.0)
         precision = by_lightning_name(str(trainer.precision))
         parts = Parts(alone, feed.split, feed.plan, device, data.config.workers, clip)
-        start = Setting(
+        start = ProbedSetting(
             feed=feed.kind, precision=precision, rows=data.config.batch_size, accumulate=1
         )
         asked = OpenSettings(

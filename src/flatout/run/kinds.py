@@ -53,7 +53,7 @@ from flatout.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class DataKind:
     """A kind of data: what chooses it, the parts of its runs, and what their end adds."""
 
     settings: type  # the Config of its data
@@ -103,7 +103,7 @@ def _report_exposure(*parts: Any) -> None:
     report_exposure(*parts)
 
 
-TEXTS = Kind(
+TEXTS = DataKind(
     settings=TextDataConfig,
     data_option="text",
     problems=(Problem.single, Problem.multi, Problem.regression),
@@ -149,7 +149,7 @@ MASKED_WORDS = replace(
     usual_metric=lambda config: MASKED_METRICS[0],
     rival=None,
 )
-BITS = Kind(
+BITS = DataKind(
     settings=BitsDataConfig,
     data_option="bits",
     data=BitData,
@@ -164,7 +164,7 @@ BITS = Kind(
     usual_metric=lambda config: NAMES[0],
     report=_report_exposure,
 )
-RECORDINGS = Kind(
+RECORDINGS = DataKind(
     settings=SequenceDataConfig,
     data_option="sequence",
     problems=(SequenceProblem.estimate, SequenceProblem.forecast),
@@ -194,7 +194,7 @@ LABELLED_RECORDINGS = replace(
 KINDS = (TEXTS, TAGS, MASKED_WORDS, BITS, RECORDINGS, LABELLED_RECORDINGS)
 
 
-def kind_of(config: Any) -> Kind:
+def kind_of(config: Any) -> DataKind:
     """The kind of some data, by its settings."""
     of_settings = [kind for kind in KINDS if isinstance(config, kind.settings)]
     return next(
@@ -202,7 +202,7 @@ def kind_of(config: Any) -> Kind:
     )
 
 
-def kind_of_run(settings: dict[str, Any]) -> Kind:
+def kind_of_run(settings: dict[str, Any]) -> DataKind:
     """The kind of a finished run, by the settings in its `model` folder."""
     return next(
         (kind for kind in KINDS if settings.get("problem") in kind.predictor.problems), TEXTS

@@ -32,7 +32,7 @@ from flatout.checkpoints.same_run import have_same_settings
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.batches.plan import Layout, PlanSettings
+from flatout.data.batches.plan import BatchLayout, PlanSettings
 from flatout.data.problem import Problem
 from flatout.data.store.cache import recipe_key
 from flatout.data.store_data import Placement
@@ -43,9 +43,9 @@ from flatout.engine.random_state import random_state, restore_random_state
 from flatout.engine.run_length import planned_steps, whole_steps
 from flatout.errors import UserError, require
 from flatout.models.encoder.transformer import Transformer
-from flatout.perf.measure.steps import Steps, Way
+from flatout.perf.measure.steps import Steps, TrainingWay
 from flatout.perf.notes import machine_name
-from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice
+from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, TuneAnswer
 from flatout.perf.tune.probe import Child, Parts
 from flatout.perf.tune.settings import TuneConfig, is_typed
 from flatout.perf.verdict.confirmation import FILE, Confirmed, read_confirmations
@@ -140,7 +140,7 @@ def place_feeds(
     """One feed a split, for this rank and for the layout that the network reads."""
     repeats = bool(config.trainer.get("overfit_batches"))
     data.place(
-        Placement(ranks.rank, ranks.world, device, Layout.of(task.model), repeats), config.data
+        Placement(ranks.rank, ranks.world, device, BatchLayout.of(task.model), repeats), config.data
     )
     return data.feeds
 
@@ -394,7 +394,7 @@ def _score(
     cast(Transformer, task.model).keep_layers_still(cut)
     optimizer = task.optim.build(task.model)
     began = time.perf_counter()
-    way = Way(feed=feed, precision=precision, model=task.model)
+    way = TrainingWay(feed=feed, precision=precision, model=task.model)
     with closing(
         Steps(task, way, _with_states(kept, nth, parts.device), optimizer, clip=parts.clip)
     ) as steps:
@@ -430,7 +430,7 @@ def _choose(scores: Sequence[LayerScore]) -> Answers:
         " some rows"
     )
     found = Answers(values={CUT: taken.layers}, seconds=sum(each.seconds for each in scores))
-    found.choices.append(Choice(name=CUT, value=f"{taken.layers}", why=why, evidence=evidence))
+    found.choices.append(TuneAnswer(name=CUT, value=f"{taken.layers}", why=why, evidence=evidence))
     for each in scores:
         verdict = f"{each.accuracy:>8.3f}  {1.96 * each.error:>6.3f}  {each.seconds:>7.1f}"
         found.tried.append(Attempt(what="cut", value=f"{each.layers}", verdict=verdict))

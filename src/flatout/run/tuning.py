@@ -33,8 +33,8 @@ from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
 from flatout.engine.run_length import planned_steps
 from flatout.perf.notes import known_rows, memory_key
-from flatout.perf.tune.answers import Answers, AnswerStore, Choice
-from flatout.perf.tune.probe import Child, Here, Setting
+from flatout.perf.tune.answers import Answers, AnswerStore, TuneAnswer
+from flatout.perf.tune.probe import Child, Here, ProbedSetting
 from flatout.perf.tune.search import Search
 from flatout.perf.tune.settings import is_typed
 from flatout.perf.tune.speeds import OpenSettings, allowed_seconds
@@ -157,7 +157,7 @@ def smallest(found: Sequence[Answers]) -> Answers:
         values["optim.lr"] = min(each.values["optim.lr"] for each in found)
     evidence = "; ".join(override_line(each.values) or "nothing" for each in found)
     line = override_line(values)
-    choice = Choice(
+    choice = TuneAnswer(
         name="unlike devices", value=line, why="what the smallest can do", evidence=evidence
     )
     return replace(least, values=values, choices=[*least.choices, choice])
@@ -206,7 +206,7 @@ def asked_of(question: Question) -> OpenSettings:
     )
     return OpenSettings(
         settings=config.tune,
-        start=Setting(feed=kind, precision=precision, rows=rows, accumulate=accumulate),
+        start=ProbedSetting(feed=kind, precision=precision, rows=rows, accumulate=accumulate),
         feeds=[each for each in fitting if each is kind or f"data.feed={each}" not in slower],
         precisions=[
             each for each in native if each is Precision.fp32 or f"precision={each}" not in slower

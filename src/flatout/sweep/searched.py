@@ -23,7 +23,7 @@ from flatout.report.summary import json_safe, read_json
 from flatout.report.sweep_page import PAGE, ROWS
 from flatout.sweep.many import LOCK, WORDS, alone_in
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
-from flatout.sweep.study import JOURNAL, Choice, Interval, Space, words
+from flatout.sweep.study import JOURNAL, SettingInterval, SettingValues, Space, words
 from flatout.sweep.trial import Trial
 
 if TYPE_CHECKING:
@@ -71,14 +71,14 @@ class Searched:
         wrong with one.
         """
         plainest = {
-            name: own.text(own.low) if isinstance(own, Interval) else own.values[0]
+            name: own.text(own.low) if isinstance(own, SettingInterval) else own.values[0]
             for name, own in self.space.items()
         }
         plainest |= {key: text} if key else {}
         listed = {
             name: part.values
             for name, part in self.space.items()
-            if isinstance(part, Choice) and name != key
+            if isinstance(part, SettingValues) and name != key
         }
         near = (
             plainest | {name: each}

@@ -239,7 +239,7 @@ def _as_it_is() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SettingValues:
     """Some values, as texts that stand behind `key=`."""
 
     values: tuple[str, ...]
@@ -268,7 +268,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class SettingInterval:
     """Numbers from a least to a largest one, both among them."""
 
     low: float
@@ -334,7 +334,7 @@ class Interval:
         return f"{self.low:g} to {self.high:g}" + (", by factors" if self.is_log else "")
 
 
-Part = Choice | Interval
+Part = SettingValues | SettingInterval
 Space = dict[str, Part]
 
 

@@ -31,7 +31,7 @@ from flatout.report.sweep_page import SweepReport, TrialRow, spread, write_sweep
 from flatout.sweep.many import to_go_on
 from flatout.sweep.searched import Searched, forget, held
 from flatout.sweep.settings import Pruner, Sampler
-from flatout.sweep.study import ENDED, Choice, Interval, Part, Study, grid, words
+from flatout.sweep.study import ENDED, Part, SettingInterval, SettingValues, Study, grid, words
 from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 from flatout.sweep.trials import TOO_LONG, Slots, endings, last_line, slots
 from flatout.tasks.metrics import require_metric
@@ -84,7 +84,7 @@ def _checked(searched: Searched) -> Trial:
     first = searched.first_that_fits()
     if not settings.resume:  # a resumed sweep keeps its space: such a trial fails
         for key, part in space.items():
-            for text in part.values if isinstance(part, Choice) else part.sample():
+            for text in part.values if isinstance(part, SettingValues) else part.sample():
                 searched.first_that_fits(key, text)
     if settings.metric is not None:
         require_metric(first.job.metric, first.job.metrics, "metric")
@@ -105,7 +105,7 @@ class _Run:
         self.slots = slots
         self.metric = job.metric
         self.name = job.config.name
-        self.confirmation = Confirmation()
+        self.confirmation = SweepConfirmation()
         self._next_page = 0.0
         settings = searched.settings
         self.study = Study(
@@ -276,7 +276,9 @@ class _Run:
             mode=self.study.mode,
             space={key: str(part) for key, part in space.items()},
             log_keys=frozenset(
-                key for key, part in space.items() if isinstance(part, Interval) and part.is_log
+                key
+                for key, part in space.items()
+                if isinstance(part, SettingInterval) and part.is_log
             ),
             trials=rows,
             best_overrides="" if best is None else self.searched.command(self.study.settings(best)),
@@ -320,7 +322,7 @@ def _counts(report: SweepReport) -> str:
 def _plain(part: Part, text: str) -> Any:
     return (
         yaml.safe_load(text)
-        if isinstance(part, Choice)
+        if isinstance(part, SettingValues)
         else int(text)
         if part.is_whole
         else float(text)
@@ -328,7 +330,7 @@ def _plain(part: Part, text: str) -> Any:
 
 
 @dataclass(slots=True)
-class Confirmation:
+class SweepConfirmation:
     """What became of the confirming runs."""
 
     wanted: int = 0
@@ -360,7 +362,7 @@ class Confirmation:
 
 def confirm(
     searched: Searched, chosen: Mapping[str, str], number: int, run: Runner, is_over: bool
-) -> Confirmation:
+) -> SweepConfirmation:
     """Run settings again with other seeds, but for those that ran before an interruption."""
     count = searched.settings.confirm
     path = searched.folder / "confirmed.json"
@@ -369,7 +371,7 @@ def confirm(
     found = {each["seed"]: each["metrics"] for each in known if each["settings"] == chosen}
     seeds = {each: first + each for each in range(count)}
     missing = {each: seed for each, seed in seeds.items() if seed not in found}
-    confirmation = Confirmation(count, why_not="the time was over" if missing else "")
+    confirmation = SweepConfirmation(count, why_not="the time was over" if missing else "")
     if missing and not is_over:
         print(f"confirming trial {number} with {len(missing)} other seeds")
         waiting = (

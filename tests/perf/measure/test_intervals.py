@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from flatout.perf.measure.intervals import Interval, median_of, speedup
+from flatout.perf.measure.intervals import SpeedupInterval, median_of, speedup
 from flatout.perf.verdict.findings import carried_over
 
 RATES = some.lists(
@@ -71,5 +71,5 @@ def test_the_bounds_hold_the_true_ratio_in_nine_of_ten_noisy_measurements():
 
 
 def test_an_interval_reads_as_in_a_verdict():
-    assert str(Interval(1.62, 1.41, 1.94)) == "1.6× (1.4–1.9)"
-    assert str(Interval(1.18, 1.07, 1.31)) == "1.18× (1.07–1.31)"
+    assert str(SpeedupInterval(1.62, 1.41, 1.94)) == "1.6× (1.4–1.9)"
+    assert str(SpeedupInterval(1.18, 1.07, 1.31)) == "1.18× (1.07–1.31)"

@@ -11,7 +11,7 @@ import torch
 
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
-from flatout.perf.measure.steps import Steps, Way, endless, standing_optimizer
+from flatout.perf.measure.steps import Steps, TrainingWay, endless, standing_optimizer
 from flatout.perf.tune.probe import feed_of
 from tests.perf.tune.planted import small_parts
 
@@ -28,7 +28,9 @@ def test_steps_count_their_batches_rows_and_time_and_leave_the_weights(parts, pr
     parts.plan.rows_per_batch, parts.plan.accumulate = 8, 2
     task = parts.task.train()
     feed = feed_of(parts, FeedKind.resident, parts.plan)
-    way = Way(feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model)
+    way = TrainingWay(
+        feed=feed, precision=precision, threads=torch.get_num_threads(), model=task.model
+    )
     weights = {name: weight.clone() for name, weight in task.named_parameters()}
     steps = Steps(task, way, endless(feed), standing_optimizer(task.model, task), clip=0.5)
     taken = steps.take(3)
@@ -43,7 +45,7 @@ def test_steps_count_their_batches_rows_and_time_and_leave_the_weights(parts, pr
 def test_steps_for_a_while_leave_waiting_out_of_what_the_model_takes(parts):
     task = parts.task.train()
     feed = feed_of(parts, FeedKind.resident, parts.plan)
-    way = Way(
+    way = TrainingWay(
         feed=feed, precision=Precision.fp32, threads=torch.get_num_threads(), model=task.model
     )
 

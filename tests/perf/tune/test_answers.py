@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from flatout.perf.notes import Limit, MicroBatches, known_rows, micro_batch_key
-from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice
+from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, TuneAnswer
 
 ANSWERS = Answers(
     values={"data.feed": "resident", "compile": False},
-    choices=[Choice(name="feed", value="resident", why="measured", evidence="so")],
+    choices=[TuneAnswer(name="feed", value="resident", why="measured", evidence="so")],
     tried=[Attempt(what="feed", value="resident", rows_per_s=1.5)],
     seconds=1.0,
     allowed_s=2.0,

@@ -11,7 +11,7 @@ import torch
 
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
-from flatout.perf.tune.probe import Setting, range_test
+from flatout.perf.tune.probe import ProbedSetting, range_test
 from flatout.perf.tune.reading import LEAST_RATE, MOST_RATE, RANGE_STEPS, smoothed, suggested
 from tests.perf.tune.planted import small_parts
 
@@ -51,7 +51,7 @@ def test_no_rate_is_suggested_where_the_loss_does_not_fall(losses):
 def test_a_real_test_raises_the_rate_until_the_loss_rises_and_leaves_the_settings():
     parts = small_parts()
     before = parts.task.optim
-    setting = Setting(feed=FeedKind.resident, precision=Precision.fp32, rows=32, accumulate=1)
+    setting = ProbedSetting(feed=FeedKind.resident, precision=Precision.fp32, rows=32, accumulate=1)
     found = range_test(parts, setting, until=time.time() + 60)
     assert parts.task.optim is before
     assert len(found["rates"]) == len(found["losses"]) > 30

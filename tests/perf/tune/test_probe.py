@@ -18,7 +18,7 @@ from flatout.engine.precision import Precision
 from flatout.perf.tune import probe
 from flatout.perf.tune.probe import (
     Parts,
-    Setting,
+    ProbedSetting,
     about,
     feeds_alone,
     longest_batch,
@@ -29,7 +29,7 @@ from flatout.run.parts import build_parts
 from flatout.tasks import SequenceRegressor
 from tests.perf.tune.planted import config, small_parts
 
-SETTING = Setting(feed=FeedKind.resident, precision=Precision.fp32, rows=32, accumulate=1)
+SETTING = ProbedSetting(feed=FeedKind.resident, precision=Precision.fp32, rows=32, accumulate=1)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_batches_that_are_added_up_count_as_one_step(parts, monkeypatch):
     monkeypatch.setattr(probe, "_LEAST_TIMED_S", 0.0)
     found = measure(
         parts,
-        Setting(feed=FeedKind.resident, precision=Precision.fp32, rows=8, accumulate=4),
+        ProbedSetting(feed=FeedKind.resident, precision=Precision.fp32, rows=8, accumulate=4),
         3,
         1e12,
     )

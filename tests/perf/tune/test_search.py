@@ -13,13 +13,13 @@ from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
 from flatout.perf.notes import Limit, MicroBatches
 from flatout.perf.tune.answers import Answers, AnswerStore, NoAnswer
-from flatout.perf.tune.probe import Measured, Setting
+from flatout.perf.tune.probe import ProbedSetting, SettingMeasurement
 from flatout.perf.tune.search import Search
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.speeds import OpenSettings
 
 GB = 10**9
-START = Setting(feed=FeedKind.resident, precision=Precision.bf16, rows=64, accumulate=1)
+START = ProbedSetting(feed=FeedKind.resident, precision=Precision.bf16, rows=64, accumulate=1)
 
 
 class Machine:
@@ -29,8 +29,8 @@ class Machine:
 
     def __init__(
         self,
-        rate: Callable[[Setting], float] = lambda setting: 1000.0,
-        bytes_of: Callable[[Setting], int] = lambda setting: GB + setting.rows * 10**6,
+        rate: Callable[[ProbedSetting], float] = lambda setting: 1000.0,
+        bytes_of: Callable[[ProbedSetting], int] = lambda setting: GB + setting.rows * 10**6,
         **facts: Any,
     ) -> None:
         self.rate, self.bytes_of = rate, bytes_of
@@ -46,7 +46,7 @@ class Machine:
         self.breaks = self.facts.pop("breaks", lambda setting: None)
         self.takes_s = self.facts.pop("takes_s", 0.0)
         self.compile_s = self.facts.pop("compile_s", 20.0)
-        self.tried: list[Setting] = []
+        self.tried: list[ProbedSetting] = []
         self.is_closed = False
         self.is_afresh = False
 
@@ -67,7 +67,7 @@ class Machine:
         if (broken := self.breaks(setting)) is not None:
             return broken
         rate = self.rate(setting)
-        return Measured(
+        return SettingMeasurement(
             step_s=setting.rows * setting.accumulate / rate,
             rows_per_s=rate,
             tokens_per_s=10 * rate,
@@ -132,7 +132,7 @@ def test_sixteen_bits_that_bring_little_give_way_to_fp32(tmp_path):
 def test_what_the_rule_says_is_not_given_up_for_one_slow_moment(tmp_path):
     slow = iter([100.0])
 
-    def rate(setting: Setting) -> float:
+    def rate(setting: ProbedSetting) -> float:
         return next(slow, 2000.0) if setting.precision == "bf16" and setting.rows == 64 else 1000.0
 
     assert search(Machine(rate), tmp_path).values["precision"] == "bf16"
@@ -325,7 +325,7 @@ def test_a_child_that_cannot_begin_leaves_everything_as_it_is(tmp_path):
     assert "nothing was measured: its process was ended by SIGKILL" in chosen(found)["tune"]
 
 
-def faster_compiled(setting: Setting) -> float:
+def faster_compiled(setting: ProbedSetting) -> float:
     return 1500.0 if setting.compile else 1000.0
 
 

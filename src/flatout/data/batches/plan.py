@@ -44,14 +44,14 @@ class BatchRows:
     ends_step: NDArray[np.bool_]  # [batches] whether the optimizer steps after it
 
 
-class Layout(StrEnum):
+class BatchLayout(StrEnum):
     """What a model eats: a run of tokens, or a padded rectangle."""
 
     flat = "flat"
     padded = "padded"
 
     @classmethod
-    def of(cls, network: object) -> Layout:
+    def of(cls, network: object) -> BatchLayout:
         """What a network reads: the `layout` that it names, or else flat rows."""
         return cls(getattr(network, "layout", cls.flat))
 
@@ -65,7 +65,7 @@ class PlanSettings:
     """Cap on the tokens one rank computes at once (padding counted where the layout pads); replaces
     rows_per_batch."""
     accumulate: int = 1  # batches one rank computes before the optimizer steps
-    layout: Layout = Layout.flat  # whether rows of like length are put together
+    layout: BatchLayout = BatchLayout.flat  # whether rows of like length are put together
     shuffle: bool = True  # random order, another each epoch; otherwise all rows by length
     repeats: bool = False  # whether each epoch repeats the order of the first
     seed: int = 0  # start of every random order
@@ -186,7 +186,7 @@ def _global_steps(
         order, bounds = _cut_by_tokens(order, lengths, settings, settings.tokens_per_batch)
     else:
         order, bounds = _cut_by_rows(order, lengths, settings, settings.rows_per_batch)
-    if settings.shuffle and settings.layout is Layout.padded:
+    if settings.shuffle and settings.layout is BatchLayout.padded:
         # Padded steps stand shortest first inside a megabatch; flat ones keep the random order they
         # came from.
         order, bounds = _shuffle_steps(order, bounds, random)
@@ -203,7 +203,7 @@ def _cut_by_rows(
     bounds = np.append(np.arange(0, len(order), step_rows), len(order))
     if not settings.shuffle:
         groups = bounds[[0, -1]]
-    elif settings.layout is Layout.flat:
+    elif settings.layout is BatchLayout.flat:
         # A flat step is sorted too: its rows are dealt over ranks and micro-batches from the
         # longest down.
         groups = bounds
@@ -230,7 +230,7 @@ def _cut_by_tokens(
         f"{cap} tokens cannot hold the longest row",
         allowed=f"{longest} or more here",
     )
-    if settings.layout is Layout.padded or not settings.shuffle:
+    if settings.layout is BatchLayout.padded or not settings.shuffle:
         # One sorted run, whatever the order was: steps then depend on lengths alone, and every
         # epoch has as many.
         _sort_groups(order, np.array([0, len(order)]), lengths)
@@ -312,7 +312,7 @@ def _share(
     step = np.repeat(np.arange(len(sizes)), sizes)
     size = sizes[step]
     place_from_end = np.repeat(np.cumsum(sizes), sizes) - 1 - np.arange(len(rows))
-    if settings.layout is Layout.padded:
+    if settings.layout is BatchLayout.padded:
         # Sizes as equal as they can be, the first `extra` micro-batches one row larger: those of
         # the longest rows.
         base, extra = np.divmod(size, settings.accumulate)

@@ -26,7 +26,7 @@ Level = StrEnum("Level", "note warning error")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FindingKind:
     """One sort of finding about rows."""
 
     level: Level
@@ -36,11 +36,11 @@ class Kind:
 
 _WRITTEN = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 # of findings about rows
-KINDS = {name: Kind(Level(level), *texts) for name, (level, *texts) in _WRITTEN.items()}
+KINDS = {name: FindingKind(Level(level), *texts) for name, (level, *texts) in _WRITTEN.items()}
 
 
 @dataclass(slots=True)
-class Finding:
+class RowFinding:
     """How often something was found, and the first rows that have it, counted from 1."""
 
     count: int = 0
@@ -56,7 +56,7 @@ class Findings:
     rows_read: int = 0
     rows_kept: int = 0
     rows_repaired: int = 0  # of the rows kept, those that were changed
-    found: dict[str, Finding] = field(default_factory=dict)
+    found: dict[str, RowFinding] = field(default_factory=dict)
     locate: Callable[[int], str] = str
 
     @property
@@ -66,7 +66,7 @@ class Findings:
     def add(self, name: str, rows: NDArray[np.int64], other: str = "") -> None:
         """Count rows, given by their numbers from 0 in any order; the first few are remembered."""
         if len(rows):
-            finding = self.found.setdefault(f"{name} {other}".strip(), Finding(other=other))
+            finding = self.found.setdefault(f"{name} {other}".strip(), RowFinding(other=other))
             finding.count += len(rows)
             few = np.partition(rows, _ROWS_NAMED)[:_ROWS_NAMED] if len(rows) > _ROWS_NAMED else rows
             finding.rows = sorted([*finding.rows, *(few + 1).tolist()])[:_ROWS_NAMED]
@@ -79,7 +79,7 @@ class Findings:
         """
         self.rows_read += rows_read
         for name, (count, rows, other) in found.items():
-            finding = self.found.setdefault(name, Finding(other=other))
+            finding = self.found.setdefault(name, RowFinding(other=other))
             finding.count += count
             finding.rows = sorted([*finding.rows, *(row + first for row in rows)])[:_ROWS_NAMED]
 

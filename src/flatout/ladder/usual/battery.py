@@ -22,7 +22,7 @@ log = logging.getLogger("usual.battery")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class BatteryOptions:
     # numbers read off the device for each batch: the loss and the worst error, or the loss alone
     reads: int = 2
     transfers: str = "blocking"  # blocking, or async from pinned memory
@@ -57,8 +57,8 @@ class UsualLSTM(nn.Module):
         return self.state
 
 
-class Program(UsualProgram):
-    def __init__(self, case: Case, how: How) -> None:
+class BatteryProgram(UsualProgram):
+    def __init__(self, case: Case, how: BatteryOptions) -> None:
         super().__init__(case, how)
         frame = pd.read_csv(case.rows("train"))
         names = [*case.reading["features"], *case.reading["targets"]]
@@ -132,3 +132,8 @@ class Program(UsualProgram):
         answers = torch.cat([self.model(part.to(self.device)).cpu() for part in inputs.split(512)])
         error = ((answers - targets) ** 2).sum(0) / ((targets - targets.mean(0)) ** 2).sum(0)
         return {"r2": float((1 - error).mean())}
+
+
+# The ladder finds both under these names in each usual program.
+OPTIONS = BatteryOptions
+PROGRAM = BatteryProgram

@@ -30,7 +30,7 @@ GRAMS += [a + b for a in ascii_lowercase for b in digits] + [a + b for a in digi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class BloomOptions:
     caching: bool = False  # whether prepared rows are kept in a file for the next run
     labels: str = "apply"  # apply (row by row) or vectorised (one table look-up for all rows)
     bits: str = "lists"  # lists of floats, or tensors
@@ -87,7 +87,9 @@ def labels_at_once(texts: Any) -> list[list[float]]:
     return labels.tolist()
 
 
-def prepare(case: Case, how: How, split: str) -> tuple[list[list[float]], list[list[float]]]:
+def prepare(
+    case: Case, how: BloomOptions, split: str
+) -> tuple[list[list[float]], list[list[float]]]:
     """Bits and labels of a split, from its rows or from the file of an earlier run."""
     path = Path(case.folder) / f"{split}-prepared.pt"
     if how.caching and path.exists():
@@ -106,8 +108,8 @@ def prepare(case: Case, how: How, split: str) -> tuple[list[list[float]], list[l
     return bits, labels
 
 
-class Program(UsualProgram):
-    def __init__(self, case: Case, how: How) -> None:
+class BloomProgram(UsualProgram):
+    def __init__(self, case: Case, how: BloomOptions) -> None:
         super().__init__(case, how)
         bits, labels = prepare(case, how, "train")
         data: Any = RowLists(bits, labels)
@@ -173,3 +175,8 @@ class Program(UsualProgram):
             values = metrics.compute()
             metrics.given = metrics.threshold
         return {"dice": values["dice"]}
+
+
+# The ladder finds both under these names in each usual program.
+OPTIONS = BloomOptions
+PROGRAM = BloomProgram

@@ -30,7 +30,7 @@ log = logging.getLogger("usual.tweets")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class TweetsOptions:
     # in the loop, up front (a row at a time) or in parallel (all rows in one call)
     tokenise: str = "in the loop"
     padding: str = "maximum"  # maximum: the longest row allowed; batch: the longest of the batch
@@ -48,8 +48,8 @@ class How:
     devices: int = 1  # 1, or 0: all of this machine, by DataParallel
 
 
-class Program(UsualProgram):
-    def __init__(self, case: Case, how: How) -> None:
+class TweetsProgram(UsualProgram):
+    def __init__(self, case: Case, how: TweetsOptions) -> None:
         super().__init__(case, how)
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if how.tokenise == "in parallel" else "false"
         train = pd.read_csv(case.rows("train"), dtype=str, keep_default_na=False)
@@ -173,3 +173,8 @@ class Program(UsualProgram):
                 self.names[place] for place in self.model(**batch).logits.argmax(-1).tolist()
             ]
         return {"accuracy": float(np.mean(np.array(answers) == test["label"].to_numpy()))}
+
+
+# The ladder finds both under these names in each usual program.
+OPTIONS = TweetsOptions
+PROGRAM = TweetsProgram

@@ -53,7 +53,7 @@ class Rectangle:
 
 
 @dataclass(slots=True)
-class Layout:
+class RectangleLayout:
     """The rows of a batch as rectangles."""
 
     rectangles: list[Rectangle]
@@ -126,7 +126,7 @@ def rectangle_edges(lengths: NDArray[np.integer]) -> list[int]:
     return [*edges, 0][::-1]
 
 
-def lay_out_rows(lengths: NDArray[np.int64]) -> Layout:
+def lay_out_rows(lengths: NDArray[np.int64]) -> RectangleLayout:
     """Rows of these lengths, shortest first, as rectangles."""
     starts = np.cumsum(lengths) - lengths
     first = 0
@@ -151,19 +151,19 @@ def lay_out_rows(lengths: NDArray[np.int64]) -> Layout:
         places.append(first + np.flatnonzero(is_real))
         found.append(Rectangle(end - begin, length, begin, first, length >= _LONG, bias, padding))
         first += (end - begin) * length
-    return Layout(
+    return RectangleLayout(
         found, torch.from_numpy(np.concatenate(tokens)), torch.from_numpy(np.concatenate(places))
     )
 
 
-def lay_out_padded(rows: Bounds, tokens: int) -> Layout:
+def lay_out_padded(rows: Bounds, tokens: int) -> RectangleLayout:
     """All rows as one rectangle, made on their device."""
     index_BL, is_token_BL, back_T = pad_rows(rows, tokens)
     bias = torch.zeros(is_token_BL.shape, device=index_BL.device).masked_fill(
         ~is_token_BL, float("-inf")
     )
     whole = Rectangle(len(index_BL), rows.longest, 0, 0, is_long=False, bias=bias[:, None, None])
-    return Layout([whole], index_BL.flatten(), back_T)
+    return RectangleLayout([whole], index_BL.flatten(), back_T)
 
 
 class FlatRows:
@@ -180,7 +180,7 @@ class FlatRows:
         self.kernel = kernel
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> RectangleLayout:
         """The rows as rectangles, or padded to the longest where a device is none; made once, where
         it is needed.
         """
@@ -219,7 +219,11 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, others_TKHD: Tensor, first_BHD: Tensor | None, rows: Layout, scores: Scores
+        ctx: Any,
+        others_TKHD: Tensor,
+        first_BHD: Tensor | None,
+        rows: RectangleLayout,
+        scores: Scores,
     ) -> Tensor:
         heads = others_TKHD.shape[2]
         is_first = first_BHD is not None
@@ -306,7 +310,7 @@ def _is_fused(part: Rectangle, scores: Scores, is_first: bool) -> bool:
     return part.is_long and scores.dropout == 0 and not is_first
 
 
-def _laid_out(values_TKHD: Tensor, rows: Layout) -> Tensor:
+def _laid_out(values_TKHD: Tensor, rows: RectangleLayout) -> Tensor:
     """`[K, P*H, D]` fp32: rectangle after rectangle, each `[N, H, L, D]`."""
     parts, heads = values_TKHD.shape[1:3]
     there, _ = rows.by_head(heads, parts)

@@ -25,7 +25,7 @@ from flatout.models.encoder.attention import Scores
 from flatout.models.lean import drop
 
 if TYPE_CHECKING:
-    from flatout.models.encoder.rectangles import Layout, Rectangle
+    from flatout.models.encoder.rectangles import Rectangle, RectangleLayout
 
 # adds in place to scores, made of queries and keys, what distances say
 Add = Callable[[Tensor, Tensor, Tensor], None]
@@ -45,7 +45,13 @@ class Distances:
         return self.rows_W[first + self.longest : last + self.longest + 1]
 
     def attend(
-        self, add: Add, query: Tensor, kv_T2HD: Tensor, rows: Layout, how: Scores, is_first: bool
+        self,
+        add: Add,
+        query: Tensor,
+        kv_T2HD: Tensor,
+        rows: RectangleLayout,
+        how: Scores,
+        is_first: bool,
     ) -> Tensor:
         """`[T, H, D]`: each token reads the tokens of its row; `is_first`: `[B, H, D]`, only first
         tokens ask.

@@ -28,7 +28,7 @@ MOST_ROUNDS = 12  # more rounds make an interval hardly narrower
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class SpeedupInterval:
     """How many times as fast, at least and at most."""
 
     value: float
@@ -50,7 +50,7 @@ class Interval:
         }
 
 
-def median_of(ratios: Sequence[float]) -> Interval:
+def median_of(ratios: Sequence[float]) -> SpeedupInterval:
     """The median of positive ratios, between the two of them that bound it."""
     logs = sorted(map(math.log, ratios))
     count = len(ratios)
@@ -59,10 +59,12 @@ def median_of(ratios: Sequence[float]) -> Interval:
     )
     # how many may lie beyond each bound
     left_out = max(0, sum(1 - share >= 0.9 for share in beyond) - 1)
-    return Interval(*map(math.exp, (statistics.median(logs), logs[left_out], logs[-1 - left_out])))
+    return SpeedupInterval(
+        *map(math.exp, (statistics.median(logs), logs[left_out], logs[-1 - left_out]))
+    )
 
 
-def speedup(before: Sequence[float], after: Sequence[float]) -> Interval:
+def speedup(before: Sequence[float], after: Sequence[float]) -> SpeedupInterval:
     """How many times as fast the second side was, from the rates of both in the same rounds."""
     return median_of([now / was for was, now in zip(before, after, strict=True)])
 

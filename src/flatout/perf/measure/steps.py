@@ -28,7 +28,7 @@ from flatout.tasks.task import Task
 
 
 @dataclass(kw_only=True, slots=True)
-class Way:
+class TrainingWay:
     """One way to train: the parts that a step is made of, and the override that asks for them."""
 
     feed: Feed
@@ -141,7 +141,7 @@ class Steps:
     def __init__(
         self,
         task: Task,
-        way: Way,
+        way: TrainingWay,
         batches: Iterator[FlatBatch],
         optimizer: torch.optim.Optimizer,
         *,

@@ -25,7 +25,7 @@ _SCHEMA = 1
 
 
 @dataclass(slots=True, kw_only=True)
-class Choice:
+class TuneAnswer:
     """One answer: of what, why, and what that was read off."""
 
     name: str
@@ -52,7 +52,7 @@ class Answers:
     """What was decided, by the dotted keys of settings, and how."""
 
     values: dict[str, Any] = field(default_factory=dict)  # to be set; those that stay, too
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[TuneAnswer] = field(default_factory=list)
     tried: list[Attempt] = field(default_factory=list)
     seconds: float = 0.0  # what measuring took
     allowed_s: float = 0.0  # what it might have taken
@@ -68,7 +68,7 @@ class Answers:
         """From what `asdict` gave; anything else is a ValueError."""
         try:
             plain = {each.name: values[each.name] for each in fields(cls)}
-            plain["choices"] = [Choice(**each) for each in values["choices"]]
+            plain["choices"] = [TuneAnswer(**each) for each in values["choices"]]
             plain["tried"] = [Attempt(**each) for each in values["tried"]]
             found = cls(**plain)
             if isinstance(found.values, dict) and isinstance(

@@ -39,7 +39,7 @@ from flatout.perf.measure.apart import Apart, Failed
 from flatout.perf.measure.steps import (
     Steps,
     Taken,
-    Way,
+    TrainingWay,
     endless,
     forget_peak,
     held_bytes,
@@ -72,7 +72,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class ProbedSetting:
     feed: FeedKind
     precision: Precision
     rows: int
@@ -81,7 +81,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class SettingMeasurement:
     step_s: float
     rows_per_s: float
     tokens_per_s: float
@@ -142,7 +142,7 @@ def losses(parts: Parts, precisions: list[str], rows: int) -> dict[str, float]:
     return found
 
 
-def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measured:
+def measure(parts: Parts, setting: ProbedSetting, steps: int, until: float) -> SettingMeasurement:
     """Forward, backward and optimizer steps; `until` (of the system's clock) no further one is
     begun.
     """
@@ -166,7 +166,7 @@ def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measure
             taken = list(_typical_steps(timed, steps, until))
     # others may use the machine too
     step_s = max(statistics.median(each.seconds for each in taken), 1e-9)
-    return Measured(
+    return SettingMeasurement(
         step_s=step_s,
         rows_per_s=statistics.fmean(each.rows for each in taken) / step_s,
         tokens_per_s=statistics.fmean(each.tokens for each in taken) / step_s,
@@ -178,15 +178,15 @@ def measure(parts: Parts, setting: Setting, steps: int, until: float) -> Measure
     )
 
 
-def _way_of(parts: Parts, setting: Setting) -> Way:
+def _way_of(parts: Parts, setting: ProbedSetting) -> TrainingWay:
     """The way that a setting asks for; the task is then on the device, and trains."""
     plan = replace(parts.plan, rows_per_batch=setting.rows, accumulate=setting.accumulate)
     feed = feed_of(parts, setting.feed, plan)
     model = parts.task.to(parts.device).train().model
-    return Way(feed=feed, precision=setting.precision, model=model)
+    return TrainingWay(feed=feed, precision=setting.precision, model=model)
 
 
-def range_test(parts: Parts, setting: Setting, until: float) -> dict[str, Any]:
+def range_test(parts: Parts, setting: ProbedSetting, until: float) -> dict[str, Any]:
     """Rates and losses of steps whose rate rises from step to step, in the process that
     measures.
     """

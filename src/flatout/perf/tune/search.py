@@ -15,8 +15,8 @@ from typing import Any
 
 from flatout.engine.precision import Precision
 from flatout.perf.notes import known_rows
-from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, Choice, NoAnswer
-from flatout.perf.tune.probe import Child, Here, Measured, Setting
+from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, NoAnswer, TuneAnswer
+from flatout.perf.tune.probe import Child, Here, ProbedSetting, SettingMeasurement
 from flatout.perf.tune.reading import RANGE_STEPS, divisors, doublings, first_guess, suggested
 from flatout.perf.tune.settings import StepRows
 from flatout.perf.tune.speeds import OpenSettings, Speeds, allowed_seconds
@@ -93,13 +93,13 @@ class Search:
                 self.answers.choices.append(decide(self))
         return ""
 
-    def _run_s(self, found: Measured) -> float:
+    def _run_s(self, found: SettingMeasurement) -> float:
         """Seconds of the whole run at this speed, its rows and not its steps counted: these may
         change.
         """
         return self.asked.planned_steps * self.asked.step_rows / max(found.rows_per_s, 1e-9)
 
-    def _begin(self) -> Measured | NoAnswer:
+    def _begin(self) -> SettingMeasurement | NoAnswer:
         if isinstance(about := self.prober.ask("about", self.speeds.until), NoAnswer):
             return about
         self.speeds.about = about
@@ -132,13 +132,13 @@ class Search:
         limits = [most for most in (self._most, self.asked.most_rows) if most is not None]
         return [rows for rows in sizes if all(rows <= most for most in limits)] or sizes[:1]
 
-    def _with_rows(self, setting: Setting, rows: int) -> Setting:
+    def _with_rows(self, setting: ProbedSetting, rows: int) -> ProbedSetting:
         is_kept = self.settings.effective_batch is StepRows.kept
         return replace(
             setting, rows=rows, accumulate=self.asked.step_rows // rows if is_kept else 1
         )
 
-    def _decide_feed(self) -> Choice:
+    def _decide_feed(self) -> TuneAnswer:
         kinds, before = self.asked.feeds, self.now.feed
         alone = self.prober.ask("feeds", self.speeds.until, kinds=[str(kind) for kind in kinds])
         if isinstance(alone, NoAnswer):
@@ -163,7 +163,7 @@ class Search:
             "feed", self.now.feed, why, f"{evidence}; in the step: {self._rates('feed', kinds)}"
         )
 
-    def _decide_precision(self) -> Choice:
+    def _decide_precision(self) -> TuneAnswer:
         names = [str(each) for each in self.asked.precisions]
         if len(names) == 1:
             self.answers.values["precision"] = names[0]
@@ -225,7 +225,7 @@ class Search:
                 )
         return sound
 
-    def _decide_rows(self) -> Choice:
+    def _decide_rows(self) -> TuneAnswer:
         before = self.now
         sizes = self._sizes()
         start = self.asked.start
@@ -303,7 +303,7 @@ class Search:
             self.speeds.attempt(setting, "rows at once")
         return self.speeds.rate(setting)
 
-    def _decide_rate(self) -> Choice:
+    def _decide_rate(self) -> TuneAnswer:
         step_s, until = self.speeds.seen[self.now][-1].step_s, self.speeds.until
         if time.time() + RANGE_STEPS * step_s / 2 > until:
             self.answers.is_complete = False
@@ -321,7 +321,7 @@ class Search:
         self.prober.close()  # such steps have spoilt the weights
         return _choice("optim.lr", f"{suggestion[0]:g}", "the loss falls fastest there", evidence)
 
-    def _decide_compile(self) -> Choice:
+    def _decide_compile(self) -> TuneAnswer:
         self.answers.values["compile"] = False
         run_s = self._run_s(self.speeds.seen[self.now][-1])
         left_s = self.speeds.until - time.time()
@@ -352,7 +352,7 @@ class Search:
         self.answers.values["compile"] = True
         return _choice("compile", True, f"it saves about {saved_s:,.0f} s of this run", evidence)
 
-    def _keep_faster(self, challengers: list[Setting], what: str) -> bool:
+    def _keep_faster(self, challengers: list[ProbedSetting], what: str) -> bool:
         """Put the fastest challenger in the place of what is, if it wins twice; whether one did."""
         for challenger in sorted(
             filter(self.speeds.rate, challengers), key=self.speeds.rate, reverse=True
@@ -369,7 +369,7 @@ class Search:
             return True
         return False
 
-    def _wins(self, challenger: Setting) -> bool:
+    def _wins(self, challenger: ProbedSetting) -> bool:
         return self.speeds.rate(challenger) > self.speeds.rate(self.now) * (1 + self.settings.gain)
 
     def _rates(self, what: str, values: Any) -> str:
@@ -378,12 +378,12 @@ class Search:
         return ", ".join(f"{name} {rate:,.0f} rows/s" for name, rate in known.items() if rate)
 
 
-def _choice(name: str, value: object, why: str, evidence: str) -> Choice:
+def _choice(name: str, value: object, why: str, evidence: str) -> TuneAnswer:
     shown = str(value).lower() if isinstance(value, bool) else str(value)
-    return Choice(name=name, value=shown, why=why, evidence=evidence)
+    return TuneAnswer(name=name, value=shown, why=why, evidence=evidence)
 
 
-_DECISIONS: dict[str, tuple[str, Callable[[Search], Choice]]] = {
+_DECISIONS: dict[str, tuple[str, Callable[[Search], TuneAnswer]]] = {
     "data.feed": ("feed", Search._decide_feed),
     "precision": ("precision", Search._decide_precision),
     "data.batch_size": ("micro-batch", Search._decide_rows),

@@ -15,7 +15,7 @@ from flatout.perf.tune.reading import predicted_bytes
 from flatout.perf.tune.settings import TuneConfig
 
 if TYPE_CHECKING:
-    from flatout.perf.tune.probe import Child, Here, Measured, Setting
+    from flatout.perf.tune.probe import Child, Here, ProbedSetting, SettingMeasurement
 
 _PROBES_A_SEARCH = 6
 
@@ -25,7 +25,7 @@ class OpenSettings:
     """What is open, and what it is measured against."""
 
     settings: TuneConfig
-    start: Setting  # the settings as they are, with the rules' answers where nothing was set
+    start: ProbedSetting  # the settings as they are, with the rules' answers where nothing was set
     feeds: list[FeedKind] = field(default_factory=list)
     precisions: list[Precision] = field(default_factory=list)
     step_rows: int  # rows of one device in an optimizer step
@@ -64,12 +64,12 @@ class Speeds:
         # what the prober knows of the model before anything is computed
         self.about: dict[str, Any] = {}
         # each time that a setting was measured, the latest last
-        self.seen: dict[Setting, list[Measured]] = {}
+        self.seen: dict[ProbedSetting, list[SettingMeasurement]] = {}
         # most memory of sizes tried to predict others
         self._small: dict[tuple[Precision, int], int] = {}
         self._probe_s = 0.0
 
-    def attempt(self, setting: Setting, what: str) -> None:
+    def attempt(self, setting: ProbedSetting, what: str) -> None:
         """Measure where the time allows it."""
         if self.affords(1):
             self.measure(setting, what)
@@ -78,7 +78,9 @@ class Speeds:
         row = Attempt(what=what, value=_value(setting, what), verdict="not run: the time was spent")
         self.answers.tried.append(row)
 
-    def measure(self, setting: Setting, what: str, steps: int | None = None) -> Measured | NoAnswer:
+    def measure(
+        self, setting: ProbedSetting, what: str, steps: int | None = None
+    ) -> SettingMeasurement | NoAnswer:
         """Measure, whatever the time; what would take too much memory is refused before, or
         afterwards.
         """
@@ -118,7 +120,7 @@ class Speeds:
         row.verdict = f"{found.steps} steps, {1000 * found.step_s:.1f} ms each"
         return found
 
-    def _predicted(self, setting: Setting) -> int | None:
+    def _predicted(self, setting: ProbedSetting) -> int | None:
         """Memory that a size will take which was not tried yet; None where nothing was that tells
         it.
         """
@@ -141,7 +143,7 @@ class Speeds:
         there = predicted_bytes([each[1:] for each in fewer], setting.rows, base=base, fixed=fixed)
         return there + max(0, there - base - fixed)  # as if all that grows were twice as wide
 
-    def rate(self, setting: Setting) -> float:
+    def rate(self, setting: ProbedSetting) -> float:
         """Rows a second, the best of all tries: others on the machine only ever slow one down."""
         return max((found.rows_per_s for found in self.seen.get(setting, [])), default=0.0)
 
@@ -156,7 +158,7 @@ class Speeds:
         return round(max((max(each) / min(each) for each in rates), default=1.0), 2)
 
 
-def _value(setting: Setting, what: str) -> str:
+def _value(setting: ProbedSetting, what: str) -> str:
     rows = f"{setting.rows} × {setting.accumulate}"
     shown = {"feed": str(setting.feed), "precision": str(setting.precision), "compile": "true"}
     shown["as set"] = f"{setting.feed}, {setting.precision}, {rows}"

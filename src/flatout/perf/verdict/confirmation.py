@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.files import write_atomically
-from flatout.perf.measure.intervals import Interval
+from flatout.perf.measure.intervals import SpeedupInterval
 from flatout.perf.verdict.findings import RECOMMENDED
 
 FILE = "confirmation.json"
@@ -20,12 +20,12 @@ _SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Confirmation:
+class OverrideConfirmation:
     """An override beside the original settings, in rounds of short runs."""
 
     override: str
-    predicted: Interval | None  # by the verdict; None where it had not tried the override
-    measured: Interval
+    predicted: SpeedupInterval | None  # by the verdict; None where it had not tried the override
+    measured: SpeedupInterval
     steps: int  # optimizer steps of each run with the original settings
     # rows a second of each round: as it was, and with the override
     rates: tuple[tuple[float, ...], tuple[float, ...]]
@@ -60,14 +60,14 @@ class Confirmation:
         }
 
     @staticmethod
-    def from_dict(kept: Mapping[str, Any]) -> Confirmation:
+    def from_dict(kept: Mapping[str, Any]) -> OverrideConfirmation:
         """From what `as_dict` gave; anything else is a KeyError, TypeError or ValueError."""
         predicted = kept["predicted"]
         before, after = kept["rates"]
-        return Confirmation(
+        return OverrideConfirmation(
             override=str(kept["override"]),
-            predicted=None if predicted is None else Interval(**predicted),
-            measured=Interval(**kept["measured"]),
+            predicted=None if predicted is None else SpeedupInterval(**predicted),
+            measured=SpeedupInterval(**kept["measured"]),
             steps=int(kept["steps"]),
             rates=(tuple(before), tuple(after)),
             device=str(kept["device"]),
@@ -84,7 +84,7 @@ class Confirmed:
     slower: frozenset[str] = frozenset()  # overrides that slowed it
 
 
-def read_confirmations(folder: Path) -> list[Confirmation]:
+def read_confirmations(folder: Path) -> list[OverrideConfirmation]:
     """The confirmations beside a run, the newest first; a damaged file is named and
     counts as none.
     """
@@ -92,7 +92,7 @@ def read_confirmations(folder: Path) -> list[Confirmation]:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         return (
-            [Confirmation.from_dict(each) for each in kept["confirmations"]]
+            [OverrideConfirmation.from_dict(each) for each in kept["confirmations"]]
             if kept["schema"] == _SCHEMA
             else []
         )
@@ -105,7 +105,7 @@ def read_confirmations(folder: Path) -> list[Confirmation]:
         return []
 
 
-def keep_confirmation(folder: Path, confirmation: Confirmation) -> Path:
+def keep_confirmation(folder: Path, confirmation: OverrideConfirmation) -> Path:
     """Write a confirmation beside the run; it replaces an older one of the same override."""
     others = [each for each in read_confirmations(folder) if each.override != confirmation.override]
     values = {

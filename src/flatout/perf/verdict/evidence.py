@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from flatout.perf.measure.intervals import Interval
+from flatout.perf.measure.intervals import SpeedupInterval
 
 LEAST_GAIN = 1.1  # what a fix must be worth to be named
 # a gain whose lower bound is too small is named only where it may be as large as this
@@ -37,17 +37,17 @@ class Tried:
     high: float | None = None
 
     @staticmethod
-    def by(gain: Interval, as_was: float, **about: Any) -> Tried:
+    def by(gain: SpeedupInterval, as_was: float, **about: Any) -> Tried:
         """From how many times as fast its steps were."""
         return Tried(
             rows_per_s=as_was * gain.value, as_was=as_was, low=gain.low, high=gain.high, **about
         )
 
     @property
-    def speedup(self) -> Interval:
+    def speedup(self) -> SpeedupInterval:
         value = max(self.rows_per_s, 1e-9) / max(self.as_was, 1e-9)
         low, high = self.low or value, self.high or value
-        return Interval(value, min(low, value), max(high, value))
+        return SpeedupInterval(value, min(low, value), max(high, value))
 
 
 @dataclass(kw_only=True, slots=True)

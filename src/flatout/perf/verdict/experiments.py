@@ -23,7 +23,14 @@ from flatout.data.feeding import FeedKind
 from flatout.engine.precision import by_lightning_name
 from flatout.errors import UserError, first_line
 from flatout.perf.measure.intervals import MOST_ROUNDS, speedup, take_turns
-from flatout.perf.measure.steps import Steps, Taken, Way, endless, measure_feed, standing_optimizer
+from flatout.perf.measure.steps import (
+    Steps,
+    Taken,
+    TrainingWay,
+    endless,
+    measure_feed,
+    standing_optimizer,
+)
 from flatout.perf.verdict.evidence import COMPUTED, LEAST_COMPILING, Evidence, Tried
 from flatout.perf.verdict.rules import starved
 from flatout.perf.verdict.ways import (
@@ -113,8 +120,8 @@ def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) 
 
 def try_feeds(
     task: Task,
-    was: Way,
-    others: Callable[[Way, Evidence], Iterable[Way]],
+    was: TrainingWay,
+    others: Callable[[TrainingWay, Evidence], Iterable[TrainingWay]],
     evidence: Evidence,
     until: float,
 ) -> bool:
@@ -133,8 +140,8 @@ def try_feeds(
     return evidence.share("wait") >= _MOSTLY_WAITS
 
 
-def _way_of(task: Task, feed: Feed) -> Way:
-    return Way(
+def _way_of(task: Task, feed: Feed) -> TrainingWay:
+    return TrainingWay(
         feed=feed, precision=by_lightning_name(str(task.trainer.precision)), model=task.model
     )
 
@@ -159,7 +166,7 @@ def _nothing_stays(task: Task) -> Iterator[None]:
                 each.next = place
 
 
-def try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) -> None:
+def try_models(task: Task, ways: list[TrainingWay], evidence: Evidence, until: float) -> None:
     """Fill in what steps of another kind are worth beside those of the first way, in rounds that
     take turns.
     """
@@ -199,7 +206,9 @@ def try_models(task: Task, ways: list[Way], evidence: Evidence, until: float) ->
             steps.close()
 
 
-def _time_calm(task: Task, way: Way, optimizer: torch.optim.Optimizer, seconds: float) -> Taken:
+def _time_calm(
+    task: Task, way: TrainingWay, optimizer: torch.optim.Optimizer, seconds: float
+) -> Taken:
     """Steps that nothing interrupts, over batches as the run's feed gives them: of all lengths, not
     a few.
     """
@@ -226,7 +235,7 @@ def _open_in_process(feed: Feed) -> Feed:
 
 
 def _steps(
-    task: Task, way: Way, batches: Iterator[FlatBatch], optimizer: torch.optim.Optimizer
+    task: Task, way: TrainingWay, batches: Iterator[FlatBatch], optimizer: torch.optim.Optimizer
 ) -> Steps:
     return Steps(task, way, batches, optimizer, clip=float(task.trainer.gradient_clip_val or 0.0))
 
@@ -270,7 +279,7 @@ def some_batches(feed: Feed) -> list[FlatBatch]:
     return batches
 
 
-def _tried(way: Way, before: list[float], after: list[float]) -> Tried:
+def _tried(way: TrainingWay, before: list[float], after: list[float]) -> Tried:
     about = {
         "cause": way.cause,
         "override": way.override,
@@ -280,7 +289,7 @@ def _tried(way: Way, before: list[float], after: list[float]) -> Tried:
     return Tried.by(speedup(before, after), statistics.median(before), rows_per_batch=rows, **about)
 
 
-def _try_feeds(task: Task, ways: list[Way], evidence: Evidence, until: float) -> None:
+def _try_feeds(task: Task, ways: list[TrainingWay], evidence: Evidence, until: float) -> None:
     """Fill in what each feed was worth; one that the time is too short for is named, as
     untested.
     """
@@ -314,7 +323,7 @@ class _Stretch:
     """Steps of one way from the start of its feed on, as an epoch has them."""
 
     task: Task
-    way: Way
+    way: TrainingWay
     optimizer: torch.optim.Optimizer
     starts: float
     even: list[float] = field(default_factory=list)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
-from flatout.perf.measure.intervals import Interval
+from flatout.perf.measure.intervals import SpeedupInterval
 from flatout.perf.verdict.evidence import LEAST_GAIN, LEAST_UNCERTAIN, MODEL, Evidence, Tried
 
 RECOMMENDED = 1.05  # what the lower bound of a gain must exceed
@@ -30,7 +30,7 @@ _QUICKER = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class VerdictFinding:
     cause: str
     limit: str  # in words, as they stand after "limited by"
     share: float  # of the time, what it takes
@@ -38,7 +38,8 @@ class Finding:
     _: KW_ONLY
     override: str | None = None  # what to type, where that removes the cause
     advice: str | None = None  # what to do where no override does it
-    gain: Interval | None = None  # how many times as fast the run would be, where that was measured
+    # how many times as fast the run would be, where that was measured
+    gain: SpeedupInterval | None = None
     # whether `share` is how often it was seen, not what it costs: known gains come first
     is_only_seen: bool = False
     # whether its fix changes what is learned: it takes more to name it first
@@ -62,7 +63,7 @@ class Finding:
             return self.override
         return f"try {self.override}" if self.gain is None or self.gain.high > RECOMMENDED else None
 
-    def in_words(self, say: Callable[[str], str]) -> Finding:
+    def in_words(self, say: Callable[[str], str]) -> VerdictFinding:
         """The same with another way of writing its override and its advice."""
         return replace(
             self,
@@ -125,13 +126,13 @@ class Finding:
         )
 
 
-def carried_over(value: float, low: float, high: float) -> Interval:
+def carried_over(value: float, low: float, high: float) -> SpeedupInterval:
     """A gain of steps as the gain of a run: the bounds with what predictions miss by."""
     missed = math.exp(_MISSED + _MISSED_OF_GAIN * abs(math.log(value)))
-    return Interval(value, low / missed, high * missed)
+    return SpeedupInterval(value, low / missed, high * missed)
 
 
-def gain_without(evidence: Evidence, ms: float, *, quicker: float = _QUICKER) -> Interval:
+def gain_without(evidence: Evidence, ms: float, *, quicker: float = _QUICKER) -> SpeedupInterval:
     """The gain when so many milliseconds of each batch are not spent: the other steps may become
     quicker, too.
     """
@@ -146,7 +147,7 @@ def gain_without(evidence: Evidence, ms: float, *, quicker: float = _QUICKER) ->
     return carried_over(math.sqrt(low * high), low, high)
 
 
-def gain_of(evidence: Evidence, tried: Tried) -> Interval:
+def gain_of(evidence: Evidence, tried: Tried) -> SpeedupInterval:
     """The gain of the run in the way that was tried; what is not of the model costs what it did."""
     ms_of, rows = evidence.ms_of, evidence.rows_per_batch
     fed = ms_of("wait", "transfer") / rows
@@ -167,7 +168,7 @@ def gain_of(evidence: Evidence, tried: Tried) -> Interval:
     return carried_over(*(total / max(left, 1e-9) for left in bounds))
 
 
-def best_tried(evidence: Evidence, cause: str) -> tuple[Tried, Interval] | None:
+def best_tried(evidence: Evidence, cause: str) -> tuple[Tried, SpeedupInterval] | None:
     """What was tried against a cause and gains most, where that is worth naming; of nearly equals
     the first.
     """
@@ -182,7 +183,7 @@ def best_tried(evidence: Evidence, cause: str) -> tuple[Tried, Interval] | None:
 
 def by_trying(
     evidence: Evidence, cause: str, limit: str, also: str = "", *, changes_training: bool = False
-) -> Finding | None:
+) -> VerdictFinding | None:
     """The best that was tried against a cause; silent where it may be noise."""
     found = best_tried(evidence, cause)
     if found is None or found[1].value < (
@@ -194,7 +195,7 @@ def by_trying(
     why = f"{also}; {why}" if also else why
     share = 1 - 1 / gain.value
     fix = tried.override
-    return Finding(
+    return VerdictFinding(
         cause, limit, share, why, override=fix, gain=gain, changes_training=changes_training
     )
 
@@ -208,9 +209,9 @@ def by_removing(
     *,
     quicker: float = _QUICKER,
     **more: Any,
-) -> Finding | None:
+) -> VerdictFinding | None:
     """A part that its fix takes away, where that is worth naming; `quicker`: see `gain_without`."""
     if ms <= 0 or evidence.total_ms < LEAST_GAIN * (evidence.total_ms - ms):
         return None
     gain = gain_without(evidence, ms, quicker=quicker)
-    return Finding(cause, limit, ms / evidence.total_ms, why, gain=gain, **more)
+    return VerdictFinding(cause, limit, ms / evidence.total_ms, why, gain=gain, **more)

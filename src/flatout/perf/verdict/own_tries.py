@@ -32,7 +32,7 @@ from flatout.engine.precision import LIGHTNING_NAMES, Precision, bf16_is_native_
 from flatout.engine.step_losses import NotFinite
 from flatout.errors import first_line
 from flatout.perf.measure.intervals import MOST_ROUNDS, speedup
-from flatout.perf.measure.steps import Steps, Way, endless
+from flatout.perf.measure.steps import Steps, TrainingWay, endless
 from flatout.perf.verdict import experiments, ways
 from flatout.perf.verdict.copies import OwnFeed, OwnTask, copy_of_loader, ignore, nothing_stays
 from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence, Tried
@@ -103,7 +103,7 @@ def _race(
     about: dict[str, Any] = {"rows": evidence.rows_per_batch, "accumulate": evidence.accumulate}
     about |= {"epochs": evidence.epochs, "batches": evidence.batches / max(evidence.epochs, 1e-9)}
     feed: Any = OwnFeed(loader=copy_of_loader(loader, trainer), task=task, **about)
-    was = Way(feed=feed, precision=precision, model=task.model)
+    was = TrainingWay(feed=feed, precision=precision, model=task.model)
     evidence.native = _other_precision(precision, device)
     waits = evidence.share("wait") >= experiments.WAITS
     if waits and experiments.try_feeds(task, was, _other_loaders, evidence, until):
@@ -135,7 +135,7 @@ def _other_precision(precision: Precision, device: torch.device) -> str:
     return Precision.bf16.value if device.type == "cpu" and bf16_is_native_on_cpu() else ""
 
 
-def _other_loaders(was: Way, evidence: Evidence) -> Iterator[Way]:
+def _other_loaders(was: TrainingWay, evidence: Evidence) -> Iterator[TrainingWay]:
     feed: Any = was.feed
     if not feed.is_torchs:
         evidence.not_tried = f"other ways of reading {type(feed.loader).__name__} are not known"
@@ -156,7 +156,7 @@ def _other_loaders(was: Way, evidence: Evidence) -> Iterator[Way]:
 
 
 def _changes(
-    feed: OwnFeed, was: Way, evidence: Evidence
+    feed: OwnFeed, was: TrainingWay, evidence: Evidence
 ) -> Iterator[tuple[dict[str, Any], int | None]]:
     """Arguments of a DataLoader, and threads where workers need their cores."""
     now = feed.num_workers
@@ -182,7 +182,7 @@ def _changes(
         yield {"num_workers": max(1, workers), "pin_memory": True}, None
 
 
-def _larger_batches(was: Way, evidence: Evidence, until: float) -> Iterator[Way]:
+def _larger_batches(was: TrainingWay, evidence: Evidence, until: float) -> Iterator[TrainingWay]:
     """The batches of a step in one, where there are several; else larger ones, where these are
     small.
     """
@@ -208,7 +208,11 @@ def _larger_batches(was: Way, evidence: Evidence, until: float) -> Iterator[Way]
 
 
 def try_fast_loop(
-    trainer: L.Trainer, module: L.LightningModule, was: Way, evidence: Evidence, until: float
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    was: TrainingWay,
+    evidence: Evidence,
+    until: float,
 ) -> None:
     """Fill in what the fast loop saves of each batch, where batches are so short that it is worth
     it.
@@ -318,7 +322,7 @@ class _InTurns(FastLoop):
         self._at = time.perf_counter()
 
 
-def compiled(was: Way, evidence: Evidence, until: float) -> Iterator[Way]:
+def compiled(was: TrainingWay, evidence: Evidence, until: float) -> Iterator[TrainingWay]:
     """The step compiled, where that is done in time; a note says how long it took, or why it is
     left out.
     """
@@ -346,7 +350,7 @@ def compiled(was: Way, evidence: Evidence, until: float) -> Iterator[Way]:
         yield way
 
 
-def _compile(way: Way) -> None:
+def _compile(way: TrainingWay) -> None:
     """Take some steps, over batches as the loader gives them: other shapes are compiled again."""
     feed: Any = way.feed
     task = feed.task

@@ -14,7 +14,7 @@ from functools import partial
 from statistics import fmean as mean
 from typing import Any
 
-from flatout.perf.measure.intervals import Interval
+from flatout.perf.measure.intervals import SpeedupInterval
 from flatout.perf.verdict.evidence import (
     LEAST_COMPILING,
     LEAST_GAIN,
@@ -24,7 +24,7 @@ from flatout.perf.verdict.evidence import (
     Evidence,
 )
 from flatout.perf.verdict.findings import (
-    Finding,
+    VerdictFinding,
     best_tried,
     by_removing,
     by_trying,
@@ -70,7 +70,7 @@ def verdict(evidence: Evidence, in_words: Callable[[str], str] = str) -> dict[st
     }
 
 
-def findings(evidence: Evidence) -> list[Finding]:
+def findings(evidence: Evidence) -> list[VerdictFinding]:
     """Every cause that counts, the one whose fix gains most first."""
     found = [*(rule(evidence) for rule in RULES), *_by_other_ways(evidence)]
     return sorted(
@@ -78,7 +78,7 @@ def findings(evidence: Evidence) -> list[Finding]:
     )
 
 
-def waiting(evidence: Evidence) -> Finding | None:
+def waiting(evidence: Evidence) -> VerdictFinding | None:
     """The model waits for batches."""
     if (share := evidence.share("wait", "transfer")) < 1 - 1 / LEAST_GAIN:
         return None
@@ -93,7 +93,7 @@ def waiting(evidence: Evidence) -> Finding | None:
             else f" and keeps {evidence.feed_cores:.1f} cores busy"
         )
         why = f"measured: the feed alone gives {evidence.feed_alone:,.0f} rows/s{busy}, {why}"
-    finding = partial(Finding, "data", "waiting for data", share, why)
+    finding = partial(VerdictFinding, "data", "waiting for data", share, why)
     if (found := best_tried(evidence, "data")) is not None:
         return finding(override=found[0].override, gain=found[1])
     if (
@@ -120,7 +120,7 @@ def _gain_by_hiding(evidence: Evidence) -> float:
     return evidence.total_ms / max(evidence.total_ms - wait - model + max(model, shared), 1e-9)
 
 
-def callbacks(evidence: Evidence) -> Finding | None:
+def callbacks(evidence: Evidence) -> VerdictFinding | None:
     """A callback takes time, or makes the host wait for the device."""
     if not evidence.callbacks:  # curves do not name them
         ms = evidence.ms.get("callbacks", 0.0)
@@ -139,7 +139,7 @@ def callbacks(evidence: Evidence) -> Finding | None:
     return by_removing(evidence, ms, "callbacks", limit, why, override=f"~callbacks.{name}")
 
 
-def host_reads(evidence: Evidence) -> Finding | None:
+def host_reads(evidence: Evidence) -> VerdictFinding | None:
     """Numbers of the device asked for in every step keep the host from working ahead."""
     reads = sum(evidence.reads.values())
     share = evidence.share("other", "callbacks")
@@ -150,12 +150,12 @@ def host_reads(evidence: Evidence) -> Finding | None:
     # The host may need some of that time itself: nothing is sure to be gained.
     most = 1 / max(1 - share, 1e-3)
     gain = carried_over(most, 1.0, most)
-    return Finding(
+    return VerdictFinding(
         "reads", "waiting for numbers of the device", share, why, override=override, gain=gain
     )
 
 
-def logging(evidence: Evidence) -> Finding | None:
+def logging(evidence: Evidence) -> VerdictFinding | None:
     """Curves are written more often than anyone reads them."""
     times = evidence.counts.get("logging", 0)
     spent = evidence.ms.get("logging", 0.0)
@@ -170,7 +170,7 @@ def logging(evidence: Evidence) -> Finding | None:
     return by_removing(evidence, saved, "logging", "writing curves", why, override=fix)
 
 
-def validating(evidence: Evidence) -> Finding | None:
+def validating(evidence: Evidence) -> VerdictFinding | None:
     """Validations come more often than once an epoch."""
     times = evidence.counts.get("validation", 0)
     spent = evidence.ms.get("validation", 0.0)
@@ -191,7 +191,7 @@ def validating(evidence: Evidence) -> Finding | None:
     return by_removing(evidence, saved, "validation", "validations", why, override=fix)
 
 
-def saving(evidence: Evidence) -> Finding | None:
+def saving(evidence: Evidence) -> VerdictFinding | None:
     """Checkpoints come more often than validations and every ten minutes."""
     times = evidence.counts.get("checkpoint", 0)
     spent = evidence.ms.get("checkpoint", 0.0)
@@ -206,7 +206,7 @@ def saving(evidence: Evidence) -> Finding | None:
     )
 
 
-def precision(evidence: Evidence) -> Finding | None:
+def precision(evidence: Evidence) -> VerdictFinding | None:
     """Sixteen bits would be faster here."""
     names = {"32-true": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
     limit = f"arithmetic in {names.get(evidence.precision, evidence.precision)}"
@@ -219,12 +219,12 @@ def precision(evidence: Evidence) -> Finding | None:
         return by_trying(evidence, "precision", limit)
     why = f"{evidence.native} is native here, and was not tried"
     share = evidence.share("forward", "backward")
-    return Finding(
+    return VerdictFinding(
         "precision", limit, share, why, override=f"precision={evidence.native}", is_only_seen=True
     )
 
 
-def padding(evidence: Evidence) -> Finding | None:
+def padding(evidence: Evidence) -> VerdictFinding | None:
     """Padding is computed."""
     also = f"{evidence.padding_share:.0%} of the computed tokens were padding"
     if (found := by_trying(evidence, "padding", "padding", also)) is not None:
@@ -232,10 +232,10 @@ def padding(evidence: Evidence) -> Finding | None:
     if evidence.padding_share < 0.3:
         return None
     share = evidence.padding_share * evidence.share("forward", "backward")
-    return Finding("padding", "padding", share, also, advice="a model that runs flat")
+    return VerdictFinding("padding", "padding", share, also, advice="a model that runs flat")
 
 
-def _by_other_ways(evidence: Evidence) -> Iterator[Finding | None]:
+def _by_other_ways(evidence: Evidence) -> Iterator[VerdictFinding | None]:
     """Causes that only trying shows: needlessly many or small batches, threads, a step not
     compiled, the loop.
     """
@@ -254,17 +254,17 @@ def _by_other_ways(evidence: Evidence) -> Iterator[Finding | None]:
     yield by_trying(evidence, "loop", "Lightning's own loop")
 
 
-def optimizing(evidence: Evidence) -> Finding | None:
+def optimizing(evidence: Evidence) -> VerdictFinding | None:
     """Steps are mostly the optimizer's."""
     if (share := evidence.share("optimizer")) < 0.4:
         return None
     why = f"{evidence.ms['optimizer']:.1f} ms of each batch, whatever its size"
     found = best_tried(evidence, "batch")
     fix: dict[str, Any] = {} if found is None else {"override": found[0].override, "gain": found[1]}
-    return Finding("optimizer", "the optimizer", share, why, **fix)
+    return VerdictFinding("optimizer", "the optimizer", share, why, **fix)
 
 
-def _gain_uncompiled(evidence: Evidence, ms: float) -> Interval:
+def _gain_uncompiled(evidence: Evidence, ms: float) -> SpeedupInterval:
     """The gain when nothing is compiled: by the compiler's own clock, `ms` of each batch, and by
     steps without it.
     """
@@ -280,7 +280,7 @@ def _gain_uncompiled(evidence: Evidence, ms: float) -> Interval:
     return carried_over(tried, min(tried, clocked.value), max(most, clocked.value))
 
 
-def compiling(evidence: Evidence) -> Finding | None:
+def compiling(evidence: Evidence) -> VerdictFinding | None:
     """torch.compile makes graph after graph."""
     if (share := evidence.compiling_share) < LEAST_COMPILING:
         return None
@@ -291,12 +291,12 @@ def compiling(evidence: Evidence) -> Finding | None:
             f"; tried here: {evidence.eager_ms:.1f} ms a batch uncompiled, {evidence.model_ms:.1f}"
             " as it was"
         )
-    return Finding(
+    return VerdictFinding(
         "compile", "compiling again and again", share, why, override="compile=false", gain=gain
     )
 
 
-def framework(evidence: Evidence) -> Finding | None:
+def framework(evidence: Evidence) -> VerdictFinding | None:
     """What is left of a step besides the model: launches of small kernels, the loop itself."""
     share = evidence.share("other")
     if share < 0.3 or any(tried.cause in ("batch", "accumulation") for tried in evidence.tried):
@@ -310,10 +310,12 @@ def framework(evidence: Evidence) -> Finding | None:
         if evidence.feed == OWN_LOADER
         else "try a larger data.batch_size"
     )
-    return Finding("batch", "small batches", share, why, advice=advice, changes_training=True)
+    return VerdictFinding(
+        "batch", "small batches", share, why, advice=advice, changes_training=True
+    )
 
 
-def tuning_whole(evidence: Evidence) -> Finding | None:
+def tuning_whole(evidence: Evidence) -> VerdictFinding | None:
     """All layers of a pretrained encoder are trained, where most could be frozen and
     computed once.
     """
@@ -331,12 +333,12 @@ def tuning_whole(evidence: Evidence) -> Finding | None:
     gain = gain_without(evidence, saved_ms, quicker=0.0)
     why = "by arithmetic, not tried; python -m flatout probe scores each layer first"
     fix = f"model.freeze_layers={cut} model.reuse=true"
-    return Finding(
+    return VerdictFinding(
         "layers", limit, share, why, override=fix, gain=gain, changes_training=True, comes_last=True
     )
 
 
-def _nothing_left(evidence: Evidence) -> Finding:
+def _nothing_left(evidence: Evidence) -> VerdictFinding:
     share = evidence.share("forward", "backward")
     limit = "the model's own arithmetic"
     is_near = evidence.mfu is not None and evidence.mfu >= _NEAR_ROOF
@@ -346,13 +348,15 @@ def _nothing_left(evidence: Evidence) -> Finding:
         else "nothing found that would make it faster:"
     )
     mfu = "" if evidence.mfu is None else f", {evidence.mfu:.0%} of the device's peak"
-    return Finding("nothing", limit, share, f"{begin} {share:.0%} of the time in {limit}{mfu}")
+    return VerdictFinding(
+        "nothing", limit, share, f"{begin} {share:.0%} of the time in {limit}{mfu}"
+    )
 
 
 # The machine around a run: memory, the card, other processes, and the other ranks.
 
 
-def swapping(evidence: Evidence) -> Finding | None:
+def swapping(evidence: Evidence) -> VerdictFinding | None:
     """The machine moves memory to disk and back."""
     moved = sum(evidence.host.get(f"swap_{way}_mb_per_s") or 0.0 for way in ("in", "out"))
     if moved < 10.0:  # MB/s
@@ -364,10 +368,12 @@ def swapping(evidence: Evidence) -> Finding | None:
     share = evidence.share("wait", *MODEL)
     fix = "a smaller data.batch_size or data.eval_batch_size, or data.feed=threaded"
     fix = "smaller batches in your DataLoader" if evidence.feed == OWN_LOADER else fix
-    return Finding("memory", "memory that is swapped", share, why, advice=fix, is_only_seen=True)
+    return VerdictFinding(
+        "memory", "memory that is swapped", share, why, advice=fix, is_only_seen=True
+    )
 
 
-def cut_batches(evidence: Evidence) -> Finding | None:
+def cut_batches(evidence: Evidence) -> VerdictFinding | None:
     """Memory does not suffice for whole batches."""
     if evidence.pieces <= 1:
         return None
@@ -376,12 +382,12 @@ def cut_batches(evidence: Evidence) -> Finding | None:
     override = f"precision={evidence.native}" if is_wide else None
     share = evidence.share("forward", "backward")
     advice = "for encoders try model.gradient_checkpointing=true"
-    return Finding(
+    return VerdictFinding(
         "memory", "memory", share, why, override=override, advice=advice, is_only_seen=True
     )
 
 
-def throttling(evidence: Evidence) -> Finding | None:
+def throttling(evidence: Evidence) -> VerdictFinding | None:
     """The card holds its clocks down."""
     reasons = {
         reason: share
@@ -403,28 +409,30 @@ def throttling(evidence: Evidence) -> Finding | None:
     why = ", ".join([f"held down by {reason} in {reasons[reason]:.0%} of the looks", *facts])
     why += f" of {most:.0f}" if most else ""
     limit = "the card's clocks being held down"
-    return Finding("throttling", limit, share, why, advice=_HOLDING[reason], is_only_seen=True)
+    return VerdictFinding(
+        "throttling", limit, share, why, advice=_HOLDING[reason], is_only_seen=True
+    )
 
 
-def shared_card(evidence: Evidence) -> Finding | None:
+def shared_card(evidence: Evidence) -> VerdictFinding | None:
     """Another process computes on the card."""
     others = evidence.gpu.get("others") or {}
     if (share := others.get("share", 0.0)) < 0.3:
         return None
     why = f"{others['processes']} other processes in {share:.0%} of the looks"
     fix = "another card by CUDA_VISIBLE_DEVICES"
-    return Finding(
+    return VerdictFinding(
         "shared", "a card that others use too", share, why, advice=fix, is_only_seen=True
     )
 
 
-def starved(evidence: Evidence) -> Finding | None:
+def starved(evidence: Evidence) -> VerdictFinding | None:
     """A container's limit, or other processes, keep this one from the cores."""
     starving: dict[str, Any] = {"is_only_seen": True, "takes_cores": True}
     if (held := evidence.host.get("cpu_held_back_share") or 0.0) >= 0.2:
         why = f"throttled in {held:.0%} of its periods"
         limit = "the container's limit of cores"
-        return Finding("cpu", limit, held, why, advice="allow it more cores", **starving)
+        return VerdictFinding("cpu", limit, held, why, advice="allow it more cores", **starving)
     machine, own = evidence.host.get("machine_cpu_share"), evidence.host.get("process_cpu_cores")
     # ranks are other processes too
     if machine is None or own is None or machine < 0.9 or evidence.world > 1:
@@ -445,10 +453,12 @@ def starved(evidence: Evidence) -> Finding | None:
     # threads of one product wait for the slowest of them
     if evidence.device == "cpu" and left < evidence.threads:
         advice += f"; until then threads={left}"
-    return Finding("cpu", "other processes on these cores", share, why, advice=advice, **starving)
+    return VerdictFinding(
+        "cpu", "other processes on these cores", share, why, advice=advice, **starving
+    )
 
 
-def uneven_ranks(evidence: Evidence) -> Finding | None:
+def uneven_ranks(evidence: Evidence) -> VerdictFinding | None:
     """Ranks wait for the slowest of them."""
     own = [
         sum(each.get(part, 0.0) for part in ("wait", "forward", "callbacks", "other"))
@@ -468,7 +478,7 @@ def uneven_ranks(evidence: Evidence) -> Finding | None:
     )
 
 
-def communicating(evidence: Evidence) -> Finding | None:
+def communicating(evidence: Evidence) -> VerdictFinding | None:
     """Ranks exchange gradients for longer than that can hide behind computing."""
     alone = [each["alone"] for each in evidence.ranks if each.get("alone")]
     together = [sum(each.get(part, 0.0) for part in MODEL) for each in evidence.ranks]
@@ -487,7 +497,7 @@ def communicating(evidence: Evidence) -> Finding | None:
     name, now = ("accumulate", evidence.accumulate) if whole is None else ("effective_batch", whole)
     fix = f"data.{name}={2 * now}"
     gain = gain_without(evidence, saved, quicker=0.0)
-    return Finding(
+    return VerdictFinding(
         "communication",
         "exchanging gradients",
         share,

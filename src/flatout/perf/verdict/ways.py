@@ -10,12 +10,12 @@ from typing import Any
 
 from flatout.data.batches.feed import Feed, choose_feed
 from flatout.data.batches.gather import TOKENS
-from flatout.data.batches.plan import Layout, PlanSettings
+from flatout.data.batches.plan import BatchLayout, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.distributed.limits import free_bytes
 from flatout.engine.precision import Precision
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Transformer
-from flatout.perf.measure.steps import Way
+from flatout.perf.measure.steps import TrainingWay
 from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence
 from flatout.tasks.task import Task
 
@@ -47,7 +47,7 @@ def open_feed(
     return Feed(feed.split, plan, kind=kind or feed.kind, workers=workers or feed.workers, **kept)
 
 
-def other_feeds(was: Way, evidence: Evidence) -> Iterator[Way]:
+def other_feeds(was: TrainingWay, evidence: Evidence) -> Iterator[TrainingWay]:
     """At most two, chosen by what the feed waits for: the processor, or something else."""
     feed = was.feed
     for override, kind, workers, threads in _feed_overrides(feed, evidence):
@@ -109,16 +109,16 @@ def most_fed(feed: Feed, was: Feed, alone: float | None) -> float:
     return alone * hands[0] / hands[1]
 
 
-def other_models(task: Task, was: Way, evidence: Evidence) -> Iterator[Way]:
+def other_models(task: Task, was: TrainingWay, evidence: Evidence) -> Iterator[TrainingWay]:
     """Steps of another kind on the same feed."""
     if (flat := _flat(task, evidence)) is not None:
-        feed = open_feed(was.feed, layout=Layout.flat)
+        feed = open_feed(was.feed, layout=BatchLayout.flat)
         yield replace(was, cause="padding", override="model.compute=flat", feed=feed, model=flat)
     yield from other_arithmetic(was, evidence)
     yield from _larger_batches(was, evidence)
 
 
-def other_arithmetic(was: Way, evidence: Evidence) -> Iterator[Way]:
+def other_arithmetic(was: TrainingWay, evidence: Evidence) -> Iterator[TrainingWay]:
     """The same steps in another number format, and with all cores."""
     if evidence.native not in ("", was.precision):
         precision = Precision(evidence.native)
@@ -131,7 +131,7 @@ def other_arithmetic(was: Way, evidence: Evidence) -> Iterator[Way]:
         )
 
 
-def _larger_batches(was: Way, evidence: Evidence) -> Iterator[Way]:
+def _larger_batches(was: TrainingWay, evidence: Evidence) -> Iterator[TrainingWay]:
     """The batches of a step in one, where there are several; else larger ones, where these are
     small.
     """
