@@ -1,8 +1,9 @@
-"""A finished run behind an HTTP address (extra `serve`). `python examples/serve.py RUN [--exact]`,
-then elsewhere
+"""A finished run behind an HTTP address (extra `serve`).
 
-curl localhost:8000/predict -H 'content-type: application/json' -d '{"texts": ["senate votes on the
-treaty"]}'
+`python examples/serve.py RUN [--exact]`, then elsewhere
+
+curl localhost:8000/predict \\
+    -H 'content-type: application/json' -d '{"texts": ["senate votes on the treaty"]}'
 """
 
 import sys

@@ -1,9 +1,9 @@
 """What every usual program gets: the case to train, and a stopwatch for its loop.
 
-A program is a module: `How` is what a rung may change, with the program as usually written for its
-defaults, and `Program` reads the rows, builds the model, trains epochs and answers the test rows.
-It hands its loader to `batches` and calls `step` after each optimizer step. The first steps warm up
-and are not counted.
+A program is a module: `OPTIONS` is what a rung may change, with the program as usually written for
+its defaults, and `PROGRAM` reads the rows, builds the model, trains epochs and answers the test
+rows. It hands its loader to `batches` and calls `step` after each optimizer step. The first steps
+warm up and are not counted.
 """
 
 from __future__ import annotations
