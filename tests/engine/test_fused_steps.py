@@ -16,7 +16,8 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 
 from flatout.engine import FastLoop
-from flatout.engine.optimizer import WeightAverage, clip_divisor
+from flatout.engine.clipping import clip_divisor
+from flatout.engine.weight_average import WeightAverage
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*", "ignore:.*lr_scheduler.step.*"

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.engine.optimizer import OptimConfig, Schedule, clip_gradients
+from flatout.engine.clipping import clip_gradients
+from flatout.engine.optimizer import OptimConfig, Schedule
 from flatout.errors import UserError
 
 

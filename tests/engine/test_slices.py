@@ -21,13 +21,9 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from flatout.distributed.collectives import is_share, share_of, whole
 from flatout.distributed.processes import warm_start
+from flatout.engine.clipping import clip_gradients, gradient_is_finite, gradient_length
 from flatout.engine.fsdp import slice_weights
-from flatout.engine.optimizer import (
-    OptimConfig,
-    clip_gradients,
-    gradient_is_finite,
-    gradient_length,
-)
+from flatout.engine.optimizer import OptimConfig
 from flatout.models.encoder.layered import LoraConfig
 from tests.models.test_transformer import FLAT, PADDED, batch_of, built, gradients
 

@@ -37,7 +37,7 @@ from torch.optim import LBFGS, Optimizer
 
 from flatout.distributed.collectives import are_several
 from flatout.engine import lightning_internals as internals
-from flatout.engine.optimizer import (
+from flatout.engine.clipping import (
     clip_divisor,
     clip_gradients,
     gradient_is_finite,

@@ -8,69 +8,23 @@ gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from flatout.distributed.collectives import is_share, share_of, whole
+from flatout.distributed.collectives import is_share
+from flatout.engine.muon import MATRICES, Group, MuonAndAdamW
 from flatout.engine.step_losses import NotFinite
 from flatout.errors import check_settings, require, setting
 from flatout.models.contract import contract
 
-Group = dict[str, Any]
-MATRICES = "is_matrices"  # marks the groups of weights that Muon steps
-_LEAST = 1e-6  # what torch's clipping adds to a length
 Schedule = StrEnum("Schedule", "linear cosine constant")
 OptimizerName = StrEnum("OptimizerName", "adamw muon")
 ScaleRate = StrEnum("ScaleRate", "none sqrt linear")
-
-
-class MuonAndAdamW(Optimizer):
-    """Muon for the matrices of an encoder's layers, AdamW for all other weights, as two optimizers
-    with one state.
-    """
-
-    # Muon (Jordan and others 2024) steps along the nearest matrix with orthogonal rows to the
-    # momentum of the gradient. Its steps are scaled to the length of AdamW's (`match_rms_adamw`),
-    # so learning rates and weight decays carry over. It keeps one number a weight where AdamW keeps
-    # two. Choose it for large batches and long training. One optimizer, because Lightning,
-    # schedules and checkpoints know one: its groups and its state are those of both.
-
-    def __init__(
-        self, groups: list[Group], *, lr: float, betas: tuple[float, float], eps: float, fused: bool
-    ) -> None:
-        matrices = [group for group in groups if group[MATRICES]]
-        others = [group for group in groups if not group[MATRICES]]
-        muon: Any = torch.optim.Muon
-        self._of_matrices: Optimizer = muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw")
-        self._of_others = AdamW(others, lr=lr, betas=betas, eps=eps, fused=fused)
-        super().__init__([*self._of_matrices.param_groups, *self._of_others.param_groups], {})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Both steps; neither where `found_inf` says that the gradient is not finite."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        found_inf = getattr(self, "found_inf", None)
-        # waits for a GPU: Muon cannot leave a step out there by itself
-        if found_inf is not None and bool(found_inf):
-            return loss
-        for optimizer, is_theirs in ((self._of_matrices, True), (self._of_others, False)):
-            optimizer.param_groups = [
-                group for group in self.param_groups if group[MATRICES] == is_theirs
-            ]
-            optimizer.state = self.state
-            if optimizer.param_groups:
-                optimizer.step()
-        return loss
 
 
 @dataclass(kw_only=True, slots=True)
@@ -249,117 +203,3 @@ class OptimConfig:
             1 - done if self.schedule is Schedule.linear else 0.5 * (1 + math.cos(math.pi * done))
         )
         return self.highest * (self.final_lr_share + (1 - self.final_lr_share) * falling)
-
-
-class StepSchedule(LRScheduler):
-    """Sets every group's rate to `rate_at(step)` times the group's `lr_share`; its whole state is
-    one number.
-    """
-
-    def __init__(self, optimizer: Optimizer, rate_at: Callable[[int], float]) -> None:
-        self.rate_at = rate_at
-        super().__init__(optimizer)
-
-    def step(self, epoch: int | None = None) -> None:
-        self.last_epoch += 1
-        rate = self.rate_at(self.last_epoch)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * group["lr_share"]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"step": self.last_epoch}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.last_epoch = state_dict["step"] - 1
-        self.step()
-
-
-class WeightAverage:
-    """A running mean of all that training changes in a model (weights, statistics); it often
-    answers better.
-    """
-
-    def __init__(self, model: nn.Module, memory: float) -> None:
-        self.memory = memory
-        will_thaw = contract(model).unfreeze_epochs > 0
-        kept = model.state_dict().keys()  # of running statistics those that a checkpoint has
-        weights = {
-            name: each for name, each in model.named_parameters() if each.requires_grad or will_thaw
-        }
-        buffers = {
-            name: each
-            for name, each in model.named_buffers()
-            if name in kept and each.is_floating_point()
-        }
-        self._weights: dict[str, Tensor] = {**weights, **buffers}
-        self._means = {name: weight.detach().clone() for name, weight in self._weights.items()}
-        # whether the mean stands in the model's place and the weights aside
-        self.is_in_model = False
-
-    @torch.no_grad()
-    def add(self, step: int) -> None:
-        """Move towards the weights that step `step`, counted from 0, has left."""
-        memory = min(self.memory, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self._means.values()), list(self._weights.values()), 1 - memory)
-
-    @torch.no_grad()
-    def exchange(self) -> None:
-        """Put the mean into the model and keep the weights aside; the second time, the other way
-        round.
-        """
-        self.is_in_model = not self.is_in_model
-        for name, weight in self._weights.items():
-            kept = weight.clone()
-            weight.copy_(self._means[name])
-            self._means[name].copy_(kept)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Whole means, also where each rank follows its slices; all ranks must ask at once."""
-        return {name: whole(mean) for name, mean in self._means.items()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        for name, mean in state.items():
-            if name in self._means:  # earlier versions kept what is frozen, too
-                self._means[name].copy_(share_of(mean, self._means[name]))
-
-
-def clip_gradients(parameters: list[nn.Parameter], longest: float) -> Tensor:
-    """Shorten the gradient to `longest` where it is longer; its length before, still on
-    the device.
-    """
-    return whole(nn.utils.clip_grad_norm_(parameters, longest, foreach=True))
-
-
-def clip_divisor(norm: Tensor, longest: float) -> Tensor:
-    """What clipping to `longest` divides a gradient of this length by, on its device; 1 where it is
-    short enough.
-    """
-    return ((norm + _LEAST) / longest).clamp_min(1.0)
-
-
-def is_fused(optimizer: Optimizer) -> bool:
-    """Whether an optimizer reads `grad_scale` and `found_inf`, and divides or leaves out a step by
-    itself.
-    """
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-
-
-def gradient_is_finite(parameters: list[nn.Parameter]) -> bool:
-    """Whether the gradient has no number that is none; waits for the device."""
-    # one number to wait for, of all ranks
-    if parameters and (is_share(parameters[0]) or not parameters[0].is_cpu):
-        return math.isfinite(gradient_length(parameters))
-    # On a CPU a sum for each weight is quicker than a length; it is not finite where any of its
-    # parts is not.
-    return all(math.isfinite(weight.grad.sum()) for weight in parameters if weight.grad is not None)
-
-
-def gradient_length(parameters: list[nn.Parameter]) -> Tensor:
-    """The length of the whole gradient, still on the device."""
-    gradients = [weight.grad for weight in parameters if weight.grad is not None]
-    is_plain = all(type(each) is Tensor and each.is_cpu for each in gradients)
-    if is_plain and len({each.dtype for each in gradients}) == 1:
-        # then torch's own function, which groups them first, computes just this
-        with torch.no_grad():
-            return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)), 2.0)
-    return whole(nn.utils.get_total_norm(gradients, foreach=True))

@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.distributed.collectives import sum_over_ranks
 from flatout.engine import lightning_internals as internals
-from flatout.engine.optimizer import OptimConfig, StepSchedule, WeightAverage
+from flatout.engine.optimizer import OptimConfig
+from flatout.engine.schedule import StepSchedule
+from flatout.engine.weight_average import WeightAverage
 from flatout.errors import UserError, require, settings_of
 from flatout.models.contract import Network, contract
 from flatout.run_log import RunLog

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.distributed.limits import processor_seconds
-from flatout.engine.optimizer import clip_gradients
+from flatout.engine.clipping import clip_gradients
 from flatout.engine.precision import Precision, arithmetic
 from flatout.models.lean import LeanEmbedding
 from flatout.tasks.task import Task
