@@ -13,6 +13,7 @@ import statistics
 import tokenize
 from collections.abc import Iterator
 
+from tests.ruler import measure_tree, repeated_class_names
 from tests.test_structure import PACKAGE, chain_below, find_cycle, imports, modules, of_folders
 
 TABLE = "flatout.run.kinds"
@@ -150,6 +151,14 @@ def main() -> None:
         "private names of libraries": len(used),
         "of these put in another's place": replaced,
     }
+    for folder in ("src", "tests"):
+        figures = measure_tree(folder)
+        rows[f"tokens of {folder}"] = f"{figures.counts['tokens']:,}"
+        rows[f"tokens a line of code, {folder}"] = f"{figures.tokens_a_line:.2f}"
+        rows[f"comments of 1,000 lines, {folder}"] = f"{figures.per_thousand_lines('comments'):.1f}"
+        for figure, places in sorted(figures.places.items()):
+            rows[f"{figure}, {folder}"] = len(places)
+    rows["classes that share a name"] = len(repeated_class_names("src"))
     for what, value in rows.items():
         print(f"{what}: {len(value) if isinstance(value, list) else value}")
         print(

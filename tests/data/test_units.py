@@ -181,7 +181,7 @@ def killed_at_unit(source: str, cache: Path, tokenizer: str, number: int) -> Non
                 os.kill(os.getpid(), signal.SIGKILL)
             return write(*given)
 
-        Cache.kept = writing  # type: ignore[method-assign]
+        Cache.kept = writing
         data_of(source, cache, tokenizer=tokenizer).prepare_data()
 
     process = multiprocessing.get_context("fork").Process(target=build)

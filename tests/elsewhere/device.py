@@ -70,7 +70,7 @@ class There(Tensor):
 
     @staticmethod
     def __new__(cls, numbers: Tensor) -> There:
-        found: There = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        found: There = Tensor._make_wrapper_subclass(
             cls,
             numbers.shape,
             strides=numbers.stride(),
@@ -210,10 +210,10 @@ def add_device() -> torch.device:
     plain.impl("_flash_attention_forward", _flash)
     plain.impl("_efficient_attention_forward", _efficient)
     _KEPT.extend([made, others, rules, plain])
-    Tensor.pin_memory = _pin  # type: ignore[method-assign, assignment]
+    Tensor.pin_memory = _pin
     # In it torch would not take operators apart before it asks for them here.
-    torch.inference_mode.__enter__ = _enter_no_grad  # type: ignore[method-assign, assignment]
-    torch.inference_mode.__exit__ = _exit_no_grad  # type: ignore[method-assign, assignment]
+    torch.inference_mode.__enter__ = _enter_no_grad
+    torch.inference_mode.__exit__ = _exit_no_grad
     return torch.device(NAME, 0)
 
 

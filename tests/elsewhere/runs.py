@@ -105,11 +105,11 @@ def _compare(name: str, folder: Path) -> None:
     def try_alone(task: Task, feeds: Feeds, *rest: Any) -> None:
         alone.append(alone_ms(task, feeds, 0.01))
 
-    closing.judge = try_alone  # type: ignore[assignment]  # which tries nothing where the machine is busy
+    closing.judge = try_alone  # which tries nothing where the machine is busy
     device = add_device()  # before the first backward pass, which counts devices
     expected = _fit(name, folder / "here", 2)
-    Ranks.device = lambda *unused: device  # type: ignore[method-assign]
-    Ranks.lightning_settings = lambda *unused: {"strategy": OneDevice()}  # type: ignore[method-assign]
+    Ranks.device = lambda *unused: device
+    Ranks.lightning_settings = lambda *unused: {"strategy": OneDevice()}
     with_kernels_of_a_gpu()
     _fit(name, folder / "there", 1)
     found = _fit(name, folder / "there", 2, resume=str(folder / "there"))

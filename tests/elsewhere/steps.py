@@ -88,7 +88,7 @@ def train_all(folder: Path) -> None:
 def _train(name: str) -> None:
     case = CASES[name]
     precision = CASES[name].precision
-    scaler = torch.amp.GradScaler(NAME, init_scale=2.0**8) if precision == "fp16" else None  # type: ignore[attr-defined]
+    scaler = torch.amp.GradScaler(NAME, init_scale=2.0**8) if precision == "fp16" else None
     names: dict[str, Any] = {"fp16": "16-mixed", "bf16": "bf16-mixed"}
     plugins = [] if precision == "fp32" else [MixedPrecision(names[precision], NAME, scaler)]
     data, task = case.make(1)

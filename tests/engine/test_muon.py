@@ -153,4 +153,4 @@ def test_a_torch_without_muon_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_other_optimizer_is_known() -> None:
     with pytest.raises(UserError, match=r"optim\.name: 'sgd'"):
-        OptimConfig(name="sgd")  # type: ignore[arg-type]  # a word that is none of the options
+        OptimConfig(name="sgd")  # a word that is none of the options

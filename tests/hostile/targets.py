@@ -209,7 +209,8 @@ LEADING_OUT: list[Settings] = [
     {"_target_": "torchmetrics.image.FrechetInceptionDistance"},
     {
         "_target_": (
-            "transformers.models.bert.convert_bert_original_tf_checkpoint_to_pytorch.BertForPreTraining"
+            "transformers.models.bert.convert_bert_original_tf_checkpoint_to_pytorch"
+            ".BertForPreTraining"
         )
     },
 ]

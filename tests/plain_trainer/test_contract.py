@@ -177,7 +177,7 @@ def step_every_third(module: Any, loss: Tensor, batch_idx: int) -> None:
 class Normed(Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))  # type: ignore[assignment]
+        self.layer = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
 
     def loss_of(self, batch: Any) -> Tensor:
         return nn.functional.cross_entropy(self.head(self.layer(batch[0])), batch[1])
@@ -192,7 +192,7 @@ class OwnHooks(Module):
     def on_after_backward(self) -> None:
         self.log_dict(
             {f"norm_{name}": weight.grad.norm() for name, weight in self.named_parameters()}
-        )  # type: ignore[union-attr]
+        )
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         scheduler.step()
@@ -224,7 +224,7 @@ class Skips(Module):
 class OfIterator(Module):
     """Takes the loader's iterator, as Lightning allows."""
 
-    def training_step(self, dataloader_iter: Any) -> Tensor:  # type: ignore[override]
+    def training_step(self, dataloader_iter: Any) -> Tensor:
         batch, _, _ = next(dataloader_iter)
         return self.loss_of(batch)
 

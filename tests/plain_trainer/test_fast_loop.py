@@ -197,7 +197,7 @@ class StepOfItsOwn(Small):
             self.steps += 1
             plain(*arguments, **more)
 
-        self.optimizer_step = step  # type: ignore[method-assign]
+        self.optimizer_step = step
 
 
 class WithLBFGS(Small):
@@ -208,7 +208,7 @@ class WithLBFGS(Small):
 class Twice(torch.optim.SGD):
     """An optimizer that wants the loss twice, as SAM does."""
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         super().step(closure)
         return super().step(closure)
 

@@ -110,7 +110,7 @@ def test_methods_that_a_user_has_set_on_an_object_stay_set(tmp_path):
         calls.append("save")
         plain(*arguments, **more)
 
-    trainer.save_checkpoint = save  # type: ignore[method-assign]
+    trainer.save_checkpoint = save
     trainer.fit(Small(), loader())
     assert trainer.save_checkpoint is save and own.on_train_batch_end is hook
     assert calls == ["hook"] * 10 + ["save"] and timer.clock.counts["checkpoint"] == 1
@@ -237,7 +237,7 @@ def test_the_curves_of_a_run_take_an_endless_stream(tmp_path):
         callbacks=[RunCurves([Keeps()], 5)],
         default_root_dir=tmp_path,
         **QUIET,
-    )  # type: ignore[list-item]
+    )
     trainer.fit(Small(), torch.utils.data.DataLoader(Stream(), 4))
     assert Keeps.epochs == [0.0, 0.0]
 

@@ -187,7 +187,7 @@ def test_of_unlike_devices_the_smallest_decides():
 
 
 def asked(**settings: Any) -> OpenSettings:
-    start = ProbedSetting(feed="resident", precision="fp32", rows=8, accumulate=1)  # type: ignore[arg-type]
+    start = ProbedSetting(feed="resident", precision="fp32", rows=8, accumulate=1)
     given: dict[str, Any] = {
         "settings": TuneConfig(),
         "start": start,
@@ -228,7 +228,7 @@ def test_answers_are_taken_again_until_the_time_would_find_more(tmp_path):
 
 def test_mistakes_are_told_before_anything_starts():
     with pytest.raises(UserError, match=r"tune: 'atuo' \(off, auto, cut\). Did you mean 'auto'\?"):
-        RunConfig(tune="atuo")  # type: ignore[arg-type]
+        RunConfig(tune="atuo")
     with pytest.raises(
         UserError, match=r"tune.budget_s: 0 \(above 0\). To measure nothing, set tune=off."
     ):
@@ -237,7 +237,7 @@ def test_mistakes_are_told_before_anything_starts():
         UserError, match="the processes that measure cannot build a model of your own"
     ):
         RunConfig(model=nn.Linear(2, 2), tune=TuneConfig(enabled=True))
-    assert RunConfig(tune="auto").tune.enabled and not RunConfig(tune="off").tune.enabled  # type: ignore[arg-type]
+    assert RunConfig(tune="auto").tune.enabled and not RunConfig(tune="off").tune.enabled
 
 
 @pytest.mark.parametrize(

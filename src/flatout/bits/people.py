@@ -120,7 +120,9 @@ def _mistyped(names: pa.Array, chosen: NDArray[np.bool_], random: np.random.Gene
     place = offsets[rows] + 1 + (random.random(len(rows)) * (lengths - 2)).astype(np.int32)
     replaced, turned, dropped = (place[kind == number] for number in range(3))
     letters[replaced] = random.integers(ord("a"), ord("z") + 1, len(replaced))
-    letters[turned], letters[turned + 1] = letters[turned + 1].copy(), letters[turned].copy()
+    first = letters[turned].copy()
+    letters[turned] = letters[turned + 1]
+    letters[turned + 1] = first
     kept = np.ones(len(letters), dtype=np.bool_)
     kept[dropped] = False
     shorter = offsets - np.append(0, np.cumsum(~kept))[offsets].astype(np.int32)

@@ -418,7 +418,9 @@ def _check_arguments(
     given = {str(key): value for key, value in settings.items() if key not in _SETTINGS}
     places = settings.get("_args_") or []
     if isinstance(places, list | tuple):
-        names = list(inspect.signature(getattr(found, "__init__")).parameters)[1:]  # noqa: B009 (of any class)
+        # by getattr: a type checker holds `found.__init__` to be unsafe on an instance
+        constructor = getattr(found, "__init__")  # noqa: B009
+        names = list(inspect.signature(constructor).parameters)[1:]
         given |= dict(zip(names, places, strict=False))
     for name, value in given.items():
         if name in _FOLDERS and value is not None:

@@ -134,7 +134,8 @@ def require_other_files(given: dict[str, object], source_keys: Sequence[str]) ->
         )
         if not isinstance(value, str | Path):
             continue
-        path = Path(os.path.abspath(Path(value).expanduser()))  # noqa: PTH100 (resolve fails on names no file can have)
+        # `Path.resolve` fails on names that no file can have
+        path = Path(os.path.abspath(Path(value).expanduser()))  # noqa: PTH100
         other = paths.setdefault(path, name)
         require(
             other == name,

@@ -32,7 +32,8 @@ from flatout.errors import UserError, require
 
 _WORDS = re.compile(
     r"(?:CUDA|HIP|XPU|MPS backend) (?:error: )?out of memory"
-    r"|(?:CU|HIP|ROC)(?:BLAS|BLASLT|DNN|SPARSE|SOLVER|FFT|RAND)_STATUS_(?:\w+_)?ALLOC(?:ATION)?_FAILED"
+    r"|(?:CU|HIP|ROC)(?:BLAS|BLASLT|DNN|SPARSE|SOLVER|FFT|RAND)"
+    r"_STATUS_(?:\w+_)?ALLOC(?:ATION)?_FAILED"
     r"|MIOPEN_STATUS_ALLOC_FAILED|miopenStatusAllocFailed"
     r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory",
     re.IGNORECASE,

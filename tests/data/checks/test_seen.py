@@ -195,7 +195,7 @@ def test_a_survey_that_is_killed_goes_on_with_the_file_it_was_at(tmp_path, looke
                 os.kill(os.getpid(), signal.SIGKILL)
             return look(*given)
 
-        seen.Rules.look = looking  # type: ignore[method-assign]
+        seen.Rules.look = looking
         seen._THREADS = 1
         TextSurvey(open_source(config), Cache(config.cache)).run(lambda rows: None)
 
@@ -220,7 +220,7 @@ def test_processes_that_survey_at_once_look_at_each_file_once(tmp_path):
             (notes / f"{number}-{Path(file.name).name}").touch()
             keep(kept, file, *given)
 
-        seen.KeptFiles._keep = keeping  # type: ignore[method-assign]
+        seen.KeptFiles._keep = keeping
         TextSurvey(open_source(config), Cache(config.cache), (number, 3)).run(lambda rows: None)
 
     processes = [

@@ -57,7 +57,7 @@ def hanging_with_semaphore(note: str) -> Parts:
     to an end.
     """
     kept = multiprocessing.get_context("spawn").Semaphore()
-    Path(note).write_text(kept._semlock.name, encoding="utf-8")  # type: ignore[attr-defined]
+    Path(note).write_text(kept._semlock.name, encoding="utf-8")
     while True:
         time.sleep(1)
 

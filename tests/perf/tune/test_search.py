@@ -96,7 +96,7 @@ def search(machine: Machine, tmp_path, tune: dict[str, Any] | None = None, **ask
     closed = {"optim.lr": ""} | asked.pop("kept", {})
     closed.pop(asked.pop("open_too", ""), None)
     given["kept"] = closed
-    found = Search(OpenSettings(**(given | asked)), machine, AnswerStore(tmp_path)).decide()  # type: ignore[arg-type]
+    found = Search(OpenSettings(**(given | asked)), machine, AnswerStore(tmp_path)).decide()
     assert machine.is_closed
     return found
 
@@ -304,7 +304,7 @@ def test_the_budget_is_kept_and_what_it_was_too_short_for_is_said(tmp_path):
 
 def test_a_child_that_cannot_begin_leaves_everything_as_it_is(tmp_path):
     machine = Machine()
-    machine.ask = lambda *asked, **more: NoAnswer("its process was ended by SIGKILL")  # type: ignore[method-assign]
+    machine.ask = lambda *asked, **more: NoAnswer("its process was ended by SIGKILL")
     machine.close()
     found = Search(
         OpenSettings(
@@ -319,7 +319,7 @@ def test_a_child_that_cannot_begin_leaves_everything_as_it_is(tmp_path):
             is_cpu=True,
         ),
         machine,
-        AnswerStore(tmp_path),  # type: ignore[arg-type]
+        AnswerStore(tmp_path),
     ).decide()
     assert found.values == {}
     assert "nothing was measured: its process was ended by SIGKILL" in chosen(found)["tune"]

@@ -53,7 +53,11 @@ class RecordFiles:
     """
 
     def __init__(self) -> None:
-        self._files = [tempfile.SpooledTemporaryFile(_HELD_BYTES) for _ in range(_PARTS)]  # noqa: SIM115 (closed by close)
+        # `close` closes them
+        self._files = [
+            tempfile.SpooledTemporaryFile(_HELD_BYTES)  # noqa: SIM115
+            for _ in range(_PARTS)
+        ]
         self._thread = ThreadPoolExecutor(1)
         self._waiting: list[Future[None]] = []
 
