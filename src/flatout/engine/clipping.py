@@ -1,4 +1,10 @@
-"""The norm of the whole gradient, and clipping by it."""
+"""The norm of the whole gradient, and clipping by it.
+
+Slices of several ranks count as one gradient. A fused optimizer divides the gradient while it
+steps, so it gets `clip_divisor` as a tensor on the device, and one pass over memory is saved. Any
+other optimizer gets gradients that `clip_gradients` has shortened in place. Nothing here waits for
+the device but `gradient_is_finite`.
+"""
 
 from __future__ import annotations
 
@@ -10,46 +16,45 @@ from torch.optim import Optimizer
 
 from flatout.distributed.collectives import is_share, whole
 
-_LEAST = 1e-6  # what torch's clipping adds to a length
+_ADDED_TO_NORM = 1e-6
+"""What torch's own clipping adds to the norm before it divides by it."""
 
 
-def clip_gradients(parameters: list[nn.Parameter], longest: float) -> Tensor:
-    """Shorten the gradient to `longest` where it is longer; its length before, still on
-    the device.
-    """
-    return whole(nn.utils.clip_grad_norm_(parameters, longest, foreach=True))
+def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
+    """Shorten the gradient to `max_norm` where it is longer; its norm before, on the device."""
+    return whole(nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True))
 
 
-def clip_divisor(norm: Tensor, longest: float) -> Tensor:
-    """What clipping to `longest` divides a gradient of this length by, on its device; 1 where it is
-    short enough.
-    """
-    return ((norm + _LEAST) / longest).clamp_min(1.0)
+def clip_divisor(norm: Tensor, max_norm: float) -> Tensor:
+    """What a gradient of this norm is divided by to be no longer than `max_norm`, at least 1."""
+    return ((norm + _ADDED_TO_NORM) / max_norm).clamp_min(1.0)
 
 
 def is_fused(optimizer: Optimizer) -> bool:
-    """Whether an optimizer reads `grad_scale` and `found_inf`, and divides or leaves out a step by
-    itself.
+    """Whether the optimizer reads the attributes `grad_scale` and `found_inf` in its step.
+
+    Such an optimizer divides the gradient by itself, and leaves out a step that is not finite.
     """
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def gradient_is_finite(parameters: list[nn.Parameter]) -> bool:
-    """Whether the gradient has no number that is none; waits for the device."""
-    # one number to wait for, of all ranks
+    """Whether the gradient has neither an infinite number nor a NaN. Waits for the device."""
     if parameters and (is_share(parameters[0]) or not parameters[0].is_cpu):
+        # one number to wait for, and the same answer on all ranks
         return math.isfinite(gradient_length(parameters))
-    # On a CPU a sum for each weight is quicker than a length; it is not finite where any of its
-    # parts is not.
+    # On a CPU a sum for each weight is quicker than a norm. A sum is not finite where one of its
+    # numbers is not.
     return all(math.isfinite(weight.grad.sum()) for weight in parameters if weight.grad is not None)
 
 
 def gradient_length(parameters: list[nn.Parameter]) -> Tensor:
-    """The length of the whole gradient, still on the device."""
+    """The norm of the whole gradient, still on the device."""
     gradients = [weight.grad for weight in parameters if weight.grad is not None]
-    is_plain = all(type(each) is Tensor and each.is_cpu for each in gradients)
-    if is_plain and len({each.dtype for each in gradients}) == 1:
-        # then torch's own function, which groups them first, computes just this
+    are_plain = all(type(gradient) is Tensor and gradient.is_cpu for gradient in gradients)
+    if are_plain and len({gradient.dtype for gradient in gradients}) == 1:
+        # The same numbers as torch's function below, which first groups the gradients by device and
+        # type; here they are one group.
         with torch.no_grad():
             return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)), 2.0)
     return whole(nn.utils.get_total_norm(gradients, foreach=True))

@@ -1,8 +1,9 @@
-"""The optimizer, its learning rate and the running mean of the weights, all by the settings and the
-planned steps.
+"""The settings of `optim`, and what follows from them: the optimizer and the rate of each step.
 
-And the norm of the whole gradient and clipping by it; slices of several ranks count as one
-gradient.
+`OptimConfig.build(model)` puts the weights into groups that share decay and rate, and makes AdamW
+or Muon of them. `OptimConfig.lr_at(step, total_steps)` is the learning rate of a step. Open this
+file to add a setting of the optimizer. Beside it stand `schedule`, `muon`, `clipping` and
+`weight_average`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 import torch
 from torch import nn
@@ -106,24 +106,28 @@ class OptimConfig:
         return 2e-3 if self.lr is None else self.lr
 
     def scaled(self, rows: int) -> OptimConfig:
-        """These settings with the learning rate for so many rows a step; the warm-up to
-        it stays.
+        """These settings with the learning rate for `rows` rows in each step of all devices.
+
+        `optim.scale_lr=sqrt optim.base_batch=128` doubles the rate at 512 rows. The warm-up stays.
         """
         if self.scale_lr is ScaleRate.none:
             return self
         assert self.base_batch is not None
         growth = rows / self.base_batch
         lr = self.highest * (growth if self.scale_lr is ScaleRate.linear else math.sqrt(growth))
-        return replace(
-            self, lr=lr if self.max_lr is None else min(lr, self.max_lr), scale_lr=ScaleRate.none
-        )
+        if self.max_lr is not None:
+            lr = min(lr, self.max_lr)
+        return replace(self, lr=lr, scale_lr=ScaleRate.none)
 
     def build(self, model: nn.Module, *, fused: bool = True) -> Optimizer:
-        """The optimizer of the weights that are trained or will be, in groups that decay or not, by
-        their depth.
+        """The optimizer of all weights that are trained now or after layers have thawed.
+
+        A group holds the weights of one depth that decay alike: matrices decay, biases and norms
+        do not. Muon's matrices are groups of their own. `fused` takes torch's fused AdamW.
         """
         depths = self._depths(model)
         matrices = self._matrices(model)
+        # by depth below the head, whether its weights are left without decay, whether Muon steps it
         groups: dict[tuple[int, bool, bool], Group] = {}
         will_thaw = contract(model).unfreeze_epochs > 0
         for name, weight in model.named_parameters():
@@ -132,26 +136,23 @@ class OptimConfig:
             depth = depths.get(name, 0)
             decays = weight.ndim >= 2
             is_matrix = id(weight) in matrices
-            started = {
-                "weight_decay": self.weight_decay if decays else 0.0,
-                "lr_share": self.layer_decay**depth,
-            }
-            marked = {MATRICES: is_matrix} if matrices else {}
             key = (depth, not decays, is_matrix)
-            groups.setdefault(key, {"params": [], **started, **marked})["params"].append(weight)
+            if key not in groups:
+                groups[key] = {
+                    "params": [],
+                    "weight_decay": self.weight_decay if decays else 0.0,
+                    "lr_share": self.layer_decay**depth,
+                }
+                if matrices:
+                    groups[key][MATRICES] = is_matrix
+            groups[key]["params"].append(weight)
         ordered = [groups[key] for key in sorted(groups)]
-        settings: dict[str, Any] = {
-            "lr": self.highest,
-            "betas": (self.beta1, self.beta2),
-            "eps": self.eps,
-        }
-        return (
-            MuonAndAdamW(ordered, **settings, fused=fused)
-            if matrices
-            else AdamW(ordered, **settings, fused=fused)
-        )
+        optimizer = MuonAndAdamW if matrices else AdamW
+        betas = (self.beta1, self.beta2)
+        return optimizer(ordered, lr=self.highest, betas=betas, eps=self.eps, fused=fused)
 
     def _matrices(self, model: nn.Module) -> set[int]:
+        """The `id` of each weight that Muon steps: whole matrices of the model's layers."""
         if self.name is not OptimizerName.muon:
             return set()
         require(
@@ -161,7 +162,7 @@ class OptimConfig:
             hint="Install torch 2.9 or later, or leave it at adamw.",
         )
         will_thaw = contract(model).unfreeze_epochs > 0
-        found = {
+        matrices = {
             id(weight)
             for block in contract(model).blocks()
             for name, weight in block.named_parameters()
@@ -171,35 +172,39 @@ class OptimConfig:
             and not is_share(weight)
         }
         require(
-            bool(found),
+            bool(matrices),
             "optim.name",
             f"muon: {type(model).__name__} has no whole matrices in layers that are trained",
             hint="Leave it at adamw, or set model=transformer.",
         )
-        return found
+        return matrices
 
     def _depths(self, model: nn.Module) -> dict[str, int]:
-        """How far below the head each weight lies; all alike where that makes no difference."""
+        """How many layers below the head each weight lies, by its name; empty if none decays."""
         if self.layer_decay == 1:
             return {}
-        found = contract(model).depths()
+        depths = contract(model).depths()
         require(
-            bool(found),
+            bool(depths),
             "optim.layer_decay",
             f"{type(model).__name__} has no layers that could decay",
             hint="Leave it at 1, or set model=transformer.",
         )
-        return found
+        return depths
 
     def lr_at(self, step: int, total_steps: int) -> float:
-        """The learning rate of optimizer step `step`, counted from 0."""
+        """The learning rate of optimizer step `step`, counted from 0, of `total_steps`.
+
+        It rises for `warmup` steps, then falls by the schedule to `final_lr_share` of the highest.
+        """
         warmup = self.warmup if self.warmup >= 1 else math.ceil(self.warmup * total_steps)
         if step < warmup:
             return self.highest * (step + 1) / (warmup + 1)
-        done = min(1.0, (step - warmup) / max(1, total_steps - warmup))
         if self.schedule is Schedule.constant:
             return self.highest
-        falling = (
-            1 - done if self.schedule is Schedule.linear else 0.5 * (1 + math.cos(math.pi * done))
-        )
+        progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+        if self.schedule is Schedule.linear:
+            falling = 1 - progress
+        else:
+            falling = 0.5 * (1 + math.cos(math.pi * progress))
         return self.highest * (self.final_lr_share + (1 - self.final_lr_share) * falling)

@@ -1,4 +1,8 @@
-"""The learning rate of each step."""
+"""The learning rate of each optimizer step, as a schedule of torch.
+
+`OptimConfig.lr_at` computes the rate of a step from the settings; `StepSchedule` gives it to the
+optimizer's groups after each step. Open this file to change how a rate reaches the groups.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 
 class StepSchedule(LRScheduler):
-    """Sets every group's rate to `rate_at(step)` times the group's `lr_share`; its whole state is
-    one number.
+    """Sets the rate of every group to `rate_at(step)` times the `lr_share` of the group.
+
+    `rate_at` gets the number of the optimizer step, counted from 0. The `lr_share` of a group is 1,
+    or smaller for lower layers where `optim.layer_decay` is set. A checkpoint keeps the step alone.
     """
 
     def __init__(self, optimizer: Optimizer, rate_at: Callable[[int], float]) -> None:
@@ -19,6 +25,7 @@ class StepSchedule(LRScheduler):
         super().__init__(optimizer)
 
     def step(self, epoch: int | None = None) -> None:
+        """Set the rates of the next step. `epoch` is torch's, and not used."""
         self.last_epoch += 1
         rate = self.rate_at(self.last_epoch)
         for group in self.optimizer.param_groups:
@@ -28,5 +35,6 @@ class StepSchedule(LRScheduler):
         return {"step": self.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Set the rates as they were when the state was taken."""
         self.last_epoch = state_dict["step"] - 1
         self.step()

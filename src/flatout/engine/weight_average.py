@@ -1,4 +1,8 @@
-"""The running mean of the weights."""
+"""A running mean of the weights (`optim.ema`), which often answers better than the last weights.
+
+The mean follows the weights after each optimizer step. For validation, for the test and for the
+best checkpoint a task exchanges it with the weights in the model, and back.
+"""
 
 from __future__ import annotations
 
@@ -10,49 +14,55 @@ from flatout.models.contract import contract
 
 
 class WeightAverage:
-    """A running mean of all that training changes in a model (weights, statistics); it often
-    answers better.
+    """The exponential mean of all that training changes in a model: weights and running statistics.
+
+    `memory` is the share of the old mean that stays in each step, such as 0.999.
     """
 
     def __init__(self, model: nn.Module, memory: float) -> None:
         self.memory = memory
         will_thaw = contract(model).unfreeze_epochs > 0
-        kept = model.state_dict().keys()  # of running statistics those that a checkpoint has
         weights = {
-            name: each for name, each in model.named_parameters() if each.requires_grad or will_thaw
+            name: weight
+            for name, weight in model.named_parameters()
+            if weight.requires_grad or will_thaw
         }
-        buffers = {
-            name: each
-            for name, each in model.named_buffers()
-            if name in kept and each.is_floating_point()
+        # Running statistics, but no buffer that a checkpoint leaves out: such a one is computed
+        # anew from the weights.
+        checkpoint_names = model.state_dict().keys()
+        statistics = {
+            name: buffer
+            for name, buffer in model.named_buffers()
+            if name in checkpoint_names and buffer.is_floating_point()
         }
-        self._weights: dict[str, Tensor] = {**weights, **buffers}
+        self._weights: dict[str, Tensor] = {**weights, **statistics}
         self._means = {name: weight.detach().clone() for name, weight in self._weights.items()}
-        # whether the mean stands in the model's place and the weights aside
         self.is_in_model = False
+        """Whether the mean is in the model at the moment, and the weights are kept here."""
 
     @torch.no_grad()
     def add(self, step: int) -> None:
-        """Move towards the weights that step `step`, counted from 0, has left."""
+        """Move the mean towards the weights after optimizer step `step`, counted from 0."""
+        # The first steps count more: a mean that begins at random weights would keep them for long.
         memory = min(self.memory, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self._means.values()), list(self._weights.values()), 1 - memory)
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Put the mean into the model and keep the weights aside; the second time, the other way
-        round.
-        """
+        """Put the mean into the model and keep its weights here; called again, the other way."""
         self.is_in_model = not self.is_in_model
         for name, weight in self._weights.items():
-            kept = weight.clone()
+            in_model = weight.clone()
+            # in place: the optimizer and captured graphs know these tensors
             weight.copy_(self._means[name])
-            self._means[name].copy_(kept)
+            self._means[name].copy_(in_model)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Whole means, also where each rank follows its slices; all ranks must ask at once."""
+        """The means as whole tensors, also where each rank has a slice; all ranks must call it."""
         return {name: whole(mean) for name, mean in self._means.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over whole means. Names that are not trained here are skipped."""
         for name, mean in state.items():
-            if name in self._means:  # earlier versions kept what is frozen, too
+            if name in self._means:  # version 0.1 kept the means of frozen weights, too
                 self._means[name].copy_(share_of(mean, self._means[name]))
