@@ -76,6 +76,30 @@ def test_sets_of_numbers_are_read_from_lists_and_from_texts(rows):
         assert (values.tolist(), counts.tolist()) == (flat.tolist(), lengths.tolist())
 
 
+@pytest.mark.parametrize("form", [Form.auto, Form.binary])
+def test_bits_behind_0b_are_read_as_bits(form):
+    reader = BitColumn("bits", "file", form)
+    assert reader.read(pa.array(["0b0000000110000000", "0b1111111100000001"]), ROWS).tolist() == [
+        [1, 128],
+        [255, 1],
+    ]
+    assert (reader.form, reader.num_bits) == (Form.binary, 16)
+
+
+def test_hexadecimal_digits_may_stand_behind_0x_and_begin_with_0b():
+    reader = BitColumn("bits", "file")
+    assert reader.read(pa.array(["0x0b1f", "0x00ff"]), ROWS).tolist() == [[11, 31], [0, 255]]
+    assert BitColumn("bits", "file").read(pa.array(["0b1f", "0bff"]), ROWS).tolist() == [
+        [11, 31],
+        [11, 255],
+    ]
+
+
+def test_a_row_without_0b_among_others_is_named():
+    with pytest.raises(UserError, match=r"row 2: column 'bits': 8 characters where others have 10"):
+        BitColumn("bits", "file").read(pa.array(["0b00000001", "00000001", "0b00000011"]), ROWS)
+
+
 def test_lists_of_zeros_and_ones_are_bits():
     reader = BitColumn("bits", "file")
     assert reader.read(pa.array([[1, 0, 0, 0, 0, 0, 0, 1], [0] * 8]), ROWS).tolist() == [[129], [0]]

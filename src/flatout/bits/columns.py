@@ -38,7 +38,9 @@ COLUMN = {
 }
 """Name of the column that each encoding is written to."""
 Form = StrEnum("Form", "auto binary hex base64 packed numbers")
-_BITS_A_CHARACTER = {Form.binary: 1, Form.hex: 4, Form.base64: 6}
+BITS_A_CHARACTER = {Form.binary: 1, Form.hex: 4, Form.base64: 6}
+# of programming languages; left out where all rows have it
+_PREFIXES = {Form.binary: "0b", Form.hex: "0x"}
 _DIGITS = {
     Form.binary: b"01",
     Form.hex: b"0123456789abcdef",
@@ -116,8 +118,9 @@ class BitColumn:
     def _characters(self, texts: pa.Array, rows: NDArray[np.int64]) -> Packed:
         if self.form is Form.base64:
             texts = pc.utf8_rtrim(texts, "=")
+        texts = self._without_prefix(texts)
         lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
-        bits = _BITS_A_CHARACTER[self.form]
+        bits = BITS_A_CHARACTER[self.form]
         fitting = [
             each
             for each in lengths.tolist()
@@ -140,6 +143,14 @@ class BitColumn:
             self._fail(rows[row], f"{character!r} at place {place + 1} is no {self.form} digit")
         self._width = width
         return self._alike(_packed_digits(digits, bits), rows)
+
+    def _without_prefix(self, texts: pa.Array) -> pa.Array:
+        prefix = _PREFIXES.get(self.form)
+        # "0b" in front of hexadecimal digits are two digits, "0x" and "0b" in front of bits are
+        # none.
+        if prefix is None or not pc.all(pc.starts_with(texts, prefix)).as_py():
+            return texts
+        return pc.utf8_slice_codeunits(texts, len(prefix))
 
     def _packed(self, column: pa.Array, rows: NDArray[np.int64]) -> Packed:
         """Bytes that are packed already, or lists of zeros and ones."""
@@ -194,10 +205,12 @@ class BitColumn:
 
 
 def written_form(value: str) -> Form:
-    """The form that a text is written in; zeros and ones are bits, not hexadecimal."""
+    """The form that a text is written in; zeros and ones are bits, not hexadecimal, also behind
+    `0b`.
+    """
     patterns = {
-        r"[01]+": Form.binary,
-        r"[0-9a-fA-F]+": Form.hex,
+        r"[01]+|0b[01]{8,}": Form.binary,
+        r"[0-9a-fA-F]+|0x[0-9a-fA-F]+": Form.hex,
         r"[\[({][\s\d,;]*[\])}]|\d+([\s,;|]+\d+)+": Form.numbers,
         r"[A-Za-z0-9+/]+=*": Form.base64,
     }
