@@ -230,6 +230,30 @@ def table_with(**columns) -> pa.Table:
     return pa.table(rows)
 
 
+def warnings_of(**settings) -> list[str]:
+    lines = open_store(BitsDataConfig(**settings)).facts["lines"]
+    return [line for line in lines if line.startswith("warning ")]
+
+
+def test_two_records_of_one_id_are_warned_of_with_their_rows():
+    names = [f"ann{number}" for number in range(40)]
+    twice = table_with(name=names, uid=["1", "2", "3", "2", *map(str, range(10, 46))])
+    message = (
+        "column uid: one id names several records (table in memory row 2 and table in memory row 4)"
+    )
+    assert warnings_of(source=twice) == [f"warning {message}, and answers are joined by it"]
+    assert warnings_of(source=table_with(name=names)) == []
+
+
+def test_ids_of_two_files_are_compared_too():
+    test = {"name": ["eve", "joe"], "bloomfilter": ["0f", "f0"], "uid": ["99", "7"]}
+    source = table_with(name=[f"ann{number}" for number in range(40)])
+    [warning] = warnings_of(source=source, test=test)
+    assert (
+        "one id names several records (table in memory row 8 and table in memory row 2)" in warning
+    )
+
+
 MISTAKES = {
     "a missing uid": (
         lambda: BitsDataConfig(source=table_with(uid=["1", " ", *"x" * 38])),

@@ -35,6 +35,7 @@ from flatout.bits.grams import (
 )
 from flatout.bits.info import BitInfo
 from flatout.bits.people import PeopleTable
+from flatout.bits.recognise import LikelyEncoding, find_encodings
 from flatout.bits.settings import KNOWN_BITS, BitsDataConfig
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, Recipe
@@ -46,6 +47,7 @@ from flatout.data.tables.sources import open_source
 from flatout.data.tables.splits import SPLITS, bytes_of, hash_texts, split_by_hash
 from flatout.data.tables.table import (
     Table,
+    as_texts,
     decoded,
     is_missing,
     is_plain,
@@ -104,12 +106,13 @@ class BitsPreparation:
             for split, (where, value) in given.items()
         } or {"train": PeopleTable(config.sample)}
         source = self.tables["train"]
-        # column of the encodings; None where records are encoded here
-        self.bits = self._bits_column(source)
         if config.uid != UIDS[0]:
             require_columns(source, {"data.uid": config.uid})
         # column that names each record; None where there is none
         self.uid = uid_of(source.columns, config.uid)
+        # column of the encodings; None where records are encoded here
+        self.bits = self._bits_column(source)
+        self.left_out: list[LikelyEncoding] = []  # other encodings among the plain columns
         # columns of plain text, in the order in which they are joined
         self.columns = self._text_columns(source)
         wanted = {f"data.columns[{number}]": name for number, name in enumerate(self.columns)}
@@ -168,7 +171,9 @@ class BitsPreparation:
         survey = _Survey()
         counts: Counter[int] = Counter()
         encode = self._reader() if self._holds_sets() else None
-        for split, record in self.records(progress.task("reading"), with_bits=encode is not None):
+        for split, record in self.records(
+            progress.task("reading"), with_bits=encode is not None, ids=survey.ids
+        ):
             survey.num_records += len(record.rows)
             if split != "train":
                 continue
@@ -299,6 +304,7 @@ class BitsPreparation:
         how = f" ({' and '.join(made)} taken from the source by a hash of the text)" if made else ""
         counts = ", ".join(f"{split} {total['rows']:,}" for split, total in totals.items())
         lines = [f"records: {counts}{how}", f"plain text: {', '.join(self.columns)}"]
+        lines += [f"left out: column {encoding.line()}" for encoding in self.left_out]
         if survey.numbers is not None:
             about = f"sets of {totals['train']['tokens'] / rows:.0f} known numbers a record"
             about += f", {survey.num_inputs:,} of {survey.numbers_met:,} numbers kept"
@@ -311,6 +317,8 @@ class BitsPreparation:
         kept = "the first " if len(survey.hashed) == _MOST_HASHED else ""
         pairs = f"{kept}{len(survey.hashed):,} different pairs in the raw texts"
         lines.append(f"2-grams: {survey.num_labels / max(1, rows):.1f} a record, {seen}; {pairs}")
+        if repeated := survey.ids.line(self.uid):
+            lines.append(repeated)
         if survey.without_label:
             lines.append(
                 f"{self.tables['train'].name}: {survey.without_label:,} records without a 2-gram"
@@ -324,9 +332,9 @@ class BitsPreparation:
         return f"column {self.bits} of {self.tables['train'].name}, read as {self._column.form}"
 
     def records(
-        self, advance: Callable[[int], None], *, with_bits: bool = True
+        self, advance: Callable[[int], None], *, with_bits: bool = True, ids: _Ids | None = None
     ) -> Iterator[tuple[str, Record]]:
-        """Every record with the split it belongs to."""
+        """Every record with the split it belongs to; the names of records are noted in `ids`."""
         bits_column = self.bits if with_bits else None
         wanted = [*self.columns, bits_column] if bits_column else self.columns
         for name, table in self.tables.items():
@@ -334,6 +342,8 @@ class BitsPreparation:
             for rows, block in table.numbered([*wanted, uid] if uid else wanted):
                 if uid:
                     self._require_uids(block.column(uid), rows, table.name)
+                    if ids is not None:
+                        ids.add(block.column(uid), rows, table.name)
                 fields = [
                     self._text(block.column(column), column, table.name) for column in self.columns
                 ]
@@ -361,10 +371,56 @@ class BitsPreparation:
                 allowed=", ".join(found),
                 hint=f"Name one: data.bits={found[0]}.",
             )
-        return found[0] if found else None
+        if found:
+            return found[0]
+        named = {self.uid, *(self.config.columns or [])}
+        return self._recognised_column(table, [name for name in table.columns if name not in named])
+
+    def _recognised_column(self, table: Table, columns: list[str]) -> str | None:
+        """The one column that looks like an encoding, by its values; a mistake where several may be
+        meant.
+        """
+        likely = self._find_encodings(table, columns)
+        encodings = [encoding for encoding in likely if not encoding.looks_random]
+        if len(encodings) > 1:
+            raise self._several(
+                table, [encoding.line() for encoding in encodings], encodings[0].name
+            )
+        if encodings or not likely:
+            return encodings[0].name if encodings else None
+        name = likely[0].name
+        what = f"column {name!r} of {table.name} looks like an encoding or like digests"
+        texts = [*(self.config.columns or self._columns_before(table, None)), name]
+        hint = (
+            f"Name it: data.bits={name} for an encoding, data.uid={name} for an id, or for plain"
+            " text"
+        )
+        hint += f" 'data.columns=[{','.join(dict.fromkeys(texts))}]'."
+        raise UserError("data.bits", what, allowed=likely[0].line(), hint=hint)
+
+    def _find_encodings(self, table: Table, columns: list[str]) -> list[LikelyEncoding]:
+        return [] if isinstance(table, PeopleTable) else find_encodings(table, columns)
+
+    def _several(self, table: Table, lines: list[str], first: str) -> UserError:
+        return UserError(
+            "data.bits",
+            f"{table.name} has several columns that look like encodings",
+            allowed=", ".join(lines),
+            hint=(
+                f"Name the encoding: data.bits={first}; name columns of plain text:"
+                " data.columns=[A,B]."
+            ),
+        )
+
+    def _columns_before(self, table: Table, bits: str | None) -> list[str]:
+        """Every column before the encoding but the uid."""
+        end = table.columns.index(bits) if bits else len(table.columns)
+        return [name for name in table.columns[:end] if name != self.uid]
 
     def _text_columns(self, table: Table) -> list[str]:
-        """The plain text: what is named, else every column before the encoding but the uid."""
+        """The plain text: what is named, else every column before the encoding but the uid and
+        other encodings.
+        """
         if self.config.columns is not None:
             require(
                 bool(self.config.columns),
@@ -373,8 +429,14 @@ class BitsPreparation:
                 hint="Name columns, or leave the setting out.",
             )
             return list(self.config.columns)
-        end = table.columns.index(self.bits) if self.bits else len(table.columns)
-        found = [name for name in table.columns[:end] if name != self.uid]
+        found = self._columns_before(table, self.bits)
+        others = self._find_encodings(table, found)
+        if others and self.bits and self.config.bits is None:
+            lines = [self.bits, *(encoding.line() for encoding in others)]
+            raise self._several(table, lines, self.bits)
+        self.left_out = others
+        left_out = {encoding.name for encoding in others}
+        found = [name for name in found if name not in left_out]
         require(
             bool(found),
             "data.columns",
@@ -445,3 +507,46 @@ class _Survey:
     def __init__(self) -> None:
         self.hashed = GramIndex()
         self.label_counts = np.zeros(len(LABELS), dtype=np.int64)
+        self.ids = _Ids()
+
+
+class _Ids:
+    """The ids of all records as 64-bit hashes, and their rows: sixteen bytes each."""
+
+    def __init__(self) -> None:
+        self._hashes: list[NDArray[np.uint64]] = []
+        # of each block its table and its rows
+        self._blocks: list[tuple[str, NDArray[np.int64]]] = []
+
+    def add(self, ids: pa.Array, rows: NDArray[np.int64], source: str) -> None:
+        self._hashes.append(hash_texts(as_texts(decoded(ids))))
+        self._blocks.append((source, rows))
+
+    def line(self, uid: str | None) -> str:
+        """A warning where an id stands in several records, with the rows of the first;
+        else empty.
+        """
+        if not self._hashes:
+            return ""
+        hashes = np.concatenate(self._hashes)
+        _, which, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+        is_repeated = counts[which] > 1
+        if not is_repeated.any():
+            return ""
+        first = int(is_repeated.argmax())
+        second = first + 1 + int((hashes[first + 1 :] == hashes[first]).argmax())
+        rows = f"{self._located(first)} and {self._located(second)}"
+        num_ids = int((counts > 1).sum())
+        several = "one id names" if num_ids == 1 else f"{num_ids:,} ids name"
+        return (
+            f"warning column {uid}: {several} several records ({rows}), and answers are joined"
+            " by it"
+        )
+
+    def _located(self, number: int) -> str:
+        """A record, counted from 0 over all tables, in words."""
+        for source, rows in self._blocks:
+            if number < len(rows):
+                return f"{source} row {rows[number] + 1}"
+            number -= len(rows)
+        raise IndexError(number)

@@ -48,8 +48,8 @@ class BitsDataConfig(FeedingConfig):
     )
     bits: str | None = setting(
         None,
-        "Column of the encodings; null: bloomfilter, tabminhash, minhash, twostephash or bits where"
-        " there is one, else the records are encoded here.",
+        "Column of the encodings; null: bloomfilter, tabminhash, minhash, twostephash, bits or one"
+        " whose values look like encodings where there is one, else the records are encoded here.",
         example="filter",
     )
     form: Form = setting(
