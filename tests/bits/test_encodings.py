@@ -224,3 +224,40 @@ def test_an_encoding_says_in_words_what_it_is():
         .endswith("(keyed), folded 1×, diffused over 4 bits")
     )
     assert "10 rows of 1000 columns" in EncodingConfig(kind="twostep", size=1000).line()
+
+
+@pytest.mark.parametrize("kind", ["bloom", "twostep"])
+def test_a_large_size_that_would_favour_its_first_positions_is_refused(kind):
+    message = (
+        r"encoding\.size: 40000: the first positions .* \(up to 8,192, or 16384, 32768 or 65536\)\."
+        r" Set it to 65536"
+    )
+    with pytest.raises(UserError, match=message):
+        EncodingConfig(kind=kind, size=40_000)
+    for size in (1000, 8192, 16_384, 65_536):
+        assert EncodingConfig(kind=kind, size=size).size == size
+
+
+def test_double_hashing_and_minhash_take_any_size():
+    assert EncodingConfig(size=40_000, hashing="double").num_bits == 40_000
+    assert EncodingConfig(kind="minhash", size=40_000).num_bits == 40_000
+
+
+@pytest.mark.parametrize("size", [1000, 1024, 4096, 65_536])
+def test_positions_are_evenly_spread_at_the_sizes_that_are_usual(size):
+    positions = [
+        position
+        for gram in range(4000)
+        for position in keyed_positions(str(gram), key=b"k" * 64, hashes=20, size=size)
+    ]
+    halves = np.bincount(np.array(positions) * 2 // size, minlength=2)
+    assert abs(halves[0] / len(positions) - 0.5) < 0.01
+
+
+def test_positions_of_a_size_that_is_no_power_of_two_stay_those_of_earlier_versions():
+    key = b"k" * 64
+    digest = hashlib.blake2b(b"er", key=key, salt=b"0").digest()
+    numbers = [digest[place] + 256 * digest[place + 1] for place in range(0, 20, 2)]
+    assert keyed_positions("er", key=key, hashes=10, size=1000) == [
+        number % 1000 for number in numbers
+    ]

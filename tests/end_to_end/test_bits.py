@@ -288,9 +288,38 @@ def test_an_id_is_not_hashed_and_what_was_written_can_be_trained(words, tmp_path
     )
 
 
+def test_encode_counts_fields_without_text(tmp_path, capsys):
+    source = tmp_path / "people.csv"
+    rows = [("ann", ""), ("bob", "1990"), (" ", ""), ("eve", "1991")]
+    source.write_text(
+        "name,born\n" + "".join(f"{name},{born}\n" for name, born in rows), encoding="utf-8"
+    )
+    assert verb("encode", source, "--drop-text", "--out", tmp_path / "out.csv") == 0
+    said = capsys.readouterr().err
+    assert "warning empty fields, which are encoded as no text: " in said
+    assert "born in 2 records" in said and "name in 1 record" in said
+    assert verb("encode", "--sample", 20, "--out", tmp_path / "full.csv") == 0
+    assert "empty fields" not in capsys.readouterr().err
+
+
+def test_encode_does_not_hash_an_encoding_with_the_names(tmp_path, capsys):
+    encoded, out = tmp_path / "encoded.csv", tmp_path / "out.csv"
+    assert verb("encode", "--sample", 50, "--form", "hex", "--out", encoded) == 0
+    encoded.write_text(
+        encoded.read_text(encoding="utf-8").replace("bloomfilter", "clk", 1), encoding="utf-8"
+    )
+    assert verb("encode", encoded, "--out", out) == 2
+    said = capsys.readouterr().err
+    assert "look like encodings or digests, not like plain text (clk (hex of 1,024 bits))" in said
+    assert not out.exists()
+    assert verb("encode", encoded, "--columns", "GivenName,Surname", "--out", out) == 0
+
+
 MISTAKES = {
     ("encode",): "FILE: name a file, or ask for built-in people with --sample N",
     ("encode", "--sample", "5", "--encoding", "blom"): "Did you mean 'bloom'?",
+    ("encode", "--sample", "5", "--form", "list"): "--form: list (binary, hex, base64, packed)",
+    ("encode", "--sample", "5", "--form", "auto"): "--form: auto (binary, hex, base64, packed)",
     (
         "encode",
         "--sample",

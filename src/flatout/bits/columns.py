@@ -20,8 +20,17 @@ from numpy.typing import NDArray
 
 from flatout.bits.encodings import EncodingConfig, EncodingKind, Packed, Sets
 from flatout.bits.grams import raw_texts
+from flatout.data.problem import Problem
 from flatout.data.tables.splits import bytes_of
-from flatout.data.tables.table import Table, are_bytes, is_list, is_text
+from flatout.data.tables.table import (
+    Table,
+    are_bytes,
+    decoded,
+    is_list,
+    is_missing,
+    is_text,
+    mask_of,
+)
 from flatout.errors import UserError, require
 
 _FOREIGN = 255
@@ -286,9 +295,12 @@ def encoded(
     *,
     uid: str | None,
     drops_text: bool,
+    empty_fields: Counter[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The table's blocks: the columns that are hashed, the encoding, and all others, as a run reads
     them again.
+
+    Fields without text are counted in `empty_fields`, by column.
     """
     encoder = config.build()
     name = COLUMN[config.kind]
@@ -299,6 +311,14 @@ def encoded(
     ]
     before = [] if drops_text else columns
     for block in table.blocks([*columns, *others]):
+        if empty_fields is not None:
+            missing = {
+                name: mask_of(is_missing(decoded(block.column(name)), Problem.single))
+                for name in columns
+            }
+            empty_fields.update(
+                {name: int(mask.sum()) for name, mask in missing.items() if mask.any()}
+            )
         made = encoder.encode(raw_texts([block.column(column) for column in columns]))
         column = write_sets(*made) if isinstance(made, tuple) else write_bits(made, form)
         arrays = [*map(block.column, before), column, *map(block.column, others)]

@@ -8,15 +8,18 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 
 from flatout.bits.columns import COLUMN, UIDS, Form, encoded, uid_of
 from flatout.bits.encodings import EncodingConfig, EncodingKind, Hashing
 from flatout.bits.people import PeopleConfig, PeopleTable
+from flatout.bits.recognise import find_encodings
+from flatout.data.checks.findings import counted
 from flatout.data.store.progress import Progress
 from flatout.data.tables.output import FORMATS, block_writer
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table, require_columns
-from flatout.errors import as_choice, require
+from flatout.errors import as_choice, did_you_mean, require
 
 _SECRET = "FLATOUT_SECRET"
 _FORMS = (Form.binary, Form.hex, Form.base64, Form.packed)
@@ -89,8 +92,11 @@ def run(arguments: argparse.Namespace) -> None:
     uid = uid_of(table.columns, arguments.uid or UIDS[0])
     columns = _columns(arguments, table, uid)
     config = _config(arguments)
-    form = as_choice(Form, arguments.form, "--form")
-    require(form in _FORMS, "--form", form.value, allowed=", ".join(_FORMS))
+    hint = did_you_mean(arguments.form, _FORMS)
+    require(
+        arguments.form in _FORMS, "--form", arguments.form, allowed=", ".join(_FORMS), hint=hint
+    )
+    form = Form(arguments.form)
     are_bits = config.kind is not EncodingKind.twostep or form is Form.binary
     require(
         are_bits,
@@ -106,9 +112,19 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"encoded: {', '.join(columns)}; {named}", file=sys.stderr)
     started = time.perf_counter()
     rows = 0
+    empty_fields: Counter[str] = Counter()
     with block_writer(arguments.out, reads=arguments.file) as write, Progress() as progress:
         advance = progress.task("encoding")
-        for block in encoded(table, columns, config, form, uid=uid, drops_text=arguments.drop_text):
+        blocks = encoded(
+            table,
+            columns,
+            config,
+            form,
+            uid=uid,
+            drops_text=arguments.drop_text,
+            empty_fields=empty_fields,
+        )
+        for block in blocks:
             write(block)
             rows += block.num_rows
             advance(block.num_rows)
@@ -116,6 +132,11 @@ def run(arguments: argparse.Namespace) -> None:
         f"{config.line()}: {rows:,} records in {time.perf_counter() - started:.1f} s",
         file=sys.stderr,
     )
+    if empty_fields:
+        counts = ", ".join(
+            f"{column} in {counted(count, 'record')}" for column, count in empty_fields.items()
+        )
+        print(f"warning empty fields, which are encoded as no text: {counts}", file=sys.stderr)
 
 
 def _table(arguments: argparse.Namespace) -> Table:
@@ -135,6 +156,15 @@ def _columns(arguments: argparse.Namespace, table: Table, uid: str | None) -> li
             "FILE",
             f"no column of {table.name} is left to encode",
             hint="Name some: --columns A,B.",
+        )
+        encodings = find_encodings(table, found) if arguments.file is not None else []
+        lines = ", ".join(encoding.line() for encoding in encodings)
+        require(
+            not encodings,
+            "FILE",
+            f"{table.name} has columns that look like encodings or digests, not like plain text",
+            allowed=lines,
+            hint="Name the columns of plain text: --columns A,B.",
         )
         return found
     columns = [name.strip() for name in arguments.columns.split(",")]
