@@ -209,3 +209,46 @@ def test_the_command_of_a_file_with_an_odd_name_and_delimiter_can_be_typed(tmp_p
     command = shlex.split(capsys.readouterr().out.rsplit("python -m train ", 1)[1])
     assert read_settings(TextDataConfig, command).source == str(path)
     assert compose_run(command).data.read.delimiter == ";"
+
+
+@pytest.fixture
+def encoded(tmp_path, capsys):
+    """People with an encoding in the column `clk`."""
+    path = tmp_path / "encoded.csv"
+    assert verb("encode", "--sample", 200, "--form", "hex", "--out", path) == 0
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("bloomfilter", "clk", 1), encoding="utf-8"
+    )
+    capsys.readouterr()
+    return path
+
+
+def test_bit_strings_are_checked_by_the_columns_that_a_run_would_take(encoded, capsys):
+    assert verb("check", encoded) == 0
+    said = capsys.readouterr().out
+    assert "plain text: GivenName, Surname, Birthday" in said
+    assert "column of the encodings: clk; column that names each record: uid" in said
+    assert said.rstrip().endswith(
+        f"to train: python -m train +experiment=bloom_bigrams data.source={encoded}"
+    )
+
+
+def test_a_check_of_bit_strings_names_the_row_that_would_end_a_run(encoded, capsys):
+    rows = encoded.read_text(encoding="utf-8").splitlines()
+    rows[7] = rows[7].replace('","', '","zz', 3)
+    encoded.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    assert verb("check", encoded) == 2
+    assert (
+        "encoded.csv row 7: column 'clk': 258 characters where others have 256"
+        in capsys.readouterr().out
+    )
+
+
+def test_a_check_of_bit_strings_counts_a_repeated_id_as_a_warning(encoded, capsys):
+    rows = encoded.read_text(encoding="utf-8").splitlines()
+    rows[2] = rows[2].rpartition(",")[0] + "," + rows[1].rpartition(",")[2]
+    encoded.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    assert verb("check", encoded, "--strict", "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["warnings"] == 1
+    assert found["columns"]["bits"] == "clk"

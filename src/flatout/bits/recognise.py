@@ -26,7 +26,10 @@ import pyarrow.compute as pc
 
 from flatout.bits.columns import BITS_A_CHARACTER, BitColumn, Form, written_form
 from flatout.bits.encodings import Packed
+from flatout.bits.settings import KNOWN_BITS
+from flatout.data.tables.sources import open_source
 from flatout.data.tables.table import Table, are_bytes, decoded, is_list, is_text
+from flatout.errors import UserError
 
 _ROWS_READ = 256
 _LEAST_BITS = 64
@@ -77,6 +80,20 @@ def find_encodings(table: Table, columns: Collection[str]) -> list[LikelyEncodin
         return []
     recognised = (recognise(name, block.column(name).slice(0, _ROWS_READ)) for name in wanted)
     return [encoding for encoding in recognised if encoding is not None]
+
+
+def has_encodings(source: str) -> bool:
+    """Whether a file has a column of encodings, so that it is checked as bit strings; False if it
+    cannot be read.
+    """
+    try:
+        table = open_source(source, where="data.source")
+        encodings = find_encodings(table, table.columns)
+    except UserError:
+        return False
+    return any(
+        not encoding.looks_random or encoding.name.lower() in KNOWN_BITS for encoding in encodings
+    )
 
 
 def recognise(name: str, column: pa.Array) -> LikelyEncoding | None:

@@ -23,6 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.markup import escape
 
+from flatout.bits.recognise import has_encodings
+from flatout.bits.settings import BitsDataConfig
 from flatout.cli.words import quote_letters, quoted
 from flatout.data.checks.findings import Level, counted, lines_of
 from flatout.data.checkup import check, check_recordings
@@ -32,6 +34,8 @@ from flatout.distributed.limits import keep_freed_memory
 from flatout.errors import EXIT_CODE, UserError, require
 
 Settings = TypeVar("Settings")
+_OF_TEXTS = {"text", "label", "problem"}
+"""Settings that say that a table is one of texts."""
 _MARKS = {
     Level.error: "[red]error[/red]  ",
     Level.warning: "[yellow]warning[/yellow]",
@@ -63,8 +67,19 @@ def run(arguments: argparse.Namespace) -> None:
     are_recordings = names & of_recordings or {
         f"data.problem={problem}" for problem in SequenceProblem
     } & set(settings)
-    kind: type = SequenceDataConfig if are_recordings else TextDataConfig
-    look: Callable[[Any], Any] = check_recordings if kind is SequenceDataConfig else check
+    of_bits = {each.name for each in fields(BitsDataConfig)} - {
+        each.name for each in fields(TextDataConfig)
+    }
+    kind: type = TextDataConfig
+    look: Callable[[Any], Any] = check
+    if are_recordings:
+        kind = SequenceDataConfig
+        look = check_recordings
+    elif names & (of_bits - {"sample"}) or (not names & _OF_TEXTS and has_encodings(source)):
+        from flatout.bits.checkup import check_bits  # imports torch: for bit strings alone
+
+        kind = BitsDataConfig
+        look = check_bits
     found = look(read_settings(kind, settings, **{key: source}))
     if arguments.json:
         print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
