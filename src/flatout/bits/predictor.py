@@ -74,6 +74,12 @@ class GramPredictor(RunPredictor):
     order: LetterOrder  # what the training texts look like; for rebuilding texts
 
     @classmethod
+    def require_exportable(cls, where: str, model: str, *, onnx: bool) -> None:
+        hint = "Answer files by python -m flatout predict RUN rows.csv, "
+        hint += "or rows in Python by flatout.load_predictor(RUN)."
+        raise UserError(where, f"a run on bit strings (model={model}) has no export", hint=hint)
+
+    @classmethod
     def of(cls, task: Any) -> GramPredictor:
         """The predictor of a trained task."""
         info: BitInfo = task.info
