@@ -11,12 +11,13 @@ from __future__ import annotations
 import csv
 import errno
 import io
+import itertools
 import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from flatout.errors import UserError
@@ -139,6 +140,12 @@ def put_back(parent: Path) -> None:
     for aside in parent.glob(f".*{_ASIDE}"):
         if not (target := parent / aside.name.removeprefix(".").removesuffix(_ASIDE)).exists():
             aside.rename(target)
+
+
+def numbered(path: Path) -> Iterator[Path]:
+    """A name, and what it is followed by where it is taken."""
+    yield path
+    yield from (path.with_name(f"{path.name}_{number}") for number in itertools.count(2))
 
 
 def is_plain_part(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -131,6 +132,7 @@ def test_a_mistake_leaves_the_record_of_an_interrupted_run_as_it_is(tmp_path, mo
     summary.write_text(
         summary.read_text().replace('"status": "finished"', '"status": "interrupted"')
     )
+    shutil.rmtree(tmp_path / "same" / "checkpoints")  # with them the folder itself is refused
     before = {path: path.read_bytes() for path in (tmp_path / "same").iterdir() if path.is_file()}
     assert run_train([*words, "seed=2", "data.text=txet"], monkeypatch) == 2
     assert "no column 'txet'" in capsys.readouterr().err

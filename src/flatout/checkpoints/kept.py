@@ -7,6 +7,7 @@ damaged.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import lightning as L
 
 from flatout.checkpoints.folder import MAKE_ROOM, OWN_FOLDER, REMOVE_IT, require_whole
 from flatout.errors import UserError, out_of_space, require
-from flatout.files import put_back
+from flatout.files import numbered, put_back
 
 CHECKPOINTS = "checkpoints"  # their folder in a run's folder
 
@@ -150,10 +151,13 @@ def find_checkpoint(folder: Path) -> tuple[Start | None, list[str]]:
     return None, lines
 
 
-def set_aside(start: Start | None, folder: Path) -> None:
-    """Rename checkpoints that were passed over, so that they count for none."""
+def set_aside(start: Start | None, folder: Path, *, are_damaged: bool) -> None:
+    """Rename checkpoints of later steps to `damaged-step-N` or `replaced-step-N`: they stay,
+    unused.
+    """
+    kind = "damaged" if are_damaged else "replaced"
     for path in newest_first(folder):
         if start is not None and path == start.checkpoint:
             return
-        shutil.rmtree(path.with_name(f"damaged-{path.name}"), ignore_errors=True)
-        path.rename(path.with_name(f"damaged-{path.name}"))
+        names = numbered(path.with_name(f"{kind}-{path.name}"))
+        path.rename(next(name for name in names if not os.path.lexists(name)))

@@ -120,11 +120,12 @@ def climb(
     """Climb a ladder when the settings of its runs are composed: the named one, or one for these
     data.
     """
+    from flatout.files import numbered
     from flatout.ladder.case import choose_ladder
     from flatout.ladder.results import closing_lines, ladder_table
     from flatout.ladder.run_ladder import run_ladder
     from flatout.run.launch import RunJob
-    from flatout.run.run_folder import name_folder, numbered
+    from flatout.run.run_folder import name_folder
 
     require(
         not config.has_own_parts,

@@ -156,12 +156,8 @@ def job(cfg: DictConfig) -> float | None:
         words = [*conf_words(described.runtime.config_sources), *overrides]
         workers = workers_of_ray(described.launcher)
         begin = partial(start_on_ray, workers=workers) if workers is not None else start
-        result = begin(
-            config,
-            folder=folder,
-            overrides=words,
-            claim=claim_named_folder if is_shared else claim_folder,
-        )
+        claim, named = (claim_named_folder, [folder]) if is_shared else (claim_folder, [])
+        result = begin(config, folder=folder, overrides=words, claim=claim, named=named)
         if result.folder != folder.absolute():
             _remove_empty(folder)  # Hydra made it, but the run resumed another one
         return result.objective

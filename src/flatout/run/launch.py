@@ -60,7 +60,7 @@ from flatout.run.own_parts import plain_name
 from flatout.run.resolve import trainer_of_own
 from flatout.run.resume import find_run, unfinished_before
 from flatout.run.run import run
-from flatout.run.run_folder import OVERRIDES, claim_folder, name_folder
+from flatout.run.run_folder import OVERRIDES, claim_folder, list_numbered, name_folder
 from flatout.tasks.metrics import BEST_MODE, require_metric
 from flatout.tasks.task import Task
 
@@ -85,9 +85,13 @@ def start(
     folder: Path | None = None,
     overrides: Sequence[str] = (),
     claim: Claim = claim_folder,
+    named: Sequence[Path] = (),
 ) -> Result:
     """One run, here or on as many processes as devices are asked for; `claim` makes the folder of a
     new one.
+
+    `named` are the folders in which `resume=auto` looks for this run; without them it looks below
+    `output/name`.
     """
     ranks = Ranks.here()
     wanted = devices_wanted(config.trainer)
@@ -126,7 +130,7 @@ def start(
         if not is_here:
             require_picklable(config)
         trainer_of_own(config, max(ranks.world, len(wanted)))
-    chosen = ranks.agreed("folder", lambda: _choose_folder(config, folder, overrides, claim))
+    chosen = ranks.agreed("folder", lambda: _choose_folder(config, folder, overrides, claim, named))
     path = Path(chosen["folder"])
     if chosen["is_finished"]:
         return finished_result(path, answers_of(config, path))
@@ -143,12 +147,13 @@ def start_on_ray(
     overrides: Sequence[str],
     workers: int,
     claim: Claim = claim_folder,
+    named: Sequence[Path] = (),
 ) -> Result:
     """One run whose ranks are workers of Ray Train, on any machines that see the run's folder."""
     if config.has_own_parts:
         require_picklable(config)
     device = device_of(workers)  # what the cluster lacks is said before there is a folder
-    chosen = _choose_folder(config, folder, overrides, claim)
+    chosen = _choose_folder(config, folder, overrides, claim, named)
     path = Path(chosen["folder"])
     if not chosen["is_finished"]:
         started = time.time()
@@ -192,21 +197,24 @@ def require_picklable(config: RunConfig) -> None:
 
 
 def _choose_folder(
-    config: RunConfig, folder: Path | None, overrides: Sequence[str], claim: Claim
+    config: RunConfig,
+    folder: Path | None,
+    overrides: Sequence[str],
+    claim: Claim,
+    named: Sequence[Path],
 ) -> dict[str, Any]:
-    found = find_run(config, overrides)
-    for line in found.lines:
+    found = find_run(config, overrides, named)
+    chosen = found.folder
+    lines = list(found.lines)
+    if chosen is None:
+        # Claimed before anything is printed: a folder that is refused begins no new run.
+        chosen = claim((folder or name_folder(Path(config.output, config.name))).absolute())
+        if config.resume is None and (hint := unfinished_before(config, overrides, named)):
+            lines.append(hint)
+    for line in lines:
         print(line, flush=True)
-    if found.folder is not None:
-        return {
-            "folder": str(found.folder),
-            "resume": str(found.folder),
-            "is_finished": found.is_finished,
-        }
-    if config.resume is None and (hint := unfinished_before(config, overrides)):
-        print(hint, flush=True)
-    claimed = claim((folder or name_folder(Path(config.output, config.name))).absolute())
-    return {"folder": str(claimed), "resume": None, "is_finished": False}
+    resume = None if found.folder is None else str(found.folder)
+    return {"folder": str(chosen), "resume": resume, "is_finished": found.is_finished}
 
 
 def devices_wanted(trainer: dict[str, Any]) -> list[int]:
@@ -464,7 +472,9 @@ def fit(
     config = RunConfig(**given, **settings)
     if epochs is not None:
         config = replace(config, trainer={**config.trainer, "max_epochs": epochs})
-    return start(config, folder=None if folder is None else Path(folder))
+    if folder is None:
+        return start(config)
+    return start(config, folder=Path(folder), named=list_numbered(Path(folder)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from flatout.errors import UserError, require
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import plain, read_summary
 from flatout.run.resolve import Settings
-from flatout.run.run_folder import OVERRIDES, SETTINGS, RunFolder, newest_runs
+from flatout.run.run_folder import OVERRIDES, SETTINGS, RunFolder, newest_runs, sort_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,11 @@ class Found:
     is_finished: bool = False  # whether everything it was asked for is done
 
 
-def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
+def find_run(config: RunConfig, overrides: Sequence[str], named: Sequence[Path] = ()) -> Found:
+    """Find the run that `resume` asks for.
+
+    `named` are folders that a user names for this run: `auto` then searches them and no others.
+    """
     if config.resume is None:
         return Found(None)
     settings = plain(config)
@@ -51,8 +55,8 @@ def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
         folder = Path(config.resume).expanduser()
         read_summary(folder)  # refuses what is not the folder of a run
     else:
-        place = Path(config.output, config.name)
-        runs = newest_runs(place, SUMMARY)
+        place = named[0] if named else Path(config.output, config.name)
+        runs = _earlier_runs(config, named)
         if not (same := [run for run in runs if _is_same_command(run, settings, overrides)]):
             count = f"none of the {len(runs)} runs" if runs else "no run"
             hint = "; resume=FOLDER resumes one of your choice" if runs else ""
@@ -70,6 +74,13 @@ def find_run(config: RunConfig, overrides: Sequence[str]) -> Found:
             is_finished=True,
         )
     return Found(folder)
+
+
+def _earlier_runs(config: RunConfig, named: Sequence[Path]) -> list[Path]:
+    """Runs that lie where this one would, the newest first."""
+    if named:
+        return sort_runs(folder for folder in named if (folder / SUMMARY).is_file())
+    return newest_runs(Path(config.output, config.name), SUMMARY)
 
 
 def _is_same_command(folder: Path, settings: dict[str, Any], overrides: Sequence[str]) -> bool:
@@ -104,10 +115,12 @@ def _is_all_done(settings: dict[str, Any], folder: Path) -> bool:
         return False
 
 
-def unfinished_before(config: RunConfig, overrides: Sequence[str]) -> str | None:
+def unfinished_before(
+    config: RunConfig, overrides: Sequence[str], named: Sequence[Path] = ()
+) -> str | None:
     """A line about an earlier run of this command that did not finish; None without one."""
     try:
-        newest = next(iter(newest_runs(Path(config.output, config.name), SUMMARY)), None)
+        newest = next(iter(_earlier_runs(config, named)), None)
         if newest is None or not _is_same_command(newest, plain(config), overrides):
             return None
         if read_summary(newest)["status"] == "finished" or not newest_first(newest / CHECKPOINTS):
@@ -163,7 +176,8 @@ def where_to_start(
         )
     folder.begin()
     if folder.is_first:
-        set_aside(start, folder.path / CHECKPOINTS)
+        # A resume has looked at all that are newer than its start, and found them damaged.
+        set_aside(start, folder.path / CHECKPOINTS, are_damaged=config.resume is not None)
     return start
 
 

@@ -10,7 +10,7 @@ import os
 import shlex
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from flatout.checkpoints.kept import CHECKPOINTS, newest_first
 from flatout.data.store.store import Store
 from flatout.errors import RunBroke, UserError, first_line, out_of_space, require
-from flatout.files import REFUSALS, refused_folder, write_atomically
+from flatout.files import REFUSALS, numbered, refused_folder, write_atomically
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import Summary, empty_summary, plain, read_summary
@@ -204,15 +205,17 @@ def claim_folder(path: Path) -> Path:
     return next(place for place in numbered(path) if _is_claimed(place))
 
 
-def numbered(path: Path) -> Iterator[Path]:
-    """A name, and what it is followed by where it is taken."""
-    yield path
-    yield from (path.with_name(f"{path.name}_{number}") for number in itertools.count(2))
+def list_numbered(path: Path) -> list[Path]:
+    """A folder that is named for a run, and those that `claim_folder` has numbered beside it."""
+    beside = itertools.islice(numbered(path), 1, None)
+    return [path, *itertools.takewhile(Path.exists, beside)]
 
 
 def claim_named_folder(path: Path) -> Path:
-    """Make the folder that a user names for a new run; a run that finished there, or trains there,
-    keeps it.
+    """Make the folder that a user names for a new run.
+
+    A folder whose run has finished, still trains, or has left checkpoints to resume from is
+    refused.
     """
     taken = [name for name in _OWN if (path / name).exists()]
     if taken and not (path / SUMMARY).is_file():
@@ -236,6 +239,13 @@ def claim_named_folder(path: Path) -> Path:
             f"another process trains in {path}",
             hint="Name another folder.",
         )
+    has_checkpoints = bool(newest_first(path / CHECKPOINTS))
+    require(
+        not has_checkpoints,
+        "hydra.run.dir",
+        f"{path} holds the checkpoints of a run that has not finished",
+        hint=f"Add resume={path} to continue that run, or name another folder.",
+    )
     return path
 
 
@@ -256,9 +266,12 @@ def _is_claimed(place: Path) -> bool:
 
 def newest_runs(runs: Path, file: str) -> list[Path]:
     """The folders of runs that hold a file, the newest first."""
-    return sorted(
-        (path.parent for path in runs.glob(f"*/{file}")), key=lambda run: run.name, reverse=True
-    )
+    return sort_runs(path.parent for path in runs.glob(f"*/{file}"))
+
+
+def sort_runs(folders: Iterable[Path]) -> list[Path]:
+    """Folders of runs, the newest first."""
+    return sorted(folders, key=lambda run: run.name, reverse=True)
 
 
 def name_folder(parent: Path) -> Path:
