@@ -113,6 +113,7 @@ def test_the_run_folder_is_as_promised(finished):
         "report.html",
         "log.txt",
         "splits.parquet",
+        ".lock",
     }
     assert {path.name for path in (finished.folder / "model").iterdir()} == {
         "tokenizer.json",

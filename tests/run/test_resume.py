@@ -23,6 +23,7 @@ from flatout.distributed.signals import requeue_with_slurm
 from flatout.engine import precision
 from flatout.errors import UserError
 from flatout.report.summary import read_summary
+from flatout.run.run_folder import LOCK
 from tests.faults.plants import Planted, RaiseAt, SignalAt
 from tests.faults.runs import Spec, attempt, run_folder, saved_step, train
 from tests.warm import begin_warm
@@ -224,7 +225,8 @@ def test_a_folder_that_is_no_run_is_told(tmp_path):
 
 def test_a_folder_that_another_process_trains_in_is_left_alone(cut_short, monkeypatch):
     monkeypatch.setattr("flatout.run.run_folder._PATIENCE_S", 0.2)
-    handle = os.open(run_folder(cut_short), os.O_RDONLY)
+    # a file: NFS shares no locks of folders
+    handle = os.open(run_folder(cut_short) / LOCK, os.O_RDWR)
     fcntl.flock(handle, fcntl.LOCK_EX)
     with pytest.raises(UserError, match="still being trained in"):
         train(SMALL, cut_short)

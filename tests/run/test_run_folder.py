@@ -182,3 +182,40 @@ def test_a_worker_that_the_system_has_ended_is_told_in_one_sentence_with_the_way
     ):
         list(loader)
     assert read_summary(tmp_path / "killed")["status"] == "failed"
+
+
+HOLDS = (
+    "import sys, time\nfrom pathlib import Path\nfrom flatout.run.run_folder import folder_of_one\n"
+)
+HOLDS += (
+    "with folder_of_one(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(100)\n"
+)
+
+
+def test_the_folder_of_a_process_that_was_killed_is_free_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("flatout.run.run_folder._PATIENCE_S", 0.2)
+    (tmp_path / "log.txt").touch()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with (
+            pytest.raises(UserError, match="still being trained in by another"),
+            folder_of_one(tmp_path),
+        ):
+            pass
+        holder.kill()
+        holder.wait(30)
+        with folder_of_one(tmp_path):
+            assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "log.txt"]
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_a_folder_in_which_nothing_was_written_goes_with_its_lock(tmp_path):
+    (tmp_path / "run").mkdir()
+    with folder_of_one(tmp_path / "run"):
+        assert (tmp_path / "run" / ".lock").is_file()
+    assert not (tmp_path / "run").exists()

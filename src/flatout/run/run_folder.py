@@ -4,9 +4,7 @@ half written.
 
 from __future__ import annotations
 
-import fcntl
 import itertools
-import os
 import shlex
 import time
 import traceback
@@ -20,8 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+from filelock import FileLock, Timeout
 
 from flatout.checkpoints.kept import CHECKPOINTS, newest_first
+from flatout.data.store.lock import acquire, file_lock
 from flatout.data.store.store import Store
 from flatout.errors import RunBroke, UserError, first_line, out_of_space, require
 from flatout.files import REFUSALS, numbered, refused_folder, write_atomically
@@ -38,6 +38,7 @@ SETTINGS = "config.yaml"
 LOG = "log.txt"
 """What was typed, a word a line; all settings; and what was printed, whose file says whose the
 folder is."""
+LOCK = ".lock"  # an empty file that stays; the process that trains in the folder holds a lock on it
 SPLIT_ROWS = "splits.parquet"
 # what a run would replace
 _OWN = (SETTINGS, OVERRIDES, LOG, "report.html", "metrics.csv", "checkpoints", "model")
@@ -190,10 +191,11 @@ def _took_away(place: RunFolder) -> bool:
     """
     names = {*place.files, SUMMARY, LOG}
     with suppress(OSError):
-        if {each.name for each in place.path.iterdir()} <= names:
+        if {each.name for each in place.path.iterdir()} <= {*names, LOCK}:
             for name in names:
                 (place.path / name).unlink(missing_ok=True)
-            place.path.rmdir()
+            if not (place.path / LOCK).exists():  # else it goes when the lock is released
+                place.path.rmdir()
             return True
     return False
 
@@ -219,26 +221,21 @@ def claim_named_folder(path: Path) -> Path:
     """
     taken = [name for name in _OWN if (path / name).exists()]
     if taken and not (path / SUMMARY).is_file():
-        with _lock_of(path) as is_free:
-            require(
-                not is_free,
-                "hydra.run.dir",
-                f"{path} has a {taken[0]}, and no {SUMMARY} of a run",
-                hint="Name a folder of the run's own.",
-            )
+        require(
+            _is_in_use(path),
+            "hydra.run.dir",
+            f"{path} has a {taken[0]}, and no {SUMMARY} of a run",
+            hint="Name a folder of the run's own.",
+        )
     elif _is_claimed(path):
         return path
     hint = f"Name another folder, or add resume={path} to continue that run."
     status = read_summary(path)["status"] if (path / SUMMARY).is_file() else ""
     require(status != "finished", "hydra.run.dir", f"{path} holds a finished run", hint=hint)
-    with _lock_of(path) as is_free:
-        is_begun = status in ("failed", "interrupted") or (status == "running" and is_free)
-        require(
-            is_begun,
-            "hydra.run.dir",
-            f"another process trains in {path}",
-            hint="Name another folder.",
-        )
+    is_begun = status in ("failed", "interrupted") or (status == "running" and not _is_in_use(path))
+    require(
+        is_begun, "hydra.run.dir", f"another process trains in {path}", hint="Name another folder."
+    )
     has_checkpoints = bool(newest_first(path / CHECKPOINTS))
     require(
         not has_checkpoints,
@@ -281,15 +278,10 @@ def name_folder(parent: Path) -> Path:
 
 @contextmanager
 def folder_of_one(folder: Path) -> Iterator[None]:
-    """Let no other process train in a run's folder meanwhile; the lock is the folder's own and
-    leaves no file.
-    """
+    """Let no other process train in a run's folder meanwhile, on any machine that sees it."""
+    lock = file_lock(folder / LOCK)
     until = None
-    while True:
-        with _lock_of(folder) as is_free:
-            if is_free:
-                yield
-                return
+    while not _is_ours(lock):
         if until is None:
             print(
                 f"resume: {folder} is in use by another process; waiting up to {_PATIENCE_S:.0f} s",
@@ -303,21 +295,41 @@ def folder_of_one(folder: Path) -> Iterator[None]:
                 hint="Wait for it or end it, or leave resume out: a new run begins.",
             )
         time.sleep(0.1)
-
-
-@contextmanager
-def _lock_of(folder: Path) -> Iterator[bool]:
-    """Whether the lock on a folder is ours now, or the disk has none to give."""
-    handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_free = True
-    except OSError as error:
-        is_free = not isinstance(error, BlockingIOError)
-    try:
-        yield is_free
+        yield
     finally:
-        os.close(handle)
+        # A mistake that was found before the run began leaves nothing else: then the folder goes.
+        is_empty = [path.name for path in folder.glob("*")] == [LOCK]
+        if is_empty:
+            (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
+        if is_empty:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _is_ours(lock: FileLock) -> bool:
+    """Whether the lock of a folder is this process's now; true, too, where the disk has no locks or
+    takes no file.
+    """
+    # On NFS the kernel keeps a lock on a folder to one machine, and shares one on a regular file.
+    try:
+        acquire(lock, 0)
+    except Timeout:
+        return False
+    except OSError:  # what is written next says what is wrong with the disk
+        return True
+    return True
+
+
+def _is_in_use(folder: Path) -> bool:
+    """Whether a process trains in a folder; leaves no file where none ever has."""
+    if not (folder / LOCK).is_file():
+        return False
+    lock = file_lock(folder / LOCK)
+    is_ours = _is_ours(lock)
+    lock.release()
+    return not is_ours
 
 
 def save_split_rows(store: Store, path: Path) -> None:
