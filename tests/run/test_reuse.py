@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import errno
+import multiprocessing
 import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -28,10 +31,12 @@ from flatout import (
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache
 from flatout.data.store.store import SplitWriter, written
+from flatout.distributed.processes import warm_start
 from flatout.models.encoder.layered import LoraConfig
 from flatout.models.encoder.transformer import ReuseFormat
 from flatout.report.summary import read_summary
 from flatout.run import reuse
+from flatout.tasks.encoder_layers import FrozenPart
 from tests.composed import run_train
 from tests.faults.plants import Planted, RaiseAt
 from tests.verbs import verb
@@ -123,6 +128,47 @@ def require_equal(found: Any, expected: Any) -> None:
 
 
 SOAK = pytest.mark.soak(seconds=3)
+
+
+def be_killed_while_storing(folder: Path, settings: dict[str, Any]) -> None:
+    """Train in a process of its own, which ends as if the power had failed when it begins to store
+    outputs.
+    """
+
+    def end(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with mock.patch.object(FrozenPart, "write", end):
+        train(CLASSES, replace(ENCODER, reuse=True), folder, **settings)
+
+
+@pytest.mark.parametrize(
+    "has_checkpoint", [False, True], ids=["no checkpoint yet", "from a checkpoint"]
+)
+def test_a_run_that_was_killed_while_it_stored_outputs_goes_on_reading_them(
+    first, tmp_path, has_checkpoint
+):
+    settings: dict[str, Any] = {"checkpoint": CheckpointConfig(every_steps=4), "resume": "auto"}
+    if has_checkpoint:
+        harm = {"harm": RaiseAt(place="on_train_batch_end", step=10)}
+        with pytest.raises(Planted):
+            train(CLASSES, replace(ENCODER, reuse=True), tmp_path, callbacks=harm, **settings)
+        (entry,) = states_in(tmp_path)
+        shutil.rmtree(tmp_path / "cache" / entry.key)
+    warm_start()
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=be_killed_while_storing, args=(tmp_path, settings))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL and states_in(tmp_path) == []
+    again = train(CLASSES, replace(ENCODER, reuse=True), tmp_path, **settings)
+    assert reads(again) and len(list((tmp_path / "runs" / "default").iterdir())) == 1
+    assert again.summary["training"]["resumed_from"] == (10 if has_checkpoint else None)
+    found, wanted = (
+        load_file(each.folder / "model" / "model.safetensors") for each in (again, first[1])
+    )
+    for name, weight in wanted.items():
+        np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Whether a run computes the frozen layers of its encoder once, and the store that it then reads.
 
 Decided before the first step, by what can be known: whether outputs can stay the same, how many
-epochs read them, and whether the disk holds them. A resumed run keeps the answer of its beginning:
-frozen layers that are read drop nothing.
+epochs read them, and whether the disk holds them. A run that goes on from a checkpoint keeps the
+answer that the checkpoint was trained with: frozen layers that are read drop nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flatout.checkpoints.kept import Start
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.gather import TOKENS
@@ -32,20 +33,25 @@ _SAMPLE_TOKENS = 1024
 
 
 def reuse_layers(
-    settings: Settings, data: Any, task: Any, feeds: Feeds | None, ranks: Ranks, place: RunFolder
+    settings: Settings,
+    data: Any,
+    task: Any,
+    feeds: Feeds | None,
+    ranks: Ranks,
+    place: RunFolder,
+    start: Start | None,
 ) -> None:
-    """Let batches bring outputs of frozen layers, where that is asked for or pays; a resumed run
-    keeps its choice.
+    """Let batches bring outputs of frozen layers, where that is asked for or pays.
+
+    A run that goes on from a checkpoint does as it did before.
     """
     model = settings.asked.model
     network = None if feeds is None else task.model
     if feeds is None or task.model_config is None or not isinstance(network, Transformer):
         return
-    asked = (
-        model.reuse
-        if settings.asked.resume is None
-        else place.before.get(REUSE, {}).get("value", False)
-    )
+    # A run that was killed before its first checkpoint may have been killed before it noted a
+    # choice.
+    asked = model.reuse if start is None else place.before.get(REUSE, {}).get("value", False)
     is_asked = asked is True
     layers = network.frozen_layers()
     if asked is False or not (is_asked or layers):

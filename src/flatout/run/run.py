@@ -89,7 +89,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         about = facts_to_compare(settings, data, module, feeds, ranks, overrides)
         start = where_to_start(settings, about, ranks, folder)
         with exact_products(settings.precision.value, feeds, folder):
-            reuse_layers(settings, data, module, feeds, ranks, folder)
+            reuse_layers(settings, data, module, feeds, ranks, folder, start)
         training = build_training(
             settings, module, feeds, device, ranks, folder, about, signals, start
         )

@@ -69,7 +69,13 @@ class RunFolder(RunLog):
         for name, text in self.files.items():
             write_atomically(self.path / name, text)
         self.summary.path = self.path / SUMMARY
+        choices = self.summary.values["choices"]
+        names = {choice["name"] for choice in choices}
+        # Killed before it has made these choices again, a resumed run leaves them as it found them.
+        earlier = [choice for name, choice in self.before.items() if name not in names]
+        self.summary.values["choices"] = [*choices, *earlier]
         self.summary.write()
+        self.summary.values["choices"] = choices
 
     def put(self, facts: dict[str, Any]) -> None:
         for name, value in facts.items():
