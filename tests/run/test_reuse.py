@@ -31,7 +31,6 @@ from flatout import (
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache
 from flatout.data.store.store import SplitWriter, written
-from flatout.distributed.processes import warm_start
 from flatout.models.encoder.layered import LoraConfig
 from flatout.models.encoder.transformer import ReuseFormat
 from flatout.report.summary import read_summary
@@ -155,9 +154,9 @@ def test_a_run_that_was_killed_while_it_stored_outputs_goes_on_reading_them(
             train(CLASSES, replace(ENCODER, reuse=True), tmp_path, callbacks=harm, **settings)
         (entry,) = states_in(tmp_path)
         shutil.rmtree(tmp_path / "cache" / entry.key)
-    warm_start()
-    context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=be_killed_while_storing, args=(tmp_path, settings))
+    process = multiprocessing.get_context("fork").Process(
+        target=be_killed_while_storing, args=(tmp_path, settings)
+    )
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL and states_in(tmp_path) == []
