@@ -7,11 +7,12 @@ import io
 import json
 import os
 import re
+import resource
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,19 @@ from flatout.engine.run_length import validations
 from flatout.errors import UserError
 from flatout.run.kinds import kind_of
 from flatout.run.launch import RunJob
+from flatout.sweep.many import alone_in
 from flatout.sweep.searched import FILE, Searched
 from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
-from flatout.sweep.study import ENDED, JOURNAL, Part, SettingInterval, SettingValues, Study, grid
+from flatout.sweep.study import (
+    ENDED,
+    JOURNAL,
+    Part,
+    SettingInterval,
+    SettingValues,
+    Study,
+    grid,
+    mended_journal,
+)
 from flatout.sweep.sweep import confirm
 from flatout.sweep.trial import Ending, Status, Trial
 from flatout.tasks.tagging import Tagger, TaggingConfig, TagLabels
@@ -115,6 +126,62 @@ def test_a_journal_that_is_damaged_is_named_with_its_line(tmp_path):
     journal.write_text("\n".join([*lines[:2], "{half", *lines[3:]]) + "\n")
     with pytest.raises(UserError, match=rf"{JOURNAL}: line 3 is damaged"):
         study(tmp_path)
+
+
+@pytest.mark.parametrize("has_moved", [False, True])
+def test_a_lock_on_the_journal_that_a_killed_sweep_has_left_is_waited_for_by_nobody(
+    tmp_path, has_moved
+):
+    told(study(tmp_path), 2)
+    lock = tmp_path / f"{JOURNAL}.lock"
+    lock.symlink_to("/nowhere/journal.log" if has_moved else tmp_path / JOURNAL)
+    with ended_after(20):
+        assert len(study(tmp_path).ended()) == 2
+    assert not lock.is_symlink()
+
+
+@contextmanager
+def ended_after(seconds: int) -> Iterator[None]:
+    """Raise in what has not ended after some seconds."""
+
+    def give_up(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_the_half_line_of_a_journal_is_cut_off_on_a_disk_that_is_full(tmp_path):
+    told(study(tmp_path), 3)
+    journal = tmp_path / JOURNAL
+    whole = journal.read_bytes()
+    assert len(whole) > 1000
+    journal.write_bytes(whole + b'{"op_code": 4, "wor')
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # more than this no file can be given
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+    try:
+        mended_journal(journal)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert journal.read_bytes() == whole
+
+
+def test_a_sweep_that_is_begun_in_the_folder_of_one_at_work_is_told_so(tmp_path, capsys):
+    place = f"hydra.sweep.dir={tmp_path}"
+    (tmp_path / FILE).write_text("{}")
+    with alone_in(tmp_path):
+        code, said = verbally(capsys, *SEARCHED, place)
+    assert code == 2 and said.startswith(
+        f"sweep: another process is at work in {tmp_path}. Wait for it"
+    )
+    code, said = verbally(capsys, *SEARCHED, place)
+    assert code == 2 and said.startswith(f"sweep: {tmp_path} holds a sweep already. Resume it")
 
 
 def test_a_grid_tries_every_combination_once_in_order(tmp_path):
@@ -552,7 +619,7 @@ def test_a_sweep_that_is_begun_twice_or_taken_up_with_another_space_is_refused(
     )
     wait_for_trial(folder, 0, begun[0])
     assert verbally(capsys, *SEARCHED, place)[1].startswith(
-        f"sweep: {folder} holds a sweep already. Resume it"
+        f"sweep: another process is at work in {folder}"
     )
     assert "another process is at work in" in verbally(capsys, "resume", str(folder), TRUST)[1]
     os.killpg(begun[0].pid, signal.SIGTERM)

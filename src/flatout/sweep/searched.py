@@ -109,13 +109,12 @@ def held(searched: Searched) -> Iterator[None]:
         "fixed": searched.fixed,
     }
     path = folder / FILE
+    hint = f"Resume it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
+    if path.exists():
+        with alone_in(folder):  # where the sweep is at work, that is what is said
+            pass
     require(
-        settings.resume or not path.exists(),
-        "sweep",
-        f"{folder} holds a sweep already",
-        hint=(
-            f"Resume it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
-        ),
+        settings.resume or not path.exists(), "sweep", f"{folder} holds a sweep already", hint=hint
     )
     taken = next(
         (each for each in folder.glob("*") if re.fullmatch(rf"\d+|confirm-\d+|{WORDS}", each.name)),
@@ -183,7 +182,9 @@ def _require_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> 
     if before["fixed"] != now["fixed"]:
         raise UserError(
             "sweep",
-            f"{folder} was begun with other settings:"
-            f" {', '.join(sorted({*before['fixed']} ^ {*now['fixed']}))}",
+            (
+                f"{folder} was begun with other settings:"
+                f" {', '.join(sorted({*before['fixed']} ^ {*now['fixed']}))}"
+            ),
             hint="Type the words that began it to resume, or start a new sweep.",
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import warnings
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -70,7 +71,7 @@ class Study:
         with _as_it_is():
             self._study = optuna.create_study(
                 study_name="sweep",
-                storage=JournalStorage(JournalFileBackend(str(_whole(folder / JOURNAL)))),
+                storage=JournalStorage(JournalFileBackend(str(mended_journal(folder / JOURNAL)))),
                 direction="maximize" if mode == "max" else "minimize",
                 pruner=_pruner(Pruner(search.pruner), validations, self.total),
                 load_if_exists=True,
@@ -204,15 +205,20 @@ def _pruner(kind: Pruner, most: int | None, trials: int) -> BasePruner:
     return made[kind]
 
 
-def _whole(journal: Path) -> Path:
-    """Take away a last line that a killed process has not finished; refuse a journal that is
-    damaged elsewhere.
+def mended_journal(journal: Path) -> Path:
+    """Take away what a killed process has left: its lock, and a last line that it has not finished.
+
+    The caller holds the folder. A journal that is damaged elsewhere is refused.
     """
+    # Optuna waits half a minute for a lock without an owner, and for ever where the folder was
+    # moved.
+    journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
     if not journal.is_file():
         return journal
     data = journal.read_bytes()
     if data and not data.endswith(b"\n"):
-        journal.write_bytes(data[: data.rfind(b"\n") + 1])
+        # in place: a disk that is full takes no second copy
+        os.truncate(journal, data.rfind(b"\n") + 1)
     for number, line in enumerate(data.splitlines()[: data.count(b"\n")], 1):
         try:
             json.loads(line)
