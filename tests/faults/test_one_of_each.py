@@ -62,6 +62,7 @@ def test_sigterm_saves_the_step_and_says_so_in_the_exit_code(tmp_path, untouched
     folder = run_folder(tmp_path / "runs")
     assert saved_step(folder) - int((folder / STEPS).read_text()) in (0, 1)
     assert "stopped by SIGTERM after step" in said(tmp_path / "runs")
+    assert 'resume=auto resumes there, in a script fit(…, resume="auto")' in said(tmp_path / "runs")
     assert differences(finish(SMALL, tmp_path / "runs"), untouched) == []
 
 

@@ -51,6 +51,7 @@ from flatout.run.resolve import Settings, compile_network, exact_products, resol
 from flatout.run.resume import where_to_start
 from flatout.run.reuse import reuse_layers
 from flatout.run.run_folder import (
+    OVERRIDES,
     SPLIT_ROWS,
     RunFolder,
     folder_of_one,
@@ -255,9 +256,10 @@ def report_early_end(training: Training, folder: RunFolder) -> None:
 def report_signal(number: int, training: Training, folder: RunFolder) -> None:
     """Say where training stopped; where SLURM gave the warning, ask it for another turn."""
     name, step = signal.Signals(number).name, training.checkpoints.boundary.at.step
-    folder.say(
-        f"stopped by {name} after step {step}: the same command with resume=auto resumes there"
-    )
+    again = "the same command with resume=auto resumes there"
+    if not folder.files.get(OVERRIDES):  # no words were typed: most likely a script called `fit`
+        again = 'resume=auto resumes there, in a script fit(…, resume="auto")'
+    folder.say(f"stopped by {name} after step {step}: {again}")
     if folder.is_first and (line := requeue_with_slurm(number)):
         folder.say(line)
 
