@@ -20,6 +20,7 @@ SCHEMA = {
     "schema": None,
     "status": None,
     "experiment": None,
+    "begun": None,
     "command": None,
     "seed": None,
     "versions": None,

@@ -168,6 +168,20 @@ def test_another_command_begins_a_new_run_and_says_so(cut_short, capfd):
     assert read_summary(result.folder)["training"]["resumed_from"] is None
 
 
+def test_the_newest_run_is_the_one_that_began_last_although_the_clock_went_back(tmp_path):
+    names = ["2026-10-25_02-50-00", "2026-10-25_02-10-00"]  # in the night summer time ends
+    for name in names:
+        with pytest.raises(Planted):
+            train(BROKEN, tmp_path / "runs", resume=None)
+        (newest,) = (
+            path for path in (tmp_path / "runs" / "case").iterdir() if path.name not in names
+        )
+        newest.rename(newest.with_name(name))
+    assert train(SMALL, tmp_path / "runs").folder.name == names[1]
+    began = [read_summary(tmp_path / "runs" / "case" / name)["begun"] for name in names]
+    assert began == sorted(began) and all(moment.endswith("+00:00") for moment in began)
+
+
 def test_without_resume_a_new_run_begins_and_the_old_one_is_named(cut_short, capfd):
     result = train(SMALL, cut_short, resume=None)
     assert (

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,11 +18,13 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 from flatout.config import RunConfig
+from flatout.distributed.ranks import Ranks
 from flatout.errors import RunBroke, UserError
 from flatout.report.summary import read_summary
 from flatout.run.run_folder import claim_folder, claim_named_folder, folder_of_one, open_run_folder
 from tests.composed import run_train
 from tests.params import at_once
+from tests.started import free_port
 
 TINY = [
     "data.sample.rows=200",
@@ -178,7 +183,7 @@ def test_a_worker_that_the_system_has_ended_is_told_in_one_sentence_with_the_way
     loader = DataLoader(Killed(), num_workers=1, multiprocessing_context="forkserver")
     with (
         pytest.raises(RunBroke, match=told),
-        open_run_folder(tmp_path / "killed", RunConfig(), [], is_first=True),
+        open_run_folder(tmp_path / "killed", RunConfig(), [], Ranks()),
     ):
         list(loader)
     assert read_summary(tmp_path / "killed")["status"] == "failed"
@@ -219,3 +224,46 @@ def test_a_folder_in_which_nothing_was_written_goes_with_its_lock(tmp_path):
     with folder_of_one(tmp_path / "run"):
         assert (tmp_path / "run" / ".lock").is_file()
     assert not (tmp_path / "run").exists()
+
+
+def open_late(run: Path, rank: int, port: int, found: Path) -> None:
+    """Open the folder of a run to resume, as one of two ranks; the second one when the first has
+    begun.
+    """
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = Ranks.here()
+    ranks.agreed("are connected", lambda: True)
+    while rank == 1 and not found.with_name("begun").exists():
+        time.sleep(0.02)
+    with open_run_folder(run, RunConfig(resume=str(run)), [], ranks) as folder:
+        if rank == 0:
+            folder.begin()
+            folder.summary.write()
+            found.with_name("begun").touch()
+        found.write_text(json.dumps(folder.before))
+        ranks.gathered("are done", lambda: True)
+
+
+def test_a_rank_that_is_late_knows_the_choices_of_a_resumed_run(tmp_path):
+    choice = {"name": "reuse", "value": True, "why": "it pays", "evidence": ""}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text(json.dumps({"schema": 1, "choices": [choice]}))
+    found = [tmp_path / f"rank_{rank}.json" for rank in (0, 1)]
+    context = multiprocessing.get_context("fork")
+    port = free_port()
+    ranks = [
+        context.Process(target=open_late, args=(tmp_path / "run", rank, port, found[rank]))
+        for rank in (0, 1)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    assert [json.loads(path.read_text()) for path in found] == [{"reuse": choice}] * 2

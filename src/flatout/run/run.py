@@ -73,7 +73,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
     with (
         Signals() as signals,
         folder_of_one(path) if ranks.is_first else nullcontext(),
-        open_run_folder(path, config, overrides, is_first=ranks.is_first) as folder,
+        open_run_folder(path, config, overrides, ranks) as folder,
         ExitStack() as stack,
     ):
         # as they were, for the next run of this process

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from filelock import FileLock, Timeout
 from flatout.checkpoints.kept import CHECKPOINTS, newest_first
 from flatout.data.store.lock import acquire, file_lock
 from flatout.data.store.store import Store
+from flatout.distributed.ranks import Ranks
 from flatout.errors import RunBroke, UserError, first_line, out_of_space, require
 from flatout.files import REFUSALS, numbered, refused_folder, write_atomically
 from flatout.report.page import read_curves, write_page
@@ -106,17 +108,19 @@ class RunFolder(RunLog):
 
 @contextmanager
 def open_run_folder(
-    path: Path, config: RunConfig, overrides: Sequence[str], *, is_first: bool
+    path: Path, config: RunConfig, overrides: Sequence[str], ranks: Ranks
 ) -> Iterator[RunFolder]:
     """The folder of a run that is about to begin or resume; closes its summary with how the run
     ended.
     """
     is_again = config.resume is not None
     has_run = (path / SUMMARY).is_file()
-    choices = read_summary(path).get("choices", []) if is_again and has_run else []
     is_old = is_again or has_run
-    before = {each["name"]: each for each in reversed(choices)}
-    if not is_first:
+    earlier = read_summary(path) if ranks.is_first and is_again and has_run else {}
+    # The first rank replaces the summary soon: a rank that is late would read another one.
+    choices = ranks.agreed("choices", lambda: earlier.get("choices", []))
+    before = {choice["name"]: choice for choice in reversed(choices)}
+    if not ranks.is_first:
         with unwritten_run(path) as place:
             place.before = before
             yield place
@@ -126,9 +130,11 @@ def open_run_folder(
     except OSError as error:
         raise refused_folder(error, path) from None
     command = shlex.join(["python", "-m", "train", *overrides])
-    summary = Summary(
-        empty_summary() | {"experiment": config.name, "command": command, "seed": config.seed}
+    begun = (
+        earlier.get("begun") if earlier else datetime.now(UTC).isoformat(timespec="microseconds")
     )
+    facts = {"begun": begun, "experiment": config.name, "command": command, "seed": config.seed}
+    summary = Summary(empty_summary() | facts)
     settings = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
     files = {SETTINGS: settings, OVERRIDES: "".join(f"{override}\n" for override in overrides)}
     try:
@@ -274,7 +280,18 @@ def newest_runs(runs: Path, file: str) -> list[Path]:
 
 def sort_runs(folders: Iterable[Path]) -> list[Path]:
     """Folders of runs, the newest first."""
-    return sorted(folders, key=lambda run: run.name, reverse=True)
+    # Names are in local time, which runs back once a year and differs between zones.
+    return sorted(folders, key=lambda run: (_when_begun(run), run.name), reverse=True)
+
+
+def _when_begun(run: Path) -> str:
+    """The moment a run began, by UTC; empty where its summary does not say, as in
+    earlier versions.
+    """
+    try:
+        return str(read_summary(run).get("begun") or "")
+    except UserError:
+        return ""
 
 
 def name_folder(parent: Path) -> Path:
