@@ -7,6 +7,7 @@ import errno
 import gzip
 import io
 import json
+import os
 import shutil
 import sys
 import threading
@@ -440,6 +441,26 @@ def test_a_file_that_was_changed_is_answered_again_and_folders_inside_are_named(
         "Name a file in it; predict takes all of them with --out FOLDER/."
         in capsys.readouterr().err
     )
+
+
+def test_a_file_that_was_changed_and_got_its_time_back_is_answered_again(
+    finished, rows, tmp_path, capsys
+):
+    given, out = tmp_path / "given", tmp_path / "out"
+    given.mkdir()
+    for name in ("a.csv", "b.csv"):
+        shutil.copy(rows, given / name)
+    assert verb("predict", finished.folder, given, "--out", f"{out}/") == 0
+    times = (given / "b.csv").stat()
+    answered = (out / "b.csv").read_text()
+    (given / "b.csv").write_text(Path(rows).read_text() + "9,ballot,politics\n")
+    os.utime(given / "b.csv", ns=(times.st_atime_ns, times.st_mtime_ns))
+    capsys.readouterr()
+    assert verb("predict", finished.folder, given, "--out", f"{out}/") == 0
+    assert "1 file of 2 answered before" in capsys.readouterr().err
+    assert len((out / "b.csv").read_text().splitlines()) == len(answered.splitlines()) + 1
+    assert verb("predict", finished.folder, given, "--out", f"{out}/") == 0
+    assert "2 files of 2 answered before" in capsys.readouterr().err
 
 
 def test_answers_to_another_question_do_not_join_those_of_a_folder(

@@ -38,7 +38,7 @@ from flatout.distributed import engine
 from flatout.distributed.ranks import why_no_gpu
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, as_choice, require, settings_of
-from flatout.files import write_atomically
+from flatout.files import stamp_of, write_atomically
 from flatout.inference.run_predictor import WEIGHTS, FileOptions, ModelFolder, RunPredictor
 from flatout.run.kinds import load_predictor
 from flatout.run.run_folder import SETTINGS
@@ -174,14 +174,22 @@ def answer_files(
     """
     # `asked`: what all answers in a folder have in common. With the last of them the folder's
     # manifest names them all. Answers bear the time of what they answer, so that a file that was
-    # changed is answered again.
+    # changed is answered again. A file that was changed and got its time back (rsync -t, tar) shows
+    # it by its ctime, which nobody can set.
 
     def is_answered(out: Path) -> bool:
-        asked_ns = Path(named[out]).stat().st_mtime_ns
-        return out.exists() and any(
-            out.stat().st_mtime_ns == asked_ns // unit * unit for unit in _UNITS_NS
+        if out in done:  # whatever the clocks of two disks say
+            return True
+        if not out.exists():
+            return False
+        asked = Path(named[out]).stat()
+        answered = out.stat()
+        has_its_time = any(
+            answered.st_mtime_ns == asked.st_mtime_ns // unit * unit for unit in _UNITS_NS
         )
+        return has_its_time and asked.st_ctime_ns < answered.st_ctime_ns
 
+    done = set[Path]()
     named = dict[Path, str]()
     what = f"{folder} holds the files that are read"
     for file in map(Path, files):
@@ -212,8 +220,12 @@ def answer_files(
         write_atomically(folder / MANIFEST, json.dumps({"asked": asked}, indent=1))
     for given, out in waiting:
         times = Path(given).stat()
+        stamp = stamp_of(Path(given))
         rows += answer_one(given, str(out))
-        os.utime(out, ns=(times.st_atime_ns, times.st_mtime_ns))
+        # else it was changed meanwhile, and its answers bear no time of it
+        if stamp_of(Path(given)) == stamp:
+            os.utime(out, ns=(times.st_atime_ns, times.st_mtime_ns))
+            done.add(out)
     if missing := [out for out in named if not is_answered(out)]:
         print(
             f"{counted(len(missing), 'file')} of {len(named)} not answered yet, by other parts",
