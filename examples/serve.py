@@ -1,11 +1,11 @@
-"""A finished run behind an HTTP address (extra `serve`).
+"""A finished run behind an HTTP address (extra `serve`). `python examples/serve.py RUN [--exact]`,
+then elsewhere
 
-`python examples/serve.py RUN [--exact]`, then elsewhere
-
-curl localhost:8000/predict \\
-    -H 'content-type: application/json' -d '{"texts": ["senate votes on the treaty"]}'
+curl localhost:8000/predict -H 'content-type: application/json' -d '{"texts": ["senate votes on the
+treaty"]}'
 """
 
+import asyncio
 import sys
 from concurrent.futures import Future
 from dataclasses import asdict, replace
@@ -16,14 +16,22 @@ from typing import Annotated, Any
 
 import uvicorn
 from fastapi import Body, FastAPI, Request, Response
-from pydantic import StringConstraints
+from fastapi.exceptions import RequestValidationError
+from pydantic import AfterValidator, StringConstraints
+from starlette.requests import ClientDisconnect
 
 from flatout import Predictor
 
 MOST_BYTES = 4_000_000
 MOST_TEXTS = 512
 MOST_CHARACTERS = 100_000
-Text = Annotated[str, StringConstraints(max_length=MOST_CHARACTERS)]
+MOST_SECONDS = 10
+Text = Annotated[
+    str,
+    StringConstraints(max_length=MOST_CHARACTERS),
+    # JSON may hold half a character: it is refused
+    AfterValidator(lambda text: text.encode().decode()),
+]
 
 
 def answer_waiting(predictor: Any, waiting: SimpleQueue) -> None:
@@ -53,9 +61,20 @@ def make_app(run: Any, *, exact: bool = False) -> FastAPI:
     async def limit(request: Request, answer: Any) -> Any:
         size = request.headers.get("content-length", "")
         is_small = request.method == "GET" or (size.isdecimal() and int(size) <= MOST_BYTES)
-        return (
-            await answer(request) if is_small else Response(f"more than {MOST_BYTES:,} bytes", 413)
-        )
+        if not is_small:
+            return Response(f"more than {MOST_BYTES:,} bytes", 413)
+        try:
+            await asyncio.wait_for(request.body(), MOST_SECONDS)
+        except (TimeoutError, ClientDisconnect):
+            return Response(
+                f"no whole body in {MOST_SECONDS} s", 408, headers={"connection": "close"}
+            )
+        return await answer(request)
+
+    @app.exception_handler(RequestValidationError)
+    async def refuse(request: Request, error: RequestValidationError) -> Response:
+        # without the texts
+        return Response("\n".join(problem["msg"] for problem in error.errors()), 422)
 
     @app.post("/predict")
     def predict(

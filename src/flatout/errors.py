@@ -83,6 +83,13 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def printable_lines(text: str) -> str:
+    """A text whose line ends and tabs stay; whatever else a terminal would act on is
+    written out.
+    """
+    return "".join(c if c in "\n\t" else printable(c) for c in text)
+
+
 def first_line(error: BaseException) -> str:
     """What went wrong, without the lines after it, such as a worker's traceback."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -25,6 +25,8 @@ from flatout.errors import UserError
 # errors of a disk rather than of a name
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _ASIDE = "-replaced"
+# how a cell begins that a spreadsheet runs, or that looks guarded
+_MAY_RUN = re.compile(r"'*[=+\-@\t\r]")
 _TICK_S = 0.02  # file systems keep the time of a change in steps of up to ten milliseconds
 
 
@@ -79,10 +81,40 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Write a CSV file in one step; its first row has the names of the columns."""
+    """Write a CSV file in one step, without formulas; its first row has the names of
+    the columns.
+    """
     text = io.StringIO()
-    csv.writer(text).writerows(rows)
+    csv.writer(text).writerows(map(guard_row, rows))
     write_atomically(path, text.getvalue())
+
+
+def guard_row(row: Sequence[object]) -> list[object]:
+    """The cells of a row of a CSV file, those that a spreadsheet would run with a `'`
+    before them.
+    """
+    return [guard_cell(cell) if isinstance(cell, str) else cell for cell in row]
+
+
+def guard_cell(text: str) -> str:
+    """Put a `'` before what a spreadsheet would run as a formula; numbers stay numbers.
+
+    A text that looks guarded already gets one more, so `unguard_cell` gives back every text: `=1` →
+    `'=1` → `=1`, `'=1` → `''=1` → `'=1`.
+    """
+    if _MAY_RUN.match(text) is None:
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
+def unguard_cell(text: str) -> str:
+    """The text that `guard_cell` was given."""
+    is_guarded = text.startswith("'") and _MAY_RUN.match(text) is not None
+    return text[1:] if is_guarded else text
 
 
 def stamp_of(path: Path) -> list[int]:

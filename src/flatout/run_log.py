@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
 
+from flatout.errors import printable_lines
+
 Say = Callable[[str], None]  # prints a line, or passes it on
 Value = TypeVar("Value")
 
@@ -27,11 +29,13 @@ class Choice(Generic[Value]):
 
 
 def print_line(text: str) -> None:
-    """Print; where the reader of a pipe has left, such as `head`, what follows is dropped and the
-    run continues.
+    """Print, without what a terminal would act on: lines name labels and groups of the data.
+
+    Where the reader of a pipe has left, such as `head`, what follows is dropped and the run
+    continues.
     """
     try:
-        print(text, flush=True)
+        print(printable_lines(text), flush=True)
     except BrokenPipeError:
         # Python flushes once more as it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -100,7 +104,9 @@ class LogFile:
             return
         stamp = time.strftime("%H:%M:%S")
         try:
-            self._file.writelines(f"{stamp} {line}\n" for line in text.splitlines())
+            self._file.writelines(
+                f"{stamp} {printable_lines(line)}\n" for line in text.splitlines()
+            )
             self._file.flush()
         except OSError as error:  # a full disk; the run is worth more than its log
             if not self._has_failed:

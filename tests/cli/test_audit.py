@@ -273,6 +273,41 @@ def test_decisions_that_a_spreadsheet_saved_are_read_and_a_label_that_nobody_els
     assert "mistyped" in told.what and told.hint == "correct its file, if they are mistyped"
 
 
+def test_labels_with_formulas_and_escape_codes_are_harmless_in_what_audit_writes_and_prints(
+    tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    labels = ["=HYPERLINK(1)", "\x1b]0;PWNED\x07"]
+    texts = ["=ball goal team", "market bank money"]
+    with Path("rows.csv").open("w", newline="", encoding="utf-8") as file:
+        lines = [(f"{texts[row % 2]} {row // 4}", labels[row % 2]) for row in range(120)]
+        lines[:8] = [(text, labels[row % 2 - 1]) for row, (text, _) in enumerate(lines[:8])]
+        csv.writer(file).writerows([("text", "label"), *lines])
+    assert verb("audit", "data.source=rows.csv", "folds=2") == 0
+    printed = capfd.readouterr()
+    assert "\\x1b]0;PWNED\\x07" in printed.out
+    assert not {"\x1b", "\x07"} & set(printed.out + printed.err)
+    suspects = table(Path("audit/suspects.csv"))
+    assert any(line["text"].startswith("'=ball") for line in suspects)
+    assert any(line["likely"] == "'=HYPERLINK(1)" for line in suspects)
+    assert not any(cell.startswith("=") for line in suspects for cell in line.values())
+    left = check(TextDataConfig(source="rows.csv", exclude="audit/suspects.csv"))
+    assert sum(left.rows.values()) == 120 - len(suspects)
+    relabelled = check(TextDataConfig(source="rows.csv", relabel="audit/suspects.csv"))
+    assert not any("no row has but by data.relabel" in remark.what for remark in relabelled.remarks)
+
+
+def test_a_group_with_an_escape_code_is_written_out_by_audit(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    names = [f"{letter}\x1b[31m" for letter in "abcd"]
+    lines = [f"{name},{t},{t % 7},{t % 5 + k}" for k, name in enumerate(names) for t in range(40)]
+    Path("rows.csv").write_text("cell,t,x,y\n" + "\n".join(lines), encoding="utf-8")
+    words = ["data=sequence", "data.source=rows.csv", "data.group=[cell]", "data.time=t"]
+    assert verb("audit", *words, "data.features=[x]", "data.target=[y]", "folds=2") == 0
+    printed = capfd.readouterr()
+    assert "\\x1b[31m" in printed.out and "\x1b" not in printed.out + printed.err
+
+
 @pytest.mark.soak(seconds=4)
 def test_rows_to_label_next_are_unsure_ones_that_differ(rows, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)

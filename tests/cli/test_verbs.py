@@ -99,6 +99,17 @@ def test_several_devices_answer_as_one_does_in_the_file_s_order(finished, tmp_pa
     assert verb("predict", finished.folder, file, "--device", "cpu,tpu") == 2
 
 
+def test_predict_guards_a_text_that_a_spreadsheet_would_run_and_a_name(finished, tmp_path, capsys):
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text,=cmd|x!A0\nmatch,a\n=1+1 bank,=b\n", encoding="utf-8")
+    out = tmp_path / "answers.csv"
+    assert verb("predict", finished.folder, rows, "--out", out) == 0
+    head, first, second = out.read_text(encoding="utf-8").splitlines()
+    assert head.startswith('"text","\'=cmd|x!A0"') and first.startswith('"match","a"')
+    assert second.startswith('"\'=1+1 bank","\'=b"')
+    assert "2 cells that begin with '='" in capsys.readouterr().err
+
+
 def test_predict_writes_to_standard_output(finished, rows, capfdbinary):
     assert verb("predict", finished.folder, rows) == 0
     assert (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gc
 import sys
 
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flatout.data.tables.output import block_writer
+from flatout.files import unguard_cell, write_table
 
 TEXTS = ["=1+1", "@somebody says", None, "-5 degrees", " =2", "=cmd|' /C calc'!A0"]
 BLOCK = pa.RecordBatch.from_pydict(
@@ -29,6 +31,48 @@ def test_a_csv_of_answers_holds_no_formula(tmp_path, capsys):
     ]
     assert lines[6] == '"\'=cmd|\' /C calc\'!A0",0.5,""'
     assert "6 cells that begin with '='" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())],
+    ids=str,
+)
+def test_a_formula_is_guarded_in_columns_of_every_type_of_text_and_in_names(tmp_path, kind):
+    if pa.types.is_dictionary(kind):
+        column = pa.array(["=1+1", None, "b = c"]).dictionary_encode()
+    else:
+        column = pa.array(["=1+1", None, "b = c"], kind)
+    with block_writer(str(tmp_path / "answers.csv")) as write:
+        write(pa.RecordBatch.from_arrays([column], names=["=cmd|x!A0"]))
+    lines = (tmp_path / "answers.csv").read_text().splitlines()
+    assert lines == ['"\'=cmd|x!A0"', '"\'=1+1"', "", '"b = c"']
+
+
+def test_a_table_that_is_written_holds_no_formula_and_every_text_can_be_read_back(tmp_path):
+    texts = [
+        "=1+1",
+        "-x",
+        "+x",
+        "@sum",
+        "\tx",
+        "'=1",
+        "''-x",
+        "'quoted'",
+        "-0.5",
+        "+inf",
+        "plain",
+        "",
+    ]
+    write_table(tmp_path / "rows.csv", [["=name", "number"], *([text, -1] for text in texts)])
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        head, *rows = csv.reader(file)
+    assert head == ["'=name", "number"]
+    assert [cell for cell, _ in rows[:4]] == ["'=1+1", "'-x", "'+x", "'@sum"]
+    assert [cell for cell, _ in rows[8:]] == ["-0.5", "+inf", "plain", ""]
+    assert not any(cell.startswith(("=", "@", "\t")) for cell, _ in rows)
+    assert [unguard_cell(cell) for cell, _ in rows] == texts
+    assert {number for _, number in rows} == {"-1"}
 
 
 def test_a_csv_holds_lists_bytes_and_tables_in_cells_as_texts(tmp_path):

@@ -267,3 +267,20 @@ def test_a_rank_that_is_late_knows_the_choices_of_a_resumed_run(tmp_path):
         process.join(60)
     assert [process.exitcode for process in ranks] == [0, 0]
     assert [json.loads(path.read_text()) for path in found] == [{"reuse": choice}] * 2
+
+
+@pytest.mark.parametrize(
+    ("end", "has_traceback"),
+    [(KeyboardInterrupt(), False), (SystemExit(143), False), (SystemExit("why"), True)],
+    ids=["Ctrl-C", "SIGTERM", "an exit of one's own"],
+)
+def test_the_log_of_a_run_that_a_signal_ended_holds_no_traceback(tmp_path, end, has_traceback):
+    with (
+        pytest.raises(type(end)),
+        open_run_folder(tmp_path, RunConfig(), [], is_first=True) as folder,
+    ):
+        folder.say("begun\x1b[2J")
+        raise end
+    log = (tmp_path / "log.txt").read_text(encoding="utf-8")
+    assert "begun\\x1b[2J" in log and f"interrupted: {tmp_path}" in log
+    assert ("Traceback" in log) is has_traceback

@@ -22,6 +22,7 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, as_texts, decoded
 from flatout.data.tokens.subwords import PAIR
 from flatout.errors import UserError, printable, require
+from flatout.files import unguard_cell
 
 Line = dict[str, str]  # a line of a file, by its columns
 
@@ -149,11 +150,17 @@ def _lines(key: str, file: str) -> list[Line]:
                 f"{file} has no column {missing}",
                 hint="Write it as audit writes suspects.csv.",
             )
-            return [line for line in reader if any(map(str.strip, filter(None, line.values())))]
+            lines = [_without_guards(line) for line in reader]
+            return [line for line in lines if any(map(str.strip, filter(None, line.values())))]
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(
             key, f"{file} cannot be read: {error}", hint="Save it as csv in UTF-8."
         ) from None
+
+
+def _without_guards(line: Line) -> Line:
+    """The cells as they were before `write_table` kept a spreadsheet from running them."""
+    return {name: cell if cell is None else unguard_cell(cell) for name, cell in line.items()}
 
 
 def _split_of(key: str, place: str, line: Line, tables: Mapping[str, Table]) -> str:

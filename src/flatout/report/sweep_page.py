@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from flatout.errors import printable
-from flatout.files import lies_inside, write_atomically
+from flatout.files import guard_row, lies_inside, write_atomically
 from flatout.report import sweep_charts
 from flatout.report.figures import Chart
 from flatout.report.page import render_text, tile
@@ -81,7 +81,7 @@ def _rows(report: SweepReport) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(
-        map(_defused, ("number", "status", "value", "seconds", *keys, *metrics, "note", "folder"))
+        guard_row(["number", "status", "value", "seconds", *keys, *metrics, "note", "folder"])
     )
     for trial in report.trials:
         results = [
@@ -100,19 +100,8 @@ def _rows(report: SweepReport) -> str:
             trial.note,
             trial.folder,
         ]
-        writer.writerow(map(_defused, cells))
+        writer.writerow(guard_row(cells))
     return file.getvalue()
-
-
-def _defused(text: str) -> str:
-    """A cell that no spreadsheet runs as a formula; numbers stay numbers."""
-    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return text
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}"
-    return text
 
 
 def _page(report: SweepReport, with_page: Collection[str]) -> str:

@@ -185,9 +185,10 @@ def _close_early(place: RunFolder, error: BaseException, *, is_old: bool) -> Non
     """
     if isinstance(error, UserError) and not is_old and _took_away(place):
         return
-    place.log.keep(
-        str(error) if isinstance(error, UserError | RunBroke) else traceback.format_exc()
-    )
+    if not _is_by_signal(error):
+        place.log.keep(
+            str(error) if isinstance(error, UserError | RunBroke) else traceback.format_exc()
+        )
     if place.summary.path is None:  # it has not begun
         return
     status = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
@@ -195,6 +196,16 @@ def _close_early(place: RunFolder, error: BaseException, *, is_old: bool) -> Non
         place.summary.finish(status)
         write_page(place.path, place.summary.values, read_curves(place.path), [])
     place.log.say(f"{status}: {place.path}")
+
+
+def _is_by_signal(error: BaseException) -> bool:
+    """Whether Ctrl-C or another signal ended a run: nothing has gone wrong, so a traceback explains
+    nothing.
+    """
+    is_exit_of_signal = (
+        isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128
+    )
+    return isinstance(error, KeyboardInterrupt) or is_exit_of_signal
 
 
 def _took_away(place: RunFolder) -> bool:

@@ -112,9 +112,11 @@ def _format_writer(
             *(_without_formulas(_flat(column)) for column in block.columns), strict=True
         )
         formulas[0] += sum(found)
-        pa_csv.write_csv(
-            pa.RecordBatch.from_arrays(list(columns), names=block.schema.names), file, options
-        )
+        names = [
+            name.replace("=", "'=", 1) if name.startswith("=") else name
+            for name in block.schema.names
+        ]
+        pa_csv.write_csv(pa.RecordBatch.from_arrays(list(columns), names=names), file, options)
 
     def write_jsonl(block: pa.RecordBatch) -> None:
         file.writelines(
@@ -142,12 +144,16 @@ def _format_writer(
 
 def _without_formulas(column: pa.Array) -> tuple[pa.Array, int]:
     """Texts that a spreadsheet would run, as texts; how many there were."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_string_view(column.type):
+        column = column.cast(pa.large_string())  # pyarrow searches no views
     if not is_text(column.type):
         return column, 0
     are_formulas = pc.fill_null(pc.starts_with(column, "="), False)
     if not (count := pc.sum(are_formulas).as_py() or 0):
         return column, 0
-    return pc.if_else(are_formulas, pc.binary_join_element_wise("'", column, ""), column), count
+    return pc.replace_substring_regex(column, pattern="^=", replacement="'="), count
 
 
 def _flat(column: pa.Array) -> pa.Array:
