@@ -27,6 +27,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
+from flatout.masking import mask_addresses
+
 EXIT_CODE = 2
 LARGEST_SEED = 2**63 - 1
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -44,7 +46,8 @@ class UserError(ValueError):
         self.hint = hint
         text = (f"{where}: {what}" if where else what) + (f" ({allowed})" if allowed else "")
         ending = "" if text.endswith("?") else "."
-        super().__init__(printable(f"{text.rstrip('.')}{ending} {hint}".rstrip() if hint else text))
+        text = f"{text.rstrip('.')}{ending} {hint}".rstrip() if hint else text
+        super().__init__(printable(mask_addresses(text)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), **self.parts), ()

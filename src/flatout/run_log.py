@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
 
 from flatout.errors import printable_lines
+from flatout.masking import mask_addresses
 
 Say = Callable[[str], None]  # prints a line, or passes it on
 Value = TypeVar("Value")
@@ -35,7 +36,7 @@ def print_line(text: str) -> None:
     continues.
     """
     try:
-        print(printable_lines(text), flush=True)
+        print(mask_addresses(printable_lines(text)), flush=True)
     except BrokenPipeError:
         # Python flushes once more as it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -104,9 +105,8 @@ class LogFile:
             return
         stamp = time.strftime("%H:%M:%S")
         try:
-            self._file.writelines(
-                f"{stamp} {printable_lines(line)}\n" for line in text.splitlines()
-            )
+            lines = mask_addresses(text).splitlines()
+            self._file.writelines(f"{stamp} {printable_lines(line)}\n" for line in lines)
             self._file.flush()
         except OSError as error:  # a full disk; the run is worth more than its log
             if not self._has_failed:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -22,6 +23,8 @@ from omegaconf import DictConfig, open_dict, read_write
 from flatout.cli.composing import explain_errors
 from flatout.cli.words import command_of_sweep, conf_words
 from flatout.errors import UserError, require
+from flatout.files import write_atomically
+from flatout.masking import mask_settings, mask_words
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
 
 _OF_RESUMING = ("hydra.mode", "hydra.sweep.dir", "hydra.sweeper.resume")
@@ -56,7 +59,7 @@ class TrialLauncher(Launcher):
             "resume=auto",
         ]
         self.conf = conf_words(config.hydra.runtime.config_sources)
-        self.again = shlex.join(["python", "-m", "train", *self.conf, "-m", *typed])
+        self.again = shlex.join(["python", "-m", "train", *self.conf, "-m", *mask_words(typed)])
         self.words = words
         self.folder = self.begun or folder
         self.is_again = is_again
@@ -70,6 +73,7 @@ class TrialLauncher(Launcher):
         from flatout.sweep.trial import Trial
 
         _require_one_process()
+        _mask_settings(self.folder / "multirun.yaml")
         common = (
             set.intersection(*(set(words) for words in job_overrides))
             if len(job_overrides) > 1
@@ -152,8 +156,20 @@ class TrialSweeper(Sweeper):
         )
         mode = ["hydra.mode=RUN"] if alone.hydra.mode is RunMode.MULTIRUN else []
         conf_folder = conf[0].partition("=")[2] if conf else None
-        line = command_of_sweep(typed, conf_folder)
+        line = command_of_sweep(mask_words(typed), conf_folder)
         return {"begun_by": typed, "conf": conf_folder, "line": line, "train": [*conf, *mode]}
+
+
+def _mask_settings(path: Path) -> None:
+    """Mask the secrets in the settings that Hydra's own sweepers have written beside the trials."""
+    if not path.is_file():
+        return
+    settings = mask_settings(yaml.safe_load(path.read_text(encoding="utf-8")))
+    overrides = settings["hydra"]["overrides"]
+    overrides |= {kind: mask_words(words) for kind, words in overrides.items()}
+    of_job = settings["hydra"]["job"]
+    of_job["override_dirname"] = ",".join(overrides["task"])
+    write_atomically(path, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
 
 def _require_one_process() -> None:
@@ -192,7 +208,7 @@ def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | N
         searched = folder
         before = begun_with(folder)
         require(
-            before in (None, words),
+            before in (None, mask_words(words)),
             "hydra.sweep.dir",
             f"{folder} holds trials of other words: {shlex.join(before or [])}",
             hint="Choose another hydra.sweep.dir, or give that command again.",

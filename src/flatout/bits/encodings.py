@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from flatout.bits.grams import GramIndex, distinct, padded
 from flatout.errors import check_settings, require, setting
+from flatout.masking import is_masked
 
 # a block's gathered table rows should stay in the cache
 _BYTES_AT_ONCE = 1 << 21
@@ -79,6 +80,12 @@ class EncodingConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "encoding")
+        require(
+            not is_masked(self.secret),
+            "encoding.secret",
+            f"{self.secret} stands in place of the secret, which no run folder holds",
+            hint="Type the secret, or data.encoding.secret=${oc.env:NAME}.",
+        )
         for name, usual in (
             ("fold", 0),
             ("diffusion", 0),

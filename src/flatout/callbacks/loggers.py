@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 import socket
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 
 from flatout.errors import UserError, check_settings, did_you_mean, require, setting
 from flatout.files import is_plain_part
+from flatout.masking import mask_words
 
 _GUARDED = ("log_metrics", "log_hyperparams", "log_graph", "save", "after_save_checkpoint")
 
@@ -269,7 +271,8 @@ class RunLoggers:
         """Start a logger and log the settings; a missing key of W&B or a wrong address
         shows here.
         """
-        experiment = getattr(logger, "experiment", None)
+        with _command_masked():
+            experiment = getattr(logger, "experiment", None)
         if not isinstance(logger, RunTensorBoard):
             logger.log_hyperparams(dict(self.settings))
         elif self.charts is not None and experiment is not None:
@@ -340,6 +343,17 @@ def _starting(name: str) -> Iterator[None]:
         raise UserError(
             f"logger={name}", f"cannot start: {error}", hint="Set logger=none to train without."
         ) from None
+
+
+@contextmanager
+def _command_masked() -> Iterator[None]:
+    """Hide the secrets of the command line, which W&B reads and sends as it starts."""
+    command = sys.argv
+    sys.argv = mask_words(command)
+    try:
+        yield
+    finally:
+        sys.argv = command
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import xxhash
 
 from flatout.data.batches.feed import Feed
 from flatout.errors import UserError, require
+from flatout.masking import mask_settings
 from flatout.report.summary import flattened
 
 _FREE = (
@@ -61,7 +62,8 @@ def is_free(key: str, but: Sequence[str] = ()) -> bool:
 
 def deciding_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that decide what is trained, by their dotted keys."""
-    return {key: value for key, value in flattened(settings).items() if not is_free(key)}
+    masked = mask_settings(flattened(settings))  # an earlier version wrote secrets in clear
+    return {key: value for key, value in masked.items() if not is_free(key)}
 
 
 def plan_facts(feed: Feed, batches: int) -> dict[str, Any]:
@@ -110,7 +112,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
     data_before = then.get("data")
     data_now = now.get("data")
     for name in ("settings", "plan", "precision"):
-        values = (each.get(name) or {} for each in (then, now))
+        values = (mask_settings(each.get(name) or {}) for each in (then, now))
         before, after = ({name: each} if isinstance(each, str) else each for each in values)
         # A plan counts rows or, for a foreign DataModule, devices: the data itself differs then.
         keys = before.keys() & after.keys() if name == "plan" else before.keys() | after.keys()

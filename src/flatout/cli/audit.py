@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli.train import start_measuring
-from flatout.cli.words import is_of_training
+from flatout.cli.words import is_of_training, with_secrets_typed
 from flatout.errors import about_settings, as_seconds, check_settings, require, setting
+from flatout.masking import mask_words
 from flatout.run_log import print_line
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
@@ -113,6 +114,7 @@ def run(arguments: argparse.Namespace) -> None:
         theirs = file.read_text(encoding="utf-8").splitlines()
         tuned = ((of.get("tune") or {}).get("values") or {}).items()
         kept = [word for word in theirs if is_of_training(word)]
+        kept = with_secrets_typed(kept, words[1:], "audit")
         # a class of one's own, which nobody trusts here
         if any("_target_" in word for word in theirs):
             print_line("network: left out: the run has classes of its own")
@@ -122,7 +124,7 @@ def run(arguments: argparse.Namespace) -> None:
     given = {word.partition("=")[0].lstrip("+") for word in words}
     implied = next((implied for word, implied in _IMPLIED.items() if word in words), ())
     words += [word for word in implied if not {word.partition("=")[0], "experiment"} & given]
-    command = shlex.join(["python", "-m", "flatout", "audit", *arguments.words])
+    command = shlex.join(["python", "-m", "flatout", "audit", *mask_words(arguments.words)])
     start_measuring(words, lambda settings, _: audit(settings, config, command, of))
 
 

@@ -26,7 +26,7 @@ from flatout.callbacks.clock import PARTS
 from flatout.checkpoints.same_run import deciding_settings
 from flatout.cli.settings import as_word
 from flatout.cli.train import main
-from flatout.cli.words import is_of_training, key_of
+from flatout.cli.words import is_of_training, key_of, with_secrets_typed
 from flatout.distributed.processes import OUTPUT, warm_start
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require
 from flatout.perf.measure import apart
@@ -186,6 +186,7 @@ def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list
     answers = (summary.get("tune") or {}).get("values") or {}
     measured = " ".join(f"{name}={as_word(value)}" for name, value in answers.items())
     kept = [word for word in typed if is_of_training(word)]
+    kept = with_secrets_typed(kept, more, str(folder))
     quiet = "monitor.progress=false monitor.verdict=false tune=off"
     return with_override([*with_override(kept, measured), *more], quiet)
 

@@ -21,6 +21,7 @@ from flatout.cli.words import HELP, conf_folder, require_modest
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, as_seconds, nearest, require
 from flatout.ladder.rungs import Ladder, find_ladder, read_ladder
+from flatout.masking import mask_words
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
         require_modest(path.read_text(encoding="utf-8", errors="replace"), str(path))
         ladder = read_ladder(path)
         require_kind(ladder, typed)
-    command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *arguments.words])
+    command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *mask_words(arguments.words)])
     number = own.get("seeds", "0")
     require(number.isdecimal(), "seeds", repr(number), allowed="0, 2, 3, …")
     asked = {

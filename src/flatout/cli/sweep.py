@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from flatout.cli.train import main
-from flatout.cli.words import HELP, SHORT, in_full, quoted
+from flatout.cli.words import HELP, SHORT, in_full, quoted, with_secrets_typed
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, nearest, require
 
@@ -79,7 +79,8 @@ def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:
     if any(_trusts(word) for word in more):
         sys.path.insert(0, asked["place"])  # as `python -m` did when it was begun
     again = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.sweeper.resume=true"]
-    return [*asked["typed"], *again, *(word for word in more if word not in asked["typed"])]
+    begun_by = with_secrets_typed(asked["typed"], more, "sweep resume")
+    return [*begun_by, *again, *(word for word in more if word not in begun_by)]
 
 
 def _trusts(word: str) -> bool:

@@ -18,6 +18,7 @@ import yaml
 
 import flatout
 from flatout.errors import UserError, require
+from flatout.masking import is_masked
 
 HELP = tomllib.loads(Path(__file__).with_name("help.toml").read_text("utf-8"))
 # not in train.yaml's list: Hydra asks for a plus sign, we take both forms
@@ -160,6 +161,21 @@ def refuse_pickles_and_packages(words: Sequence[str]) -> None:
 def require_folders(where: str, places: str) -> None:
     """Refuse packages: Hydra imports a package to look for settings in it."""
     require("pkg:" not in places.lower(), where, f"{places} names a package", hint="Name a folder.")
+
+
+def with_secrets_typed(words: Sequence[str], typed: Sequence[str], where: str) -> list[str]:
+    """Words that a folder holds, each with a masked secret replaced by the one that is typed for
+    its setting.
+
+    A folder keeps no secrets, so the user types them again.
+    """
+    of_key = {key_of(word): word for word in typed}
+    complete = [of_key.get(key_of(word), word) if is_masked(word) else word for word in words]
+    missing = [key_of(word) for word in complete if is_masked(word)]
+    what = f"the folder holds no secrets, as of {', '.join(missing)}"
+    again = " ".join(f"{key}=…" for key in missing)
+    require(not missing, where, what, hint=f"Type them again after it: {again}")
+    return complete
 
 
 SHORT = {

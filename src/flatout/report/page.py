@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.files import write_atomically, write_table
+from flatout.masking import mask_settings
 from flatout.report import closing
 from flatout.report.figures import COLOURS, Chart, Curve, line_chart
 
@@ -50,6 +51,7 @@ def write_page(
     per_class: Sequence[Mapping[str, Any]],
     answers: Sequence[Chart] = (),
 ) -> Path:
+    summary = mask_settings(summary)
     path = folder / "report.html"
     config = folder / "config.yaml"
     model = summary["model"]

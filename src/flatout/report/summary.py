@@ -23,6 +23,7 @@ import torch
 from flatout.distributed.limits import processor_name
 from flatout.errors import UserError
 from flatout.files import write_atomically
+from flatout.masking import mask_settings
 
 SCHEMA = 1
 FILE = "summary.json"
@@ -71,9 +72,8 @@ class Summary:
     def write(self) -> None:
         """Replace the file in one step: a reader sees the old text or the new one."""
         if self.path is not None:
-            write_atomically(
-                self.path, json.dumps(json_safe(self.values), indent=1, ensure_ascii=False)
-            )
+            values = mask_settings(json_safe(self.values))
+            write_atomically(self.path, json.dumps(values, indent=1, ensure_ascii=False))
 
 
 def _section(values: Any, name: str) -> Any:
@@ -173,17 +173,23 @@ def json_safe(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Settings as mappings, lists and plain values; any other object is named by its type."""
+    """Settings as mappings, lists and plain values, secrets masked; any other object is named by
+    its type.
+    """
+    return mask_settings(_plain(value))
+
+
+def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
         }
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return (

@@ -53,6 +53,7 @@ from flatout.distributed.ranks import Ranks, cores_here, why_no_gpu
 from flatout.distributed.signals import ASKING
 from flatout.engine.run_length import validations
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require, write_for_launcher
+from flatout.masking import mask_words
 from flatout.report.summary import mark_broken
 from flatout.run.closing import Result, answers_of, finished_result
 from flatout.run.kinds import kind_of
@@ -533,7 +534,7 @@ class RunJob:
             words = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
         except OSError:
             return False
-        return words == list(overrides) and not folder.is_symlink()
+        return mask_words(words) == mask_words(overrides) and not folder.is_symlink()
 
     def can_resume(self, folder: Path, overrides: Sequence[str]) -> bool:
         """Whether this very run left a whole checkpoint in the folder."""

@@ -28,6 +28,7 @@ from flatout.config import RunConfig
 from flatout.distributed.ranks import Ranks
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
+from flatout.masking import mask_words
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import plain, read_summary
 from flatout.run.resolve import Settings
@@ -101,7 +102,9 @@ def _is_same_command(folder: Path, settings: dict[str, Any], overrides: Sequence
 def _deciding(words: Sequence[str]) -> list[str]:
     # Typed, it is another command.
     but = ("data.batch_size", "data.accumulate", "data.effective_batch", "precision", "model.reuse")
-    return sorted(word for word in words if not is_free(word.lstrip("+~").partition("=")[0], but))
+    return sorted(
+        word for word in mask_words(words) if not is_free(word.lstrip("+~").partition("=")[0], but)
+    )
 
 
 def _is_all_done(settings: dict[str, Any], folder: Path) -> bool:

@@ -27,6 +27,7 @@ from flatout.data.store.store import Store
 from flatout.distributed.ranks import Ranks
 from flatout.errors import RunBroke, UserError, first_line, out_of_space, require
 from flatout.files import REFUSALS, numbered, refused_folder, write_atomically
+from flatout.masking import mask_words
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import Summary, empty_summary, plain, read_summary
@@ -129,6 +130,7 @@ def open_run_folder(
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise refused_folder(error, path) from None
+    overrides = mask_words(overrides)
     command = shlex.join(["python", "-m", "train", *overrides])
     begun = (
         earlier.get("begun") if earlier else datetime.now(UTC).isoformat(timespec="microseconds")

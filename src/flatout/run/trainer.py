@@ -39,6 +39,7 @@ from flatout.engine.passes import BATCH_NORMS
 from flatout.engine.precision import LIGHTNING_NAMES, Precision
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
+from flatout.masking import mask_settings
 from flatout.report.dashboard import compared_settings, layout
 from flatout.report.summary import hardware
 from flatout.run.own_parts import KeepResults
@@ -196,7 +197,7 @@ def _build_loggers(
     found = build_loggers(settings.asked.logger, place, settings.trainer.get("logger"))
     folder.summary.set("loggers", list(found))
     if settings.asked.has_own_parts:
-        return RunLoggers(found, settings=dict(module.hparams))
+        return RunLoggers(found, settings=mask_settings(dict(module.hparams)))
     names = [f"val/{name}" for name in ("loss", *module.metric_names)]
     charts = layout(module.metric_names, has_card=has_card)
     return RunLoggers(found, metrics=names, settings=settings_to_compare(settings), charts=charts)

@@ -23,6 +23,7 @@ from flatout.data.store.lock import acquire, file_lock
 from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.errors import RunBroke, UserError, as_seconds, require
 from flatout.files import write_atomically
+from flatout.masking import mask_words
 from flatout.report.summary import read_summary
 from flatout.report.sweep_charts import is_number
 from flatout.report.sweep_page import PAGE, SweepReport, TrialRow, spread, write_sweep
@@ -53,10 +54,8 @@ def run_all(
     """
     with alone_in(of.folder), to_go_on(of.again, of_slurm=of.is_again):
         _require_own_folders(trials)
-        write_atomically(
-            of.folder / WORDS,
-            json.dumps({"schema": 1, "words": of.words}, indent=1, ensure_ascii=False),
-        )
+        begun_by = {"schema": 1, "words": mask_words(of.words)}
+        write_atomically(of.folder / WORDS, json.dumps(begun_by, indent=1, ensure_ascii=False))
         found = dict[int, Ending]()
         launcher = launcher or LauncherSettings()
         shares = slots(launcher.parallel, launcher.place)
@@ -107,7 +106,7 @@ def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) ->
         mode=job.mode,
         space={key: ", ".join(values) for key, values in space.items()},
         trials=rows,
-        best_overrides=shlex.join(again),
+        best_overrides=shlex.join(mask_words(again)),
         seconds=sum(ending.seconds for ending in ended),
     )
 
@@ -120,7 +119,7 @@ def _row(trial: Trial, ending: Ending, folder: Path) -> TrialRow:
         seconds=ending.seconds,
         note=ending.note,
         metrics=ending.metrics,
-        params=dict(word.lstrip("+~").partition("=")[::2] for word in trial.changed),
+        params=dict(word.lstrip("+~").partition("=")[::2] for word in mask_words(trial.changed)),
         folder=str(
             trial.folder.relative_to(folder)
             if trial.folder.is_relative_to(folder)
@@ -203,7 +202,7 @@ def begun_with(folder: Path) -> list[str] | None:
         words = json.loads((folder / WORDS).read_text(encoding="utf-8"))["words"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return [str(word) for word in words] if isinstance(words, list) else None
+    return mask_words(map(str, words)) if isinstance(words, list) else None
 
 
 def newest_of(words: Sequence[str], place: Path) -> Path | None:
@@ -211,7 +210,7 @@ def newest_of(words: Sequence[str], place: Path) -> Path | None:
     folders = sorted(
         (path.parent for path in place.glob(f"*/{WORDS}")), key=lambda path: path.name, reverse=True
     )
-    return next((folder for folder in folders if begun_with(folder) == list(words)), None)
+    return next((folder for folder in folders if begun_with(folder) == mask_words(words)), None)
 
 
 def _finished(trials: list[Trial], metric: str) -> dict[int, Ending]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.errors import UserError, require
 from flatout.files import write_atomically
+from flatout.masking import mask_settings, mask_words
 from flatout.report.summary import json_safe, read_json
 from flatout.report.sweep_page import PAGE, ROWS
 from flatout.sweep.many import LOCK, WORDS, alone_in
@@ -56,7 +57,7 @@ class Searched:
 
     def command(self, chosen: Mapping[str, str]) -> str:
         """The line that trains these settings again."""
-        return shlex.join(["python", "-m", "train", *self.train, *self.typed(chosen)])
+        return shlex.join(["python", "-m", "train", *self.train, *mask_words(self.typed(chosen))])
 
     def trial(self, number: int, chosen: Mapping[str, str], name: str = "", *more: str) -> Trial:
         typed = [*self.typed(chosen), *more]
@@ -101,12 +102,12 @@ def held(searched: Searched) -> Iterator[None]:
     folder, settings = searched.folder, searched.settings
     asked = {
         "schema": _SCHEMA,
-        "typed": list(searched.begun_by),
+        "typed": mask_words(searched.begun_by),
         "conf": searched.conf,
         "place": str(Path.cwd()),
         "search": json_safe(settings.of_the_search()),
-        "space": {key: str(part) for key, part in searched.space.items()},
-        "fixed": searched.fixed,
+        "space": mask_settings({key: str(part) for key, part in searched.space.items()}),
+        "fixed": mask_words(searched.fixed),
     }
     path = folder / FILE
     hint = f"Resume it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."

@@ -16,6 +16,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from flatout.masking import mask_words
+
 if TYPE_CHECKING:
     from flatout.run.launch import RunJob
 
@@ -81,7 +83,7 @@ class Board:
 
     def started(self, trial: Trial) -> None:
         self._running[trial.number] = _Row(
-            trial.name or f"trial {trial.number}", " ".join(trial.changed)
+            trial.name or f"trial {trial.number}", " ".join(mask_words(trial.changed))
         )
         self.draw(now=True)
 

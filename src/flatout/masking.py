@@ -1,0 +1,85 @@
+"""Secrets in settings, words of the command line and addresses, masked wherever they are written or
+printed.
+
+A mask is `***-` and four hexadecimal digits, such as `***-9f3c`. The digits follow from the secret
+alone, so two runs can be compared: another secret is noticed but for one in 65,536. Sixteen bits
+say little to who guesses: among a million guesses some fifteen fit, however many run folders there
+are. (A salt for each run would give more bits away with every run.) A reference such as
+`${oc.env:NAME}` is no secret and stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+_ROUNDS = 100_000  # of PBKDF2: some 50 ms a guess
+_MASKED = re.compile(r"\*\*\*-[0-9a-f]{4}")
+_REFERENCE = re.compile(r"\$\{[\w.:]+\}")
+_NAME = (
+    r"(?:\w*_)?(?:secret|password|passwd|api_?key|access_key(?:_id)?|secret_key|private_key)"
+    r"|token|\w*(?:access|auth|bearer|session|refresh)_token"
+)
+_IS_SECRET = re.compile(_NAME, re.IGNORECASE)
+_IN_MAPPING = re.compile(
+    rf"(?<=[{{,\s])((?:{_NAME})\s*:\s*)('[^']*'|\"[^\"]*\"|[^,}}\s]+)", re.IGNORECASE
+)
+_IN_QUERY = re.compile(
+    r"([?&;](?:[\w.-]*(?:token|secret|password|passwd|signature|credential|access_?key|api_?key)[\w.-]*"
+    r"|sig|key|pwd|auth)=)([^&;\s#'\"]+)",
+    re.IGNORECASE,
+)
+# The user part ends at the last @ before the path; a key may hold a slash, which a port's number
+# does not precede.
+_USER = re.compile(r"(?<=://)([^/\s?#'\"]+|[^/\s:@?#'\"]+:(?!\d+[/?#])[^\s@'\"]+)(?=@)")
+
+
+@lru_cache(1024)
+def mask(secret: str) -> str:
+    """What stands in place of a secret; a mask, a reference and nothing at all stay as they are."""
+    is_open = not _REFERENCE.sub("", secret).strip(":'\"") or _MASKED.fullmatch(secret)
+    if is_open:
+        return secret
+    secret_bytes = secret.encode("utf-8", "surrogatepass")
+    return f"***-{hashlib.pbkdf2_hmac('sha256', secret_bytes, b'flatout mask', _ROUNDS, 2).hex()}"
+
+
+def is_masked(text: str) -> bool:
+    """Whether a text holds a mask in place of a secret."""
+    return _MASKED.search(text) is not None
+
+
+def mask_addresses(text: str) -> str:
+    """Mask the user parts of addresses in a text, and keys and tokens of their queries."""
+    if "://" not in text:
+        return text
+    text = _USER.sub(lambda user: mask(user[1]), text)
+    return _IN_QUERY.sub(lambda part: part[1] + mask(part[2]), text)
+
+
+def mask_settings(value: Any, key: str = "") -> Any:
+    """Settings, or facts of a run, with every secret masked, by the names of keys and
+    in addresses.
+    """
+    if isinstance(value, Mapping):
+        return {name: mask_settings(item, str(name)) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [mask_settings(item, key) for item in value]
+    if type(value) is not str:
+        return value
+    is_secret = _IS_SECRET.fullmatch(key.rpartition(".")[2]) is not None
+    return mask(value) if is_secret else mask_addresses(value)
+
+
+def mask_words(words: Iterable[str]) -> list[str]:
+    """Words of a command line with every secret masked."""
+    return [_mask_word(word) for word in words]
+
+
+def _mask_word(word: str) -> str:
+    name, equals, value = word.partition("=")
+    value = mask_settings(value, name.lstrip("+~"))
+    return name + equals + _IN_MAPPING.sub(lambda part: part[1] + mask(part[2]), value)
