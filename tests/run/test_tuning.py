@@ -138,6 +138,11 @@ def test_answers_become_settings_and_words():
     assert with_answers(config, {}) is config
 
 
+def test_an_answer_to_what_nothing_measures_is_ignored():
+    config = RunConfig()
+    assert with_answers(config, {"data.source": "s3://somebody/rows", "seed": 3}) is config
+
+
 def test_a_rate_that_was_found_is_not_scaled_again():
     optim = OptimConfig(scale_lr="linear", base_batch=32)
     config = with_answers(RunConfig(optim=optim), {"optim.lr": 1e-3})

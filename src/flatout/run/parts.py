@@ -66,6 +66,7 @@ _NAMED = ("data.feed", "data.batch_size", "precision", "compile")
 _TUNED = (*_NAMED, "data.workers", "data.accumulate")
 _OF_DATA = ("feed", "workers", "batch_size", "accumulate", "effective_batch", "tokens_per_batch")
 CUT = "model.freeze_layers"
+_ANSWERED = (*_TUNED, "optim.lr", CUT)  # settings that `tune` may set by what it measured
 _MOST_ROWS = (4_000, 2_000)  # rows that `tune=cut` trains on, and rows that judge
 _WAIT_S = 600.0  # how long a run waits for another one that scores the same cuts
 
@@ -232,6 +233,10 @@ def question(
 
 
 def with_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:
+    """The settings with measured answers; a key that nothing measures is ignored: files of a cache
+    may be changed.
+    """
+    values = {name: value for name, value in values.items() if name in _ANSWERED}
     of_data = {
         name.removeprefix("data."): value
         for name, value in values.items()
