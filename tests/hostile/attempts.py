@@ -238,6 +238,11 @@ def lay_bait(place: Path) -> None:
         ' "configuration_evil.EvilConfig"}'
     )
     (folder / "remote" / "config.json").write_text(f'{{"model_type": "evil", "auto_map": {names}}}')
+    backbone = folder / "backbone"
+    backbone.mkdir()
+    (backbone / "evil.py").write_text(f"{code}EvilBackbone = Evil\n")
+    names = f'{{"AutoBackbone": "{backbone}--evil.EvilBackbone"}}'
+    (backbone / "config.json").write_text(f'{{"model_type": "resnet", "auto_map": {names}}}')
     (folder / "payload.pickle").write_bytes(pickle.dumps(_Payload(canary)))
     torch.save({"state_dict": _Payload(canary)}, folder / "payload.pt")
 

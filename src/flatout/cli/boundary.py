@@ -27,11 +27,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from flatout.cli.composing import chain_of, mistake_in, unknown_key
+from flatout.cli.typed import ONLY_TYPED, check_values, check_values_of_hydra, nodes
 from flatout.config import RunConfig
+from flatout.data.tables.hub import never_ask_to_run_code
 from flatout.errors import UserError, first_line, require
 from flatout.files import is_plain_part, require_inside
 
-_ONLY_TYPED = "Type it on the command line: files may not set it."
 _LOGGING_CLASSES = (
     "logging.StreamHandler",
     "logging.FileHandler",
@@ -71,7 +72,7 @@ _PLACES = (
         "torchmetrics.retrieval",
     ),
     *("torchmetrics.segmentation", "torchmetrics.text", "torchmetrics.wrappers"),
-    *("transformers.activations", "transformers.optimization", "transformers.models"),
+    *("transformers.activations", "transformers.optimization"),
     *("flatout.models", "flatout.tasks", "flatout.callbacks"),
 )  # modules, with all below them, whose classes a `_target_` may name. Importing one has no effects
 _DOORS = (
@@ -107,6 +108,7 @@ _FOLDERS = (
     "log_dir",
     "default_root_dir",
     "exclude_batches_path",
+    "folder",
 )
 """Arguments that name a folder to write to."""
 _PARTS = ("name", "version", "sub_dir", "filename", "prefix", "filename_suffix", "comment")
@@ -118,6 +120,9 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
     _require_known_keys(cfg, "")
     if missing := sorted(OmegaConf.missing_keys(cfg)):
         raise UserError(missing[0], "has no value", hint=f"Give it one: {missing[0]}=VALUE.")
+    written: Any = OmegaConf.to_container(cfg, resolve=False)
+    allowed = allowed_targets(cfg, overrides)
+    check_values(written, overrides)
     try:
         OmegaConf.resolve(cfg)  # once, so the checked values are the used ones
     except OmegaConfBaseException as error:
@@ -130,7 +135,7 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
         HydraConfig.get().runtime, "output_dir"
     ):
         folders.append(Path(HydraConfig.get().runtime.output_dir))
-    check_targets(plain, allowed_targets(cfg, overrides), folders)
+    check_targets(plain, allowed, folders)
     if isinstance(cfg.seed, int) and 0 <= cfg.seed < 1 << 32:
         # modules of your own draw their weights while they are built
         seed_everything(cfg.seed, verbose=False)
@@ -178,7 +183,7 @@ def allowed_targets(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...
         not allowed or _is_typed("allow_targets", overrides),
         "allow_targets",
         "stands in a file",
-        hint=_ONLY_TYPED,
+        hint=ONLY_TYPED,
     )
     return allowed
 
@@ -217,7 +222,7 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
             not _value(cfg, key) or _is_typed(key, overrides),
             key,
             "stands in a file",
-            hint=_ONLY_TYPED,
+            hint=ONLY_TYPED,
         )
     is_typed = _is_typed("hydra.job.env_set", overrides) or _is_typed(
         "hydra.job.env_copy", overrides
@@ -226,9 +231,10 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
         not settings.job.env_set or is_typed,
         "hydra.job.env_set",
         "stands in a file",
-        hint=_ONLY_TYPED,
+        hint=ONLY_TYPED,
     )
     plain: Any = OmegaConf.to_container(settings, resolve=False)
+    check_values_of_hydra(plain, overrides)
     for name in ("hydra_logging", "job_logging"):
         _check_logging(plain[name], f"hydra.{name}")
     _check_folders(cfg, overrides)
@@ -339,20 +345,6 @@ def targets(value: Any, where: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:
     )
 
 
-def nodes(value: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """Every part of plain settings, at any depth, and its key; the names in a mapping are parts of
-    it, too.
-    """
-    yield where, value
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield where, str(key)
-            yield from nodes(item, f"{where}.{key}".lstrip("."))
-    elif isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            yield from nodes(item, f"{where}[{number}]")
-
-
 def is_allowed(target: Any, allowed: Sequence[str]) -> bool:
     """Whether `allowed` holds its name, or the name of its module or package."""
     is_name = isinstance(target, str) and bool(_NAME.fullmatch(target))
@@ -378,12 +370,9 @@ def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
     is_listed = is_trusted or module in _DOORS or _is_place(module)
     require(is_listed, where, unlisted, allowed=kinds, hint=trust)
     found = _found(target)
-    require(
-        found is not None,
-        where,
-        f"_target_ {target}: there is no such class",
-        hint="Check the spelling, and that its package is installed.",
-    )
+    hint = "Check the spelling, and that its package is installed."
+    never_ask_to_run_code()
+    require(found is not None, where, f"_target_ {target}: there is no such class", hint=hint)
     if not (isinstance(found, type) and issubclass(found, tuple(map(_found, _KINDS)))):
         names = ", ".join(kind.rpartition(".")[2] for kind in _KINDS)
         raise UserError(
@@ -398,8 +387,7 @@ def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
 
 
 def _is_place(module: str) -> bool:
-    is_script = module.startswith("transformers.models.") and ".modeling_" not in module
-    return any(f"{module}.".startswith(f"{place}.") for place in _PLACES) and not is_script
+    return any(f"{module}.".startswith(f"{place}.") for place in _PLACES)
 
 
 def _found(target: str) -> Any:

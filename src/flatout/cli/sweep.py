@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 from flatout.cli.train import main
+from flatout.cli.typed import must_be_typed_again
 from flatout.cli.words import HELP, SHORT, in_full, quoted, with_secrets_typed
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, nearest, require
+from flatout.masking import is_masked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +61,11 @@ def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:
     folder = Path(typed[0]).absolute()
     more = typed[1:]
     asked = read_asked(folder)
-    # The folder may come from others: you type again each word that lets foreign code in.
-    missing = [word for word in asked["typed"] if _trusts(word) and word not in more]
+    # The folder may come from others: you type again each word that lets foreign code in. A word
+    # whose secret is masked cannot be repeated to the letter: `with_secrets_typed` asks for it.
+    plain_words = [word for word in asked["typed"] if not is_masked(word)]
+    repeated = (word for word in plain_words if _trusts(word) or must_be_typed_again(word))
+    missing = [word for word in repeated if word not in more]
     if asked["conf"] is not None and not conf:
         missing += ["--config-dir", asked["conf"]]
     require(

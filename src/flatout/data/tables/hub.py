@@ -4,8 +4,10 @@ with them.
 
 from __future__ import annotations
 
+import importlib
 import re
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,10 +63,17 @@ def from_hub(name: str, where: str) -> Any:
         ) from None
 
 
+def never_ask_to_run_code() -> None:
+    """Let transformers refuse a model's own code at once, where it would ask whether to run it."""
+    if "transformers" in sys.modules:
+        importlib.import_module("transformers.dynamic_module_utils").TIME_OUT_REMOTE_CODE = 0
+
+
 def fetched(name: str, where: str, opening: Callable[[], T]) -> T:
     """A model's file of a folder, of the cache or of the Hub, opened by transformers; never code
     that comes with it.
     """
+    never_ask_to_run_code()
     try:
         with _offline_where_nobody_answers():
             return opening()

