@@ -26,7 +26,7 @@ from flatout import (
 from flatout.bits import BitData, GramDecoder
 from flatout.bits.task import GramsConfig
 from flatout.data import SequenceData, TagData, TextData
-from flatout.models.encoder.network import Windows
+from flatout.models.encoder.windows import Windows
 from flatout.models.window_mlp import WindowMLPConfig
 from flatout.tasks import (
     Classifier,

@@ -36,7 +36,7 @@ from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.inference.export import export, made_up_rows
 from flatout.inference.run_predictor import WEIGHTS
-from flatout.models.encoder.layered import LoraConfig
+from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 from tests.params import at_once
 from tests.verbs import verb

@@ -20,7 +20,7 @@ from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.engine import compile as compiling
 from flatout.engine.compile import choose_compile, compile_layers, is_compiled
 from flatout.engine.precision import Precision
-from flatout.models.encoder.layered import LoraConfig
+from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 from tests.faults.plants import Planted, RaiseAt
 from tests.faults.runs import write_rows

@@ -15,7 +15,7 @@ from torch import nn
 
 from flatout import BiLSTMConfig, OptimConfig, TextDataConfig, TransformerConfig, UserError, fit
 from flatout.data.batches.flat_batch import flat_batch
-from flatout.models.encoder.layered import LoraConfig
+from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs, Transformer
 from tests.faults.plants import Planted, RaiseAt
 from tests.faults.runs import write_rows

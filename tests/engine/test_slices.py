@@ -24,7 +24,7 @@ from flatout.distributed.processes import warm_start
 from flatout.engine.clipping import clip_gradients, gradient_is_finite, gradient_length
 from flatout.engine.fsdp import slice_weights
 from flatout.engine.optimizer import OptimConfig
-from flatout.models.encoder.layered import LoraConfig
+from flatout.models.encoder.lora import LoraConfig
 from tests.models.test_transformer import FLAT, PADDED, batch_of, built, gradients
 
 RANKS = 2

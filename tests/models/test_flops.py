@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.models.bilstm import BiLSTM, BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig, Norm
-from flatout.models.encoder.layered import LoraConfig
+from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import (
     FLAT_FAMILIES,
     Compute,

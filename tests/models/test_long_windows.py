@@ -26,8 +26,8 @@ from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
 from flatout.inference.forms import exported, through_library
 from flatout.inference.text import Predictor
-from flatout.models.encoder.network import Windows
 from flatout.models.encoder.transformer import Outputs, Transformer
+from flatout.models.encoder.windows import Windows
 
 SIZE = 6
 ROWS = [[5, 6], [5, 6, 7, 8, 9, 10, 11], list(range(5, 17)), list(range(20, 49))]

@@ -26,7 +26,7 @@ from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import UserError
 from flatout.models.encoder.attention import Kernel, Scores
-from flatout.models.encoder.layered import LoraConfig, merge_lora
+from flatout.models.encoder.lora import LoraConfig, merge_lora
 from flatout.models.encoder.network import choose_kernel
 from flatout.models.encoder.rectangles import attend_by_rectangles, lay_out_rows
 from flatout.models.encoder.transformer import (

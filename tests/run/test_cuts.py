@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from flatout import BiLSTMConfig, UserError
-from flatout.models.encoder.layered import LoraConfig
+from flatout.models.encoder.lora import LoraConfig
 from flatout.tasks.encoder_layers import LayerScore
 from tests.run.test_reuse import CLASSES, ENCODER, TAGS, train
 

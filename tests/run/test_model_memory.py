@@ -14,7 +14,7 @@ from torch import nn
 
 import train
 from flatout import BiLSTMConfig, BitMLPConfig, TextCNNConfig, TransformerConfig, UserError
-from flatout.models.encoder.layered import LoraConfig
+from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs
 from flatout.run import memory
 from flatout.run.memory import require_memory, training_bytes

@@ -31,7 +31,7 @@ from flatout import (
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache
 from flatout.data.store.store import SplitWriter, written
-from flatout.models.encoder.layered import LoraConfig
+from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import ReuseFormat
 from flatout.report.summary import read_summary
 from flatout.run import reuse

@@ -16,7 +16,7 @@ from flatout.data.batches.plan import FeedKind, PlanSettings
 from flatout.data.store.store import Column, Store, StoreWriter
 from flatout.engine.precision import Precision
 from flatout.errors import UserError
-from flatout.models.encoder.layered import LoraConfig
+from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import (
     FLAT_FAMILIES,
     Outputs,

@@ -420,7 +420,7 @@ def test_what_does_not_fit_is_refused(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     from flatout import BiLSTMConfig, ClassificationConfig
-    from flatout.models.encoder.layered import LoraConfig
+    from flatout.models.encoder.lora import LoraConfig
 
     problem = changes.get("problem", Problem.none)
     task = ClassificationConfig() if changes.get("task") else MaskedLanguageConfig()

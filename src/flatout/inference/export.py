@@ -32,7 +32,7 @@ from flatout.data.problem import Problem
 from flatout.data.tokens.long_texts import CUT, Long
 from flatout.errors import require
 from flatout.models.contract import contract
-from flatout.models.encoder.layered import merge_lora
+from flatout.models.encoder.lora import merge_lora
 from flatout.models.encoder.transformer import Outputs, quiet_library
 
 ONNX = "model.onnx"

@@ -35,8 +35,8 @@ from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
 from flatout.inference.text import MaskedWordPredictor, Predictor
 from flatout.models import MODELS, OF_BITS, OF_RECORDINGS, OF_TEXTS
-from flatout.models.encoder.network import Windows
 from flatout.models.encoder.transformer import TransformerConfig
+from flatout.models.encoder.windows import Windows
 from flatout.report.figures import Chart
 from flatout.report.page import draw_answers
 from flatout.run.rival import COMMONEST, LINEAR, Model

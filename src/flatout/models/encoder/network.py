@@ -21,27 +21,22 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from flatout.data.batches.flat_batch import FlatBatch, on_device, rows_of_one_length
-from flatout.data.tokens.long_texts import CUT
+from flatout.data.batches.flat_batch import FlatBatch, rows_of_one_length
 from flatout.errors import require
 from flatout.models.contract import Lengths, Product
 from flatout.models.encoder.attention import Kernel
 from flatout.models.encoder.families import FLAT_FAMILIES, classify_tokens, why_not_flat
-from flatout.models.encoder.layered import (
-    LayeredEncoder,
-    encoder_products,
-    keep_tied_once,
-    require_same_weights,
-)
+from flatout.models.encoder.freezing import FreezableEncoder, require_same_weights
 from flatout.models.encoder.layers import FlatLayer, Pass, replace_layers
+from flatout.models.encoder.products import encoder_products
 from flatout.models.encoder.rectangles import FlatRows
 from flatout.models.encoder.relative import measure_distances, reads_distances
+from flatout.models.encoder.tied_weights import keep_tied_once
+from flatout.models.encoder.windows import Windows, answer_texts, cut_windows, window_lengths
 from flatout.models.lean import make_lean
 from flatout.run_log import Choice
 
@@ -59,10 +54,9 @@ _LARGEST_FLASH_HEAD = 256
 _LEAST_STEP = 16
 _STEP_BITS = 6
 Compute = StrEnum("Compute", "auto flat padded")
-Windows = StrEnum("Windows", "mean max attention")
 
 
-class Transformer(LayeredEncoder):
+class Transformer(FreezableEncoder):
     """An encoder and its head; tags and masked words are answered token by token."""
 
     def __init__(
@@ -203,6 +197,18 @@ class Transformer(LayeredEncoder):
         return torch.cat(
             [logits, nn.functional.linear(inputs[0], self.window_query.unsqueeze(0))], -1
         )
+
+    def drop_before_output(self, share: float) -> None:
+        """Drop so much in the head, also where a family's configuration has no word for it."""
+        found = [module for module in self.head_modules() if isinstance(module, nn.Dropout)]
+        require(
+            bool(found) or not share,
+            "model.head_dropout",
+            f"{self.family} drops nothing before its output",
+            hint="Leave it out.",
+        )
+        for module in found:
+            module.p = share
 
     def products(self, lengths: Lengths) -> list[Product]:
         """The products of a forward pass; empty for families that are not counted."""
@@ -495,59 +501,3 @@ def _use_plain_attention(net: Any) -> None:
         with suppress(ValueError, ImportError):
             net.set_attn_implementation(name)
             return
-
-
-def window_lengths(
-    lengths_B: NDArray[np.integer], size: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`[W]` tokens of each window of such rows, in the order in which they stand, and the row of
-    each.
-    """
-    # of which none overlaps the one before it
-    return CUT.windows(lengths_B.astype(np.int64), size)[1:]
-
-
-def cut_windows(batch: FlatBatch, size: int) -> tuple[FlatBatch, Tensor, Tensor]:
-    """The windows of a batch as its rows, shortest first; `[W]` their texts and `[T]` their tokens'
-    places.
-    """
-    lengths, text = window_lengths(batch.lengths.numpy(), size)
-    begins = np.cumsum(lengths) - lengths  # windows stand without gaps
-    order = np.argsort(lengths, kind="stable")
-    lengths, text = lengths[order], text[order]
-    offsets = np.append(0, np.cumsum(lengths))
-    index = np.repeat(begins[order] - offsets[:-1], lengths) + np.arange(offsets[-1])
-    device = batch.tokens.device
-    windows = replace(
-        batch, lengths=torch.from_numpy(lengths), rows=torch.from_numpy(text), num_real=len(text)
-    )
-    places_T = on_device(index, device)
-    tokens = batch.tokens.index_select(0, places_T)
-    windows = replace(
-        windows,
-        tokens=tokens,
-        offsets=on_device(offsets, device),
-        targets=None,
-        target_offsets=None,
-    )
-    return windows, on_device(text, device), places_T
-
-
-def answer_texts(answers_WC: Tensor, text_W: Tensor, num_texts: int, how: Windows) -> Tensor:
-    """`[B, C]`: the mean of each text's windows, the largest of each output, or the mean by scores,
-    the last column.
-    """
-    answers_WC = answers_WC.float()
-    weights_W1 = torch.ones_like(answers_WC[:, :1])
-    if how is not Windows.mean:
-        places = text_W.unsqueeze(1).expand_as(answers_WC)
-        most_BC = answers_WC.new_zeros(num_texts, answers_WC.shape[1])
-        most_BC = most_BC.scatter_reduce(0, places, answers_WC, "amax", include_self=False)
-        if how is Windows.max:
-            return most_BC
-        weights_W1 = (answers_WC[:, -1:] - most_BC[:, -1:].detach()[text_W]).exp()
-        answers_WC = answers_WC[:, :-1]
-    found = answers_WC.new_zeros(num_texts, answers_WC.shape[1]).index_add(
-        0, text_W, answers_WC * weights_W1
-    )
-    return found / answers_WC.new_zeros(num_texts, 1).index_add(0, text_W, weights_W1)

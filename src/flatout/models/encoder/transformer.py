@@ -20,8 +20,9 @@ from flatout.data.tables.hub import fetched
 from flatout.data.tokens.run_model import model_of_run
 from flatout.errors import UserError, check_settings, did_you_mean, require, setting
 from flatout.models.encoder.families import FLAT_FAMILIES, WRITTEN
-from flatout.models.encoder.layered import LoraConfig, add_lora
-from flatout.models.encoder.network import Compute, Transformer, Windows
+from flatout.models.encoder.lora import LoraConfig, add_lora
+from flatout.models.encoder.network import Compute, Transformer
+from flatout.models.encoder.windows import Windows
 
 ALL = "all"  # of the layers to freeze: each of them, for a head alone
 _CODE = (
