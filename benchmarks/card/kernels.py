@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.card.place import Place
 from benchmarks.claim import Claim, bounded
 from flatout.models.encoder.attention import Kernel, Scores
-from flatout.models.encoder.rectangles import FlatRows
+from flatout.models.encoder.flat_rows import FlatRows
 
 FP32 = torch.float32
 FP16 = torch.float16

@@ -17,8 +17,9 @@ from torch.nn import functional
 
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.models.encoder.attention import Kernel, Scores, pad_heads
+from flatout.models.encoder.flat_rows import FlatRows
 from flatout.models.encoder.network import choose_kernel
-from flatout.models.encoder.rectangles import FlatRows, lay_out_rows
+from flatout.models.encoder.rectangles import lay_out_rows
 from flatout.models.encoder.transformer import Outputs, TransformerConfig
 from flatout.models.lean import kept_places
 from flatout.run_log import Choice

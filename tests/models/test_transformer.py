@@ -28,7 +28,8 @@ from flatout.errors import UserError
 from flatout.models.encoder.attention import Kernel, Scores
 from flatout.models.encoder.lora import LoraConfig, merge_lora
 from flatout.models.encoder.network import choose_kernel
-from flatout.models.encoder.rectangles import attend_by_rectangles, lay_out_rows
+from flatout.models.encoder.rectangle_attention import attend_by_rectangles
+from flatout.models.encoder.rectangles import lay_out_rows
 from flatout.models.encoder.transformer import (
     FLAT_FAMILIES,
     Compute,
@@ -813,9 +814,9 @@ def test_weights_have_the_names_of_the_library_so_that_earlier_checkpoints_open(
 ) -> None:
     model = built(family, kind=kind)
     library = Outputs(["a", "b", "c"], kind).auto_class.from_config(model.described).state_dict()
-    aliases = {name.removeprefix("net.") for name in getattr(model, "aliases", {})}
+    left_out = {name.removeprefix("net.") for name in model.first_names}
     expected = {
-        f"net.{name}": weight.shape for name, weight in library.items() if name not in aliases
+        f"net.{name}": weight.shape for name, weight in library.items() if name not in left_out
     }
     assert {name: weight.shape for name, weight in model.state_dict().items()} == expected
     earlier = {f"net.{name}": torch.full_like(weight, 0.5) for name, weight in library.items()}

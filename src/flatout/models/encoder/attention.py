@@ -11,7 +11,7 @@ alone read; it neither copies to the host nor waits.
   either.
 - `padded`: scaled_dot_product_attention over padded rows with a mask, for what neither kernel
   takes. Scores that depend on distances are padded so, too, and computed in relative.py.
-- `rectangles`: a CPU. See rectangles.py.
+- `rectangles`: a CPU. See rectangle_attention.py.
 
 Shapes: T tokens, B rows, H heads, D numbers a head, L the longest row.
 """

@@ -1,19 +1,27 @@
-"""Freezing and thawing the layers of an encoder, and what stays of frozen layers."""
+"""Freeze the first layers of an encoder, thaw them as epochs pass, and store what they put out.
+
+A frozen weight has `requires_grad` False. `freeze` sets it from the embeddings upwards.
+`thaw_over` and `thaw` set it back, the last layer first (`model.unfreeze_epochs`). Where batches
+bring the outputs of frozen layers from a store (`model.reuse`), `keep_layers_still` switches off
+the dropout of these layers. `frozen_digest` names their weights, so that a store of other weights
+is refused.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
-import operator
-from typing import Any, Self
+from typing import Self
 
 import xxhash
+from torch import nn
 
 from flatout.errors import require
 from flatout.models.encoder.layered import LayeredEncoder
 
-_OF_THE_HEAD = (
+# settings of the library's configuration that change nothing below the head
+_SETTINGS_OF_THE_HEAD = (
     "_name_or_path",
     "id2label",
     "label2id",
@@ -21,20 +29,20 @@ _OF_THE_HEAD = (
     "num_labels",
     "transformers_version",
 )
-"""What of an encoder's own configuration changes nothing below its head."""
 
 
 class FreezableEncoder(LayeredEncoder):
     """An encoder whose first layers can be frozen and thawed."""
 
-    # first layers that stay as they are, and whose outputs a batch may bring as its `states`
+    # number of first layers that are frozen and whose outputs a batch may bring as its `states`
     stored_layers = 0
+    # names of the weights that are still frozen, a list for each layer; the next to thaw is first
     _waiting: list[list[str]]
-    _frozen_at_first = 0
-    _weights_then = ""
+    _frozen_at_first = 0  # length of `_waiting` when training began
+    _digest_of_stored = ""  # `frozen_digest` of the weights whose outputs are stored
 
     def freeze(self, layers: int, *, embeddings: bool) -> None:
-        """Keep the first layers, and the embeddings, as they are."""
+        """Freeze the first `layers` layers; the embeddings too if any layer is, or if asked for."""
         blocks = self.blocks()
         require(
             layers <= len(blocks),
@@ -48,78 +56,82 @@ class FreezableEncoder(LayeredEncoder):
         for block in blocks[:layers]:
             block.requires_grad_(False)
 
-    def wait(self, epochs: float) -> None:
-        """Remember what is frozen, to thaw it over these epochs."""
+    def thaw_over(self, epochs: float) -> None:
+        """Plan to thaw what is frozen now, evenly over so many epochs; `thaw` carries it out."""
         self.unfreeze_epochs = epochs
-        names = {
-            id(weight): name for name, weight in self.named_parameters() if not weight.requires_grad
-        }
-        blocks = [list(block.parameters()) for block in self.blocks()]
-        frozen_blocks = [
-            [names.pop(id(each)) for each in block]
-            for block in reversed(blocks)
-            if id(block[0]) in names
-        ]
-        self._waiting = [*frozen_blocks, *([list(names.values())] if names else [])]
-        self._frozen_at_first = len(self._waiting)
+        frozen_names = dict[int, str]()
+        for name, weight in self.named_parameters():
+            if not weight.requires_grad:
+                frozen_names[id(weight)] = name
+        # Of layers 0, 1, 2 with 0 and 1 frozen: [[names of 1], [names of 0], [embeddings]].
+        waiting = list[list[str]]()
+        for block in reversed(self.blocks()):
+            weights = list(block.parameters())
+            if id(weights[0]) in frozen_names:
+                waiting.append([frozen_names.pop(id(weight)) for weight in weights])
+        if frozen_names:
+            waiting.append(list(frozen_names.values()))
+        self._waiting = waiting
+        self._frozen_at_first = len(waiting)
 
     def thaw(self, epochs: float) -> bool:
-        """Let frozen layers train as epochs pass, the last first, embeddings last; whether any has
-        joined just now.
+        """Let the layers train whose turn has come after so many epochs, the last layer first.
+
+        Returns whether any layer has joined the training just now.
         """
         if not self._waiting:
             return False
-        waited = len(self._waiting)
+        waiting_before = len(self._waiting)
         weights = dict(self.named_parameters())
-        due = self._frozen_at_first * min(1.0, epochs / self.unfreeze_epochs)
-        while self._waiting and self._frozen_at_first - len(self._waiting) < int(due):
+        due = int(self._frozen_at_first * min(1.0, epochs / self.unfreeze_epochs))
+        while self._waiting and self._frozen_at_first - len(self._waiting) < due:
             for name in self._waiting.pop(0):
                 weights[name].requires_grad_(True)
-        is_changed = len(self._waiting) < waited
+        is_changed = len(self._waiting) < waiting_before
         if is_changed and self.stored_layers:
             self.keep_layers_still(0)
         return is_changed
 
     def epochs_frozen(self) -> float:
-        """Epochs before the first frozen layer joins; infinite where none does."""
+        """Epochs before the first frozen layer joins the training; infinite where none does."""
         return self.unfreeze_epochs / self._frozen_at_first if self._waiting else math.inf
 
     def frozen_layers(self) -> int:
-        """How many first layers stay as they are, with all that lies below; 0 where rows are
-        padded.
-        """
+        """How many first layers are frozen with everything below them; 0 where rows are padded."""
         if not self.is_flat or any(weight.requires_grad for weight in self._below_blocks()):
             return 0
-        trains = (
-            any(weight.requires_grad for weight in layer.parameters()) for layer in self.in_order()
-        )
-        return sum(1 for _ in itertools.takewhile(operator.not_, trains))
+        return sum(1 for _ in itertools.takewhile(_is_frozen, self.in_order()))
 
     def keep_layers_still(self, layers: int) -> None:
-        """Let the first layers drop nothing, as batches may bring what they answer; 0:
-        as before.
+        """Switch off dropout in the first `layers` layers, as their outputs may come from a store.
+
+        0 switches it on again: nothing comes from a store any more.
         """
         self.stored_layers = layers
-        self._weights_then = self.frozen_digest() if layers else ""
+        self._digest_of_stored = self.frozen_digest() if layers else ""
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        below = getattr(self.net.base_model, "embeddings", self.net.get_input_embeddings())
-        for module in [below, *self.in_order()[: self.stored_layers]] if self.stored_layers else []:
-            module.eval()
+        if self.stored_layers:
+            backbone = self.net.base_model
+            below = getattr(backbone, "embeddings", self.net.get_input_embeddings())
+            below.eval()
+            for layer in self.in_order()[: self.stored_layers]:
+                layer.eval()
         return self
 
     def frozen_digest(self) -> str:
-        """Names the content of all frozen weights of the encoder, and how its layers are put
-        together.
+        """A string that is equal for two encoders only if their frozen layers put out the same.
+
+        It depends on all frozen weights and on the settings by which layers are built.
         """
-        described = {
+        settings = {
             name: value
             for name, value in self.described.to_dict().items()
-            if name not in _OF_THE_HEAD
+            if name not in _SETTINGS_OF_THE_HEAD
         }
-        digest = xxhash.xxh3_128(json.dumps(described, sort_keys=True, default=str).encode())
+        digest = xxhash.xxh3_128(json.dumps(settings, sort_keys=True, default=str).encode())
         for name, weight in self.net.base_model.named_parameters():
             if not weight.requires_grad:
                 digest.update(name.encode())
@@ -127,14 +139,16 @@ class FreezableEncoder(LayeredEncoder):
         return digest.hexdigest()
 
 
-def require_same_weights(model: Any, _: Any) -> None:
-    """Refuse weights under which stored outputs of frozen layers would be those of
-    another encoder.
-    """
-    is_same = not model.stored_layers or model.frozen_digest() == model._weights_then
+def require_same_weights(model: FreezableEncoder, _: object) -> None:
+    """Refuse loaded weights if outputs of other frozen weights are stored; a hook of loading."""
+    is_same = not model.stored_layers or model.frozen_digest() == model._digest_of_stored
     require(
         is_same,
         "model.reuse",
         "the frozen weights loaded here are not those whose outputs are stored",
         hint="Set model.reuse=false, or model.pretrained to the encoder of before.",
     )
+
+
+def _is_frozen(layer: nn.Module) -> bool:
+    return not any(weight.requires_grad for weight in layer.parameters())

@@ -1,77 +1,83 @@
-"""The layers of an encoder: their order, freezing, thawing, and rates by depth."""
+"""The layers of an encoder of transformers: which modules they are, and in which order tokens meet
+them.
+
+All families keep their layers in a list of modules, but each under another name, and not all
+declare the modules around it in the order in which tokens meet them. Here each module of an encoder
+is found to be one of three: below the layers (embeddings), a layer, or the head. Freezing, rates by
+depth (`optim.layer_decay`), FSDP and Muon ask here. Open this file if a new family puts its layers
+or embeddings somewhere else.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from flatout.models.contract import Network
-from flatout.models.encoder.families import FLAT_FAMILIES
-
-_BESIDE_BLOCKS = {"deberta-v2": ("encoder.LayerNorm", "encoder.conv")}
-"""What families declare after their layers although it serves the first of them, or all; tables are
-found anyway."""
+from flatout.models.encoder.families import family_of
 
 
 class LayeredEncoder(Network, nn.Module):
-    """An encoder of transformers whose layers can be frozen, thawed, and trained at rates of their
-    own.
-    """
+    """An encoder of transformers whose embeddings, layers and head can be told apart."""
 
-    net: Any
-    family: str
-    described: Any
-    is_flat: bool
+    net: Any  # the model of transformers, with its head
+    family: str  # transformers' name of its family, such as "bert"
+    described: Any  # the library's configuration of this encoder
+    is_flat: bool  # whether it runs over flat batches, by our layers
 
-    def blocks(self) -> list[Any]:
-        """The encoder's layers, first to last."""
+    def blocks(self) -> list[nn.Module]:
+        """The encoder's layers, first to last; empty where it has no list of modules."""
         stacks = [module for module in self.net.modules() if isinstance(module, nn.ModuleList)]
-        return list(
-            max(
-                stacks,
-                key=lambda stack: (len(stack), sum(map(Tensor.numel, stack.parameters()))),
-                default=[],
-            )
-        )
+        return list(max(stacks, key=_count_layers_and_weights, default=[]))
+
+    def in_order(self) -> list[nn.Module]:
+        """The layers as tokens go through them; ALBERT's few layers come again and again."""
+        family = family_of(self.family)
+        assert family.flat is not None, f"{self.family} has no flat layers"
+        layers = list(self.net.base_model.get_submodule(family.flat.layers))
+        if not family.repeats_layers:
+            return layers
+        # 12 passes through 3 groups of layers: 0 0 0 0 1 1 1 1 2 2 2 2
+        passes = self.described.num_hidden_layers
+        passes_a_layer = passes / len(layers)
+        return [layers[int(number / passes_a_layer)] for number in range(passes)]
 
     def depths(self) -> dict[str, int]:
         """How many layers lie above each weight: 0 for the head, most for the embeddings."""
         blocks = self.blocks()
-        depth = dict.fromkeys(map(id, self._below_blocks()), len(blocks) + 1)
-        depth |= {
-            id(weight): above
-            for above, block in enumerate(blocks[::-1], 1)
-            for weight in block.parameters()
+        depth_of_weight = dict.fromkeys(map(id, self._below_blocks()), len(blocks) + 1)
+        for above, block in enumerate(reversed(blocks), 1):
+            for weight in block.parameters():
+                depth_of_weight[id(weight)] = above
+        return {
+            name: depth_of_weight.get(id(weight), 0) for name, weight in self.named_parameters()
         }
-        return {name: depth.get(id(weight), 0) for name, weight in self.named_parameters()}
-
-    def in_order(self) -> list[Any]:
-        """The layers as tokens go through them; ALBERT's come again and again."""
-        layers = list(self.net.base_model.get_submodule(FLAT_FAMILIES[self.family].layers))
-        if self.family != "albert":
-            return layers
-        times = self.described.num_hidden_layers
-        return [layers[int(number / (times / len(layers)))] for number in range(times)]
 
     def head_modules(self) -> list[nn.Module]:
-        """What is no part of the backbone; some families declare it first."""
+        """The modules that are no part of the backbone, in the order of their declaration."""
+        # Not simply "those after the layers": some families declare the head first.
         backbone = set(self.net.base_model.modules())
         return [module for module in self.net.modules() if module not in backbone]
 
     def _below_blocks(self) -> list[nn.Parameter]:
-        """The embeddings: what a row meets before the first layer, and tables outside of them that
-        all layers read.
-        """
+        """The weights that a row meets before the first layer, and tables that all layers read."""
         blocks = self.blocks()
-        late = _BESIDE_BLOCKS.get(self.family, ())
+        late_names = family_of(self.family).read_by_all_layers
         in_blocks = {id(module) for block in blocks for module in block.modules()}
-        found = list[nn.Parameter]()
-        is_below = bool(blocks)
+        weights = list[nn.Parameter]()
+        is_before_layers = bool(blocks)
         for name, module in self.net.base_model.named_modules():
-            is_below = is_below and module is not blocks[0]
-            if id(module) not in in_blocks and (
-                is_below or isinstance(module, nn.Embedding) or name.startswith(late)
-            ):
-                found += module.parameters(recurse=False)
-        return found
+            if blocks and module is blocks[0]:
+                is_before_layers = False
+            if id(module) in in_blocks:
+                continue
+            is_table = isinstance(module, nn.Embedding)
+            if is_before_layers or is_table or name.startswith(late_names):
+                weights += module.parameters(recurse=False)
+        return weights
+
+
+def _count_layers_and_weights(stack: nn.ModuleList) -> tuple[int, int]:
+    """The size of a list of modules; an encoder's layers are its longest, then its largest one."""
+    return len(stack), sum(weight.numel() for weight in stack.parameters())

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flatout.models.encoder.attention import Scores
-from flatout.models.encoder.families import Family, activation_of
+from flatout.models.encoder.families import FlatForm, activation_of
 from flatout.models.lean import draw_words, drop_by_words
 
 if TYPE_CHECKING:
-    from flatout.models.encoder.rectangles import FlatRows
+    from flatout.models.encoder.flat_rows import FlatRows
     from flatout.models.encoder.relative import Distances
 
 Weights = tuple[Tensor, Tensor]  # of a product, and its bias
@@ -52,12 +52,12 @@ class FlatLayer(nn.Module, ABC):
     `finish`.
     """
 
-    def __init__(self, block: nn.Module, config: Any, family: Family) -> None:
+    def __init__(self, block: nn.Module, config: Any, form: FlatForm) -> None:
         super().__init__()
         self._modules.update(block._modules)
         self.heads: int = config.num_attention_heads
         self.head_size: int = config.hidden_size // config.num_attention_heads
-        self.activate = activation_of(getattr(config, family.activation))
+        self.activate = activation_of(getattr(config, form.activation))
         # `finish` as torch compiled it, for training
         self.compiled: Callable[..., Tensor] | None = None
 
@@ -90,9 +90,9 @@ class FlatLayer(nn.Module, ABC):
 class PostNormLayer(FlatLayer):
     """BERT's layer, under the names of a family."""
 
-    def __init__(self, block: nn.Module, config: Any, family: Family) -> None:
-        super().__init__(block, config, family)
-        self.names = family.names
+    def __init__(self, block: nn.Module, config: Any, form: FlatForm) -> None:
+        super().__init__(block, config, form)
+        self.names = form.names
         self._later: list[tuple[str, ...]] = [
             (self.names.out,),
             (self.names.up,),
@@ -247,8 +247,8 @@ class LayerGroup(nn.Module):
 class PreNormLayer(FlatLayer):
     """ModernBERT's layer: queries and keys have rotary positions, some layers see a window."""
 
-    def __init__(self, block: Any, config: Any, family: Family) -> None:
-        super().__init__(block, config, family)
+    def __init__(self, block: Any, config: Any, form: FlatForm) -> None:
+        super().__init__(block, config, form)
         self.kind: str = block.attention_type
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
@@ -335,17 +335,17 @@ _KINDS: dict[str, type[FlatLayer]] = {
 }
 
 
-def replace_layers(net: Any, family: Family) -> None:
+def replace_layers(net: Any, form: FlatForm) -> None:
     """Put our layers in the place of the library's, with their modules."""
-    layers = net.base_model.get_submodule(family.layers)
+    layers = net.base_model.get_submodule(form.layers)
     config = net.config
     for number, block in enumerate(layers):
         if hasattr(block, "albert_layers"):
             layers[number] = LayerGroup(
-                [PostNormLayer(each, config, family) for each in block.albert_layers]
+                [PostNormLayer(each, config, form) for each in block.albert_layers]
             )
         else:
-            layers[number] = _KINDS[family.kind](block, config, family)
+            layers[number] = _KINDS[form.layer_kind](block, config, form)
 
 
 def _join(kind: torch.dtype, groups: list[list[nn.Linear]]) -> list[Weights]:

@@ -1,4 +1,9 @@
-"""LoRA for encoders: put small trained matrices beside frozen ones (by peft), and merge them."""
+"""LoRA for encoders: train small matrices beside the frozen ones, and merge them afterwards.
+
+The package peft puts two matrices of rank r beside each linear layer of the backbone. The head is
+trained whole. `add_lora` puts them in, `merge_lora` adds them to the weights beside them, so that
+what is exported is a plain encoder. Open this file for settings of LoRA, or another way to adapt.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from flatout.errors import UserError, check_settings, require, setting
 
 @dataclass(kw_only=True, slots=True)
 class LoraConfig:
-    """Small matrices beside the frozen ones; the head is trained whole."""
+    """Settings of LoRA, `model.lora`."""
 
     rank: int = setting(
         0, "Rank of the small matrices; 0: none, all weights are trained.", least=0, example="8"
@@ -37,12 +42,12 @@ class LoraConfig:
 
 
 def add_lora(net: Any, config: LoraConfig) -> None:
-    """Put the matrices into an encoder in place; everything but them and the head is frozen."""
+    """Put small matrices into an encoder in place; everything but them and the head is frozen."""
     try:
         from peft import LoraConfig as PeftConfig
         from peft import inject_adapter_in_model
 
-        # the linear layer of GPT-2, its matrix turned round
+        # the linear layer of GPT-2, whose matrix is transposed
         from transformers.pytorch_utils import Conv1D
     except ImportError:
         raise UserError(
@@ -50,36 +55,54 @@ def add_lora(net: Any, config: LoraConfig) -> None:
             "needs the package peft",
             hint="Install it with pip install 'flatout[lora]'.",
         ) from None
-    backbone = net.base_model
-    modules = list(backbone.named_modules())
-    linear = [name for name, module in modules if isinstance(module, nn.Linear | Conv1D)]
-    targets = config.targets or linear
-    tables = [
-        f".{name}" for name, each in modules if getattr(getattr(each, "weight", 0), "ndim", 0) == 2
-    ]
-    is_there = all(any(name.endswith(f".{each}") for name in tables) for each in targets)
-    allowed = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
-    require(is_there, "model.lora.targets", f"no layer named {', '.join(targets)}", allowed=allowed)
-    alpha: Any = 2 * config.rank if config.alpha is None else config.alpha
+    backbone: nn.Module = net.base_model
+    linear_names = list[str]()
+    is_transposed = False
+    for name, module in backbone.named_modules():
+        is_transposed = is_transposed or isinstance(module, Conv1D)
+        if isinstance(module, nn.Linear | Conv1D):
+            linear_names.append(name)
+    targets = config.targets or linear_names
+    last_names = {name.rpartition(".")[2] for name in linear_names}
+    require(
+        _has_all(backbone, targets),
+        "model.lora.targets",
+        f"no layer named {', '.join(targets)}",
+        allowed=", ".join(sorted(last_names)),
+    )
     backbone.requires_grad_(False)
-    is_turned = any(isinstance(each, Conv1D) for _, each in modules)
-    how: dict[str, Any] = {
-        "lora_dropout": config.dropout,
-        "target_modules": targets,
-        "fan_in_fan_out": is_turned,
-    }
-    made = PeftConfig(r=config.rank, lora_alpha=alpha, **how)
-    inject_adapter_in_model(made, backbone)
+    # peft's field says int, but it divides by the rank, so any number will do
+    alpha: Any = 2 * config.rank if config.alpha is None else config.alpha
+    adapter = PeftConfig(
+        r=config.rank,
+        lora_alpha=alpha,
+        lora_dropout=config.dropout,
+        target_modules=targets,
+        fan_in_fan_out=is_transposed,
+    )
+    inject_adapter_in_model(adapter, backbone)
 
 
-def merge_lora(net: Any) -> None:
-    """Add the trained matrices to the ones they stand beside, so that the model is a plain one
-    again.
-    """
+def _has_all(backbone: nn.Module, targets: list[str]) -> bool:
+    """Whether each target is the end of the name of a module with a matrix."""
+    names_of_matrices = list[str]()
+    for name, module in backbone.named_modules():
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.ndim == 2:
+            names_of_matrices.append(f".{name}")
+
+    def is_there(target: str) -> bool:
+        return any(name.endswith(f".{target}") for name in names_of_matrices)
+
+    return all(is_there(target) for target in targets)
+
+
+def merge_lora(net: nn.Module) -> None:
+    """Add the trained matrices to the frozen ones beside them; the model is a plain one again."""
     from peft.tuners.lora import LoraLayer
 
     for name, module in list(net.named_modules()):
         if isinstance(module, LoraLayer):
             module.merge()
-            parent, _, own = name.rpartition(".")
-            setattr(net.get_submodule(parent), own, module.get_base_layer())
+            parent_name, _, own_name = name.rpartition(".")
+            setattr(net.get_submodule(parent_name), own_name, module.get_base_layer())

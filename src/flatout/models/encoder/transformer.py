@@ -187,7 +187,7 @@ class TransformerConfig:
             layers = len(model.blocks()) if self.freeze_layers == ALL else self.freeze_layers
             model.freeze(layers, embeddings=self.freeze_embeddings)
         if self.unfreeze_epochs:
-            model.wait(self.unfreeze_epochs)
+            model.thaw_over(self.unfreeze_epochs)
         if self.gradient_checkpointing:
             _recompute(model)
         return model.train()  # from_pretrained gives what is meant to answer, without dropout
