@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from flatout.tasks.encoder_layers import LayerScore, choose_cut
+from flatout.tasks.layer_scores import LayerScore, choose_cut
 from tests.verbs import verb
 
 ENCODER = [

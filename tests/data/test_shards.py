@@ -32,7 +32,7 @@ from flatout.data.text_preparation import encode_part
 from flatout.data.tokens.subwords import Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
-from flatout.tasks.encoder_layers import rows_between
+from flatout.tasks.frozen_outputs import rows_between
 
 FILES = 6
 ROWS = 40

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from flatout import BiLSTMConfig, UserError
 from flatout.models.encoder.lora import LoraConfig
-from flatout.tasks.encoder_layers import LayerScore
+from flatout.tasks.layer_scores import LayerScore
 from tests.run.test_reuse import CLASSES, ENCODER, TAGS, train
 
 OPEN = replace(ENCODER, freeze_layers=0)

@@ -35,7 +35,7 @@ from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import ReuseFormat
 from flatout.report.summary import read_summary
 from flatout.run import reuse
-from flatout.tasks.encoder_layers import FrozenPart
+from flatout.tasks.frozen_outputs import FrozenPart
 from tests.composed import run_train
 from tests.faults.plants import Planted, RaiseAt
 from tests.verbs import verb

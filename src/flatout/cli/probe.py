@@ -47,7 +47,7 @@ def look(config: RunConfig, overrides: Sequence[str]) -> None:
     from flatout.models.encoder.transformer import Transformer
     from flatout.run.parts import build_module, open_data
     from flatout.run.run_folder import unwritten_run
-    from flatout.tasks.encoder_layers import choose_cut, score_layers
+    from flatout.tasks.layer_scores import choose_cut, score_layers
 
     began = time.perf_counter()
     is_single = getattr(config.data, "problem", None) is Problem.single

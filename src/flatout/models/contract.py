@@ -1,13 +1,17 @@
-"""What flatout asks of a network beyond `forward(batch)`, with what it takes for granted where a
-network says nothing.
+"""What flatout asks of a network beyond `forward(batch)`, and what it assumes where a network says
+nothing.
 
-A network of ours is a `Network`. One of your own is any `nn.Module`: name what differs from the
-defaults below, by the same names, and leave out the rest. `contract(network)` is how everybody else
-asks. For MFU, a network lists the products of matrices of one forward pass, in the order in which
-they come. Backwards each costs the gradient of its weight, where that is trained, and of its input,
-where anything before it is trained. In all that is three times the forward pass for a model that is
-trained whole, less for one with frozen layers. Only products count: no look-ups, norms or
-activations, and nothing beyond a row's end. Work repeated to save memory does not count.
+Networks of flatout are subclasses of `Network`. Your own network may be any `nn.Module`: define
+what differs from the defaults below, under the same names, and leave out the rest.
+`contract(network)` gives both kinds the same interface, and all callers use it. Open this file to
+see what you can define, or to ask something new of all networks.
+
+For MFU a network lists the matrix products of one forward pass, in the order in which they are
+computed. In the backward pass each product costs as much again for the gradient of its weight,
+where that is trained, and once more for the gradient of its input, where anything before it is
+trained. In all that is three times the forward pass for a model that is trained whole, and less
+with frozen layers. Only products count: no look-ups, norms, activations or padding, and no work
+that is repeated to save memory.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,16 +28,18 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
-    from flatout.models.recurrent import CarriedState, State
+    from flatout.models.carried_state import CarriedState
+    from flatout.models.recurrent import State
+    from flatout.models.series import WindowRidge
 
 Lengths = NDArray[np.integer]  # [B] real tokens of each row
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of matrices, or several that read the same numbers."""
+    """A matrix product, or several that read the same input."""
 
-    flops: float  # operations forwards: two for each number and weight that meet
+    flops: float  # operations of the forward pass: two for each weight and vector that meet
     trained: float = 0.0  # those of them whose weight is trained
     # whether anything here is trained, so that gradients flow through all that comes after
     is_trained: bool = False
@@ -41,99 +47,120 @@ class Product:
     is_between: bool = False
 
     def __add__(self, other: Product) -> Product:
-        """Both at once, on the same input."""
+        """Both products at once, on the same input."""
         assert self.is_between == other.is_between
-        trains = self.is_trained or other.is_trained
         return Product(
-            self.flops + other.flops, self.trained + other.trained, trains, self.is_between
+            flops=self.flops + other.flops,
+            trained=self.trained + other.trained,
+            is_trained=self.is_trained or other.is_trained,
+            is_between=self.is_between,
         )
 
 
 def through(count: float, *weights: Tensor) -> Product:
-    """`count` vectors through each of these weights: of linear layers, recurrent ones, or filters
-    at each window.
+    """The product of `count` vectors with each of these weights.
+
+    They may be weights of linear layers, of recurrent ones, or filters (then `count` is the number
+    of windows).
     """
-    flops = [2.0 * count * weight.numel() for weight in weights]
-    trained = [each for each, weight in zip(flops, weights, strict=True) if weight.requires_grad]
-    return Product(sum(flops), sum(trained), bool(trained))
+    flops = 0.0
+    trained = 0.0
+    is_trained = False
+    for weight in weights:
+        operations = 2.0 * count * weight.numel()
+        flops += operations
+        if weight.requires_grad:
+            trained += operations
+            is_trained = True
+    return Product(flops, trained, is_trained)
 
 
 def look_up(table: Tensor) -> Product:
-    """Rows of a table: no product, but gradients begin here where the table is trained."""
+    """Rows of an embedding: no operations, but gradients begin here where the table is trained."""
     return Product(0.0, is_trained=table.requires_grad)
 
 
 class Network:
-    """The defaults.
+    """What flatout reads and calls on a network, with the defaults."""
 
-    What a network reads, its layers, what it computes, and, on recordings, its state.
-    """
-
-    # how it reads a batch: `flat`, or `padded`, where rows of like length stand together
+    # How it reads a batch: `flat`, or `padded`, where rows of like length are batched together.
     layout: str = "flat"
-    # epochs in which frozen weights join the training; the optimizer has them at once
+    # Epochs over which frozen weights join the training; the optimizer holds them from the start.
     unfreeze_epochs: float = 0.0
-    vectors_found: float | None = None  # share of the vocabulary that a file of word vectors held
-    # on chunks of recordings: hidden states from one training batch to the next
+    # Fraction of the vocabulary that a file of word vectors held; None: no file was read.
+    vectors_found: float | None = None
+    # For chunks of recordings: hidden states from one training batch to the next.
     carried: CarriedState | None = None
-    # the same of validation and test, which come in between
+    # The same for validation and test batches, which come between training batches.
     carried_of_others: CarriedState | None = None
-    # whether it reads a recording from its end too: no device can call it sample by sample
+    # Whether it reads a recording from its end too. Then it cannot answer sample by sample.
     is_both: bool = False
 
     def blocks(self) -> Sequence[nn.Module]:
-        """Its layers from bottom to top: FSDP gathers one at a time, and Muon steps the matrices in
-        them.
+        """The layers from bottom to top.
+
+        FSDP gathers the weights of one at a time, and Muon steps the matrices in them.
         """
         return ()
 
     def depths(self) -> dict[str, int]:
-        """How many layers lie above each weight, for `optim.layer_decay`; empty: there are none
-        that could decay.
+        """For each weight's name how many layers lie above it, for `optim.layer_decay`.
+
+        A BERT of two layers gives 0 for its head, 1 for layer 1, 2 for layer 0, and 3 for the
+        embeddings. Empty: the network has no layers, and the setting is refused.
         """
         return {}
 
     def thaw(self, epochs: float) -> bool:
-        """Let weights that were frozen train, after so many epochs; whether any has joined just
-        now.
+        """Let frozen weights train whose turn has come after `epochs` epochs (a fraction counts).
+
+        Returns whether any weight has joined the training in this call.
         """
         return False
 
-    def residual_of(self) -> Any:
-        """The layer that takes the solution of ridge regression before training, where the network
-        adds to one.
+    def residual_of(self) -> WindowRidge | None:
+        """The layer in the network that gets the solution of ridge regression before training.
+
+        None: the network does not add its answers to those of a ridge regression.
         """
         return None
 
     def computed_tokens(self, batch: FlatBatch) -> int:
-        """Tokens computed for a batch, padding included."""
-        return batch.longest() * batch.num_rows if self.layout == "padded" else batch.num_tokens
+        """How many tokens are computed for a batch, padding included."""
+        if self.layout == "padded":
+            return batch.longest() * batch.num_rows
+        return batch.num_tokens
 
     def products(self, lengths: Lengths) -> list[Product]:
-        """The products of matrices of a forward pass on rows of these lengths; empty: they are not
-        counted.
+        """The matrix products of a forward pass on rows of these lengths.
+
+        Empty: nobody has counted them for this network, so MFU is not shown.
         """
         return []
 
     def training_flops(self, lengths: Lengths) -> float | None:
-        """Operations of a training step, forwards and backwards, for MFU; None where they are not
-        counted.
-        """
+        """Operations of a training step, forwards and backwards, for MFU; None: not counted."""
         total = 0.0
-        flows = False
+        is_trained_below = False
         for product in self.products(lengths):
             total += product.flops + product.trained
-            if flows:  # something before it is trained, so its input wants a gradient too
+            if is_trained_below:  # its input wants a gradient too; in attention both inputs do
                 total += 2 * product.flops if product.is_between else product.flops
-            flows = flows or product.is_trained
+            is_trained_below = is_trained_below or product.is_trained
         return total or None
 
     def make_state(self, rows: int, device: torch.device | str = "cpu") -> State | None:
-        """The state before a recording; None: it keeps none, and reads recordings whole."""
+        """The state before the first sample of `rows` recordings.
+
+        None: the network keeps no state, and reads recordings whole.
+        """
         return None
 
     def run(self, inputs_BLF: Tensor, before: State) -> tuple[Tensor, State]:
-        """`[B, L, K]` answers to samples that follow a state, and the state after them."""
+        """`[B, L, K]` answers to samples that follow the state `before`, and the state after them.
+
+        Called only where `make_state` gives a state.
+        """
         from flatout.errors import UserError
 
         raise UserError(
@@ -144,28 +171,32 @@ class Network:
 
 
 def contract(network: object) -> Network:
-    """A network as all can ask it: itself, or its own answers beside the defaults."""
+    """The interface of any network: itself, or the defaults with what it defines in their place."""
     if isinstance(network, Network):
         return network
-    found = Network()
-    for name in (each for each in vars(Network) if not each.startswith("_")):
-        own, usual = getattr(network, name, None), getattr(Network, name)
-        if (
-            callable(own) and not isinstance(own, nn.Module)
-            if inspect.isfunction(usual)
-            else own is not None
-        ):
-            setattr(found, name, own)
-    return found
+    answers = Network()
+    for name, default in vars(Network).items():
+        if name.startswith("_"):
+            continue
+        own = getattr(network, name, None)
+        if own is None:
+            continue
+        # A module of the network may have a name like `blocks`, and modules are callable too: it
+        # does not answer the question.
+        is_method = callable(own) and not isinstance(own, nn.Module)
+        if is_method or not inspect.isfunction(default):
+            setattr(answers, name, own)
+    return answers
 
 
 def recommended_lr(config: object) -> float | None:
-    """The rate that the Config of a model recommends where no setting names one; None: the
-    optimizer's own.
+    """The learning rate that a model's Config recommends where `optim.lr` is not set.
+
+    None: it leaves the choice to the optimizer.
     """
     return getattr(config, "recommended_lr", None)
 
 
 def recommended_clip(config: object) -> float:
-    """The longest gradient that it recommends; 0: gradients are not clipped."""
+    """The largest gradient norm that a model's Config recommends; 0: gradients are not clipped."""
     return float(getattr(config, "recommended_clip", 0.0))

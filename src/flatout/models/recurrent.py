@@ -1,81 +1,109 @@
-"""What recurrent networks share: a layer's kernel, both directions at once, rows turned round,
-states carried on.
+"""What recurrent networks share: how one layer runs, both directions at once, and rows reversed.
 
-An LSTM is a chain of small kernels, and one direction alone leaves most of a GPU idle. So both run
-at once there; autograd runs each part of the backward pass on the stream of its forward pass. Among
-several ranks both stay on one. Hidden states go from one batch to the next where rows continue rows
-of the batch before. Row numbers of one recording follow one another, so row n continues row n - 1
-unless it begins a recording. The device never waits. Time comes first, `[L, B, D]`: L longest row,
-B rows, D numbers a place.
+An LSTM is a chain of small kernels, and one direction alone leaves most of a GPU idle. So both
+directions run at once there, each on its own stream. Autograd runs each part of the backward pass
+on the stream of its forward pass. Among several ranks both directions stay on one stream. The
+device never waits.
+
+Time comes first, `[L, B, D]`: L longest row, B rows, D numbers a place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor, nn
-
-from flatout.data.batches.flat_batch import FlatBatch, on_device
+from torch.autograd.function import FunctionCtx
 
 State = tuple[Tensor, ...]  # tensors `[layers, B, width]`; all zeros at the beginning of a row
+# arguments of torch.lstm and torch.gru for one layer in one direction
+_HAS_BIASES = True
+_NUM_LAYERS = 1
+_DROPOUT = 0.0
+_IS_BOTH = False
+_IS_BATCH_FIRST = False
 
 
-def run_layer(layer: Any, inputs_LBF: Tensor, before: State | None = None) -> tuple[Tensor, State]:
-    """States of a layer in one direction and the last ones; by the kernel itself, as autocast may
-    take fp16.
+def run_layer(
+    layer: nn.Module, inputs_LBF: Tensor, before: State | None = None
+) -> tuple[Tensor, State]:
+    """The states of one `nn.LSTM` or `nn.GRU` layer in one direction, and the last ones.
+
+    An LSTM's `State` is hidden and cell states, a GRU's the hidden ones. None: zeros.
     """
     kind = inputs_LBF.device.type
     is_lstm = isinstance(layer, nn.LSTM)
     is_autocast = kind != "meta" and torch.is_autocast_enabled(kind)
     if kind == "cpu" and is_autocast and not _cpu_runs_bf16():
-        before = None if before is None else tuple(each.float() for each in before)
+        if before is not None:
+            before = tuple(state.float() for state in before)
         with torch.autocast(kind, enabled=False):
             return run_layer(layer, inputs_LBF.float(), before)
-    if kind == "cpu" or not is_autocast or torch.get_autocast_dtype(kind) is not torch.bfloat16:
-        given = () if before is None else (before if is_lstm else before[0],)
-        states, end = layer(inputs_LBF, *given)
-        return states, end if is_lstm else (end,)
+    is_bf16 = is_autocast and torch.get_autocast_dtype(kind) is torch.bfloat16
+    if kind == "cpu" or not is_bf16:
+        if before is None:
+            states, after = layer(inputs_LBF)
+        else:
+            states, after = layer(inputs_LBF, before if is_lstm else before[0])
+        return states, after if is_lstm else (after,)
+    return _run_in_bf16(layer, inputs_LBF, before)
+
+
+def _run_in_bf16(
+    layer: nn.Module, inputs_LBF: Tensor, before: State | None
+) -> tuple[Tensor, State]:
+    """The same by the kernel itself: autocast would take fp16 for recurrent layers."""
+    assert isinstance(layer, nn.RNNBase)
+    kind = inputs_LBF.device.type
+    is_lstm = isinstance(layer, nn.LSTM)
     if before is None:
-        before = (inputs_LBF.new_zeros(1, inputs_LBF.shape[1], layer.hidden_size),) * (1 + is_lstm)
+        zeros = inputs_LBF.new_zeros(1, inputs_LBF.shape[1], layer.hidden_size)
+        before = (zeros, zeros) if is_lstm else (zeros,)
     with torch.autocast(kind, enabled=False):
         weights = _in_bf16(layer, layer.all_weights[0], kind)
         inputs_LBF = inputs_LBF.bfloat16()
-        before = tuple(part.bfloat16() for part in before)
-        rest = (True, 1, 0.0, layer.training, False, False)  # of one layer, in one direction
+        before = tuple(state.bfloat16() for state in before)
+        settings = (_HAS_BIASES, _NUM_LAYERS, _DROPOUT, layer.training, _IS_BOTH, _IS_BATCH_FIRST)
         if is_lstm:
-            states, *after = torch.lstm(inputs_LBF, before, weights, *rest)
+            states, *after = torch.lstm(inputs_LBF, before, weights, *settings)
         else:
-            states, *after = torch.gru(inputs_LBF, before[0], weights, *rest)
+            states, *after = torch.gru(inputs_LBF, before[0], weights, *settings)
     return states, tuple(after)
 
 
 @cache
 def _cpu_runs_bf16() -> bool:
-    """Whether oneDNN has recurrent layers in bf16 for this processor: without AVX512 it refuses
-    them.
-    """
+    """Whether oneDNN has recurrent layers in bf16 for this processor; without AVX512 it has not."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _in_bf16(layer: nn.RNNBase, weights: list[Tensor], kind: str) -> list[Tensor]:
-    """The weights cast, in one piece of memory, as cuDNN wants them."""
-    found = [weight.bfloat16() for weight in weights]
+def _in_bf16(layer: nn.RNNBase, weights: Sequence[Tensor], kind: str) -> list[Tensor]:
+    """The weights cast; for cuDNN in one piece of memory, as it wants them."""
+    cast = [weight.bfloat16() for weight in weights]
     if kind == "cuda" and hasattr(torch, "_cudnn_rnn_flatten_weight"):
         mode = torch.backends.cudnn.rnn.get_cudnn_mode(layer.mode)
+        weights_a_layer = 4  # of inputs, of states, and a bias for each
+        projected_size = 0
         with torch.no_grad():
             torch._cudnn_rnn_flatten_weight(
-                found, 4, layer.input_size, mode, layer.hidden_size, 0, 1, False, False
+                cast,
+                weights_a_layer,
+                layer.input_size,
+                mode,
+                layer.hidden_size,
+                projected_size,
+                _NUM_LAYERS,
+                _IS_BATCH_FIRST,
+                _IS_BOTH,
             )
-    return found
+    return cast
 
 
-def start_layer(layer: Any) -> None:
-    """Orthogonal recurrent weights; an LSTM's forget gates are open."""
+def start_layer(layer: nn.RNNBase) -> None:
+    """Set the weights before training: orthogonal recurrent ones; an LSTM's forget gates open."""
     gates = 4 if isinstance(layer, nn.LSTM) else 3
     for name, weight in layer.named_parameters():
         if "weight_hh" in name:
@@ -92,8 +120,10 @@ def start_layer(layer: Any) -> None:
 def run_both(
     ahead: nn.Module, back: nn.Module, inputs: Tensor, places: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Each place's states of both directions; `back` runs over rows turned round, on a GPU on a
-    stream of its own.
+    """The states of both directions at each place.
+
+    `back` runs over reversed rows, on a GPU on its own stream. `places` are `reversed_places`; None
+    where all rows have one length.
     """
     device = inputs.device
     turned = _reverse_rows(inputs, places)
@@ -106,13 +136,14 @@ def run_both(
         back_states = run_layer(back, turned)[0]
     ahead_states = run_layer(ahead, inputs)[0]
     here.wait_stream(beside)
-    # else its memory might be used again while the other stream reads it
+    # Memory freed on one stream might be used again while the other still reads it.
     turned.record_stream(beside)
     back_states.record_stream(here)
     return ahead_states, _reverse_rows(back_states, places)
 
 
 def _has_streams(device: torch.device) -> bool:
+    """Whether both directions may run at once."""
     is_alone = not (dist.is_available() and dist.is_initialized())
     return device.type == "cuda" and is_alone and not torch.compiler.is_compiling()
 
@@ -123,8 +154,10 @@ def _stream_beside(device: torch.device) -> torch.cuda.Stream:
 
 
 def reversed_places(lengths_B: Tensor, longest: int) -> Tensor:
-    """`[L*B]`: for each place the one it takes when each row is turned round by itself; padding
-    stays.
+    """`[L*B]` for each place the one it takes when each row is reversed; padding stays.
+
+    Lengths [3, 2], longest 3: row 0 takes its places 2 1 0, row 1 its places 1 0 2. Times 2 rows
+    plus the row, time first: [4, 3, 2, 1, 0, 5].
     """
     places_L1 = torch.arange(longest, device=lengths_B.device).unsqueeze(1)
     turned_LB = lengths_B - 1 - places_L1
@@ -133,99 +166,28 @@ def reversed_places(lengths_B: Tensor, longest: int) -> Tensor:
 
 
 def _reverse_rows(states_LBD: Tensor, places: Tensor | None) -> Tensor:
-    """States with each row turned round; None: no row is padded."""
+    """States with each row reversed; None: no row is padded."""
     return states_LBD.flip(0) if places is None else _Reverse.apply(states_LBD, places)
 
 
+class _ReverseContext(FunctionCtx):
+    saved_tensors: tuple[Tensor, ...]  # the reversed places
+
+
 class _Reverse(torch.autograd.Function):
-    """Turning twice changes nothing, so the gradient is turned too: a copy, where autograd would
-    scatter and add.
+    """Each row reversed; backwards the gradient is reversed in the same way.
+
+    That is a copy. Autograd's own way would be to scatter and add.
     """
 
     @staticmethod
-    def forward(ctx: Any, states_LBD: Tensor, turned: Tensor) -> Tensor:
+    def forward(ctx: _ReverseContext, states_LBD: Tensor, turned: Tensor) -> Tensor:
         ctx.save_for_backward(turned)
         return states_LBD.flatten(0, 1).index_select(0, turned).view(states_LBD.shape)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _ReverseContext, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient_LBD,) = gradients
-        return gradient_LBD.flatten(0, 1).index_select(0, ctx.saved_tensors[0]).view(
-            gradient_LBD.shape
-        ), None
-
-
-class CarriedState:
-    """The states after the last batch, by row number."""
-
-    def __init__(self) -> None:
-        self._before: tuple[NDArray[np.int64], State] | None = None
-        self._now: list[tuple[NDArray[np.int64], State]] = []
-        self._batch: FlatBatch | None = None
-        self._is_first: NDArray[np.bool_] = np.empty(0, np.bool_)
-
-    def begin(self, batch: FlatBatch, is_first: NDArray[np.bool_]) -> None:
-        """A batch, or a piece of one, is next; `[B]` whether each row begins a recording."""
-        if batch.cut_from is None or batch.cut_from[0] == 0:
-            self._close()
-        self._batch, self._is_first = batch, is_first
-
-    def take(self, zeros: State) -> State:
-        """The states with which the rows of this batch begin."""
-        assert self._batch is not None
-        if self._before is None:
-            return zeros
-        rows, state = self._before
-        wanted = self._batch.rows.numpy() - 1
-        order = np.argsort(rows)
-        found = order[np.clip(np.searchsorted(rows, wanted, sorter=order), 0, len(rows) - 1)]
-        continues = (rows[found] == wanted) & ~self._is_first
-        if not continues.any():
-            return zeros
-        device = zeros[0].device
-        index = on_device(found, device)
-        is_kept = on_device(continues, device).view(1, -1, 1)
-        kept = (part.to(device).index_select(1, index) for part in state)
-        return tuple(
-            torch.where(is_kept, part, zero) for part, zero in zip(kept, zeros, strict=True)
-        )
-
-    def keep(self, state: State) -> None:
-        """The states after this batch, cut from its gradient."""
-        assert self._batch is not None
-        self._now.append((self._batch.rows.numpy(), tuple(part.detach() for part in state)))
-
-    def reset(self) -> None:
-        """Forget everything: a pass over the recordings begins."""
-        self._before = None
-        self._now = []
-
-    def state_dict(self) -> dict[str, Any]:
-        self._close()
-        if self._before is None:
-            return {}
-        rows, state = self._before
-        return {"rows": torch.from_numpy(rows.copy()), "state": [part.cpu() for part in state]}
-
-    def load_state_dict(self, saved: list[dict[str, Any]]) -> None:
-        self.reset()
-        self._now = [(each["rows"].numpy(), tuple(each["state"])) for each in saved if each]
-        self._close()
-
-    def mark(self) -> Any:
-        """Where a step begins, for `go_back` when it is repeated."""
-        return self._before, list(self._now)
-
-    def go_back(self, mark: Any) -> None:
-        self._before = mark[0]
-        self._now = list(mark[1])
-
-    def _close(self) -> None:
-        """The pieces of the last batch are whole: they are what the next one continues."""
-        if self._now:
-            rows, states = zip(*self._now, strict=True)
-            self._before = (
-                np.concatenate(rows),
-                tuple(torch.cat(parts, dim=1) for parts in zip(*states, strict=True)),
-            )
-            self._now = []
+        (turned,) = ctx.saved_tensors
+        reversed_LBD = gradient_LBD.flatten(0, 1).index_select(0, turned)
+        return reversed_LBD.view(gradient_LBD.shape), None

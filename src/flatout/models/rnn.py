@@ -18,16 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import check_settings, require, setting
+from flatout.models.carried_state import CarriedState
 from flatout.models.contract import Lengths, Network, Product, through
 from flatout.models.lean import LeanDropout
-from flatout.models.recurrent import (
-    CarriedState,
-    State,
-    reversed_places,
-    run_both,
-    run_layer,
-    start_layer,
-)
+from flatout.models.recurrent import State, reversed_places, run_both, run_layer, start_layer
 from flatout.models.series import (
     Residual,
     WindowRidge,

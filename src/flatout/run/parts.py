@@ -56,7 +56,7 @@ from flatout.run.resolve import clip_of, resolve_rate
 from flatout.run.run_folder import SETTINGS, RunFolder, newest_runs, unwritten_run
 from flatout.run.tuning import FoundAnswers, Question, of_all_devices, override_line
 from flatout.run_log import RunLog
-from flatout.tasks.encoder_layers import LayerScore, Read, read_layers
+from flatout.tasks.layer_scores import LayerScore, Read, read_layers
 from flatout.tasks.networks import report_network
 from flatout.tasks.task import Task
 

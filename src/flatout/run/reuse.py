@@ -26,7 +26,7 @@ from flatout.errors import disk_free, require
 from flatout.models.encoder.transformer import ReuseFormat, Transformer
 from flatout.run.resolve import Settings
 from flatout.run.run_folder import RunFolder
-from flatout.tasks.encoder_layers import FrozenPart, StoredStates, rows_between
+from flatout.tasks.frozen_outputs import FrozenPart, StoredStates, rows_between
 
 REUSE = "reuse"  # the name of the choice
 _SAMPLE_TOKENS = 1024

@@ -1,16 +1,16 @@
-"""Attention over a flat batch: each token reads its own row's tokens and no others, and nothing is
-padded around it.
+"""Attention over a flat batch: each token reads the tokens of its own row, and nothing is padded.
 
-Which kernel does it is decided once for a device and a number format, by `choose_kernel`
-(network.py), and reported. A layer calls `attend` of its rows, with queries where first tokens
-alone read; it neither copies to the host nor waits.
+Four kernels compute it. `choose_kernel` (network.py) chooses one for a device and a number format,
+and the run's log says which. All take queries, keys and values, and the bounds of the rows. First
+tokens may be the only ones that read: then there is one query a row. No kernel copies to the host
+or waits for the device.
 
 - `varlen`: torch's flash kernel for rows of unequal length. CUDA, sixteen bits, compute capability
   8.0 and later.
-- `efficient`: torch's memory-efficient kernel for such rows. CUDA otherwise; no memory for scores
-  either.
+- `efficient`: torch's memory-efficient kernel for such rows, for other CUDA devices and formats. It
+  takes no memory for scores either.
 - `padded`: scaled_dot_product_attention over padded rows with a mask, for what neither kernel
-  takes. Scores that depend on distances are padded so, too, and computed in relative.py.
+  takes. Scores that depend on distances are padded as well, and computed in relative.py.
 - `rectangles`: a CPU. See rectangle_attention.py.
 
 Shapes: T tokens, B rows, H heads, D numbers a head, L the longest row.
@@ -18,29 +18,48 @@ Shapes: T tokens, B rows, H heads, D numbers a head, L the longest row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-# both CUDA kernels take heads of multiples of it; others are padded with zeros, to the same answers
-_HEAD_MULTIPLE = 8
+if TYPE_CHECKING:
+    from flatout.models.encoder.rectangles import RectangleLayout
+
+# Both CUDA kernels take heads whose size is a multiple of it. Others are padded with zeros, which
+# changes no answer.
+_HEAD_MULTIPLE = 8  # numbers
+_NO_MASK = 0  # of the memory-efficient kernel
 Kernel = StrEnum("Kernel", "varlen efficient padded rectangles")
+
+
+class AttendByDistance(Protocol):
+    """Attention of an encoder whose scores also depend on how far apart two tokens are."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        keys_and_values: Tensor,
+        rows: RectangleLayout,
+        how: Scores,
+        /,
+        *,
+        is_first: bool,
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How scores become shares."""
+    """How scores become shares of attention."""
 
-    scale: float
-    dropout: float
-    # tokens this far apart, or further, do not see each other; None: all of a row do
+    scale: float  # what scores are multiplied by
+    dropout: float  # fraction of the shares that is dropped now; 0 outside of training
+    # Tokens this far apart, or further, do not see each other. None: all tokens of a row do.
     window: int | None
-    # of queries, keys, values and a Layout; None: no distances
-    by_distance: Callable[..., Tensor] | None = None
+    by_distance: AttendByDistance | None = None  # None: distances do not matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,94 +70,133 @@ class Bounds:
     longest: int  # upper bound of the lengths, known to the host
 
 
+class AttentionKernel(Protocol):
+    """Attention of queries, keys and values `[T, H, D]`.
+
+    `is_first`: only first tokens read; then queries and answers are `[B, H, D]`.
+    """
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rows: Bounds,
+        how: Scores,
+        *,
+        is_first: bool,
+    ) -> Tensor: ...
+
+
 def pad_heads(size: int, *parts: Tensor) -> list[Tensor]:
-    """The parts with zeros after each head, up to a multiple of `size`; a score and an answer stay
-    what they were.
-    """
+    """The parts with zeros after each head, up to a multiple of `size`; products do not change."""
     missing = -parts[0].shape[-1] % size
-    return [functional.pad(part, (0, missing)) if missing else part for part in parts]
+    if not missing:
+        return list(parts)
+    return [functional.pad(part, (0, missing)) for part in parts]
 
 
-def _varlen(
+def _attend_varlen(
     query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool
 ) -> Tensor:
-    """The operator below torch's varlen_attn, which drops no scores; gradients are torch's own."""
-    queries, most = _query_offsets(query, rows, is_first)
+    """The operator below torch's varlen_attn, which has no dropout; gradients are torch's own."""
+    query_offsets, longest_query = _query_bounds(query, rows, is_first)
+    # Window 3: two tokens to each side are seen.
     side = None if how.window is None else how.window - 1
-    parts = pad_heads(_HEAD_MULTIPLE, query, key, value)
-    bounds = (queries, rows.offsets, most, rows.longest)
-    sides = {"window_size_left": side, "window_size_right": side}
     made = torch.ops.aten._flash_attention_forward(
-        *parts, *bounds, how.dropout, False, False, scale=how.scale, **sides
+        *pad_heads(_HEAD_MULTIPLE, query, key, value),
+        query_offsets,
+        rows.offsets,
+        longest_query,
+        rows.longest,
+        how.dropout,
+        False,  # not causal
+        False,  # no mask of what was dropped is returned
+        scale=how.scale,
+        window_size_left=side,
+        window_size_right=side,
     )
-    return made[0][..., : query.shape[-1]]
+    answer: Tensor = made[0]
+    return answer[..., : query.shape[-1]]
 
 
-def _efficient(
+def _attend_efficient(
     query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool
 ) -> Tensor:
-    """The kernel takes `[1, T, H, D]` and offsets; it needs the sums of scores only for
-    gradients.
-    """
+    """Torch's memory-efficient kernel, which takes `[1, T, H, D]` and offsets."""
     # Its backward refuses a bound above the number of tokens, and draws other numbers than its
     # forward (pytorch#115590).
     assert not how.dropout, "choose_kernel pads rows whose scores are dropped"
-    queries, most = _query_offsets(query, rows, is_first)
-    parts = (part.unsqueeze(0) for part in pad_heads(_HEAD_MULTIPLE, query, key, value))
-    bounds = queries, rows.offsets, min(most, len(query)), min(rows.longest, len(key))
-    found = torch.ops.aten._efficient_attention_forward(  # 0: no mask
-        *parts, None, *bounds, how.dropout, 0, torch.is_grad_enabled(), scale=how.scale
+    query_offsets, longest_query = _query_bounds(query, rows, is_first)
+    padded = pad_heads(_HEAD_MULTIPLE, query, key, value)
+    made = torch.ops.aten._efficient_attention_forward(
+        *(part.unsqueeze(0) for part in padded),
+        None,
+        query_offsets,
+        rows.offsets,
+        min(longest_query, len(query)),
+        min(rows.longest, len(key)),
+        how.dropout,
+        _NO_MASK,
+        torch.is_grad_enabled(),  # the sums of scores are needed for gradients alone
+        scale=how.scale,
     )
-    return found[0][0, ..., : query.shape[-1]]
+    answer: Tensor = made[0]
+    return answer[0, ..., : query.shape[-1]]
 
 
-def _padded(
+def _attend_padded(
     query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool
 ) -> Tensor:
-    """Padded on the device from offsets alone; `[B, 1, L, L]` of the mask are booleans."""
+    """Rows padded on the device, from their offsets alone; the mask `[B, 1, L, L]` is booleans."""
     index_BL, is_token_BL, back_T = pad_rows(rows, len(key))
     place = torch.arange(rows.longest, device=query.device)
     mask = is_token_BL[:, None, None]
     if how.window is not None:
         mask = mask & ((place - place.unsqueeze(1)).abs() < how.window)
-        # A place of padding beyond every window would read nothing, which is not a number.
-        mask = mask | ((place == place.unsqueeze(1)) & ~mask.any(-1, keepdim=True))
-    asking, read, values = (
-        part[index_BL].transpose(1, 2) for part in (key if is_first else query, key, value)
+        # A place of padding beyond every window would read nothing, and its answer would not be a
+        # number. It reads itself.
+        is_itself = place == place.unsqueeze(1)
+        mask = mask | (is_itself & ~mask.any(-1, keepdim=True))
+    queries = query.unsqueeze(2) if is_first else query[index_BL].transpose(1, 2)
+    keys = key[index_BL].transpose(1, 2)
+    values = value[index_BL].transpose(1, 2)
+    answer = functional.scaled_dot_product_attention(
+        queries, keys, values, mask, how.dropout, False, scale=how.scale
     )
     if is_first:
-        asking = query.unsqueeze(2)
-    found = functional.scaled_dot_product_attention(
-        asking, read, values, mask, how.dropout, False, scale=how.scale
-    )
-    return (
-        found.squeeze(2)
-        if is_first
-        else found.transpose(1, 2).flatten(0, 1).index_select(0, back_T)
-    )
+        return answer.squeeze(2)
+    return answer.transpose(1, 2).flatten(0, 1).index_select(0, back_T)
 
 
 def pad_rows(rows: Bounds, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`[B, L]` the token at each place, and whether there is one; `[T]` the place of each token."""
+    """Indices between `tokens` tokens of a flat batch and rows padded to their bound.
+
+    Returns `[B, L]` the token at each place, `[B, L]` whether there is one, and `[T]` the place of
+    each token in the flattened rows. Offsets [0, 1, 3], bound 2: tokens [[0, 1], [1, 2]], the
+    second of which is padding; places [0, 2, 3].
+    """
     device = rows.offsets.device
-    starts = rows.offsets[:-1].long()
-    lengths = (rows.offsets[1:] - rows.offsets[:-1]).long()
-    place = torch.arange(rows.longest, device=device)
-    index_BL = (starts.unsqueeze(1) + place).clamp_max(tokens - 1)
-    row_T = torch.repeat_interleave(
-        torch.arange(len(starts), device=device), lengths, output_size=tokens
-    )
-    place_T = torch.arange(tokens, device=device) - starts[row_T]
-    return index_BL, place < lengths.unsqueeze(1), row_T * rows.longest + place_T
+    starts_B = rows.offsets[:-1].long()
+    lengths_B = (rows.offsets[1:] - rows.offsets[:-1]).long()
+    place_L = torch.arange(rows.longest, device=device)
+    index_BL = (starts_B.unsqueeze(1) + place_L).clamp_max(tokens - 1)
+    row_B = torch.arange(len(starts_B), device=device)
+    row_T = torch.repeat_interleave(row_B, lengths_B, output_size=tokens)
+    place_T = torch.arange(tokens, device=device) - starts_B[row_T]
+    return index_BL, place_L < lengths_B.unsqueeze(1), row_T * rows.longest + place_T
 
 
-def _query_offsets(query: Tensor, rows: Bounds, is_first: bool) -> tuple[Tensor, int]:
-    """Where the queries of each row begin, and the most of a row."""
+def _query_bounds(query: Tensor, rows: Bounds, is_first: bool) -> tuple[Tensor, int]:
+    """Where the queries of each row begin, and how many a row has at most."""
     if not is_first:
         return rows.offsets, rows.longest
     return torch.arange(len(query) + 1, dtype=torch.int32, device=query.device), 1
 
 
-KERNELS = {Kernel.varlen: _varlen, Kernel.efficient: _efficient, Kernel.padded: _padded}
-"""What computes attention where it is no CPU: queries, keys and values `[T, H, D]`, bounds, scores,
-is_first."""
+KERNELS: dict[Kernel, AttentionKernel] = {
+    Kernel.varlen: _attend_varlen,
+    Kernel.efficient: _attend_efficient,
+    Kernel.padded: _attend_padded,
+}
+"""The kernels of all devices but a CPU."""

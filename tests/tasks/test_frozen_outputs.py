@@ -23,8 +23,8 @@ from flatout.models.encoder.transformer import (
     Transformer,
     TransformerConfig,
 )
-from flatout.tasks import encoder_layers
-from flatout.tasks.encoder_layers import FrozenPart, StoredStates
+from flatout.tasks import frozen_outputs
+from flatout.tasks.frozen_outputs import FrozenPart, StoredStates
 
 CPU = torch.device("cpu")
 LENGTHS = np.array([5, 2, 9, 30, 7, 7, 2, 41, 12], np.int32)
@@ -99,7 +99,7 @@ def test_reading_gives_outputs_and_gradients_of_computing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(encoder_layers, "_BLOCK_TOKENS", 40)  # several blocks
+    monkeypatch.setattr(frozen_outputs, "_BLOCK_TOKENS", 40)  # several blocks
     # which has one layer, gone through again and again
     layers = "all" if family == "albert" else layers
     network = frozen(family, layers, kind)
