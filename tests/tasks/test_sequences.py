@@ -29,8 +29,9 @@ from flatout.engine import FastLoop
 from flatout.models.series import flatten, rectangle
 from flatout.models.window_mlp import WindowMLPConfig
 from flatout.tasks import SequenceLabeller, SequenceRegressionConfig, SequenceRegressor
+from flatout.tasks.kept_answers import keep_answers
 from flatout.tasks.sequence_baselines import judge_label_ridge
-from flatout.tasks.sequence_scores import SequenceScores, keep_answers
+from flatout.tasks.sequence_scores import SequenceScores
 from tests.tasks.test_plain_trainer import Losses, quiet_trainer
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

@@ -196,7 +196,7 @@ def draw_answers(task: Any, feeds: Feeds, folder: Path) -> list[Chart]:
 
     Every rank answers, the first one draws.
     """
-    from flatout.tasks.sequence_scores import keep_answers
+    from flatout.tasks.kept_answers import keep_answers
 
     kept = keep_answers(
         task, feeds.test or feeds.validation, "validation" if feeds.test is None else "test"

@@ -76,17 +76,20 @@ class SequenceRegressor(Task):
             len(info.recording_names), info.targets, self.factor_K.tolist()
         )
         self.baselines: list[Baseline] = []
-        splits = ("train", *(split for split in SPLITS.values() if split in info.store.splits))
-        lengths = {
-            split: info.rows_of(split).lengths if self.shape.is_each_step else []
-            for split in splits
-        }
-        horizon = float(max(1, self.shape.horizon))
-        self._steps_a_row = {
-            split: float(np.mean(each)) if len(each) else horizon for split, each in lengths.items()
-        }
-        """Answers of a row of each split on average, by which the loss is divided."""
+        # answers of a row of each split on average, by which the loss is divided
+        self._steps_a_row = {"train": self._count_steps("train")}
+        for split in SPLITS.values():
+            if split in info.store.splits:
+                self._steps_a_row[split] = self._count_steps(split)
         self._augment = Augment(info)
+
+    def _count_steps(self, split: str) -> float:
+        """How many answers a row of a split has on average."""
+        if self.shape.is_each_step:
+            lengths = self.info.rows_of(split).lengths
+            if len(lengths):
+                return float(np.mean(lengths))
+        return float(max(1, self.shape.horizon))
 
     def build_model(self, config: Any, info: Any) -> nn.Module:
         return config.build(shape=info.shape)
@@ -98,20 +101,17 @@ class SequenceRegressor(Task):
         if not self.config.baselines and residual is None:
             return {}
         self.baselines = build_baselines(self.info)
-        first, *others = self.baselines
+        ridge, *others = self.baselines
         if residual is not None:
-            residual.set(first.ridge.weight, first.ridge.bias)
-        facts = {
-            f"{short}/{name}": value
-            for short, each in first.metrics.items()
-            for name, value in each.items()
-        }
+            residual.set(ridge.ridge.weight, ridge.ridge.bias)
+        facts = dict[str, float]()
+        for split, metrics in ridge.metrics.items():
+            for name, value in metrics.items():
+                facts[f"{split}/{name}"] = value
         for other in others:
-            facts |= {
-                f"{short}/rmse of the {other.name}": each["rmse"]
-                for short, each in other.metrics.items()
-            }
-        return {"baseline": {"name": first.name, "metrics": facts}}
+            for split, metrics in other.metrics.items():
+                facts[f"{split}/rmse of the {other.name}"] = metrics["rmse"]
+        return {"baseline": {"name": ridge.name, "metrics": facts}}
 
     @property
     def usual_metric(self) -> str:
@@ -131,11 +131,11 @@ class SequenceRegressor(Task):
     def judge(self, batch: FlatBatch) -> Tensor:
         answers, truths = self.answers_and_truths(batch)
         rows = batch.rows[: batch.num_real].numpy()
-        recording = torch.from_numpy(
-            self.info.recording_of_rows(self._split)[rows].astype(np.int64)
-        )
-        per_row = torch.full_like(recording, max(1, self.shape.horizon))
-        counts = batch.lengths[: batch.num_real] if self.shape.is_each_step else per_row
+        recordings = self.info.recording_of_rows(self._split)[rows]
+        recording = torch.from_numpy(recordings.astype(np.int64))
+        counts = torch.full_like(recording, max(1, self.shape.horizon))  # answers of each row
+        if self.shape.is_each_step:
+            counts = batch.lengths[: batch.num_real]
         places = recording.repeat_interleave(counts).to(answers.device, non_blocking=True)
         self.scores.add(answers.flatten(0, -2), truths.flatten(0, -2), places)
         return self._sum_of_losses(answers, truths, split=self._split)
@@ -181,25 +181,20 @@ class SequenceRegressor(Task):
                 self._log.say(line)
 
     def compare(self, split: str) -> list[str]:
-        """The table of the network, its baselines and the known floor."""
-        rows = [
-            (type(self.model).__name__, self.results),
-            *(
-                (f"  {name}", values)
-                for name, values in self.scores.of_targets.items()
-                if self.shape.targets > 1
-            ),
-            *((each.name, each.metrics[split]) for each in self.baselines),
-        ]
+        """A table of the network, its baselines and the known floor: a line for each."""
+        rows = [(type(self.model).__name__, self.results)]
+        if self.shape.targets > 1:
+            for name, values in self.scores.of_targets.items():
+                rows.append((f"  {name}", values))
+        for baseline in self.baselines:
+            rows.append((baseline.name, baseline.metrics[split]))
         lines = [f"{split:<26}" + "".join(f"{name:>12}" for name in _SHOWN)]
-        lines += [
-            f"{name:<26}" + "".join(f"{values[key]:>12.5g}" for key in _SHOWN)
-            for name, values in rows
-        ]
-        return lines + [
-            f"{'known floor of ' + name:<26}{floor:>12.5g}"
-            for name, floor in self.info.floors.items()
-        ]
+        for name, values in rows:
+            figures = "".join(f"{values[metric]:>12.5g}" for metric in _SHOWN)
+            lines.append(f"{name:<26}{figures}")
+        for name, floor in self.info.floors.items():
+            lines.append(f"{'known floor of ' + name:<26}{floor:>12.5g}")
+        return lines
 
     # Chunks: what goes from one batch to the next.
 
@@ -207,7 +202,7 @@ class SequenceRegressor(Task):
         self._mark = None if self.network.carried is None else self.network.carried.mark()
 
     def reset_step(self) -> None:
-        """Back to the states that the step began with: its passes are repeated."""
+        """Go back to the states that the step began with, as its passes are repeated."""
         if self.network.carried is not None:
             self.network.carried.go_back(self._mark)
 
@@ -216,19 +211,22 @@ class SequenceRegressor(Task):
         return {} if carried is None else {"carried": carried.state_dict()}
 
     def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
-        # on other ranks than before a row may continue one of any of theirs
-        if self.network.carried is not None:
-            theirs = (
-                of_ranks[rank : rank + 1] if len(of_ranks) == self.trainer.world_size else of_ranks
-            )
-            self.network.carried.load_state_dict([each.get("carried", {}) for each in theirs])
+        carried = self.network.carried
+        if carried is None:
+            return
+        # On another number of ranks than before, a row may continue a row of any rank.
+        if len(of_ranks) == self.trainer.world_size:
+            of_ranks = of_ranks[rank : rank + 1]
+        carried.load_state_dict([position.get("carried", {}) for position in of_ranks])
 
     def _begin(self, batch: FlatBatch, split: str) -> None:
+        """Say to the states that are carried on which rows of the batch begin a recording."""
         carried = self.network.carried if self.model.training else self.network.carried_of_others
         if carried is not None:
             rows = batch.rows.numpy()
             recording = self.info.recording_of_rows(split)
-            carried.begin(batch, (rows == 0) | (recording[rows] != recording[rows - 1]))
+            is_first = (rows == 0) | (recording[rows] != recording[rows - 1])
+            carried.begin(batch, is_first)
 
     def _real(self, outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
         real = real_tokens if self.shape.is_each_step else real_rows
@@ -237,9 +235,7 @@ class SequenceRegressor(Task):
     def _sum_of_losses(
         self, answers: Tensor, truths: Tensor, *, rows: int = 1, split: str = "train"
     ) -> Tensor:
-        """Sum over rows of the mean over the answers of an average row, as a share of
-        so many rows.
-        """
+        """The losses of all answers, divided by the answers of an average row and by `rows`."""
         total = _LOSSES[self.config.loss](answers, truths, reduction="sum")
         return total / (self._steps_a_row[split] * self.shape.targets * rows)
 
@@ -271,35 +267,35 @@ class SequenceLabeller(Classifier):
 
 
 class Augment:
-    """Changes the inputs of a batch at random."""
+    """Changes the inputs of a training batch at random: smooths, shifts, and adds noise."""
 
     def __init__(self, info: SequenceInfo) -> None:
         self.shape = info.shape
         config = info.config
         ones = dict.fromkeys(info.columns, 1.0)
         factor = dict(zip(info.columns, info.scaler.factor, strict=True))
+        # sizes of smoothing, offsets and noise; None where the settings ask for none
         self._sizes = [
-            _scaled(config.low_pass, ones),
-            _scaled(config.offset, factor),
-            _scaled(config.noise, factor),
+            _scale_sizes(config.low_pass, ones),
+            _scale_sizes(config.offset, factor),
+            _scale_sizes(config.noise, factor),
         ]
-        """Of smoothing, offsets and noise; None where the settings ask for none."""
 
     def __call__(self, batch: FlatBatch) -> FlatBatch:
-        if not any(each is not None for each in self._sizes):
+        if all(size_C is None for size_C in self._sizes):
             return batch
         values_BLC = rectangle(batch)
         self._sizes = [None if each is None else each.to(values_BLC.device) for each in self._sizes]
         low_pass_C, offset_C, noise_C = self._sizes
         lookback = self.shape.lookback if self.shape.horizon else values_BLC.shape[1]
-        inputs_BLC, rest_BLC = values_BLC[:, :lookback], values_BLC[:, lookback:]
+        inputs_BLC = values_BLC[:, :lookback]
+        rest_BLC = values_BLC[:, lookback:]
         if low_pass_C is not None:
-            # Each row with an exponential mean whose memory is drawn up to the most.
+            # An exponential mean over each row, whose memory is drawn between 0 and the size set.
             memory_B1C = torch.rand_like(inputs_BLC[:, :1]) * low_pass_C
-            before = inputs_BLC.new_zeros(1, len(inputs_BLC), inputs_BLC.shape[2] + 1)
-            inputs_BLC = torch.where(
-                low_pass_C > 0, smooth(inputs_BLC, memory_B1C, before)[0], inputs_BLC
-            )
+            nothing_before = inputs_BLC.new_zeros(1, len(inputs_BLC), inputs_BLC.shape[2] + 1)
+            smoothed_BLC, _ = smooth(inputs_BLC, memory_B1C, nothing_before)
+            inputs_BLC = torch.where(low_pass_C > 0, smoothed_BLC, inputs_BLC)
         if offset_C is not None:
             inputs_BLC = inputs_BLC + torch.randn_like(inputs_BLC[:, :1]) * offset_C
         if noise_C is not None:
@@ -307,10 +303,8 @@ class Augment:
         return replace(batch, tokens=flatten(torch.cat([inputs_BLC, rest_BLC], 1), batch))
 
 
-def _scaled(sizes: dict[str, float], factor: dict[str, float]) -> Tensor | None:
-    """`[C]` scaled sizes, zero for columns that are not named; None where none is."""
-    return (
-        torch.tensor([sizes.get(name, 0.0) / each for name, each in factor.items()])
-        if sizes
-        else None
-    )
+def _scale_sizes(sizes: dict[str, float], factors: dict[str, float]) -> Tensor | None:
+    """`[C]` sizes in scaled units, zero for columns that are not named; None if none is named."""
+    if not sizes:
+        return None
+    return torch.tensor([sizes.get(name, 0.0) / factor for name, factor in factors.items()])
