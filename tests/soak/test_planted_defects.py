@@ -283,8 +283,8 @@ DEFECTS = [
     Defect(
         "sizes of noise stay on the host",
         "tasks/sequences.py",
-        "each.to(values_BLC.device) for each in self._sizes",
-        "each.cpu() for each in self._sizes",
+        "each if each is None else each.to(device) for each in self._sizes",
+        "each if each is None else each.cpu() for each in self._sizes",
         _ELSEWHERE + "[forecast]",
     ),
 ]

@@ -1,10 +1,10 @@
 """A bidirectional LSTM over words, exact on rows of unequal length and without packing.
 
 Packed sequences keep both oneDNN and cuDNN from their fast kernels. Here each layer is two plain
-LSTMs. The backward one reads every row reversed by index, so padding trails in both directions and
-is never read before a row's end. Rows come in batches of like length, so little is computed that is
-thrown away; a batch of one length needs no index. On the CPU two LSTMs cost what one bidirectional
-does, to about 5 % in fp32 and bf16. A GPU runs both at once.
+LSTMs. The backward one reads every row reversed by index, so padding stands at the end in both
+directions, and no state of a real word depends on it. Rows are batched by length, so little is
+computed for padding; a batch of one length needs no index. On a CPU two LSTMs cost as much as one
+bidirectional one, to about 5 % in fp32 and bf16. A GPU runs both at once.
 
 Shapes: B rows, L longest row, E embedding, H hidden, D = 2H, C outputs.
 """
@@ -63,11 +63,11 @@ class BiLSTM(Network, nn.Module):
         self.padding_id = padding_id
         self.embedding = nn.Embedding(vocabulary_size, config.embedding, padding_idx=padding_id)
         widths = [config.embedding] + [2 * config.hidden] * (config.layers - 1)
-        # Of a layer, one LSTM forwards and one over the rows turned round.
-        sides = (
-            {side: nn.LSTM(width, config.hidden) for side in ("ahead", "back")} for width in widths
-        )
-        self.layers = nn.ModuleList(map(nn.ModuleDict, sides))
+        self.layers = nn.ModuleList()
+        for width in widths:
+            ahead = nn.LSTM(width, config.hidden)
+            back = nn.LSTM(width, config.hidden)  # reads the rows reversed
+            self.layers.append(nn.ModuleDict({"ahead": ahead, "back": back}))
         self.pool = Pool(config.pooling, 2 * config.hidden)
         share = config.dropout if config.embedding_dropout is None else config.embedding_dropout
         self.embedding_dropout = LeanDropout(share)
@@ -95,14 +95,13 @@ class BiLSTM(Network, nn.Module):
         return self.output(self.dropout(self.pool(states_LBD.transpose(0, 1), lengths_B, mask_BL)))
 
     def products(self, lengths: Lengths) -> list[Product]:
-        """A token meets 4H(E + H) weights in each direction of each layer, a row 2H x C
-        at the end.
-        """
+        """A token meets 4H(E + H) weights in each direction of each layer; a row meets 2H x C."""
         tokens = float(lengths.sum())
-        found = [look_up(self.embedding.weight)]
+        products = [look_up(self.embedding.weight)]
         for layer in self.layers:
             for name in ("weight_ih_l0", "weight_hh_l0"):
-                found.append(
-                    through(tokens, *(side.get_parameter(name) for side in layer.children()))
-                )
-        return [*found, *self.pool.products(tokens), through(len(lengths), self.output.weight)]
+                weights = [side.get_parameter(name) for side in layer.children()]
+                products.append(through(tokens, *weights))
+        products += self.pool.products(tokens)
+        products.append(through(len(lengths), self.output.weight))
+        return products

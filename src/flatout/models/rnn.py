@@ -1,9 +1,11 @@
 """An LSTM or GRU over recordings, windows or chunks, exact on rows of unequal length and without
 packing.
 
-Packed sequences keep oneDNN and cuDNN from their fast kernels. Rows come in groups of like length
-instead, and what stands behind a row's end is never read. A forecast is added to the window's last
-value.
+Packed sequences keep oneDNN and cuDNN from their fast kernels. Rows are batched by length instead,
+and what stands behind a row's end is never read. A network answers at each sample (`run`), once a
+window (`answer`), or once a recording read in both directions. A forecast is added to the window's
+last value. Chunks of long recordings carry the hidden state from batch to batch
+(`carried_state.py`).
 
 Shapes: T samples, B rows, L samples of a row, F inputs, H hidden, K targets.
 """
@@ -68,21 +70,20 @@ class RNNConfig:
         check_settings(self, "model")
 
     def build(self, *, shape: SequenceShape) -> RNN:
-        what = "reads what comes later, which is not known then"
-        is_fine = bool(shape.labels) or not self.bidirectional
         require(
-            is_fine, "model.bidirectional", what, hint="Leave it out, or set data.problem=label."
+            bool(shape.labels) or not self.bidirectional,
+            "model.bidirectional",
+            "reads what comes later, which is not known then",
+            hint="Leave it out, or set data.problem=label.",
         )
-        is_fine = shape.is_each_step or self.smoothing is Smoothing.none
         require(
-            is_fine,
+            shape.is_each_step or self.smoothing is Smoothing.none,
             "model.smoothing",
             f"{self.smoothing} needs an answer at each time",
             hint="Leave out data.lookback, or set model.smoothing=none.",
         )
-        is_fine = self.residual is Residual.none or shape.lookback is not None
         require(
-            is_fine,
+            self.residual is Residual.none or shape.lookback is not None,
             "model.residual",
             "ridge reads windows",
             hint="Set data.lookback, or model.residual=none.",
@@ -91,6 +92,8 @@ class RNNConfig:
 
 
 class RNN(Network, nn.Module):
+    """Recurrent layers in one direction, or in both, and a linear output."""
+
     layout = "padded"
 
     def __init__(self, config: RNNConfig, shape: SequenceShape) -> None:
@@ -208,31 +211,35 @@ class RNN(Network, nn.Module):
         return torch.cat([last_of(there_LBH.transpose(0, 1), batch), back_LBH[0]], -1)
 
     def products(self, lengths: Lengths) -> list[Product]:
-        """A sample meets the weights of each layer; answers are made of each sample, or
-        once a row.
-        """
+        """A sample meets the weights of each layer; an answer is made for each sample, or a row."""
         samples = float(lengths.sum()) - self.shape.horizon * len(lengths)
-        names = ("weight_ih_l0", "weight_hh_l0")
-        layers = zip(*([self.ahead, self.back] if self.is_both else [self.ahead]), strict=True)
-        found = [
-            through(samples, *(each.get_parameter(name) for each in both for name in names))
-            for both in layers
-        ]
-        return [
-            *found,
-            through(samples if self.shape.is_each_step else len(lengths), self.output.weight),
-        ]
+        products = list[Product]()
+        for depth in range(len(self.ahead)):
+            layers = [self.ahead[depth]]
+            if self.is_both:
+                layers.append(self.back[depth])
+            weights = list[Tensor]()
+            for layer in layers:
+                weights.append(layer.get_parameter("weight_ih_l0"))
+                weights.append(layer.get_parameter("weight_hh_l0"))
+            products.append(through(samples, *weights))
+        answers = samples if self.shape.is_each_step else len(lengths)
+        products.append(through(answers, self.output.weight))
+        return products
 
     def residual_of(self) -> WindowRidge | None:
         return self.ridge
 
 
 def smooth(answers_BLK: Tensor, memory_K: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """An exponential mean over time, `mean = memory * mean + (1 - memory) * answer`, in log2(L)
-    steps.
+    """An exponential mean over time: `mean = memory * mean + (1 - memory) * answer`.
+
+    `before` `[1, B, K + 1]` is the mean so far, and 1 where there is one. Where there is none (0),
+    the mean begins at the first answer. Returns the means, and what is `before` the next samples.
     """
-    # `before` `[1, B, K + 1]`: the mean so far and whether there is one; else the mean begins at
-    # the first answer.
+    # In log2(L) steps instead of L: each step adds to every mean what the mean `reach` samples
+    # earlier holds. With a = (1 - memory) * answers, m = memory, after the first step (reach 1)
+    # place 3 holds a3 + m a2; after the second (reach 2) a3 + m a2 + m^2 a1 + m^3 a0.
     has_begun_B1 = before[0, :, -1:] > 0
     start_BK = torch.where(has_begun_B1, before[0, :, :-1].to(answers_BLK.dtype), answers_BLK[:, 0])
     length = answers_BLK.shape[1]

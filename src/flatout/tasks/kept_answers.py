@@ -37,7 +37,7 @@ class Series:
 
     name: str
     rmse: float
-    places: Floats  # [N] samples since the recording's beginning
+    places: Integers  # [N] samples since the recording's beginning
     truths: Floats
     answers: Floats
 

@@ -36,11 +36,13 @@ from flatout.tasks.task import Task
 
 Numbers = TypeVar("Numbers", int, Tensor)
 NO_TARGET = -100  # the target of a place that counts in no loss
-_BITS = 0xFFFFFFFF
-_FACTOR = 0x45D9F3B
-# what sets the draws of one token apart
+_BITS = 0xFFFFFFFF  # 32 bits of a hash
+_FACTOR = 0x45D9F3B  # an odd number of 27 bits, by which a hash spreads its bits
+# Added to a token's draw for the two further draws of a masked token: what it becomes (the mask
+# token, a random one, or itself), and which random one.
 _KIND = 0x1B873593
 _WORD = 0x19D699A5
+_LARGEST_LOSS = 700.0  # its exponential, the perplexity, is still a finite number
 # what masked words are judged by, known before there is a network
 METRICS = ("perplexity", "masked_accuracy")
 # masked places whose logits are held at once in validation: each is as long as the vocabulary
@@ -99,17 +101,19 @@ class MaskedLanguageModel(Task):
             raise UserError(
                 "MaskedLanguageModel", f"{type(info).__name__} has no pieces of words", hint=hint
             )
-        added = encoder.frame.size + (len(encoder.frame.parting) if info.roles.join == PAIR else 0)
-        self.masking = Masking(
-            self.config, encoder.require_mask("the tokenizer"), encoder.size, added
-        )
-        # ids may have gaps
-        is_special = np.zeros(1 + max(encoder.tokenizer.get_vocab().values()), np.bool_)
+        special_tokens = encoder.frame.size  # that each row has around its text
+        if info.roles.join == PAIR:
+            special_tokens += len(encoder.frame.parting)
+        mask_id = encoder.require_mask("the tokenizer")
+        self.masking = Masking(self.config, mask_id, encoder.size, special_tokens)
+        largest_id = max(encoder.tokenizer.get_vocab().values())  # ids may have gaps
+        is_special = np.zeros(1 + largest_id, np.bool_)
         is_special[encoder.special_ids()] = True
         self.register_buffer("is_special_V", torch.from_numpy(is_special), persistent=False)
         lengths = info.store.splits["train"].lengths(TOKENS)
-        self.masked_per_row = max(1.0, float(self.masking.counts(lengths).mean()))
-        self._read_share = float(self.masking.counts(lengths).sum() / max(1, lengths.sum()))
+        counts = self.masking.counts(lengths)
+        self.masked_per_row = max(1.0, float(counts.mean()))
+        self._read_share = float(counts.sum() / max(1, lengths.sum()))
 
     def build_model(self, config: Any, info: Any) -> nn.Module:
         network = build_text_network(config, info, Outputs([], "words"))
@@ -142,27 +146,25 @@ class MaskedLanguageModel(Task):
         )
 
     def judge(self, batch: FlatBatch) -> Tensor:
-        found_K3 = self._judge_places(batch)
-        self._sums += found_K3.double().sum(0).cpu().numpy()
-        if (rows := self.kept_rows(batch)) is not None:
-            counts = torch.from_numpy(self.masking.counts(batch.lengths.numpy())[: batch.num_real])
-            self._row_sums.add(rows.repeat_interleave(counts), found_K3)
-        return found_K3[:, 0].sum().to(self._loss_sum.dtype) / self.masked_per_row
+        judged_K3 = self._judge_places(batch)
+        self._sums += judged_K3.double().sum(0).cpu().numpy()
+        rows = self.kept_rows(batch)
+        if rows is not None:
+            counts = self.masking.counts(batch.lengths.numpy())[: batch.num_real]
+            self._row_sums.add(rows.repeat_interleave(torch.from_numpy(counts)), judged_K3)
+        return judged_K3[:, 0].sum().to(self._loss_sum.dtype) / self.masked_per_row
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
         """The mean loss of each row's masked words: how well the network knows its language."""
-        found_K3 = self._judge_places(batch)
+        judged_K3 = self._judge_places(batch)
         counts = self.masking.counts(batch.lengths.numpy())[: batch.num_real]
-        row_of_K = torch.from_numpy(np.repeat(np.arange(batch.num_real), counts)).to(
-            found_K3.device
-        )
-        total_B = found_K3.new_zeros(batch.num_real).index_add_(0, row_of_K, found_K3[:, 0])
+        rows = np.repeat(np.arange(batch.num_real), counts)
+        row_of_K = torch.from_numpy(rows).to(judged_K3.device)
+        total_B = judged_K3.new_zeros(batch.num_real).index_add_(0, row_of_K, judged_K3[:, 0])
         return {"loss": total_B / torch.from_numpy(np.maximum(1, counts)).to(total_B)}
 
     def _judge_places(self, batch: FlatBatch) -> Tensor:
-        """`[K, 3]` loss, whether the answer is right, and whether it counts, of each
-        masked token.
-        """
+        """`[K, 3]` of each masked token its loss, whether its answer is right, and if it counts."""
         count = int(self.masking.counts(batch.lengths.numpy()).sum())
         parts = cut_batch(batch, -(-count // _JUDGED_AT_ONCE))
         return torch.cat([self.answer_in_pieces(part, self._judge_part) for part in parts])
@@ -176,7 +178,8 @@ class MaskedLanguageModel(Task):
         losses_K = F.cross_entropy(
             logits_KV, masked.targets, reduction="none", ignore_index=NO_TARGET
         )
-        is_right_K, counts_K = logits_KV.argmax(-1) == masked.targets, masked.targets != NO_TARGET
+        is_right_K = logits_KV.argmax(-1) == masked.targets
+        counts_K = masked.targets != NO_TARGET
         return torch.stack([losses_K, is_right_K.to(losses_K), counts_K.to(losses_K)], 1)
 
     def start_judging(self, split: str) -> None:
@@ -189,7 +192,7 @@ class MaskedLanguageModel(Task):
         mean = float(loss / max(1, count))
         return {
             "loss": mean,
-            "perplexity": math.exp(min(mean, 700.0)),
+            "perplexity": math.exp(min(mean, _LARGEST_LOSS)),
             "masked_accuracy": float(right / max(1, count)),
         }
 
@@ -198,7 +201,7 @@ class MaskedLanguageModel(Task):
             loss, right = (sums[..., :2] / sums[..., 2:]).unbind(-1)
             return {
                 "loss": loss,
-                "perplexity": loss.clamp(max=700.0).exp(),
+                "perplexity": loss.clamp(max=_LARGEST_LOSS).exp(),
                 "masked_accuracy": right,
             }
 
@@ -207,21 +210,28 @@ class MaskedLanguageModel(Task):
 
 @dataclass(frozen=True, slots=True)
 class Masking:
+    """Which tokens of a row are masked, and what they become.
+
+    A row of 10 words and two special tokens, `mask_share` 0.15: 2 words are masked (1.5, rounded to
+    the even number). Each token has a draw, a hash of 32 bits; the 2 words with the smallest are
+    masked.
+    """
+
     config: MaskedLanguageConfig
     mask_id: int
     vocabulary_size: int
-    frame: int  # tokens that are put around the text of a row
+    frame: int  # special tokens of a row, around its text and between the two of a pair
 
     def counts(self, lengths: NDArray[np.integer]) -> NDArray[np.int64]:
         """How many tokens are masked in rows of these lengths."""
         words = np.maximum(lengths.astype(np.int64) - self.frame, 0)
-        return np.minimum(
-            words, np.maximum(1, np.rint(self.config.mask_share * words).astype(np.int64))
-        )
+        wanted = np.rint(self.config.mask_share * words).astype(np.int64)
+        return np.minimum(words, np.maximum(1, wanted))
 
     def mask(self, batch: FlatBatch, is_special_V: Tensor, *, seed: int, epoch: int) -> FlatBatch:
-        """The batch with tokens masked, and with places and targets `[K]`; special tokens stay,
-        without a target.
+        """The batch with tokens masked, and with the masked places and their targets `[K]`.
+
+        Special tokens stay as they are, without a target.
         """
         device = batch.tokens.device
         starts_B = batch.offsets[:-1]
@@ -232,23 +242,26 @@ class Masking:
         numbers_B = _mix(on_device(batch.rows.numpy(), device) ^ _mix(_mix(seed) + epoch))
         draws_T = _mix(numbers_B[row_of_T] + place_T)
         is_special_T = is_special_V[batch.tokens]
+        # One number sorts by row, then words before special tokens, then by draw: the row above bit
+        # 33, whether it is special at bit 32, and the draw below.
         order_T = torch.argsort((row_of_T << 33) | (is_special_T.long() << 32) | draws_T)
         places_K = order_T[on_device(self._places_in_order(batch), device)]
-        tokens_K, is_special_K = batch.tokens[places_K], is_special_T[places_K]
+        tokens_K = batch.tokens[places_K]
+        is_special_K = is_special_T[places_K]
         tokens_T = batch.tokens.clone()
-        tokens_T[places_K] = torch.where(
-            is_special_K, tokens_K, self._replacements(tokens_K, draws_T[places_K])
-        )
-        targets_K = tokens_K.long().masked_fill(
-            is_special_K | (row_of_T[places_K] >= batch.num_real), NO_TARGET
-        )
+        replacements_K = self._replacements(tokens_K, draws_T[places_K])
+        tokens_T[places_K] = torch.where(is_special_K, tokens_K, replacements_K)
+        is_filling_K = row_of_T[places_K] >= batch.num_real  # of rows that fill up the batch
+        targets_K = tokens_K.long().masked_fill(is_special_K | is_filling_K, NO_TARGET)
         return replace(
             batch, tokens=tokens_T, targets=targets_K, target_offsets=None, places=places_K
         )
 
     def _places_in_order(self, batch: FlatBatch) -> NDArray[np.int64]:
-        """`[K]` for rows whose tokens lie in the order of their draws: the first few of each; one
-        at least.
+        """`[K]` the first few places of each row; rows lie in the order of their tokens' draws.
+
+        Lengths [4, 3], of which 2 and 1 are masked: [0, 1, 4]. One place at least, as a network
+        answers no empty batch.
         """
         lengths = batch.lengths.numpy()
         counts = self.counts(lengths)
@@ -260,6 +273,7 @@ class Masking:
         return np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
 
     def _replacements(self, tokens_K: Tensor, draws_K: Tensor) -> Tensor:
+        """What masked tokens become: most the mask token, some a random one, others stay."""
         share_K = _mix(draws_K + _KIND).double() / (_BITS + 1)
         masked = self.config.mask_token_share
         words_K = (_mix(draws_K + _WORD) % self.vocabulary_size).to(tokens_K.dtype)

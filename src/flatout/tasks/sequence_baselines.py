@@ -1,12 +1,12 @@
-"""What a network on sequences is compared with: ridge regression, solved in closed form, and less.
+"""Baselines for networks on recordings: ridge regression, and an answer that is simpler still.
 
-Estimates and forecasts are compared with ridge regression on the window. It has one pass over the
-training windows and a solve for each penalty; the penalty is chosen on the validation recordings. A
-forecast's simplest answer repeats the last value; an estimate's is ridge regression on the last
-sample. Windows are gathered in blocks, so memory stays flat. Labels are compared with ridge
-regression on the mean, spread, least, most, first and last value of each column. Classes are
-answered as one number each. The simplest answer is the commonest class, or the mean. Each rank
-computes all alone.
+- Estimates and forecasts: ridge regression on the window. It takes one pass over the training
+  windows and a solve for each penalty; the validation recordings choose the penalty. Simpler still:
+  a forecast repeats the last value, an estimate is ridge regression on the last sample.
+- Labels: ridge regression on the mean, spread, least, most, first and last value of each column; a
+  class is a vector with a one. Simpler still: the commonest class, or the mean.
+
+Windows are gathered in blocks, so memory stays flat. Each rank computes all baselines by itself.
 
 Shapes: N windows, L samples, F inputs, K targets or labels, H horizon, D inputs of the ridge, R
 recordings.
@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
-from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -27,13 +25,14 @@ from torch import Tensor
 from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.views import Cut
-from flatout.models.series import PENALTIES, WindowRidge, own_pasts, ridge_sums, solve_ridge
+from flatout.models.series import PENALTIES, Sums, WindowRidge, own_pasts, ridge_sums, solve_ridge
 from flatout.tasks.sequence_scores import SequenceScores
 
 _WINDOWS_A_BLOCK = 4096
-_MOST_WINDOWS = 100_000
-_MOST_INPUTS = 1024
-_MOST_NUMBERS = 1 << 24
+_MOST_WINDOWS = 100_000  # of a split with more, evenly spread ones are read
+_MOST_INPUTS = 1024  # numbers of a window; where the network reads whole recordings
+_MOST_NUMBERS = 1 << 24  # inputs and answers that `window_rows` returns
+# what metrics call the splits
 _SHORT = {"validation": "val", "test": "test"}
 _USUAL_LOOKBACK = 16  # samples that the ridge reads where the network reads whole recordings
 
@@ -50,59 +49,63 @@ class Baseline:
 def build_baselines(info: SequenceInfo) -> list[Baseline]:
     """Ridge regression on the window, then the simplest answer."""
     shape = info.shape
-    wide = shape.lookback or min(_USUAL_LOOKBACK, _most_samples(info))
-    found = [(f"ridge on {wide} samples", _solve(info, wide))]
+    samples = shape.lookback or min(_USUAL_LOOKBACK, _most_samples(info))
+    ridges = {f"ridge on {samples} samples": _solve(info, samples)}
     if shape.horizon:
-        found.append(("last value", WindowRidge(shape)))
-    elif wide > 1:
-        found.append(("ridge on the last sample", _solve(info, 1)))
-    return [Baseline(name, ridge, _judge(info, ridge)) for name, ridge in found]
+        ridges["last value"] = WindowRidge(shape)  # zero until it is solved: repeats the last value
+    elif samples > 1:
+        ridges["ridge on the last sample"] = _solve(info, 1)
+    return [Baseline(name, ridge, _judge(info, ridge)) for name, ridge in ridges.items()]
 
 
 def _most_samples(info: SequenceInfo) -> int:
+    """How many samples a ridge may read, so that its inputs are not too many."""
     return max(1, _MOST_INPUTS // (1 if info.shape.horizon else info.shape.inputs))
 
 
 def window_rows(info: SequenceInfo) -> tuple[int, Tensor, Tensor, Tensor]:
-    """Samples that the ridge reads, its inputs and answers over all splits, and the recording of
-    each.
+    """How many samples the ridge reads, its rows over all splits, and the recording of each row.
+
+    The rows are `[N, D]` inputs and `[N, O]` answers in fp32, of all windows or evenly spread ones.
     """
-    wide = min(info.shape.lookback or _USUAL_LOOKBACK, _most_samples(info))
-    ridge = WindowRidge(replace(info.shape, lookback=wide))
-    found = []
-    numbers = (
-        sum(ridge.weight.shape)
-        * (info.shape.targets if info.shape.horizon else 1)
-        * len(info.segments)
-    )
+    samples = min(info.shape.lookback or _USUAL_LOOKBACK, _most_samples(info))
+    ridge = WindowRidge(replace(info.shape, lookback=samples))
+    rows_a_window = info.shape.targets if info.shape.horizon else 1
+    numbers_a_window = sum(ridge.weight.shape) * rows_a_window * len(info.segments)
+    most_windows = max(1, _MOST_NUMBERS // numbers_a_window)
+    all_inputs = list[Tensor]()
+    all_answers = list[Tensor]()
+    all_recordings = list[Tensor]()
     for split in info.segments:
-        for windows, answers, recording_N in _blocks(
-            info, ridge, split, max(1, _MOST_NUMBERS // numbers)
-        ):
+        for windows, answers, recording_N in _blocks(info, ridge, split, most_windows):
             inputs_ND, answers_NO = _rows_of_ridge(ridge, windows, answers)
-            own = recording_N.repeat_interleave(len(inputs_ND) // len(windows))
-            found.append((inputs_ND.float(), answers_NO.float(), own))
-    inputs_ND, answers_NO, recording_N = (torch.cat(each) for each in zip(*found, strict=True))
-    return wide, inputs_ND, answers_NO, recording_N
+            all_inputs.append(inputs_ND.float())
+            all_answers.append(answers_NO.float())
+            rows = len(inputs_ND) // len(windows)
+            all_recordings.append(recording_N.repeat_interleave(rows))
+    return samples, torch.cat(all_inputs), torch.cat(all_answers), torch.cat(all_recordings)
 
 
 def _solve(info: SequenceInfo, lookback: int) -> WindowRidge:
+    """The ridge on so many samples, with the penalty that errs least on validation."""
     ridge = WindowRidge(replace(info.shape, lookback=lookback))
-    blocks = (
-        _rows_of_ridge(ridge, *block[:2]) for block in _blocks(info, ridge, "train", _MOST_WINDOWS)
-    )
-    sums = reduce(lambda total, own: tuple(map(torch.add, total, own)), starmap(ridge_sums, blocks))
-    held = [
-        _rows_of_ridge(ridge, *block[:2])
-        for block in _blocks(info, ridge, "validation", _MOST_WINDOWS // 4)
-    ]
-    best = float("inf")
+    sums: Sums = ()
+    for windows, answers, _ in _blocks(info, ridge, "train", _MOST_WINDOWS):
+        of_block = ridge_sums(*_rows_of_ridge(ridge, windows, answers))
+        sums = tuple(map(torch.add, sums, of_block)) if sums else of_block
+    held_out = list[tuple[Tensor, Tensor]]()
+    for windows, answers, _ in _blocks(info, ridge, "validation", _MOST_WINDOWS // 4):
+        held_out.append(_rows_of_ridge(ridge, windows, answers))
+    least_error = float("inf")
     for penalty in PENALTIES:
-        weight, mean, mean_of_answers = solve_ridge(sums, penalty)
-        bias = mean_of_answers - mean @ weight
-        errors = [(inputs @ weight + bias - answers).square().sum() for inputs, answers in held]
-        if (error := float(torch.stack(errors).sum())) < best:
-            best = error
+        weight, input_means, answer_means = solve_ridge(sums, penalty)
+        bias = answer_means - input_means @ weight
+        squares = list[Tensor]()
+        for inputs, answers in held_out:
+            squares.append((inputs @ weight + bias - answers).square().sum())
+        error = float(torch.stack(squares).sum())
+        if error < least_error:
+            least_error = error
             ridge.set(weight.float(), bias.float())
     return ridge
 
@@ -110,39 +113,42 @@ def _solve(info: SequenceInfo, lookback: int) -> WindowRidge:
 def _rows_of_ridge(
     ridge: WindowRidge, windows_NLF: Tensor, answers: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`[N, D]` inputs and `[N, O]` answers in double precision; of a forecast a row for each
-    series.
+    """`[N, D]` inputs and `[N, O]` answers in double precision; a row a window.
+
+    For forecasts a row for each series of a window: the past of the series, and its next values,
+    both less its last value.
     """
     if not ridge.shape.horizon:
         return windows_NLF.flatten(1).double(), answers.double()
     series_NKL, last_NK1 = own_pasts(windows_NLF, ridge.shape)
-    return series_NKL.flatten(0, 1).double(), (answers.transpose(1, 2) - last_NK1).flatten(
-        0, 1
-    ).double()
+    changes_NKH = answers.transpose(1, 2) - last_NK1
+    return series_NKL.flatten(0, 1).double(), changes_NKH.flatten(0, 1).double()
 
 
 def _judge(info: SequenceInfo, ridge: WindowRidge) -> dict[str, dict[str, float]]:
-    factor = info.scaler.of_targets(len(info.targets))[1]
-    found = {}
+    """The metrics of a ridge on validation and test."""
+    _, factor = info.scaler.of_targets(len(info.targets))
+    metrics = {}
     for split, short in _SHORT.items():
         if split not in info.segments:
             continue
         scores = SequenceScores(len(info.recording_names), info.targets, factor)
         for windows, answers, recording_N in _blocks(info, ridge, split, None):
             guesses = ridge.answer(windows)
-            count = answers[..., 0].numel() // len(answers)
-            scores.add(
-                guesses.flatten(0, -2), answers.flatten(0, -2), recording_N.repeat_interleave(count)
-            )
-        found[short] = scores.values(is_alone=True)
-    return found
+            answers_a_window = answers[..., 0].numel() // len(answers)
+            recordings = recording_N.repeat_interleave(answers_a_window)
+            scores.add(guesses.flatten(0, -2), answers.flatten(0, -2), recordings)
+        metrics[short] = scores.values(is_alone=True)
+    return metrics
 
 
 def _blocks(
     info: SequenceInfo, ridge: WindowRidge, split: str, most: int | None
 ) -> Iterator[tuple[Tensor, ...]]:
-    """`[N, L, F]` windows, their answers, and the recording of each; of very many windows evenly
-    spread ones.
+    """Blocks of `[N, L, F]` windows, their answers, and the recording of each window.
+
+    Of more than `most` windows evenly spread ones; None: all. A window that begins before its
+    recording repeats the recording's first sample.
     """
     shape = ridge.shape
     segments = info.segments[split]
@@ -156,69 +162,72 @@ def _blocks(
         ends = rows.start[chosen] + rows.length[chosen] - horizon
         places = np.maximum(ends[:, None] + np.arange(-lookback, 0), rows.start[chosen, None])
         after = ends[:, None] + np.arange(horizon) if horizon else ends - 1
-        windows, answers = values[places][..., : shape.inputs], values[after][..., -shape.targets :]
-        yield (
-            torch.from_numpy(windows),
-            torch.from_numpy(answers),
-            torch.from_numpy(rows.recording[chosen]).long(),
-        )
+        windows = values[places][..., : shape.inputs]
+        answers = values[after][..., -shape.targets :]
+        recordings = torch.from_numpy(rows.recording[chosen]).long()
+        yield torch.from_numpy(windows), torch.from_numpy(answers), recordings
 
 
 def judge_label_ridge(info: SequenceInfo) -> dict[str, Any]:
     """The name of the baseline and its metrics on validation and test."""
-    splits = {split: (numbers_of(info, split), labels_of(info, split)) for split in info.segments}
-    numbers_RD, labels_RK = splits["train"]
+    numbers = {split: numbers_of(info, split) for split in info.segments}
+    labels = {split: labels_of(info, split) for split in info.segments}
+    numbers_RD = numbers["train"]
+    mean_K = labels["train"].mean(0)
     center_D = numbers_RD.mean(0)
     spread_D = numbers_RD.std(0, correction=0)
-    mean_K = labels_RK.mean(0)
     spread_D = torch.where(spread_D > 0, spread_D, 1.0)
-    scaled_RD, left_RK = (numbers_RD - center_D) / spread_D, labels_RK - mean_K
+    scaled_RD = (numbers_RD - center_D) / spread_D
 
     def answer(split: str, weight_DK: Tensor) -> Tensor:
-        return (splits[split][0] - center_D) / spread_D @ weight_DK + mean_K
+        return (numbers[split] - center_D) / spread_D @ weight_DK + mean_K
 
     def error(weight_DK: Tensor) -> float:
-        return float((answer("validation", weight_DK) - splits["validation"][1]).square().mean())
+        return float((answer("validation", weight_DK) - labels["validation"]).square().mean())
 
-    products = scaled_RD.T @ scaled_RD
-    answers = scaled_RD.T @ left_RK
-    diagonal = torch.eye(scaled_RD.shape[1]).double()
-    best = min(
-        (torch.linalg.solve(products + each * diagonal, answers) for each in PENALTIES), key=error
-    )
+    products_DD = scaled_RD.T @ scaled_RD
+    crossed_DK = scaled_RD.T @ (labels["train"] - mean_K)
+    diagonal_DD = torch.eye(scaled_RD.shape[1]).double()
+    solutions = list[Tensor]()
+    for penalty in PENALTIES:
+        solutions.append(torch.linalg.solve(products_DD + penalty * diagonal_DD, crossed_DK))
+    best = min(solutions, key=error)
     is_class = info.labels.problem is Problem.single
     simplest = "accuracy of the commonest class" if is_class else "rmse of the mean"
     metrics: dict[str, float] = {}
     for split, short in _SHORT.items():
-        if split in splits:
-            labels_LK = splits[split][1]
-            found = _judge_labels(answer(split, best), labels_LK, is_class=is_class)
-            plain = _judge_labels(mean_K.expand_as(labels_LK), labels_LK, is_class=is_class)
-            metrics |= {f"{short}/{name}": value for name, value in found.items()}
+        if split in labels:
+            labels_RK = labels[split]
+            judged = _judge_labels(answer(split, best), labels_RK, is_class=is_class)
+            plain = _judge_labels(mean_K.expand_as(labels_RK), labels_RK, is_class=is_class)
+            for name, value in judged.items():
+                metrics[f"{short}/{name}"] = value
             metrics[f"{short}/{simplest}"] = plain["accuracy" if is_class else "rmse"]
     return {"name": "ridge on means and ends", "metrics": metrics}
 
 
 def _judge_labels(answers_RK: Tensor, labels_RK: Tensor, *, is_class: bool) -> dict[str, float]:
+    """Accuracy of classes, or errors of numbers."""
     if is_class:
-        return {"accuracy": float((answers_RK.argmax(1) == labels_RK.argmax(1)).double().mean())}
+        is_right_R = answers_RK.argmax(1) == labels_RK.argmax(1)
+        return {"accuracy": float(is_right_R.double().mean())}
     errors_RK = answers_RK - labels_RK
     return {"rmse": float(errors_RK.square().mean().sqrt()), "mae": float(errors_RK.abs().mean())}
 
 
 def numbers_of(info: SequenceInfo, split: str) -> Tensor:
-    """`[R, D]` numbers of each recording."""
+    """`[R, D]` what the ridge on labels reads: six numbers for each column of each recording."""
     rows = info.rows_of(split)
-    found = []
+    numbers = []
     for start, length in zip(rows.offsets.tolist(), rows.lengths.tolist(), strict=True):
         values = np.asarray(rows.values[start : start + length], np.float64)
         parts = values.mean(0), values.std(0), values.min(0), values.max(0), values[0], values[-1]
-        found.append(np.concatenate(parts))
-    return torch.from_numpy(np.stack(found))
+        numbers.append(np.concatenate(parts))
+    return torch.from_numpy(np.stack(numbers))
 
 
 def labels_of(info: SequenceInfo, split: str) -> Tensor:
-    """`[R, K]` a one for the class of each recording, or its number."""
+    """`[R, K]` the label of each recording: a one at its class, or its number."""
     labels = torch.from_numpy(np.asarray(info.store.splits[split].fixed("targets")))
     if info.labels.problem is Problem.single:
         return torch.nn.functional.one_hot(labels.long(), len(info.labels.classes)).double()

@@ -285,8 +285,7 @@ class Augment:
         if all(size_C is None for size_C in self._sizes):
             return batch
         values_BLC = rectangle(batch)
-        self._sizes = [None if each is None else each.to(values_BLC.device) for each in self._sizes]
-        low_pass_C, offset_C, noise_C = self._sizes
+        low_pass_C, offset_C, noise_C = self._sizes_on(values_BLC.device)
         lookback = self.shape.lookback if self.shape.horizon else values_BLC.shape[1]
         inputs_BLC = values_BLC[:, :lookback]
         rest_BLC = values_BLC[:, lookback:]
@@ -301,6 +300,11 @@ class Augment:
         if noise_C is not None:
             inputs_BLC = inputs_BLC + torch.randn_like(inputs_BLC) * noise_C
         return replace(batch, tokens=flatten(torch.cat([inputs_BLC, rest_BLC], 1), batch))
+
+    def _sizes_on(self, device: torch.device) -> list[Tensor | None]:
+        """The sizes on the device of a batch; copied there once."""
+        self._sizes = [each if each is None else each.to(device) for each in self._sizes]
+        return self._sizes
 
 
 def _scale_sizes(sizes: dict[str, float], factors: dict[str, float]) -> Tensor | None:

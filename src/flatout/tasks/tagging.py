@@ -60,10 +60,8 @@ class Tagger(Task):
         self.labels = labels
         self.scores = EntityScores(labels.types)
         self._lost: Mapping[str, Any] = {}  # what was cut off in the split that is judged
-        if self.config.class_weights is ClassWeights.auto:
-            weights = balanced(labels.counts)
-        else:
-            weights = named(self.config.weights, labels.names)
+        is_auto = self.config.class_weights is ClassWeights.auto
+        weights = balanced(labels.counts) if is_auto else named(self.config.weights, labels.names)
         self.register_buffer("weights_C", weights, persistent=False)
 
     def take_info(self, info: Any) -> None:

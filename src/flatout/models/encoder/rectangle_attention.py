@@ -163,11 +163,9 @@ def _lay_out(values_TKHD: Tensor, rows: RectangleLayout) -> Tensor:
 
 def _count_scores(rows: RectangleLayout, heads: int, is_first: bool) -> list[int]:
     """How many scores each rectangle has: one a place and query."""
-    # first tokens: one query a row, so as many scores as places
-    return [
-        rectangle.places * heads * (1 if is_first else rectangle.length)
-        for rectangle in rows.rectangles
-    ]
+    if is_first:  # one query a row, so as many scores as places
+        return [rectangle.places * heads for rectangle in rows.rectangles]
+    return [rectangle.places * heads * rectangle.length for rectangle in rows.rectangles]
 
 
 def _draw_factors(sizes: list[int], dropout: float) -> Sequence[Tensor | None]:

@@ -1,7 +1,9 @@
-"""The settings of an encoder of transformers, and its network with pretrained or random weights.
+"""The settings of an encoder of transformers, and how its network is built from them.
 
-The model is the library's own `AutoModelForSequenceClassification`, `…TokenClassification` or
-`…MaskedLM`, so its weights load from and save to the plain classes. `network.py` says how it runs.
+Weights are pretrained (a folder of a run or an encoder, or a name on the Hub) or random. The model
+is the library's own `AutoModelForSequenceClassification`, `…TokenClassification` or `…MaskedLM`, so
+its weights load from and save to the plain classes. `network.py` says how it runs. Open this file
+for a setting under `model`, or for what happens between a setting and a built network.
 """
 
 from __future__ import annotations
@@ -117,15 +119,10 @@ class TransformerConfig:
 
     @property
     def recommended_lr(self) -> float:
-        """Pretrained weights want small steps; small matrices beside them, a head alone, and random
-        ones, larger.
-        """
+        """Small for pretrained weights that are trained; larger for LoRA, heads, or random ones."""
         is_head_alone = self.freeze_layers == ALL and not self.unfreeze_epochs
-        return (
-            5e-5
-            if self.pretrained is not None and not self.lora.rank and not is_head_alone
-            else 1e-3
-        )
+        trains_pretrained = self.pretrained is not None and not self.lora.rank and not is_head_alone
+        return 5e-5 if trains_pretrained else 1e-3
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
@@ -147,23 +144,20 @@ class TransformerConfig:
         require(
             is_count, "model.freeze_layers", f"{self.freeze_layers}", allowed=f"0 or more, or {ALL}"
         )
-        is_ready = bool(self.freeze_layers) or not self.unfreeze_epochs
         require(
-            is_ready,
+            bool(self.freeze_layers) or not self.unfreeze_epochs,
             "model.unfreeze_epochs",
             "nothing is frozen",
             hint="Set model.freeze_layers=N.",
         )
-        is_ready = bool(self.freeze_layers or self.lora.rank) or self.reuse is not True
         require(
-            is_ready,
+            bool(self.freeze_layers or self.lora.rank) or self.reuse is not True,
             "model.reuse",
             "true, but nothing is frozen",
             hint="Set model.freeze_layers=N or all.",
         )
-        is_one_way = not (self.lora.rank and (self.freeze_layers or self.freeze_embeddings))
         require(
-            is_one_way,
+            not (self.lora.rank and (self.freeze_layers or self.freeze_embeddings)),
             "model.lora.rank",
             f"{self.lora.rank} with model.freeze_layers or model.freeze_embeddings",
             allowed="beside small matrices the whole encoder is frozen",
@@ -173,7 +167,11 @@ class TransformerConfig:
     def build(
         self, outputs: Outputs, *, vocabulary_size: int, padding_id: int, separator_id: int | None
     ) -> Transformer:
-        """The encoder with a head for these outputs, ready to train."""
+        """The encoder with a head for these outputs, ready to train.
+
+        `vocabulary_size` and `padding_id` are those of random weights; pretrained ones bring their
+        own. `separator_id`: the token between the two texts of a pair, None without pairs.
+        """
         described = self.read_description()
         if outputs.kind == "words":
             self._require_words(described)
@@ -195,12 +193,14 @@ class TransformerConfig:
     def rebuild(
         self, outputs: Outputs, described: dict[str, Any], separator_id: int | None, window: int = 0
     ) -> Transformer:
-        """The encoder that a run saved, without weights: `described` is what its own configuration
-        was.
+        """The encoder that a run saved, without its weights.
+
+        `described` is the library's configuration as the run saved it; `window` is the number of
+        tokens of a window, 0 without windows.
         """
-        kept = dict(described)
-        _require_no_code(kept, "encoder.json")
-        config = _config_class(kept.pop("model_type"))(**kept)
+        settings = dict(described)
+        _require_no_code(settings, "encoder.json")
+        config = _config_class(settings.pop("model_type"))(**settings)
         model = outputs.wrap(outputs.auto_class.from_config(config), self.compute, separator_id)
         model.read_windows(window, self.windows)
         if self.lora.rank:
@@ -208,6 +208,7 @@ class TransformerConfig:
         return model
 
     def _require_words(self, described: Any) -> None:
+        """Refuse an encoder that cannot predict masked words, or LoRA in pretraining."""
         from transformers import MODEL_FOR_MASKED_LM_MAPPING
 
         where = "model.family" if self.pretrained is None else "model.pretrained"
@@ -225,49 +226,51 @@ class TransformerConfig:
         )
 
     def read_description(self) -> Any:
-        """The encoder's own configuration."""
-        if self.pretrained is not None and (run := model_of_run(self.pretrained)):
-            kept = run.configuration()
-            _require_no_code(kept, f"model.pretrained: {self.pretrained}")
-            return _config_class(str(kept.pop("model_type", None)))(**kept)
-        if self.pretrained is not None:
-            from transformers import AutoConfig
+        """The library's configuration of the encoder, before our settings change it."""
+        if self.pretrained is None:
+            return self._describe_random()
+        run = model_of_run(self.pretrained)
+        if run:
+            settings = run.configuration()
+            _require_no_code(settings, f"model.pretrained: {self.pretrained}")
+            return _config_class(str(settings.pop("model_type", None)))(**settings)
+        from transformers import AutoConfig
 
-            name = self.pretrained
-            found = fetched(
-                name,
-                "model.pretrained",
-                lambda: AutoConfig.from_pretrained(name, trust_remote_code=False),
-            )
-            _require_no_code(vars(found), f"model.pretrained: {self.pretrained}")
-            return found
+        name = self.pretrained
+        config = fetched(
+            name,
+            "model.pretrained",
+            lambda: AutoConfig.from_pretrained(name, trust_remote_code=False),
+        )
+        _require_no_code(vars(config), f"model.pretrained: {self.pretrained}")
+        return config
+
+    def _describe_random(self) -> Any:
+        """The configuration of an encoder with random weights, by `family` and sizes."""
         names = WRITTEN["sizes"].get(self.family, WRITTEN["sizes"]["bert"])
-        sizes = {names[each]: getattr(self, each) for each in ("hidden", "layers", "heads")}
-        sizes[names["intermediate"]] = self.intermediate or 4 * self.hidden
-        extra = {"embedding_size": self.hidden} if self.family in ("electra", "albert") else {}
-        extra |= WRITTEN["random_weights"].get(self.family, {})
-        kind = _config_class(self.family)
+        settings: dict[str, Any] = {
+            names["hidden"]: self.hidden,
+            names["layers"]: self.layers,
+            names["heads"]: self.heads,
+            names["intermediate"]: self.intermediate or 4 * self.hidden,
+        }
+        # the width of their tables, which may be narrower than the layers
+        if self.family in ("electra", "albert"):
+            settings["embedding_size"] = self.hidden
+        settings |= WRITTEN["random_weights"].get(self.family, {})
+        config_class = _config_class(self.family)
         with _refusing(self.family):
-            made = kind(**sizes, **extra)
+            config = config_class(**settings)
         # of decoders: one a head, where model.settings name no fewer
-        if hasattr(made, "num_key_value_heads"):
-            made.num_key_value_heads = self.heads
-        return made
+        if hasattr(config, "num_key_value_heads"):
+            config.num_key_value_heads = self.heads
+        return config
 
     def _set(self, described: Any, outputs: Outputs, vocabulary_size: int, padding_id: int) -> None:
-        for key, names in WRITTEN["dropouts"].items():
-            share = getattr(self, key)
-            taken = [name for name in names if share is not None and hasattr(described, name)]
-            # of which the head's own modules are told
-            is_taken = not share or bool(taken) or key == "head_dropout"
-            require(
-                is_taken,
-                f"model.{key}",
-                f"{described.model_type} has no such share",
-                hint="Leave it out.",
-            )
-            for name in taken:
-                setattr(described, name, share)
+        """Write our settings and the outputs into the library's configuration."""
+        self._set_dropout(described, "dropout", self.dropout)
+        self._set_dropout(described, "attention_dropout", self.attention_dropout)
+        self._set_dropout(described, "head_dropout", self.head_dropout)
         _require_no_code(self.settings, "model.settings")
         for name, value in self.settings.items():
             if not hasattr(described, name):
@@ -283,7 +286,23 @@ class TransformerConfig:
                     setattr(described, name, None)
         outputs.tell(described)
 
+    def _set_dropout(self, described: Any, key: str, share: float | None) -> None:
+        """Write a dropout rate under the names that the family has for it; None: leave its own."""
+        if share is None:
+            return
+        names = [name for name in WRITTEN["dropouts"][key] if hasattr(described, name)]
+        # The rate of a head is set in its modules, too (`drop_before_output`).
+        require(
+            not share or bool(names) or key == "head_dropout",
+            f"model.{key}",
+            f"{described.model_type} has no such share",
+            hint="Leave it out.",
+        )
+        for name in names:
+            setattr(described, name, share)
+
     def _weighted(self, described: Any, outputs: Outputs) -> Any:
+        """The library's model with its weights."""
         auto = outputs.auto_class
         if self.pretrained is None:
             with _refusing(self.family):
@@ -291,22 +310,25 @@ class TransformerConfig:
         if run := model_of_run(self.pretrained):
             return run.load_into(auto.from_config(described))
         name = self.pretrained
-        how = {
-            "config": described,
-            "dtype": torch.float32,
-            "ignore_mismatched_sizes": True,
-            "weights_only": True,
-        }
-        how["output_loading_info"] = True
-        with quiet_library():  # that the head is new is no news
-            opened = partial(auto.from_pretrained, name, trust_remote_code=False, **how)
-            net, told = fetched(name, "model.pretrained", opened)
-        new = [*told["missing_keys"], *(each[0] for each in told["mismatched_keys"])]
-        lost = sorted(
-            each
-            for each in new
-            if each.startswith(f"{net.base_model_prefix}.") and "pooler" not in each
+        load = partial(
+            auto.from_pretrained,
+            name,
+            trust_remote_code=False,
+            config=described,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            weights_only=True,
+            output_loading_info=True,
         )
+        # The library warns that the head is newly initialised; that is intended here.
+        with quiet_library():
+            net, loading_info = fetched(name, "model.pretrained", load)
+        mismatched = [key for key, *_ in loading_info["mismatched_keys"]]
+        lost = list[str]()
+        for key in sorted([*loading_info["missing_keys"], *mismatched]):
+            # a head is new, and so is a pooler where the encoder was trained without one
+            if key.startswith(f"{net.base_model_prefix}.") and "pooler" not in key:
+                lost.append(key)
         named = ", ".join(lost[:2])
         require(
             not lost,
@@ -371,9 +393,7 @@ def quiet_library() -> Iterator[None]:
 
 @contextmanager
 def _refusing(family: str) -> Iterator[None]:
-    """Of random weights: what the library says of sizes that a family cannot have, as a mistake of
-    the person.
-    """
+    """Turn what the library raises for sizes that a family cannot have into a `UserError`."""
     from huggingface_hub.errors import StrictDataclassError
 
     try:
@@ -394,12 +414,12 @@ def _refusing(family: str) -> Iterator[None]:
 
 
 def _recompute(model: Transformer) -> None:
+    """Let a model compute its activations again in the backward pass."""
     if model.is_flat:
         model.recomputes = True
         return
-    can = model.net.supports_gradient_checkpointing
     require(
-        can,
+        model.net.supports_gradient_checkpointing,
         "model.gradient_checkpointing",
         f"{model.family} cannot compute its activations again",
         hint="Leave it out, or set a smaller data.batch_size.",
@@ -411,9 +431,7 @@ def _recompute(model: Transformer) -> None:
 
 
 def _require_no_code(described: Mapping[str, Any], where: str) -> None:
-    """Refuse a configuration that names code of others: a module beside it, or a kernel
-    of the Hub.
-    """
+    """Refuse a configuration that names code to be run: a module beside it, or a kernel."""
     for name, value in described.items():
         is_named = value is not None and name.removeprefix("_").removesuffix("_internal") in _CODE
         is_local = isinstance(value, str) and name != "auto_map" and not re.search(r"[/|:]", value)
@@ -426,6 +444,7 @@ def _require_no_code(described: Mapping[str, Any], where: str) -> None:
 
 
 def _config_class(family: str) -> Any:
+    """The library's class of configurations of a family that classifies; else a `UserError`."""
     from transformers import CONFIG_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
     if (
