@@ -145,7 +145,7 @@ def test_a_single_recording_is_cut_in_time_at_the_samples_that_are_named(tmp_pat
     }
 
 
-def test_resampling_is_linear_and_gaps_split_a_recording():
+def test_resampling_repeats_the_last_sample_and_gaps_split_a_recording():
     times = np.array([0.0, 1.0, 2.5, 4.0, 50.0, 51.0, 53.0])
     table = pa.table({"t": times, "a": times * 2, "b": np.sin(times), "y": times})
     info = open_data(
@@ -157,8 +157,10 @@ def test_resampling_is_linear_and_gaps_split_a_recording():
         "table in memory part 2",
     ]
     values = info.rows_of("train").values
-    np.testing.assert_allclose(values[:9, 2], np.arange(9) * 0.5)
-    np.testing.assert_allclose(values[9:, 2], 50 + np.arange(7) * 0.5)
+    measured = info.measured("train")
+    np.testing.assert_allclose(values[:9, 2], [0, 0, 1, 1, 1, 2.5, 2.5, 2.5, 4])
+    np.testing.assert_allclose(values[9:, 2], [50, 50, 51, 51, 51, 51, 53])
+    assert np.flatnonzero(measured[:, 0]).tolist() == [0, 2, 5, 8, 9, 11, 15]
     np.testing.assert_allclose(values[:, 0], 2 * values[:, 2], rtol=1e-6)
 
 
@@ -190,9 +192,7 @@ def test_missing_values_are_refused_filled_or_dropped(tmp_path):
     split = next(split for split, each in filled.segments.items() if place in each.recording)
     start = int(filled.segments[split].first[filled.segments[split].recording == place][0])
     a = filled.rows_of(split).values[start : start + 41, 0]
-    np.testing.assert_allclose(
-        a[3:5], [a[2] + (a[5] - a[2]) / 3, a[2] + 2 * (a[5] - a[2]) / 3], rtol=1e-5
-    )
+    np.testing.assert_array_equal(a[3:5], [a[2], a[2]])
     dropped = open_data(folder, missing="drop").info
     counts = sum(split["samples"] for split in dropped.facts["splits"].values())
     assert counts == sum(40 + number for number in range(6)) - 2
@@ -603,6 +603,19 @@ def test_settings_of_hydra_make_the_same_data():
     config = SequenceDataConfig(lookback=20, batch_size=8)
     data = SequenceData.of(config, seed=3)
     assert data.config == config and config.features == ["voltage", "current", "temperature"]
+
+
+def test_only_stores_whose_values_are_carried_forward_say_so_in_their_key():
+    """A store that neither fills nor resamples keeps the key that it had when both were linear."""
+    table = pa.table(recording(60))
+
+    def recipe(**settings: Any) -> dict[str, Any]:
+        return open_data(table, **settings).info.store.manifest["recipe"]
+
+    assert "carried" not in recipe()
+    assert "carried" not in recipe(missing="drop", max_gap=5)
+    assert recipe(missing="fill")["carried"] == "forward"
+    assert recipe(step=0.5)["carried"] == "forward"
 
 
 def test_another_lookback_needs_no_other_store():

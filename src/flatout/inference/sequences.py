@@ -29,6 +29,7 @@ from flatout.data.sequences.recordings import (
     Recording,
     Scratch,
     blocks_of,
+    measured_targets,
     read_recordings,
 )
 from flatout.data.sequences.settings import Missing
@@ -207,15 +208,18 @@ class SequencePredictor(RunPredictor):
                 yield from map(self._in_units, self._estimates(values, self._scale))
 
     @torch.inference_mode()
-    def compare(self, values: Floats) -> Iterator[tuple[Tensor, Tensor]]:
-        """`[N, K]` scaled answers and what they should be, block after block; `values` hold the
-        targets too.
+    def compare(self, recording: Recording) -> Iterator[tuple[Tensor, Tensor]]:
+        """`[N, K]` scaled answers and what they should be, block after block; NaN where that was
+        not measured.
         """
         self.model.eval()
-        scaled = self.scaler.scale(values)
+        scaled = self.scaler.scale(recording.values)
         shape = self.shape
         start = 0
         truths = torch.from_numpy(scaled[:, -shape.targets :])
+        if recording.measured is not None:
+            measured = torch.from_numpy(measured_targets(recording, shape.targets))
+            truths = truths.masked_fill(~measured, torch.nan)
         with answering(self.precision, self.device):
             if shape.horizon:
                 rows = Cut(shape.lookback, shape.horizon).rows(Segments.of_one(len(scaled)))
@@ -387,9 +391,9 @@ class SequencePredictor(RunPredictor):
         for number, recording in enumerate(
             self._long_enough(self.read(table, rules), needed, "evaluate")
         ):
-            for answers, truths in self.compare(recording.values):
+            for answers, truths in self.compare(recording):
                 scores.add(answers, truths, torch.full((len(answers),), number % _GROUPS))
-                total += len(answers)
+                total += int((~truths.isnan()).any(1).sum())
             advance(len(recording.times))
         self.require_rows(total, table)
         return Scored(

@@ -27,7 +27,8 @@ from torch import Tensor
 from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.views import Cut
-from flatout.models.series import PENALTIES, WindowRidge, own_pasts, ridge_sums, solve_ridge
+from flatout.errors import require
+from flatout.models.series import PENALTIES, Sums, WindowRidge, own_pasts, ridge_sums, solve_ridge
 from flatout.tasks.sequence_scores import SequenceScores
 
 _WINDOWS_A_BLOCK = 4096
@@ -81,8 +82,15 @@ def window_rows(info: SequenceInfo) -> tuple[int, Tensor, Tensor, Tensor]:
         ):
             inputs_ND, answers_NO = _rows_of_ridge(ridge, windows, answers)
             own = recording_N.repeat_interleave(len(inputs_ND) // len(windows))
-            found.append((inputs_ND.float(), answers_NO.float(), own))
+            known_N = ~answers_NO.isnan().any(1)
+            found.append((inputs_ND[known_N].float(), answers_NO[known_N].float(), own[known_N]))
     inputs_ND, answers_NO, recording_N = (torch.cat(each) for each in zip(*found, strict=True))
+    require(
+        len(inputs_ND) > 0,
+        "data.target",
+        "no window has all its targets measured",
+        hint="Lower data.horizon, or leave out what was filled with data.missing=drop.",
+    )
     return wide, inputs_ND, answers_NO, recording_N
 
 
@@ -91,20 +99,42 @@ def _solve(info: SequenceInfo, lookback: int) -> WindowRidge:
     blocks = (
         _rows_of_ridge(ridge, *block[:2]) for block in _blocks(info, ridge, "train", _MOST_WINDOWS)
     )
-    sums = reduce(lambda total, own: tuple(map(torch.add, total, own)), starmap(ridge_sums, blocks))
+    if info.measured("train") is None:
+        sums = [reduce(_add, starmap(ridge_sums, blocks))]
+    else:
+        sums = reduce(_add_each, starmap(_sums_of_outputs, blocks))
     held = [
         _rows_of_ridge(ridge, *block[:2])
         for block in _blocks(info, ridge, "validation", _MOST_WINDOWS // 4)
     ]
     best = float("inf")
     for penalty in PENALTIES:
-        weight, mean, mean_of_answers = solve_ridge(sums, penalty)
-        bias = mean_of_answers - mean @ weight
-        errors = [(inputs @ weight + bias - answers).square().sum() for inputs, answers in held]
+        solved = [solve_ridge(each, penalty) for each in sums]
+        weight = torch.cat([each[0] for each in solved], 1)
+        bias = torch.cat([mean_of_answers - mean @ own for own, mean, mean_of_answers in solved])
+        errors = [(inputs @ weight + bias - answers).square().nansum() for inputs, answers in held]
         if (error := float(torch.stack(errors).sum())) < best:
             best = error
             ridge.set(weight.float(), bias.float())
     return ridge
+
+
+def _add(total: Sums, more: Sums) -> Sums:
+    return tuple(map(torch.add, total, more))
+
+
+def _add_each(total: list[Sums], more: list[Sums]) -> list[Sums]:
+    return list(map(_add, total, more))
+
+
+def _sums_of_outputs(inputs_ND: Tensor, answers_NO: Tensor) -> list[Sums]:
+    """The sums of each output by itself, over the rows where its truth was measured."""
+    sums = []
+    for number in range(answers_NO.shape[1]):
+        answer_N1 = answers_NO[:, number : number + 1]
+        known_N = ~answer_N1[:, 0].isnan()
+        sums.append(ridge_sums(inputs_ND[known_N], answer_N1[known_N]))
+    return sums
 
 
 def _rows_of_ridge(
@@ -143,6 +173,8 @@ def _blocks(
 ) -> Iterator[tuple[Tensor, ...]]:
     """`[N, L, F]` windows, their answers, and the recording of each; of very many windows evenly
     spread ones.
+
+    An answer is NaN where no target was measured.
     """
     shape = ridge.shape
     segments = info.segments[split]
@@ -150,6 +182,7 @@ def _blocks(
     horizon = shape.horizon
     rows = Cut(lookback, horizon).rows(segments)
     values = info.rows_of(split).values
+    measured = info.measured(split)
     every = 1 if most is None else max(1, -(-len(rows.start) // most))
     for begin in range(0, len(rows.start), _WINDOWS_A_BLOCK * every):
         chosen = np.arange(begin, min(begin + _WINDOWS_A_BLOCK * every, len(rows.start)), every)
@@ -157,6 +190,8 @@ def _blocks(
         places = np.maximum(ends[:, None] + np.arange(-lookback, 0), rows.start[chosen, None])
         after = ends[:, None] + np.arange(horizon) if horizon else ends - 1
         windows, answers = values[places][..., : shape.inputs], values[after][..., -shape.targets :]
+        if measured is not None:
+            answers = np.where(measured[after] == 0, np.float32(np.nan), answers)
         yield (
             torch.from_numpy(windows),
             torch.from_numpy(answers),

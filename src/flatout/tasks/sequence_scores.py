@@ -52,10 +52,12 @@ class SequenceScores:
     def add(self, answers_NK: Tensor, truths_NK: Tensor, recording_N: Tensor) -> None:
         self._sums = self._sums.to(answers_NK.device)
         self._largest = self._largest.to(answers_NK.device)
-        truths_NK = truths_NK.double()
-        errors_NK = answers_NK.double() - truths_NK
+        """Take in scaled answers; a truth that is NaN was not measured, and does not count."""
+        is_known_NK = ~truths_NK.isnan()
+        errors_NK = (answers_NK.double() - truths_NK.double()).where(is_known_NK, 0.0)
+        truths_NK = truths_NK.double().where(is_known_NK, 0.0)
         absolute_NK = errors_NK.abs()
-        parts = torch.ones_like(errors_NK), errors_NK**2, absolute_NK, truths_NK, truths_NK**2
+        parts = is_known_NK.double(), errors_NK**2, absolute_NK, truths_NK, truths_NK**2
         self._sums.index_add_(1, recording_N, torch.stack(parts))
         self._largest.scatter_reduce_(
             0, recording_N.unsqueeze(1).expand_as(absolute_NK), absolute_NK, "amax"
@@ -233,10 +235,13 @@ def _answers(task: Any, batch: FlatBatch, split: str) -> tuple[Floats, ...]:
     start = np.zeros(len(task.info.recording_names), np.int64)
     start[segments.recording] = segments.start
     places = np.repeat(first - start[recording], per_row) + within
-    both = (
+    both = [
         task.in_units(each)[..., 0].flatten().double().cpu().numpy() for each in (truths, answers)
-    )
-    return np.repeat(recording, per_row), places, within + 1, *both
+    ]
+    truths, answers = both
+    known = np.flatnonzero(~np.isnan(truths))
+    columns = (np.repeat(recording, per_row), places, within + 1, truths, answers)
+    return tuple(column[known] for column in columns)
 
 
 def _means(

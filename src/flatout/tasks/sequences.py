@@ -57,6 +57,7 @@ class SequenceRegressor(Task):
     settings = SequenceRegressionConfig
     smaller_rows = "Shorten rows with data.lookback or data.chunk."
     needs_info = True
+    labels_are_of_tokens = True  # a batch's targets say of each sample which columns were measured
     _augment: Augment
     _log: RunLog | None = None
     _split = "train"
@@ -86,6 +87,15 @@ class SequenceRegressor(Task):
             split: float(np.mean(each)) if len(each) else horizon for split, each in lengths.items()
         }
         """Answers of a row of each split on average, by which the loss is divided."""
+        for split in splits:
+            share = info.measured_share(split)
+            require(
+                share > 0,
+                "data.target",
+                f"no target of the {split} split was measured",
+                hint="Give it recordings with targets of their own.",
+            )
+            self._steps_a_row[split] *= share
         self._augment = Augment(info)
 
     def build_model(self, config: Any, info: Any) -> nn.Module:
@@ -231,8 +241,15 @@ class SequenceRegressor(Task):
             carried.begin(batch, (rows == 0) | (recording[rows] != recording[rows - 1]))
 
     def _real(self, outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
+        """Answers to the rows that count, and what they should be: NaN where no target was
+        measured.
+        """
         real = real_tokens if self.shape.is_each_step else real_rows
-        return real(outputs, batch), real(answers_of(batch, self.shape), batch)
+        answers, truths = real(outputs, batch), real(answers_of(batch, self.shape), batch)
+        if batch.targets is None:
+            return answers, truths
+        measured = answers_of(replace(batch, tokens=batch.targets), self.shape)
+        return answers, truths.masked_fill(real(measured, batch) == 0, torch.nan)
 
     def _sum_of_losses(
         self, answers: Tensor, truths: Tensor, *, rows: int = 1, split: str = "train"
@@ -240,6 +257,9 @@ class SequenceRegressor(Task):
         """Sum over rows of the mean over the answers of an average row, as a share of
         so many rows.
         """
+        # an answer to what was not measured costs nothing
+        if self.info.measured(split) is not None:
+            truths = torch.where(truths.isnan(), answers.detach(), truths)
         total = _LOSSES[self.config.loss](answers, truths, reduction="sum")
         return total / (self._steps_a_row[split] * self.shape.targets * rows)
 

@@ -40,6 +40,9 @@ class RecordingRules:
     # columns whose integral is put before all others
     cumulate: list[str] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)  # columns that are answered, for messages
+    past_only: bool = False
+    """Whether filled and resampled values are the last ones before, as a device has them that
+    answers live; False: linear between the values before and after."""
 
     @classmethod
     def of(cls, config: SequenceDataConfig) -> RecordingRules:
@@ -54,9 +57,16 @@ class RecordingRules:
             name: getattr(config, name)
             for name in ("time", "step", "max_gap", "missing", "targets")
         }
+        shared["past_only"] = label is None  # a label is answered after the whole recording
         return cls(
             columns=columns, group=group, label=label, cumulate=list(config.cumulate), **shared
         )
+
+    @property
+    def carries_forward(self) -> bool:
+        """Whether a sample may repeat a value that was measured before it."""
+        is_changed = self.step is not None or self.missing == "fill"
+        return self.past_only and is_changed
 
     @property
     def names(self) -> list[str]:

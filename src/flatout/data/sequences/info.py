@@ -175,6 +175,30 @@ class SequenceInfo(DataInfo):
     def rows_of(self, split: str) -> Ragged:
         return self.store.splits[split].ragged("tokens")
 
+    def measured(self, split: str) -> NDArray[np.uint8] | None:
+        """`[samples, K]` of the store: 1 where a target was measured, 0 where it repeats a value;
+        None: all were.
+        """
+        column = self.store.splits[split].columns.get("targets")
+        return column.values if isinstance(column, Ragged) else None
+
+    def measured_share(self, split: str) -> float:
+        """Share of the truths of a split's rows that were measured."""
+        measured = self.measured(split)
+        rows = self.rows_of(split)
+        shape = self.shape
+        if measured is None:
+            return 1.0
+        stop = rows.offsets[: len(rows.lengths)] + rows.lengths
+        first = (
+            rows.offsets[: len(rows.lengths)]
+            if shape.is_each_step
+            else stop - max(1, shape.horizon)
+        )
+        count = np.append(0, measured.sum(axis=1, dtype=np.int64).cumsum())
+        truths = int((stop - first).sum()) * shape.targets
+        return float((count[stop] - count[first]).sum()) / max(1, truths)
+
     def recording_of_rows(self, split: str) -> NDArray[np.integer]:
         """Number of each row's recording, among all names."""
         return self.store.splits[split].fixed("recording")

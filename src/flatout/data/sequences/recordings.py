@@ -47,11 +47,15 @@ class Recording:
     label: str | None = None
     whole: str = ""  # of a recording with a group: its name before gaps part it
     is_dated: bool = False  # whether `times` were dates, and count from 1970
+    measured: NDArray[np.bool_] | None = None
+    """[samples, columns] False where a value repeats one that was measured before; None where all
+    were measured."""
 
     def take(self, chosen: slice | NDArray[np.int64]) -> Recording:
-        return replace(
+        taken = replace(
             self, values=self.values[chosen], times=self.times[chosen], rows=self.rows[chosen]
         )
+        return taken if self.measured is None else replace(taken, measured=self.measured[chosen])
 
 
 @dataclass(slots=True)
@@ -60,6 +64,8 @@ class ReadingNotes:
 
     filled: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
+    headless: dict[str, str] = field(default_factory=dict)
+    """Rows that were to be filled and have no value before them."""
     gaps: int = 0
     short: int = 0  # recordings of a single sample, which are left out
     brief: list[str] = field(default_factory=list)  # and those too short for what is asked of them
@@ -71,6 +77,10 @@ class ReadingNotes:
         found = [
             f"warning {name}: {what} filled; data.missing=drop"
             for name, what in self.filled.items()
+        ]
+        found += [
+            f"warning {name}: {what} dropped: no value before"
+            for name, what in self.headless.items()
         ]
         found += [
             f"warning {name}: {what} dropped; data.missing=fill"
@@ -180,7 +190,9 @@ def _made_even(
     pieces = [whole] if rules.max_gap is None else _cut_at_gaps(whole, rules.max_gap)
     notes.gaps += len(pieces) - 1
     for piece in pieces:
-        even = piece if rules.step is None else resample(piece, rules.step)
+        even = (
+            piece if rules.step is None else resample(piece, rules.step, past_only=rules.past_only)
+        )
         if len(even.times) < 2:
             notes.short += 1
             continue
@@ -196,7 +208,11 @@ def _with_integrals(recording: Recording, rules: RecordingRules) -> Recording:
     hours = np.diff(recording.times)[:, None] / (1.0 if rules.time is None else 3600.0)
     areas = (columns[1:] + columns[:-1]) / 2 * hours
     integrals = np.concatenate([np.zeros_like(columns[:1]), areas.cumsum(axis=0)])
-    return replace(recording, values=np.concatenate([integrals, recording.values], axis=1))
+    whole = replace(recording, values=np.concatenate([integrals, recording.values], axis=1))
+    if recording.measured is None:
+        return whole
+    of_integrals = np.ones(integrals.shape, np.bool_)
+    return replace(whole, measured=np.concatenate([of_integrals, recording.measured], axis=1))
 
 
 def _require_rising(file: Table, recording: Recording, name: str) -> None:
@@ -247,20 +263,45 @@ def _without_missing(
             hint="Leave out the column.",
         )
         return recording.take(np.flatnonzero(~lacking))
-    notes.filled[recording.name] = what
-    values = recording.values.copy()
-    for number, name in enumerate(rules.columns):
-        known = ~is_missing[:, number]
+    for name, is_bare in zip(rules.columns, is_missing.all(axis=0).tolist(), strict=True):
         require(
-            bool(known.any()),
+            not is_bare,
             "data.missing",
             f"{recording.name}: {name} has no value",
             hint="Leave it out.",
         )
+    notes.filled[recording.name] = what
+    if rules.past_only:
+        carried = _carry_forward(recording, is_missing)
+        if left_out := len(recording.times) - len(carried.times):
+            notes.headless[recording.name] = f"{counted(left_out, 'first row')} without {columns}"
+        return carried
+    values = recording.values.copy()
+    for number in range(len(rules.columns)):
+        known = ~is_missing[:, number]
         values[:, number] = np.interp(
             recording.times, recording.times[known], values[known, number]
         )
     return replace(recording, values=values)
+
+
+def _carry_forward(recording: Recording, is_missing: NDArray[np.bool_]) -> Recording:
+    """Each missing value as the last one before it; rows before the first value of some column are
+    left out.
+    """
+    # [nan, 5, nan, 7] → [-1, 1, 1, 3] → [5, 5, 7] behind the first row
+    source = _last_measured(~is_missing)
+    begin = int((source < 0).any(axis=1).sum())
+    values = np.take_along_axis(recording.values, np.maximum(source, 0), axis=0)
+    return replace(recording, values=values, measured=~is_missing).take(slice(begin, None))
+
+
+def _last_measured(measured: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """`[samples, columns]` the last row up to each one whose value was measured; -1 where there is
+    none.
+    """
+    rows = np.arange(len(measured))[:, None]
+    return np.maximum.accumulate(np.where(measured, rows, -1), axis=0)
 
 
 def _cut_at_gaps(recording: Recording, max_gap: float) -> list[Recording]:
@@ -276,16 +317,50 @@ def _cut_at_gaps(recording: Recording, max_gap: float) -> list[Recording]:
     ]
 
 
-def resample(recording: Recording, step: float) -> Recording:
-    """Linear between samples, at a fixed step from the first sample on."""
+def resample(recording: Recording, step: float, *, past_only: bool = False) -> Recording:
+    """Samples at a fixed step from the first one on: linear between two samples, or the last one at
+    or before.
+    """
     times = recording.times
     count = int(np.floor((times[-1] - times[0]) / step * (1 + 1e-12))) + 1
     wanted = times[0] + step * np.arange(count)
+    if past_only:
+        return _hold(recording, wanted, step)
     columns = [np.interp(wanted, times, column) for column in recording.values.T]
     place = np.clip(np.searchsorted(times, wanted, side="right") - 1, 0, len(times) - 1)
     return replace(
         recording, values=np.stack(columns, axis=1), times=wanted, rows=recording.rows[place]
     )
+
+
+def measured_targets(recording: Recording, targets: int) -> NDArray[np.bool_]:
+    """`[samples, targets]` whether each target, the last columns, was measured then, and is no
+    repeated value.
+    """
+    if recording.measured is None:
+        return np.ones((len(recording.values), targets), np.bool_)
+    return recording.measured[:, -targets:]
+
+
+_STEPS_OFF = 1e-6
+_ROUNDINGS_OFF = 4
+"""Part of a step, and roundings of a time, by which a sample may stand behind the time that it was
+written for."""
+
+
+def _hold(recording: Recording, wanted: Floats, step: float) -> Recording:
+    """At each of these times the last sample at or before; measured is what is newer than the time
+    before.
+    """
+    # times 0 2 4, wanted 0 1 2 3 4 → rows 0 0 1 1 2, measured yes no yes no yes
+    times, values = recording.times, recording.values
+    slack = step * _STEPS_OFF + _ROUNDINGS_OFF * np.spacing(np.abs(times[[0, -1]]).max())
+    place = np.searchsorted(times, wanted + slack, side="right") - 1
+    before = np.append(-1, place[:-1])
+    measured = np.ones(values.shape, np.bool_) if recording.measured is None else recording.measured
+    is_new = _last_measured(measured)[place] > before[:, None]
+    held = replace(recording, values=values[place], times=wanted, rows=recording.rows[place])
+    return replace(held, measured=None if is_new.all() else is_new)
 
 
 # smaller files are read as a whole: a copy on disk would cost more than it saves
