@@ -288,6 +288,23 @@ def test_recordings_too_short_for_a_forecast_are_left_out_with_a_line_and_refuse
     )
 
 
+def test_a_recording_of_a_single_sample_is_refused_and_the_older_answers_stay(tmp_path, capsys):
+    result = train(tmp_path / "runs", "chunk")
+    rows = cells_of("test")
+    pa.csv.write_csv(rows.slice(0, 1), tmp_path / "one.csv")
+    answers = tmp_path / "answers.csv"
+    answers.write_text("older\n1\n")
+    assert verb("predict", result.folder, tmp_path / "one.csv", "--out", answers) == 2
+    assert (
+        "no recording has two samples or more. Name longer recordings." in capsys.readouterr().err
+    )
+    assert answers.read_text() == "older\n1\n"
+    assert (
+        verb("predict", result.folder, tmp_path / "one.csv", "--out", f"{tmp_path / 'many'}/") == 2
+    )
+    assert not list((tmp_path / "many").glob("*.csv"))
+
+
 def waves(first: int, runs: int) -> pa.Table:
     """Recordings of 15 to 24 samples whose wave is fast or slow."""
     parts = []

@@ -533,6 +533,15 @@ def test_a_sign_of_yaml_is_a_value_to_read_by(finished, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[1].startswith('"1","senate",')
 
 
+def test_a_table_without_a_row_is_refused_and_the_older_answers_stay(finished, tmp_path, capsys):
+    pq.write_table(pa.table({"headline": pa.array([], pa.string())}), tmp_path / "none.parquet")
+    answers = tmp_path / "answers.parquet"
+    answers.write_bytes(b"older")
+    assert verb("predict", finished.folder, tmp_path / "none.parquet", "--out", answers) == 2
+    assert "none.parquet: no row" in capsys.readouterr().err
+    assert answers.read_bytes() == b"older"
+
+
 def test_a_failed_prediction_leaves_no_half_file(finished, tmp_path):
     broken = tmp_path / "rows.jsonl"
     broken.write_text('{"text": "a"}\n{"text": \n')

@@ -151,6 +151,10 @@ def answer(
             advance(found.done)
             rows += found.block.num_rows
             replaced = found.replaced
+        # Raised while the answers are being written, so that an older file of that name stays.
+        require(
+            rows > 0, "FILE", f"{table.name}: no row to answer", hint="Name a file that holds some."
+        )
     if replaced:
         print(
             f"{table.name}: {', '.join(replaced)} left out: the answers have columns of that name",

@@ -348,6 +348,9 @@ class SequencePredictor(RunPredictor):
             f"all are too short: {', '.join(short[:3])}",
             hint="Leave them out.",
         )
+        require(
+            count > 0, verb, "no recording has two samples or more", hint="Name longer recordings."
+        )
 
     def _answer_recording(self, recording: Recording) -> Iterator[Answered]:
         time = self.rules.time or "step"
