@@ -482,6 +482,56 @@ def test_a_feature_in_another_unit_than_in_training_is_warned_of(tmp_path, capsy
     )
 
 
+@pytest.mark.parametrize(("unit", "scale"), [("fahrenheit", "standard"), ("kelvin", "minmax")])
+def test_degrees_of_another_scale_are_warned_of_by_recording(tmp_path, capsys, unit, scale):
+    random = np.random.default_rng(4)
+
+    def write(name: str, change: Any) -> Path:
+        celsius = random.uniform(24, 79, 400)
+        path = tmp_path / name
+        pa.csv.write_csv(pa.table({"temperature": change(celsius), "y": np.sin(celsius)}), path)
+        return path
+
+    (tmp_path / "cells").mkdir()
+    for number in range(4):
+        write(f"cells/{number}.csv", lambda celsius: celsius)
+    data = SequenceDataConfig(
+        source=str(tmp_path / "cells"),
+        features=["temperature"],
+        target="y",
+        lookback=2,
+        scale=scale,
+    )
+    quick = {
+        "max_epochs": 1,
+        "precision": "fp32",
+        "logger": "none",
+        "output": str(tmp_path / "runs"),
+    }
+    result = fit(
+        data,
+        WindowMLPConfig(widths=[4]),
+        monitor=MonitorConfig(progress=False, verdict=False),
+        **quick,
+    )
+    changes = {
+        "fahrenheit": lambda celsius: celsius * 1.8 + 32,
+        "kelvin": lambda celsius: celsius + 273.15,
+    }
+    same = write("same.csv", lambda celsius: celsius)
+    other = write("other.csv", changes[unit])
+    capsys.readouterr()
+    for command in (["predict"], ["evaluate"]):
+        asked = ["--out", tmp_path / "answers.csv"] if command == ["predict"] else []
+        assert verb(*command, result.folder, same, *asked) == 0
+        assert "unit" not in "".join(capsys.readouterr())
+        assert verb(*command, result.folder, other, *asked) == 0
+        said = "".join(capsys.readouterr())
+        assert "warning temperature lies elsewhere than in training (24" in said
+        assert "in 1 recording: " in said
+        assert "other.csv (" in said
+
+
 @pytest.mark.parametrize(
     "way",
     [
