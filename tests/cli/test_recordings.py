@@ -631,6 +631,49 @@ def test_a_check_of_recordings_prints_lengths_and_columns_and_a_command_that_tra
     assert run_train([*words, *quick], monkeypatch) == 0
 
 
+@pytest.mark.parametrize("least_bytes", [1 << 40, 0], ids=["a small file", "a large file"])
+def test_the_longest_gap_is_named_in_check_in_training_and_in_predict(
+    tmp_path, monkeypatch, capsys, least_bytes
+):
+    monkeypatch.setattr("flatout.data.sequences.recordings.LEAST_BYTES", least_bytes)
+    folder = write_csv(tmp_path / "runs")
+    place = np.delete(np.arange(300), slice(40, 240))
+    holed = {"t": place * 5, "a": np.sin(place), "b": np.cos(place), "y": place * 0.1}
+    pa.csv.write_csv(pa.table(holed), tmp_path / "holed.csv")
+    said = (
+        "longest gap 1,005 s, with a sample every 5 s; windows reach across it unless data.max_gap"
+        " parts"
+    )
+    words = ["data.features=[a,b]", "data.target=y", "data.time=t", "data.split_by=time"]
+    assert verb("check", tmp_path / "holed.csv", *words) == 0
+    assert said in capsys.readouterr().out
+    assert verb("check", tmp_path / "holed.csv", *words, "data.max_gap=60") == 0
+    assert verb("check", folder, *COLUMNS) == 0
+    assert "longest gap" not in capsys.readouterr().out
+    data = SequenceDataConfig(
+        source=str(tmp_path / "holed.csv"),
+        features=["a", "b"],
+        target="y",
+        time="t",
+        split_by="time",
+    )
+    quick = {
+        "max_epochs": 1,
+        "precision": "fp32",
+        "logger": "none",
+        "output": str(tmp_path / "out"),
+    }
+    result = fit(
+        data, RNNConfig(hidden=4), monitor=MonitorConfig(progress=False, verdict=False), **quick
+    )
+    assert said in capsys.readouterr().out
+    assert (
+        verb("predict", result.folder, tmp_path / "holed.csv", "--out", tmp_path / "answers.csv")
+        == 0
+    )
+    assert said in capsys.readouterr().err
+
+
 def test_a_check_of_recordings_warns_of_another_unit_and_names_mistakes(tmp_path, capsys):
     splits = [
         write_csv(tmp_path / "train"),

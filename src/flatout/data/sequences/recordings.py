@@ -44,6 +44,7 @@ class Recording:
     """[samples] rows in their file, from 0; of resampled ones the row at or before; none of a large
     file."""
     step: float = 1.0  # median seconds between two samples, as they were written
+    longest_s: float = 0.0  # of a large file with times: the most seconds between two samples
     label: str | None = None
     whole: str = ""  # of a recording with a group: its name before gaps part it
     is_dated: bool = False  # whether `times` were dates, and count from 1970
@@ -66,11 +67,19 @@ class ReadingNotes:
     dropped: dict[str, str] = field(default_factory=dict)
     headless: dict[str, str] = field(default_factory=dict)
     """Rows that were to be filled and have no value before them."""
+    holes: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Recordings with a gap of many steps: seconds of the longest one, and of a step."""
     gaps: int = 0
     short: int = 0  # recordings of a single sample, which are left out
     brief: list[str] = field(default_factory=list)  # and those too short for what is asked of them
     steps: list[float] = field(default_factory=list)
     """The median seconds between two samples of each recording, as they were written."""
+
+    def look_at_steps(self, name: str, longest_s: float, step_s: float) -> None:
+        """Note the step of a recording, and its longest gap where that is far longer."""
+        self.steps.append(step_s)
+        if longest_s > _STEPS_OF_A_HOLE * step_s:
+            self.holes[name] = longest_s, step_s
 
     def lines(self) -> list[str]:
         """In words, with the setting that changes it."""
@@ -89,6 +98,7 @@ class ReadingNotes:
         found += (
             [f"gaps: {self.gaps:,} longer than data.max_gap split recordings"] if self.gaps else []
         )
+        found += self._describe_holes()
         found += (
             [f"warning recordings: {self.short:,} of a single sample left out"]
             if self.short
@@ -101,6 +111,25 @@ class ReadingNotes:
             else []
         )
         return found
+
+    def _describe_holes(self) -> list[str]:
+        if not self.holes:
+            return []
+        name = max(self.holes, key=lambda hole: self.holes[hole][0])
+        longest_s, step_s = self.holes[name]
+        others = (
+            f"; {counted(len(self.holes) - 1, 'recording')} more with such gaps"
+            if len(self.holes) > 1
+            else ""
+        )
+        what = f"longest gap {longest_s:,.10g} s, with a sample every {step_s:.10g} s{others}"
+        return [
+            f"warning {name}: {what}; windows reach across it unless data.max_gap parts recordings"
+            " there"
+        ]
+
+
+_STEPS_OF_A_HOLE = 10.0  # from so many steps between two samples on a gap is warned of
 
 
 def read_recordings(
@@ -196,10 +225,12 @@ def _made_even(
         if len(even.times) < 2:
             notes.short += 1
             continue
-        notes.steps.append(float(np.median(np.diff(piece.times))))
-        yield replace(
-            _with_integrals(even, rules) if rules.cumulate else even, step=notes.steps[-1]
+        apart = np.diff(piece.times)
+        step_s = float(np.median(apart))
+        notes.look_at_steps(
+            piece.name, float(apart.max()) if rules.time is not None else 0.0, step_s
         )
+        yield replace(_with_integrals(even, rules) if rules.cumulate else even, step=step_s)
 
 
 def _with_integrals(recording: Recording, rules: RecordingRules) -> Recording:
@@ -419,7 +450,7 @@ class Scratch:
         if file.name not in self._found:
             self._found[file.name] = self._copy(file, self.folder / f"{len(self._found)}.float64")
         if (found := self._found[file.name]) is not None:
-            notes.steps.append(found.step)
+            notes.look_at_steps(file.name, found.longest_s, found.step)
         return found
 
     def _copy(self, file: FileTable, path: Path) -> Recording | None:
@@ -431,6 +462,7 @@ class Scratch:
         steps = []
         last = None
         is_dated = False
+        longest_s = 0.0
         with written():
             output = path.open("wb")
         with output:
@@ -441,6 +473,7 @@ class Scratch:
                     path.unlink()
                     return None
                 steps += [float(np.median(apart))] if len(apart) else []
+                longest_s = max(longest_s, float(apart.max(initial=0.0)))
                 last = times[-1:]
                 samples = samples + len(values)
                 numbers = np.column_stack([values, times]) if self.keeps_times else values
@@ -451,6 +484,7 @@ class Scratch:
         width = (columns := len(rules.columns)) + self.keeps_times
         kept: dict[str, Any] = {"values": ScratchValues(path, samples, width, slice(columns))}
         kept |= {"times": ScratchValues(path, samples, width, -1), "rows": np.empty(0, np.int64)}
+        kept |= {"longest_s": longest_s if rules.time is not None else 0.0}
         return Recording(
             name=file.name, part=file.name, **kept, step=float(np.median(steps)), is_dated=is_dated
         )
