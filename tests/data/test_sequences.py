@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -589,13 +590,64 @@ def test_a_part_of_a_training_recording_in_another_split_is_warned_of():
     )
 
 
+def pump(number: int, samples: int = 300) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(number)
+    celsius = random.uniform(24, 79, samples)
+    return {
+        "t": np.arange(samples),
+        "a": random.normal(3, 0.3, samples),
+        "b": celsius,
+        "y": celsius + number,
+    }
+
+
+@pytest.mark.parametrize(
+    ("column", "change", "said"),
+    [
+        (
+            "a",
+            lambda bar: np.where(np.arange(300) < 150, bar, bar * 100),
+            "r1.csv (second half: 30",
+        ),
+        ("a", lambda bar: bar * 100, "r1.csv (300"),
+        ("a", lambda bar: bar / 100, "r1.csv (0.03"),
+        ("b", lambda celsius: celsius * 1.8 + 32, "r1.csv (12"),
+    ],
+)
+def test_a_recording_or_half_of_one_in_another_unit_than_the_others_is_named(
+    tmp_path, column, change, said
+):
+    for number in range(8):
+        columns = pump(number)
+        if number == 1:
+            columns[column] = change(columns[column])
+        pa.csv.write_csv(pa.table(columns), tmp_path / f"r{number}.csv")
+    lines = [
+        line for line in open_data(tmp_path).info.lines if line.startswith("warning recordings: ")
+    ]
+    (line,) = lines
+    assert line.startswith(
+        f"warning recordings: {column} of 1 recording lies elsewhere than in the median recording"
+    )
+    assert said in line
+
+
+def test_a_setting_that_differs_between_recordings_is_no_other_unit(tmp_path):
+    for number in range(8):
+        pa.csv.write_csv(
+            pa.table(pump(number) | {"a": np.full(300, 4.0 + 20 * (number > 5))}),
+            tmp_path / f"{number}.csv",
+        )
+    assert not [line for line in open_data(tmp_path).info.lines if "another unit" in line]
+
+
 def test_another_unit_in_a_split_is_warned_of():
     given = {"train": recording(40), "validation": recording(40, 1), "test": recording(40, 2)}
     given["test"]["a"] = given["test"]["a"] * 1000
     tables = {name: pa.table(columns) for name, columns in given.items()}
     info = SequenceData(**{**SETTINGS, **tables})
     info.setup()
-    (line,) = [line for line in info.info.lines if line.startswith("warning")]
+    (line,) = [line for line in info.info.lines if line.startswith("warning test")]
     assert line.startswith("warning test: a is ") and line.endswith("in another unit?")
 
 

@@ -22,6 +22,7 @@ import xxhash
 from flatout.data.samples.cells import CellsTable
 from flatout.data.sequences.columns import Floats, RecordingRules
 from flatout.data.sequences.info import ROWS_A_BLOCK, Scaler, describe_units
+from flatout.data.sequences.odd_units import describe_odd_units
 from flatout.data.sequences.recordings import (
     ReadingNotes,
     Recording,
@@ -235,6 +236,8 @@ class Survey:
             span: _moments_of(values, *span)
             for span in {(0, len(values)), *self.splitter.spans(entry)}
         }
+        middle = len(values) // 2
+        entry.halves = [_moments_of(values, 0, middle), _moments_of(values, middle, len(values))]
         self.found.append(entry)
 
     def finish(self) -> None:
@@ -271,6 +274,8 @@ class Survey:
             ratio = _rms(other) / np.maximum(_rms(self.train), 1e-30)
             units = describe_units(self.columns, ratio, other["count"].max())
             self._warnings += [f"warning {split}: {line}" for line in units]
+        odd = describe_odd_units(self.columns, self.found)
+        self._warnings += [f"warning recordings: {line}" for line in odd]
         self._number_labels()
 
     def facts(self) -> dict[str, Any]:
