@@ -674,6 +674,17 @@ def test_the_longest_gap_is_named_in_check_in_training_and_in_predict(
     assert said in capsys.readouterr().err
 
 
+def test_recordings_of_several_sampling_rates_are_warned_of_unless_they_are_resampled(
+    tmp_path, capsys
+):
+    folder = write_csv(tmp_path / "runs", t=lambda c, number: c["t"] * (1 + number % 2))
+    assert verb("check", folder, *COLUMNS, "--strict") == 1
+    printed = capsys.readouterr().out
+    assert "recordings: a sample every 2 to 4 s, as if all were alike; data.step=" in printed
+    assert verb("check", folder, *COLUMNS, "data.step=4", "--strict") == 0
+    assert "as if all were alike" not in capsys.readouterr().out
+
+
 def test_a_check_of_recordings_warns_of_another_unit_and_names_mistakes(tmp_path, capsys):
     splits = [
         write_csv(tmp_path / "train"),

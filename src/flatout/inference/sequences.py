@@ -32,6 +32,7 @@ from flatout.data.sequences.info import (
     describe_units,
 )
 from flatout.data.sequences.recordings import (
+    OTHER_RATE,
     ReadingNotes,
     Recording,
     Scratch,
@@ -65,7 +66,6 @@ Floats = NDArray[np.float64]
 _SAMPLES_A_BLOCK = 4096
 _ROWS_A_BATCH = 1024
 _GROUPS = 512  # of more recordings than these the errors of several are added up for an interval
-_OTHER_RATE = 0.05  # share by which the median time between samples may differ from training
 
 
 @dataclass(slots=True)
@@ -522,7 +522,7 @@ class SequencePredictor(RunPredictor):
             return
         step = recording.step
         require(
-            abs(step / self.step_s - 1) <= _OTHER_RATE,
+            abs(step / self.step_s - 1) <= OTHER_RATE,
             "data.time",
             (
                 f"{recording.name} has a sample every {step:g} s, the training recordings every"

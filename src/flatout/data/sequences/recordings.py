@@ -74,6 +74,7 @@ class ReadingNotes:
     brief: list[str] = field(default_factory=list)  # and those too short for what is asked of them
     steps: list[float] = field(default_factory=list)
     """The median seconds between two samples of each recording, as they were written."""
+    is_resampled: bool = False  # whether recordings get one step, whatever they were written with
 
     def look_at_steps(self, name: str, longest_s: float, step_s: float) -> None:
         """Note the step of a recording, and its longest gap where that is far longer."""
@@ -99,6 +100,7 @@ class ReadingNotes:
             [f"gaps: {self.gaps:,} longer than data.max_gap split recordings"] if self.gaps else []
         )
         found += self._describe_holes()
+        found += self._describe_rates()
         found += (
             [f"warning recordings: {self.short:,} of a single sample left out"]
             if self.short
@@ -128,7 +130,17 @@ class ReadingNotes:
             " there"
         ]
 
+    def _describe_rates(self) -> list[str]:
+        if self.is_resampled or not self.steps:
+            return []
+        least_s, median_s, most_s = np.quantile(self.steps, (0, 0.5, 1)).tolist()
+        if least_s >= median_s * (1 - OTHER_RATE) and most_s <= median_s * (1 + OTHER_RATE):
+            return []
+        what = f"a sample every {least_s:.10g} to {most_s:.10g} s, as if all were alike"
+        return [f"warning recordings: {what}; data.step={median_s:.10g} resamples them"]
 
+
+OTHER_RATE = 0.05  # share by which the median time between samples may differ between recordings
 _STEPS_OF_A_HOLE = 10.0  # from so many steps between two samples on a gap is warned of
 
 
@@ -227,6 +239,7 @@ def _made_even(
             continue
         apart = np.diff(piece.times)
         step_s = float(np.median(apart))
+        notes.is_resampled = rules.step is not None
         notes.look_at_steps(
             piece.name, float(apart.max()) if rules.time is not None else 0.0, step_s
         )
