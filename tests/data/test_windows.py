@@ -5,6 +5,7 @@ refused.
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,21 @@ def test_groups_of_a_single_row_are_left_out_with_a_warning_too():
     with pytest.warns(UserWarning, match="1 group of a single row left out"):
         loader = windows(short, **GIVEN, shuffle=False)
     assert len(loader.dataset) == len(windows(frame, **GIVEN, shuffle=False).dataset)
+
+
+@pytest.mark.parametrize("gap", ["60s", 0, -1.0])
+def test_a_gap_is_a_number_of_seconds(gap):
+    with pytest.raises(UserError, match=rf"max_gap: {gap!r} \(seconds above 0, or None\)"):
+        windows(table(), **GIVEN, max_gap=gap)
+
+
+@pytest.mark.parametrize("source", ["rows.csv", Path("rows.csv")])
+def test_a_file_is_no_table_and_the_message_does_not_offer_one(source):
+    with pytest.raises(
+        UserError,
+        match=r"windows: cannot read rows from a \w+ \(a mapping of columns, a pandas, polars,",
+    ):
+        windows(source, **GIVEN)
 
 
 @pytest.mark.parametrize("value", ["4", 1.5])

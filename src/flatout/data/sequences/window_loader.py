@@ -95,6 +95,8 @@ def windows(
         rules = RecordingRules(columns=columns, time=time, group=_listed(group), **ways)
         for name, value in (("lookback", lookback), ("horizon", horizon), ("stride", stride)):
             require(isinstance(value, int) and value > 0, name, f"{value!r}", allowed="1 or more")
+        is_span = max_gap is None or (isinstance(max_gap, int | float) and max_gap > 0)
+        require(is_span, "max_gap", f"{max_gap!r}", allowed="seconds above 0, or None")
         found = TableWindows(
             _recordings(source, roles, rules), roles, Cut(lookback, horizon, stride=stride)
         )
