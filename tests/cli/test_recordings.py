@@ -674,6 +674,26 @@ def test_the_longest_gap_is_named_in_check_in_training_and_in_predict(
     assert said in capsys.readouterr().err
 
 
+def test_a_check_takes_the_word_of_recordings_that_its_own_command_has_and_names_their_settings(
+    tmp_path, capsys
+):
+    folder = write_csv(tmp_path / "runs")
+    assert verb("check", folder, "data=sequence", *COLUMNS) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("data=sequence") == 1
+    place = np.arange(40)
+    named = {"machine": ["P1"] * 40, "at": [f"2026-03-28T07:00:{second:02}" for second in place]}
+    columns = {
+        name: np.sin(place + number) for number, name in enumerate(("rpm", "bar", "celsius"))
+    }
+    pa.csv.write_csv(pa.table(named | columns), tmp_path / "pump.csv")
+    assert verb("check", tmp_path / "pump.csv") == 2
+    assert (
+        "Are they recordings? Set data.target=COLUMN data.features=[COLUMN,…]"
+        in capsys.readouterr().err
+    )
+
+
 def test_recordings_of_several_sampling_rates_are_warned_of_unless_they_are_resampled(
     tmp_path, capsys
 ):
