@@ -694,6 +694,28 @@ def test_a_check_takes_the_word_of_recordings_that_its_own_command_has_and_names
     )
 
 
+def test_a_check_names_a_constant_column_beside_missing_values_and_shows_the_ranges(
+    tmp_path, capsys
+):
+    def with_gaps(columns: Any, number: int) -> Any:
+        return [
+            None if number == 2 and place in (3, 4) else value
+            for place, value in enumerate(columns["a"])
+        ]
+
+    folder = write_csv(tmp_path / "runs", a=with_gaps, b=lambda c, _: np.full(50, 7.0))
+    assert verb("check", folder, *COLUMNS) == 2
+    printed = capsys.readouterr().out
+    assert (
+        "r2.csv: 2 rows without a (rows 4, 5). Set data.missing=fill or data.missing=drop."
+        in printed
+    )
+    assert "'b' is constant in the training recordings (7). Leave it out." in printed
+    assert "2 errors" in printed
+    assert "dropped" not in printed
+    assert "\ny " in printed
+
+
 def test_recordings_of_several_sampling_rates_are_warned_of_unless_they_are_resampled(
     tmp_path, capsys
 ):
