@@ -209,6 +209,16 @@ def test_dates_are_times(tmp_path, zone):
     assert info.facts["step"] == 3600
 
 
+@pytest.mark.parametrize("time", ["28.03.2026 07:00:00", "P1"])
+def test_a_time_that_cannot_be_read_is_no_number_with_a_comma(tmp_path, time):
+    folder = write_files(tmp_path / "runs", t=lambda columns: [time] * 41)
+    said = (
+        f"t is {time!r} in row 1 (seconds or dates). Write dates as 2026-03-28T07:00:00, or seconds"
+        " as numbers."
+    )
+    assert said in refusal(folder)
+
+
 def test_times_may_have_nanoseconds_and_lengths_of_time_are_refused():
     columns = recording(30)
     nanoseconds = [1_467_331_200_000_000_123 + 10**9 * number for number in range(30)]
@@ -634,10 +644,9 @@ def test_a_recording_or_half_of_one_in_another_unit_than_the_others_is_named(
 
 def test_a_setting_that_differs_between_recordings_is_no_other_unit(tmp_path):
     for number in range(8):
-        pa.csv.write_csv(
-            pa.table(pump(number) | {"a": np.full(300, 4.0 + 20 * (number > 5))}),
-            tmp_path / f"{number}.csv",
-        )
+        # of three, so that two are trained on
+        setting = {"a": np.full(300, 24.0 if number % 3 == 0 else 4.0)}
+        pa.csv.write_csv(pa.table(pump(number) | setting), tmp_path / f"{number}.csv")
     assert not [line for line in open_data(tmp_path).info.lines if "another unit" in line]
 
 

@@ -139,6 +139,8 @@ def _read_seconds(column: pa.Array, name: str, table: Table, first: int) -> tupl
     if are_dates:
         microseconds = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         column = pc.divide(microseconds.cast(pa.float64()), _MICROSECONDS)
+    if is_text(column.type):
+        column = _parse_texts(column, name, table, first, _TIMES)
     seconds = _read_numbers(column, name, table, first)
     if (places := np.flatnonzero(np.isnan(seconds))).size:
         what = f"{name} is missing in row {name_rows(places + first, table)}"
@@ -213,7 +215,17 @@ def name_rows(places: NDArray[np.integer], table: Table) -> str:
     return shown + (", …" if len(places) > _ROWS_NAMED else "")
 
 
-def _parse_texts(column: pa.Array, name: str, table: Table, first: int) -> pa.Array:
+_NUMBERS = (
+    "numbers",
+    "Write numbers with a point, leave a missing value empty, or leave out the column.",
+)
+_TIMES = ("seconds or dates", "Write dates as 2026-03-28T07:00:00, or seconds as numbers.")
+"""What may stand in a column, and what to do where something else does."""
+
+
+def _parse_texts(
+    column: pa.Array, name: str, table: Table, first: int, expected: tuple[str, str] = _NUMBERS
+) -> pa.Array:
     """Texts of a csv as numbers; an empty one is a missing value."""
     trimmed = pc.utf8_trim_whitespace(column)
     kept = pc.if_else(
@@ -227,12 +239,9 @@ def _parse_texts(column: pa.Array, name: str, table: Table, first: int) -> pa.Ar
             for row, text in enumerate(kept.to_pylist())
             if text is not None and not _is_number(text)
         )
-    raise UserError(
-        table.name,
-        f"{name} is {kept[row].as_py()!r} in row {table.locate(first + row + 1)}",
-        allowed="numbers",
-        hint="Write numbers with a point, leave a missing value empty, or leave out the column.",
-    )
+    what = f"{name} is {kept[row].as_py()!r} in row {table.locate(first + row + 1)}"
+    allowed, hint = expected
+    raise UserError(table.name, what, allowed=allowed, hint=hint)
 
 
 def _is_number(text: str) -> bool:
