@@ -7,6 +7,7 @@ where it does not help there.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,37 +20,41 @@ from flatout.run_log import RunLog
 _BINS = 15
 _COLDEST = 0.05
 _HOTTEST = 20.0
+# How far a temperature strays from 1 before rows have spoken, as the spread of its logarithm.
+# Without it the likelihood of a half that has no error rises for ever, and probabilities become 0
+# and 1.
+_SPREAD = 0.5
 _LEAST_ROWS = 20  # rows with a label, below which its threshold stays at one half
 _MOST_CHOICES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A temperature, and the calibration error of rows it was not fitted on."""
+    """A temperature, and the calibration error and loss of rows it was not fitted on."""
 
-    temperature: float  # of use: what was fitted, or 1 where that does not lower the error
+    temperature: float  # of use: what was fitted, or 1 where that does not lower the loss
     error_before: float
     error_after: float  # with the temperature of use
     fitted: float
     error_fitted: float  # with the one that was fitted
+    loss_before: float  # mean negative logarithm of the target's probability
+    loss_fitted: float
 
     def report(self, log: RunLog) -> dict[str, Any]:
         """Report the temperature and what it changes on other rows; facts for the run's summary."""
-        why = "fits half of the validation rows best"
-        if self.temperature != self.fitted:
-            why = f"{self.fitted:.2f} {why}, and does not help on the other half"
-        errors = f"{self.error_before:.3f} without it, {self.error_fitted:.3f} with it"
-        log.decision(
-            "temperature",
-            f"{self.temperature:.2f}",
-            why,
-            f"calibration error of the other half: {errors}",
+        changes = "lowered" if self.loss_fitted < self.loss_before else "did not lower"
+        why = f"a fit of {self.fitted:.2f} {changes} the held-out loss"
+        why += f": {self.loss_before:.3f} without it, {self.loss_fitted:.3f} with it"
+        errors = (
+            f"held-out calibration error: {self.error_before:.3f} without the fit,"
+            f" {self.error_fitted:.3f} with it"
         )
+        log.decision("temperature", f"{self.temperature:.2f}", why, errors)
         return {"calibration": asdict(self)}
 
 
 def calibrated(logits_BC: Tensor, targets_B: Tensor, rows_B: Tensor | None = None) -> Calibration:
-    """The temperature at which the targets of one half are likeliest, if it lowers the error of the
+    """The temperature at which the targets of one half are likeliest, if it lowers the loss of the
     other half.
     """
     # What has the same number in `rows_B` (the words of a row, say) stays together; without, each
@@ -57,14 +62,19 @@ def calibrated(logits_BC: Tensor, targets_B: Tensor, rows_B: Tensor | None = Non
     is_fitted_B = _first_half(torch.arange(len(targets_B)) if rows_B is None else rows_B)
     if is_fitted_B.all() or not is_fitted_B.any():
         error = calibration_error(logits_BC.softmax(-1), targets_B)
-        return Calibration(1.0, error, error, 1.0, error)
+        loss = _loss(logits_BC, targets_B, 1.0)
+        return Calibration(1.0, error, error, 1.0, error, loss, loss)
     fitted = _likeliest(logits_BC[is_fitted_B].double(), targets_B[is_fitted_B])
-    logits, targets = logits_BC[~is_fitted_B], targets_B[~is_fitted_B]
+    logits = logits_BC[~is_fitted_B].double()
+    targets = targets_B[~is_fitted_B]
     before, after = (
         calibration_error((logits / divisor).softmax(-1), targets) for divisor in (1.0, fitted)
     )
-    helps = after < before
-    return Calibration(fitted if helps else 1.0, before, after if helps else before, fitted, after)
+    loss_before = _loss(logits, targets, 1.0)
+    loss_fitted = _loss(logits, targets, fitted)
+    if loss_fitted < loss_before:
+        return Calibration(fitted, before, after, fitted, after, loss_before, loss_fitted)
+    return Calibration(1.0, before, before, fitted, after, loss_before, loss_fitted)
 
 
 def as_two_classes(
@@ -121,14 +131,21 @@ def _first_half(rows_B: Tensor) -> Tensor:
     return (rows_B.long() * 2_654_435_761 & 0xFFFF_FFFF) < 1 << 31
 
 
+def _loss(logits_BC: Tensor, targets_B: Tensor, temperature: float) -> float:
+    return float(F.cross_entropy(logits_BC / temperature, targets_B))
+
+
 def _likeliest(logits_BC: Tensor, targets_B: Tensor) -> float:
-    """By golden section on the logarithm of the temperature: the loss has one valley."""
+    """By golden section on the logarithm of the temperature, which is drawn to 1 where few rows
+    speak.
+    """
     low = torch.tensor(_COLDEST).log().item()
     high = torch.tensor(_HOTTEST).log().item()
     ratio = (5**0.5 - 1) / 2
 
     def loss(logarithm: float) -> float:
-        return float(F.cross_entropy(logits_BC / torch.tensor(logarithm).exp(), targets_B))
+        drawn_to_1 = (logarithm / _SPREAD) ** 2 / (2 * len(targets_B))
+        return _loss(logits_BC, targets_B, math.exp(logarithm)) + drawn_to_1
 
     for _ in range(40):
         left, right = high - ratio * (high - low), low + ratio * (high - low)
