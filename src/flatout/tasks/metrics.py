@@ -8,6 +8,7 @@ scikit-learn.
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -35,17 +36,15 @@ BEST_MODE = (
     | dict.fromkeys(_LESS_IS_BETTER, "min")
     | {"masked_accuracy": "max"}
 )
-# Evenly spaced on the scale of logits: evenly spaced probabilities would see nothing of a confident
-# model. thresholds of the area for one of the curve that is drawn: a weak model's scores lie close
-# together
-_FINER = 16
-# The last one is reached by no score, so that a curve begins at no answers where scores are exactly
-# 1.
-_THRESHOLDS = [
-    0.0,
-    *torch.linspace(-12, 12, 197 * _FINER + 1, dtype=torch.float64).sigmoid().tolist(),
-    2.0,
-]
+# Scores are ranked as log-odds. Near 0 thresholds are 0.008 apart, as a weak model's scores lie
+# close together; further out they are apart in proportion, up to 300, so that a confident model's
+# scores are told apart, too.
+_FARTHEST = 300.0
+_NEAR = 2.0
+_STEPS = torch.linspace(-1, 1, 3_001, dtype=torch.float64)
+_FINITE = (_NEAR * (math.asinh(_FARTHEST / _NEAR) * _STEPS).sinh()).tolist()
+# The last one is reached by no score, so that a curve begins at no answers.
+_THRESHOLDS = [-math.inf, *_FINITE, math.inf]
 _MOST_CLASSES_FOR_AUROC = 50
 
 
@@ -172,12 +171,14 @@ class TaskMetrics(nn.Module, ABC):
             metric.reset()
 
     def _rank(self, scores: Tensor, is_theirs: Tensor, rows: Tensor | None) -> None:
-        """Count `[B, C]` scores, and keep them by bucket for the interval of the area under the
+        """Count `[B, C]` log-odds, and keep them by bucket for the interval of the area under the
         curve.
         """
         assert self.auroc is not None
         # What is no number reaches no threshold.
-        reached = torch.bucketize(scores.nan_to_num(-1).contiguous(), self.auroc.edges, right=True)
+        ranked = scores.clamp(max=_FARTHEST).contiguous()
+        reached = torch.bucketize(ranked, self.auroc.edges.to(ranked.dtype), right=True)
+        reached = torch.where(ranked.isnan(), 0, reached)
         self.auroc.update(reached, is_theirs)
         if rows is not None:
             self._ranked.append((rows, (reached - 1).clamp_(min=0).to(torch.int16), is_theirs))
@@ -245,6 +246,18 @@ def _counted(values: Tensor, length: int) -> Tensor:
     return counts.index_add_(0, values.flatten(), torch.ones_like(values.flatten()))
 
 
+def _log_odds(logits_BC: Tensor) -> Tensor:
+    """For each class the logarithm of its probability over that of all others, in double."""
+    logits_BC = logits_BC.double()
+    shares_BC = logits_BC.log_softmax(-1)
+    odds_BC = shares_BC - torch.log1p(-shares_BC.exp())
+    # One minus a probability near 1 has no digits left, so the likeliest class is held against the
+    # others themselves.
+    highest_B1, likeliest_B1 = logits_BC.max(-1, keepdim=True)
+    others_B1 = logits_BC.scatter(-1, likeliest_B1, -math.inf).logsumexp(-1, keepdim=True)
+    return odds_BC.scatter(-1, likeliest_B1, highest_B1 - others_B1)
+
+
 class SingleMetrics(TaskMetrics):
     """One class a row; of two classes `f1` is that of the second."""
 
@@ -276,7 +289,7 @@ class SingleMetrics(TaskMetrics):
             is_theirs = targets.unsqueeze(1) == torch.arange(
                 self.first, count, device=targets.device
             )
-            self._rank(outputs.softmax(-1)[:, self.first :], is_theirs, rows)
+            self._rank(_log_odds(outputs)[:, self.first :], is_theirs, rows)
 
     def _totals(self) -> Tensor:
         counts = self.counts.compute().cpu().double()
@@ -326,7 +339,7 @@ class MultiMetrics(TaskMetrics):
         self.counts.update(answered, whole)
         self.exact.update(answered, whole)
         if self.auroc is not None:
-            self._rank(probabilities, whole > 0, rows)
+            self._rank(outputs.double(), whole > 0, rows)
         if rows is not None:
             exact = (answered == whole).all(1, keepdim=True)
             self.sums.add(
