@@ -143,8 +143,8 @@ DEFECTS = [
     Defect(
         "a temperature is kept although it does not help",
         "tasks/calibration.py",
-        "helps = after < before",
-        "helps = after <= before + 1",
+        "if loss_fitted < loss_before:",
+        "if loss_fitted < loss_before + 1:",
         "tests/tasks/test_calibration.py",
     ),
     Defect(
