@@ -24,7 +24,7 @@ from flatout.data.checks.lengths import Lengths, loss_remarks
 from flatout.data.checks.seen import Advance
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.decisions import decide, given_labels
-from flatout.data.encoded_units import EncodedUnits, Unit, least_rows, units_of
+from flatout.data.encoded_units import EncodedUnits, Unit, WaitingRows, least_rows
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, Recipe, recipe_key
 from flatout.data.store.progress import Progress
@@ -429,7 +429,7 @@ class TextPreparation:
             "fates": xxhash.xxh3_128_hexdigest(fates.tobytes()),
         }
         blocks = self.source.texts_and_labels(known.survey.fates, advance, pieces=[piece])
-        return units.of(about, int((fates >= 0).sum()), units_of(blocks), encode, share)
+        return units.of(about, WaitingRows(fates, rows.start), blocks, encode, share)
 
     def _join(
         self, writer: StoreWriter, pieces: Pieces, known: Known, advance: Advance

@@ -95,6 +95,15 @@ class TextBlock:
     rows: NDArray[np.int64]
     block: pa.RecordBatch
 
+    def rows_from(self, start: int) -> TextBlock:
+        """The same without its first rows."""
+        return TextBlock(
+            self.texts.slice(start),
+            self.labels.slice(start),
+            self.rows[start:],
+            self.block.slice(start),
+        )
+
 
 def clean_block(
     block: pa.RecordBatch,
