@@ -128,12 +128,7 @@ class Cache:
                 there = _identity(self.folder / key)
                 if self.opened(key) is not None:
                     continue  # another process was quicker
-                require(
-                    len(reasons) < _TRIES,
-                    f"cache {self.folder / key}",
-                    "the store is damaged just after it was built",
-                    hint=_DISK,
-                )
+                self._require_tries_left(key, len(reasons))
                 reasons.append(self._reason_for_miss(key, name, recipe))
                 if there is not None:
                     self._remove_damaged(key, there)
@@ -163,12 +158,27 @@ class Cache:
 
     def kept(self, key: str, name: str, build: Build) -> Store:
         """The store of a key that is all that is known of it, built where it is missing."""
+        tries = 0
         while (store := self.opened(key)) is None:
             with self._refusals_told(), self._locked(key):
-                if self.opened(key) is None:
-                    shutil.rmtree(self.folder / key, ignore_errors=True)  # a damaged one
-                    self._build(key, build, {"key": key, "name": name, "recipe": {}})
+                there = _identity(self.folder / key)
+                if self.opened(key) is not None:
+                    continue  # another process was quicker
+                self._require_tries_left(key, tries)
+                tries += 1
+                if there is not None:
+                    with written():
+                        self._remove(self.folder / key, there)
+                self._build(key, build, {"key": key, "name": name, "recipe": {}})
         return store
+
+    def _require_tries_left(self, key: str, tries: int) -> None:
+        require(
+            tries < _TRIES,
+            f"cache {self.folder / key}",
+            "the store is damaged just after it was built",
+            hint=_DISK,
+        )
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove stores that are no longer needed, and the locks that they were built under."""
