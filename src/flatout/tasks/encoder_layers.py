@@ -123,6 +123,8 @@ class FrozenPart:
 class StoredStates:
     """Adds to each batch of a split what frozen layers answer to its rows, while the network reads
     that.
+
+    A feed's `complete`: it reads memory of the device, which a worker process has no access to.
     """
 
     def __init__(
