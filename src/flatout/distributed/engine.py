@@ -349,7 +349,9 @@ def parts_of(arguments: argparse.Namespace, *, may_be_here: bool) -> int | None:
         "is for all parts" if may_be_here else "is for --on ray alone",
         hint=hint,
     )
-    return arguments.parts if is_here or arguments.parts is not None else _PARTS
+    count = arguments.parts
+    require(count is None or count > 0, "--parts", f"{count}", allowed="1 or more")
+    return count if is_here or count is not None else _PARTS
 
 
 def versions_here() -> dict[str, str]:

@@ -294,7 +294,7 @@ class Cache:
         for entry in self.entries():
             if entry.name == name and entry.key != key:
                 return (
-                    "; ".join(_differences(entry.manifest["recipe"], recipe))
+                    "; ".join(differences(entry.manifest["recipe"], recipe))
                     or "made by another version"
                 )
         return "first time for this data"
@@ -417,14 +417,15 @@ def shards_of(entries: Iterable[CacheEntry]) -> set[str]:
     return {name.parts[2] for name in names if name.parts[0] == ".."}
 
 
-def _differences(before: Recipe, now: Recipe, prefix: str = "") -> Iterator[str]:
+def differences(before: Recipe, now: Recipe, prefix: str = "") -> Iterator[str]:
+    """What changed between two recipes, each value in some words."""
     for name in sorted(before.keys() | now.keys()):
         old = before.get(name)
         new = now.get(name)
         if old == new:
             continue
         if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, f"{prefix}{name} ")
+            yield from differences(old, new, f"{prefix}{name} ")
         elif isinstance(old, int | float | None) and isinstance(new, int | float | None):
             yield f"{prefix}{name} changed from {old} to {new}"
         else:
