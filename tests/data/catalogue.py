@@ -241,6 +241,13 @@ plain(
     csv_of(lines(), "a,b"),
     label="kind",
 )
+plain(
+    "text and label swapped",
+    "6 texts in 240 rows, 235 classes",
+    csv_of([(f"what is {i % 235} ?", f"kind {i % 6}") for i in range(240)], "question,kind"),
+    text="kind",
+    label="question",
+)
 plain("wrong delimiter named", "which column of", GOOD, read={"delimiter": ";"})
 plain(
     "another delimiter, found out",

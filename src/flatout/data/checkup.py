@@ -144,6 +144,11 @@ def check(config: TextDataConfig) -> Checkup:
 
 
 def _errors(surveyed: TextSurvey, found: Checkup, wanted: list[str]) -> Iterator[Remark]:
+    try:
+        surveyed.require_columns_as_named()
+    except UserError as mistake:
+        yield Remark(Level.error, "columns", mistake.what, mistake.hint.rstrip("."))
+        return  # the others would follow from that
     for split in wanted:
         if not found.rows.get(split):
             what = f"no rows are left for the {split} split"

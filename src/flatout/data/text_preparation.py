@@ -269,6 +269,7 @@ class TextPreparation:
             progress.task("checking")
         )
         self.source.require_words(surveyed.has_words)
+        surveyed.require_columns_as_named()
         self._require_rows(surveyed)
         self._require_classes(surveyed)
         return Known(surveyed, self._train_vocabulary(surveyed, progress.task("reading")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,7 +64,8 @@ def test_a_full_disk_of_temporary_files_is_named_by_its_variable(buffering):
         files = full.enter_context(closing(RecordFiles()))
         for file in files._files:
             file.close()
-        files._files = [open("/dev/full", "r+b", buffering) for _ in files._files]  # noqa: PTH123, SIM115
+        full_disk = Path("/dev/full")
+        files._files = [full_disk.open("r+b", buffering) for _ in files._files]
         for _ in range(9):
             files.add(np.zeros(100, RECORD))
         list(files.parts())

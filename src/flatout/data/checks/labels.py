@@ -265,6 +265,13 @@ class LabelCensus:
         )
         return self._mean, (self._squares / self._number) ** 0.5 or 1.0
 
+    def has_a_class_for_most_rows(self) -> bool:
+        """Whether there are more classes than half the rows, and no setting allows so many."""
+        if self.problem is not Problem.single or self._max_classes is not None:
+            return False
+        names = {name for counts in self.counts.values() for name in counts}
+        return 2 * len(names) > self.rows.total()
+
     def require_classes(self, where: str) -> None:
         """One class cannot be learnt, and neither can none, nor one for each row, nor others than
         those in training.
