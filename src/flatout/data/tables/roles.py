@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flatout.errors import UserError, did_you_mean
+from flatout.errors import UserError, did_you_mean, example_columns
 
 if TYPE_CHECKING:
     from flatout.data.tables.table import Table
@@ -127,7 +127,8 @@ def _headless(table: Table) -> str:
             " Is that several columns? Then leave data.read.delimiter out, or name the right one."
         )
     return (
-        " Is its first line a row already? Then name the columns: data.read.columns=[text,label]."
+        " Is its first line a row already? Then name the columns:"
+        f" data.read.columns={example_columns(len(table.columns))}."
         if is_row
         else ""
     )
