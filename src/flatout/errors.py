@@ -19,7 +19,7 @@ import re
 import shutil
 import time
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import partial
@@ -291,6 +291,12 @@ def out_of_space(
     if (free := disk_free(place)) is not None:
         known.append(f"{_megabytes(free)} free")
     return UserError(where, f"{what}: {', '.join(known)}" if known else what, hint=hint)
+
+
+def example_columns(count: int, known: Sequence[str] = ("text", "label")) -> str:
+    """A value of data.read.columns that fits a file of so many columns, the known ones first."""
+    others = [f"column{number}" for number in range(len(known) + 1, count + 1)]
+    return f"[{','.join([*known[:count], *others])}]"
 
 
 def disk_free(place: Path) -> int | None:

@@ -107,6 +107,44 @@ def test_a_part_that_cannot_be_is_one_message(words, message, tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("words", [["--part", "3/2"], ["--part", "first"], ["--parts", "0"]])
+def test_nothing_is_said_before_a_part_that_cannot_be_is_refused(
+    words, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"w{number} and more,{'ab'[number % 2]}" for number in range(60)]
+    Path("rows.csv").write_text("\n".join(["text,label", *rows, ""]), encoding="utf-8")
+    assert verb("build", *words, "data.source=rows.csv") == 2
+    said = capfd.readouterr()
+    assert said.err.startswith(f"{words[0]}: ")
+    assert not said.out
+
+
+def test_a_part_that_is_asked_for_with_other_settings_than_those_before_says_so(
+    tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"w{number} and {number % 9} more,{'ab'[number % 2]}" for number in range(400)]
+    Path("rows.csv").write_text("\n".join(["text,label", *rows, ""]), encoding="utf-8")
+    usual = ["data.source=rows.csv", f"data.cache={tmp_path}/cache"]
+
+    def lines_of(*words: str) -> list[str]:
+        assert verb("build", *usual, *words) == 0
+        lines = capfd.readouterr().out.splitlines()
+        return [line for line in lines if "other parts of" in line]
+
+    assert lines_of("--part", "1/2") == []
+    assert lines_of("--part", "2/2") == []
+    assert lines_of("--part", "2/2", "data.max_length=4") == [
+        "other parts of rows.csv were asked for with other settings (max_length changed from 128 to"
+        " 4): only parts of the same settings are joined"
+    ]
+    (line,) = lines_of("--part", "2/3", "data.max_length=4")
+    assert "(parts changed from 2 to 3)" in line
+    assert lines_of("data.max_length=4") == []
+    assert lines_of("--part", "1/2", "data.max_length=8") == []
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -288,6 +288,23 @@ def test_recordings_too_short_for_a_forecast_are_left_out_with_a_line_and_refuse
     )
 
 
+def test_a_recording_of_a_single_sample_is_refused_and_the_older_answers_stay(tmp_path, capsys):
+    result = train(tmp_path / "runs", "chunk")
+    rows = cells_of("test")
+    pa.csv.write_csv(rows.slice(0, 1), tmp_path / "one.csv")
+    answers = tmp_path / "answers.csv"
+    answers.write_text("older\n1\n")
+    assert verb("predict", result.folder, tmp_path / "one.csv", "--out", answers) == 2
+    assert (
+        "no recording has two samples or more. Name longer recordings." in capsys.readouterr().err
+    )
+    assert answers.read_text() == "older\n1\n"
+    assert (
+        verb("predict", result.folder, tmp_path / "one.csv", "--out", f"{tmp_path / 'many'}/") == 2
+    )
+    assert not list((tmp_path / "many").glob("*.csv"))
+
+
 def waves(first: int, runs: int) -> pa.Table:
     """Recordings of 15 to 24 samples whose wave is fast or slow."""
     parts = []
@@ -465,6 +482,56 @@ def test_a_feature_in_another_unit_than_in_training_is_warned_of(tmp_path, capsy
     )
 
 
+@pytest.mark.parametrize(("unit", "scale"), [("fahrenheit", "standard"), ("kelvin", "minmax")])
+def test_degrees_of_another_scale_are_warned_of_by_recording(tmp_path, capsys, unit, scale):
+    random = np.random.default_rng(4)
+
+    def write(name: str, change: Any) -> Path:
+        celsius = random.uniform(24, 79, 400)
+        path = tmp_path / name
+        pa.csv.write_csv(pa.table({"temperature": change(celsius), "y": np.sin(celsius)}), path)
+        return path
+
+    (tmp_path / "cells").mkdir()
+    for number in range(4):
+        write(f"cells/{number}.csv", lambda celsius: celsius)
+    data = SequenceDataConfig(
+        source=str(tmp_path / "cells"),
+        features=["temperature"],
+        target="y",
+        lookback=2,
+        scale=scale,
+    )
+    quick = {
+        "max_epochs": 1,
+        "precision": "fp32",
+        "logger": "none",
+        "output": str(tmp_path / "runs"),
+    }
+    result = fit(
+        data,
+        WindowMLPConfig(widths=[4]),
+        monitor=MonitorConfig(progress=False, verdict=False),
+        **quick,
+    )
+    changes = {
+        "fahrenheit": lambda celsius: celsius * 1.8 + 32,
+        "kelvin": lambda celsius: celsius + 273.15,
+    }
+    same = write("same.csv", lambda celsius: celsius)
+    other = write("other.csv", changes[unit])
+    capsys.readouterr()
+    for command in (["predict"], ["evaluate"]):
+        asked = ["--out", tmp_path / "answers.csv"] if command == ["predict"] else []
+        assert verb(*command, result.folder, same, *asked) == 0
+        assert "unit" not in "".join(capsys.readouterr())
+        assert verb(*command, result.folder, other, *asked) == 0
+        said = "".join(capsys.readouterr())
+        assert "warning temperature lies elsewhere than in training (24" in said
+        assert "in 1 recording: " in said
+        assert "other.csv (" in said
+
+
 @pytest.mark.parametrize(
     "way",
     [
@@ -562,6 +629,102 @@ def test_a_check_of_recordings_prints_lengths_and_columns_and_a_command_that_tra
         f"output={tmp_path / 'out'}",
     ]
     assert run_train([*words, *quick], monkeypatch) == 0
+
+
+@pytest.mark.parametrize("least_bytes", [1 << 40, 0], ids=["a small file", "a large file"])
+def test_the_longest_gap_is_named_in_check_in_training_and_in_predict(
+    tmp_path, monkeypatch, capsys, least_bytes
+):
+    monkeypatch.setattr("flatout.data.sequences.recordings.LEAST_BYTES", least_bytes)
+    folder = write_csv(tmp_path / "runs")
+    place = np.delete(np.arange(300), slice(40, 240))
+    holed = {"t": place * 5, "a": np.sin(place), "b": np.cos(place), "y": place * 0.1}
+    pa.csv.write_csv(pa.table(holed), tmp_path / "holed.csv")
+    said = (
+        "longest gap 1,005 s, with a sample every 5 s; windows reach across it unless data.max_gap"
+        " parts"
+    )
+    words = ["data.features=[a,b]", "data.target=y", "data.time=t", "data.split_by=time"]
+    assert verb("check", tmp_path / "holed.csv", *words) == 0
+    assert said in capsys.readouterr().out
+    assert verb("check", tmp_path / "holed.csv", *words, "data.max_gap=60") == 0
+    assert verb("check", folder, *COLUMNS) == 0
+    assert "longest gap" not in capsys.readouterr().out
+    data = SequenceDataConfig(
+        source=str(tmp_path / "holed.csv"),
+        features=["a", "b"],
+        target="y",
+        time="t",
+        split_by="time",
+    )
+    quick = {
+        "max_epochs": 1,
+        "precision": "fp32",
+        "logger": "none",
+        "output": str(tmp_path / "out"),
+    }
+    result = fit(
+        data, RNNConfig(hidden=4), monitor=MonitorConfig(progress=False, verdict=False), **quick
+    )
+    assert said in capsys.readouterr().out
+    assert (
+        verb("predict", result.folder, tmp_path / "holed.csv", "--out", tmp_path / "answers.csv")
+        == 0
+    )
+    assert said in capsys.readouterr().err
+
+
+def test_a_check_takes_the_word_of_recordings_that_its_own_command_has_and_names_their_settings(
+    tmp_path, capsys
+):
+    folder = write_csv(tmp_path / "runs")
+    assert verb("check", folder, "data=sequence", *COLUMNS) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("data=sequence") == 1
+    place = np.arange(40)
+    named = {"machine": ["P1"] * 40, "at": [f"2026-03-28T07:00:{second:02}" for second in place]}
+    columns = {
+        name: np.sin(place + number) for number, name in enumerate(("rpm", "bar", "celsius"))
+    }
+    pa.csv.write_csv(pa.table(named | columns), tmp_path / "pump.csv")
+    assert verb("check", tmp_path / "pump.csv") == 2
+    assert (
+        "Are they recordings? Set data.target=COLUMN data.features=[COLUMN,…]"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_check_names_a_constant_column_beside_missing_values_and_shows_the_ranges(
+    tmp_path, capsys
+):
+    def with_gaps(columns: Any, number: int) -> Any:
+        return [
+            None if number == 2 and place in (3, 4) else value
+            for place, value in enumerate(columns["a"])
+        ]
+
+    folder = write_csv(tmp_path / "runs", a=with_gaps, b=lambda c, _: np.full(50, 7.0))
+    assert verb("check", folder, *COLUMNS) == 2
+    printed = capsys.readouterr().out
+    assert (
+        "r2.csv: 2 rows without a (rows 4, 5). Set data.missing=fill or data.missing=drop."
+        in printed
+    )
+    assert "'b' is constant in the training recordings (7). Leave it out." in printed
+    assert "2 errors" in printed
+    assert "dropped" not in printed
+    assert "\ny " in printed
+
+
+def test_recordings_of_several_sampling_rates_are_warned_of_unless_they_are_resampled(
+    tmp_path, capsys
+):
+    folder = write_csv(tmp_path / "runs", t=lambda c, number: c["t"] * (1 + number % 2))
+    assert verb("check", folder, *COLUMNS, "--strict") == 1
+    printed = capsys.readouterr().out
+    assert "recordings: a sample every 2 to 4 s, as if all were alike; data.step=" in printed
+    assert verb("check", folder, *COLUMNS, "data.step=4", "--strict") == 0
+    assert "as if all were alike" not in capsys.readouterr().out
 
 
 def test_a_check_of_recordings_warns_of_another_unit_and_names_mistakes(tmp_path, capsys):

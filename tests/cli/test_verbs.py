@@ -294,6 +294,36 @@ def test_a_mistake_in_standard_input_names_the_option_of_the_verb_and_no_passing
     assert said.endswith("name the columns: --read columns=[text,label].\n")
 
 
+@pytest.fixture
+def finished_elsewhere(tmp_path):
+    """A run whose columns have names of their own."""
+    rows = [f"what is w{number} ?,{'ab'[number % 2]}" for number in range(60)]
+    file = tmp_path / "questions.csv"
+    file.write_text("\n".join(["question,kind", *rows, ""]), encoding="utf-8")
+    data = TextDataConfig(
+        source=str(file), text="question", label="kind", cache=str(tmp_path / "cache")
+    )
+    config = BiLSTMConfig(embedding=8, hidden=8)
+    return fit(data, config, epochs=1, output=str(tmp_path / "runs"))
+
+
+def test_advice_for_a_line_without_names_is_in_the_columns_of_the_run_and_can_be_followed(
+    finished_elsewhere, monkeypatch, capsys
+):
+    run = finished_elsewhere.folder
+    for name, row, columns in (
+        ("predict", "Who was Caesar ?\n", "[question]"),
+        ("predict", "Who was Caesar ?,a\n", "[question,kind]"),
+        ("evaluate", "Who was Caesar ?,a,9\n", "[question,kind,column3]"),
+    ):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(row.encode())))
+        assert verb(name, run, "-") == 2
+        said = capsys.readouterr().err
+        assert said.endswith(f"name the columns: --read columns={columns}.\n")
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(row.encode())))
+        assert verb(name, run, "-", "--read", f"columns={columns}") == 0
+
+
 def test_evaluate_says_how_far_sureness_is_from_being_right(
     finished, tmp_path, monkeypatch, capsys
 ):
@@ -531,6 +561,15 @@ def test_a_sign_of_yaml_is_a_value_to_read_by(finished, tmp_path, capsys):
     (tmp_path / "rows.csv").write_text("id|text\n1|senate\n")
     assert verb("predict", finished.folder, tmp_path / "rows.csv", "--read", "delimiter=|") == 0
     assert capsys.readouterr().out.splitlines()[1].startswith('"1","senate",')
+
+
+def test_a_table_without_a_row_is_refused_and_the_older_answers_stay(finished, tmp_path, capsys):
+    pq.write_table(pa.table({"headline": pa.array([], pa.string())}), tmp_path / "none.parquet")
+    answers = tmp_path / "answers.parquet"
+    answers.write_bytes(b"older")
+    assert verb("predict", finished.folder, tmp_path / "none.parquet", "--out", answers) == 2
+    assert "none.parquet: no row" in capsys.readouterr().err
+    assert answers.read_bytes() == b"older"
 
 
 def test_a_failed_prediction_leaves_no_half_file(finished, tmp_path):

@@ -229,6 +229,25 @@ plain(
     "a quote is opened in line 62 and not closed",
     GOOD + '"open,land\nmore,wood\nstill,land\n"odd,"land\n',
 )
+plain(
+    "a text column that is not there, and no label named",
+    "data.text and data.label: no column 'title'; which column of",
+    csv_of(lines(), "a,b"),
+    text="title",
+)
+plain(
+    "a label column that is not there, and no text named",
+    "data.text and data.label: no column 'kind'; which column of",
+    csv_of(lines(), "a,b"),
+    label="kind",
+)
+plain(
+    "text and label swapped",
+    "6 texts in 240 rows, 235 classes",
+    csv_of([(f"what is {i % 235} ?", f"kind {i % 6}") for i in range(240)], "question,kind"),
+    text="kind",
+    label="question",
+)
 plain("wrong delimiter named", "which column of", GOOD, read={"delimiter": ";"})
 plain(
     "another delimiter, found out",

@@ -470,6 +470,46 @@ def test_what_the_disk_refuses_is_told_with_what_is_needed_and_what_is_free(tmp_
     assert left_in(tmp_path / "cache") == []
 
 
+@pytest.mark.parametrize("are_listed", [True, False])
+def test_a_disk_that_gives_other_bytes_than_were_written_ends_the_build_after_some_tries(
+    tmp_path, are_listed
+):
+    builds = []
+
+    def build_on_bad_disk(writer: StoreWriter) -> None:
+        builds.append(1)
+        assert len(builds) < 9, "built without end"
+        build(writer)
+        file = writer._splits[0]._files["train/targets.bin"]._file
+        file.flush()
+        Path(file.name).write_bytes(bytes(file.tell()))
+
+    cache = Cache(tmp_path)
+    with pytest.raises(
+        UserError, match=r"^cache /\S+: the store is damaged just after it was built"
+    ):
+        if are_listed:
+            with pytest.warns(UserWarning, match="is damaged"):
+                cache.open_or_build("rows.csv", RECIPE, build_on_bad_disk)
+        else:
+            cache.kept(recipe_key(RECIPE), "rows.csv", build_on_bad_disk)
+    assert len(builds) == 3
+
+
+def test_a_damaged_unit_is_renamed_before_it_is_removed(tmp_path):
+    key = recipe_key(RECIPE)
+    cache = Cache(tmp_path)
+    folder = cache.kept(key, "rows.csv", build).folder
+    (folder / "labels.json").write_text("{}", encoding="utf-8")
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        assert cache.kept(key, "rows.csv", build).read_text("labels.json") == "[]"
+        assert os.fstat(held).st_ino != (tmp_path / key).stat().st_ino
+    finally:
+        os.close(held)
+    assert left_in(tmp_path) == [key]
+
+
 def test_errors_of_a_source_are_not_told_as_the_caches(tmp_path):
     def unreadable(writer: StoreWriter) -> None:
         build(writer)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -170,6 +172,30 @@ def test_a_transform_is_applied_to_every_batch(make_split):
             split, PlanSettings(rows_per_batch=8), kind=kind, transform=drop_labels, workers=1
         )
         assert [batch.targets for batch in feed] == [None, None, None]
+
+
+def test_a_batch_is_completed_in_this_process_after_it_was_transformed(make_split):
+    def transform(batch: FlatBatch) -> FlatBatch:
+        return replace(batch, targets=torch.tensor([os.getpid()]))
+
+    def complete(batch: FlatBatch) -> FlatBatch:
+        assert batch.targets is not None
+        return replace(batch, targets=torch.cat([batch.targets, torch.tensor([os.getpid()])]))
+
+    split = make_split(np.full(20, 3))
+    for kind in KINDS:
+        feed = Feed(
+            split,
+            PlanSettings(rows_per_batch=8),
+            kind=kind,
+            transform=transform,
+            complete=complete,
+            workers=1,
+        )
+        processes = [batch.targets.tolist() for batch in feed if batch.targets is not None]
+        assert [completed for _, completed in processes] == [os.getpid()] * 3
+        has_workers = kind is FeedKind.workers
+        assert all((made != os.getpid()) == has_workers for made, _ in processes)
 
 
 def test_big_token_ids_survive_their_two_bytes(make_split):

@@ -129,6 +129,19 @@ def test_dropping_leaks_repeats_and_conflicts_leaves_the_rest():
         assert split_rows(config)["test"] == [0, 1]
 
 
+def test_two_texts_whose_hash_for_splits_is_equal_are_no_conflict():
+    word = "".join("ab"[number.bit_count() % 2] for number in range(2_048))
+    others = word.translate(str.maketrans("ab", "ba"))
+    table = {"text": ["one more", word, others, word], "label": ["a", "a", "b", "a"]}
+    config = TextDataConfig(
+        train=table,
+        validation=table_of(9),
+        test=table_of(7),
+        clean=CleaningConfig(conflicts="drop"),
+    )
+    assert split_rows(config)["train"] == [0, 1, 2, 3]
+
+
 def test_rows_read_are_rows_kept_repaired_and_dropped():
     data = {
         "text": ["a", "", "b", None, "c &amp; d"] * 30,

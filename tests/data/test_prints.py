@@ -11,6 +11,7 @@ import pytest
 
 from flatout.data.decisions import DecidedTable
 from flatout.data.tables.formats import file
+from flatout.data.tables.formats.csv_file import CsvTable
 from flatout.data.tables.formats.file import FileTable
 from flatout.data.tables.prints import NOTES, fingerprint_of, fingerprints_of, heads_noted
 from flatout.data.tables.reading import ReadingConfig
@@ -206,6 +207,31 @@ def test_what_a_file_tells_by_its_head_is_read_once(tmp_path, opened, name):
     assert list(again.blocks(again.columns)) == list(
         open_source(str(path), where="data.train").blocks(first.columns)
     )
+
+
+@pytest.mark.parametrize("change", ["a name more", "a name less", "another way of reading"])
+def test_a_note_of_a_head_that_another_version_wrote_is_not_taken(
+    tmp_path, opened, monkeypatch, change
+):
+    path = tmp_path / "rows.csv"
+    path.write_text(FILES["rows.csv"], encoding="utf-8")
+    of_another_time(path)
+    names = CsvTable.told_by_head
+    with monkeypatch.context() as other_version:
+        if change == "a name more":
+            other_version.setattr(CsvTable, "told_by_head", (*names, "name"))
+        elif change == "a name less":
+            other_version.setattr(CsvTable, "told_by_head", names[:-1])
+        else:
+            other_version.setattr(file, "_HEADS_AS", 0)
+        opened_by_name(str(path), tmp_path / "cache")
+    opened.clear()
+    table = opened_by_name(str(path), tmp_path / "cache")
+    assert opened
+    assert (table.columns, table.delimiter) == (["text", "label"], ";")
+    opened.clear()
+    opened_by_name(str(path), tmp_path / "cache")
+    assert not opened
 
 
 def test_the_head_of_a_file_that_was_changed_or_is_read_in_another_way_is_read_again(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -145,7 +146,7 @@ def test_a_single_recording_is_cut_in_time_at_the_samples_that_are_named(tmp_pat
     }
 
 
-def test_resampling_is_linear_and_gaps_split_a_recording():
+def test_resampling_repeats_the_last_sample_and_gaps_split_a_recording():
     times = np.array([0.0, 1.0, 2.5, 4.0, 50.0, 51.0, 53.0])
     table = pa.table({"t": times, "a": times * 2, "b": np.sin(times), "y": times})
     info = open_data(
@@ -157,8 +158,10 @@ def test_resampling_is_linear_and_gaps_split_a_recording():
         "table in memory part 2",
     ]
     values = info.rows_of("train").values
-    np.testing.assert_allclose(values[:9, 2], np.arange(9) * 0.5)
-    np.testing.assert_allclose(values[9:, 2], 50 + np.arange(7) * 0.5)
+    measured = info.measured("train")
+    np.testing.assert_allclose(values[:9, 2], [0, 0, 1, 1, 1, 2.5, 2.5, 2.5, 4])
+    np.testing.assert_allclose(values[9:, 2], [50, 50, 51, 51, 51, 51, 53])
+    assert np.flatnonzero(measured[:, 0]).tolist() == [0, 2, 5, 8, 9, 11, 15]
     np.testing.assert_allclose(values[:, 0], 2 * values[:, 2], rtol=1e-6)
 
 
@@ -190,9 +193,7 @@ def test_missing_values_are_refused_filled_or_dropped(tmp_path):
     split = next(split for split, each in filled.segments.items() if place in each.recording)
     start = int(filled.segments[split].first[filled.segments[split].recording == place][0])
     a = filled.rows_of(split).values[start : start + 41, 0]
-    np.testing.assert_allclose(
-        a[3:5], [a[2] + (a[5] - a[2]) / 3, a[2] + 2 * (a[5] - a[2]) / 3], rtol=1e-5
-    )
+    np.testing.assert_array_equal(a[3:5], [a[2], a[2]])
     dropped = open_data(folder, missing="drop").info
     counts = sum(split["samples"] for split in dropped.facts["splits"].values())
     assert counts == sum(40 + number for number in range(6)) - 2
@@ -206,6 +207,16 @@ def test_dates_are_times(tmp_path, zone):
     }
     info = open_data(pa.table(columns), split_by="time", split_at=[20, 25]).info
     assert info.facts["step"] == 3600
+
+
+@pytest.mark.parametrize("time", ["28.03.2026 07:00:00", "P1"])
+def test_a_time_that_cannot_be_read_is_no_number_with_a_comma(tmp_path, time):
+    folder = write_files(tmp_path / "runs", t=lambda columns: [time] * 41)
+    said = (
+        f"t is {time!r} in row 1 (seconds or dates). Write dates as 2026-03-28T07:00:00, or seconds"
+        " as numbers."
+    )
+    assert said in refusal(folder)
 
 
 def test_times_may_have_nanoseconds_and_lengths_of_time_are_refused():
@@ -589,13 +600,63 @@ def test_a_part_of_a_training_recording_in_another_split_is_warned_of():
     )
 
 
+def pump(number: int, samples: int = 300) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(number)
+    celsius = random.uniform(24, 79, samples)
+    return {
+        "t": np.arange(samples),
+        "a": random.normal(3, 0.3, samples),
+        "b": celsius,
+        "y": celsius + number,
+    }
+
+
+@pytest.mark.parametrize(
+    ("column", "change", "said"),
+    [
+        (
+            "a",
+            lambda bar: np.where(np.arange(300) < 150, bar, bar * 100),
+            "r1.csv (second half: 30",
+        ),
+        ("a", lambda bar: bar * 100, "r1.csv (300"),
+        ("a", lambda bar: bar / 100, "r1.csv (0.03"),
+        ("b", lambda celsius: celsius * 1.8 + 32, "r1.csv (12"),
+    ],
+)
+def test_a_recording_or_half_of_one_in_another_unit_than_the_others_is_named(
+    tmp_path, column, change, said
+):
+    for number in range(8):
+        columns = pump(number)
+        if number == 1:
+            columns[column] = change(columns[column])
+        pa.csv.write_csv(pa.table(columns), tmp_path / f"r{number}.csv")
+    lines = [
+        line for line in open_data(tmp_path).info.lines if line.startswith("warning recordings: ")
+    ]
+    (line,) = lines
+    assert line.startswith(
+        f"warning recordings: {column} of 1 recording lies elsewhere than in the median recording"
+    )
+    assert said in line
+
+
+def test_a_setting_that_differs_between_recordings_is_no_other_unit(tmp_path):
+    for number in range(8):
+        # of three, so that two are trained on
+        setting = {"a": np.full(300, 24.0 if number % 3 == 0 else 4.0)}
+        pa.csv.write_csv(pa.table(pump(number) | setting), tmp_path / f"{number}.csv")
+    assert not [line for line in open_data(tmp_path).info.lines if "another unit" in line]
+
+
 def test_another_unit_in_a_split_is_warned_of():
     given = {"train": recording(40), "validation": recording(40, 1), "test": recording(40, 2)}
     given["test"]["a"] = given["test"]["a"] * 1000
     tables = {name: pa.table(columns) for name, columns in given.items()}
     info = SequenceData(**{**SETTINGS, **tables})
     info.setup()
-    (line,) = [line for line in info.info.lines if line.startswith("warning")]
+    (line,) = [line for line in info.info.lines if line.startswith("warning test")]
     assert line.startswith("warning test: a is ") and line.endswith("in another unit?")
 
 
@@ -603,6 +664,19 @@ def test_settings_of_hydra_make_the_same_data():
     config = SequenceDataConfig(lookback=20, batch_size=8)
     data = SequenceData.of(config, seed=3)
     assert data.config == config and config.features == ["voltage", "current", "temperature"]
+
+
+def test_only_stores_whose_values_are_carried_forward_say_so_in_their_key():
+    """A store that neither fills nor resamples keeps the key that it had when both were linear."""
+    table = pa.table(recording(60))
+
+    def recipe(**settings: Any) -> dict[str, Any]:
+        return open_data(table, **settings).info.store.manifest["recipe"]
+
+    assert "carried" not in recipe()
+    assert "carried" not in recipe(missing="drop", max_gap=5)
+    assert recipe(missing="fill")["carried"] == "forward"
+    assert recipe(step=0.5)["carried"] == "forward"
 
 
 def test_another_lookback_needs_no_other_store():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,8 @@ from tests.params import at_once
 from flatout.data import encoded_units, text_preparation
 from flatout.data.datamodules import TextData
 from flatout.data.store.cache import Cache, shards_of
-from flatout.data.store.store import Ragged
+from flatout.data.store.store import Ragged, Store, read_manifest
+from flatout.data.tables.formats import csv_file
 from flatout.data.text_preparation import encode_part
 from flatout.data.tokens.subwords import Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
@@ -243,6 +245,53 @@ def test_a_damaged_unit_is_encoded_again(tokenizer, tmp_path, encoded):
         source, tmp_path / "fresh", tokenizer=tokenizer
     )
     assert sum(encoded) == UNIT + FILES * ROWS
+
+
+@pytest.mark.parametrize("block_bytes", at_once(5_000, of=[5_000, 12_000, 1 << 21], seconds=1))
+@pytest.mark.parametrize("damage", ["first", "last", "all but one"])
+def test_units_that_end_at_other_rows_lose_no_row_and_repeat_none(
+    block_bytes, damage, tokenizer, tmp_path, encoded, monkeypatch
+):
+    source = str(tmp_path / "rows.csv")
+    rows = [
+        f"w{row} likes w{row * row % 41} of {'x' * (row % 9)}y,{'ab'[row % 2]}"
+        for row in range(3_000)
+    ]
+    Path(source).write_text("\n".join(["text,label", *rows, ""]), encoding="utf-8")
+    whole = built(source, tmp_path / "whole", tokenizer=tokenizer)
+    config = data_of(source, tmp_path / "cache", tokenizer=tokenizer).config
+    monkeypatch.setattr(csv_file, "_CSV_BLOCK_BYTES", 8_000)
+    assert encode_part(config, 1, 1)[0] > 5
+    units = sorted(units_in(config.cache), key=first_row)
+    for unit in {"first": units[:1], "last": units[-1:], "all but one": units[:3] + units[4:]}[
+        damage
+    ]:
+        shutil.rmtree(unit)
+    monkeypatch.setattr(csv_file, "_CSV_BLOCK_BYTES", block_bytes)
+    assert built(source, tmp_path / "cache", tokenizer=tokenizer) == whole
+    encoded.clear()
+    encode_part(config, 1, 1)
+    assert not encoded
+
+
+def test_parts_whose_readers_end_units_at_other_rows_are_joined_to_the_same_store(
+    tokenizer, tmp_path, monkeypatch
+):
+    source = str(tmp_path / "rows.csv")
+    rows = [f"w{row} likes w{row * row % 41},{'ab'[row % 2]}" for row in range(2_000)]
+    Path(source).write_text("\n".join(["text,label", *rows, ""]), encoding="utf-8")
+    whole = built(source, tmp_path / "whole", tokenizer=tokenizer)
+    config = data_of(source, tmp_path / "cache", tokenizer=tokenizer).config
+    for number, block_bytes in ((1, 8_000), (2, 5_000)):
+        monkeypatch.setattr(csv_file, "_CSV_BLOCK_BYTES", block_bytes)
+        assert encode_part(config, number, 2)[0] > 2
+    assert built(source, tmp_path / "cache", tokenizer=tokenizer) == whole
+
+
+def first_row(unit: Path) -> int:
+    """The least number of a row of a unit."""
+    splits = Store(unit, read_manifest(unit)).splits.values()
+    return min(int(split.fixed("rows")[0]) for split in splits)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ refused.
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,21 @@ def test_groups_of_a_single_row_are_left_out_with_a_warning_too():
     assert len(loader.dataset) == len(windows(frame, **GIVEN, shuffle=False).dataset)
 
 
+@pytest.mark.parametrize("gap", ["60s", 0, -1.0])
+def test_a_gap_is_a_number_of_seconds(gap):
+    with pytest.raises(UserError, match=rf"max_gap: {gap!r} \(seconds above 0, or None\)"):
+        windows(table(), **GIVEN, max_gap=gap)
+
+
+@pytest.mark.parametrize("source", ["rows.csv", Path("rows.csv")])
+def test_a_file_is_no_table_and_the_message_does_not_offer_one(source):
+    with pytest.raises(
+        UserError,
+        match=r"windows: cannot read rows from a \w+ \(a mapping of columns, a pandas, polars,",
+    ):
+        windows(source, **GIVEN)
+
+
 @pytest.mark.parametrize("value", ["4", 1.5])
 def test_numbers_of_rows_are_whole(value):
     with pytest.raises(UserError, match=rf"lookback: {value!r} \(1 or more\)"):
@@ -136,11 +152,15 @@ def test_numbers_of_rows_are_whole(value):
 def test_missing_values_are_filled_and_no_window_spans_a_gap_where_that_is_asked_for():
     frame = table({"a": 12})
     frame.loc[4, "y"] = np.nan
-    ((x, _),) = all_batches(windows(frame, **GIVEN, shuffle=False, missing="fill"))
-    assert x[4, 0, 0] == pytest.approx((frame.y[3] + frame.y[5]) / 2)
+    with pytest.warns(UserWarning, match="2 windows left out: a target was filled"):
+        ((x, y),) = all_batches(windows(frame, **GIVEN, shuffle=False, missing="fill"))
+    first = x[:, 0, 0].tolist()
+    assert first == pytest.approx([frame.y[row] for row in (2, 3, 3, 5, 6, 7)])
+    assert not torch.isin(y, torch.tensor(frame.y[3], dtype=y.dtype)).any()
     frame.loc[6:, "t"] += 10
-    # six rows on each side
-    assert len(windows(frame, **GIVEN, missing="fill", max_gap=1).dataset) == 2 * 2
+    with pytest.warns(UserWarning, match="2 windows left out"):
+        found = windows(frame, **GIVEN, missing="fill", max_gap=1).dataset
+    assert len(found) == 2 * 2 - 2  # six rows on each side
 
 
 def rows_of(loader: DataLoader[Any]) -> list[float]:

@@ -137,6 +137,15 @@ def test_a_rung_may_learn_something_else_and_the_top_lies_below_it():
         ({"settings": ["allow_targets=[mine]"]}, "'allow_targets=[mine]'"),
         ({"settings": ["model._target_=os.system"]}, "'model._target_=os.system'"),
         ({"settings": ["data.source=${oc.env:HOME}"]}, "${oc.env:HOME}"),
+        ({"settings": ["data.source=s3://theirs/x"]}, "'data.source=s3://theirs/x'"),
+        (
+            {"rungs": [FOOT, {**TOP, "run": ["optim.lr=${oc.env:HOME}"]}]},
+            "${oc.env:HOME}",
+        ),
+        (
+            {"rungs": [FOOT, {**OTHER, "run": ["data.source=https:\\/\\/theirs/x"]}]},
+            "https",
+        ),
         ({"settings": ["hydra.run.dir=/"]}, "'hydra.run.dir=/'"),
     ],
 )

@@ -67,6 +67,18 @@ def test_a_score_stands_with_its_interval():
     assert "0.3000 (0.0123–0.0456)" in shown
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(-1.7202, 0.9), (0.5, -79648.173), (-1.7202, -79648.173)]
+)
+def test_a_negative_score_is_no_percentage_and_gets_none(ours, theirs):
+    summary = filled()
+    summary["metrics"] = {"test/r2": ours}
+    summary["baseline"] = {"name": "ridge", "metrics": {"test/r2": theirs}}
+    shown = printed(summary, Path("outputs/x"), [])
+    assert f"{ours:.4f}   the ridge: {theirs:.4f}" in shown
+    assert "of the ridge" not in shown
+
+
 def test_mfu_and_the_card_are_told_where_they_are_known():
     assert "card" not in printed(filled(), Path("outputs/x"), [])
     summary = filled()

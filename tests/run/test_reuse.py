@@ -28,6 +28,8 @@ from flatout import (
     UserError,
     fit,
 )
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.plan import FeedKind
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache
 from flatout.data.store.store import SplitWriter, written
@@ -35,7 +37,7 @@ from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import ReuseFormat
 from flatout.report.summary import read_summary
 from flatout.run import reuse
-from flatout.tasks.frozen_outputs import FrozenPart
+from flatout.tasks.frozen_outputs import FrozenPart, StoredStates
 from tests.composed import run_train
 from tests.faults.plants import Planted, RaiseAt
 from tests.verbs import verb
@@ -275,6 +277,22 @@ def test_a_damaged_store_is_built_again(first):
     with pytest.warns(UserWarning, match=r"is damaged \(train/states\.bin\): it is built again"):
         again = train(CLASSES, ENCODER, folder)
     np.testing.assert_array_equal(losses(again), losses(result))
+
+
+def test_beside_workers_the_training_process_reads_what_frozen_layers_put_out(
+    first, tmp_path, monkeypatch
+):
+    call = StoredStates.__call__
+    readers = []
+
+    def noting(self: StoredStates, batch: FlatBatch) -> FlatBatch:
+        readers.append(os.getpid())
+        return call(self, batch)
+
+    monkeypatch.setattr(StoredStates, "__call__", noting)
+    result = train(replace(CLASSES, feed=FeedKind.workers, workers=1), ENCODER, tmp_path)
+    np.testing.assert_array_equal(losses(result), losses(first[1]))
+    assert set(readers) == {os.getpid()}
 
 
 def test_a_run_that_was_cut_short_goes_on_reading_to_the_same_weights(first, tmp_path):

@@ -143,8 +143,8 @@ DEFECTS = [
     Defect(
         "a temperature is kept although it does not help",
         "tasks/calibration.py",
-        "helps = after < before",
-        "helps = after <= before + 1",
+        "if loss_fitted < loss_before:",
+        "if loss_fitted < loss_before + 1:",
         "tests/tasks/test_calibration.py",
     ),
     Defect(
@@ -283,8 +283,8 @@ DEFECTS = [
     Defect(
         "sizes of noise stay on the host",
         "tasks/sequences.py",
-        "each if each is None else each.to(device) for each in self._sizes",
-        "each if each is None else each.cpu() for each in self._sizes",
+        "self._sizes[number] = size_C.to(device)",
+        "self._sizes[number] = size_C.cpu()",
         _ELSEWHERE + "[forecast]",
     ),
 ]

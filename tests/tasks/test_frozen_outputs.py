@@ -123,7 +123,7 @@ def test_reading_gives_outputs_and_gradients_of_computing(
 def test_every_kind_of_feed_brings_the_same_states(rows: Store, tmp_path: Path) -> None:
     reads = stored(frozen(), rows, tmp_path / "states")
     found = {
-        kind: [batch.states for batch in batches_of(rows, kind=kind, transform=reads)]
+        kind: [batch.states for batch in batches_of(rows, kind=kind, complete=reads)]
         for kind in (FeedKind.resident, FeedKind.threaded, FeedKind.workers)
     }
     for states in zip(*found.values(), strict=True):

@@ -132,10 +132,11 @@ def test_the_area_under_the_curve_is_that_of_torchmetrics_at_the_same_thresholds
     outputs = 4 * torch.randn(300, classes)
     targets = torch.randint(0, classes, (300,))
     metrics = measured(Problem.single, classes, outputs, targets)
-    scores = outputs.softmax(-1)
-    edges = metrics.auroc.edges
+    edges = metrics.auroc.edges.double().sigmoid()
+    edges[-1] = 2.0  # reached by no score
     plain = MulticlassAUROC(classes, average="none", thresholds=edges, validate_args=False)
-    plain.update(scores, targets)
+    plain.thresholds = edges
+    plain.update(outputs.double().softmax(-1), targets)
     counted = slice(int(classes == 2), None)  # of two classes one is
     torch.testing.assert_close(metrics.auroc.compute().flatten(), plain.compute()[counted])
     assert torch.equal(
@@ -148,12 +149,9 @@ def test_scores_that_are_no_numbers_reach_no_threshold():
     targets = torch.arange(200) % 4
     outputs[::9] = float("nan")
     metrics = measured(Problem.single, 4, outputs, targets)
-    plain = MulticlassAUROC(4, average="none", thresholds=metrics.auroc.edges, validate_args=False)
-    plain.update(outputs[outputs.isfinite().all(1)].softmax(-1), targets[outputs.isfinite().all(1)])
-    answered, expected = (
-        torch.from_numpy(each)[..., 1] for each in (metrics.counted().binned, plain.confmat.numpy())
-    )
-    assert torch.equal(answered, expected)
+    is_finite = outputs.isfinite().all(1)
+    others = measured(Problem.single, 4, outputs[is_finite], targets[is_finite])
+    assert np.array_equal(metrics.counted().binned[..., 1], others.counted().binned[..., 1])
 
 
 def test_of_two_classes_one_is_answered_where_the_other_is_not():
@@ -225,6 +223,36 @@ def test_an_unknown_metric_names_the_nearest():
         UserError, match=r"checkpoint.metric: no metric 'acuracy' .* Did you mean 'accuracy'\?"
     ):
         require_metric("acuracy", ["accuracy", "macro_f1"], "checkpoint.metric")
+
+
+@pytest.mark.parametrize("classes", [2, 20])
+@pytest.mark.parametrize("scale", [1, 4, 8, 15])
+def test_the_auroc_is_that_of_exact_ranks_however_sure_a_model_is(classes: int, scale: int) -> None:
+    random = torch.Generator().manual_seed(classes)
+    outputs = 2 * torch.randn(3_000, classes, generator=random)
+    targets = torch.randint(0, classes, (3_000,), generator=random)
+    outputs[torch.arange(3_000), targets] += 3
+    outputs *= scale
+    areas = []
+    for place in range(classes):
+        others = torch.cat([outputs[:, :place], outputs[:, place + 1 :]], 1).double().logsumexp(1)
+        areas.append(sk.roc_auc_score(targets == place, outputs[:, place].double() - others))
+    values = measured(Problem.single, classes, outputs, targets, batch=500).compute()
+    assert values["auroc"] == pytest.approx(np.mean(areas), abs=0.001)
+
+
+def test_the_auroc_of_several_labels_is_that_of_exact_ranks_for_a_sure_model() -> None:
+    random = torch.Generator().manual_seed(7)
+    targets = torch.randint(0, 2, (2_000, 3), generator=random)
+    outputs = 15 * (torch.randn(2_000, 3, generator=random) + targets)
+    values = measured(Problem.multi, 3, outputs, targets, batch=500).compute()
+    assert values["auroc"] == pytest.approx(sk.roc_auc_score(targets, outputs), abs=0.001)
+
+
+def test_equal_scores_count_half_in_the_auroc_of_a_sure_model() -> None:
+    outputs = torch.tensor([[0.0, 200.0], [0.0, 200.0], [0.0, 200.0], [0.0, -200.0]])
+    values = measured(Problem.single, 2, outputs, torch.tensor([1, 0, 1, 0])).compute()
+    assert values["auroc"] == 0.75
 
 
 def test_the_auroc_of_a_confident_model_is_seen():

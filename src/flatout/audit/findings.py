@@ -150,7 +150,7 @@ def lines(measured: AuditMeasurement, num_folds: int) -> Iterator[str]:
     folds = _span(measured.fold_scores.min(), measured.fold_scores.max())
     again = _span(*sorted(measured.dealt_again))
     yield (
-        f"luck:   folds from {folds} %, dealt again {again} %; on {test:,} test rows two runs"
+        f"luck:   folds from {folds} %, dealt again {again} %; two test sets of {test:,} rows"
         f" differ by {luck}"
     )
     yield f"labels: {len(measured.suspects.places):,} suspects; {wrong_share(measured.noise)}"

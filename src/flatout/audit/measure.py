@@ -148,12 +148,14 @@ def measure(
         forecast=forecast(
             sizes, errors, train_rows, round_number(train_rows / 2), len(rows) // num_folds
         ),
-        score=_interval(is_right.astype(float)),
+        score=_interval(is_right.astype(float), rows.groups),
         fold_scores=np.array([is_right[folds == fold].mean() for fold in range(num_folds)]),
         dealt_again=np.array(
             [(answers.argmax(axis=1) == rows.labels).mean() for answers in others]
         ),
-        without_suspects=_interval((better.argmax(axis=1) == rows.labels).astype(float) - is_right),
+        without_suspects=_interval(
+            (better.argmax(axis=1) == rows.labels).astype(float) - is_right, rows.groups
+        ),
         cut=_loss_by_cut(trained, reader, rows, is_right, max_length, encoded),
         closeness=_closeness(trained.features, rows.labels, num_classes),
         views={
@@ -252,20 +254,19 @@ def _loss_by_cut(
             cut = _beside(cut, None if encoded is None else encoded[places])
             answers = trained.head(rows.labels, trained.folds != fold).predict(cut).argmax(axis=1)
             lost[places] = is_right[places].astype(float) - (answers == rows.labels[places])
-    return int(is_long.sum()), *_interval(lost)
+    return int(is_long.sum()), *_interval(lost, rows.groups)
 
 
-def _interval(values: Floats) -> Interval:
-    """Mean of the rows' values, and its 95 % interval by bootstrap: each value is drawn as often as
-    chance has it.
+def _interval(values: Floats, groups: Integers) -> Interval:
+    """Mean of the rows' values, and its 95 % interval by bootstrap over the groups that rows belong
+    to.
     """
-    kinds, counts = np.unique(values, return_counts=True)
-    draws = (
-        np.random.default_rng(0).multinomial(len(values), counts / len(values), _DRAWS)
-        @ kinds
-        / len(values)
-    )
-    low, high = np.quantile(draws, [0.025, 0.975])
+    numbers = np.unique(groups, return_inverse=True)[1]
+    sums = np.stack([np.bincount(numbers, values), np.bincount(numbers)], axis=1)
+    # Groups that are alike are drawn together, as often as chance has it.
+    kinds, counts = np.unique(sums, axis=0, return_counts=True)
+    drawn = np.random.default_rng(0).multinomial(len(sums), counts / len(sums), _DRAWS) @ kinds
+    low, high = np.quantile(drawn[:, 0] / drawn[:, 1], [0.025, 0.975])
     return float(values.mean()), float(low), float(high)
 
 

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
 def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Namespace) -> None:
     """Build or open the store, with the lines that a run would print of its data."""
     from flatout.data.store.cache import Cache
-    from flatout.data.text_preparation import encode_part, why_all_again
+    from flatout.data.text_preparation import compare_with_part_before, encode_part, why_all_again
     from flatout.run.kinds import kind_of
     from flatout.run_log import RunLog
 
@@ -55,8 +55,6 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
     )
     kind = kind_of(config.data)
     parts = engine.parts_of(arguments, may_be_here=True)
-    if kind.in_parts and (why := why_all_again(config.data)):
-        print_line(f"more rows later encode all rows again: {why}")
     where = "--part" if arguments.part else "--on" if parts else ""
     require(
         kind.in_parts or not where,
@@ -64,8 +62,13 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
         "parts are of texts without tags",
         hint="Build without it: one process is enough.",
     )
-    if arguments.part is not None:
-        number, count = engine.part_of(arguments.part)
+    part = None if arguments.part is None else engine.part_of(arguments.part)
+    if kind.in_parts and (why := why_all_again(config.data)):
+        print_line(f"more rows later encode all rows again: {why}")
+    if part is not None:
+        number, count = part
+        if line := compare_with_part_before(config.data, count):
+            print_line(line)
         units, found = encode_part(config.data, number, count)
         print_line(
             f"part {number}/{count}: {counted(units, 'unit')}, {found} of them encoded before"

@@ -36,6 +36,8 @@ from flatout.errors import EXIT_CODE, UserError, require
 Settings = TypeVar("Settings")
 _OF_TEXTS = {"text", "label", "problem"}
 """Settings that say that a table is one of texts."""
+OF_RECORDINGS = "data=sequence"
+"""The word by which a run's data are recordings, as the command that a check ends with has it."""
 _MARKS = {
     Level.error: "[red]error[/red]  ",
     Level.warning: "[yellow]warning[/yellow]",
@@ -58,15 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    key, source, settings = _parted(arguments.words)
+    is_named = OF_RECORDINGS in arguments.words
+    key, source, settings = _parted([word for word in arguments.words if word != OF_RECORDINGS])
     keep_freed_memory()
     names = {word.partition("=")[0].removeprefix("data.").partition(".")[0] for word in settings}
     of_recordings = {each.name for each in fields(SequenceDataConfig)} - {
         each.name for each in fields(TextDataConfig)
     }
-    are_recordings = names & of_recordings or {
-        f"data.problem={problem}" for problem in SequenceProblem
-    } & set(settings)
+    problems_of_recordings = {f"data.problem={problem}" for problem in SequenceProblem}
+    are_recordings = is_named or names & of_recordings or problems_of_recordings & set(settings)
     of_bits = {each.name for each in fields(BitsDataConfig)} - {
         each.name for each in fields(TextDataConfig)
     }

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     predictors = load_predictors(arguments)
-    with readable(arguments.file, "evaluate") as file, Progress() as progress:
+    with readable(arguments, "evaluate") as file, Progress() as progress:
         table = predictors[0].open(file, "evaluate", reading_of(arguments))
         advance = progress.task("evaluating")
         found = predictors[0].score_table(table, file_options(arguments), predictors, advance)

@@ -102,7 +102,7 @@ def _run_here(arguments: argparse.Namespace, folder: Path) -> None:
         hint="Name their file with --rows FILE.",
     )
     _require_onnx()
-    with _made_whole(folder) as beside, readable(arguments.rows, "export") as file:
+    with _made_whole(folder) as beside, readable(arguments, "export", arguments.rows) as file:
         table = predictor.open(file, "export", reading_of(arguments))
         # finds mistakes in the rows
         own = predictor.score_table(table, FileOptions(), [predictor], lambda rows: None)

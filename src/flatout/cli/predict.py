@@ -12,6 +12,7 @@ import argparse
 import codecs
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -37,7 +38,7 @@ from flatout.data.tables.sources import files_in
 from flatout.distributed import engine
 from flatout.distributed.ranks import why_no_gpu
 from flatout.engine.precision import Precision
-from flatout.errors import UserError, as_choice, require, settings_of
+from flatout.errors import UserError, as_choice, example_columns, require, settings_of
 from flatout.files import stamp_of, write_atomically
 from flatout.inference.run_predictor import WEIGHTS, FileOptions, ModelFolder, RunPredictor
 from flatout.run.kinds import load_predictor
@@ -118,11 +119,11 @@ def _answered(arguments: argparse.Namespace, number: int, count: int) -> int:
         asked |= {name: value for name, value in asdict(options).items() if value} | {
             "read": arguments.read
         }
-        with readable(arguments.file, "predict"):
+        with readable(arguments, "predict"):
             rows = answer_files(files, Path(arguments.out), answer_one, own, asked)
     else:
         require(arguments.part is None, "--part", "is of many files", hint=_MANY)
-        with readable(arguments.file, "predict") as file:
+        with readable(arguments, "predict") as file:
             rows = answer(file, arguments.out, predictors, options, reading)
     for line in predictors[0].notes():
         print(line, file=sys.stderr)
@@ -151,6 +152,10 @@ def answer(
             advance(found.done)
             rows += found.block.num_rows
             replaced = found.replaced
+        # Raised while the answers are being written, so that an older file of that name stays.
+        require(
+            rows > 0, "FILE", f"{table.name}: no row to answer", hint="Name a file that holds some."
+        )
     if replaced:
         print(
             f"{table.name}: {', '.join(replaced)} left out: the answers have columns of that name",
@@ -273,19 +278,42 @@ def _hold_to(asked: dict[str, Any], folder: Path, answers: Iterable[Path]) -> No
 
 
 @contextmanager
-def readable(file: str, verb: str) -> Iterator[str]:
+def readable(arguments: argparse.Namespace, verb: str, file: str | None = None) -> Iterator[str]:
     """A file by its name, or standard input laid down; a mistake that is found in it names the
-    option of the verb.
+    option of the verb, and columns as the run has them.
     """
+    file = file or arguments.file
     with tempfile.TemporaryDirectory() as folder:
         try:
             yield file if file != "-" else _laid_down(folder, verb)
         except UserError as mistake:
             told = [
-                part.replace("data.read.", "--read ").replace(f"{folder}/", "")
+                _with_columns_of(arguments, part.replace("data.read.", "--read ")).replace(
+                    f"{folder}/", ""
+                )
                 for part in mistake.parts.values()
             ]
             raise type(mistake)(told[0], told[1], allowed=told[2], hint=told[3]) from None
+
+
+def _with_columns_of(arguments: argparse.Namespace, advice: str) -> str:
+    """Advice that names columns of a file, with the columns that the run reads."""
+    example = re.search(r"--read columns=\[([\w,]+)\]", advice)
+    if example is None:
+        return advice
+    try:
+        data = ModelFolder.find(arguments.run).settings().get("data") or {}
+    except UserError:  # a folder of transformers, which names no columns
+        return advice
+    trained = data.get("columns")
+    if not isinstance(trained, dict) or "texts" not in trained:
+        return advice
+    named = file_options(arguments)
+    texts = [named.text] if named.text else trained["texts"]
+    label = named.label or trained["label"]
+    known = [*texts, *([label] if label else [])]
+    count = example[1].count(",") + 1
+    return advice.replace(example[0], f"--read columns={example_columns(count, known)}")
 
 
 def _laid_down(folder: str, verb: str) -> str:

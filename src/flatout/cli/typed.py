@@ -131,8 +131,7 @@ def _check_text(key: str, text: str, secrets: Sequence[str]) -> None:
 
 def _check_searched(key: str, text: str) -> None:
     """Refuse words of a sweep in a file that would count as typed in its trials."""
-    names = (key.removeprefix(f"{searched}.") for searched in _SEARCHED)
-    names = [text, *names]
+    names = [text, *(key.removeprefix(f"{searched}.") for searched in _SEARCHED)]
     is_own = any(name.strip().lstrip("+~").startswith(KEYS) for name in names)
     require(
         not is_own,

@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> None:
     require(arguments.rows > 0, "--rows", f"{arguments.rows}", allowed="1 or more")
     _allowed(arguments.allow, 1)
     reference, forms, opening = _forms(arguments)
-    with readable(arguments.file, "verify") as file, Progress() as progress:
+    with readable(arguments, "verify") as file, Progress() as progress:
         table = opening(file)
         rows = list(
             itertools.islice(

@@ -24,7 +24,7 @@ from flatout.data.checks.survey import TextSurvey
 from flatout.data.decisions import given_labels
 from flatout.data.problem import Problem
 from flatout.data.sequences.recordings import ReadingNotes
-from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
+from flatout.data.sequences.settings import Missing, SequenceDataConfig, SequenceProblem
 from flatout.data.sequences.survey import SequencePreparation
 from flatout.data.sequences.views import require_rows
 from flatout.data.store.progress import Progress
@@ -144,6 +144,11 @@ def check(config: TextDataConfig) -> Checkup:
 
 
 def _errors(surveyed: TextSurvey, found: Checkup, wanted: list[str]) -> Iterator[Remark]:
+    try:
+        surveyed.require_columns_as_named()
+    except UserError as mistake:
+        yield Remark(Level.error, "columns", mistake.what, mistake.hint.rstrip("."))
+        return  # the others would follow from that
     for split in wanted:
         if not found.rows.get(split):
             what = f"no rows are left for the {split} split"
@@ -278,37 +283,57 @@ class SequenceCheckup(_Found):
 
 
 def check_recordings(config: SequenceDataConfig) -> SequenceCheckup:
-    """Read all recordings once, a file at a time; the first mistake that would end a run is a
-    remark, and ends this.
+    """Read all recordings, a file at a time; a mistake that would end a run is a remark, and what
+    can be told is told.
+
+    Rows with a missing value that are to be refused are one mistake: the recordings are read again
+    without them.
     """
     found = SequenceCheckup(str(config.source or config.train or "the built-in cells"))
     notes = ReadingNotes()
     try:
-        with Progress() as progress:
-            survey = SequencePreparation(config).survey(notes, progress)
-        survey.finish()
-        found.remarks += map(_remark, survey.lines())
-        found.columns = survey.describe_columns()
-        for split, counts in survey.facts()["splits"].items():
-            own = [each for each in survey.segments if each.split == split]
-            lengths = (
-                np.quantile([each.stop - each.first for each in own], (0, 0.5, 1))
-                .astype(int)
-                .tolist()
-            )
-            found.splits[split] = counts | dict(
-                zip(("shortest", "median", "longest"), lengths, strict=True)
-            )
-            names = [survey.found[each.recording].name for each in own]
-            require_rows(config, split, [(each.first, each.stop) for each in own], names)
+        _look_at_recordings(config, found, notes)
     except UserError as error:
-        found.remarks.append(
-            Remark(Level.error, error.where, str(error).removeprefix(f"{error.where}: "))
-        )
+        found.remarks.append(_error(error))
+        if error.where == "data.missing" and config.missing is Missing.refuse:
+            notes = ReadingNotes()
+            try:
+                _look_at_recordings(replace(config, missing=Missing.drop), found, notes)
+            except UserError as further:
+                found.remarks.append(_error(further))
+            notes.dropped.clear()  # the error names these rows
     found.remarks += map(_remark, notes.lines())
     if notes.steps and config.time is not None:
         found.steps_s = np.quantile(notes.steps, (0, 0.5, 1)).tolist()
     return found
+
+
+def _look_at_recordings(
+    config: SequenceDataConfig, found: SequenceCheckup, notes: ReadingNotes
+) -> None:
+    """Write what is found into `found` and `notes`, up to the first mistake."""
+    with Progress() as progress:
+        survey = SequencePreparation(config).survey(notes, progress)
+    try:
+        survey.finish()
+    finally:
+        if survey.train:
+            found.columns = survey.describe_columns()
+    found.remarks += map(_remark, survey.lines())
+    for split, counts in survey.facts()["splits"].items():
+        own = [each for each in survey.segments if each.split == split]
+        lengths = (
+            np.quantile([each.stop - each.first for each in own], (0, 0.5, 1)).astype(int).tolist()
+        )
+        found.splits[split] = counts | dict(
+            zip(("shortest", "median", "longest"), lengths, strict=True)
+        )
+        names = [survey.found[each.recording].name for each in own]
+        require_rows(config, split, [(each.first, each.stop) for each in own], names)
+
+
+def _error(error: UserError) -> Remark:
+    return Remark(Level.error, error.where, str(error).removeprefix(f"{error.where}: "))
 
 
 def _remark(line: str) -> Remark:

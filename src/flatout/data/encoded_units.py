@@ -10,12 +10,17 @@ and one more file encodes its own rows alone.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from flatout.data.checks.cleaning import TextBlock
-from flatout.data.store.cache import Cache, Recipe, recipe_key
+from flatout.data.store.cache import Build, Cache, Recipe, recipe_key
 from flatout.data.store.store import SCHEMA, Store, StoreWriter
+from flatout.data.tables.splits import SPLITS
 
 # a unit is full with so many texts, or when they have so many bytes
 UNIT_ROWS = 1 << 18
@@ -32,21 +37,76 @@ def least_rows() -> int:
     return UNIT_ROWS // 2
 
 
-def units_of(blocks: Iterable[tuple[str, TextBlock]]) -> Iterator[Unit]:
-    """Blocks of texts, gathered into units."""
-    waiting = Unit()
-    rows = 0
-    num_bytes = 0
-    for split, block in blocks:
-        waiting.append((split, block))
-        rows, num_bytes = rows + len(block.texts), num_bytes + block.texts.nbytes
-        if rows >= UNIT_ROWS or num_bytes >= UNIT_BYTES:
-            yield waiting
-            waiting = Unit()
-            rows = 0
-            num_bytes = 0
-    if waiting:
-        yield waiting
+class WaitingRows:
+    """The rows of a piece that no unit has yet: of each split, those from some row on."""
+
+    # A unit ends behind a block of one split, so each split has its own place where the next unit
+    # begins. With fates [0, 1, 0, 0, 1] and a first unit of train rows 0 and 2:
+    # begins {train: 3, validation: 0}; the next unit must have train row 3 and validation row 1.
+
+    def __init__(self, fates: NDArray[np.int8], first: int) -> None:
+        """`fates`: the split of each row of the piece, below 0 for one that is not used; `first`:
+        the number of the piece's first row in its table.
+        """
+        self._fates = fates
+        self._first = first
+        self._begins = dict.fromkeys(SPLITS, 0)
+        self._count = int((fates >= 0).sum())
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    @property
+    def begins(self) -> list[int]:
+        """For each split the row of the piece from which on its rows are in no unit."""
+        return list(self._begins.values())
+
+    def begin_with(self, shard: Store) -> bool:
+        """Whether the rows of a unit are exactly the next ones of each split."""
+        return all(
+            self._are_next(name, split.fixed("rows")) for name, split in shard.splits.items()
+        )
+
+    def _are_next(self, split: str, rows: NDArray[np.int64]) -> bool:
+        begin = self._begins[split]
+        if not len(rows):
+            return True
+        if rows[0] < begin or rows[-1] >= len(self._fates) or (np.diff(rows) <= 0).any():
+            return False
+        is_of_split = self._fates[begin : rows[-1] + 1] == SPLITS.index(split)
+        return int(is_of_split.sum()) == len(rows) and bool(is_of_split[rows - begin].all())
+
+    def take(self, split: str, rows: NDArray[np.int64]) -> None:
+        """Rows that a unit has now, by their numbers in the piece."""
+        if len(rows):
+            self._begins[split] = int(rows[-1]) + 1
+            self._count -= len(rows)
+
+    def take_unit(self, unit: Unit) -> None:
+        for split, block in unit:
+            self.take(split, block.rows - self._first)
+
+    def take_shard(self, shard: Store) -> None:
+        for name, split in shard.splits.items():
+            self.take(name, split.fixed("rows"))
+
+    def next_unit(self, blocks: Iterator[tuple[str, TextBlock]]) -> Unit:
+        """Read blocks until their waiting rows are a full unit."""
+        unit = Unit()
+        rows = 0
+        num_bytes = 0
+        for split, block in blocks:
+            taken = int(np.searchsorted(block.rows, self._first + self._begins[split]))
+            if taken == len(block.rows):
+                continue
+            waiting = block.rows_from(taken) if taken else block
+            unit.append((split, waiting))
+            rows += len(waiting.texts)
+            num_bytes += waiting.texts.nbytes
+            if rows >= UNIT_ROWS or num_bytes >= UNIT_BYTES:
+                break
+        assert unit, "the table has fewer rows than fates"
+        return unit
 
 
 class EncodedUnits:
@@ -67,33 +127,42 @@ class EncodedUnits:
     def of(
         self,
         known: Recipe,
-        num_rows: int,
-        units: Iterable[Unit],
+        waiting: WaitingRows,
+        blocks: Iterator[tuple[str, TextBlock]],
         encode: Encode,
         share: tuple[int, int] = (0, 1),
     ) -> Iterator[Store]:
-        """The units of so many rows that follow each other; `units` are read as far as one is
-        missing.
+        """The units of the waiting rows; `blocks` are read as far as a unit is missing.
 
         `known`: what these rows are known by; `share`: which of so many units, one after the other,
         is this process's.
         """
-        place = -1
-        numbered = enumerate(units)
-        while num_rows > 0:
-            place += 1
-            key = recipe_key(self.how | known | {"number": place})
+        for place in itertools.count():
+            if not waiting:
+                return
+            recipe = self.how | known | {"number": place}
+            # Another version of a reader ends its units at other rows. A unit that has other rows
+            # than the next ones stays, as stores may list it; the right one gets the second key.
+            keys = recipe_key(recipe), recipe_key(recipe | {"begins": waiting.begins})
             is_own = place % share[1] == share[0]
-            shard = self.cache.opened(key)
+            shard = self._find(keys, waiting)
             self.found += is_own and shard is not None
             if shard is None:
-                unit = next(unit for number, unit in numbered if number == place)
-                num_rows -= sum(len(block.texts) for _, block in unit)
+                unit = waiting.next_unit(blocks)
                 if not is_own:
+                    waiting.take_unit(unit)
                     continue
-                shard = self.cache.kept(key, self.name, partial(encode, unit))
+                shard = self._encode(keys, waiting, partial(encode, unit))
                 self.made += 1
-            else:
-                num_rows -= sum(split.num_rows for split in shard.splits.values())
+            waiting.take_shard(shard)
             if is_own:
                 yield shard
+
+    def _find(self, keys: Iterable[str], waiting: WaitingRows) -> Store | None:
+        shards = filter(None, map(self.cache.opened, keys))
+        return next(filter(waiting.begin_with, shards), None)
+
+    def _encode(self, keys: Iterable[str], waiting: WaitingRows, build: Build) -> Store:
+        """Build the unit under the first key that no unit of other rows has."""
+        shards = (self.cache.kept(key, self.name, build) for key in keys)
+        return next(filter(waiting.begin_with, shards))

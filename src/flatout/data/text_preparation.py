@@ -7,9 +7,11 @@ the store's facts.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -24,12 +26,12 @@ from flatout.data.checks.lengths import Lengths, loss_remarks
 from flatout.data.checks.seen import Advance
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.decisions import decide, given_labels
-from flatout.data.encoded_units import EncodedUnits, Unit, least_rows, units_of
+from flatout.data.encoded_units import EncodedUnits, Unit, WaitingRows, least_rows
 from flatout.data.problem import Problem
-from flatout.data.store.cache import Cache, Recipe, recipe_key
+from flatout.data.store.cache import Cache, Recipe, differences, recipe_key
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import SCHEMA, Column, Ragged, Store, StoreWriter, smallest_token_type
-from flatout.data.tables.prints import heads_noted
+from flatout.data.tables.prints import NOTES, heads_noted
 from flatout.data.tables.roles import find_roles
 from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS, SplitBy, hash_texts
@@ -47,6 +49,7 @@ from flatout.data.tokens.subwords import (
 )
 from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyKind
 from flatout.errors import require
+from flatout.files import write_atomically
 
 Blocks = Iterable[tuple[str, TextBlock]]  # rows, and their splits
 EncodedRows = Iterator[tuple[str, TextBlock, EncodedBlock, Any]]  # the same with ids and targets
@@ -112,6 +115,13 @@ def encode_part(config: TextDataConfig, number: int, count: int) -> tuple[int, i
     `encoded_units`).
     """
     return TextPreparation(open_source(config)).encode_part(number, count)
+
+
+def compare_with_part_before(config: TextDataConfig, count: int) -> str:
+    """A line that says which settings differ from those of the part that was asked for before;
+    empty where none does, or where a store was made of those parts.
+    """
+    return TextPreparation(open_source(config)).compare_with_part_before(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +225,27 @@ class TextPreparation:
             "schema": SCHEMA,
         }
 
+    def compare_with_part_before(self, count: int) -> str:
+        recipe = self._recipe()
+        cache = Cache(self.config.cache).folder
+        note = cache / NOTES / f"parts-{recipe_key(recipe['source'])}"
+        asked: Recipe = json.loads(json.dumps(recipe | {"parts": count}))
+        try:
+            before: Recipe = dict(json.loads(note.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            before = asked
+        with suppress(OSError):  # a cache that cannot be written to
+            note.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(note, json.dumps(asked))
+        key_before = recipe_key({name: before[name] for name in before.keys() - {"parts"}})
+        changes = "; ".join(differences(before, asked))
+        if not changes or (cache / key_before).is_dir():
+            return ""
+        return (
+            f"other parts of {self.source.name} were asked for with other settings ({changes}):"
+            " only parts of the same settings are joined"
+        )
+
     def encode_part(self, number: int, count: int) -> tuple[int, int]:
         """Encode the units of every `count`-th piece from the `number`-th on; how many these are,
         and were there.
@@ -238,6 +269,7 @@ class TextPreparation:
             progress.task("checking")
         )
         self.source.require_words(surveyed.has_words)
+        surveyed.require_columns_as_named()
         self._require_rows(surveyed)
         self._require_classes(surveyed)
         return Known(surveyed, self._train_vocabulary(surveyed, progress.task("reading")))
@@ -429,7 +461,7 @@ class TextPreparation:
             "fates": xxhash.xxh3_128_hexdigest(fates.tobytes()),
         }
         blocks = self.source.texts_and_labels(known.survey.fates, advance, pieces=[piece])
-        return units.of(about, int((fates >= 0).sum()), units_of(blocks), encode, share)
+        return units.of(about, WaitingRows(fates, rows.start), blocks, encode, share)
 
     def _join(
         self, writer: StoreWriter, pieces: Pieces, known: Known, advance: Advance

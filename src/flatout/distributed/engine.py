@@ -40,6 +40,7 @@ _LOOK_S = 0.2
 _REACHED_S = 10
 _PARTS = 8
 _SAME = "Every machine of the cluster needs this package and its requirements in the same versions."
+_DECIDING = ("flatout", "pyarrow", "tokenizers", "torch")
 _SHARED = "Name a folder of a disk that they share, and that you may write to."
 Work = Callable[[], Any]
 Place = StrEnum("Place", "here ray")
@@ -102,7 +103,7 @@ class RayTask:
             "runtime_env": {"env_vars": {"RAYON_NUM_THREADS": "1"}},
         }
         task = self._ray.remote(**needs, max_retries=times, max_calls=1)(_done)
-        self._reference = task.remote(do, version("flatout"), Path.cwd(), place)
+        self._reference = task.remote(do, versions_here(), Path.cwd(), place)
 
     def is_alive(self) -> bool:
         return bool(self._ray.wait([self._reference], timeout=0)[1])
@@ -236,7 +237,7 @@ def train_on_ray(train: Callable[[], Any], workers: int, device: str, place: Pat
     """
     ray = connect()
     notes = Path(tempfile.mkdtemp(prefix=".ray-", dir=place))
-    given = {"train": train, "version": version("flatout"), "here": Path.cwd(), "notes": notes}
+    given = {"train": train, "versions": versions_here(), "here": Path.cwd(), "notes": notes}
     try:
         with _shown(notes / _OUTPUT):
             _fit(given, workers, uses_gpu=device == "GPU")
@@ -309,7 +310,7 @@ def _rank(given: dict[str, Any]) -> None:
         if rank == 0:
             os.environ[OUTPUT] = str(notes / _OUTPUT)
             redirect_output()
-        _done(given["train"], given["version"], given["here"])
+        _done(given["train"], given["versions"], given["here"])
     except UserError as error:
         # that one was lost, and Ray begins again, or has written its own
         if not isinstance(error, OtherRankEnded):
@@ -348,14 +349,26 @@ def parts_of(arguments: argparse.Namespace, *, may_be_here: bool) -> int | None:
         "is for all parts" if may_be_here else "is for --on ray alone",
         hint=hint,
     )
-    return arguments.parts if is_here or arguments.parts is not None else _PARTS
+    count = arguments.parts
+    require(count is None or count > 0, "--parts", f"{count}", allowed="1 or more")
+    return count if is_here or count is not None else _PARTS
 
 
-def _done(do: Work, asked: str, here: Path, place: Path | None = None) -> Any:
-    own = version("flatout")
-    require(
-        own == asked, "on", f"a machine of the cluster has flatout {own}, not {asked}", hint=_SAME
-    )
+def versions_here() -> dict[str, str]:
+    """Versions of the packages that decide what a part writes, without the kind of their build."""
+    return {package: version(package).partition("+")[0] for package in _DECIDING}
+
+
+def _done(do: Work, versions: dict[str, str], here: Path, place: Path | None = None) -> Any:
+    """Do the work on a machine whose packages are those of the machine that asks."""
+    for package, here_is in versions_here().items():
+        asked = versions[package]
+        require(
+            here_is == asked,
+            "on",
+            f"a machine of the cluster has {package} {here_is}, not {asked}",
+            hint=_SAME,
+        )
     if place is not None:
         require(
             place.is_dir(),

@@ -304,9 +304,9 @@ class OnnxRecordings(SequencePredictor):
 
     file: Path
 
-    def answer(self, values: Any) -> Any:
+    def answer(self, values: Any, name: str = "a recording") -> Any:
         if len(values) < (self.shape.lookback or 0) and not self.shape.horizon:
-            return SequencePredictor.answer(self, values)
+            return SequencePredictor.answer(self, values, name)
         with _read_by("onnxruntime", self.file):
             found = stream_onnx(self.file, values, is_each=not self.shape.horizon)
         if self.shape.labels:
@@ -315,7 +315,7 @@ class OnnxRecordings(SequencePredictor):
         # are the run's own.
         first = len(values) - len(found) if self.shape.lookback and not self.shape.horizon else 0
         return (
-            np.concatenate([SequencePredictor.answer(self, values)[:first], found])
+            np.concatenate([SequencePredictor.answer(self, values, name)[:first], found])
             if first
             else found
         )

@@ -21,14 +21,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flatout.data.checks.findings import counted
 from flatout.data.problem import Problem
 from flatout.data.sequences.columns import RecordingRules, dates_of
-from flatout.data.sequences.info import Scaler, SequenceInfo, SequenceShape, describe_units
+from flatout.data.sequences.info import (
+    ColumnRanges,
+    Scaler,
+    SequenceInfo,
+    SequenceShape,
+    describe_units,
+)
 from flatout.data.sequences.recordings import (
+    OTHER_RATE,
     ReadingNotes,
     Recording,
     Scratch,
     blocks_of,
+    measured_targets,
     read_recordings,
 )
 from flatout.data.sequences.settings import Missing
@@ -57,7 +66,6 @@ Floats = NDArray[np.float64]
 _SAMPLES_A_BLOCK = 4096
 _ROWS_A_BATCH = 1024
 _GROUPS = 512  # of more recordings than these the errors of several are added up for an interval
-_OTHER_RATE = 0.05  # share by which the median time between samples may differ from training
 
 
 @dataclass(slots=True)
@@ -77,6 +85,9 @@ class SequencePredictor(RunPredictor):
     label: str | None = None
     sizes: list[float] = field(default_factory=list)
     """Root mean square of each column that is read, over the training samples."""
+    ranges: ColumnRanges | None = None
+    """Where the training samples of each column that is read lie; None of a run that did not note
+    it."""
     label_scale: tuple[float, float] = (0.0, 1.0)
     has_classes: bool = False
     precision: Precision = field(default=Precision.fp32, kw_only=True)
@@ -84,6 +95,9 @@ class SequencePredictor(RunPredictor):
     # of each column, summed over all answered samples
     _squares: Floats = field(default_factory=lambda: np.zeros(()))
     _samples: int = 0
+    _apart: dict[str, list[str]] = field(default_factory=dict)
+    """The recordings, with the range of their values, that lie apart from the training samples, by
+    column."""
     _group: list[str] | None = None  # the group's columns in the files that were trained on
 
     @classmethod
@@ -107,6 +121,7 @@ class SequencePredictor(RunPredictor):
             )
         settings: dict[str, Any] = {"label_scale": scale, "has_classes": has_classes}
         settings |= {"label": given.label, "sizes": info.facts.get("sizes", [])[: shape.inputs]}
+        settings["ranges"] = info.read_ranges()
         return cls(
             task.model.eval(), shape, rules, info.scaler, names, info.facts["step"], **settings
         )
@@ -125,9 +140,9 @@ class SequencePredictor(RunPredictor):
             data["step_s"],
         )
         scale = tuple(data["label_scale"])
-        return cls(
-            *own, data.get("label"), data.get("sizes", []), scale, has_classes=data["has_classes"]
-        )
+        ranges = ColumnRanges(**data["ranges"]) if "ranges" in data else None
+        notes = (data.get("label"), data.get("sizes", []), ranges)
+        return cls(*own, *notes, scale, has_classes=data["has_classes"])
 
     def save(self, folder: Path, model_config: Any) -> None:
         rules = {**asdict(self.rules), "missing": self.rules.missing.value}
@@ -137,6 +152,8 @@ class SequencePredictor(RunPredictor):
             "scaler": asdict(self.scaler),
         }
         data |= {"step_s": self.step_s, "label": self.label, "sizes": self.sizes}
+        if self.ranges is not None:
+            data["ranges"] = asdict(self.ranges)
         data |= {"label_scale": list(self.label_scale), "has_classes": self.has_classes}
         ModelFolder(folder).write(
             self.model, model_config, self.names, {"problem": self.problems[0], "data": data}
@@ -174,15 +191,15 @@ class SequencePredictor(RunPredictor):
                 yield long
                 long.values.path.unlink()
 
-    def answer(self, values: Floats) -> NDArray[Any]:
+    def answer(self, values: Floats, name: str = "a recording") -> NDArray[Any]:
         """Of one recording: `[samples, K]` estimates, `[H, K]` the next samples, or `[labels]`
         scores or the number.
         """
         require(len(values) > 0, "predict", "a recording without a sample", hint="Leave it out.")
-        return np.concatenate(list(self.stream(values)))
+        return np.concatenate(list(self.stream(values, name)))
 
     @torch.inference_mode()
-    def stream(self, values: Any) -> Iterator[NDArray[Any]]:
+    def stream(self, values: Any, name: str = "a recording") -> Iterator[NDArray[Any]]:
         """The same in blocks, one after the other; of `values`, which may lie in a file, a block at
         a time is read.
         """
@@ -194,10 +211,7 @@ class SequencePredictor(RunPredictor):
             f"{count} columns",
             allowed=", ".join(self.columns),
         )
-        for block in blocks_of(values, _SAMPLES_A_BLOCK):
-            with np.errstate(over="ignore"):
-                self._squares = self._squares + np.square(block).sum(axis=0)
-            self._samples += len(block)
+        self._look_at(values, name)
         with answering(self.precision, self.device):
             if self.shape.labels:
                 yield self._label(self._scale(values[:]))
@@ -206,16 +220,42 @@ class SequencePredictor(RunPredictor):
             else:
                 yield from map(self._in_units, self._estimates(values, self._scale))
 
+    def _look_at(self, values: Any, name: str) -> None:
+        """Note how large the values of a recording are, and whether they lie where the training
+        samples do.
+        """
+        outside = np.zeros(self.shape.inputs, np.int64)
+
+        def read_inputs() -> Iterator[Floats]:
+            for block in blocks_of(values, _SAMPLES_A_BLOCK):
+                inputs = block[:, : self.shape.inputs]
+                with np.errstate(over="ignore"):
+                    self._squares = self._squares + np.square(inputs).sum(axis=0)
+                if self.ranges is not None:
+                    outside[:] += self.ranges.count_outside(inputs)
+                yield inputs
+
+        found = ColumnRanges.of(read_inputs())
+        self._samples += len(values)
+        if self.ranges is None:
+            return
+        for number in self.ranges.find_apart(found, outside, len(values)):
+            line = f"{name} ({found.least[number]:.4g} to {found.most[number]:.4g})"
+            self._apart.setdefault(self.columns[number], []).append(line)
+
     @torch.inference_mode()
-    def compare(self, values: Floats) -> Iterator[tuple[Tensor, Tensor]]:
-        """`[N, K]` scaled answers and what they should be, block after block; `values` hold the
-        targets too.
+    def compare(self, recording: Recording) -> Iterator[tuple[Tensor, Tensor]]:
+        """`[N, K]` scaled answers and what they should be, block after block; NaN where that was
+        not measured.
         """
         self.model.eval()
-        scaled = self.scaler.scale(values)
+        scaled = self.scaler.scale(recording.values)
         shape = self.shape
         start = 0
         truths = torch.from_numpy(scaled[:, -shape.targets :])
+        if recording.measured is not None:
+            measured = torch.from_numpy(measured_targets(recording, shape.targets))
+            truths = truths.masked_fill(~measured, torch.nan)
         with answering(self.precision, self.device):
             if shape.horizon:
                 rows = Cut(shape.lookback, shape.horizon).rows(Segments.of_one(len(scaled)))
@@ -344,13 +384,16 @@ class SequencePredictor(RunPredictor):
             f"all are too short: {', '.join(short[:3])}",
             hint="Leave them out.",
         )
+        require(
+            count > 0, verb, "no recording has two samples or more", hint="Name longer recordings."
+        )
 
     def _answer_recording(self, recording: Recording) -> Iterator[Answered]:
         time = self.rules.time or "step"
         samples = len(recording.times)
         written = dates_of if recording.is_dated else np.asarray
         if self.shape.labels:
-            answer = self.answer(recording.values[:])
+            answer = self.answer(recording.values[:], recording.name)
             columns: dict[str, Any] = {"prediction": answer}
             if self.has_classes:
                 best = int(answer.argmax())
@@ -359,7 +402,7 @@ class SequencePredictor(RunPredictor):
             return
         start = 0
         horizon = self.shape.horizon
-        for answers in self.stream(recording.values):
+        for answers in self.stream(recording.values, recording.name):
             times = recording.times[start : start + len(answers)]
             if horizon:  # all of it is one block of answers, after the last sample
                 times = recording.times[-1:] + (self.step_s or 1.0) * np.arange(1, horizon + 1)
@@ -387,16 +430,14 @@ class SequencePredictor(RunPredictor):
         for number, recording in enumerate(
             self._long_enough(self.read(table, rules), needed, "evaluate")
         ):
-            for answers, truths in self.compare(recording.values):
+            self._look_at(recording.values, recording.name)
+            for answers, truths in self.compare(recording):
                 scores.add(answers, truths, torch.full((len(answers),), number % _GROUPS))
-                total += len(answers)
+                total += int((~truths.isnan()).any(1).sum())
             advance(len(recording.times))
         self.require_rows(total, table)
         return Scored(
-            {"rows": total},
-            scores.values(),
-            remarks=self.found.lines(),
-            intervals=scores.intervals(),
+            {"rows": total}, scores.values(), remarks=self.notes(), intervals=scores.intervals()
         )
 
     def _score_labels(self, table: Table, label: str | None, advance: Advance) -> Scored:
@@ -416,14 +457,14 @@ class SequencePredictor(RunPredictor):
             total += 1
             advance(len(recording.times))
         self.require_rows(total, table)
-        lines = self.found.lines()
+        lines = self.notes()
         intervals = metrics.intervals()
         return Scored(
             {"rows": total}, metrics.compute(), metrics.per_class(), lines, intervals=intervals
         )
 
     def _labelled(self, recording: Recording) -> tuple[Tensor, Tensor]:
-        answer = torch.from_numpy(self.answer(recording.values))
+        answer = torch.from_numpy(self.answer(recording.values, recording.name))
         written = str(recording.label)
         if self.has_classes:
             allowed = ", ".join(self.names)
@@ -454,17 +495,34 @@ class SequencePredictor(RunPredictor):
         if not self._samples or not self.sizes:
             return lines
         ratios = np.sqrt(self._squares / self._samples) / np.maximum(self.sizes, 1e-30)
-        return [
-            *lines,
-            *(f"warning {line}" for line in describe_units(self.columns, ratios, self._samples)),
-        ]
+        units = describe_units(self.columns, ratios, self._samples)
+        named = {line.partition(" is ")[0] for line in units}
+        return [*lines, *(f"warning {line}" for line in [*units, *self._describe_apart(named)])]
+
+    def _describe_apart(self, named: set[str]) -> list[str]:
+        """A line for each column that lies apart from the training samples, but those that are
+        named already.
+        """
+        lines = []
+        for number, column in enumerate(self.columns):
+            recordings = self._apart.get(column, [])
+            if self.ranges is None or not recordings or column in named:
+                continue
+            trained = f"{self.ranges.least[number]:.4g} to {self.ranges.most[number]:.4g}"
+            listed = f"{', '.join(recordings[:3])}{', …' if len(recordings) > 3 else ''}"
+            what = (
+                f"{column} lies elsewhere than in training ({trained}) in"
+                f" {counted(len(recordings), 'recording')}"
+            )
+            lines.append(f"{what}: {listed}; is it in another unit?")
+        return lines
 
     def _require_same_rate(self, recording: Recording) -> None:
         if self.rules.step is not None or self.step_s is None or self.rules.time is None:
             return
         step = recording.step
         require(
-            abs(step / self.step_s - 1) <= _OTHER_RATE,
+            abs(step / self.step_s - 1) <= OTHER_RATE,
             "data.time",
             (
                 f"{recording.name} has a sample every {step:g} s, the training recordings every"

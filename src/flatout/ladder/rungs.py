@@ -7,7 +7,6 @@ words (`run`). Changes add up.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -26,7 +25,8 @@ OTHER = "other learning"
 OF_ENCODERS = "tweets"
 OF_BITS = "bloom"
 _MEASURES = ("training", STARTUP, LEARNING, OTHER)
-_SETTABLE = ("data", "model", "task", "optim", "trainer", "precision", "seed", "threads")
+# the settings that a ladder's file may set
+_SETTABLE = tuple("compile tune data model task optim trainer precision seed threads".split())
 _OF_THE_WAY = (
     "precision compile threads tune data.batch_size data.tokens_per_batch data.accumulate"
     " data.effective_batch data.eval_batch_size data.feed data.workers optim.lr optim.scale_lr"
@@ -100,12 +100,7 @@ def ladder_of(name: str, values: Any, where: str) -> Ladder:
     require(kind in KINDS, f"{where}: kind", repr(kind), allowed=", ".join(KINDS))
     require(isinstance(rungs, list) and len(rungs) > 1, f"{where}: rungs", "fewer than two")
     settings = tuple(map(str, values.get("settings") or ()))
-    for word in settings:  # they count as typed: they may set values, and let no code in
-        key = re.split(r"[.=]", word.lstrip("+~"), maxsplit=1)[0]
-        is_plain = key in _SETTABLE and "_target_" not in word and "${" not in word
-        require(
-            is_plain, f"{where}: settings", f"{word!r}", allowed=f"values of {', '.join(_SETTABLE)}"
-        )
+    _require_plain_words(settings, f"{where}: settings")
     return Ladder(
         name=name,
         title=str(values["title"]),
@@ -116,6 +111,22 @@ def ladder_of(name: str, values: Any, where: str) -> Ladder:
         reading=dict(values.get("reading") or {}),
         in_all=str(values.get("in_all") or ""),
     )
+
+
+def _require_plain_words(words: tuple[str, ...], where: str) -> None:
+    """Refuse words of a file that let code in, name a server or read the environment.
+
+    Words of a ladder count as typed when its runs are composed, so they are looked at here.
+    """
+    for word in words:
+        key = word.lstrip("+~").partition("=")[0].partition(".")[0]
+        names_more = "_target_" in word or "${" in word or "://" in word.replace("\\", "")
+        require(
+            key in _SETTABLE and not names_more,
+            where,
+            f"{word!r}",
+            allowed=f"values of {', '.join(_SETTABLE)}, and no addresses",
+        )
 
 
 def _read_rungs(listed: list[Any], start: dict[str, Any], where: str) -> list[Rung]:
@@ -149,7 +160,9 @@ def _read_rungs(listed: list[Any], start: dict[str, Any], where: str) -> list[Ru
             is_one, at, f"changes {len(change)} keywords", allowed="one a rung, none at the foot"
         )
         keywords = {**keywords, **change}
-        words = [*words, *map(str, values.get("run") or ())]
+        run_words = tuple(map(str, values.get("run") or ()))
+        _require_plain_words(run_words, at)
+        words = [*words, *run_words]
         if values.get("measures") != OTHER:
             require_same_learning(values.get("run") or (), at)
         found.append(_rung(values, at, None if is_ours else dict(keywords), words))

@@ -134,7 +134,7 @@ class Network:
     def products(self, lengths: Lengths) -> list[Product]:
         """The matrix products of a forward pass on rows of these lengths.
 
-        Empty: nobody has counted them for this network, so MFU is not shown.
+        Empty: they are not counted for this network, so MFU is not shown.
         """
         return []
 

@@ -102,7 +102,14 @@ def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
             continue
         text = f"{value:.4f}{interval_text((summary.get('intervals') or {}).get(name))}"
         if best := known.get(name):
-            text += f"   {value / best:.1%} of the {summary['baseline']['name']}, {best:.4f}"
+            rival = f"the {summary['baseline']['name']}"
+            # a percentage of or by a negative score says nothing
+            is_share = value >= 0 and best > 0
+            text += (
+                f"   {value / best:.1%} of {rival}, {best:.4f}"
+                if is_share
+                else f"   {rival}: {best:.4f}"
+            )
         rows.append((name, text))
     others = [name for name in known if name.startswith(split) and name not in metrics]
     rows += [(name, f"{known[name]:.4f}   for comparison") for name in others]

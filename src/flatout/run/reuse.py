@@ -84,7 +84,7 @@ def reuse_layers(
     place.say(report.line())
     for split, feed in zip(splits, (feeds.train, feeds.validation), strict=True):
         if split.num_rows:
-            feed.transform = StoredStates(store, split.name, network, feed.device)
+            feed.complete = StoredStates(store, split.name, network, feed.device)
 
 
 def _why_not(config: RunConfig, network: Transformer, layers: int) -> tuple[str, str]:

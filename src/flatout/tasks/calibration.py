@@ -1,12 +1,15 @@
-"""What a trained model's probabilities are worth, and how to correct them on the validation rows.
+"""How well a trained model's probabilities hold, and how to correct them on the validation rows.
 
-One number, the temperature, divides all logits: answers stay the same, and a model that is too sure
-of itself is less so. It is fitted on one half of the rows and judged on the other, and left out
-where it does not help there.
+- A temperature divides all logits: answers stay the same, and a model that is too sure of itself is
+  less so. It is fitted on one half of the rows and judged on the other, and left out where it does
+  not lower the loss there.
+- `Sureness` measures the calibration error: of answers given at 80 %, 80 % should be right.
+- Thresholds decide from which probability on a label is answered, where rows may have several.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,77 +19,92 @@ from torch import Tensor
 
 from flatout.run_log import RunLog
 
-_BINS = 15
+_BINS = 15  # of probabilities, in which sureness and right answers are compared
+# temperatures between which the likeliest is looked for
 _COLDEST = 0.05
 _HOTTEST = 20.0
+_NARROWINGS = 40  # of these ends: each leaves 0.618 of the range, all of them about 4e-9
+# How far a temperature strays from 1 before rows have spoken, as the spread of its logarithm.
+# Without it the likelihood of a half that has no error rises for ever, and probabilities become 0
+# and 1.
+_SPREAD = 0.5
 _LEAST_ROWS = 20  # rows with a label, below which its threshold stays at one half
-_MOST_CHOICES = 1_000_000
+_MOST_CHOICES = 1_000_000  # rows times labels, by which the temperature of labels is fitted
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A temperature, and the calibration error of rows it was not fitted on."""
+    """A temperature, and the calibration error and loss of rows it was not fitted on."""
 
-    temperature: float  # of use: what was fitted, or 1 where that does not lower the error
+    temperature: float  # of use: what was fitted, or 1 where that does not lower the loss
     error_before: float
     error_after: float  # with the temperature of use
     fitted: float
     error_fitted: float  # with the one that was fitted
+    loss_before: float  # mean negative logarithm of the target's probability
+    loss_fitted: float
 
     def report(self, log: RunLog) -> dict[str, Any]:
         """Report the temperature and what it changes on other rows; facts for the run's summary."""
-        why = "fits half of the validation rows best"
-        if self.temperature != self.fitted:
-            why = f"{self.fitted:.2f} {why}, and does not help on the other half"
-        errors = f"{self.error_before:.3f} without it, {self.error_fitted:.3f} with it"
-        log.decision(
-            "temperature",
-            f"{self.temperature:.2f}",
-            why,
-            f"calibration error of the other half: {errors}",
+        changes = "lowered" if self.loss_fitted < self.loss_before else "did not lower"
+        why = f"a fit of {self.fitted:.2f} {changes} the held-out loss"
+        why += f": {self.loss_before:.3f} without it, {self.loss_fitted:.3f} with it"
+        errors = (
+            f"held-out calibration error: {self.error_before:.3f} without the fit,"
+            f" {self.error_fitted:.3f} with it"
         )
+        log.decision("temperature", f"{self.temperature:.2f}", why, errors)
         return {"calibration": asdict(self)}
 
 
 def calibrated(logits_BC: Tensor, targets_B: Tensor, rows_B: Tensor | None = None) -> Calibration:
-    """The temperature at which the targets of one half are likeliest, if it lowers the error of the
-    other half.
+    """The temperature at which one half's targets are likeliest, and what it does to the other.
+
+    Where it does not lower the loss of the other half, the temperature of use is 1. `rows_B`: what
+    has the same number there, such as the words of a row, is in the same half. None: each stands
+    alone.
     """
-    # What has the same number in `rows_B` (the words of a row, say) stays together; without, each
-    # stands alone.
     is_fitted_B = _first_half(torch.arange(len(targets_B)) if rows_B is None else rows_B)
     if is_fitted_B.all() or not is_fitted_B.any():
         error = calibration_error(logits_BC.softmax(-1), targets_B)
-        return Calibration(1.0, error, error, 1.0, error)
+        loss = _loss(logits_BC, targets_B, 1.0)
+        return Calibration(1.0, error, error, 1.0, error, loss, loss)
     fitted = _likeliest(logits_BC[is_fitted_B].double(), targets_B[is_fitted_B])
-    logits, targets = logits_BC[~is_fitted_B], targets_B[~is_fitted_B]
-    before, after = (
-        calibration_error((logits / divisor).softmax(-1), targets) for divisor in (1.0, fitted)
-    )
-    helps = after < before
-    return Calibration(fitted if helps else 1.0, before, after if helps else before, fitted, after)
+    logits = logits_BC[~is_fitted_B].double()
+    targets = targets_B[~is_fitted_B]
+    before = calibration_error(logits.softmax(-1), targets)
+    after = calibration_error((logits / fitted).softmax(-1), targets)
+    loss_before = _loss(logits, targets, 1.0)
+    loss_fitted = _loss(logits, targets, fitted)
+    if loss_fitted < loss_before:
+        return Calibration(fitted, before, after, fitted, after, loss_before, loss_fitted)
+    return Calibration(1.0, before, before, fitted, after, loss_before, loss_fitted)
 
 
 def as_two_classes(
     logits_BC: Tensor, targets_BC: Tensor, rows_B: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Each label of some rows as a choice between absent and present: logits, targets and the rows
-    they are of.
+    """Each label of the first rows as a choice between absent and present.
+
+    Returns the choices' logits, targets, and the rows they are of.
     """
-    kept = max(1, _MOST_CHOICES // logits_BC.shape[1])
     classes = logits_BC.shape[1]
-    present = logits_BC[:kept].flatten()
+    count = max(1, _MOST_CHOICES // classes)
+    present = logits_BC[:count].flatten()
     logits = torch.stack([torch.zeros_like(present), present], 1)
-    return logits, targets_BC[:kept].flatten().long(), rows_B[:kept].repeat_interleave(classes)
+    targets = targets_BC[:count].flatten().long()
+    return logits, targets, rows_B[:count].repeat_interleave(classes)
 
 
 class Sureness:
-    """How sure answers are and how often they are right, in bins, so that it may be asked of any
-    number of rows.
+    """How sure answers are and how often they are right, added up in bins of probabilities.
+
+    Two answers at 0.8, one of them right: their bin is surer than right by 2 * 0.8 - 1 = 0.6, and
+    the error 0.6 / 2 = 0.3.
     """
 
     def __init__(self) -> None:
-        # how much surer than right each bin is, summed
+        # for each bin the sum of probabilities less the number of right answers
         self.surer = torch.zeros(_BINS, dtype=torch.float64)
         self.rows = 0
 
@@ -121,22 +139,33 @@ def _first_half(rows_B: Tensor) -> Tensor:
     return (rows_B.long() * 2_654_435_761 & 0xFFFF_FFFF) < 1 << 31
 
 
+def _loss(logits_BC: Tensor, targets_B: Tensor, temperature: float) -> float:
+    """Mean negative logarithm of the target's probability."""
+    return float(F.cross_entropy(logits_BC / temperature, targets_B))
+
+
 def _likeliest(logits_BC: Tensor, targets_B: Tensor) -> float:
-    """By golden section on the logarithm of the temperature: the loss has one valley."""
+    """The temperature with the least loss, drawn towards 1 where there are few rows.
+
+    By golden section on its logarithm.
+    """
     low = torch.tensor(_COLDEST).log().item()
     high = torch.tensor(_HOTTEST).log().item()
     ratio = (5**0.5 - 1) / 2
 
     def loss(logarithm: float) -> float:
-        return float(F.cross_entropy(logits_BC / torch.tensor(logarithm).exp(), targets_B))
+        drawn_to_1 = (logarithm / _SPREAD) ** 2 / (2 * len(targets_B))
+        return _loss(logits_BC, targets_B, math.exp(logarithm)) + drawn_to_1
 
-    for _ in range(40):
-        left, right = high - ratio * (high - low), low + ratio * (high - low)
+    for _ in range(_NARROWINGS):
+        left = high - ratio * (high - low)
+        right = low + ratio * (high - low)
         low, high = (low, right) if loss(left) < loss(right) else (left, high)
     return float(torch.tensor((low + high) / 2).exp())
 
 
 def _best_threshold(shares_B: Tensor, has_B: Tensor) -> float:
+    """The threshold with the best F1, halfway to the next lower probability."""
     if int(has_B.sum()) < _LEAST_ROWS:
         return 0.5
     ordered = shares_B.sort(descending=True)

@@ -118,7 +118,8 @@ class FrozenPart:
 class StoredStates:
     """Adds the stored outputs of frozen layers to each batch of a split.
 
-    Only while the network reads them: it stops when a frozen layer begins to train.
+    Only while the network reads them: it stops when a frozen layer begins to train. It is a feed's
+    `complete`: it reads memory of the device, which a worker process has no access to.
     """
 
     def __init__(

@@ -163,7 +163,7 @@ def _choose_series(task: SequenceRegressor, kept: _Answers, errors: Floats) -> l
 
 
 def _answer_batch(task: SequenceRegressor, batch: FlatBatch, split: str) -> _Answers:
-    """The answers of a batch.
+    """The answers of a batch whose truths were measured.
 
     A row that begins 100 samples after its recording, lookback 5, horizon 2, has answers at the
     places 105 and 106; a window without a horizon one answer, at its last sample.
@@ -186,12 +186,15 @@ def _answer_batch(task: SequenceRegressor, batch: FlatBatch, split: str) -> _Ans
     segments = task.info.segments[split]
     begins = np.zeros(len(task.info.recording_names), np.int64)
     begins[segments.recording] = segments.start
+    true_values = _first_target(task, truths)
+    is_measured = np.flatnonzero(~np.isnan(true_values))
+    places = np.repeat(first - begins[recordings], counts) + within_row
     return _Answers(
-        recordings=np.repeat(recordings, counts),
-        places=np.repeat(first - begins[recordings], counts) + within_row,
-        steps=within_row + 1,
-        truths=_first_target(task, truths),
-        answers=_first_target(task, answers),
+        recordings=np.repeat(recordings, counts)[is_measured],
+        places=places[is_measured],
+        steps=(within_row + 1)[is_measured],
+        truths=true_values[is_measured],
+        answers=_first_target(task, answers)[is_measured],
     )
 
 

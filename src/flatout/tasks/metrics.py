@@ -8,6 +8,7 @@ scikit-learn.
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -35,17 +36,15 @@ BEST_MODE = (
     | dict.fromkeys(_LESS_IS_BETTER, "min")
     | {"masked_accuracy": "max"}
 )
-# Evenly spaced on the scale of logits: evenly spaced probabilities would see nothing of a confident
-# model. thresholds of the area for one of the curve that is drawn: a weak model's scores lie close
-# together
-_FINER = 16
-# The last one is reached by no score, so that a curve begins at no answers where scores are exactly
-# 1.
-_THRESHOLDS = [
-    0.0,
-    *torch.linspace(-12, 12, 197 * _FINER + 1, dtype=torch.float64).sigmoid().tolist(),
-    2.0,
-]
+# Scores are ranked as log-odds. Near 0 thresholds are 0.008 apart, as a weak model's scores lie
+# close together; further out they are apart in proportion, up to 300, so that a confident model's
+# scores are told apart, too.
+_FARTHEST = 300.0
+_NEAR = 2.0
+_STEPS = torch.linspace(-1, 1, 3_001, dtype=torch.float64)
+_FINITE = (_NEAR * (math.asinh(_FARTHEST / _NEAR) * _STEPS).sinh()).tolist()
+# The last one is reached by no score, so that a curve begins at no answers.
+_THRESHOLDS = [-math.inf, *_FINITE, math.inf]
 _MOST_CLASSES_FOR_AUROC = 50
 
 
@@ -172,12 +171,14 @@ class TaskMetrics(nn.Module, ABC):
             metric.reset()
 
     def _rank(self, scores: Tensor, is_theirs: Tensor, rows: Tensor | None) -> None:
-        """Count `[B, C]` scores, and keep them by bucket for the interval of the area under the
+        """Count `[B, C]` log-odds, and keep them by bucket for the interval of the area under the
         curve.
         """
         assert self.auroc is not None
         # What is no number reaches no threshold.
-        reached = torch.bucketize(scores.nan_to_num(-1).contiguous(), self.auroc.edges, right=True)
+        ranked = scores.clamp(max=_FARTHEST).contiguous()
+        reached = torch.bucketize(ranked, self.auroc.edges.to(ranked.dtype), right=True)
+        reached = torch.where(ranked.isnan(), 0, reached)
         self.auroc.update(reached, is_theirs)
         if rows is not None:
             self._ranked.append((rows, (reached - 1).clamp_(min=0).to(torch.int16), is_theirs))
@@ -196,15 +197,21 @@ class TaskMetrics(nn.Module, ABC):
 
 
 class _Areas(of_classes.MultilabelAUROC):
-    """The area under each class's curve, from scores that come as how many thresholds each one
-    reaches.
+    """The area under each class's curve, from the number of thresholds that each score reaches.
+
+    Torchmetrics compares each score with each threshold. Here a score comes as a count, is added to
+    one bin, and the bins are summed up from above afterwards: a fiftieth of the time. Three
+    thresholds, one class, rows that have it with 1, 3 and 3 thresholds reached:
+
+        bins, by thresholds reached (0 to 3)        0 1 0 2
+        summed up from above                        3 3 2 2
+        rows answered at the thresholds 1 to 3        3 2 2
+        rows not answered there, 3 less these         0 1 1
+
+    Whole numbers add up to the same in any order, so this works where torch is deterministic, too.
     """
 
-    # So a score is counted once, and not once a threshold, which takes fifty times as long. Whole
-    # numbers add up to the same in any order, so it also counts where torch is deterministic,
-    # without a table of scores by bins.
-
-    # [T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether answered
+    # [T, C, 2, 2] rows by threshold, class, whether they have it, and whether it was answered
     confmat: Tensor
 
     def __init__(self, classes: int) -> None:
@@ -217,8 +224,10 @@ class _Areas(of_classes.MultilabelAUROC):
         return edges
 
     def update(self, reached_BC: Tensor, is_theirs_BC: Tensor) -> None:
+        """Count rows by how many thresholds their scores reach, and whether they have the class."""
         classes = reached_BC.shape[1]
         bins = len(self.edges) + 1
+        # a number for each class and whether a row has it, then for the bin within
         kinds_BC = 2 * torch.arange(classes, device=reached_BC.device) + is_theirs_BC.long()
         counts_C2T = _counted(kinds_BC * bins + reached_BC, 2 * classes * bins).view(
             classes, 2, bins
@@ -243,6 +252,18 @@ def _counted(values: Tensor, length: int) -> Tensor:
     """How often each number occurs; unlike torch's `bincount` it does not wait for a GPU."""
     counts = torch.zeros(length, dtype=torch.long, device=values.device)
     return counts.index_add_(0, values.flatten(), torch.ones_like(values.flatten()))
+
+
+def _log_odds(logits_BC: Tensor) -> Tensor:
+    """For each class the logarithm of its probability over that of all others, in double."""
+    logits_BC = logits_BC.double()
+    shares_BC = logits_BC.log_softmax(-1)
+    odds_BC = shares_BC - torch.log1p(-shares_BC.exp())
+    # One minus a probability near 1 has no digits left, so the likeliest class is held against the
+    # others themselves.
+    highest_B1, likeliest_B1 = logits_BC.max(-1, keepdim=True)
+    others_B1 = logits_BC.scatter(-1, likeliest_B1, -math.inf).logsumexp(-1, keepdim=True)
+    return odds_BC.scatter(-1, likeliest_B1, highest_B1 - others_B1)
 
 
 class SingleMetrics(TaskMetrics):
@@ -276,7 +297,7 @@ class SingleMetrics(TaskMetrics):
             is_theirs = targets.unsqueeze(1) == torch.arange(
                 self.first, count, device=targets.device
             )
-            self._rank(outputs.softmax(-1)[:, self.first :], is_theirs, rows)
+            self._rank(_log_odds(outputs)[:, self.first :], is_theirs, rows)
 
     def _totals(self) -> Tensor:
         counts = self.counts.compute().cpu().double()
@@ -326,7 +347,7 @@ class MultiMetrics(TaskMetrics):
         self.counts.update(answered, whole)
         self.exact.update(answered, whole)
         if self.auroc is not None:
-            self._rank(probabilities, whole > 0, rows)
+            self._rank(outputs.double(), whole > 0, rows)
         if rows is not None:
             exact = (answered == whole).all(1, keepdim=True)
             self.sums.add(
@@ -432,12 +453,11 @@ def class_rows(
         "recall": correct / targets.clamp(min=1),
     }
     columns["f1"] = _f1(correct, targets, answers)
-    rows = [
-        {
-            "class": name,
-            **{key: float(values[i]) for key, values in columns.items()},
-            "support": int(targets[i]),
-        }
-        for i, name in enumerate(classes)
-    ]
+    rows = list[dict[str, Any]]()
+    for number, name in enumerate(classes):
+        row: dict[str, Any] = {"class": name}
+        for metric, values in columns.items():
+            row[metric] = float(values[number])
+        row["support"] = int(targets[number])
+        rows.append(row)
     return sorted(rows, key=lambda row: -row["support"])

@@ -1,13 +1,19 @@
 """The 95 % interval of a score: what it may be on other rows of the same kind, by bootstrap over
 the rows.
 
-A metric is a function of sums over rows, such as right answers of a class. So each row's part is
-kept while rows are judged, and a resample is a weighted sum of parts: a thousand of them are one
-product of matrices. Of more than some thousand rows the parts of several are added up at once; a
-row's number says with which. So memory stays flat, and ranks add up what they have. Of recordings a
-part is a whole recording, as windows of one resemble each other. The area under the ROC curve is no
-function of few sums. Its resamples add up each row's influence on it (infinitesimal jackknife); a
-byte for each row and class is kept. The seed is fixed, and no random number of the run is drawn.
+A metric is a function of sums over rows, such as right answers of a class. So each row's part of
+the sums is kept while rows are judged. A resample draws as many rows as there are, some twice, some
+not at all: a weighted sum of parts, and a thousand of them are one product of matrices.
+
+    parts of 3 rows (right answers, rows)    [1, 1], [0, 1], [1, 1]
+    a resample draws the rows 0, 0 and 1     weights [2, 1, 0], sums [2, 3], accuracy 2/3
+
+Where there are more than some thousand rows, the parts of several are added to one group; a row's
+number says to which. So memory stays flat, and ranks can add up their groups. For recordings a part
+is a whole recording, as its windows resemble each other. The area under the ROC curve is no
+function of few sums. Its resamples add up each row's influence on it (infinitesimal jackknife), for
+which a byte for each row and class is kept. The seed is fixed, so no random number of the run is
+drawn.
 
 Shapes: B rows, G groups of rows, S sums, R resamples, C classes, T thresholds.
 """
@@ -25,15 +31,18 @@ Interval = tuple[float, float]
 OverRanks = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 LEAST_ROWS = 10  # below so many rows or recordings a bootstrap says little: there is no interval
 _RESAMPLES = 1000
-_AT_ONCE = 50
-_MOST_CELLS = 4_000_000
+_AT_ONCE = 50  # resamples that are one product of matrices
+_MOST_CELLS = 4_000_000  # sums of all groups, which limits the number of groups
 _LEAST_GROUPS = 200
 _MOST_GROUPS = 4000
-_FACTOR = 0x9E3779B1
+_FACTOR = 0x9E3779B1  # spreads row numbers over 32 bits (Knuth's multiplicative hash)
 
 
 class RowSums:
-    """What rows add to each of some sums, of which the last is 0 where there is no row."""
+    """What rows add to each of some sums, by groups of rows.
+
+    The last sum counts rows (or words, recordings): it is 0 in a group without any.
+    """
 
     def __init__(self, columns: int) -> None:
         self.columns = columns
@@ -41,8 +50,9 @@ class RowSums:
         self._sums: Tensor | None = None
 
     def add(self, rows: Tensor, values: Tensor, places: Tensor | None = None) -> None:
-        """Add `[B, …]` values of rows with these numbers to the sums at `places`, by default to
-        each in turn.
+        """Add `[B, …]` values of the rows with these numbers.
+
+        `places` `[B, …]` say to which sums; None: the values of a row are all of its sums, in turn.
         """
         if places is None:
             places = torch.arange(self.columns, device=values.device).expand_as(values)
@@ -50,20 +60,23 @@ class RowSums:
             self._sums = torch.zeros(
                 self._most, self.columns, dtype=torch.float64, device=values.device
             )
-        # The first rows each for itself, later ones where a hash of their number says.
+        # Each of the first rows has a group of its own; a hash of a later row's number says which
+        # group it joins.
         mixed = ((rows.long() * _FACTOR) & 0xFFFFFFFF) >> 12
         groups = torch.where(rows < self._most, rows, mixed % self._most).long()
         flat = groups.to(values.device).unsqueeze(1) * self.columns + places
         self._sums.view(-1).index_add_(0, flat.flatten(), values.double().flatten())
 
     def gathered(self, over_ranks: OverRanks | None = None) -> Tensor:
-        """`[G, S]` on the host, over all ranks; all must ask at once."""
-        own = (
-            torch.zeros(self._most, self.columns).double()
-            if self._sums is None
-            else self._sums.cpu()
-        )
-        return own if over_ranks is None else torch.from_numpy(over_ranks(own.numpy()))
+        """`[G, S]` on the host: added up over all ranks, which must all call this at once.
+
+        Without `over_ranks`: those of this rank.
+        """
+        if self._sums is None:
+            sums = torch.zeros(self._most, self.columns).double()
+        else:
+            sums = self._sums.cpu()
+        return sums if over_ranks is None else torch.from_numpy(over_ranks(sums.numpy()))
 
     def reset(self) -> None:
         self._sums = None
@@ -72,34 +85,43 @@ class RowSums:
 def bootstrap(
     sums_GS: Tensor, values_of: Callable[[Tensor], Mapping[str, Tensor]]
 ) -> dict[str, Interval]:
-    """Intervals of metrics read off `[R, S]` sums (the last 0: no row); none below ten rows or
-    where all agree.
+    """The interval of each metric that `values_of` makes of `[R, S]` sums.
+
+    None below ten groups with rows, and none for a metric that is the same in all resamples.
     """
     sums_GS = sums_GS[sums_GS[:, -1] > 0].double()
     if len(sums_GS) < LEAST_ROWS:
         return {}
     random = np.random.default_rng(0)
-    found = []
+    resampled = list[Mapping[str, Tensor]]()
     for _ in range(0, _RESAMPLES, _AT_ONCE):
         drawn = random.integers(0, len(sums_GS), (_AT_ONCE, len(sums_GS)))
+        # Numbered on from resample to resample, so that one count over all gives their weights.
         drawn += np.arange(_AT_ONCE)[:, None] * len(sums_GS)
         weights = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
-        found.append(values_of(torch.from_numpy(weights).double() @ sums_GS))
+        resampled.append(values_of(torch.from_numpy(weights).double() @ sums_GS))
+    ends = torch.tensor([0.025, 0.975]).double()
     intervals = {}
-    for name in found[0]:
-        values_R = torch.cat([each[name] for each in found])
-        if len(known := values_R[values_R.isfinite()]):
-            intervals[name] = tuple(
-                torch.quantile(known, torch.tensor([0.025, 0.975]).double()).tolist()
-            )
-    return {name: (low, high) for name, (low, high) in intervals.items() if low < high}
+    for name in resampled[0]:
+        values_R = torch.cat([values[name] for values in resampled])
+        finite_values = values_R[values_R.isfinite()]
+        if not len(finite_values):
+            continue
+        low, high = torch.quantile(finite_values, ends).tolist()
+        if low < high:
+            intervals[name] = (low, high)
+    return intervals
 
 
 def auroc_influence(buckets_BC: Tensor, is_theirs_BC: Tensor, counts_TC2: Tensor) -> Tensor:
-    """`[B]` what a row adds to the mean area under the ROC curve when it is drawn once more."""
-    # `counts_TC2`: rows by bucket of the score, class, and whether it is theirs. Classes that all
-    # rows have, or none, take no part. A row with a class weighs by the rows without it that it
-    # beats, and the other way round.
+    """`[B]` what a row adds to the mean area under the ROC curve when it is drawn once more.
+
+    `buckets_BC`: the bucket of each row's score for each class, the higher the surer.
+    `is_theirs_BC`: whether a row has a class. `counts_TC2`: how many rows have their score in a
+    bucket, without a class and with it.
+    """
+    # Classes that all rows have, or none, take no part. A row with a class weighs by the rows
+    # without it that it beats, and the other way round; rows of one bucket beat each other by half.
     is_mixed_C = (counts_TC2.sum(0) > 0).all(-1)
     if not is_mixed_C.any():
         return torch.zeros(len(buckets_BC)).double()

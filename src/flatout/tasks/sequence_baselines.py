@@ -25,6 +25,7 @@ from torch import Tensor
 from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.views import Cut
+from flatout.errors import require
 from flatout.models.series import PENALTIES, Sums, WindowRidge, own_pasts, ridge_sums, solve_ridge
 from flatout.tasks.sequence_scores import SequenceScores
 
@@ -79,35 +80,66 @@ def window_rows(info: SequenceInfo) -> tuple[int, Tensor, Tensor, Tensor]:
     for split in info.segments:
         for windows, answers, recording_N in _blocks(info, ridge, split, most_windows):
             inputs_ND, answers_NO = _rows_of_ridge(ridge, windows, answers)
-            all_inputs.append(inputs_ND.float())
-            all_answers.append(answers_NO.float())
+            is_known_N = ~answers_NO.isnan().any(1)
+            all_inputs.append(inputs_ND[is_known_N].float())
+            all_answers.append(answers_NO[is_known_N].float())
             rows = len(inputs_ND) // len(windows)
-            all_recordings.append(recording_N.repeat_interleave(rows))
-    return samples, torch.cat(all_inputs), torch.cat(all_answers), torch.cat(all_recordings)
+            all_recordings.append(recording_N.repeat_interleave(rows)[is_known_N])
+    inputs_ND = torch.cat(all_inputs)
+    require(
+        len(inputs_ND) > 0,
+        "data.target",
+        "no window has all its targets measured",
+        hint="Lower data.horizon, or leave out what was filled with data.missing=drop.",
+    )
+    return samples, inputs_ND, torch.cat(all_answers), torch.cat(all_recordings)
 
 
 def _solve(info: SequenceInfo, lookback: int) -> WindowRidge:
     """The ridge on so many samples, with the penalty that errs least on validation."""
     ridge = WindowRidge(replace(info.shape, lookback=lookback))
-    sums: Sums = ()
+    # one set of sums for all outputs; one for each where some of their truths were not measured
+    is_complete = info.measured("train") is None
+    sums = list[Sums]()
     for windows, answers, _ in _blocks(info, ridge, "train", _MOST_WINDOWS):
-        of_block = ridge_sums(*_rows_of_ridge(ridge, windows, answers))
-        sums = tuple(map(torch.add, sums, of_block)) if sums else of_block
+        rows = _rows_of_ridge(ridge, windows, answers)
+        of_block = [ridge_sums(*rows)] if is_complete else _sums_of_outputs(*rows)
+        sums = list(map(_add, sums, of_block)) if sums else of_block
     held_out = list[tuple[Tensor, Tensor]]()
     for windows, answers, _ in _blocks(info, ridge, "validation", _MOST_WINDOWS // 4):
         held_out.append(_rows_of_ridge(ridge, windows, answers))
     least_error = float("inf")
     for penalty in PENALTIES:
-        weight, input_means, answer_means = solve_ridge(sums, penalty)
-        bias = answer_means - input_means @ weight
+        weights = list[Tensor]()
+        biases = list[Tensor]()
+        for own_sums in sums:
+            own_weight, input_means, answer_means = solve_ridge(own_sums, penalty)
+            weights.append(own_weight)
+            biases.append(answer_means - input_means @ own_weight)
+        weight = torch.cat(weights, 1)
+        bias = torch.cat(biases)
         squares = list[Tensor]()
         for inputs, answers in held_out:
-            squares.append((inputs @ weight + bias - answers).square().sum())
+            squares.append((inputs @ weight + bias - answers).square().nansum())
         error = float(torch.stack(squares).sum())
         if error < least_error:
             least_error = error
             ridge.set(weight.float(), bias.float())
     return ridge
+
+
+def _add(total: Sums, more: Sums) -> Sums:
+    return tuple(map(torch.add, total, more))
+
+
+def _sums_of_outputs(inputs_ND: Tensor, answers_NO: Tensor) -> list[Sums]:
+    """The sums of each output by itself, over the rows where its truth was measured."""
+    sums = []
+    for number in range(answers_NO.shape[1]):
+        answer_N1 = answers_NO[:, number : number + 1]
+        known_N = ~answer_N1[:, 0].isnan()
+        sums.append(ridge_sums(inputs_ND[known_N], answer_N1[known_N]))
+    return sums
 
 
 def _rows_of_ridge(
@@ -148,7 +180,7 @@ def _blocks(
     """Blocks of `[N, L, F]` windows, their answers, and the recording of each window.
 
     Of more than `most` windows evenly spread ones; None: all. A window that begins before its
-    recording repeats the recording's first sample.
+    recording repeats the recording's first sample. An answer is NaN where no target was measured.
     """
     shape = ridge.shape
     segments = info.segments[split]
@@ -156,6 +188,7 @@ def _blocks(
     horizon = shape.horizon
     rows = Cut(lookback, horizon).rows(segments)
     values = info.rows_of(split).values
+    measured = info.measured(split)
     every = 1 if most is None else max(1, -(-len(rows.start) // most))
     for begin in range(0, len(rows.start), _WINDOWS_A_BLOCK * every):
         chosen = np.arange(begin, min(begin + _WINDOWS_A_BLOCK * every, len(rows.start)), every)
@@ -164,6 +197,8 @@ def _blocks(
         after = ends[:, None] + np.arange(horizon) if horizon else ends - 1
         windows = values[places][..., : shape.inputs]
         answers = values[after][..., -shape.targets :]
+        if measured is not None:
+            answers = np.where(measured[after] == 0, np.float32(np.nan), answers)
         recordings = torch.from_numpy(rows.recording[chosen]).long()
         yield torch.from_numpy(windows), torch.from_numpy(answers), recordings
 

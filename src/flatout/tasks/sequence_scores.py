@@ -46,12 +46,14 @@ class SequenceScores:
         self._largest.zero_()
 
     def add(self, answers_NK: Tensor, truths_NK: Tensor, recording_N: Tensor) -> None:
+        """Take in scaled answers; a truth that is NaN was not measured, and does not count."""
         self._sums = self._sums.to(answers_NK.device)
         self._largest = self._largest.to(answers_NK.device)
-        truths_NK = truths_NK.double()
-        errors_NK = answers_NK.double() - truths_NK
+        is_known_NK = ~truths_NK.isnan()
+        errors_NK = (answers_NK.double() - truths_NK.double()).where(is_known_NK, 0.0)
+        truths_NK = truths_NK.double().where(is_known_NK, 0.0)
         absolute_NK = errors_NK.abs()
-        parts = torch.ones_like(errors_NK), errors_NK**2, absolute_NK, truths_NK, truths_NK**2
+        parts = is_known_NK.double(), errors_NK**2, absolute_NK, truths_NK, truths_NK**2
         self._sums.index_add_(1, recording_N, torch.stack(parts))
         index_NK = recording_N.unsqueeze(1).expand_as(absolute_NK)
         self._largest.scatter_reduce_(0, index_NK, absolute_NK, "amax")

@@ -57,6 +57,7 @@ class SequenceRegressor(Task):
     settings = SequenceRegressionConfig
     smaller_rows = "Shorten rows with data.lookback or data.chunk."
     needs_info = True
+    labels_are_of_tokens = True  # a batch's targets say of each sample which columns were measured
     _augment: Augment
     _log: RunLog | None = None
     _split = "train"
@@ -81,6 +82,15 @@ class SequenceRegressor(Task):
         for split in SPLITS.values():
             if split in info.store.splits:
                 self._steps_a_row[split] = self._count_steps(split)
+        for split in self._steps_a_row:
+            share = info.measured_share(split)
+            require(
+                share > 0,
+                "data.target",
+                f"no target of the {split} split was measured",
+                hint="Give it recordings with targets of their own.",
+            )
+            self._steps_a_row[split] *= share
         self._augment = Augment(info)
 
     def _count_steps(self, split: str) -> float:
@@ -229,13 +239,22 @@ class SequenceRegressor(Task):
             carried.begin(batch, is_first)
 
     def _real(self, outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
+        """Answers to the rows that count, and the truths: NaN where no target was measured."""
         real = real_tokens if self.shape.is_each_step else real_rows
-        return real(outputs, batch), real(answers_of(batch, self.shape), batch)
+        answers = real(outputs, batch)
+        truths = real(answers_of(batch, self.shape), batch)
+        if batch.targets is None:
+            return answers, truths
+        measured = answers_of(replace(batch, tokens=batch.targets), self.shape)
+        return answers, truths.masked_fill(real(measured, batch) == 0, torch.nan)
 
     def _sum_of_losses(
         self, answers: Tensor, truths: Tensor, *, rows: int = 1, split: str = "train"
     ) -> Tensor:
         """The losses of all answers, divided by the answers of an average row and by `rows`."""
+        # an answer to what was not measured costs nothing
+        if self.info.measured(split) is not None:
+            truths = torch.where(truths.isnan(), answers.detach(), truths)
         total = _LOSSES[self.config.loss](answers, truths, reduction="sum")
         return total / (self._steps_a_row[split] * self.shape.targets * rows)
 
@@ -303,7 +322,9 @@ class Augment:
 
     def _sizes_on(self, device: torch.device) -> list[Tensor | None]:
         """The sizes on the device of a batch; copied there once."""
-        self._sizes = [each if each is None else each.to(device) for each in self._sizes]
+        for number, size_C in enumerate(self._sizes):
+            if size_C is not None:
+                self._sizes[number] = size_C.to(device)
         return self._sizes
 
 

@@ -204,7 +204,7 @@ class EntityScores:
         """Count the words and entities of some rows.
 
         `answers` and `tags` are those of all words, row after row; `offsets` say where the words of
-        each row begin. `is_cut`: whether a row's last entity goes on beyond the longest row.
+        each row begin. `is_cut`: whether a row's last entity continues beyond the longest row.
         `rows`: the numbers of the rows in their split.
         """
         rows = torch.arange(len(is_cut)) if rows is None else rows

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from flatout.data.checks.characters import ODDITIES, decode_escapes, read_characters
+from flatout.data.tables.splits import hash_texts
 
 texts = st.lists(st.text(max_size=15), min_size=1, max_size=20)
 ascii_texts = st.lists(
@@ -50,6 +51,33 @@ def test_texts_of_nothing_but_marks_are_alike_when_they_are_equal():
     alike = read_characters(array([":)", ":(", ":)", "", " "])).alike
     assert alike[0] == alike[2]
     assert len(set(alike.tolist())) == 4
+
+
+def test_what_is_alike_has_the_hash_that_splits_go_by():
+    rows = ["A b!", "?!", "", "École x", "  ", "A-1", "...", "naïve"]
+    plain = ["ab", "?!", "", "écolex", "  ", "a1", "...", "naïve"]
+    alike = read_characters(array(rows)).alike
+    np.testing.assert_array_equal(alike, hash_texts(array(plain)))
+    assert alike[:4].tolist() == [
+        4840452455224541020,
+        5755534605173046083,
+        12035550249420947055,
+        11681786407112395888,
+    ]
+
+
+def thue_and_morse(length: int) -> str:
+    """Whose polynomials modulo 2^64 are those of the same word with its letters exchanged."""
+    return "".join("ab"[number.bit_count() % 2] for number in range(length))
+
+
+def test_texts_whose_sums_are_equal_are_told_apart():
+    word = thue_and_morse(2_048)
+    others = word.translate(str.maketrans("ab", "ba"))
+    sums = hash_texts(array([word, others]))
+    assert sums[0] == sums[1]
+    exact = read_characters(array([word, others, word])).exact
+    assert exact[0] == exact[2] != exact[1]
 
 
 ODD_TEXTS = {

@@ -151,6 +151,15 @@ def test_one_class_cannot_be_learnt(labels, message):
         )
 
 
+def test_a_share_of_one_of_several_labels_is_that_of_the_rows():
+    census = LabelCensus(Problem.multi)
+    codes = census.code(pa.array([["a", "b"], ["a"], ["a", "b", "c"], []]))
+    census.settle("train", np.bincount(codes))
+    assert census.remarks("training rows")[0].line() == (
+        "training rows: 3 classes in 4 rows: 'a' 3 (75.0%), 'b' 2 (50.0%), 'c' 1 (25.0%)"
+    )
+
+
 def test_targets_are_class_numbers_or_ragged_ones_or_values():
     assert census_of(train=["b", "a"]).targets(pa.array(["a", "b"])).tolist() == [0, 1]
     ids, counts = census_of(Problem.multi, train=[["b", "a"], []]).targets(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatout.data.checks.cleaning import CleaningConfig
 from flatout.data.checks.tags import Scheme, TagBlock, TagCensus, as_bio, misplaced, word_lists
 from flatout.data.checkup import check
+from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 
@@ -145,6 +148,22 @@ def test_a_line_with_too_few_columns_is_told(tmp_path):
     (tmp_path / "rows.conll").write_text("a B-x\nb\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"rows.conll: line 2: expected 2 columns, got 1: 'b'"):
         check(TextDataConfig(train=str(tmp_path / "rows.conll")))
+
+
+def test_a_sentence_without_words_is_told_as_such(tmp_path):
+    rows = [{"tokens": [f"w{row}", "b"], "tags": ["O", "B-x"]} for row in range(20)]
+    rows.insert(9, {"tokens": [], "tags": []})
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    found = check(TextDataConfig(source=str(file), problem=Problem.tags))
+    said = "\n".join(remark.line() for remark in found.remarks)
+    assert "1 row without words dropped (row 10); data.clean.unlabelled=refuse" in said
+    assert "without a label" not in said
+    refusing = TextDataConfig(
+        source=str(file), problem=Problem.tags, clean=CleaningConfig(unlabelled="refuse")
+    )
+    with pytest.raises(UserError, match=r"rows\.jsonl row 10: no words"):
+        check(refusing)
 
 
 def test_a_word_that_is_null_is_a_blank_word_and_a_row_that_is_null_has_none():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.data.checks.twins import RECORD, RecordFiles, find_twins
+from flatout.errors import UserError
 
 TEXTS = ["one", "One", "two", "Two!", "three"]
 rows = st.lists(
@@ -49,6 +52,23 @@ def test_twins_are_what_comparing_all_pairs_finds(given_rows):
         assert found.alike_splits[number] == sum(
             {1 << row[2] for row in given_rows if plainly(row[0]) == plainly(text)}
         )
+
+
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_a_full_disk_of_temporary_files_is_named_by_its_variable(buffering):
+    message = (
+        r"^TMPDIR: no space left in /\S+: [\d,]+ MB free\. Set TMPDIR to a folder of a disk with"
+        rf" more room: comparing texts takes {RECORD.itemsize} bytes a row there\.$"
+    )
+    with ExitStack() as full, pytest.raises(UserError, match=message):
+        files = full.enter_context(closing(RecordFiles()))
+        for file in files._files:
+            file.close()
+        full_disk = Path("/dev/full")
+        files._files = [full_disk.open("r+b", buffering) for _ in files._files]
+        for _ in range(9):
+            files.add(np.zeros(100, RECORD))
+        list(files.parts())
 
 
 @given(rows, st.integers(1, 5))

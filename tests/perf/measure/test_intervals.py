@@ -70,6 +70,17 @@ def test_the_bounds_hold_the_true_ratio_in_nine_of_ten_noisy_measurements():
     assert statistics.fmean(1.5 in each for each in found) > 0.88
 
 
+@pytest.mark.parametrize(("rounds", "share"), [(2, 0.5), (3, 0.75), (5, 0.94)])
+def test_few_rounds_hold_the_true_ratio_as_often_as_the_docs_say(rounds: int, share: float) -> None:
+    noise = random.Random(rounds)
+    measured = [
+        median_of([math.exp(noise.gauss(0, 0.1)) for _ in range(rounds)]) for _ in range(2_000)
+    ]
+    assert statistics.fmean(1.0 in interval for interval in measured) == pytest.approx(
+        share, abs=0.04
+    )
+
+
 def test_an_interval_reads_as_in_a_verdict():
     assert str(SpeedupInterval(1.62, 1.41, 1.94)) == "1.6× (1.4–1.9)"
     assert str(SpeedupInterval(1.18, 1.07, 1.31)) == "1.18× (1.07–1.31)"

@@ -66,16 +66,21 @@ class Feed:
         kind: FeedKind = FeedKind.resident,
         device: torch.device | str = "cpu",
         transform: Transform | None = None,
+        complete: Transform | None = None,
         workers: int = 2,
         batches_a_run: int = 64,
         keeps_position: bool = True,
     ) -> None:
+        """`transform` runs where batches are made, which may be a process of its own; `complete`
+        runs here, on batches that lie on the device.
+        """
         assert kind is not FeedKind.auto, "choose_feed decides first"
         self.split = split
         self.plan = plan
         self.kind = kind
         self.device = torch.device(device)
         self.transform = transform
+        self.complete = complete
         self.workers = workers
         self.batches_a_run = batches_a_run  # most that are gathered at once
         self.keeps_position = keeps_position
@@ -140,6 +145,8 @@ class Feed:
         if self.consumed >= len(self) or not self.keeps_position:
             self.consumed = 0
         batches = self._batches(self._make_plan(self.epoch), self.consumed)
+        if self.complete is not None:
+            batches = map(self.complete, batches)
         while True:
             asked = time.perf_counter()
             batch = next(batches, None)

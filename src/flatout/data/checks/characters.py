@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 from numpy.typing import NDArray
 
 from flatout.data.tables.splits import bytes_of, hash_bytes
@@ -39,7 +40,7 @@ ODDITIES = {
 class Characters:
     """What the bytes of a block of texts tell."""
 
-    exact: NDArray[np.uint64]  # a hash of each text
+    exact: NDArray[np.uint64]  # a hash of each text, which decides whether two are the same
     alike: NDArray[np.uint64]  # a hash of each text's letters and digits, small ones for capitals
     words: NDArray[np.int64]  # words and marks of each text, each run of marks one
     odd: dict[str, NDArray[np.int64]]  # rows that have something odd, by what it is
@@ -48,14 +49,13 @@ class Characters:
 def read_characters(texts: pa.Array) -> Characters:
     """All of it, for a block of texts without nulls."""
     data, offsets = bytes_of(texts)
-    exact = hash_bytes(data, offsets)
     is_letter = _letters(data)
     words = _count(_word_starts(data, is_letter, offsets), offsets)
-    alike = _alike(data, offsets, is_letter, exact)
+    alike = _alike(data, offsets, is_letter)
     if len(rows := _rows_with_other_capitals(data, offsets)):
         small, small_offsets = bytes_of(pc.utf8_lower(texts.take(pa.array(rows))))
-        alike[rows] = _alike(small, small_offsets, _letters(small), exact[rows])
-    return Characters(exact, alike, words, _odd_rows(texts))
+        alike[rows] = _alike(small, small_offsets, _letters(small))
+    return Characters(_identify(texts), alike, words, _odd_rows(texts))
 
 
 def word_hashes(texts: pa.Array) -> NDArray[np.uint64]:
@@ -110,14 +110,24 @@ def _count(mask: Mask, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     return counts
 
 
-def _alike(
-    data: Bytes, offsets: NDArray[np.int64], is_letter: Mask, exact: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
+def _identify(texts: pa.Array) -> NDArray[np.uint64]:
+    """A hash of each text by which texts are told apart."""
+    # Splits go by the sums of `hash_bytes`, and stay as they are. But sums modulo 2^64 are equal
+    # for a word of Thue and Morse and the same with its letters exchanged, which are two texts.
+    hashes = map(xxhash.xxh3_64_intdigest, texts.cast(pa.large_binary()).to_pylist())
+    return np.fromiter(hashes, np.uint64, len(texts))
+
+
+def _alike(data: Bytes, offsets: NDArray[np.int64], is_letter: Mask) -> NDArray[np.uint64]:
     kept = np.compress(is_letter, data)
     kept += _within(kept, ord("A"), ord("Z")).view(np.uint8) * np.uint8(_CAPITAL_TO_SMALL)
     counts = _count(is_letter, offsets)
     hashes = hash_bytes(kept, np.append(0, np.cumsum(counts)))
-    return np.where(counts > 0, hashes, exact)  # nothing but marks: only the same marks are alike
+    if len(bare := np.flatnonzero(counts == 0)):  # only the same marks are alike
+        lengths = np.diff(offsets)
+        marks = np.compress(np.repeat(counts == 0, lengths), data)
+        hashes[bare] = hash_bytes(marks, np.append(0, np.cumsum(lengths[bare])))
+    return hashes
 
 
 def _odd_rows(texts: pa.Array) -> dict[str, NDArray[np.int64]]:

@@ -95,6 +95,15 @@ class TextBlock:
     rows: NDArray[np.int64]
     block: pa.RecordBatch
 
+    def rows_from(self, start: int) -> TextBlock:
+        """The same without its first rows."""
+        return TextBlock(
+            self.texts.slice(start),
+            self.labels.slice(start),
+            self.rows[start:],
+            self.block.slice(start),
+        )
+
 
 def clean_block(
     block: pa.RecordBatch,
@@ -112,7 +121,8 @@ def clean_block(
     texts, is_changed = read_texts(block, roles, rows, findings, escapes=cleaning.escapes)
     findings.rows_read += block.num_rows
     has_no_label = mask_of(is_missing(labels, problem))
-    findings.add("null_label", rows[has_no_label])
+    is_tagged = problem is Problem.tags  # as many tags as words: no tags where there are no words
+    findings.add("no_words" if is_tagged else "null_label", rows[has_no_label])
     is_null, is_empty = (
         mask_of(mask) & ~has_no_label for mask in (pc.is_null(texts), is_blank(texts))
     )
@@ -122,7 +132,8 @@ def clean_block(
     findings.add(f"empty_text_{outcome}", rows[is_empty])
     has_no_text = is_null | is_empty
     if cleaning.unlabelled is Unlabelled.refuse:
-        _refuse("unlabelled", rows[has_no_label], f"no {roles.label}", findings)
+        missing = "words" if is_tagged else roles.label
+        _refuse("unlabelled", rows[has_no_label], f"no {missing}", findings)
     if cleaning.empty is Empty.refuse:
         _refuse("empty", rows[has_no_text], f"no {' and '.join(roles.texts)}", findings)
     used = ~has_no_label & ~has_no_text if drops_empty else ~has_no_label

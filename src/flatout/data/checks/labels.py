@@ -144,6 +144,9 @@ class LabelCensus:
         self._merge = merge
         self._max_classes = max_classes
         self.counts: dict[str, Counter[str]] = {}  # rows of each class, by split
+        self.rows: Counter[str] = (
+            Counter()
+        )  # rows by split, those without any of several labels too
         self._codes: dict[str, int] = {}
         # labels of a row: one, or several where there may be more
         self._sets: dict[tuple[int, ...], int] = {}
@@ -179,6 +182,7 @@ class LabelCensus:
 
     def settle(self, split: str, rows_by_code: NDArray[np.integer]) -> None:
         """Take in how many rows of a split have each number that `code` gave."""
+        self.rows[split] += int(rows_by_code.sum())
         counts = self.counts.setdefault(split, Counter())
         names = list(self._codes)
         sets = list(self._sets)
@@ -261,6 +265,13 @@ class LabelCensus:
         )
         return self._mean, (self._squares / self._number) ** 0.5 or 1.0
 
+    def has_a_class_for_most_rows(self) -> bool:
+        """Whether there are more classes than half the rows, and no setting allows so many."""
+        if self.problem is not Problem.single or self._max_classes is not None:
+            return False
+        names = {name for counts in self.counts.values() for name in counts}
+        return 2 * len(names) > self.rows.total()
+
     def require_classes(self, where: str) -> None:
         """One class cannot be learnt, and neither can none, nor one for each row, nor others than
         those in training.
@@ -313,7 +324,7 @@ class LabelCensus:
         if not self.problem.has_classes:
             return []
         train = self.counts.get("train", Counter[str]())
-        remarks = [Remark(Level.note, source, _told(train))]
+        remarks = [Remark(Level.note, source, self._list_classes())]
         commonest = max(train.values(), default=0)
         rarest = min(train.values(), default=0)
         if few := {name: count for name, count in train.items() if count < _FEW_ROWS}:
@@ -352,6 +363,16 @@ class LabelCensus:
                 )
         return remarks
 
+    def _list_classes(self) -> str:
+        """The classes of the training rows, each with its rows and their share of all rows."""
+        train = self.counts.get("train", Counter[str]())
+        rows = max(1, self.rows["train"])
+        named = [f"{name!r} {count:,} ({count / rows:.1%})" for name, count in train.most_common()]
+        if len(named) > _CLASSES_NAMED:
+            named = [*named[:4], "…", *named[-2:]]
+        several = f" in {counted(rows, 'row')}" if self.problem is Problem.multi else ""
+        return f"{len(train):,} classes{several}: {', '.join(named)}"
+
     def _alike(self) -> list[list[str]]:
         groups: dict[str, list[str]] = {}
         for name in self._codes:
@@ -383,14 +404,6 @@ class LabelCensus:
         return np.array([self._sets.setdefault(each, len(self._sets)) for each in sets], np.int32)[
             inverse
         ]
-
-
-def _told(train: Counter[str]) -> str:
-    total = max(1, train.total())
-    named = [f"{name!r} {count:,} ({count / total:.1%})" for name, count in train.most_common()]
-    if len(named) > _CLASSES_NAMED:
-        named = [*named[:4], "…", *named[-2:]]
-    return f"{len(train):,} classes: {', '.join(named)}"
 
 
 def plainly(name: str) -> str:

@@ -43,7 +43,7 @@ from flatout.errors import require
 _THREADS = 2
 _WAITING = 4
 _ROWS_PER_BLOCK = 32_768
-_MADE_AS = 1
+_MADE_AS = 2
 _DAYS_KEPT = 30
 _ROW = [
     ("alike", "u8"),

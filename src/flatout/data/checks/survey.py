@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.characters import ODDITIES
 from flatout.data.checks.cleaning import Alike, RowRule
-from flatout.data.checks.findings import KINDS, Findings, Level, Remark
+from flatout.data.checks.findings import KINDS, Findings, Level, Remark, counted
 from flatout.data.checks.labels import LabelCensus
 from flatout.data.checks.lengths import Lengths
 from flatout.data.checks.seen import KeptFiles, Rules, Seen, ahead
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from flatout.data.text_source import TextSource
 
 _DROPPED = -1
+_LEAST_ROWS = 20
+_ROWS_A_TEXT = 10
+"""Columns look swapped where so many rows at least have a text, and most have a class of their
+own."""
 _COUNTS = ("rows_read", "rows_kept", "rows_repaired")
 KEPT_FROM_BYTES = 1 << 21
 """What files of so many bytes show, on the average of several, is kept for the next survey of
@@ -81,6 +85,9 @@ class TextSurvey:
         """Whether a training text is more than a number; tagged words may be numbers."""
         self._is_changed: dict[str, NDArray[np.bool_]] = {}
         self._rows_by_code = np.zeros(0, np.int64)
+        self.num_texts: int | None = None
+        """Texts that differ in letters or digits; counted only where most rows have a class of
+        their own."""
 
     def run(self, advance: Callable[[int], None]) -> TextSurvey:
         """Read every row, assign the splits, compare the texts."""
@@ -88,6 +95,8 @@ class TextSurvey:
             for name in self.tables:
                 self._read(name, files, advance)
             self._decide(files)
+            if self.census.has_a_class_for_most_rows():
+                self.num_texts = sum(len(np.unique(part["alike"])) for part in files.parts())
         if not self.has_words:
             self.findings["train"].add("numbers", np.flatnonzero(self.fates["train"] >= 0))
         for name, findings in self.findings.items():
@@ -104,6 +113,19 @@ class TextSurvey:
             for number in range(len(SPLITS))
         )
         return {split: count for split, count in zip(SPLITS, counts, strict=True) if count}
+
+    def require_columns_as_named(self) -> None:
+        """Refuse few texts with a class for most rows: the columns are swapped."""
+        rows = sum(self.rows.values())
+        texts, label = self.roles.texts, self.roles.label
+        if self.num_texts is None or rows < _LEAST_ROWS or rows < _ROWS_A_TEXT * self.num_texts:
+            return
+        classes = len(self.census.classes())
+        raise UserError(
+            "data.text and data.label",
+            f"{counted(self.num_texts, 'text')} in {rows:,} rows, {classes:,} classes",
+            hint=f"Are the columns swapped? Set data.text={label} data.label={texts[0]}.",
+        )
 
     def account(self) -> list[Remark]:
         """What became of all rows; a table of its own where anything did."""

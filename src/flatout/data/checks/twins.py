@@ -10,7 +10,9 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,7 @@ from flatout.data.tables.splits import (
     split_by_hash,
     split_groups,
 )
-from flatout.errors import require
+from flatout.errors import out_of_space, require
 
 RECORD = np.dtype(
     [
@@ -64,20 +66,25 @@ class RecordFiles:
     def close(self) -> None:
         self._thread.shutdown()
         for file in self._files:
-            file.close()
+            with suppress(OSError):  # a full disk refuses what is still to be written
+                file.close()
 
     def add(self, records: Records) -> None:
         """Have some records written, in the order of the calls."""
         while len(self._waiting) >= _WAITING:
-            self._waiting.pop(0).result()
+            with _refusals_of_temporary_disk():
+                self._waiting.pop(0).result()
         self._waiting.append(self._thread.submit(self._write, records))
 
     def parts(self) -> Iterator[Records]:
-        while self._waiting:
-            self._waiting.pop().result()
+        with _refusals_of_temporary_disk():
+            while self._waiting:
+                self._waiting.pop().result()
         for file in self._files:
-            file.seek(0)
-            yield np.frombuffer(file.read(), RECORD)
+            with _refusals_of_temporary_disk():
+                file.seek(0)
+                content = file.read()
+            yield np.frombuffer(content, RECORD)
 
     def _write(self, records: Records) -> None:
         parts = (records["alike"] >> np.uint64(64 - _PART_BITS)).astype(np.uint8)
@@ -85,6 +92,18 @@ class RecordFiles:
         ends = np.cumsum(np.bincount(parts, minlength=_PARTS))
         for file, piece in zip(self._files, np.split(records, ends[:-1]), strict=True):
             file.write(piece.tobytes())
+
+
+@contextmanager
+def _refusals_of_temporary_disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        hint = (
+            "Set TMPDIR to a folder of a disk with more room:"
+            f" comparing texts takes {RECORD.itemsize} bytes a row there."
+        )
+        raise out_of_space(error, Path(tempfile.gettempdir()), None, "TMPDIR", hint) from None
 
 
 def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:

@@ -40,6 +40,9 @@ class RecordingRules:
     # columns whose integral is put before all others
     cumulate: list[str] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)  # columns that are answered, for messages
+    past_only: bool = False
+    """Whether filled and resampled values are the last ones before, as a device has them that
+    answers live; False: linear between the values before and after."""
 
     @classmethod
     def of(cls, config: SequenceDataConfig) -> RecordingRules:
@@ -54,9 +57,16 @@ class RecordingRules:
             name: getattr(config, name)
             for name in ("time", "step", "max_gap", "missing", "targets")
         }
+        shared["past_only"] = label is None  # a label is answered after the whole recording
         return cls(
             columns=columns, group=group, label=label, cumulate=list(config.cumulate), **shared
         )
+
+    @property
+    def carries_forward(self) -> bool:
+        """Whether a sample may repeat a value that was measured before it."""
+        is_changed = self.step is not None or self.missing == "fill"
+        return self.past_only and is_changed
 
     @property
     def names(self) -> list[str]:
@@ -129,6 +139,8 @@ def _read_seconds(column: pa.Array, name: str, table: Table, first: int) -> tupl
     if are_dates:
         microseconds = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         column = pc.divide(microseconds.cast(pa.float64()), _MICROSECONDS)
+    if is_text(column.type):
+        column = _parse_texts(column, name, table, first, _TIMES)
     seconds = _read_numbers(column, name, table, first)
     if (places := np.flatnonzero(np.isnan(seconds))).size:
         what = f"{name} is missing in row {name_rows(places + first, table)}"
@@ -203,7 +215,17 @@ def name_rows(places: NDArray[np.integer], table: Table) -> str:
     return shown + (", …" if len(places) > _ROWS_NAMED else "")
 
 
-def _parse_texts(column: pa.Array, name: str, table: Table, first: int) -> pa.Array:
+_NUMBERS = (
+    "numbers",
+    "Write numbers with a point, leave a missing value empty, or leave out the column.",
+)
+_TIMES = ("seconds or dates", "Write dates as 2026-03-28T07:00:00, or seconds as numbers.")
+"""What may stand in a column, and what to do where something else does."""
+
+
+def _parse_texts(
+    column: pa.Array, name: str, table: Table, first: int, expected: tuple[str, str] = _NUMBERS
+) -> pa.Array:
     """Texts of a csv as numbers; an empty one is a missing value."""
     trimmed = pc.utf8_trim_whitespace(column)
     kept = pc.if_else(
@@ -217,12 +239,9 @@ def _parse_texts(column: pa.Array, name: str, table: Table, first: int) -> pa.Ar
             for row, text in enumerate(kept.to_pylist())
             if text is not None and not _is_number(text)
         )
-    raise UserError(
-        table.name,
-        f"{name} is {kept[row].as_py()!r} in row {table.locate(first + row + 1)}",
-        allowed="numbers",
-        hint="Write numbers with a point, leave a missing value empty, or leave out the column.",
-    )
+    what = f"{name} is {kept[row].as_py()!r} in row {table.locate(first + row + 1)}"
+    allowed, hint = expected
+    raise UserError(table.name, what, allowed=allowed, hint=hint)
 
 
 def _is_number(text: str) -> bool:

@@ -4,6 +4,7 @@ network's answers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,59 @@ def describe_units(names: list[str], ratios: NDArray[np.float64], samples: float
     ]
 
 
+_MARGIN = 0.1
+_NEARLY_ALL = 0.9
+_FAR = 4.0
+"""Part of a range by which a value may lie beside it; share of samples outside, and spreads between
+two means, from which on a column is warned of."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnRanges:
+    """Where the values of each column lie, in its own unit."""
+
+    least: list[float]
+    most: list[float]
+    mean: list[float]
+    spread: list[float]
+
+    @classmethod
+    def of(cls, blocks: Iterable[NDArray[Any]]) -> ColumnRanges:
+        """Of blocks `[samples, columns]`, one of them at a time in memory."""
+        parts = []
+        for block in blocks:
+            values = block.astype(np.float64)
+            with np.errstate(over="ignore"):  # a spread that is not finite is no reason to warn
+                squares = (values**2).sum(axis=0)
+            parts.append(
+                (values.min(axis=0), values.max(axis=0), values.sum(axis=0), squares, len(values))
+            )
+        leasts, mosts, sums, squares_of_parts, counts = zip(*parts, strict=True)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = np.sum(sums, axis=0) / sum(counts)
+            variance = np.sum(squares_of_parts, axis=0) / sum(counts) - mean**2
+        spread = np.sqrt(np.maximum(variance, 0.0))
+        least = np.min(leasts, axis=0)
+        most = np.max(mosts, axis=0)
+        return cls(least.tolist(), most.tolist(), mean.tolist(), spread.tolist())
+
+    def count_outside(self, block: Floats) -> NDArray[np.int64]:
+        """How many values of each column lie outside of the range, and not just beside it."""
+        least, most = np.array(self.least), np.array(self.most)
+        margin = _MARGIN * (most - least)
+        return ((block < least - margin) | (block > most + margin)).sum(axis=0)
+
+    def find_apart(
+        self, other: ColumnRanges, outside: NDArray[np.int64], samples: int
+    ) -> list[int]:
+        """Columns of which nearly all values lie outside of the range, or whose mean is several
+        spreads away.
+        """
+        distance = np.abs(np.array(other.mean) - np.array(self.mean))
+        is_far = distance > _FAR * np.array(self.spread)
+        return np.flatnonzero((outside >= _NEARLY_ALL * samples) | is_far).tolist()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceInfo(DataInfo):
     """Recordings of sensors."""
@@ -174,6 +228,46 @@ class SequenceInfo(DataInfo):
 
     def rows_of(self, split: str) -> Ragged:
         return self.store.splits[split].ragged("tokens")
+
+    def measured(self, split: str) -> NDArray[np.uint8] | None:
+        """`[samples, K]` of the store: 1 where a target was measured, 0 where it repeats a value;
+        None: all were.
+        """
+        column = self.store.splits[split].columns.get("targets")
+        return column.values if isinstance(column, Ragged) else None
+
+    def measured_share(self, split: str) -> float:
+        """Share of the truths of a split's rows that were measured."""
+        measured = self.measured(split)
+        rows = self.rows_of(split)
+        shape = self.shape
+        if measured is None:
+            return 1.0
+        stop = rows.offsets[: len(rows.lengths)] + rows.lengths
+        first = (
+            rows.offsets[: len(rows.lengths)]
+            if shape.is_each_step
+            else stop - max(1, shape.horizon)
+        )
+        count = np.append(0, measured.sum(axis=1, dtype=np.int64).cumsum())
+        truths = int((stop - first).sum()) * shape.targets
+        return float((count[stop] - count[first]).sum()) / max(1, truths)
+
+    def read_ranges(self) -> ColumnRanges:
+        """Where the training samples of each column that is read lie, in its unit; a block at a
+        time is in memory.
+        """
+        width = self.shape.inputs
+        segments = self.segments["train"]
+        values = self.rows_of("train").values[:, :width]
+        shift, factor = np.array(self.scaler.shift[:width]), np.array(self.scaler.factor[:width])
+
+        def read_blocks() -> Iterator[Floats]:
+            for first, stop in zip(segments.first.tolist(), segments.stop.tolist(), strict=True):
+                for begin in range(first, stop, ROWS_A_BLOCK):
+                    yield values[begin : min(begin + ROWS_A_BLOCK, stop)] * factor + shift
+
+        return ColumnRanges.of(read_blocks())
 
     def recording_of_rows(self, split: str) -> NDArray[np.integer]:
         """Number of each row's recording, among all names."""

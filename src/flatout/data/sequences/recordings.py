@@ -44,14 +44,19 @@ class Recording:
     """[samples] rows in their file, from 0; of resampled ones the row at or before; none of a large
     file."""
     step: float = 1.0  # median seconds between two samples, as they were written
+    longest_s: float = 0.0  # of a large file with times: the most seconds between two samples
     label: str | None = None
     whole: str = ""  # of a recording with a group: its name before gaps part it
     is_dated: bool = False  # whether `times` were dates, and count from 1970
+    measured: NDArray[np.bool_] | None = None
+    """[samples, columns] False where a value repeats one that was measured before; None where all
+    were measured."""
 
     def take(self, chosen: slice | NDArray[np.int64]) -> Recording:
-        return replace(
+        taken = replace(
             self, values=self.values[chosen], times=self.times[chosen], rows=self.rows[chosen]
         )
+        return taken if self.measured is None else replace(taken, measured=self.measured[chosen])
 
 
 @dataclass(slots=True)
@@ -60,11 +65,22 @@ class ReadingNotes:
 
     filled: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
+    headless: dict[str, str] = field(default_factory=dict)
+    """Rows that were to be filled and have no value before them."""
+    holes: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Recordings with a gap of many steps: seconds of the longest one, and of a step."""
     gaps: int = 0
     short: int = 0  # recordings of a single sample, which are left out
     brief: list[str] = field(default_factory=list)  # and those too short for what is asked of them
     steps: list[float] = field(default_factory=list)
     """The median seconds between two samples of each recording, as they were written."""
+    is_resampled: bool = False  # whether recordings get one step, whatever they were written with
+
+    def look_at_steps(self, name: str, longest_s: float, step_s: float) -> None:
+        """Note the step of a recording, and its longest gap where that is far longer."""
+        self.steps.append(step_s)
+        if longest_s > _STEPS_OF_A_HOLE * step_s:
+            self.holes[name] = longest_s, step_s
 
     def lines(self) -> list[str]:
         """In words, with the setting that changes it."""
@@ -73,12 +89,18 @@ class ReadingNotes:
             for name, what in self.filled.items()
         ]
         found += [
+            f"warning {name}: {what} dropped: no value before"
+            for name, what in self.headless.items()
+        ]
+        found += [
             f"warning {name}: {what} dropped; data.missing=fill"
             for name, what in self.dropped.items()
         ]
         found += (
             [f"gaps: {self.gaps:,} longer than data.max_gap split recordings"] if self.gaps else []
         )
+        found += self._describe_holes()
+        found += self._describe_rates()
         found += (
             [f"warning recordings: {self.short:,} of a single sample left out"]
             if self.short
@@ -91,6 +113,35 @@ class ReadingNotes:
             else []
         )
         return found
+
+    def _describe_holes(self) -> list[str]:
+        if not self.holes:
+            return []
+        name = max(self.holes, key=lambda hole: self.holes[hole][0])
+        longest_s, step_s = self.holes[name]
+        others = (
+            f"; {counted(len(self.holes) - 1, 'recording')} more with such gaps"
+            if len(self.holes) > 1
+            else ""
+        )
+        what = f"longest gap {longest_s:,.10g} s, with a sample every {step_s:.10g} s{others}"
+        return [
+            f"warning {name}: {what}; windows reach across it unless data.max_gap parts recordings"
+            " there"
+        ]
+
+    def _describe_rates(self) -> list[str]:
+        if self.is_resampled or not self.steps:
+            return []
+        least_s, median_s, most_s = np.quantile(self.steps, (0, 0.5, 1)).tolist()
+        if least_s >= median_s * (1 - OTHER_RATE) and most_s <= median_s * (1 + OTHER_RATE):
+            return []
+        what = f"a sample every {least_s:.10g} to {most_s:.10g} s, as if all were alike"
+        return [f"warning recordings: {what}; data.step={median_s:.10g} resamples them"]
+
+
+OTHER_RATE = 0.05  # share by which the median time between samples may differ between recordings
+_STEPS_OF_A_HOLE = 10.0  # from so many steps between two samples on a gap is warned of
 
 
 def read_recordings(
@@ -180,14 +231,19 @@ def _made_even(
     pieces = [whole] if rules.max_gap is None else _cut_at_gaps(whole, rules.max_gap)
     notes.gaps += len(pieces) - 1
     for piece in pieces:
-        even = piece if rules.step is None else resample(piece, rules.step)
+        even = (
+            piece if rules.step is None else resample(piece, rules.step, past_only=rules.past_only)
+        )
         if len(even.times) < 2:
             notes.short += 1
             continue
-        notes.steps.append(float(np.median(np.diff(piece.times))))
-        yield replace(
-            _with_integrals(even, rules) if rules.cumulate else even, step=notes.steps[-1]
+        apart = np.diff(piece.times)
+        step_s = float(np.median(apart))
+        notes.is_resampled = rules.step is not None
+        notes.look_at_steps(
+            piece.name, float(apart.max()) if rules.time is not None else 0.0, step_s
         )
+        yield replace(_with_integrals(even, rules) if rules.cumulate else even, step=step_s)
 
 
 def _with_integrals(recording: Recording, rules: RecordingRules) -> Recording:
@@ -196,7 +252,11 @@ def _with_integrals(recording: Recording, rules: RecordingRules) -> Recording:
     hours = np.diff(recording.times)[:, None] / (1.0 if rules.time is None else 3600.0)
     areas = (columns[1:] + columns[:-1]) / 2 * hours
     integrals = np.concatenate([np.zeros_like(columns[:1]), areas.cumsum(axis=0)])
-    return replace(recording, values=np.concatenate([integrals, recording.values], axis=1))
+    whole = replace(recording, values=np.concatenate([integrals, recording.values], axis=1))
+    if recording.measured is None:
+        return whole
+    of_integrals = np.ones(integrals.shape, np.bool_)
+    return replace(whole, measured=np.concatenate([of_integrals, recording.measured], axis=1))
 
 
 def _require_rising(file: Table, recording: Recording, name: str) -> None:
@@ -247,20 +307,45 @@ def _without_missing(
             hint="Leave out the column.",
         )
         return recording.take(np.flatnonzero(~lacking))
-    notes.filled[recording.name] = what
-    values = recording.values.copy()
-    for number, name in enumerate(rules.columns):
-        known = ~is_missing[:, number]
+    for name, is_bare in zip(rules.columns, is_missing.all(axis=0).tolist(), strict=True):
         require(
-            bool(known.any()),
+            not is_bare,
             "data.missing",
             f"{recording.name}: {name} has no value",
             hint="Leave it out.",
         )
+    notes.filled[recording.name] = what
+    if rules.past_only:
+        carried = _carry_forward(recording, is_missing)
+        if left_out := len(recording.times) - len(carried.times):
+            notes.headless[recording.name] = f"{counted(left_out, 'first row')} without {columns}"
+        return carried
+    values = recording.values.copy()
+    for number in range(len(rules.columns)):
+        known = ~is_missing[:, number]
         values[:, number] = np.interp(
             recording.times, recording.times[known], values[known, number]
         )
     return replace(recording, values=values)
+
+
+def _carry_forward(recording: Recording, is_missing: NDArray[np.bool_]) -> Recording:
+    """Each missing value as the last one before it; rows before the first value of some column are
+    left out.
+    """
+    # [nan, 5, nan, 7] → [-1, 1, 1, 3] → [5, 5, 7] behind the first row
+    source = _last_measured(~is_missing)
+    begin = int((source < 0).any(axis=1).sum())
+    values = np.take_along_axis(recording.values, np.maximum(source, 0), axis=0)
+    return replace(recording, values=values, measured=~is_missing).take(slice(begin, None))
+
+
+def _last_measured(measured: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """`[samples, columns]` the last row up to each one whose value was measured; -1 where there is
+    none.
+    """
+    rows = np.arange(len(measured))[:, None]
+    return np.maximum.accumulate(np.where(measured, rows, -1), axis=0)
 
 
 def _cut_at_gaps(recording: Recording, max_gap: float) -> list[Recording]:
@@ -276,16 +361,50 @@ def _cut_at_gaps(recording: Recording, max_gap: float) -> list[Recording]:
     ]
 
 
-def resample(recording: Recording, step: float) -> Recording:
-    """Linear between samples, at a fixed step from the first sample on."""
+def resample(recording: Recording, step: float, *, past_only: bool = False) -> Recording:
+    """Samples at a fixed step from the first one on: linear between two samples, or the last one at
+    or before.
+    """
     times = recording.times
     count = int(np.floor((times[-1] - times[0]) / step * (1 + 1e-12))) + 1
     wanted = times[0] + step * np.arange(count)
+    if past_only:
+        return _hold(recording, wanted, step)
     columns = [np.interp(wanted, times, column) for column in recording.values.T]
     place = np.clip(np.searchsorted(times, wanted, side="right") - 1, 0, len(times) - 1)
     return replace(
         recording, values=np.stack(columns, axis=1), times=wanted, rows=recording.rows[place]
     )
+
+
+def measured_targets(recording: Recording, targets: int) -> NDArray[np.bool_]:
+    """`[samples, targets]` whether each target, the last columns, was measured then, and is no
+    repeated value.
+    """
+    if recording.measured is None:
+        return np.ones((len(recording.values), targets), np.bool_)
+    return recording.measured[:, -targets:]
+
+
+_STEPS_OFF = 1e-6
+_ROUNDINGS_OFF = 4
+"""Part of a step, and roundings of a time, by which a sample may stand behind the time that it was
+written for."""
+
+
+def _hold(recording: Recording, wanted: Floats, step: float) -> Recording:
+    """At each of these times the last sample at or before; measured is what is newer than the time
+    before.
+    """
+    # times 0 2 4, wanted 0 1 2 3 4 → rows 0 0 1 1 2, measured yes no yes no yes
+    times, values = recording.times, recording.values
+    slack = step * _STEPS_OFF + _ROUNDINGS_OFF * np.spacing(np.abs(times[[0, -1]]).max())
+    place = np.searchsorted(times, wanted + slack, side="right") - 1
+    before = np.append(-1, place[:-1])
+    measured = np.ones(values.shape, np.bool_) if recording.measured is None else recording.measured
+    is_new = _last_measured(measured)[place] > before[:, None]
+    held = replace(recording, values=values[place], times=wanted, rows=recording.rows[place])
+    return replace(held, measured=None if is_new.all() else is_new)
 
 
 # smaller files are read as a whole: a copy on disk would cost more than it saves
@@ -344,7 +463,7 @@ class Scratch:
         if file.name not in self._found:
             self._found[file.name] = self._copy(file, self.folder / f"{len(self._found)}.float64")
         if (found := self._found[file.name]) is not None:
-            notes.steps.append(found.step)
+            notes.look_at_steps(file.name, found.longest_s, found.step)
         return found
 
     def _copy(self, file: FileTable, path: Path) -> Recording | None:
@@ -356,6 +475,7 @@ class Scratch:
         steps = []
         last = None
         is_dated = False
+        longest_s = 0.0
         with written():
             output = path.open("wb")
         with output:
@@ -366,6 +486,7 @@ class Scratch:
                     path.unlink()
                     return None
                 steps += [float(np.median(apart))] if len(apart) else []
+                longest_s = max(longest_s, float(apart.max(initial=0.0)))
                 last = times[-1:]
                 samples = samples + len(values)
                 numbers = np.column_stack([values, times]) if self.keeps_times else values
@@ -376,6 +497,7 @@ class Scratch:
         width = (columns := len(rules.columns)) + self.keeps_times
         kept: dict[str, Any] = {"values": ScratchValues(path, samples, width, slice(columns))}
         kept |= {"times": ScratchValues(path, samples, width, -1), "rows": np.empty(0, np.int64)}
+        kept |= {"longest_s": longest_s if rules.time is not None else 0.0}
         return Recording(
             name=file.name, part=file.name, **kept, step=float(np.median(steps)), is_dated=is_dated
         )

@@ -80,7 +80,8 @@ class SequenceDataConfig(FeedingConfig):
     )
     step: float | None = setting(
         None,
-        "Seconds between samples, resampled linearly; null: as is.",
+        "Seconds between samples, resampled: the last sample at or before each time, for labels"
+        " linearly; null: as is.",
         above=0,
         example="data.time=t data.step=10",
     )
@@ -91,7 +92,9 @@ class SequenceDataConfig(FeedingConfig):
         example="data.time=t data.max_gap=60",
     )
     missing: Missing = setting(
-        Missing.refuse, "Rows with a missing value: refuse, fill (linearly over time) or drop."
+        Missing.refuse,
+        "Rows with a missing value: refuse, fill (with the value before, for labels linearly over"
+        " time) or drop.",
     )
     scale: Scale = setting(
         Scale.standard, "How columns are scaled, by the training rows: standard, minmax or none."

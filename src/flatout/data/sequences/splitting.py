@@ -46,6 +46,8 @@ class RecordingEntry:
     moments: dict[tuple[int, int], dict[str, Floats]] = field(default_factory=dict)
     """Of the whole recording and of the parts that time may make of it, from a sample to before
     another."""
+    halves: list[dict[str, Floats]] = field(default_factory=list)
+    """Moments of its first and of its second half."""
 
 
 class Splitter:

@@ -22,11 +22,13 @@ import xxhash
 from flatout.data.samples.cells import CellsTable
 from flatout.data.sequences.columns import Floats, RecordingRules
 from flatout.data.sequences.info import ROWS_A_BLOCK, Scaler, describe_units
+from flatout.data.sequences.odd_units import describe_odd_units
 from flatout.data.sequences.recordings import (
     ReadingNotes,
     Recording,
     Scratch,
     blocks_of,
+    measured_targets,
     read_recordings,
 )
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
@@ -38,7 +40,7 @@ from flatout.data.sequences.splitting import (
     find_overlaps,
     run_hashes,
 )
-from flatout.data.sequences.views import RECORDINGS, SEGMENTS
+from flatout.data.sequences.views import MEASURED, RECORDINGS, SEGMENTS
 from flatout.data.store.cache import Cache, CacheReport, Recipe
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import SCHEMA, Column, Store, StoreWriter
@@ -84,7 +86,9 @@ class SequencePreparation:
             "source": fingerprints,
             "read": asdict(config.read),
             "rules": {
-                name: value for name, value in asdict(self.rules).items() if name != "targets"
+                name: value
+                for name, value in asdict(self.rules).items()
+                if name not in ("targets", "past_only")
             },
             "targets": config.targets,
             "problem": config.problem,
@@ -97,6 +101,9 @@ class SequencePreparation:
             },
             "schema": SCHEMA,
         }
+        # other stores keep the key that they had before there was a choice
+        if self.rules.carries_forward:
+            recipe["carried"] = "forward"
         return cache.open_or_build(self.source, recipe, partial(self._build, fingerprints))
 
     def _build(self, fingerprints: dict[str, str], writer: StoreWriter) -> None:
@@ -108,10 +115,16 @@ class SequencePreparation:
             scratch = Scratch(Path(folder), self.rules)
             survey = self.survey(notes, progress, scratch)
             survey.finish()
-            self._write(writer, survey, progress, scratch)
+            repeated = self._write(writer, survey, progress, scratch)
         require_unchanged(self.tables, fingerprints, Cache(self.config.cache).folder)
         writer.facts |= survey.facts()
         writer.facts["lines"] = [*survey.lines(), *notes.lines()]
+        if repeated:
+            writer.facts["repeated"] = repeated
+            line = (
+                f"targets: {repeated:,} repeat the value before; they are in no loss and no score"
+            )
+            writer.facts["lines"].append(line)
         writer.facts["step"] = self.config.step or (
             float(np.median(notes.steps)) if self.rules.time else None
         )
@@ -149,16 +162,29 @@ class SequencePreparation:
 
     def _write(
         self, writer: StoreWriter, survey: Survey, progress: Progress, scratch: Scratch
-    ) -> None:
-        recordings = writer.split(
-            RECORDINGS, {"values": Column("float32", ragged=True), "label": Column("float32")}
-        )
+    ) -> int:
+        """Write all samples, and where values are carried forward which targets were measured; how
+        many were not.
+        """
+        columns = {"values": Column("float32", ragged=True), "label": Column("float32")}
+        if self.rules.carries_forward:
+            columns[MEASURED] = Column("uint8", ragged=True)
+        recordings = writer.split(RECORDINGS, columns)
+        targets = len(self.config.targets)
+        repeated = 0
         found = self._read(ReadingNotes(), progress, scratch)
         for (_, recording), label in zip(found, survey.numbers.astype(np.float32), strict=False):
             for block in blocks_of(recording.values, ROWS_A_BLOCK):
                 recordings.extend("values", survey.scaler.scale(block).reshape(-1))
             length = np.array([np.prod(recording.values.shape)], np.int32)
-            recordings.append(values=(np.empty(0, np.float32), length), label=label.reshape(1))
+            others: dict[str, Any] = {}
+            if self.rules.carries_forward:
+                measured = measured_targets(recording, targets).astype(np.uint8)
+                repeated += int(measured.size - measured.sum(dtype=np.int64))
+                others[MEASURED] = (measured.reshape(-1), np.array([measured.size], np.int32))
+            recordings.append(
+                values=(np.empty(0, np.float32), length), label=label.reshape(1), **others
+            )
         names = ("split", "recording", "first", "stop")
         places = [
             (SPLITS.index(each.split), each.recording, each.first, each.stop)
@@ -166,6 +192,7 @@ class SequencePreparation:
         ]
         segments = writer.split(SEGMENTS, {name: Column("int64") for name in names})
         segments.append(**dict(zip(names, np.array(places).T, strict=True)))
+        return repeated
 
 
 class Survey:
@@ -209,6 +236,8 @@ class Survey:
             span: _moments_of(values, *span)
             for span in {(0, len(values)), *self.splitter.spans(entry)}
         }
+        middle = len(values) // 2
+        entry.halves = [_moments_of(values, 0, middle), _moments_of(values, middle, len(values))]
         self.found.append(entry)
 
     def finish(self) -> None:
@@ -245,6 +274,8 @@ class Survey:
             ratio = _rms(other) / np.maximum(_rms(self.train), 1e-30)
             units = describe_units(self.columns, ratio, other["count"].max())
             self._warnings += [f"warning {split}: {line}" for line in units]
+        odd = describe_odd_units(self.columns, self.found)
+        self._warnings += [f"warning recordings: {line}" for line in odd]
         self._number_labels()
 
     def facts(self) -> dict[str, Any]:

@@ -18,8 +18,10 @@ from flatout.errors import require
 
 RECORDINGS = "recordings"
 SEGMENTS = "segments"
+MEASURED = "measured"
 """Splits of the store on disk: the samples, and which of them belong to training, validation and
-test."""
+test; and the column that says of each target whether it was measured then, in stores whose values
+were filled or resampled."""
 Places = NDArray[np.int64]
 
 
@@ -102,27 +104,42 @@ class Views(StoreSplit):
     """
 
     def __init__(
-        self, name: str, cut: Cut, segments: Segments, samples: Array, targets: Array | None
+        self,
+        name: str,
+        cut: Cut,
+        segments: Segments,
+        samples: Array,
+        targets: Array | None,
+        measured: Array | None = None,
     ) -> None:
+        """`targets`: the label of each recording; `measured`: of each sample, `[samples, K]`; None:
+        all were.
+        """
         self.name = name
         self.num_rows = cut.count(segments)
         self._cut = cut
         self._segments = segments
         self._samples = samples
         self._targets = targets
+        self._measured = measured
 
     @cached_property
     def columns(self) -> dict[str, Array | Ragged]:
         rows = self._cut.rows(self._segments)
         tokens = Ragged(self._samples, rows.start, rows.length)
         recording = rows.recording.astype(np.int32, copy=False)
-        targets = {} if self._targets is None else {"targets": self._targets}
-        return {"tokens": tokens, "recording": recording, **targets}
+        columns: dict[str, Array | Ragged] = {"tokens": tokens, "recording": recording}
+        if self._targets is not None:
+            columns["targets"] = self._targets
+        if self._measured is not None:
+            columns["targets"] = Ragged(self._measured, rows.start, rows.length)
+        return columns
 
     @property
     def num_bytes(self) -> int:
-        # of a row's place, length and recording
-        return self._samples.nbytes + self.num_rows * (8 + 4 + 4)
+        of_measured = 0 if self._measured is None else self._measured.nbytes
+        of_rows = self.num_rows * (8 + 4 + 4)  # of a row's place, length and recording
+        return self._samples.nbytes + of_measured + of_rows
 
 
 def open_views(store: Store, config: SequenceDataConfig) -> tuple[dict[str, Segments], list[str]]:
@@ -137,6 +154,9 @@ def open_views(store: Store, config: SequenceDataConfig) -> tuple[dict[str, Segm
     splits = places.fixed("split")
     found = {}
     notes = []
+    measured = None
+    if store.facts.get("repeated"):
+        measured = recordings.ragged(MEASURED).values.reshape(-1, len(config.targets))
     for split in [each for each in SPLITS if each in store.facts["splits"]]:
         chosen = splits == SPLITS.index(split)
         recording = places.fixed("recording")[chosen]
@@ -150,7 +170,9 @@ def open_views(store: Store, config: SequenceDataConfig) -> tuple[dict[str, Segm
         )
         if targets is not None and store.facts["classes"]:
             targets = targets.astype(np.int64)
-        views = store.splits[split] = Views(split, _cut(config, split), segments, values, targets)
+        views = store.splits[split] = Views(
+            split, _cut(config, split), segments, values, targets, measured
+        )
         names = [store.facts["recordings"][each] for each in recording.tolist()]
         _require_length(config, split, views.num_rows, names, segments)
         notes += _describe_short(config, split, names, stop - begin)

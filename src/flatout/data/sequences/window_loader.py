@@ -91,11 +91,12 @@ def windows(
         roles = {role: _listed(columns) for role, columns in named.items()}
         columns = [name for names in roles.values() for name in names]
         how = as_choice(Missing, missing, "missing")
-        rules = RecordingRules(
-            columns=columns, time=time, group=_listed(group), max_gap=max_gap, missing=how
-        )
+        ways: dict[str, Any] = {"max_gap": max_gap, "missing": how, "past_only": True}
+        rules = RecordingRules(columns=columns, time=time, group=_listed(group), **ways)
         for name, value in (("lookback", lookback), ("horizon", horizon), ("stride", stride)):
             require(isinstance(value, int) and value > 0, name, f"{value!r}", allowed="1 or more")
+        is_span = max_gap is None or (isinstance(max_gap, int | float) and max_gap > 0)
+        require(is_span, "max_gap", f"{max_gap!r}", allowed="seconds above 0, or None")
         found = TableWindows(
             _recordings(source, roles, rules), roles, Cut(lookback, horizon, stride=stride)
         )
@@ -195,10 +196,15 @@ class TableWindows(WindowBatches):
         blocks = []
         statics = []
         lengths = {}
+        filled = []
         for each in recordings:
             blocks.append(each.values[:, : ends[-1]].astype(np.float32))
             statics.append(_only_row(each, roles["static"], ends[-1]))
             lengths[each.name] = len(each.rows)
+            nothing = np.zeros(len(each.rows), np.bool_)
+            filled.append(
+                nothing if each.measured is None else (~each.measured[:, : ends[0]]).any(axis=1)
+            )
         _require_long_enough(lengths, cut)
         end = np.cumsum(list(lengths.values()))
         self.begin = np.append(0, end[:-1])
@@ -206,8 +212,26 @@ class TableWindows(WindowBatches):
         self.lookback = cut.lookback or 0
         self.horizon = cut.horizon
         self.static = np.stack(statics)
+        self._leave_out(np.concatenate(filled))
         self.values = _joined(blocks)
         self.target, self.known = self.values[:, : ends[0]], self.values[:, ends[1] :]
+
+    def _leave_out(self, is_filled: NDArray[np.bool_]) -> None:
+        """Leave out the windows with a target in their horizon that was filled: it is no truth."""
+        count = np.append(0, np.cumsum(is_filled))
+        first = self.start + self.lookback
+        is_whole = count[first + self.horizon] == count[first]
+        if is_whole.all():
+            return
+        left_out = int((~is_whole).sum())
+        self.start = self.start[is_whole]
+        require(
+            len(self.start) > 0,
+            "missing",
+            f"each horizon of {self.horizon} holds a target that was filled",
+            hint="Lower horizon, or set missing=drop.",
+        )
+        warnings.warn(f"{counted(left_out, 'window')} left out: a target was filled", stacklevel=4)
 
     def batch(self, numbers: Places) -> Any:
         start = self.start[numbers]

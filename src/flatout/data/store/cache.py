@@ -128,12 +128,7 @@ class Cache:
                 there = _identity(self.folder / key)
                 if self.opened(key) is not None:
                     continue  # another process was quicker
-                require(
-                    len(reasons) < _TRIES,
-                    f"cache {self.folder / key}",
-                    "the store is damaged just after it was built",
-                    hint=_DISK,
-                )
+                self._require_tries_left(key, len(reasons))
                 reasons.append(self._reason_for_miss(key, name, recipe))
                 if there is not None:
                     self._remove_damaged(key, there)
@@ -163,12 +158,27 @@ class Cache:
 
     def kept(self, key: str, name: str, build: Build) -> Store:
         """The store of a key that is all that is known of it, built where it is missing."""
+        tries = 0
         while (store := self.opened(key)) is None:
             with self._refusals_told(), self._locked(key):
-                if self.opened(key) is None:
-                    shutil.rmtree(self.folder / key, ignore_errors=True)  # a damaged one
-                    self._build(key, build, {"key": key, "name": name, "recipe": {}})
+                there = _identity(self.folder / key)
+                if self.opened(key) is not None:
+                    continue  # another process was quicker
+                self._require_tries_left(key, tries)
+                tries += 1
+                if there is not None:
+                    with written():
+                        self._remove(self.folder / key, there)
+                self._build(key, build, {"key": key, "name": name, "recipe": {}})
         return store
+
+    def _require_tries_left(self, key: str, tries: int) -> None:
+        require(
+            tries < _TRIES,
+            f"cache {self.folder / key}",
+            "the store is damaged just after it was built",
+            hint=_DISK,
+        )
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove stores that are no longer needed, and the locks that they were built under."""
@@ -284,7 +294,7 @@ class Cache:
         for entry in self.entries():
             if entry.name == name and entry.key != key:
                 return (
-                    "; ".join(_differences(entry.manifest["recipe"], recipe))
+                    "; ".join(differences(entry.manifest["recipe"], recipe))
                     or "made by another version"
                 )
         return "first time for this data"
@@ -407,14 +417,15 @@ def shards_of(entries: Iterable[CacheEntry]) -> set[str]:
     return {name.parts[2] for name in names if name.parts[0] == ".."}
 
 
-def _differences(before: Recipe, now: Recipe, prefix: str = "") -> Iterator[str]:
+def differences(before: Recipe, now: Recipe, prefix: str = "") -> Iterator[str]:
+    """What changed between two recipes, each value in some words."""
     for name in sorted(before.keys() | now.keys()):
         old = before.get(name)
         new = now.get(name)
         if old == new:
             continue
         if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, f"{prefix}{name} ")
+            yield from differences(old, new, f"{prefix}{name} ")
         elif isinstance(old, int | float | None) and isinstance(new, int | float | None):
             yield f"{prefix}{name} changed from {old} to {new}"
         else:

@@ -66,7 +66,8 @@ def from_hub(name: str, where: str) -> Any:
 def never_ask_to_run_code() -> None:
     """Let transformers refuse a model's own code at once, where it would ask whether to run it."""
     if "transformers" in sys.modules:
-        importlib.import_module("transformers.dynamic_module_utils").TIME_OUT_REMOTE_CODE = 0
+        questions: Any = importlib.import_module("transformers.dynamic_module_utils")
+        questions.TIME_OUT_REMOTE_CODE = 0  # seconds to answer; at 0 it refuses without asking
 
 
 def fetched(name: str, where: str, opening: Callable[[], T]) -> T:

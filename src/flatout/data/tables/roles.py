@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flatout.errors import UserError
+from flatout.errors import UserError, did_you_mean, example_columns
 
 if TYPE_CHECKING:
     from flatout.data.tables.table import Table
@@ -75,11 +75,19 @@ def find_roles(
     what = " and ".join(word for key, word in zip(found, spoken, strict=True) if key in unclear)
     several = [repr(name) for key in unclear for name in found[key]]
     choice = f": {' or '.join(several)}" if several else ""
+    question = f"which column of {table.name} holds the {what}{choice}?"
+    named = {"text": given, "label": () if label is None else (label,)}
+    absent = [name for names in named.values() for name in names if name not in table.columns]
+    if absent:
+        question = f"no column {', '.join(map(repr, absent))}; {question}"
+    nearest = [did_you_mean(name, table.columns) for name in absent]
+    keys = [key for key in found if key in unclear or set(named[key]) & set(absent)]
     raise UserError(
-        " and ".join(f"data.{key}" for key in unclear),
-        f"which column of {table.name} holds the {what}{choice}?",
+        " and ".join(f"data.{key}" for key in keys),
+        question,
         allowed=table.listed(),
-        hint=f"Set {_words_for(table, found, unclear)}.{_headless(table)}",
+        hint=" ".join(filter(None, [*nearest, f"Set {_words_for(table, found, keys)}."]))
+        + _headless(table),
     )
 
 
@@ -119,7 +127,8 @@ def _headless(table: Table) -> str:
             " Is that several columns? Then leave data.read.delimiter out, or name the right one."
         )
     return (
-        " Is its first line a row already? Then name the columns: data.read.columns=[text,label]."
+        " Is its first line a row already? Then name the columns:"
+        f" data.read.columns={example_columns(len(table.columns))}."
         if is_row
         else ""
     )

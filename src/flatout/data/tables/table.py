@@ -66,13 +66,14 @@ class Table(ABC):
         """The rows of some columns, in order."""
 
     def holds_numbers(self) -> bool:
-        """Whether the first rows are numbers in all columns."""
+        """Whether the first rows are numbers in most columns: beside them may stand times and
+        names.
+        """
         first = next(iter(self.blocks(self.columns)), None)
         columns = [decoded(column) for column in first.columns] if first is not None else []
-        kinds = [is_plain(column.type) or is_text(column.type) for column in columns]
-        return (
-            bool(kinds) and all(kinds) and all(are_numbers(as_texts(column)) for column in columns)
-        )
+        plain = [column for column in columns if is_plain(column.type) or is_text(column.type)]
+        numbers = sum(are_numbers(as_texts(column)) for column in plain)
+        return 2 * numbers > len(columns)
 
     def numbered(
         self, columns: Sequence[str], rows_per_block: int = 65_536

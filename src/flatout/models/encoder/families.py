@@ -1,9 +1,9 @@
 """Families of encoders in transformers (BERT, DeBERTa, ...): what is special about each of them.
 
-Each family has one record, `Family`. `family_of(name)` gives it, also for families that nobody has
-listed here. Families that run flat (nothing padded) also have a `FlatForm`: where the library keeps
+Each family has one record, `Family`. `family_of(name)` gives it; families not listed here have the
+defaults. Families that run flat (nothing padded) also have a `FlatForm`: where the library keeps
 their weights, and how their heads read tokens. Plain values stand in `families.toml`; what is code
-stands here. To support another family, or to mend one, change its rows in these two files.
+stands here. To support another family, or to correct one, change its rows in these two files.
 
 Names of modules are those of the weights on disk, so they change as seldom as checkpoints do.
 

@@ -95,7 +95,7 @@ class PostNormLayer(FlatLayer):
     def __init__(self, block: nn.Module, config: Any, form: FlatForm) -> None:
         super().__init__(block, config, form)
         self.names = form.names
-        # the three linear layers of `finish`, each a product of its own
+        # the three linear layers of `finish`, a product each
         self._later: list[tuple[str, ...]] = [
             (self.names.out,),
             (self.names.up,),

@@ -267,7 +267,7 @@ class Transformer(FreezableEncoder):
     def _in_steps(self, batch: FlatBatch) -> FlatBatch:
         """Add rows that nothing reads, so that few different numbers of tokens occur.
 
-        Only in sixteen bits on a CPU; elsewhere the batch stays as it is.
+        Only in sixteen bits on a CPU; elsewhere the batch is not changed.
         """
         # oneDNN makes and keeps a kernel for each product at each number of tokens: 1.5 MB and some
         # time a piece. A batch grows by one token in eighty on average.
@@ -390,7 +390,7 @@ class Transformer(FreezableEncoder):
         places_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
         is_token_BL = places_L < lengths_B.unsqueeze(1)
         # The library asks a plain mask whether it holds padding, and waits for the device. It takes
-        # a finished mask `[B, 1, 1, L]` as it is, but then leaves out windows, too.
+        # a finished mask `[B, 1, 1, L]` unchanged, but then leaves out windows, too.
         adds_to_mask = self.facts.has_windows or self.facts.masks_itself
         is_fused = self.described._attn_implementation == "sdpa" and not adds_to_mask
         return is_token_BL[:, None, None] if is_fused else is_token_BL.long()

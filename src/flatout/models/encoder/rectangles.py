@@ -28,7 +28,7 @@ from torch import Tensor
 
 Index = NDArray[np.int64]
 
-_LONG = 160  # tokens; a row as long as this, or longer, is work enough for a call of its own
+_LONG = 160  # tokens; a row as long as this, or longer, is worth a call by itself
 # scores of padding that cost as much as one more rectangle: both take about 60 µs a layer
 _CALL_SCORES = 1300
 

@@ -11,8 +11,9 @@ rates of two sides make an interval:
 
 The verdict's tries, `tune=auto`, `doctor --confirm` and the benches use it. Each round gives one
 ratio; the value is their median. The bounds are two of the ratios: the narrowest pair that holds
-the median in nine of ten cases, or the smallest and the largest where there are few rounds.
-Everything is done in logarithms: swapped sides give the inverse.
+the median in nine of ten cases. That takes five rounds: the smallest and the largest of three hold
+it in three of four cases, of two in every second. Everything is done in logarithms: swapped sides
+give the inverse.
 """
 
 from __future__ import annotations

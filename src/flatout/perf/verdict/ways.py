@@ -42,6 +42,7 @@ def open_feed(
     kept: dict[str, Any] = {
         "device": feed.device,
         "transform": feed.transform,
+        "complete": feed.complete,
         "batches_a_run": BATCHES_A_RUN,
     }
     return Feed(feed.split, plan, kind=kind or feed.kind, workers=workers or feed.workers, **kept)
@@ -64,7 +65,8 @@ def _feed_overrides(
     """Override, kind, workers and threads of each feed."""
     model_ms = max(evidence.model_ms, 1e-3)
     is_busy = (evidence.feed_cores or 0.0) >= BUSY
-    may_reside = feed.kind is not FeedKind.resident and not is_busy and feed.transform is None
+    is_plain = feed.transform is None and feed.complete is None
+    may_reside = feed.kind is not FeedKind.resident and not is_busy and is_plain
     if (
         may_reside
         and choose_feed(FeedKind.auto, feed.split.num_bytes, feed.device).value is FeedKind.resident

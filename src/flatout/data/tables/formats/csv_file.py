@@ -19,7 +19,7 @@ import pyarrow.csv as pa_csv
 
 from flatout.data.tables.formats.file import LONGEST_ROW, FileTable, as_file, pieces_of
 from flatout.data.tables.reading import ReadingConfig
-from flatout.errors import UserError, require
+from flatout.errors import UserError, example_columns, require
 
 CANDIDATES = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
 _ROWS_LOOKED_AT = 200
@@ -168,7 +168,7 @@ class CsvTable(FileTable):
         if is_whole and not lines.read().strip("\r\n"):
             hint = (
                 "Add rows; or, if that line is a row, name the columns:"
-                " data.read.columns=[text,label]."
+                f" data.read.columns={example_columns(len(names))}."
             )
             raise self._fail("no rows below the line that names the columns", hint)
         return names

@@ -39,6 +39,8 @@ _RATIO_FROM = 1 << 28
 _SIZE_CAP = 1 << 38
 """Honest text unpacks to ten times its size, now and then to fifty; bombs to a thousand."""
 Notes = dict[str, list[Any]]  # of files, by their names, their entries and what is noted of them
+# Another number makes every noted head be read again: change it with how heads are read.
+_HEADS_AS = 1
 # what heads tell: as noted before, and now (see `prints`)
 HEADS: ContextVar[tuple[Notes, Notes]] = ContextVar("heads")
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -67,10 +69,12 @@ class FileTable(Table):
         is not noted.
         """
         noted, found = HEADS.get(({}, {}))
-        key = f"{self.path.absolute()} {type(self).__name__} {self.reading}"
-        if noted.get(key, [None])[0] == self._opened_as:
+        key = f"{self.path.absolute()} {type(self).__name__} {self.reading} {_HEADS_AS}"
+        entry, told = noted.get(key, (None, {}))
+        # A note of another version of flatout may lack a name that this one needs.
+        if entry == self._opened_as and set(told) == set(self.told_by_head):
             found[key] = noted[key]
-            vars(self).update(noted[key][1])
+            vars(self).update(told)
             return
         self.columns = self._read_columns()
         if has_time_moved(int(self._opened_as[3])):

@@ -38,12 +38,10 @@ def _arrow_table(rows: Any, where: str) -> pa.Table:
     is_pandas = hasattr(rows, "iloc") and hasattr(rows, "columns")
     # pyarrow, polars, others
     is_table = is_pandas or isinstance(rows, Mapping) or hasattr(rows, "__arrow_c_stream__")
-    require(
-        is_table,
-        where,
-        f"cannot read rows from a {type(rows).__name__}",
-        allowed="a path, a mapping of columns, a pandas, pyarrow or datasets table",
-    )
+    allowed = "a mapping of columns, a pandas, polars, pyarrow or datasets table"
+    if where.startswith("data."):
+        allowed = f"a path, {allowed}"
+    require(is_table, where, f"cannot read rows from a {type(rows).__name__}", allowed=allowed)
     try:
         if is_pandas:
             found = pa.Table.from_pandas(rows, preserve_index=False)
