@@ -107,16 +107,15 @@ DEFECTS = [
     Defect(
         "weights of classes are lost",
         "tasks/classification.py",
-        'F.cross_entropy(outputs, targets, weight=weights_C, reduction="sum",'
-        " label_smoothing=smoothing)",
-        'F.cross_entropy(outputs, targets, reduction="sum", label_smoothing=smoothing)',
+        'outputs, targets, weight=weights_C, reduction="sum", label_smoothing=smoothing',
+        'outputs, targets, reduction="sum", label_smoothing=smoothing',
         "tests/tasks/test_classification.py",
     ),
     Defect(
         "a batch's loss is its own mean, not its part of the step's",
         "tasks/classification.py",
-        "self._targets(batch)) / batch.step_rows",
-        "self._targets(batch)) / batch.num_real",
+        "return loss_sum / batch.step_rows",
+        "return loss_sum / batch.num_real",
         "tests/tasks/test_step.py",
     ),
     Defect(

@@ -96,10 +96,8 @@ class Classifier(Task):
         return self.metrics.per_class()
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
-        return (
-            self._loss_sum_of(real_rows(outputs, batch).float(), self._targets(batch))
-            / batch.step_rows
-        )
+        loss_sum = self._loss_sum_of(real_rows(outputs, batch).float(), self._targets(batch))
+        return loss_sum / batch.step_rows
 
     def judge(self, batch: FlatBatch) -> Tensor:
         outputs = real_rows(self.outputs(batch), batch).float()
