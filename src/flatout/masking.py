@@ -28,7 +28,8 @@ _IN_MAPPING = re.compile(
     rf"(?<=[{{,\s])((?:{_NAME})\s*:\s*)('[^']*'|\"[^\"]*\"|[^,}}\s]+)", re.IGNORECASE
 )
 _IN_QUERY = re.compile(
-    r"([?&;](?:[\w.-]*(?:token|secret|password|passwd|signature|credential|access_?key|api_?key)[\w.-]*"
+    r"([?&;](?:[\w.-]*"
+    r"(?:token|secret|password|passwd|signature|credential|access_?key|api_?key)[\w.-]*"
     r"|sig|key|pwd|auth)=)([^&;\s#'\"]+)",
     re.IGNORECASE,
 )

@@ -277,7 +277,7 @@ def test_a_rank_that_is_late_knows_the_choices_of_a_resumed_run(tmp_path):
 def test_the_log_of_a_run_that_a_signal_ended_holds_no_traceback(tmp_path, end, has_traceback):
     with (
         pytest.raises(type(end)),
-        open_run_folder(tmp_path, RunConfig(), [], is_first=True) as folder,
+        open_run_folder(tmp_path, RunConfig(), [], Ranks()) as folder,
     ):
         folder.say("begun\x1b[2J")
         raise end

@@ -65,8 +65,8 @@ DEFECTS = [
     Defect(
         "rows that fill a rank's batch count",
         "data/batches/plan.py",
-        "shortest), np.maximum(real, 1), real",
-        "shortest), np.maximum(real, 1), np.maximum(real, 1)",
+        "        np.maximum(real, 1),\n        real,\n",
+        "        np.maximum(real, 1),\n        np.maximum(real, 1),\n",
         "tests/data/test_plan.py",
     ),
     Defect(
@@ -107,15 +107,15 @@ DEFECTS = [
     Defect(
         "weights of classes are lost",
         "tasks/classification.py",
-        'outputs, targets, weight=weights_C, reduction="sum", label_smoothing=smoothing',
-        'outputs, targets, reduction="sum", label_smoothing=smoothing',
+        'weight=weights_C, reduction="sum", label_smoothing=smoothing',
+        'reduction="sum", label_smoothing=smoothing',
         "tests/tasks/test_classification.py",
     ),
     Defect(
         "a batch's loss is its own mean, not its part of the step's",
         "tasks/classification.py",
-        "return loss_sum / batch.step_rows",
-        "return loss_sum / batch.num_real",
+        "/ batch.step_rows",
+        "/ batch.num_real",
         "tests/tasks/test_step.py",
     ),
     Defect(

@@ -1,8 +1,9 @@
 """Texts that occur more than once: repeated, labelled in two ways, or on both sides of a split.
 
-Every row leaves a record of fixed size with the hashes of its text. Records are kept in 64 files by
-their hash, so equal texts meet in the same file and only one file at a time lies in memory, however
-many rows there are.
+Each row leaves a record of fixed size with the hashes of its text. `RecordFiles` keeps the records
+in 64 files by their hash, so equal texts meet in the same file. Only one file at a time is in
+memory, however many rows there are. `find_twins` then compares the records of one file, and
+`assigner` gives them their splits. What becomes of rows with a twin is decided in `survey`.
 """
 
 from __future__ import annotations
@@ -30,53 +31,56 @@ from flatout.errors import out_of_space, require
 
 RECORD = np.dtype(
     [
-        ("alike", "u8"),
-        ("exact", "u8"),
-        ("group", "u8"),
-        ("row", "i8"),
-        ("code", "i4"),
-        ("table", "i1"),
+        ("alike", "u8"),  # hash of the text's letters and digits
+        ("exact", "u8"),  # hash of the text as it stands
+        ("group", "u8"),  # hash of the value of `data.group`
+        ("row", "i8"),  # number of the row in its table
+        ("code", "i4"),  # number of its label
+        ("table", "i1"),  # number of the split that its table was given for
     ],
     align=True,
-)  # a row: hashes of its letters, its text and its group; its number, its label's number, its table
-_PARTS = 64
-_PART_BITS = 6
-_HELD_BYTES = 1 << 20
-_WAITING = 4
+)
+"""What is kept of a row to compare it with others."""
+_NUM_FILES = 64
+_FILE_BITS = 6
+"""Bits of the hash `alike` that choose a record's file: 2 ** 6 files."""
+_MEMORY_BYTES = 1 << 20
+"""A file of records stays in memory up to so many bytes, then goes to the disk."""
+_MOST_WAITING = 4  # blocks of records that wait to be written; a fifth makes the reader wait
 Records = NDArray[np.void]
 Mask = NDArray[np.bool_]
-# gives the records of one file their splits: 0, 1 or 2
 Assigner = Callable[[Records], NDArray[np.int8]]
+"""Gives the records of one file their splits: 0 training, 1 validation, 2 test."""
 
 
 class RecordFiles:
-    """Records by the first bits of their hash, on disk beyond some megabytes; written by a thread
-    of their own.
-    """
+    """Records in files by the first bits of their hash. A thread of its own writes them."""
 
     def __init__(self) -> None:
         # `close` closes them
         self._files = [
-            tempfile.SpooledTemporaryFile(_HELD_BYTES)  # noqa: SIM115
-            for _ in range(_PARTS)
+            tempfile.SpooledTemporaryFile(_MEMORY_BYTES)  # noqa: SIM115
+            for _ in range(_NUM_FILES)
         ]
         self._thread = ThreadPoolExecutor(1)
         self._waiting: list[Future[None]] = []
 
     def close(self) -> None:
+        """Remove all files."""
         self._thread.shutdown()
         for file in self._files:
             with suppress(OSError):  # a full disk refuses what is still to be written
                 file.close()
 
     def add(self, records: Records) -> None:
-        """Have some records written, in the order of the calls."""
-        while len(self._waiting) >= _WAITING:
+        """Hand records to the thread that writes them, in the order of the calls."""
+        while len(self._waiting) >= _MOST_WAITING:
             with _refusals_of_temporary_disk():
                 self._waiting.pop(0).result()
         self._waiting.append(self._thread.submit(self._write, records))
 
     def parts(self) -> Iterator[Records]:
+        """The records of one file after the other, once all are written."""
         with _refusals_of_temporary_disk():
             while self._waiting:
                 self._waiting.pop().result()
@@ -87,15 +91,16 @@ class RecordFiles:
             yield np.frombuffer(content, RECORD)
 
     def _write(self, records: Records) -> None:
-        parts = (records["alike"] >> np.uint64(64 - _PART_BITS)).astype(np.uint8)
-        records = records.take(np.argsort(parts, kind="stable"))
-        ends = np.cumsum(np.bincount(parts, minlength=_PARTS))
-        for file, piece in zip(self._files, np.split(records, ends[:-1]), strict=True):
-            file.write(piece.tobytes())
+        file_numbers = (records["alike"] >> np.uint64(64 - _FILE_BITS)).astype(np.uint8)
+        records = records.take(np.argsort(file_numbers, kind="stable"))
+        ends = np.cumsum(np.bincount(file_numbers, minlength=_NUM_FILES))
+        for file, of_file in zip(self._files, np.split(records, ends[:-1]), strict=True):
+            file.write(of_file.tobytes())
 
 
 @contextmanager
 def _refusals_of_temporary_disk() -> Iterator[None]:
+    """Inside it a full temporary disk is told as a mistake that names TMPDIR."""
     try:
         yield
     except OSError as error:
@@ -107,7 +112,11 @@ def _refusals_of_temporary_disk() -> Iterator[None]:
 
 
 def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:
-    """The rule of some settings; rows of tables that were given for a split stay there."""
+    """The function that gives records their splits, by the settings.
+
+    Rows of a table that was given for validation or test stay there. `strata` has a stratum for
+    each number of a label; it is used where splits are stratified.
+    """
     if not any(splitting.shares.values()):
         return lambda records: records["table"].astype(np.int8)
     if splitting.by is SplitBy.group:
@@ -117,16 +126,20 @@ def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]
 
     def assigned(records: Records) -> NDArray[np.int8]:
         splits = records["table"].astype(np.int8)
-        is_own = splits == 0
-        splits[is_own] = assign(records if is_own.all() else records[is_own])
+        is_of_training_table = splits == 0
+        if is_of_training_table.all():
+            return assign(records)
+        splits[is_of_training_table] = assign(records[is_of_training_table])
         return splits
 
     return assigned
 
 
 def _by_text(splitting: Splitting, strata: NDArray[np.int64] | None) -> Assigner:
-    """By their hashes; with `strata` distinct texts are dealt out by the first of the classes of
-    each.
+    """Assign splits by a hash of the text, or by its stratum.
+
+    With `strata`, texts are dealt out one by one within each stratum. A text that stands there with
+    several labels counts in the lowest of their strata, and all its rows get one split.
     """
     if strata is None:
         return lambda records: split_by_hash(
@@ -136,20 +149,24 @@ def _by_text(splitting: Splitting, strata: NDArray[np.int64] | None) -> Assigner
 
     def assign(records: Records) -> NDArray[np.int8]:
         hashes = reseeded(records["alike"], splitting.seed)
-        texts, inverse = np.unique(hashes, return_inverse=True)
-        first = np.full(len(texts), strata.max())
-        np.minimum.at(first, inverse, strata[records["code"]])
-        return dealer.deal(first)[inverse]
+        texts, text_of_row = np.unique(hashes, return_inverse=True)
+        lowest_stratum = np.full(len(texts), strata.max())
+        np.minimum.at(lowest_stratum, text_of_row, strata[records["code"]])
+        return dealer.deal(lowest_stratum)[text_of_row]
 
     return assign
 
 
 def _by_group(splitting: Splitting, files: RecordFiles) -> Assigner:
-    groups, rows = np.empty(0, np.uint64), np.empty(0, np.int64)
+    """Assign whole groups, after all records were read once to count the rows of each."""
+    groups = np.empty(0, np.uint64)
+    rows_of_group = np.empty(0, np.int64)
     for records in files.parts():
-        each, counts = np.unique(records["group"][records["table"] == 0], return_counts=True)
-        groups, inverse = np.unique(np.append(groups, each), return_inverse=True)
-        rows = np.bincount(inverse, weights=np.append(rows, counts)).astype(np.int64)
+        is_of_training_table = records["table"] == 0
+        new_groups, counts = np.unique(records["group"][is_of_training_table], return_counts=True)
+        groups, number = np.unique(np.append(groups, new_groups), return_inverse=True)
+        all_counts = np.append(rows_of_group, counts)
+        rows_of_group = np.bincount(number, weights=all_counts).astype(np.int64)
     needed = 1 + sum(share > 0 for share in splitting.shares.values())
     require(
         len(groups) >= needed,
@@ -160,7 +177,7 @@ def _by_group(splitting: Splitting, files: RecordFiles) -> Assigner:
         ),
         hint="Name another column, or give a file for each split.",
     )
-    splits = split_groups(groups, rows, **splitting.shares, seed=splitting.seed)
+    splits = split_groups(groups, rows_of_group, **splitting.shares, seed=splitting.seed)
     return lambda records: splits[np.searchsorted(groups, records["group"])]
 
 
@@ -168,69 +185,87 @@ def _by_group(splitting: Splitting, files: RecordFiles) -> Assigner:
 class Twins:
     """Which of some records have a twin, and of what kind."""
 
-    repeated: Mask  # training rows with the text and the label of an earlier training row
-    alike: Mask  # training rows like an earlier one in letters and digits, but not equal
-    conflict: Mask  # rows whose text has another label elsewhere
-    exact_splits: NDArray[np.uint8]  # the splits in which the same text stands, a bit for each
-    # the splits in which a text of the same letters and digits stands
+    repeated: Mask
+    """Training rows with the text and the label of an earlier training row."""
+    alike: Mask
+    """Training rows like an earlier one in letters and digits, but not equal to it."""
+    conflict: Mask
+    """Rows whose text has another label elsewhere."""
+    exact_splits: NDArray[np.uint8]
+    """The splits in which the row's text stands: bit 0 training, 1 validation, 2 test."""
     alike_splits: NDArray[np.uint8]
+    """The splits in which a text of the same letters and digits stands, as bits."""
 
 
 def find_twins(records: Records, codes: NDArray[np.integer], splits: NDArray[np.int8]) -> Twins:
-    """Compare the records of one file; `splits` are 0, 1 and 2."""
-    own = (np.uint8(1) << splits.astype(np.uint8)).astype(np.uint8)
-    repeated, alike, conflict = (np.zeros(len(records), np.bool_) for _ in range(3))
-    exact_splits, alike_splits = own.copy(), own.copy()
-    if len(rows := _with_company(records["alike"])):
+    """Compare the records of one file; `codes` are their labels, `splits` are 0, 1 and 2.
+
+    Three rows of one text, letters and digits alike, going through:
+
+        row  text    label  split       exact_splits  alike_splits  conflict  repeated  alike
+        0    "A b."  0      training    0b001         0b011         no        no        no
+        1    "a B!"  1      training    0b011         0b011         yes       no        yes
+        2    "a B!"  0      validation  0b011         0b011         yes       no        no
+    """
+    split_bits = (np.uint8(1) << splits.astype(np.uint8)).astype(np.uint8)
+    repeated = np.zeros(len(records), np.bool_)
+    alike = np.zeros(len(records), np.bool_)
+    conflict = np.zeros(len(records), np.bool_)
+    exact_splits = split_bits.copy()
+    alike_splits = split_bits.copy()
+    rows = _places_of_repeated(records["alike"])  # most rows have no twin, and are done here
+    if len(rows):
         few = records[rows]
-        few_codes = codes[rows]
-        few_own = own[rows]
-        order = np.lexsort((few["row"], few["table"], few_codes, few["exact"], few["alike"]))
+        # Twins come to stand side by side: by letters, by exact text, by label, in file order.
+        order = np.lexsort((few["row"], few["table"], codes[rows], few["exact"], few["alike"]))
         rows = rows[order]
         few = few[order]
-        few_codes = few_codes[order]
-        few_own = few_own[order]
-        same_alike, same_exact = _starts(few["alike"]), _starts(few["alike"], few["exact"])
-        alike_splits[rows] = _over_groups(np.bitwise_or, few_own, same_alike)
-        exact_splits[rows] = _over_groups(np.bitwise_or, few_own, same_exact)
-        least = _over_groups(np.minimum, few_codes, same_exact)
-        conflict[rows] = _over_groups(np.maximum, few_codes, same_exact) != least
-        train = np.flatnonzero(few_own == 1)
-        repeated[rows[train]] = ~_starts(few["alike"][train], few["exact"][train], few_codes[train])
-        by_row = train[np.lexsort((few["row"][train], few["alike"][train]))]
+        few_codes = codes[rows]
+        few_bits = split_bits[rows]
+        begins_alike = _starts(few["alike"])
+        begins_exact = _starts(few["alike"], few["exact"])
+        alike_splits[rows] = _over_runs(np.bitwise_or, few_bits, begins_alike)
+        exact_splits[rows] = _over_runs(np.bitwise_or, few_bits, begins_exact)
+        lowest_code = _over_runs(np.minimum, few_codes, begins_exact)
+        highest_code = _over_runs(np.maximum, few_codes, begins_exact)
+        conflict[rows] = highest_code != lowest_code
+        train = np.flatnonzero(few_bits == 1)
+        of_train = few[train]
+        is_first = _starts(of_train["alike"], of_train["exact"], few_codes[train])
+        repeated[rows[train]] = ~is_first
+        # Of training rows alike in letters, the first in its table is the one to compare with.
+        by_row = train[np.lexsort((of_train["row"], of_train["alike"]))]
+        exact = few["exact"][by_row]
         begins = _starts(few["alike"][by_row])
-        first_exact = (
-            few["exact"][by_row][begins][np.cumsum(begins) - 1]
-            if len(by_row)
-            else few["exact"][by_row]
-        )
-        alike[rows[by_row]] = few["exact"][by_row] != first_exact
+        first_exact = exact[begins][np.cumsum(begins) - 1] if len(by_row) else exact
+        alike[rows[by_row]] = exact != first_exact
     return Twins(repeated, alike, conflict, exact_splits, alike_splits)
 
 
-def _with_company(values: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Places of the values that occur more than once: a sort finds which they are, far sooner than
-    an argsort.
+def _places_of_repeated(values: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Places of the values that occur more than once: [5, 7, 5] → [0, 2].
+
+    Sorting finds these values in a fraction of the time that an argsort of all places would take.
     """
     in_order = np.sort(values)
-    several = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
-    if not len(several):
+    repeated = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
+    if not len(repeated):
         return np.empty(0, np.int64)
-    return np.flatnonzero(
-        several[np.minimum(np.searchsorted(several, values), len(several) - 1)] == values
-    )
+    nearest = np.minimum(np.searchsorted(repeated, values), len(repeated) - 1)
+    return np.flatnonzero(repeated[nearest] == values)
 
 
 def _starts(*columns: NDArray[np.generic]) -> Mask:
-    """Where a run of equal values begins."""
+    """Where a run of rows with equal values in all columns begins: [4, 4, 9] → [yes, no, yes]."""
     starts = np.ones(len(columns[0]), np.bool_)
     if len(starts):
         starts[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return starts
 
 
-def _over_groups(
-    reduce: np.ufunc, values: NDArray[np.generic], starts: Mask
-) -> NDArray[np.generic]:
-    """A reduction of each run, for every member of the run."""
+def _over_runs(reduce: np.ufunc, values: NDArray[np.generic], starts: Mask) -> NDArray[np.generic]:
+    """Reduce each run of values, and give the result to each of its members.
+
+    The maximum of values [3, 8, 5] in runs that start at [yes, no, yes] is [8, 8, 5].
+    """
     return reduce.reduceat(values, np.flatnonzero(starts))[np.cumsum(starts) - 1]

@@ -1,16 +1,16 @@
-"""Tokenizers of transformers: texts, pairs of texts and lists of words to the ids that an encoder
-was trained on.
+"""Tokenizers of transformers: from texts, pairs of texts and lists of words to token ids.
 
-The fast tokenizer's own Rust code does the work, over whole blocks; the ids that open, part and
-close a row are put in by arithmetic. A row is cut so that these always fit. All files of the
-tokenizer are kept for transformers.
+`Subwords.load` opens a tokenizer of a folder, a run or the Hub; `Subwords.train` makes one from the
+training texts. `encode` hands whole blocks to the tokenizer's Rust code, without special tokens,
+and puts these around each row by arithmetic on arrays. A row is cut so that its special tokens
+always fit. Open this file to change how texts of an encoder become ids.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,24 +43,55 @@ from flatout.data.tokens.vocabulary import (
 )
 from flatout.errors import UserError, require
 
-# stands between the two texts of a pair; a code that Unicode keeps from being a character of any
-# text
 PAIR = "\ufdd0"
-_NOTHING = "?"
-_BEGINS = "▁"
+"""Stands between the two texts of a pair. Unicode keeps this code from being a character of any
+text."""
+_NO_WORD = "?"
+"""Replaces a word of which the tokenizer makes no token."""
+_WORD_BEGIN = "▁"
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-_ROWS_A_CALL = 4_096
-_ENDINGS = (".json", ".txt", ".jinja", ".model")  # of a tokenizer's files: all are data
+_ROWS_A_CALL = 4_096  # rows handed to Rust at once: enough for all cores, few enough for memory
+_ENDINGS = (".json", ".txt", ".jinja", ".model")
+"""Endings of a tokenizer's files: all of them are data, none is code."""
 _KIND = "subwords"
-# ids of texts, one run after the other, and how many each has
-Runs = tuple[NDArray[np.int32], NDArray[np.int64]]
-# ids that every row gets, or the runs of all rows with their lengths and how much of each is kept
-Part = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Token ids of several rows, one row after the other: lengths [3, 1] → [a0 a1 a2 b0]."""
+
+    tokens: NDArray[np.int32]
+    lengths: NDArray[np.int64]
+
+    @classmethod
+    def of_rows(cls, rows: list[NDArray[Any]]) -> Runs:
+        tokens = np.concatenate([*rows, np.empty(0, np.int32)], dtype=np.int32)
+        return cls(tokens, np.array([len(row) for row in rows], np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """One part of each row that is put together: `counts` tokens, from `starts` on."""
+
+    tokens: NDArray[np.int32]
+    starts: NDArray[np.int64]  # where the part of each row begins in `tokens`
+    counts: NDArray[np.int64]  # tokens of the part in each row
+
+    @classmethod
+    def same(cls, ids: list[int], num_rows: int) -> RowPart:
+        """The same ids in each row, such as those that open it."""
+        starts = np.zeros(num_rows, np.int64)
+        return cls(np.asarray(ids, np.int32), starts, np.full(num_rows, len(ids), np.int64))
+
+    @classmethod
+    def beginnings(cls, runs: Runs, counts: NDArray[np.int64]) -> RowPart:
+        """The first `counts` tokens of each run."""
+        return cls(runs.tokens, _begins(runs.lengths), counts.astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Ids that are put around what a tokenizer makes of a text."""
+    """The special tokens that a tokenizer puts around a text, such as [CLS] and [SEP]."""
 
     opening: list[int]
     closing: list[int]
@@ -72,6 +103,7 @@ class Frame:
 
     @property
     def size(self) -> int:
+        """Special tokens around a single text."""
         return len(self.opening) + len(self.closing)
 
 
@@ -99,8 +131,9 @@ class Subwords:
     def load(
         cls, name: str, where: str = "model.pretrained, data.tokenizer", *, words: bool = False
     ) -> Subwords:
-        """The tokenizer of a folder, of a run, of the cache, or of the Hub; for texts, or for lists
-        of words.
+        """The tokenizer of a folder, of a run, of transformers' cache, or of the Hub.
+
+        `words`: it will encode lists of words, as for tags. `where` names the setting in errors.
         """
         if run := model_of_run(name):
             return cls._of_run(run, words=words)
@@ -111,30 +144,30 @@ class Subwords:
         opened = partial(
             AutoTokenizer.from_pretrained, name, use_fast=True, trust_remote_code=False
         )
-        found = fetched(name, where, opened)
-        if not getattr(found, "is_fast", False):
+        tokenizer = fetched(name, where, opened)
+        if not getattr(tokenizer, "is_fast", False):
             raise UserError(
                 where, f"{name} has no fast tokenizer", hint="Convert it to a tokenizer.json first."
             )
         require(
-            len(found) > len(found.all_special_ids),
+            len(tokenizer) > len(tokenizer.all_special_ids),
             where,
             f"{name} has no words: its tokenizer's files are missing",
             hint="Set data.tokenizer=FOLDER.",
         )
-        if words and "ByteLevel" in found.backend_tokenizer.to_str():
-            # Pieces with a blank before them are other pieces: each word of a list has one, as in a
-            # text.
-            found = opened(add_prefix_space=True)
-        return cls.of(found)
+        if words and "ByteLevel" in tokenizer.backend_tokenizer.to_str():
+            # To such a tokenizer " word" and "word" are different tokens. In a text a word has a
+            # blank before it, so each word of a list gets one.
+            tokenizer = opened(add_prefix_space=True)
+        return cls.of(tokenizer)
 
     @classmethod
     def _of_run(cls, run: RunModel, *, words: bool) -> Subwords:
-        found = run.read(lambda: cls.from_json(run.text("tokenizer.json")))
-        if not words or "ByteLevel" not in found.tokenizer.to_str():
-            return found
+        of_texts = run.read(lambda: cls.from_json(run.text("tokenizer.json")))
+        if not words or "ByteLevel" not in of_texts.tokenizer.to_str():
+            return of_texts
         with tempfile.TemporaryDirectory() as folder:
-            found.save(Path(folder))
+            of_texts.save(Path(folder))
             return cls.load(folder, words=True)
 
     @classmethod
@@ -151,8 +184,9 @@ class Subwords:
 
     @classmethod
     def train(cls, blocks: Iterable[pa.Array], config: VocabularyConfig) -> Subwords:
-        """Word pieces of the training texts, framed as BERT frames a row; for encoders trained from
-        scratch.
+        """Word pieces of the training texts, for an encoder that is trained from scratch.
+
+        Rows begin with [CLS] and end with [SEP], as those of BERT.
         """
         from transformers import PreTrainedTokenizerFast
 
@@ -164,19 +198,22 @@ class Subwords:
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
         tokenizer.add_special_tokens(_SPECIAL)
-        closing, opening = ((name, _SPECIAL.index(name)) for name in ("[SEP]", "[CLS]"))
+        closing = ("[SEP]", _SPECIAL.index("[SEP]"))
+        opening = ("[CLS]", _SPECIAL.index("[CLS]"))
         tokenizer.post_processor = processors.BertProcessing(closing, opening)
-        names = dict(
-            zip(
-                ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"),
-                _SPECIAL,
-                strict=True,
-            )
+        fast = PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer,
+            pad_token="[PAD]",
+            unk_token="[UNK]",
+            cls_token="[CLS]",
+            sep_token="[SEP]",
+            mask_token="[MASK]",
         )
-        return cls.of(PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names))
+        return cls.of(fast)
 
     @classmethod
     def from_json(cls, text: str) -> Subwords:
+        """What `to_json` wrote. Names of files are checked: the text may come from others."""
         held = json.loads(text)
         for name in held["files"]:
             is_plain = Path(name).name == name and name.endswith(_ENDINGS)
@@ -189,6 +226,7 @@ class Subwords:
         return cls(Tokenizer.from_str(held["tokenizer"]), Frame(**held["frame"]), held["files"])
 
     def to_json(self) -> str:
+        """All of the tokenizer as one text, which a store and a run keep."""
         held = {
             "kind": _KIND,
             "frame": asdict(self.frame),
@@ -198,25 +236,28 @@ class Subwords:
         return json.dumps(held, ensure_ascii=False)
 
     def fingerprint(self) -> str:
+        """A hash of the tokenizer and its files. Stores of another one have another key."""
         return xxhash.xxh3_128_hexdigest(self.to_json().encode("utf-8", "surrogatepass"))
 
     def require_mask(self, name: str) -> int:
         """The id that stands for a word to be predicted; a tokenizer without one is refused."""
         token = json.loads(self.files.get("tokenizer_config.json", "{}")).get("mask_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        found = self.tokenizer.token_to_id(token) if token else None
-        hint = (
-            "Name a tokenizer of a masked language model, or leave it out: one is made from the"
-            " training rows."
-        )
-        if found is None:
-            raise UserError("data.tokenizer", f"{name} has no mask token", hint=hint)
-        return found
+        if isinstance(token, dict):
+            token = token.get("content")
+        mask_id = self.tokenizer.token_to_id(token) if token else None
+        if mask_id is None:
+            raise UserError(
+                "data.tokenizer",
+                f"{name} has no mask token",
+                hint=(
+                    "Name a tokenizer of a masked language model, or leave it out: one is made"
+                    " from the training rows."
+                ),
+            )
+        return mask_id
 
     def special_ids(self) -> list[int]:
-        """Ids that are no part of a text: of the frame, of padding, of masks, of what
-        is unknown.
-        """
+        """Ids of special tokens: those around a text, padding, the mask, the unknown token."""
         return [
             number
             for number, token in self.tokenizer.get_added_tokens_decoder().items()
@@ -229,151 +270,183 @@ class Subwords:
             (folder / name).write_text(text, encoding="utf-8")
 
     def encode(self, texts: pa.Array, *, max_length: int, long: LongTexts = CUT) -> EncodedBlock:
-        """Ids of each text or pair, framed; `max_length` of a text are kept, and what windows share
-        counts once.
+        """Ids of each text or pair, special tokens included; a row has at most `max_length`.
+
+        `long` says what becomes of longer texts. A token that two windows share counts once.
         """
-        firsts, seconds = _parted(texts)
-        runs = self._runs(firsts)
+        firsts, seconds = _split_pairs(texts)
+        runs = self._tokenize(firsts)
         if seconds is not None:
-            return self._framed_pairs(runs, self._runs(seconds), max_length)
-        return self._framed(runs, max_length, long)
+            return self._frame_pairs(runs, self._tokenize(seconds), max_length)
+        return self._frame_texts(runs, max_length, long)
 
     def encode_words(
         self, words: pa.Array, *, max_length: int, long: LongTexts = CUT
     ) -> EncodedWords:
-        """Ids of rows that are lists of words; a word of which no token fits is lost, and one
-        window has each word.
+        """Ids of rows that are lists of words, and which token begins a word.
+
+        Words behind the cut are lost. Of windows that share tokens, one marks each word.
         """
-        runs, firsts = [], []
-        for rows in _pieces(words):
+        token_rows: list[NDArray[np.int32]] = []
+        begins_word_rows: list[NDArray[np.bool_]] = []
+        for rows in _batches_of_rows(words):
             encodings = self.tokenizer.encode_batch(
                 rows, is_pretokenized=True, add_special_tokens=False
             )
             for row, encoding in zip(rows, encodings, strict=True):
-                if len(found := set(encoding.word_ids)) < len(row):
-                    # Words that a tokenizer makes nothing of, such as lone control characters,
-                    # become a mark.
-                    whole = [
-                        word if number in found else _NOTHING for number, word in enumerate(row)
+                words_with_tokens = set(encoding.word_ids)
+                if len(words_with_tokens) < len(row):
+                    # Of some words a tokenizer makes nothing, such as of a lone control character.
+                    # They become a mark, so that each word keeps its tag.
+                    whole_row = [
+                        word if number in words_with_tokens else _NO_WORD
+                        for number, word in enumerate(row)
                     ]
                     encoding = self.tokenizer.encode(
-                        whole, is_pretokenized=True, add_special_tokens=False
+                        whole_row, is_pretokenized=True, add_special_tokens=False
                     )
-                runs.append(np.array(encoding.ids, np.int32))
-                firsts.append(np.diff(np.array(encoding.word_ids, np.int64), prepend=-1) > 0)
-        tokens, lengths = _joined(runs)
-        long = long if long.window else CUT
-        block = self._framed((tokens, lengths), max_length, long)
-        # The same frame around the marks: nothing of a frame begins a word.
-        marks = (
-            self._framed((_joined(firsts)[0], lengths), max_length, long, marks=True).tokens == 1
-        )
-        ends = np.cumsum(block.lengths, dtype=np.int64)
-        total = np.append(0, np.cumsum(marks))
-        return EncodedWords(block, marks, total[ends] - total[ends - block.lengths])
+                token_rows.append(np.array(encoding.ids, np.int32))
+                # word_ids [0, 0, 1] → the first and the third token begin a word
+                word_ids = np.array(encoding.word_ids, np.int64)
+                begins_word_rows.append(np.diff(word_ids, prepend=-1) > 0)
+        runs = Runs.of_rows(token_rows)
+        if not long.window:
+            long = CUT
+        block = self._frame_texts(runs, max_length, long)
+        # The marks are cut and framed as their tokens are. Special tokens begin no word.
+        marks = Runs(Runs.of_rows(begins_word_rows).tokens, runs.lengths)
+        begins_word = self._frame_texts(marks, max_length, long, are_marks=True).tokens == 1
+        row_ends = np.cumsum(block.lengths, dtype=np.int64)
+        words_before = np.append(0, np.cumsum(begins_word))
+        words_of_row = words_before[row_ends] - words_before[row_ends - block.lengths]
+        return EncodedWords(block, begins_word, words_of_row)
 
-    def _runs(self, texts: pa.Array) -> Runs:
-        encoded = (
-            self.tokenizer.encode_batch_fast(rows, add_special_tokens=False)
-            for rows in _pieces(texts)
-        )
-        return _joined(
-            [np.array(encoding.ids, np.int32) for encodings in encoded for encoding in encodings]
-        )
+    def _tokenize(self, texts: pa.Array) -> Runs:
+        """Ids of texts without special tokens."""
+        rows: list[NDArray[np.int32]] = []
+        for batch in _batches_of_rows(texts):
+            encodings = self.tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            rows += [np.array(encoding.ids, np.int32) for encoding in encodings]
+        return Runs.of_rows(rows)
 
-    def _framed(
-        self, runs: Runs, max_length: int, long: LongTexts, *, marks: bool = False
+    def _frame_texts(
+        self, runs: Runs, max_length: int, long: LongTexts, *, are_marks: bool = False
     ) -> EncodedBlock:
-        """Each text or window in a frame, or the first and the last tokens in one; a mark stays in
-        one window.
+        """Put special tokens around each text, around its two ends, or around each of its windows.
+
+        `are_marks`: the runs are marks of tokens, 0 or 1. Then special tokens have the mark 0, and
+        of several windows that share a token only one keeps its mark.
         """
         frame = self.frame
-        tokens, lengths = runs
-        if marks:  # as long, of zeros
-            frame = replace(
-                frame, opening=[0] * len(frame.opening), closing=[0] * len(frame.closing)
-            )
+        if are_marks:
+            opening = [0] * len(frame.opening)
+            frame = replace(frame, opening=opening, closing=[0] * len(frame.closing))
+        lengths = runs.lengths
         kept = np.minimum(lengths, max(1, max_length - frame.size))
-        there = lengths
-        framed = kept
-        rows = kept + frame.size
+        pieces = runs
+        framed_counts = kept
+        row_lengths = kept + frame.size
         if long.kind is not Long.cut:
             starts, sizes, text = long.pick(lengths, kept, frame.size)
-            tokens = pieces_of(tokens, lengths, starts, sizes, text)
-            tokens = tokens * long.answers_of(sizes, text) if marks else tokens
-            framed = sizes if long.window else kept
-            there = framed
-            rows = np.bincount(text, sizes + frame.size, len(lengths)) if long.window else rows
-        whole = _put_together([frame.opening, (tokens, there, framed), frame.closing], len(framed))
-        block = EncodedBlock.of(whole, kept + frame.size, lengths + frame.size, frame.unknown)
-        return replace(block, lengths=rows.astype(np.int32))
-
-    def _framed_pairs(self, first: Runs, second: Runs, max_length: int) -> EncodedBlock:
-        """The longer text of a pair is cut first."""
-        frame = self.frame
-        added = self.frame.size + len(self.frame.parting)
-        room = max(2, max_length - added)
-        cuts = np.minimum(first[1], np.maximum(room - second[1], (room + 1) // 2))
-        more_cuts = np.minimum(second[1], room - cuts)
-        parts = [frame.opening, (*first, cuts), frame.parting, (*second, more_cuts), frame.closing]
-        whole = _put_together(parts, len(cuts))
-        return EncodedBlock.of(
-            whole, cuts + more_cuts + added, first[1] + second[1] + added, frame.unknown
+            tokens = pieces_of(runs.tokens, lengths, starts, sizes, text)
+            if are_marks:
+                tokens = tokens * long.answers_of(sizes, text)
+            # Each window gets a frame. The two ends of a text stand in one frame, side by side.
+            framed_counts = sizes if long.window else kept
+            pieces = Runs(tokens, framed_counts)
+            if long.window:
+                row_lengths = np.bincount(text, sizes + frame.size, len(lengths))
+        num_frames = len(framed_counts)
+        tokens = _join_parts(
+            [
+                RowPart.same(frame.opening, num_frames),
+                RowPart.beginnings(pieces, framed_counts),
+                RowPart.same(frame.closing, num_frames),
+            ]
         )
+        block = EncodedBlock.of(tokens, kept + frame.size, lengths + frame.size, frame.unknown)
+        return replace(block, lengths=row_lengths.astype(np.int32))
+
+    def _frame_pairs(self, first: Runs, second: Runs, max_length: int) -> EncodedBlock:
+        """Put special tokens around and between the texts of each pair.
+
+        Where a pair is too long, its longer text is cut until both are as long, then both are:
+        room 6 for lengths (9, 2) → (4, 2), for (9, 5) → (3, 3).
+        """
+        frame = self.frame
+        num_special = frame.size + len(frame.parting)
+        room = max(2, max_length - num_special)
+        first_counts = np.minimum(first.lengths, np.maximum(room - second.lengths, (room + 1) // 2))
+        second_counts = np.minimum(second.lengths, room - first_counts)
+        num_rows = len(first_counts)
+        tokens = _join_parts(
+            [
+                RowPart.same(frame.opening, num_rows),
+                RowPart.beginnings(first, first_counts),
+                RowPart.same(frame.parting, num_rows),
+                RowPart.beginnings(second, second_counts),
+                RowPart.same(frame.closing, num_rows),
+            ]
+        )
+        kept = first_counts + second_counts + num_special
+        whole = first.lengths + second.lengths + num_special
+        return EncodedBlock.of(tokens, kept, whole, frame.unknown)
 
 
-Encoder = Vocabulary | Subwords  # whatever turns blocks of texts into ids
+Encoder = Vocabulary | Subwords
+"""What turns blocks of texts into ids."""
 
 
 def train_encoder(blocks: Iterable[pa.Array], config: VocabularyConfig) -> Encoder:
-    """A vocabulary of the kind asked for, made from the training texts."""
-    return (Subwords if config.kind is VocabularyKind.wordpiece else Vocabulary).train(
-        blocks, config
-    )
+    """A vocabulary of the kind that the settings name, made from the training texts."""
+    if config.kind is VocabularyKind.wordpiece:
+        return Subwords.train(blocks, config)
+    return Vocabulary.train(blocks, config)
 
 
 def encode_texts(
     encoder: Encoder, texts: pa.Array, max_length: int, long: LongTexts
 ) -> EncodedBlock:
-    """Ids of texts; only encoders read long ones otherwise than cut."""
+    """Ids of texts. `long` is for word pieces: a vocabulary of words always cuts."""
     if isinstance(encoder, Subwords):
         return encoder.encode(texts, max_length=max_length, long=long)
     return encoder.encode(texts, max_length=max_length)
 
 
 def read_encoder(text: str) -> Encoder:
-    """What either's `to_json` wrote."""
-    return (
-        Subwords.from_json(text)
-        if text.startswith(f'{{"kind": "{_KIND}"')
-        else Vocabulary.from_json(text)
-    )
+    """The encoder that `to_json` of either class wrote."""
+    if text.startswith(f'{{"kind": "{_KIND}"'):
+        return Subwords.from_json(text)
+    return Vocabulary.from_json(text)
 
 
-def _joined(runs: list[NDArray[Any]]) -> Runs:
-    return np.concatenate([*runs, np.empty(0, np.int32)], dtype=np.int32), np.array(
-        list(map(len, runs)), np.int64
-    )
+def _begins(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each run begins: lengths [3, 1, 2] → [0, 3, 4]."""
+    return np.cumsum(lengths) - lengths
 
 
-def _put_together(parts: list[Part], num_rows: int) -> NDArray[np.int32]:
-    kept = [
-        np.full(num_rows, len(part)) if not isinstance(part, tuple) else part[2] for part in parts
-    ]
-    lengths = np.sum(kept, axis=0, dtype=np.int64)
-    place = np.cumsum(lengths) - lengths
-    found = np.empty(int(lengths.sum()), np.int32)
-    for part, counts in zip(parts, kept, strict=True):
-        counts = counts.astype(np.int64)
-        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        tokens, whole = (
-            part[:2] if isinstance(part, tuple) else (np.asarray(part, np.int32), 0 * counts)
-        )
-        found[np.repeat(place, counts) + within] = tokens[
-            np.repeat(np.cumsum(whole) - whole, counts) + within
-        ]
-        place = place + counts
-    return found
+def _join_parts(parts: list[RowPart]) -> NDArray[np.int32]:
+    """Rows of several parts each, one row after the other.
+
+    Two rows, opened by 1 and closed by 2, with the tokens [7 8] and [9] between:
+
+        row lengths   [4, 3]
+        opening       written at [0, 4]
+        tokens        written at [1 2, 5]
+        closing       written at [3, 6]
+        result        [1 7 8 2, 1 9 2]
+    """
+    row_lengths = np.stack([part.counts for part in parts]).sum(axis=0)
+    position = _begins(row_lengths)  # where the next part of each row is written
+    joined = np.empty(int(row_lengths.sum()), np.int32)
+    for part in parts:
+        counts = part.counts
+        # counts [2, 1] → [0 1, 0]: the number of each token within its part
+        number = np.arange(int(counts.sum())) - np.repeat(_begins(counts), counts)
+        source = np.repeat(part.starts, counts) + number
+        joined[np.repeat(position, counts) + number] = part.tokens[source]
+        position = position + counts
+    return joined
 
 
 def _normalizer(config: VocabularyConfig) -> normalizers.Normalizer:
@@ -383,64 +456,77 @@ def _normalizer(config: VocabularyConfig) -> normalizers.Normalizer:
 
 
 def _word_pieces(blocks: Iterable[pa.Array], config: VocabularyConfig) -> list[str]:
-    """The special entries, then every letter at and after the beginning of a word, then the
-    commonest pieces.
+    """The special tokens, then letters that begin a word or stand in it, then longer pieces.
+
+    Longer pieces come the commonest first.
     """
-    # The library's own trainer of word pieces numbers letters in the order of a hash table, another
-    # in each process; its byte-pair trainer does not. So words are marked at their beginning, which
-    # separates the two kinds of pieces.
+    # The library's own trainer of word pieces numbers letters in the order of a hash table, which
+    # is another one in each process. Its byte-pair trainer does not. So that trainer is used, and a
+    # mark at the beginning of each word separates pieces that begin a word from those within.
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = _normalizer(config)
-    marked = pre_tokenizers.Metaspace(replacement=_BEGINS, prepend_scheme="always", split=False)
+    marked = pre_tokenizers.Metaspace(replacement=_WORD_BEGIN, prepend_scheme="always", split=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), marked])
-    sizes: dict[str, Any] = {"vocab_size": config.size, "min_frequency": config.min_frequency}
-    trainer = trainers.BpeTrainer(**sizes, show_progress=False, special_tokens=[])
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.size,
+        min_frequency=config.min_frequency,
+        show_progress=False,
+        special_tokens=[],
+    )
     # words of a list one by one
     texts = (pc.list_flatten(block) if is_list(block.type) else block for block in blocks)
     tokenizer.train_from_iterator((block.to_pylist() for block in texts), trainer)
-    learnt = [piece for piece, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
-    letters = [piece for piece in learnt if len(piece) == 1 and piece != _BEGINS]
+    number_of = tokenizer.get_vocab()
+    learnt = sorted(number_of, key=number_of.__getitem__)
+    letters = [piece for piece in learnt if len(piece) == 1 and piece != _WORD_BEGIN]
+    inner_letters = [f"##{letter}" for letter in letters]
     longer = [
-        piece[1:] if piece.startswith(_BEGINS) else f"##{piece}"
+        piece[1:] if piece.startswith(_WORD_BEGIN) else f"##{piece}"
         for piece in learnt
         if len(piece) > 1
     ]
-    return list(
-        dict.fromkeys([*_SPECIAL, *letters, *(f"##{letter}" for letter in letters), *longer])
-    )[: config.size]
+    pieces = dict.fromkeys([*_SPECIAL, *letters, *inner_letters, *longer])  # each once, in order
+    return list(pieces)[: config.size]
 
 
 def _frame_of(tokenizer: Tokenizer, fast: Any) -> Frame:
-    """What the tokenizer puts around a text and between two, read off what it makes of
-    a known one.
+    """The special tokens around a text and between two, read off what becomes of the text "a".
+
+    `fast` is the tokenizer of transformers that `tokenizer` is the core of.
     """
     tokenizer.no_truncation()
     tokenizer.no_padding()
     plain = tokenizer.encode("a", add_special_tokens=False).ids
-    one, two = tokenizer.encode("a").ids, tokenizer.encode("a", "a").ids
-    opening = one[: next((at for at in range(len(one)) if one[at : at + len(plain)] == plain), 0)]
-    closing = one[len(opening) + len(plain) :]
-    parting = two[len(opening) + len(plain) : len(two) - len(closing) - len(plain)]
+    single = tokenizer.encode("a").ids  # such as [CLS] a [SEP]
+    pair = tokenizer.encode("a", "a").ids  # such as [CLS] a [SEP] a [SEP]
+    places = (place for place in range(len(single)) if single[place : place + len(plain)] == plain)
+    opening = single[: next(places, 0)]
+    closing = single[len(opening) + len(plain) :]
+    parting = pair[len(opening) + len(plain) : len(pair) - len(closing) - len(plain)]
     padding = fast.pad_token_id if fast.pad_token_id is not None else 0
     unknown = fast.unk_token_id if fast.unk_token_id is not None else -1
     return Frame(opening, closing, parting, padding, unknown, parting[-1] if parting else None)
 
 
-def _parted(texts: pa.Array) -> tuple[pa.Array, pa.Array | None]:
-    """Texts, or the first and the second text of pairs."""
+def _split_pairs(texts: pa.Array) -> tuple[pa.Array, pa.Array | None]:
+    """The first and the second text of pairs; of plain texts the second is None."""
     texts = texts.cast(pa.large_string())
     parts = pc.split_pattern(texts, PAIR, max_splits=1)
     if len(texts) == 0 or pc.max(pc.list_value_length(parts)).as_py() < 2:
         return texts, None
-    return pc.list_element(parts, 0), pa.array([(*each, "")[1] for each in parts.to_pylist()])
+    # a row without a second text has an empty one
+    seconds = [(*row, "")[1] for row in parts.to_pylist()]
+    return pc.list_element(parts, 0), pa.array(seconds)
 
 
-def _pieces(values: pa.Array) -> Iterable[list[Any]]:
-    """Some thousand rows at a time, as Python has them: what Rust is handed."""
+def _batches_of_rows(values: pa.Array) -> Iterator[list[Any]]:
+    """Some thousand rows at a time, as Python values: texts, or lists of words."""
     for start in range(0, len(values), _ROWS_A_CALL):
         yield values.slice(start, _ROWS_A_CALL).to_pylist()
 
 
 def pair_separator(encoder: Encoder, roles: Roles) -> int | None:
-    """The id that parts the texts of pairs; None where rows are no pairs."""
-    return encoder.frame.separator if isinstance(encoder, Subwords) and roles.join == PAIR else None
+    """The id after which the second text of a pair begins. None if rows are no pairs."""
+    if isinstance(encoder, Subwords) and roles.join == PAIR:
+        return encoder.frame.separator
+    return None
