@@ -23,8 +23,9 @@ from flatout.distributed.ranks import Ranks
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.tune.probe import Child, ProbedSetting, SettingMeasurement
 from flatout.perf.tune.settings import TuneConfig
+from flatout.run.answers import question, with_answers
 from flatout.run.kinds import kind_of
-from flatout.run.parts import build_parts, question, with_answers
+from flatout.run.parts import build_parts
 from flatout.run.tuning import asked_of, measured_for
 from flatout.run_log import RunLog
 

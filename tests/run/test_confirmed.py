@@ -16,8 +16,9 @@ from flatout.perf.measure.intervals import SpeedupInterval
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.verdict.confirmation import Confirmed, OverrideConfirmation, keep_confirmation
 from flatout.report.summary import hardware, plain, versions
+from flatout.run.answers import question
+from flatout.run.confirmed import find_confirmed
 from flatout.run.kinds import kind_of
-from flatout.run.parts import find_confirmed, question
 from flatout.run.run_folder import SETTINGS
 from flatout.run.tuning import asked_of, measured_for
 from flatout.run_log import RunLog

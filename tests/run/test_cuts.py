@@ -68,7 +68,7 @@ def test_the_next_run_of_these_settings_knows_its_cut(chosen):
 
 
 def test_the_deepest_cut_near_the_best_is_taken():
-    from flatout.run.parts import _choose
+    from flatout.run.cut import _choose
 
     def taken(*accuracies: float) -> int:
         scores = [

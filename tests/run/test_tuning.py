@@ -30,8 +30,8 @@ from flatout.perf.tune.probe import ProbedSetting
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.speeds import OpenSettings
 from flatout.report.summary import read_summary
+from flatout.run.answers import answers_in, with_answers
 from flatout.run.closing import Result
-from flatout.run.parts import answers_in, with_answers
 from flatout.run.tuning import is_outdated, kept, override_line, smallest
 from tests.cli.test_train import run_train
 from tests.params import at_once

@@ -48,8 +48,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     from flatout.distributed.ranks import Ranks
+    from flatout.run.answers import question
     from flatout.run.launch import devices_wanted
-    from flatout.run.parts import open_data, question, require_memory_for_model
+    from flatout.run.parts import open_data, require_memory_for_model
     from flatout.run.resolve import share_processor
     from flatout.run.run_folder import unwritten_run
     from flatout.run.tuning import device_key, measured_for, override_line, smallest

@@ -35,6 +35,7 @@ from flatout.engine.precision import LIGHTNING_NAMES, product_type
 from flatout.errors import UserError, require
 from flatout.perf.verdict.gathering import report_early
 from flatout.report.closing import EARLY_END, truncation_text
+from flatout.run.answers import tune
 from flatout.run.closing import (
     Result,
     keep_answers,
@@ -46,7 +47,7 @@ from flatout.run.closing import (
 from flatout.run.kinds import kind_of
 from flatout.run.memory import mind_memory
 from flatout.run.own_parts import has_own, metric_among, plain_name, report_own_parts
-from flatout.run.parts import build_module, open_data, place_feeds, require_memory_for_model, tune
+from flatout.run.parts import build_module, open_data, place_feeds, require_memory_for_model
 from flatout.run.resolve import Settings, compile_network, exact_products, resolve, share_processor
 from flatout.run.resume import where_to_start
 from flatout.run.reuse import reuse_layers
