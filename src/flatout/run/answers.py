@@ -1,4 +1,10 @@
-"""Answers."""
+"""Settle what the settings leave open, before the network is built, by measured answers.
+
+There are three sources, asked in this order: the answers with which a resumed run began; answers
+that `doctor --confirm` has confirmed for an earlier run of the same settings (`run/confirmed.py`);
+measurements of now, or from the cache. `tune=cut` measures with `run/cut.py`, every other value of
+`tune` with `run/tuning.py`. Open this file to change which settings an answer may set.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 
 from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.config import RunConfig
+from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks
 from flatout.engine.optimizer import ScaleRate
 from flatout.errors import UserError
@@ -20,97 +28,134 @@ from flatout.perf.tune.probe import Child
 from flatout.perf.tune.settings import TuneConfig, is_typed
 from flatout.report.summary import plain, read_summary
 from flatout.run.confirmed import CONFIRMABLE, find_confirmed
-from flatout.run.cut import CUT, measure_cut
-from flatout.run.parts import build_parts
 from flatout.run.run_folder import RunFolder
-from flatout.run.tuning import FoundAnswers, Question, of_all_devices, override_line
+from flatout.run.tuning import FoundAnswers, Question, measure_on_all_devices, override_line
 
-_ANSWERED = (*CONFIRMABLE, "optim.lr", CUT)  # settings that `tune` may set by what it measured
+_FROZEN_LAYERS = "model.freeze_layers"
+# settings that an answer may set; others in a changed file are ignored
+_SETTABLE = (*CONFIRMABLE, "optim.lr", _FROZEN_LAYERS)
 
 
 def tune(
     config: RunConfig,
-    data: Any,
+    data: StoreData[Any, Any] | L.LightningDataModule,
     ranks: Ranks,
     device: torch.device,
     overrides: Sequence[str],
     folder: RunFolder,
 ) -> RunConfig:
-    """The settings with everything decided that they leave open: from the run's beginning, or
-    measured now.
+    """The settings with measured values where they were left open.
+
+    A resumed run keeps the answers of its beginning; without `tune` the settings return unchanged.
+    The answers are printed and stand in the summary under `tune`.
     """
-    if known := ranks.agreed("earlier answers", lambda: answers_in(config.resume, folder.path)):
-        folder.summary.set("tune", known)
-        kept = {
-            name: value for name, value in known["values"].items() if not is_typed(name, overrides)
+    earlier = ranks.agreed("earlier answers", lambda: read_answers(config.resume, folder.path))
+    if earlier:
+        folder.summary.set("tune", earlier)
+        values = {
+            key: value for key, value in earlier["values"].items() if not is_typed(key, overrides)
         }
-        folder.say(
-            f"tune: as at the beginning of this run ({override_line(kept) or 'nothing is changed'})"
-        )
-        return with_answers(config, kept)
+        changes = override_line(values) or "nothing is changed"
+        folder.say(f"tune: as at the beginning of this run ({changes})")
+        return apply_answers(config, values)
     if not config.tune.enabled:
         return config
     if config.resume is not None and any((folder.path / CHECKPOINTS).glob("step-*")):
         folder.say("tune: this run began without it and continues without it")
         return config
+    # modules of your own are refused with `tune`, so the data have a store
+    assert isinstance(data, StoreData)
     if config.tune.cut:
-        answers = ranks.agreed("cut", lambda: asdict(measure_cut(config, data, device, folder.say)))
-        found = FoundAnswers(Answers.of(answers))
+        measured = FoundAnswers(_cut_of_first_rank(config, data, ranks, device, folder))
     else:
-        found = of_all_devices(question(config, data, ranks, device, overrides), folder.say)
-    for line in found.lines:
+        question = build_question(config, data, ranks, device, overrides)
+        measured = measure_on_all_devices(question, folder.say)
+    for line in measured.lines:
         folder.say(line)
-    for choice in found.answers.choices:
+    for choice in measured.answers.choices:
         folder.decision(choice.name, choice.value, choice.why, choice.evidence)
-    folder.summary.set(
-        "tune", {"key": found.key, "cached": found.is_known, **asdict(found.answers)}
-    )
+    facts = {"key": measured.key, "cached": measured.is_cached, **asdict(measured.answers)}
+    folder.summary.set("tune", facts)
     folder.summary.write()
-    return with_answers(config, found.answers.values)
+    return apply_answers(config, measured.answers.values)
 
 
-def answers_in(resumed: str | None, folder: Path) -> dict[str, Any] | None:
-    """The answers of the run that is resumed; None where there are none."""
+def _cut_of_first_rank(
+    config: RunConfig,
+    data: StoreData[Any, Any],
+    ranks: Ranks,
+    device: torch.device,
+    folder: RunFolder,
+) -> Answers:
+    # imported here: no other run needs what scores cuts
+    from flatout.run.cut import measure_cut
+
+    def measure() -> dict[str, Any]:
+        return asdict(measure_cut(config, data, device, folder.say))
+
+    return Answers.of(ranks.agreed("cut", measure))
+
+
+def read_answers(resumed: str | None, folder: Path) -> dict[str, Any] | None:
+    """The section `tune` in the summary of the run that `resumed` continues.
+
+    None for a new run, and where the summary cannot be read or holds no such section.
+    """
     if resumed is None:
         return None
     try:
-        known = read_summary(folder).get("tune")
+        section = read_summary(folder).get("tune")
     except UserError:
         return None
-    return known if isinstance(known, dict) and isinstance(known.get("values"), dict) else None
+    has_values = isinstance(section, dict) and isinstance(section.get("values"), dict)
+    return section if has_values else None
 
 
-def question(
+def build_question(
     config: RunConfig,
-    data: Any,
+    data: StoreData[Any, Any],
     ranks: Ranks,
     device: torch.device,
     overrides: Sequence[str],
     counts_time: bool = True,
 ) -> Question:
-    confirmed = find_confirmed(Path(config.output, config.name), plain(config), device, overrides)
-    config = with_answers(config, confirmed.values)
-    measured = replace(config, callbacks={}, tune=TuneConfig(), compile=False)
-    prober = Child(partial(build_parts, measured, ranks, device), torch.get_num_threads())
+    """What the search is to decide, for settings in which confirmed answers are filled in.
+
+    The search measures in another process. That one builds the parts of the run without the user's
+    callbacks, without `tune` (it would measure again), and uncompiled.
+    """
+    # imported here: few runs measure, and a worker builds the parts by this function's name
+    from flatout.run.parts import build_parts
+
+    runs = Path(config.output, config.name)
+    confirmed = find_confirmed(runs, plain(config), device, overrides)
+    config = apply_answers(config, confirmed.values)
+    probed = replace(config, callbacks={}, tune=TuneConfig(), compile=False)
+    prober = Child(partial(build_parts, probed, ranks, device), torch.get_num_threads())
     return Question(config, data.store, ranks, device, overrides, prober, counts_time, confirmed)
 
 
-def with_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:
-    """The settings with measured answers; a key that nothing measures is ignored: files of a cache
-    may be changed.
+def apply_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:
+    """The settings with these values, by key (`data.batch_size`); unknown keys are ignored.
+
+    They are ignored as files in the cache may come from another version, or be edited.
     """
-    values = {name: value for name, value in values.items() if name in _ANSWERED}
-    of_data = {
-        name.removeprefix("data."): value
-        for name, value in values.items()
-        if name.startswith("data.")
+    values = {key: value for key, value in values.items() if key in _SETTABLE}
+    data_values = {
+        key.removeprefix("data."): value for key, value in values.items() if key.startswith("data.")
     }
     if config.data.effective_batch is not None:
-        of_data.pop("accumulate", None)  # it follows
-    changed: dict[str, Any] = {"data": replace(config.data, **of_data)} if of_data else {}
-    if "optim.lr" in values:  # measured with the rows of a step: it is not scaled to them again
-        changed["optim"] = replace(config.optim, lr=values["optim.lr"], scale_lr=ScaleRate.none)
-    if CUT in values:
-        changed["model"] = replace(config.model, freeze_layers=values[CUT])
-    changed |= {name: values[name] for name in ("precision", "compile") if name in values}
-    return replace(config, **changed) if changed else config
+        # accumulation follows from the effective batch and the batch size
+        data_values.pop("accumulate", None)
+    changes: dict[str, Any] = {}
+    if data_values:
+        changes["data"] = replace(config.data, **data_values)
+    if "optim.lr" in values:
+        # measured with the rows of a step, so it must not be scaled to them again
+        changes["optim"] = replace(config.optim, lr=values["optim.lr"], scale_lr=ScaleRate.none)
+    if _FROZEN_LAYERS in values:
+        changes["model"] = replace(config.model, freeze_layers=values[_FROZEN_LAYERS])
+    for key in ("precision", "compile"):
+        if key in values:
+            changes[key] = values[key]
+    return replace(config, **changes) if changes else config

@@ -1,12 +1,22 @@
-"""Cut."""
+"""`tune=cut`: choose how many first layers of an encoder to freeze, by validation scores.
+
+Some thousand rows go through the layers once, and what each cut reads stays in memory. From each
+cut the layers above and the head train on these rows for one epoch, with the run's own learning
+rate and batches; then validation rows judge. Of the cuts within one standard error of the best
+accuracy the deepest is taken, as frozen layers cost no time in later epochs:
+
+    cut  accuracy  standard error
+      4      0.79            0.02   <- within 0.02 of the best and deeper than 2: taken
+      2      0.80            0.02
+      5      0.70            0.02
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any, cast
 
@@ -18,6 +28,8 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.problem import Problem
 from flatout.data.store.cache import recipe_key
+from flatout.data.store.store import StoreSplit
+from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks
 from flatout.engine.precision import Precision, arithmetic, choose_precision, fast_fp32_products
 from flatout.engine.random_state import random_state, restore_random_state
@@ -31,31 +43,47 @@ from flatout.report.summary import plain
 from flatout.run.parts import build_parts
 from flatout.tasks.encoder_layers import LayerScore, Read, read_layers
 
-CUT = "model.freeze_layers"
-_MOST_ROWS = (4_000, 2_000)  # rows that `tune=cut` trains on, and rows that judge
-_WAIT_S = 600.0  # how long a run waits for another one that scores the same cuts
+CUT = "model.freeze_layers"  # the setting that is answered
+_MOST_TRAINING_ROWS = 4_000
+_MOST_VALIDATION_ROWS = 2_000
+_WAIT_S = 600.0  # how long a run waits for another process that scores the same cuts
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsBelowCuts:
+    """The batches of the trial trainings, with what the layers below each cut put out for them."""
+
+    training: Read
+    validation: Read
+    feed: Feed  # of the training rows, as a measured way of training names its feed
+    precision: Precision
 
 
 def measure_cut(
-    config: RunConfig, data: Any, device: torch.device, say: Callable[[str], None]
+    config: RunConfig,
+    data: StoreData[Any, Any],
+    device: torch.device,
+    say: Callable[[str], None],
 ) -> Answers:
-    """The cut for these settings: measured before, or now."""
-    cuts = _cuts(config)
-    about = {
+    """The cut for these settings, from the cache or measured now; prints the score of each cut."""
+    cuts = _list_cuts(config)
+    depends_on = {
         name: plain(getattr(config, name))
         for name in ("model", "task", "optim", "precision", "seed")
     }
-    about |= {
+    depends_on |= {
         "texts": data.info.key,
         "rows": config.data.batches(1),
         "versions": metadata.version("flatout"),
+        "cuts": cuts,
+        "machine": machine_name(),
     }
-    key = recipe_key(about | {"cuts": cuts, "machine": machine_name()})
+    key = recipe_key(depends_on)
     store = AnswerStore(config.data.cache)
     with store.measuring(key, _WAIT_S, say):
         answers = None if config.tune.fresh else store.read(key)
         if answers is None:
-            answers = _choose(score_cuts(config, data.store.splits, cuts, device))
+            answers = _choose_cut(score_cuts(config, data.store.splits, cuts, device))
             store.write(key, answers)
     say("tune: layers frozen  accuracy  ± 95 %  seconds of an epoch")
     for row in answers.tried:
@@ -64,14 +92,18 @@ def measure_cut(
     return answers
 
 
-def _cuts(config: RunConfig) -> list[int]:
-    """A third of the layers, two thirds, and all but the last."""
+def _list_cuts(config: RunConfig) -> list[int]:
+    """A third of the layers, two thirds, and all but the last: of 12 layers 4, 8 and 11."""
     model = config.model
     hint = f"Set tune=off, or {CUT}=N."
-    is_encoder = (
-        hasattr(model, "freeze_layers") and getattr(config.data, "problem", None) is Problem.single
+    is_encoder = hasattr(model, "freeze_layers")
+    has_classes = getattr(config.data, "problem", None) is Problem.single
+    require(
+        is_encoder and has_classes,
+        "tune",
+        "cut scores encoders that give a row one class",
+        hint=hint,
     )
-    require(is_encoder, "tune", "cut scores encoders that give a row one class", hint=hint)
     is_open = not (model.freeze_layers or model.lora.rank)
     require(
         is_open,
@@ -85,94 +117,125 @@ def _cuts(config: RunConfig) -> list[int]:
 
 
 def score_cuts(
-    config: RunConfig, splits: Any, cuts: Sequence[int], device: torch.device
+    config: RunConfig,
+    splits: Mapping[str, StoreSplit],
+    cuts: Sequence[int],
+    device: torch.device,
 ) -> list[LayerScore]:
-    """A score for each cut; random numbers stay as they are."""
-    before = random_state(device)
+    """A score for each cut, in their order.
+
+    The random state is the same before and after, so the run trains as if nothing was measured.
+    """
+    state_before = random_state(device)
     precision = choose_precision(config.precision, device).value
     try:
         with fast_fp32_products(precision, device):
-            first = _build(config, cuts[0], device)
-            feed = Feed(first.split, first.plan, device=device)
-            plan = PlanSettings(rows_per_batch=config.data.eval_batch_size, seed=config.seed)
-            read = partial(
-                read_layers, cast(Transformer, first.task.model), layers=cuts, precision=precision
-            )
-            kept = read(feed, _MOST_ROWS[0])
-            judged = read(Feed(splits["validation"], plan, device=device), _MOST_ROWS[1])
-            built = ((nth, cut, _build(config, cut, device)) for nth, cut in enumerate(cuts))
-            return [
-                _score(parts, feed, kept, judged, nth, cut, precision) for nth, cut, parts in built
-            ]
+            rows = _read_below_cuts(config, splits, cuts, device, precision)
+            scores = []
+            for number, cut in enumerate(cuts):
+                parts = _build_cut(config, cut, device)
+                scores.append(_score_cut(parts, rows, number, cut))
+            return scores
     finally:
-        restore_random_state(before, device)
+        restore_random_state(state_before, device)
 
 
-def _build(config: RunConfig, cut: int, device: torch.device) -> Parts:
-    parts = build_parts(
-        replace(config, model=replace(config.model, freeze_layers=cut)), Ranks(), device
+def _read_below_cuts(
+    config: RunConfig,
+    splits: Mapping[str, StoreSplit],
+    cuts: Sequence[int],
+    device: torch.device,
+    precision: Precision,
+) -> _RowsBelowCuts:
+    parts = _build_cut(config, cuts[0], device)
+    network = cast(Transformer, parts.task.model)
+    feed = Feed(parts.split, parts.plan, device=device)
+    validation_plan = PlanSettings(rows_per_batch=config.data.eval_batch_size, seed=config.seed)
+    validation_feed = Feed(splits["validation"], validation_plan, device=device)
+    return _RowsBelowCuts(
+        training=read_layers(network, feed, _MOST_TRAINING_ROWS, layers=cuts, precision=precision),
+        validation=read_layers(
+            network, validation_feed, _MOST_VALIDATION_ROWS, layers=cuts, precision=precision
+        ),
+        feed=feed,
+        precision=precision,
     )
+
+
+def _build_cut(config: RunConfig, cut: int, device: torch.device) -> Parts:
+    """The parts of the run with its first `cut` layers frozen, on the device."""
+    model = replace(config.model, freeze_layers=cut)
+    parts = build_parts(replace(config, model=model), Ranks(), device)
     network = parts.task.model
-    is_flat = (
+    is_flat_classifier = (
         isinstance(network, Transformer)
         and network.is_flat
         and not network.predicts_words
         and not network.window
     )
     require(
-        is_flat, "tune", "cut reads flat layers of an encoder that classifies", hint=f"Set {CUT}=N."
+        is_flat_classifier,
+        "tune",
+        "cut reads flat layers of an encoder that classifies",
+        hint=f"Set {CUT}=N.",
     )
     parts.task.to(device)
     return parts
 
 
-def _score(
-    parts: Parts, feed: Feed, kept: Read, judged: Read, nth: int, cut: int, precision: Precision
-) -> LayerScore:
-    """Train what lies above a cut for one epoch, and judge it."""
+def _score_cut(parts: Parts, rows: _RowsBelowCuts, number: int, cut: int) -> LayerScore:
+    """Train what lies above a cut, the `number`-th of all, for one epoch, and judge it."""
     task = parts.task.train()
-    total = sum(bool(batch.ends_step) for batch, _ in kept)
-    cast(Transformer, task.model).keep_layers_still(cut)
-    optimizer = task.optim.build(task.model)
+    network = cast(Transformer, task.model)
+    network.keep_layers_still(cut)
+    optimizer = task.optim.build(network)
+    way = TrainingWay(feed=rows.feed, precision=rows.precision, model=network)
+    batches = _with_states(rows.training, number, parts.device)
+    num_steps = sum(bool(batch.ends_step) for batch, _ in rows.training)
     began = time.perf_counter()
-    way = TrainingWay(feed=feed, precision=precision, model=task.model)
-    with closing(
-        Steps(task, way, _with_states(kept, nth, parts.device), optimizer, clip=parts.clip)
-    ) as steps:
-        for step in range(total):
+    with closing(Steps(task, way, batches, optimizer, clip=parts.clip)) as steps:
+        for step in range(num_steps):
             for group in optimizer.param_groups:
-                group["lr"] = task.optim.lr_at(step, total) * group["lr_share"]
+                group["lr"] = task.optim.lr_at(step, num_steps) * group["lr_share"]
             steps.take(1)
     seconds = time.perf_counter() - began
     task.eval()
-    with torch.no_grad(), arithmetic(precision, parts.device):
-        right = [
-            task.model(batch).argmax(1) == batch.targets
-            for batch in _with_states(judged, nth, parts.device)
-        ]
-    return LayerScore.of(cut, torch.cat(right), seconds)
+    are_right = []
+    with torch.no_grad(), arithmetic(rows.precision, parts.device):
+        for batch in _with_states(rows.validation, number, parts.device):
+            are_right.append(network(batch).argmax(1) == batch.targets)
+    return LayerScore.of(cut, torch.cat(are_right), seconds)
 
 
-def _with_states(read: Read, place: int, device: torch.device) -> Iterator[FlatBatch]:
-    for batch, states in read:
-        batch.states = states[place].to(device)
+def _with_states(rows: Read, number: int, device: torch.device) -> Iterator[FlatBatch]:
+    """Batches that carry the outputs below the `number`-th cut, so the network begins above it."""
+    for batch, states in rows:
+        batch.states = states[number].to(device)
         yield batch
 
 
-def _choose(scores: Sequence[LayerScore]) -> Answers:
-    best = max(scores, key=lambda each: each.accuracy)
-    taken = max(
-        (each for each in scores if each.accuracy >= best.accuracy - best.error),
-        key=lambda each: each.layers,
-    )
-    why = "the deepest cut within one standard error of the best; freezing changes what is learned"
+def _choose_cut(scores: Sequence[LayerScore]) -> Answers:
+    """The deepest cut within one standard error of the best, as an answer with its evidence."""
+    best = max(scores, key=lambda score: score.accuracy)
+    near_best = [score for score in scores if score.accuracy >= best.accuracy - best.error]
+    taken = max(near_best, key=lambda score: score.layers)
     evidence = (
         f"validation accuracy {taken.accuracy:.3f}, best {best.accuracy:.3f}, after an epoch of"
         " some rows"
     )
-    found = Answers(values={CUT: taken.layers}, seconds=sum(each.seconds for each in scores))
-    found.choices.append(TuneAnswer(name=CUT, value=f"{taken.layers}", why=why, evidence=evidence))
-    for each in scores:
-        verdict = f"{each.accuracy:>8.3f}  {1.96 * each.error:>6.3f}  {each.seconds:>7.1f}"
-        found.tried.append(Attempt(what="cut", value=f"{each.layers}", verdict=verdict))
-    return found
+    choice = TuneAnswer(
+        name=CUT,
+        value=f"{taken.layers}",
+        why=(
+            "the deepest cut within one standard error of the best; freezing changes what is"
+            " learned"
+        ),
+        evidence=evidence,
+    )
+    seconds = sum(score.seconds for score in scores)
+    answers = Answers(values={CUT: taken.layers}, seconds=seconds)
+    answers.choices.append(choice)
+    for score in scores:
+        verdict = f"{score.accuracy:>8.3f}  {1.96 * score.error:>6.3f}  {score.seconds:>7.1f}"
+        answers.tried.append(Attempt(what="cut", value=f"{score.layers}", verdict=verdict))
+    return answers

@@ -1,4 +1,10 @@
-"""The parts of a run."""
+"""Build the parts of a run from its settings: the opened data, the module, and its feeds.
+
+`open_data` opens or builds the store, `build_module` makes the task with its network, `place_feeds`
+gives each split a feed for this rank. A run calls them one after the other (`run/run.py`);
+`build_parts` does all three, to measure training steps in another process. Open this file to change
+how a part comes from the settings; what differs between kinds of data is in `run/kinds.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +13,12 @@ from typing import Any
 
 import lightning as L
 import torch
+from torch import nn
 
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.plan import BatchLayout
-from flatout.data.store_data import Placement
+from flatout.data.store_data import Placement, StoreData
 from flatout.distributed.ranks import Ranks
 from flatout.engine.run_length import planned_steps, whole_steps
 from flatout.errors import require
@@ -26,23 +33,20 @@ from flatout.tasks.task import Task
 
 
 def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> Any:
-    """The DataModule, its store opened, which the first rank builds where it is missing; the user's
-    own as it is.
+    """The DataModule with its store open; the first rank builds a missing store.
+
+    With parts of the user's own, the data are not opened here: Lightning does that. The summary
+    gets the section `data`.
     """
     if config.has_own_parts:
-        is_own = isinstance(config.data, L.LightningDataModule)
-        # The Trainer is given `data.accumulate`: in its DataModule it would be asked for twice.
-        ours = None if is_own else replace(config.data, accumulate=1)
-        data = config.data if is_own else kind_of(config.data).data.of(ours, seed=config.seed)
-        folder.summary.set("data", {"source": type(data).__name__})
-        return data
+        return _data_beside_own_parts(config, folder)
     data = kind_of(config.data).data.of(config.data, seed=config.seed, log=folder)
 
-    def prepare() -> str:
+    def prepare_store() -> str:
         data.prepare_data()
         return str(data.info.key)
 
-    key = ranks.agreed("store", prepare)
+    key = ranks.agreed("store", prepare_store)
     data.setup()
     require(
         data.info.key == key,
@@ -50,15 +54,34 @@ def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> Any:
         f"rank {ranks.rank} sees other data than the first rank",
         hint="Every machine needs the same files, or one folder that all can read.",
     )
+    folder.summary.set("data", _summarise_data(data))
+    return data
+
+
+def _data_beside_own_parts(config: RunConfig, folder: RunFolder) -> L.LightningDataModule:
+    """The user's own DataModule, or ours for the user's own module."""
+    data: L.LightningDataModule
+    if isinstance(config.data, L.LightningDataModule):
+        data = config.data
+    else:
+        # The Trainer accumulates `data.accumulate` batches, so the DataModule must not do it too.
+        settings = replace(config.data, accumulate=1)
+        data = kind_of(config.data).data.of(settings, seed=config.seed)
+    folder.summary.set("data", {"source": type(data).__name__})
+    return data
+
+
+def _summarise_data(data: StoreData[Any, Any]) -> dict[str, Any]:
+    """The section `data` of `summary.json`: source, rows of each split, counts, cache."""
     facts = data.info.summary()
-    rows = {
-        "val" if split == "validation" else split: count
-        for split, count in facts.pop("rows").items()
+    rows = facts.pop("rows")
+    # the summary names splits as metrics do: `val/loss`
+    rows_of_split = {
+        "val" if split == "validation" else split: count for split, count in rows.items()
     }
     report = data.info.report
     cache = {"key": report.key, "hit": report.hit, "seconds": round(report.seconds, 4)}
-    folder.summary.set("data", {"source": data.info.source, "rows": rows, **facts, "cache": cache})
-    return data
+    return {"source": data.info.source, "rows": rows_of_split, **facts, "cache": cache}
 
 
 def require_memory_for_model(
@@ -67,21 +90,19 @@ def require_memory_for_model(
     """Refuse a model that this device cannot train, before it is built."""
     if config.has_own_parts:
         return
-    copies = ranks.local_world if device.type == "cpu" else 1
-    shares = ranks.world if config.is_sharded else 1
     task = kind_of(config.data).task
-    require_memory(
-        config.model,
-        lambda model: task(model, config.task).build(data.info),
-        device,
-        copies / shares,
-    )
+
+    def build(model: Any) -> nn.Module:
+        return task(model, config.task).build(data.info)
+
+    # Ranks on one CPU share its memory; ranks of FSDP hold a slice of the weights each.
+    copies = ranks.local_world if device.type == "cpu" else 1
+    slices = ranks.world if config.is_sharded else 1
+    require_memory(config.model, build, device, copies / slices)
 
 
 def build_module(config: RunConfig, data: Any, log: RunLog) -> Any:
-    """The task of the data, with the network of the settings or the user's own; or the user's own
-    module.
-    """
+    """The module that trains: the user's own, or the task of the data with its network built."""
     if config.has_own_parts:
         return config.task
     task = kind_of(config.data).task(config.model, config.task, config.optim)
@@ -92,28 +113,37 @@ def build_module(config: RunConfig, data: Any, log: RunLog) -> Any:
 def place_feeds(
     config: RunConfig, data: Any, task: Task, device: torch.device, ranks: Ranks
 ) -> Feeds:
-    """One feed a split, for this rank and for the layout that the network reads."""
-    repeats = bool(config.trainer.get("overfit_batches"))
-    data.place(
-        Placement(ranks.rank, ranks.world, device, BatchLayout.of(task.model), repeats), config.data
+    """One feed a split, for this rank and in the layout that the network reads."""
+    placement = Placement(
+        rank=ranks.rank,
+        world=ranks.world,
+        device=device,
+        layout=BatchLayout.of(task.model),
+        repeats=bool(config.trainer.get("overfit_batches")),
     )
+    data.place(placement, config.data)
     return data.feeds
 
 
 def build_parts(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
-    """Task and feed as a run has them, to measure how fast they are; in another process, by its
-    name.
+    """Task and feed as a run of these settings has them, to measure its training steps.
+
+    Nothing is printed or written. Another process calls this by its name.
     """
     with unwritten_run() as folder:
         L.seed_everything(config.seed, verbose=False)
         data = open_data(config, Ranks(), folder)
         task = build_module(config, data, folder)
         feeds = place_feeds(config, data, task, device, ranks)
-        task.total_steps = planned_steps(
-            whole_steps(config.trainer, feeds.train, folder), feeds.train
-        )
+        trainer = whole_steps(config.trainer, feeds.train, folder)
+        task.total_steps = planned_steps(trainer, feeds.train)
         task.optim = resolve_rate(config, task.model_config, feeds.train.plan, folder)
         task.prepare_probe(feeds, config.seed)
         return Parts(
-            task, feeds.train.split, feeds.train.plan, device, config.data.workers, clip_of(config)
+            task=task,
+            split=feeds.train.split,
+            plan=feeds.train.plan,
+            device=device,
+            workers=config.data.workers,
+            clip=clip_of(config),
         )
