@@ -28,7 +28,7 @@ from flatout.perf.tune.probe import Child
 from flatout.perf.tune.settings import TuneConfig, is_typed
 from flatout.report.summary import plain, read_summary
 from flatout.run.confirmed import CONFIRMABLE, find_confirmed
-from flatout.run.run_folder import RunFolder
+from flatout.run.context import RunContext
 from flatout.run.tuning import FoundAnswers, Question, measure_on_all_devices, override_line
 
 _FROZEN_LAYERS = "model.freeze_layers"
@@ -38,17 +38,17 @@ _SETTABLE = (*CONFIRMABLE, "optim.lr", _FROZEN_LAYERS)
 
 def tune(
     config: RunConfig,
-    data: StoreData[Any, Any] | L.LightningDataModule,
-    ranks: Ranks,
-    device: torch.device,
+    data: L.LightningDataModule,
+    context: RunContext,
     overrides: Sequence[str],
-    folder: RunFolder,
 ) -> RunConfig:
     """The settings with measured values where they were left open.
 
     A resumed run keeps the answers of its beginning; without `tune` the settings return unchanged.
     The answers are printed and stand in the summary under `tune`.
     """
+    folder = context.folder
+    ranks = context.ranks
     earlier = ranks.agreed("earlier answers", lambda: read_answers(config.resume, folder.path))
     if earlier:
         folder.summary.set("tune", earlier)
@@ -66,9 +66,9 @@ def tune(
     # modules of your own are refused with `tune`, so the data have a store
     assert isinstance(data, StoreData)
     if config.tune.cut:
-        measured = FoundAnswers(_cut_of_first_rank(config, data, ranks, device, folder))
+        measured = FoundAnswers(_cut_of_first_rank(config, data, context))
     else:
-        question = build_question(config, data, ranks, device, overrides)
+        question = build_question(config, data, ranks, context.device, overrides)
         measured = measure_on_all_devices(question, folder.say)
     for line in measured.lines:
         folder.say(line)
@@ -81,19 +81,15 @@ def tune(
 
 
 def _cut_of_first_rank(
-    config: RunConfig,
-    data: StoreData[Any, Any],
-    ranks: Ranks,
-    device: torch.device,
-    folder: RunFolder,
+    config: RunConfig, data: StoreData[Any, Any], context: RunContext
 ) -> Answers:
     # imported here: no other run needs what scores cuts
     from flatout.run.cut import measure_cut
 
     def measure() -> dict[str, Any]:
-        return asdict(measure_cut(config, data, device, folder.say))
+        return asdict(measure_cut(config, data, context.device, context.folder.say))
 
-    return Answers.of(ranks.agreed("cut", measure))
+    return Answers.of(context.ranks.agreed("cut", measure))
 
 
 def read_answers(resumed: str | None, folder: Path) -> dict[str, Any] | None:

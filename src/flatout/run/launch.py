@@ -55,7 +55,7 @@ from flatout.engine.run_length import validations
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require, write_for_launcher
 from flatout.masking import mask_words
 from flatout.report.summary import mark_broken
-from flatout.run.closing import Result, answers_of, finished_result
+from flatout.run.closing import Result, finished_result, open_answers
 from flatout.run.kinds import kind_of
 from flatout.run.own_parts import plain_name
 from flatout.run.resolve import trainer_of_own
@@ -134,7 +134,7 @@ def start(
     chosen = ranks.agreed("folder", lambda: _choose_folder(config, folder, overrides, claim, named))
     path = Path(chosen["folder"])
     if chosen["is_finished"]:
-        return finished_result(path, answers_of(config, path))
+        return finished_result(path, open_answers(config, path))
     config = replace(config, resume=chosen["resume"])
     if is_here:
         return run(config, path, overrides=overrides, number=wanted[0])
@@ -168,7 +168,7 @@ def start_on_ray(
                 "interrupted" if isinstance(ended, KeyboardInterrupt | SystemExit) else "failed",
             )
             raise
-    return finished_result(path, answers_of(config, path))
+    return finished_result(path, open_answers(config, path))
 
 
 def _begin_or_resume(config: RunConfig, folder: Path, overrides: Sequence[str]) -> None:
@@ -295,7 +295,7 @@ def _on_ranks(
         if stopped.sigval is signal.SIGINT:
             raise KeyboardInterrupt from None
         raise SystemExit(128 + stopped.sigval) from None
-    return Result(predictor=answers_of(config, folder), **found)
+    return Result(predictor=open_answers(config, folder), **found)
 
 
 def _launch_of(count: int) -> LaunchConfig:

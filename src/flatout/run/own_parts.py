@@ -15,21 +15,24 @@ from typing import Any
 
 import lightning as L
 
-from flatout.distributed.ranks import Ranks
 from flatout.engine.lightning_internals import overrides
 from flatout.errors import UserError, require
-from flatout.run.run_folder import RunFolder
+from flatout.run.context import RunContext
 
 
 def report_own_parts(
-    module: Any, data: Any, metric: str | None, ranks: Ranks, folder: RunFolder
+    module: L.LightningModule,
+    data: L.LightningDataModule,
+    metric: str | None,
+    context: RunContext,
 ) -> None:
-    """Say what serves the user's parts, and what does not."""
+    """Say what serves the user's parts, and what does not; `metric`: of `checkpoint.metric`."""
+    folder = context.folder
     names = f"{type(module).__name__} with {type(data).__name__}"
     folder.say(
         f"own parts: {names}; tune, model/, calibration and the table of classes do not serve them"
     )
-    if ranks.are_several:
+    if context.ranks.are_several:
         folder.say(
             "own parts: metrics of all devices need self.log(…, sync_dist=True); others are the"
             " first device's"

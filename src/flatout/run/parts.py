@@ -1,8 +1,9 @@
 """Build the parts of a run from its settings: the opened data, the module, and its feeds.
 
 `open_data` opens or builds the store, `build_module` makes the task with its network, `place_feeds`
-gives each split a feed for this rank. A run calls them one after the other (`run/run.py`);
-`build_parts` does all three, to measure training steps in another process. Open this file to change
+gives each split a feed for this rank. A run opens its data first and decides what its settings
+leave open before it builds the rest (`build_run_parts`). `build_parts` does everything at once, to
+measure training steps in another process. Open this file to change
 how a part comes from the settings; what differs between kinds of data is in `run/kinds.py`.
 """
 
@@ -23,6 +24,7 @@ from flatout.distributed.ranks import Ranks
 from flatout.engine.run_length import planned_steps, whole_steps
 from flatout.errors import require
 from flatout.perf.tune.probe import Parts
+from flatout.run.context import OurParts, RunContext, RunParts
 from flatout.run.kinds import kind_of
 from flatout.run.memory import require_memory
 from flatout.run.resolve import clip_of, resolve_rate
@@ -123,6 +125,18 @@ def place_feeds(
     )
     data.place(placement, config.data)
     return data.feeds
+
+
+def build_run_parts(
+    config: RunConfig, data: L.LightningDataModule, context: RunContext
+) -> RunParts:
+    """The module of a run beside its opened data, with feeds if both are flatout's."""
+    module = build_module(config, data, context.folder)
+    if config.has_own_parts:
+        return RunParts(module, data, ours=None)
+    assert isinstance(data, StoreData)
+    feeds = place_feeds(config, data, module, context.device, context.ranks)
+    return RunParts(module, data, OurParts(module, data, feeds))
 
 
 def build_parts(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
