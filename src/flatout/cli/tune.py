@@ -49,13 +49,13 @@ def run(arguments: argparse.Namespace) -> None:
 def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     from flatout.distributed.ranks import Ranks
     from flatout.run.answers import build_question
-    from flatout.run.launch import devices_wanted
+    from flatout.run.devices import choose_devices
     from flatout.run.parts import open_data, require_memory_for_model
     from flatout.run.resolve import share_processor
     from flatout.run.run_folder import unwritten_run
     from flatout.run.tuning import combine_answers, device_key, measure_answers, override_line
 
-    numbers = devices_wanted(config.trainer)
+    numbers = choose_devices(config.trainer)
     alone = Ranks()
     ranks = Ranks(0, len(numbers), 0, len(numbers))
     with unwritten_run() as folder:
