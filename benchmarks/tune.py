@@ -23,9 +23,10 @@ from flatout.distributed.ranks import Ranks
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.tune.probe import Child, ProbedSetting, SettingMeasurement
 from flatout.perf.tune.settings import TuneConfig
+from flatout.run.answers import apply_answers, build_question
 from flatout.run.kinds import kind_of
-from flatout.run.parts import build_parts, question, with_answers
-from flatout.run.tuning import asked_of, measured_for
+from flatout.run.parts import build_parts
+from flatout.run.tuning import list_open_settings, measure_answers
 from flatout.run_log import RunLog
 
 _LEAST = 0.95
@@ -64,10 +65,10 @@ def of_case(name: str, config: RunConfig, options: Options) -> Iterator[Claim]:
     data = kind_of(config.data).data.of(config.data, seed=config.seed, log=RunLog())
     data.prepare_data()
     data.setup()
-    asked = question(config, data, ranks, device, ["tune=auto"], counts_time=False)
-    found = measured_for(asked, lambda line: None).answers
-    chosen = asked_of(replace(asked, config=with_answers(config, found.values))).start
-    start = asked_of(asked).start
+    asked = build_question(config, data, ranks, device, ["tune=auto"], counts_time=False)
+    found = measure_answers(asked, lambda line: None).answers
+    chosen = list_open_settings(replace(asked, config=apply_answers(config, found.values))).start
+    start = list_open_settings(asked).start
     measured = replace(config, callbacks={}, tune=TuneConfig(), compile=False)
     child = Child(partial(build_parts, measured, ranks, device), torch.get_num_threads())
     try:

@@ -10,7 +10,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-_PLACES = {
+# modules below `flatout`, and the names that each offers
+_OFFERED = {
     "run.launch": "fit",
     "perf.verdict.anywhere": "attach",
     "run.closing": "Result",
@@ -45,21 +46,25 @@ _PLACES = {
     "perf.tune.settings": "TuneConfig",
     "errors": "UserError",
 }
-__all__ = sorted(" ".join(_PLACES.values()).split())
+__all__ = sorted(" ".join(_OFFERED.values()).split())
 
 
-def importer(package: str, places: dict[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package that imports a name, of those of each place, when it is first
-    used.
+def importer(package: str, offered: dict[str, str]) -> Callable[[str], Any]:
+    """A package's `__getattr__`, which imports a name from its module when it is first used.
+
+    `offered`: modules below `flatout`, each with its names in one text.
     """
-    place_of = {name: place for place, names in places.items() for name in names.split()}
+    module_of = {}
+    for module, names in offered.items():
+        for name in names.split():
+            module_of[name] = module
 
     def import_name(name: str) -> Any:
-        if name not in place_of:
+        if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"flatout.{place_of[name]}"), name)
+        return getattr(importlib.import_module(f"flatout.{module_of[name]}"), name)
 
     return import_name
 
 
-__getattr__ = importer(__name__, _PLACES)
+__getattr__ = importer(__name__, _OFFERED)

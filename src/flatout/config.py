@@ -1,4 +1,9 @@
-"""All settings of one run, and the options of `conf/` behind them."""
+"""`RunConfig`: all settings of one run, checked when it is built.
+
+A field is one key of the command line, or one group of `conf/`. Settings that leave parts open are
+completed by the kind of the data (`run/kinds.py`), and parts that do not fit each other are refused
+here, before anything is read or built. Open this file to add a setting of a run as a whole.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +28,17 @@ from flatout.models import model_class
 from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
 from flatout.tasks.task import Task
 
+# arguments of Lightning's Trainer that a setting of ours replaces
 REPLACED = {
     "precision": "precision",
     "gradient_clip_val": "optim.clip",
     "gradient_clip_algorithm": "optim.clip",
-}
-REPLACED |= {
     "accumulate_grad_batches": "data.accumulate",
     "callbacks": "callbacks",
     "default_root_dir": "output",
 }
-"""Arguments of Lightning's Trainer that a setting of ours replaces."""
+# those of them that may be set where a module of the user's own trains
 OWN_PARTS_MAY_SET = ("gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches")
-"""Those that the Trainer takes all the same where your own module trains."""
 TRAINER_ARGUMENTS = inspect.signature(L.Trainer).parameters
 _STRATEGIES = ("auto", "ddp", "ddp_bf16", "ddp_find_unused_parameters_true", "fsdp")
 _OF_FSDP = "trainer.strategy: fsdp"
@@ -140,12 +143,11 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        self.optim, self.monitor = (
-            settings_of(OptimConfig, self.optim),
-            settings_of(MonitorConfig, self.monitor),
-        )
+        self.optim = settings_of(OptimConfig, self.optim)
+        self.monitor = settings_of(MonitorConfig, self.monitor)
         self.checkpoint = settings_of(CheckpointConfig, self.checkpoint)
-        self.compile = None if self.compile == "auto" else self.compile
+        if self.compile == "auto":
+            self.compile = None
         require(
             self.compile in (None, True, False),
             "compile",
@@ -154,17 +156,17 @@ class RunConfig:
         )
         if isinstance(self.tune, str):
             self.tune = tune_of(self.tune)
-        hint = "Set tune=off, or name the model's settings."
-        is_ours = not (self.tune.enabled and isinstance(self.model, nn.Module))
         require(
-            is_ours,
+            not (self.tune.enabled and isinstance(self.model, nn.Module)),
             "tune",
             "the processes that measure cannot build a model of your own",
-            hint=hint,
+            hint="Set tune=off, or name the model's settings.",
         )
-        self.data = TextDataConfig() if self.data is None else self.data
-        self.name, self.output = str(self.name), str(self.output)
-        self._require_kinds()
+        if self.data is None:
+            self.data = TextDataConfig()
+        self.name = str(self.name)
+        self.output = str(self.output)
+        self._require_classes()
         if not self.has_own_parts:
             self._complete_parts()
         require(
@@ -194,78 +196,86 @@ class RunConfig:
                 hint="Set tune=off.",
             )
 
-    def _require_kinds(self) -> None:
-        """Refuse what a Python user may pass in the place of something else."""
+    def _require_classes(self) -> None:
+        """Refuse a value of another class, which a Python user may pass by mistake."""
         if isinstance(self.model, str):
             self.model = model_class(self.model, "model")()
-        for name, kind in _BASES.items():
-            part = getattr(self, name)
-            what = f"{type(getattr(self, name)).__name__} is no {kind.__name__}"
-            is_part = (
-                self.has_own_parts or part is None or is_dataclass(part) or isinstance(part, kind)
-            )
-            require(is_part, name, what, allowed="one of your own, or settings of flatout")
-        for name in ("trainer", "callbacks"):
+        parts = {"data": self.data, "model": self.model, "task": self.task}
+        for name, part in parts.items():
+            is_part = part is None or is_dataclass(part) or isinstance(part, _BASES[name])
             require(
-                isinstance(getattr(self, name), Mapping),
+                self.has_own_parts or is_part,
                 name,
-                f"{getattr(self, name)!r} is no mapping",
+                f"{type(part).__name__} is no {_BASES[name].__name__}",
+                allowed="one of your own, or settings of flatout",
+            )
+        mappings: dict[str, object] = {"trainer": self.trainer, "callbacks": self.callbacks}
+        for name, value in mappings.items():
+            require(
+                isinstance(value, Mapping),
+                name,
+                f"{value!r} is no mapping",
                 hint=f"Write fit({name}={{…: …}}).",
             )
 
     @property
     def has_own_parts(self) -> bool:
         """Whether the user's own LightningModule or DataModule trains."""
-        return isinstance(self.task, L.LightningModule) or isinstance(
-            self.data, L.LightningDataModule
-        )
+        is_own_data = isinstance(self.data, L.LightningDataModule)
+        return is_own_data or isinstance(self.task, L.LightningModule)
 
     def _complete_parts(self) -> None:
         """Fill in what the data imply, and refuse parts that do not fit each other."""
         # every part of every kind: a run needs them
         from flatout.run.kinds import complete_parts, kind_of
 
-        if self.checkpoint.metric is not None:
-            self.checkpoint = replace(
-                self.checkpoint, metric=self.checkpoint.metric.removeprefix("val/")
-            )
+        metric = self.checkpoint.metric
+        if metric is not None:
+            self.checkpoint = replace(self.checkpoint, metric=metric.removeprefix("val/"))
         rows = self.data.effective_batch
-        is_free = (
-            self.tune.enabled and self.tune.effective_batch is StepRows.free and rows is not None
-        )
-        hint = "Leave one of them out."
+        is_searched = self.tune.enabled and self.tune.effective_batch is StepRows.free
         require(
-            not is_free, "tune.effective_batch", f"free with data.effective_batch={rows}", hint=hint
+            not is_searched or rows is None,
+            "tune.effective_batch",
+            f"free with data.effective_batch={rows}",
+            hint="Leave one of them out.",
         )
         self.data, self.model, self.task = complete_parts(self.data, self.model, self.task)
         if self.is_sharded:
-            why = kind_of(self.data).why_whole
-            require(not why, _OF_FSDP, why, hint="Leave it out.")
-            require(
-                not self.tune.enabled,
-                _OF_FSDP,
-                "needs tune=off, which measures whole models on one device",
-                hint=hint,
-            )
-            require(
-                self.precision is not Precision.fp16,
-                _OF_FSDP,
-                "does not work with precision=fp16: its scaler needs whole gradients",
-                hint="Set precision=bf16 or fp32.",
-            )
-            require(
-                not self.compile,
-                _OF_FSDP,
-                "does not work with compile=true in this version",
-                hint=hint,
-            )
+            why_whole = kind_of(self.data).why_whole
+            require(not why_whole, _OF_FSDP, why_whole, hint="Leave it out.")
+            self._require_shardable()
+
+    def _require_shardable(self) -> None:
+        """Refuse settings that need whole weights or gradients on a device."""
+        require(
+            not self.tune.enabled,
+            _OF_FSDP,
+            "needs tune=off, which measures whole models on one device",
+            hint="Leave one of them out.",
+        )
+        require(
+            self.precision is not Precision.fp16,
+            _OF_FSDP,
+            "does not work with precision=fp16: its scaler needs whole gradients",
+            hint="Set precision=bf16 or fp32.",
+        )
+        require(
+            not self.compile,
+            _OF_FSDP,
+            "does not work with compile=true in this version",
+            hint="Leave one of them out.",
+        )
 
     def _require_trainer_settings(self) -> None:
+        """Refuse arguments that Lightning's Trainer lacks, or that a setting of ours replaces."""
         for name in self.trainer:
             where = f"trainer.{name}"
-            hint = did_you_mean(name, TRAINER_ARGUMENTS)
             require(
-                name in TRAINER_ARGUMENTS, where, "no argument of Lightning's Trainer", hint=hint
+                name in TRAINER_ARGUMENTS,
+                where,
+                "no argument of Lightning's Trainer",
+                hint=did_you_mean(name, TRAINER_ARGUMENTS),
             )
             is_free = name not in REPLACED or (self.has_own_parts and name in OWN_PARTS_MAY_SET)
             require(
@@ -277,9 +287,12 @@ class RunConfig:
         strategy = self.trainer.get("strategy")
         is_known = not isinstance(strategy, str) or strategy in _STRATEGIES
         is_known = is_known or self.has_own_parts  # DDP may have to look for unused weights
-        hint = did_you_mean(str(strategy), _STRATEGIES)
         require(
-            is_known, "trainer.strategy", f"{strategy}", allowed=", ".join(_STRATEGIES), hint=hint
+            is_known,
+            "trainer.strategy",
+            f"{strategy}",
+            allowed=", ".join(_STRATEGIES),
+            hint=did_you_mean(str(strategy), _STRATEGIES),
         )
         epochs = self.trainer.get("max_epochs")
         is_count = epochs is None or (isinstance(epochs, int) and epochs >= 1)
@@ -292,33 +305,39 @@ class RunConfig:
 
 
 def _require_own_parts(module: Any, data: Any) -> None:
-    is_own_module, is_data = (
-        isinstance(module, L.LightningModule),
-        isinstance(data, L.LightningDataModule),
+    """Refuse a module and a DataModule that do not fit, or that lack a hook they need."""
+    is_own_module = isinstance(module, L.LightningModule)
+    is_data = isinstance(data, L.LightningDataModule)
+    require(
+        is_data or not isinstance(data, L.LightningModule),
+        "data",
+        f"{type(data).__name__} is no LightningDataModule",
+        hint=(
+            "Set data._target_ to your LightningDataModule, or data=headlines for data of flatout."
+        ),
     )
-    hint = "Set data._target_ to your LightningDataModule, or data=headlines for data of flatout."
-    is_fit = is_data or not isinstance(data, L.LightningModule)
-    require(is_fit, "data", f"{type(data).__name__} is no LightningDataModule", hint=hint)
     is_own_data = is_data and not isinstance(data, StoreData)
-    reads_ours = not is_own_module or isinstance(module, Task)
+    reads_our_batches = not is_own_module or isinstance(module, Task)
     name = type(module).__name__.removesuffix("Config")
     require(
-        not (reads_ours and is_own_data),
+        not (reads_our_batches and is_own_data),
         "task",
         f"{name} reads the batches of flatout's DataModules, and {type(data).__name__} is your own",
         hint="Set task._target_ to your LightningModule.",
     )
-    hooks: list[tuple[str, Any, str, str]] = []
     if is_own_module:
-        hooks += [("task", module, "training_step", "the loss of a batch")]
-        hooks += [("task", module, "configure_optimizers", "the optimizer")]
+        _require_hook("task", module, "training_step", "the loss of a batch")
+        _require_hook("task", module, "configure_optimizers", "the optimizer")
     if is_own_data:
-        hooks += [("data", data, "train_dataloader", "a DataLoader of the training rows")]
-    for where, part, hook, gives in hooks:
-        is_defined = getattr(type(part), hook) is not getattr(_BASES[where], hook)
-        require(
-            is_defined,
-            where,
-            f"{type(part).__name__} has no {hook}",
-            hint=f"Define it: it returns {gives}.",
-        )
+        _require_hook("data", data, "train_dataloader", "a DataLoader of the training rows")
+
+
+def _require_hook(key: str, part: object, hook: str, returns: str) -> None:
+    """Refuse a part that does not override a method of its Lightning base."""
+    is_defined = getattr(type(part), hook) is not getattr(_BASES[key], hook)
+    require(
+        is_defined,
+        key,
+        f"{type(part).__name__} has no {hook}",
+        hint=f"Define it: it returns {returns}.",
+    )

@@ -1,11 +1,10 @@
-"""Messages for a user's mistake: each says how to fix it; and the settings, each described once,
-that they speak of.
+"""Messages for a user's mistake, and the descriptions of settings that they are made from.
 
-They have one shape: where (a key, a file, a row), what is wrong (with the value), what is allowed,
-how to fix it. Entry points print it without a traceback and exit with code 2; an error of any other
-class is a defect of ours and keeps its traceback. A field of a Config is `setting(default,
-sentence, …)` with its range and an example. `check_settings` holds values to it, and `python -m
-flatout settings` prints it. Models import this module and nothing else of ours.
+A message has one shape: *key: problem (what is allowed). Fix.* Entry points print it without a
+traceback and exit with code 2; an error of any other class is a defect of ours and keeps its
+traceback. A field of a Config is `setting(default, sentence, …)` with its range and an example:
+`check_settings` compares values with the range, and `python -m flatout settings` prints all of it.
+Models import this module and nothing else of ours.
 """
 
 from __future__ import annotations
@@ -33,7 +32,9 @@ EXIT_CODE = 2
 LARGEST_SEED = 2**63 - 1
 Choice = TypeVar("Choice", bound=StrEnum)
 Settings = TypeVar("Settings")
-_ABOUT = "about"
+_ABOUT = "about"  # the key of a field's metadata
+_SECONDS_OF_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_MEGABYTE = 1e6
 
 
 class UserError(ValueError):
@@ -44,9 +45,12 @@ class UserError(ValueError):
         self.what = what
         self.allowed = allowed
         self.hint = hint
-        text = (f"{where}: {what}" if where else what) + (f" ({allowed})" if allowed else "")
-        ending = "" if text.endswith("?") else "."
-        text = f"{text.rstrip('.')}{ending} {hint}".rstrip() if hint else text
+        text = f"{where}: {what}" if where else what
+        if allowed:
+            text = f"{text} ({allowed})"
+        if hint:
+            ending = "" if text.endswith("?") else "."
+            text = f"{text.rstrip('.')}{ending} {hint}".rstrip()
         super().__init__(printable(mask_addresses(text)))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -54,7 +58,7 @@ class UserError(ValueError):
 
     @property
     def parts(self) -> dict[str, str]:
-        """What it is made of: another process makes the same of it."""
+        """Its arguments: another process makes an equal error from them."""
         return {name: getattr(self, name) for name in ("where", "what", "allowed", "hint")}
 
 
@@ -63,60 +67,73 @@ class OtherRankEnded(UserError):
 
 
 class RunBroke(RuntimeError):
-    """Something outside, or one of its ranks, ended a run: a short message, exit code 1."""
+    """A run ended by one of its ranks, or from outside: a short message, exit code 1."""
 
 
 def write_for_launcher(error: UserError | RunBroke) -> None:
-    """Write an error where torchrun, or our own launch, looks for a rank's last words; without one
-    nothing is done.
+    """Write an error where torchrun, or our own launcher, looks for a rank's last message.
+
+    Does nothing in a process that no launcher has started.
     """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
     extra: dict[str, Any] = {"timestamp": str(int(time.time()))}
     if isinstance(error, UserError):
         extra["mistake"] = error.parts
-    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        Path(path).write_text(
-            json.dumps({"message": {"message": str(error), "extraInfo": extra}}), encoding="utf-8"
-        )
+    report = {"message": {"message": str(error), "extraInfo": extra}}
+    Path(path).write_text(json.dumps(report), encoding="utf-8")
 
 
 def printable(text: str) -> str:
-    """A text on one line: what a terminal would act on (line ends, escape codes, half characters)
-    is written out.
+    r"""A text on one line, with what a terminal would act on written out: a line end becomes `\n`.
+
+    That are line ends, escape codes and halves of characters.
     """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(map(_escape, text))
+
+
+def _escape(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def printable_lines(text: str) -> str:
-    """A text whose line ends and tabs stay; whatever else a terminal would act on is
-    written out.
-    """
-    return "".join(c if c in "\n\t" else printable(c) for c in text)
+    """Like `printable`, but line ends and tabs stay."""
+    pieces = []
+    for character in text:
+        pieces.append(character if character in "\n\t" else _escape(character))
+    return "".join(pieces)
 
 
 def first_line(error: BaseException) -> str:
-    """What went wrong, without the lines after it, such as a worker's traceback."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    """An error's message without later lines, such as a worker's traceback; its class if empty."""
+    lines = str(error).strip().splitlines()
+    line = lines[0] if lines else type(error).__name__
+    return line.rstrip(".")
 
 
 def nearest(word: str, choices: Iterable[str], *, least: float = 0.5) -> str | None:
-    """The choice most like `word`, or None when none is like it; likeness is 1 for the
-    same word.
+    """The choice most like `word`, in any case; None if no likeness reaches `least`.
+
+    The likeness of equal words is 1.
     """
     by_lower = {choice.lower(): choice for choice in choices}
-    found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=least)
-    return by_lower[found[0]] if found else None
+    closest = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=least)
+    return by_lower[closest[0]] if closest else None
 
 
 def did_you_mean(word: str, choices: Collection[str]) -> str:
-    """A closing sentence that names the nearest choice; empty when there is none, and for a word
-    that is one.
-    """
-    near = None if word in choices else nearest(word, choices)
-    return f"Did you mean {near!r}?" if near else ""
+    """A hint that names the nearest choice; empty if none is near, or if `word` is a choice."""
+    if word in choices:
+        return ""
+    choice = nearest(word, choices)
+    return f"Did you mean {choice!r}?" if choice else ""
 
 
 def as_choice(kind: type[Choice], value: object, where: str) -> Choice:
-    """A member of an Enum of texts from its name, so that Python users may write either."""
+    """The member of an Enum of texts with this value, so that Python users may write either."""
     names = [str(member.value) for member in kind]
     if str(value) not in names:
         raise UserError(
@@ -129,24 +146,24 @@ def as_seconds(text: str | None, where: str) -> float | None:
     """A duration such as 90s, 30m or 2h in seconds; None where there is no limit."""
     if text is None:
         return None
-    if (found := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(text).strip())) is None or float(
-        found[1]
-    ) == 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(text).strip())
+    seconds = float(match[1]) * _SECONDS_OF_UNIT[match[2]] if match else 0.0
+    if seconds == 0:
         raise UserError(where, f"{str(text)!r} is no duration", allowed="such as 90s, 30m, 2h")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+    return seconds
 
 
 def require(condition: bool, where: str, what: str, *, allowed: str = "", hint: str = "") -> None:
-    """Check one setting; used by the Config classes in `__post_init__`."""
+    """Raise `UserError` unless the condition holds; Configs check themselves so when built."""
     if not condition:
         raise UserError(where, what, allowed=allowed, hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class About:
-    """What the fields of Configs say of themselves."""
+    """The description of one field of a Config."""
 
-    does: str
+    does: str  # a sentence
     example: str = ""  # a value, or whole words of a command line where other settings belong to it
     allowed: str = ""  # what the setting may be, where its type and its range do not say it
     hint: str = ""
@@ -158,32 +175,48 @@ class About:
 
     @property
     def range(self) -> str:
-        """The bounds in words; empty where there are none."""
-        least, above, most, below = map(_in_words, (self.least, self.above, self.most, self.below))
+        """The bounds in words; empty where there are none.
+
+        `least=1` → `1 or more`; `above=0, below=1` → `above 0 and below 1`; `least=1, most=8` →
+        `1 to 8`.
+        """
+        least = _bound_in_words(self.least)
+        above = _bound_in_words(self.above)
+        most = _bound_in_words(self.most)
+        below = _bound_in_words(self.below)
         if most:
             return f"above {above}, at most {most}" if above else f"{least} to {most}"
         if below:
             return f"above {above} and below {below}" if above else f"{least} to below {below}"
-        return f"{least} or more" if least else above and f"above {above}"
+        if least:
+            return f"{least} or more"
+        return f"above {above}" if above else ""
 
     def holds(self, number: float) -> bool:
         """Whether a finite number lies within the bounds."""
-        is_high = (self.least is None or number >= self.least) and (
-            self.above is None or number > self.above
-        )
-        is_low = (self.most is None or number <= self.most) and (
-            self.below is None or number < self.below
-        )
-        return is_high and is_low and math.isfinite(number)
+        if self.least is not None and not number >= self.least:
+            return False
+        if self.above is not None and not number > self.above:
+            return False
+        if self.most is not None and not number <= self.most:
+            return False
+        if self.below is not None and not number < self.below:
+            return False
+        return math.isfinite(number)
 
 
-def _in_words(bound: float | None) -> str:
-    return "" if bound is None else "2**63 - 1" if bound == LARGEST_SEED else f"{bound:,}"
+def _bound_in_words(bound: float | None) -> str:
+    if bound is None:
+        return ""
+    return "2**63 - 1" if bound == LARGEST_SEED else f"{bound:,}"
 
 
 def setting(default: Any, does: str, **about: Any) -> Any:
-    """A field of a Config with all that is known of it (`about`: of `About`); `default`: a value,
-    or what makes one.
+    """A field of a Config with its description.
+
+    `default` is a value, or a class or function that makes one; `about` are fields of `About`:
+
+        rows: int = setting(64, "Rows in a batch.", least=1)
     """
     if isinstance(default, StrEnum):
         about.setdefault("choices", type(default))
@@ -194,17 +227,19 @@ def setting(default: Any, does: str, **about: Any) -> Any:
 
 
 def about_settings(kind: Any) -> dict[str, About]:
-    """What the fields of a Config say, by their names."""
-    return {each.name: each.metadata[_ABOUT] for each in fields(kind) if _ABOUT in each.metadata}
+    """The descriptions of a Config's fields, by their names."""
+    described = [part for part in fields(kind) if _ABOUT in part.metadata]
+    return {part.name: part.metadata[_ABOUT] for part in described}
 
 
 def check_settings(config: Any, prefix: str = "") -> None:
-    """Hold a Config to its fields: choices become members of their Enum, numbers are in range, in
-    lists and maps.
+    """Compare a Config's values with its fields: each choice becomes a member of its Enum.
+
+    Numbers must lie in their range, alone, in lists and in mappings. None passes where the type has
+    it. What settings have to do with each other is checked by each Config itself. `prefix`: the
+    Config's key, for messages.
     """
-    # A null is taken where the type has it; what several settings have to do with each other is
-    # checked elsewhere.
-    types = {each.name: str(each.type) for each in fields(config)}
+    types = {part.name: str(part.type) for part in fields(config)}
     for name, about in about_settings(config).items():
         value = getattr(config, name)
         where = f"{prefix}.{name}".lstrip(".")
@@ -214,69 +249,68 @@ def check_settings(config: Any, prefix: str = "") -> None:
         if about.choices is not None:
             setattr(config, name, as_choice(about.choices, value, where))
         elif about.range:
-            range_of_one = f"{about.range}{', or null' if may_be_null else ''}"
-            allowed = range_of_one if isinstance(value, Mapping) else about.allowed or range_of_one
-            for place, shown, number in _numbers(where, value):
+            allowed = about.range + (", or null" if may_be_null else "")
+            # `allowed` of a field describes the whole setting, not one entry of a mapping
+            if about.allowed and not isinstance(value, Mapping):
+                allowed = about.allowed
+            for key, shown, number in _list_numbers(where, value):
                 is_number = isinstance(number, Real)
-                words = f"{shown}" if is_number else f"{shown!r} is no number"
                 require(
                     is_number and about.holds(number),
-                    place,
-                    words,
+                    key,
+                    f"{shown}" if is_number else f"{shown!r} is no number",
                     allowed=allowed,
                     hint=about.hint,
                 )
 
 
-def settings_of(kind: type[Settings], given: Any) -> Settings:
-    """A Config from itself, or from a mapping of plain values, those of its groups included; None:
-    its defaults.
+def _list_numbers(where: str, value: Any) -> list[tuple[str, Any, Any]]:
+    """Each number of a setting, with its key, and with the value that a message shows."""
+    if isinstance(value, Mapping):
+        return [(f"{where}.{name}", number, number) for name, number in value.items()]
+    if isinstance(value, list | tuple):
+        return [(where, value, number) for number in value]
+    return [(where, value, value)]
+
+
+def settings_of(kind: type[Settings], values: Any) -> Settings:
+    """A Config from itself, from a mapping of plain values, or from None: its defaults.
+
+    Groups within the mapping may be mappings, too.
     """
-    given = {} if given is None else given
-    if not isinstance(given, Mapping):
+    if values is None:
+        values = {}
+    if not isinstance(values, Mapping):
         require(
-            isinstance(given, kind),
+            isinstance(values, kind),
             kind.__name__,
-            f"{given!r} does not belong here",
+            f"{values!r} does not belong here",
             allowed="it, or a mapping of its settings",
         )
-        return given
+        return values
     hints = typing.get_type_hints(kind)
-    for name in given:
+    for name in values:
         require(
             name in hints,
             f"{kind.__name__}.{name}",
             "no such setting",
             hint=did_you_mean(name, hints),
         )
-    groups = {
-        name: value
-        for name, value in given.items()
-        if isinstance(value, Mapping) and is_dataclass(hints[name])
-    }
-    return kind(
-        **{**given, **{name: settings_of(hints[name], value) for name, value in groups.items()}}
-    )
-
-
-def _numbers(where: str, value: Any) -> list[tuple[str, Any, float]]:
-    """Each number of a setting: where it stands, what of the setting a message shows, and the
-    number.
-    """
-    if isinstance(value, Mapping):
-        return [(f"{where}.{name}", number, number) for name, number in value.items()]
-    return [
-        (where, value, number) for number in (value if isinstance(value, list | tuple) else [value])
-    ]
+    arguments = {}
+    for name, value in values.items():
+        is_group = isinstance(value, Mapping) and is_dataclass(hints[name])
+        arguments[name] = settings_of(hints[name], value) if is_group else value
+    return kind(**arguments)
 
 
 def out_of_space(
     error: OSError, place: Path, needed: int | None, where: str, hint: str
 ) -> UserError:
-    """The message when a disk refuses a write; `needed`: bytes of the whole, if known; `where`: the
-    place's setting.
+    """The message when a disk refuses a write.
+
+    `needed`: bytes of the whole, if known; `where`: the setting that names the place.
     """
-    words = {
+    problems = {
         errno.ENOSPC: f"no space left in {place}",
         errno.EDQUOT: f"over your quota in {place}",
         errno.EROFS: f"{place} is on a disk that can only be read",
@@ -284,13 +318,16 @@ def out_of_space(
         errno.EPERM: f"no permission to write in {place}",
         errno.EIO: f"the disk of {place} gives errors: it may be failing",
     }
-    what = words.get(error.errno or 0, f"cannot write in {place}: {error.strerror or error}")
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(where, what, hint=hint)
-    known = [] if needed is None else [f"needs about {_megabytes(needed)}"]
-    if (free := disk_free(place)) is not None:
-        known.append(f"{_megabytes(free)} free")
-    return UserError(where, f"{what}: {', '.join(known)}" if known else what, hint=hint)
+    other_problem = f"cannot write in {place}: {error.strerror or error}"
+    problem = problems.get(error.errno or 0, other_problem)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        figures = [] if needed is None else [f"needs about {_in_megabytes(needed)}"]
+        free = disk_free(place)
+        if free is not None:
+            figures.append(f"{_in_megabytes(free)} free")
+        if figures:
+            problem = f"{problem}: {', '.join(figures)}"
+    return UserError(where, problem, hint=hint)
 
 
 def example_columns(count: int, known: Sequence[str] = ("text", "label")) -> str:
@@ -300,8 +337,9 @@ def example_columns(count: int, known: Sequence[str] = ("text", "label")) -> str
 
 
 def disk_free(place: Path) -> int | None:
-    """Bytes that this user may still write on the disk of a folder, or of the nearest one above
-    that exists.
+    """Bytes that this user may still write on the disk of a folder; None if unknown.
+
+    A folder that does not exist yet lies on the disk of the nearest one above that does.
     """
     for folder in (place, *place.absolute().parents):
         try:
@@ -311,12 +349,9 @@ def disk_free(place: Path) -> int | None:
     return None
 
 
-def _megabytes(num_bytes: int) -> str:
-    megabytes = num_bytes / 1e6
-    return (
-        f"{megabytes:,.0f} MB"
-        if megabytes >= 10
-        else f"{megabytes:.1f} MB"
-        if megabytes >= 0.1
-        else "0.1 MB"
-    )
+def _in_megabytes(num_bytes: int) -> str:
+    """`12_345_678` → `12 MB`, `1_234_567` → `1.2 MB`; never less than 0.1 MB."""
+    megabytes = num_bytes / _MEGABYTE
+    if megabytes >= 10:
+        return f"{megabytes:,.0f} MB"
+    return f"{max(megabytes, 0.1):.1f} MB"

@@ -1,5 +1,4 @@
-"""Files that are there whole or not at all, also after a crash of the machine: written beside,
-synced, renamed.
+"""Write files that are there whole or not at all, also after a power cut: beside, synced, renamed.
 
 A rename alone is atomic for other processes, not for the disk. Three syncs are needed: the file's
 bytes, the names in its folder, the name in the parent's. Without them a power cut may leave a name
@@ -60,7 +59,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """A new file with these bytes, on the disk when this returns."""
+    """Write a new file with these bytes; they are on the disk when this returns."""
     with path.open("xb") as file:
         file.write(data)
         file.flush()
@@ -68,8 +67,9 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one step, after its new text is on the disk; what UTF-8 cannot hold becomes
-    an escape code.
+    """Replace a file in one step, after its new text is on the disk.
+
+    Half characters, which UTF-8 cannot hold, become escape codes.
     """
     # machines that share a disk may share numbers
     beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
@@ -81,19 +81,18 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Write a CSV file in one step, without formulas; its first row has the names of
-    the columns.
-    """
+    """Write a CSV file in one step, without formulas; the first row names the columns."""
     text = io.StringIO()
     csv.writer(text).writerows(map(guard_row, rows))
     write_atomically(path, text.getvalue())
 
 
 def guard_row(row: Sequence[object]) -> list[object]:
-    """The cells of a row of a CSV file, those that a spreadsheet would run with a `'`
-    before them.
-    """
-    return [guard_cell(cell) if isinstance(cell, str) else cell for cell in row]
+    """The cells of a row of a CSV file, texts guarded by `guard_cell`."""
+    cells = []
+    for cell in row:
+        cells.append(guard_cell(cell) if isinstance(cell, str) else cell)
+    return cells
 
 
 def guard_cell(text: str) -> str:
@@ -118,40 +117,44 @@ def unguard_cell(text: str) -> str:
 
 
 def stamp_of(path: Path) -> list[int]:
-    """What changes in a file's entry when the file does: size, times and number.
+    """Values of a file's entry that change when the file does: size, mtime, ctime, inode.
 
-    Nobody can set its ctime.
+    A program can set mtime back, but not ctime.
     """
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def has_time_moved(changed_ns: int) -> bool:
-    """Whether a change from now on must show in the times of what was changed then."""
-    # False too when the disk's clock is ahead of ours
+    """Whether a file that is written now gets another modification time than `changed_ns`.
+
+    False, too, while the disk's clock is ahead of ours.
+    """
     return (time.time_ns() - changed_ns) / 1e9 >= _TICK_S
 
 
-def let_time_move(changed_ns: int) -> None:
-    """Wait until it has."""
+def wait_for_new_mtime(changed_ns: int) -> None:
+    """Sleep until a file that is written now gets another modification time than `changed_ns`."""
     if not has_time_moved(changed_ns):
         time.sleep(_TICK_S)
 
 
 def refused_folder(error: OSError, folder: Path) -> UserError:
-    """The mistake behind a run folder that cannot be made."""
-    above = next((each for each in (folder, *folder.parents) if os.path.lexists(each)), Path())
-    what = (
-        f"cannot make {folder}: {error.strerror or error}"
-        if above.is_dir()
-        else f"{above} is no folder"
-    )
-    return UserError("output", what, hint="Set output=FOLDER to a writable folder.")
+    """The message for a run folder that cannot be made, such as below a file."""
+    existing = (path for path in (folder, *folder.parents) if os.path.lexists(path))
+    nearest = next(existing, Path())
+    if nearest.is_dir():
+        problem = f"cannot make {folder}: {error.strerror or error}"
+    else:
+        problem = f"{nearest} is no folder"
+    return UserError("output", problem, hint="Set output=FOLDER to a writable folder.")
 
 
 def put_in_place(beside: Path, target: Path) -> None:
-    """Give a finished folder its name; one that has the name already steps aside first and is taken
-    away last.
+    """Rename a finished folder to `target`, replacing a folder of that name.
+
+    The old one is renamed first and removed last, so a crash in between loses neither: `put_back`
+    gives it its name again.
     """
     sync_folder(beside)
     aside = target.with_name(f".{target.name}{_ASIDE}")
@@ -168,47 +171,49 @@ def put_in_place(beside: Path, target: Path) -> None:
 
 
 def put_back(parent: Path) -> None:
-    """Give folders their names again that had stepped aside for one that never came."""
+    """Undo a `put_in_place` that a crash has cut short, for all folders in `parent`."""
     for aside in parent.glob(f".*{_ASIDE}"):
-        if not (target := parent / aside.name.removeprefix(".").removesuffix(_ASIDE)).exists():
+        target = parent / aside.name.removeprefix(".").removesuffix(_ASIDE)
+        if not target.exists():
             aside.rename(target)
 
 
 def numbered(path: Path) -> Iterator[Path]:
-    """A name, and what it is followed by where it is taken."""
+    """A path, and those to try where it is taken: `run`, `run_2`, `run_3`, …"""
     yield path
-    yield from (path.with_name(f"{path.name}_{number}") for number in itertools.count(2))
+    for number in itertools.count(2):
+        yield path.with_name(f"{path.name}_{number}")
 
 
 def is_plain_part(text: str) -> bool:
-    """Whether a text can be put behind a folder and stay below it, on any system."""
+    """Whether `folder / text` lies below `folder`, on any system."""
     is_rooted = text.startswith(("/", "\\", "~")) or bool(re.match(r"[A-Za-z]:", text))
-    return (
-        bool(text) and not is_rooted and ".." not in re.split(r"[/\\]", text) and text.isprintable()
-    )
+    climbs = ".." in re.split(r"[/\\]", text)
+    return bool(text) and not is_rooted and not climbs and text.isprintable()
 
 
 def require_inside(
     path: str, folders: Sequence[Path], where: str, hint: str = "Begin it with ${output}/."
 ) -> None:
-    """Refuse a path that is not below one of the folders, through links too."""
-    is_odd = not path.isprintable() or path.startswith("~")
-    if is_odd or not any(
-        _resolved(Path(path)).is_relative_to(_resolved(folder)) for folder in folders
-    ):
-        raise UserError(
-            where,
-            f"{path!r} lies outside of the folder of all runs",
-            allowed=str(folders[0]),
-            hint=hint,
-        )
+    """Refuse a path that is not below one of the folders, once links are followed."""
+    is_plain = path.isprintable() and not path.startswith("~")
+    if is_plain:
+        resolved = _resolve(Path(path))
+        if any(resolved.is_relative_to(_resolve(folder)) for folder in folders):
+            return
+    raise UserError(
+        where,
+        f"{path!r} lies outside of the folder of all runs",
+        allowed=str(folders[0]),
+        hint=hint,
+    )
 
 
 def lies_inside(name: str, folder: Path) -> bool:
-    """Whether a file named in a folder's own manifest lies in that folder, through links too."""
-    return is_plain_part(name) and _resolved(folder / name).is_relative_to(_resolved(folder))
+    """Whether a file named in a folder's manifest lies in that folder, once links are followed."""
+    return is_plain_part(name) and _resolve(folder / name).is_relative_to(_resolve(folder))
 
 
-def _resolved(path: Path) -> Path:
+def _resolve(path: Path) -> Path:
     """A path without links; one that leads to itself stays, where `Path.resolve` raises."""
     return Path(os.path.realpath(path))

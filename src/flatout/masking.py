@@ -40,12 +40,13 @@ _USER = re.compile(r"(?<=://)([^/\s?#'\"]+|[^/\s:@?#'\"]+:(?!\d+[/?#])[^\s@'\"]+
 
 @lru_cache(1024)
 def mask(secret: str) -> str:
-    """What stands in place of a secret; a mask, a reference and nothing at all stay as they are."""
-    is_open = not _REFERENCE.sub("", secret).strip(":'\"") or _MASKED.fullmatch(secret)
-    if is_open:
+    """The mask of a secret: `***-9f3c`. A mask, a reference and an empty text stay."""
+    is_no_secret = not _REFERENCE.sub("", secret).strip(":'\"") or _MASKED.fullmatch(secret)
+    if is_no_secret:
         return secret
     secret_bytes = secret.encode("utf-8", "surrogatepass")
-    return f"***-{hashlib.pbkdf2_hmac('sha256', secret_bytes, b'flatout mask', _ROUNDS, 2).hex()}"
+    digest = hashlib.pbkdf2_hmac("sha256", secret_bytes, b"flatout mask", _ROUNDS, dklen=2)
+    return f"***-{digest.hex()}"
 
 
 def is_masked(text: str) -> bool:
@@ -62,8 +63,9 @@ def mask_addresses(text: str) -> str:
 
 
 def mask_settings(value: Any, key: str = "") -> Any:
-    """Settings, or facts of a run, with every secret masked, by the names of keys and
-    in addresses.
+    """Settings, or facts of a run, with every secret masked.
+
+    A value is secret by the name of its key (`api_key`), a part of an address by its place.
     """
     if isinstance(value, Mapping):
         return {name: mask_settings(item, str(name)) for name, item in value.items()}
@@ -81,6 +83,7 @@ def mask_words(words: Iterable[str]) -> list[str]:
 
 
 def _mask_word(word: str) -> str:
+    """`logger.wandb.api_key=abc` → `logger.wandb.api_key=***-9f3c`; in `{api_key: abc}`, too."""
     name, equals, value = word.partition("=")
     value = mask_settings(value, name.lstrip("+~"))
     return name + equals + _IN_MAPPING.sub(lambda part: part[1] + mask(part[2]), value)

@@ -1,5 +1,8 @@
-"""Where the parts of a run report messages and automatic decisions: a printer, and the run's
-`log.txt`.
+"""Messages and automatic decisions of a run: printed, and kept in its `log.txt`.
+
+Each part of a run gets a `RunLog`. In a plain Trainer that prints; a run folder
+(`run/run_folder.py`) keeps decisions in the summary, too. `LogFile` is the file. Open this file to
+change how a line looks.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Choice(Generic[Value]):
-    """What was chosen, why, and what that was read off."""
+    """A value that flatout chose, the reason, and what the reason rests on."""
 
     value: Value
     why: str
@@ -30,10 +33,9 @@ class Choice(Generic[Value]):
 
 
 def print_line(text: str) -> None:
-    """Print, without what a terminal would act on: lines name labels and groups of the data.
+    """Print a line, with escape codes written out and secrets masked: it may quote the data.
 
-    Where the reader of a pipe has left, such as `head`, what follows is dropped and the run
-    continues.
+    If the reader of a pipe ends early, as `head` does, the rest is dropped and the run continues.
     """
     try:
         print(mask_addresses(printable_lines(text)), flush=True)
@@ -43,9 +45,7 @@ def print_line(text: str) -> None:
 
 
 class RunLog:
-    """Where a part reports; this one prints, for parts in a plain Trainer, and a run folder keeps
-    what it is given.
-    """
+    """Where a part reports: this one prints, a run folder keeps what it is given."""
 
     def say(self, text: str) -> None:
         print_line(text)
@@ -60,38 +60,32 @@ def decision_line(name: str, value: object, why: str, evidence: str) -> str:
 
 
 class LogFile:
-    """Prints lines and keeps them, warnings too, with the time of day; without a file
-    it is silent.
+    """A context manager that prints lines and keeps them in a file, each with the time of day.
+
+    Python's warnings are kept, too. Without a path it neither prints nor writes.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._file: TextIO | None = None if path is None else path.open("a", encoding="utf-8")
-        self._caught = warnings.catch_warnings()
+        self._filters = warnings.catch_warnings()
         self._has_failed = False
 
     def __enter__(self) -> LogFile:
-        self._caught.__enter__()
+        self._filters.__enter__()
         if self._file is None:
             warnings.simplefilter("ignore")  # the first rank warns of the same
             return self
-        shown = warnings.showwarning
+        show = warnings.showwarning
 
-        def keep(
-            message: Any,
-            category: Any,
-            filename: str,
-            lineno: int,
-            file: Any = None,
-            line: Any = None,
-        ) -> None:
+        def keep_and_show(message: Warning | str, *details: Any, **options: Any) -> None:
             self.keep(f"warning: {message}")
-            shown(message, category, filename, lineno, file, line)
+            show(message, *details, **options)
 
-        warnings.showwarning = keep
+        warnings.showwarning = keep_and_show
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._caught.__exit__(*error)
+        self._filters.__exit__(*error)
         if self._file is not None:
             self._file.close()
 

@@ -226,7 +226,7 @@ def _compose(
     loader: ConfigLoader, config: DictConfig, words: Sequence[str], number: int
 ) -> tuple[DictConfig, Any]:
     from flatout.cli.boundary import read_config
-    from flatout.run.launch import RunJob
+    from flatout.run.job import RunJob
 
     with explain_errors():
         composed = loader.load_sweep_config(config, list(words))

@@ -31,7 +31,7 @@ from flatout import (
 from flatout.data.problem import Problem
 from flatout.distributed.ranks import Ranks
 from flatout.run.closing import Result
-from flatout.run.launch import devices_wanted
+from flatout.run.devices import choose_devices
 from tests.params import at_once
 
 ENCODER = TransformerConfig(hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0)
@@ -231,18 +231,18 @@ def test_machines_that_nobody_started_are_refused(tmp_path):
 
 def test_devices_are_counted_listed_or_left_out():
     cpu = {"accelerator": "cpu"}
-    assert devices_wanted(cpu) == devices_wanted({**cpu, "devices": "auto"}) == [0]
+    assert choose_devices(cpu) == choose_devices({**cpu, "devices": "auto"}) == [0]
     assert (
-        devices_wanted({**cpu, "devices": 2}) == devices_wanted({**cpu, "devices": "2"}) == [0, 1]
+        choose_devices({**cpu, "devices": 2}) == choose_devices({**cpu, "devices": "2"}) == [0, 1]
     )
-    assert devices_wanted({**cpu, "devices": [1]}) == [1]
-    assert devices_wanted({**cpu, "devices": "1,0"}) == [1, 0]
+    assert choose_devices({**cpu, "devices": [1]}) == [1]
+    assert choose_devices({**cpu, "devices": "1,0"}) == [1, 0]
 
 
 def test_one_gpu_of_several_is_the_one_that_was_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    (number,) = devices_wanted({"devices": [2]})
+    (number,) = choose_devices({"devices": [2]})
     device = Ranks().device("auto", number)
     assert device == torch.device("cuda", 2)
     assert Ranks().lightning_settings(device) == {

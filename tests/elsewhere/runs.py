@@ -27,12 +27,11 @@ from flatout import (
     fit,
 )
 from flatout.bits.task import GramsConfig
-from flatout.data.batches.feed import Feeds
 from flatout.distributed.ranks import Ranks
 from flatout.perf.verdict.experiments import alone_ms
 from flatout.run import closing
+from flatout.run.context import OurParts
 from flatout.tasks.masked_language import MaskedLanguageConfig
-from flatout.tasks.task import Task
 from tests.elsewhere.device import OneDevice, add_device
 from tests.elsewhere.steps import ending_with_1, with_kernels_of_a_gpu
 
@@ -102,8 +101,8 @@ def train(name: str, folder: Path) -> None:
 def _compare(name: str, folder: Path) -> None:
     alone: list[float] = []
 
-    def try_alone(task: Task, feeds: Feeds, *rest: Any) -> None:
-        alone.append(alone_ms(task, feeds, 0.01))
+    def try_alone(ours: OurParts, *rest: Any) -> None:
+        alone.append(alone_ms(ours.task, ours.feeds, 0.01))
 
     closing.judge = try_alone  # which tries nothing where the machine is busy
     device = add_device()  # before the first backward pass, which counts devices

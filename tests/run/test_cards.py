@@ -11,7 +11,7 @@ from flatout import UserError
 from flatout.cli.predict import answering_devices
 from flatout.distributed import ranks
 from flatout.engine.precision import Precision, choose_precision
-from flatout.run.launch import devices_wanted
+from flatout.run.devices import choose_devices
 
 CUDA = torch.device("cuda", 0)
 
@@ -37,42 +37,42 @@ def test_no_gpu(monkeypatch):
     asked = (
         "trainer.accelerator: gpu, but this machine has no GPU. Set trainer=cpu, or leave it out."
     )
-    assert sentence(devices_wanted, {"accelerator": "gpu"}) == asked
+    assert sentence(choose_devices, {"accelerator": "gpu"}) == asked
     named = "--device: no device 'cuda:1' here, as this machine has no GPU (auto, cpu)"
     assert sentence(answering_devices, "cuda:1") == named
-    assert devices_wanted({}) == [0]
+    assert choose_devices({}) == [0]
 
 
 def test_a_torch_without_cuda_names_the_command_that_installs_another(with_driver, capsys):
     why = "this machine has a GPU, but torch 2.13.0+cpu is built without CUDA"
     run = "Run pip install --force-reinstall torch==2.13.0."
     assert (
-        sentence(devices_wanted, {"accelerator": "gpu"})
+        sentence(choose_devices, {"accelerator": "gpu"})
         == f"trainer.accelerator: gpu, but {why}. {run}"
     )
     assert sentence(answering_devices, "cuda").endswith(f"as {why} (auto, cpu). {run}")
-    assert devices_wanted({"accelerator": "cpu"}) == [0] and not capsys.readouterr().out
-    assert devices_wanted({}) == [0]
+    assert choose_devices({"accelerator": "cpu"}) == [0] and not capsys.readouterr().out
+    assert choose_devices({}) == [0]
     assert capsys.readouterr().out == f"devices: the CPU, as {why}. {run}\n"
 
 
 def test_a_driver_that_torch_cannot_use(with_driver, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert "torch 2.13.0+cpu finds none. Look at the driver with nvidia-smi" in sentence(
-        devices_wanted, {"accelerator": "cuda"}
+        choose_devices, {"accelerator": "cuda"}
     )
 
 
 def test_more_devices_than_there_are(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     four = "trainer.devices: 4 (at most 2: this machine has 2 GPUs)"
-    assert sentence(devices_wanted, {"devices": 4}) == four
+    assert sentence(choose_devices, {"devices": 4}) == four
     third = "trainer.devices: no device 2 (0 to 1: this machine has 2 GPUs)"
-    assert sentence(devices_wanted, {"devices": [2]}) == third
+    assert sentence(choose_devices, {"devices": [2]}) == third
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1-2,MIG-3-4")
     assert "at most 1: CUDA gives a process one slice of a MIG card" in sentence(
-        devices_wanted, {"devices": 2}
+        choose_devices, {"devices": 2}
     )
 
 

@@ -16,10 +16,11 @@ from flatout.perf.measure.intervals import SpeedupInterval
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.verdict.confirmation import Confirmed, OverrideConfirmation, keep_confirmation
 from flatout.report.summary import hardware, plain, versions
+from flatout.run.answers import build_question
+from flatout.run.confirmed import find_confirmed
 from flatout.run.kinds import kind_of
-from flatout.run.parts import find_confirmed, question
 from flatout.run.run_folder import SETTINGS
-from flatout.run.tuning import asked_of, measured_for
+from flatout.run.tuning import list_open_settings, measure_answers
 from flatout.run_log import RunLog
 from tests.perf.tune.planted import SMALL
 
@@ -110,9 +111,9 @@ def test_tune_sets_what_was_confirmed_and_names_its_evidence(tmp_path):
     data = kind_of(build.data).data.of(build.data, seed=build.seed, log=RunLog())
     data.prepare_data()
     data.setup()
-    asked = question(build, data, Ranks(), CPU, WORDS, counts_time=False)
-    assert asked_of(asked).start.feed == "threaded"
-    answers = measured_for(replace(asked, prober=NoProber()), lambda line: None).answers
+    asked = build_question(build, data, Ranks(), CPU, WORDS, counts_time=False)
+    assert list_open_settings(asked).start.feed == "threaded"
+    answers = measure_answers(replace(asked, prober=NoProber()), lambda line: None).answers
     choice = next(each for each in answers.choices if each.name == "feed")
     assert answers.values["data.feed"] == choice.value == "threaded"
     assert "confirmed by doctor: 1.40×" in choice.why

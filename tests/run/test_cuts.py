@@ -68,14 +68,14 @@ def test_the_next_run_of_these_settings_knows_its_cut(chosen):
 
 
 def test_the_deepest_cut_near_the_best_is_taken():
-    from flatout.run.parts import _choose
+    from flatout.run.cut import _choose_cut
 
     def taken(*accuracies: float) -> int:
         scores = [
             LayerScore(cut, value, 0.02, 1.0)
             for cut, value in zip((2, 4, 5), accuracies, strict=True)
         ]
-        return int(_choose(scores).values["model.freeze_layers"])
+        return int(_choose_cut(scores).values["model.freeze_layers"])
 
     assert [taken(0.8, 0.79, 0.7), taken(0.8, 0.7, 0.6), taken(0.6, 0.7, 0.8)] == [4, 2, 5]
 

@@ -8,10 +8,9 @@ import lightning as L
 import pytest
 
 from flatout import CellsConfig, MonitorConfig, OptimConfig, RNNConfig, SequenceDataConfig, fit
-from flatout.data.batches.feed import Feeds
 from flatout.perf.verdict.experiments import alone_ms
 from flatout.run import closing
-from flatout.tasks.task import Task
+from flatout.run.context import OurParts
 
 
 @pytest.fixture
@@ -33,8 +32,8 @@ def test_answers_are_kept_and_other_ways_are_tried_on_the_device_of_the_run(
 ):
     alone: list[float] = []
 
-    def judge_alone(task: Task, feeds: Feeds, *rest: Any) -> None:
-        alone.append(alone_ms(task, feeds, 0.1))
+    def judge_alone(ours: OurParts, *rest: Any) -> None:
+        alone.append(alone_ms(ours.task, ours.feeds, 0.1))
 
     # which tries nothing where the machine is busy
     monkeypatch.setattr(closing, "judge", judge_alone)

@@ -21,7 +21,7 @@ from flatout.engine.optimizer import OptimConfig
 from flatout.perf.verdict import experiments, own_tries
 from flatout.report.page import read_curves
 from flatout.report.summary import read_summary
-from flatout.run.launch import RunJob
+from flatout.run.job import RunJob
 from flatout.run.own_parts import plain_name
 from tests.composed import run_train
 from tests.params import at_once

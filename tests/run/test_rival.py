@@ -153,7 +153,7 @@ def test_scores_come_from_the_cache_whatever_the_time(headlines):
 
 
 def test_a_part_of_the_rows_says_when_all_would_take_too_long(headlines, monkeypatch):
-    monkeypatch.setattr(rival, "_TRIED", 100)
+    monkeypatch.setattr(rival, "_TRIED_ROWS", 100)
     with pytest.raises(rival.TooSlow):
         score_linear(headlines, 0.001)
 

@@ -8,7 +8,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 
 from flatout import TextCNNConfig, UserError
 from flatout.engine.precision import Precision, choose_precision
-from flatout.run.trainer import choose_strategy
+from flatout.run.strategy import choose_strategy
 from flatout.run_log import RunLog
 from flatout.tasks import Classifier
 

@@ -30,9 +30,9 @@ from flatout.perf.tune.probe import ProbedSetting
 from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.tune.speeds import OpenSettings
 from flatout.report.summary import read_summary
+from flatout.run.answers import apply_answers, read_answers
 from flatout.run.closing import Result
-from flatout.run.parts import answers_in, with_answers
-from flatout.run.tuning import is_outdated, kept, override_line, smallest
+from flatout.run.tuning import combine_answers, is_outdated, list_settled, override_line
 from tests.cli.test_train import run_train
 from tests.params import at_once
 from tests.perf.tune.planted import SMALL
@@ -97,21 +97,21 @@ def composed(*words: str) -> tuple[RunConfig, list[str]]:
     ],
 )
 def test_what_was_typed_is_kept(words, key, why):
-    assert kept(*composed(*words))[key] == why
-    assert key not in kept(*composed("tune.learning_rate=true"))
+    assert list_settled(*composed(*words))[key] == why
+    assert key not in list_settled(*composed("tune.learning_rate=true"))
 
 
 @pytest.mark.parametrize(
     "word", ["data.effective_batch=64", "+trainer.limit_train_batches=0.5", "+experiment=bert_tiny"]
 )
 def test_what_a_step_is_made_of_stays_open_where_only_its_rows_are_said(word):
-    assert "data.batch_size" not in kept(*composed(word))
+    assert "data.batch_size" not in list_settled(*composed(word))
 
 
 def test_from_python_what_differs_from_the_default_was_asked_for():
     python = RunConfig(data=TextDataConfig(batch_size=32), tune=TuneConfig(enabled=True))
-    assert kept(python, [])["data.batch_size"] == "asked for"
-    assert "data.batch_size" not in kept(RunConfig(tune=TuneConfig(enabled=True)), [])
+    assert list_settled(python, [])["data.batch_size"] == "asked for"
+    assert "data.batch_size" not in list_settled(RunConfig(tune=TuneConfig(enabled=True)), [])
 
 
 def test_answers_become_settings_and_words():
@@ -122,30 +122,30 @@ def test_answers_become_settings_and_words():
         "data.accumulate": 4,
         "compile": True,
     }
-    config = with_answers(RunConfig(), values)
+    config = apply_answers(RunConfig(), values)
     assert (config.data.feed, config.precision, config.compile) == (
         "threaded",
         Precision.bf16,
         True,
     )
     assert config.data.batches(1) == (16, 4)
-    shared = with_answers(RunConfig(data=TextDataConfig(effective_batch=64)), values)
+    shared = apply_answers(RunConfig(data=TextDataConfig(effective_batch=64)), values)
     assert shared.data.batches(1) == (16, 4)
     assert (
         override_line(values)
         == "data.feed=threaded precision=bf16 data.batch_size=16 data.accumulate=4 compile=true"
     )
-    assert with_answers(config, {}) is config
+    assert apply_answers(config, {}) is config
 
 
 def test_an_answer_to_what_nothing_measures_is_ignored():
     config = RunConfig()
-    assert with_answers(config, {"data.source": "s3://somebody/rows", "seed": 3}) is config
+    assert apply_answers(config, {"data.source": "s3://somebody/rows", "seed": 3}) is config
 
 
 def test_a_rate_that_was_found_is_not_scaled_again():
     optim = OptimConfig(scale_lr="linear", base_batch=32)
-    config = with_answers(RunConfig(optim=optim), {"optim.lr": 1e-3})
+    config = apply_answers(RunConfig(optim=optim), {"optim.lr": 1e-3})
     assert (config.optim.lr, config.optim.scale_lr) == (1e-3, "none")
     assert override_line({"optim.lr": 1e-3}, optim) == "optim.lr=0.001 optim.scale_lr=none"
     assert override_line({"optim.lr": 1e-3}, OptimConfig()) == "optim.lr=0.001"
@@ -180,15 +180,15 @@ def test_of_unlike_devices_the_smallest_decides():
             "optim.lr": 1e-3,
         }
     )
-    for found in (smallest([large, small]), smallest([small, large])):
+    for found in (combine_answers([large, small]), combine_answers([small, large])):
         assert found.values == small.values
         assert found.choices[-1].name == "unlike devices"
     mixed = Answers(
         values=large.values | {"precision": "fp32", "data.batch_size": 32, "data.accumulate": 2}
     )
-    assert smallest([small, mixed]).values["precision"] == "fp32"
-    assert smallest([large]) is large
-    assert smallest([large, Answers()]).values == {}
+    assert combine_answers([small, mixed]).values["precision"] == "fp32"
+    assert combine_answers([large]) is large
+    assert combine_answers([large, Answers()]).values == {}
 
 
 def asked(**settings: Any) -> OpenSettings:
@@ -342,7 +342,7 @@ def test_a_run_that_is_gone_on_with_has_the_answers_it_was_begun_with(
         " data.batch_size=16" in told
     )
     assert read_summary(folder)["tune"]["values"]["data.batch_size"] == 16
-    answers = answers_in(str(folder), folder)
+    answers = read_answers(str(folder), folder)
     assert answers is not None and answers["values"]["data.batch_size"] == 16
 
 

@@ -34,8 +34,8 @@ from flatout.data.text import TextDataConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.run_length import validations
 from flatout.errors import UserError
+from flatout.run.job import RunJob
 from flatout.run.kinds import kind_of
-from flatout.run.launch import RunJob
 from flatout.sweep.many import alone_in
 from flatout.sweep.searched import FILE, Searched
 from flatout.sweep.settings import Pruner, Sampler, SweeperSettings

@@ -36,7 +36,7 @@ from flatout import (
 from flatout.distributed.signals import ASKING
 from flatout.errors import RunBroke, as_seconds
 from flatout.report.summary import read_summary
-from flatout.run.launch import RunJob
+from flatout.run.job import RunJob
 from flatout.sweep.many import Multirun, _over_seeds, begun_with, newest_of, run_all, to_go_on
 from flatout.sweep.trial import Board, Ending, Status, Trial
 from flatout.sweep.trials import Readings, endings, slots

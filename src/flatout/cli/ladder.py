@@ -125,7 +125,7 @@ def climb(
     from flatout.ladder.case import choose_ladder
     from flatout.ladder.results import closing_lines, ladder_table
     from flatout.ladder.run_ladder import run_ladder
-    from flatout.run.launch import RunJob
+    from flatout.run.job import RunJob
     from flatout.run.run_folder import name_folder
 
     require(
@@ -158,7 +158,7 @@ def compose_run(words: list[str], more: Sequence[str]) -> Any:
 
     from flatout.cli.boundary import read_config
     from flatout.cli.composing import explain_errors
-    from flatout.run.launch import RunJob
+    from flatout.run.job import RunJob
 
     given = [*words, *more]
     with explain_errors():

@@ -48,13 +48,14 @@ def run(arguments: argparse.Namespace) -> None:
 
 def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     from flatout.distributed.ranks import Ranks
-    from flatout.run.launch import devices_wanted
-    from flatout.run.parts import open_data, question, require_memory_for_model
+    from flatout.run.answers import build_question
+    from flatout.run.devices import choose_devices
+    from flatout.run.parts import open_data, require_memory_for_model
     from flatout.run.resolve import share_processor
     from flatout.run.run_folder import unwritten_run
-    from flatout.run.tuning import device_key, measured_for, override_line, smallest
+    from flatout.run.tuning import combine_answers, device_key, measure_answers, override_line
 
-    numbers = devices_wanted(config.trainer)
+    numbers = choose_devices(config.trainer)
     alone = Ranks()
     ranks = Ranks(0, len(numbers), 0, len(numbers))
     with unwritten_run() as folder:
@@ -69,13 +70,13 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
             require_memory_for_model(config, data, ranks, device)
     print(data.info.report.line(), flush=True)
     asked = (
-        question(config, data, ranks, device, overrides, counts_time=False)
+        build_question(config, data, ranks, device, overrides, counts_time=False)
         for device in devices.values()
     )
-    found = [measured_for(each, print_line) for each in asked]
+    found = [measure_answers(each, print_line) for each in asked]
     for line in (line for each in found for line in each.lines):
         print(line)
-    answers = smallest([each.answers for each in found])
+    answers = combine_answers([each.answers for each in found])
     console = Console(highlight=False)
     console.width = max(console.width, 140)  # piped into a file it would be cut at 80
     console.print(table_of(answers))

@@ -35,7 +35,7 @@ from flatout.perf.measure.intervals import speedup
 from flatout.perf.measure.steps import peak_bytes
 
 if TYPE_CHECKING:
-    from flatout.run.launch import RunJob
+    from flatout.run.job import RunJob
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ from flatout.report.summary import json_safe, versions
 from flatout.run.resolve import clip_of
 
 if TYPE_CHECKING:
-    from flatout.run.launch import RunJob
+    from flatout.run.job import RunJob
 
 _QUIET = (
     "monitor.progress=false monitor.rival=false logger=none resume=null checkpoint.patience=null"

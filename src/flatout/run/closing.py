@@ -1,4 +1,9 @@
-"""The end of a run: what it leaves behind, its model, its summary, its verdict and its reports."""
+"""The end of a run: keep its model, fill its summary, judge what limited it, write its reports.
+
+`run/run.py` calls the stages in this order: `keep_answers`, `write_verdict`, `summarise`,
+`report_kind`, `write_reports`. Ranks compute the first two together; the others are for the first
+rank alone. `Result` is what Python users get back.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import lightning as L
 from torch import nn
 
 from flatout.callbacks.profile_steps import TABLE, TRACE
+from flatout.callbacks.step_timer import StepTimer
 from flatout.callbacks.throughput import FetchTimes
 from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds
 from flatout.distributed.collectives import of_all_ranks
-from flatout.distributed.ranks import Ranks, others_watched
+from flatout.distributed.ranks import others_watched
 from flatout.engine.compile import is_compiled
 from flatout.engine.lightning_internals import callbacks_of
 from flatout.engine.passes import TRAINING
@@ -37,6 +44,7 @@ from flatout.report.dashboard import write_dashboard
 from flatout.report.figures import Chart
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import read_summary
+from flatout.run.context import OurParts, RunContext, RunParts
 from flatout.run.kinds import kind_of, load_predictor
 from flatout.run.own_parts import NoAnswers
 from flatout.run.resolve import Settings
@@ -46,6 +54,7 @@ from flatout.run.trainer import Training, settings_to_compare
 from flatout.tasks.task import Task
 
 Answers = RunPredictor | NoAnswers  # what answers for new rows after training
+_MOST_ALONE_S = 5.0  # that a rank trains alone, to time it
 
 
 @dataclass(slots=True)
@@ -76,12 +85,24 @@ class Result:
         return self.predictor.predict(rows)
 
 
-def answers_of(config: RunConfig, folder: Path) -> Answers:
-    return NoAnswers(type(config.task).__name__) if config.has_own_parts else load_predictor(folder)
+@dataclass(frozen=True, slots=True)
+class RunAnswers:
+    """The trained network, ready to answer, with what is shown of its answers."""
+
+    predictor: Answers
+    per_class: list[dict[str, Any]]  # scores of each class
+    charts: list[Chart]
+
+
+def open_answers(config: RunConfig, folder: Path) -> Answers:
+    """What answers for new rows with the model of a finished run."""
+    if config.has_own_parts:
+        return NoAnswers(type(config.task).__name__)
+    return load_predictor(folder)
 
 
 def finished_result(folder: Path, answers: Answers) -> Result:
-    """What a run has left that has finished before."""
+    """The result of a run that has finished before, from its folder."""
     summary = read_summary(folder)
     metrics = {
         name: float(value) for name, value in summary["metrics"].items() if value is not None
@@ -90,186 +111,217 @@ def finished_result(folder: Path, answers: Answers) -> Result:
 
 
 def keep_answers(
-    config: RunConfig,
-    module: Any,
-    feeds: Feeds | None,
-    training: Training,
-    ranks: Ranks,
-    folder: RunFolder,
-) -> tuple[Answers, list[dict[str, Any]], list[Chart]]:
-    """What the trained network answers with, which is saved; its scores by class, and charts of its
-    answers.
+    config: RunConfig, parts: RunParts, training: Training, context: RunContext
+) -> RunAnswers:
+    """Save the trained network in `model/`, and collect what is shown of its answers.
+
+    Every rank takes part. For a module of the user's own there is nothing to save.
     """
-    if feeds is None:
-        return NoAnswers(type(module).__name__), [], []
+    ours = parts.ours
+    if ours is None:
+        return RunAnswers(NoAnswers(type(parts.module).__name__), [], [])
+    task = ours.task
     kind = kind_of(config.data)
-    strategy = cast(Any, training.trainer.strategy)
-    # ranks hold slices: all of them on each rank's host, to answer and to be saved with
-    if module.is_sharded:
+    folder = context.folder
+    if task.is_sharded:
+        # Each rank gathers all slices on its host, to answer and to save them.
+        strategy = cast(Any, training.trainer.strategy)
         with others_watched():
-            module.model = strategy.gathered(module.model)
-        module.is_sharded = False
-    per_class = module.per_class()
-    predictor = kind.predictor.of(module)
-    charts = [] if kind.draw is None else kind.draw(module, feeds, folder.path)
-    if ranks.is_first and isinstance(config.model, nn.Module):
-        folder.say("model/ is not written: the settings of your own model are not known")
-    elif ranks.is_first:
-        predictor.save(folder.path / "model", config.model)
-    # Where no table tells what the device could do it is tried now, so that no first step waits for
-    # it: the run's threads and its way of making fp32 products are still set. So a CPU has no curve
-    # of its MFU.
+            task.model = strategy.gathered(task.model)
+        task.is_sharded = False
+    per_class = task.per_class()
+    predictor = kind.predictor.of(task)
+    charts = [] if kind.draw is None else kind.draw(task, ours.feeds, folder.path)
+    if context.ranks.is_first:
+        if isinstance(config.model, nn.Module):
+            folder.say("model/ is not written: the settings of your own model are not known")
+        else:
+            predictor.save(folder.path / "model", config.model)
+        _measure_missing_peak(ours.feeds, training)
+    return RunAnswers(predictor, per_class, charts)
+
+
+def _measure_missing_peak(feeds: Feeds, training: Training) -> None:
+    """Time what the device can do, for its MFU, where no table has it.
+
+    It is timed now so that no first step waits for it; threads and precision are still the run's.
+    So a CPU has its MFU in the summary, and no curve of it.
+    """
     throughput = training.curves.throughput
-    if ranks.is_first and throughput.peak is None and throughput.volume.total.flops:
+    if throughput.peak is None and throughput.volume.total.flops:
         throughput.peak = measured_peak(feeds.train.device, str(training.trainer.precision))
-    return predictor, per_class, charts
 
 
-def summarise(
-    module: Any, feeds: Feeds | None, training: Training, seconds: float, folder: RunFolder
-) -> None:
-    """Fill the summary with what was trained, on what, and how fast."""
+def summarise(parts: RunParts, training: Training, seconds: float, folder: RunFolder) -> None:
+    """Fill the summary with what was trained, and how fast; `seconds`: of the whole run."""
     put = folder.summary.set
-    curves = training.curves
-    loop = training.loop
     trainer = training.trainer
-    throughput = curves.throughput
-    total = curves.throughput.volume.total
-    timer = curves.timer
-    rates = total.values()
-    model = module if feeds is None else module.model
-    if feeds is None:
+    loop = training.loop
+    timer = training.curves.timer
+    throughput = training.curves.throughput
+    total = throughput.volume.total
+    put("model", _summarise_model(parts))
+    peak = throughput.peak
+    if peak is not None:
+        put("hardware", {"peak_tflops": peak.tflops, "peak_source": peak.source})
+    if parts.ours is None:
         rows_per_step = round(total.rows / max(1, total.steps))
     else:
-        rows_per_step = feeds.train.plan.rows_per_batch * feeds.train.plan.parts
-    count = sum(weight.numel() for weight in model.parameters())
-    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    put("model", {"name": type(model).__name__, "parameters": count, "trainable": trained})
-    if (peak := throughput.peak) is not None:
-        put("hardware", {"peak_tflops": peak.tflops, "peak_source": peak.source})
+        plan = parts.ours.feeds.train.plan
+        rows_per_step = plan.rows_per_batch * plan.parts
     put(
         "training",
         {
             "epochs": trainer.current_epoch,
             "steps": trainer.global_step,
             "rows_per_step": rows_per_step,
+            "seconds": round(seconds, 2),
+            "seconds_to_first_step": timer.seconds_to_first_step,
+            "skipped_steps": len(loop.skipped),
+            "out_of_memory": loop.passes.times_out,
         },
     )
-    put(
-        "training",
-        {"seconds": round(seconds, 2), "seconds_to_first_step": timer.seconds_to_first_step},
-    )
-    put("training", {"skipped_steps": len(loop.skipped), "out_of_memory": loop.passes.times_out})
-    counts_tokens = feeds is not None and module.counts_tokens
-    for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if counts_tokens else ())):
+    rates = total.values()
+    rate_names = ["rows_per_s"]
+    if parts.ours is not None and parts.ours.task.counts_tokens:
+        rate_names += ["tokens_per_s", "padding_share"]
+    for name in rate_names:
         put(f"speed.{name}", rates.get(f"speed/{name}", 0.0))
     for name, value in timer.times.total.values().items():
         put(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value or None)
-    percentiles = {f"p{share}": timer.step_times.percentile(share / 100) for share in (50, 90, 99)}
-    put(
-        "speed.step_percentiles_ms",
-        {name: each and round(1000 * each, 3) for name, each in percentiles.items()},
-    )
-    put("speed.first_steps_ms", [round(1000 * seconds, 3) for seconds in timer.step_times.first])
+    put("speed.step_percentiles_ms", _percentiles_ms(timer))
+    first_steps_ms = [round(1000 * seconds, 3) for seconds in timer.step_times.first]
+    put("speed.first_steps_ms", first_steps_ms)
     put("speed.mfu", throughput.mfu(total))
-    for group, found in curves.monitor.summary().items():
-        put(f"speed.{group}", found)
+    for group, values in training.curves.monitor.summary().items():
+        put(f"speed.{group}", values)
+
+
+def _summarise_model(parts: RunParts) -> dict[str, Any]:
+    """The section `model` of `summary.json`."""
+    model = parts.module if parts.ours is None else parts.ours.task.model
+    weights = list(model.parameters())
+    return {
+        "name": type(model).__name__,
+        "parameters": sum(weight.numel() for weight in weights),
+        "trainable": sum(weight.numel() for weight in weights if weight.requires_grad),
+    }
+
+
+def _percentiles_ms(timer: StepTimer) -> dict[str, float | None]:
+    """`{"p50": 1.2, …}`: times of a step; None where no step was timed."""
+    percentiles: dict[str, float | None] = {}
+    for share in (50, 90, 99):
+        seconds = timer.step_times.percentile(share / 100)
+        percentiles[f"p{share}"] = seconds and round(1000 * seconds, 3)
+    return percentiles
 
 
 def write_verdict(
-    settings: Settings, module: Any, feeds: Feeds | None, training: Training, folder: RunFolder
+    settings: Settings, parts: RunParts, training: Training, folder: RunFolder
 ) -> None:
-    """Judge what held the run back, and write evidence and verdict into the summary."""
-    if feeds is None:
-        evidence = _judge_own(settings.asked, module, training, folder)
+    """Judge what limited the run, and write evidence and verdict into the summary."""
+    if parts.ours is None:
+        evidence = _judge_own_parts(settings.asked, parts.module, training, folder)
     else:
-        evidence = judge(module, feeds, settings, training, folder)
+        evidence = judge(parts.ours, settings, training, folder)
     if evidence is None:
         folder.say(f"verdict: none, a verdict needs {LEAST_STEPS} steps")
     elif folder.is_first:
         folder.summary.set("evidence", asdict(evidence))
-        found = verdict(evidence)
-        folder.summary.set("verdict", {**found, "ladder": measured_before(found["override"])})
+        judgement = verdict(evidence)
+        ladder = measured_before(judgement["override"])
+        folder.summary.set("verdict", {**judgement, "ladder": ladder})
 
 
 def judge(
-    task: Task, feeds: Feeds, settings: Settings, training: Training, folder: RunFolder
+    ours: OurParts, settings: Settings, training: Training, folder: RunFolder
 ) -> Evidence | None:
-    """At the end, on all ranks: try what could be faster; the evidence, None after too
-    few steps.
+    """The evidence of a run at its end, with trials of what could be faster; every rank takes part.
+
+    None after too few steps.
     """
+    task = ours.task
+    feeds = ours.feeds
     asked = settings.asked
     curves = training.curves
     precision = str(training.trainer.precision)
-    batches = curves.throughput.volume.total.batches
-    evidence = evidence_of(curves, feeds.train, precision, batches / (settings.batches or 1))
+    epochs = curves.throughput.volume.total.batches / (settings.batches or 1)
+    evidence = evidence_of(curves, feeds.train, precision, epochs)
     may_try = asked.monitor.verdict and not asked.is_sharded
-    ranks = _of_all_ranks(task, feeds, training, evidence if may_try else None)
+    ranks = _times_of_ranks(ours, training, evidence if may_try else None)
     if evidence is None:
         return None
     evidence.effective_batch = asked.data.effective_batch
-    evidence.tuned_layers = _tuned_layers(task)
+    evidence.tuned_layers = _count_tuned_layers(task)
     evidence.pieces = training.loop.passes.pieces[TRAINING]
     is_measured = "precision" in (folder.summary.values["tune"] or {}).get("values", {})
-    usual = choose_precision(Precision.auto, task.device).value
-    if (
-        asked.precision in (Precision.fp32, Precision.bf16)
-        and not is_measured
-        and LIGHTNING_NAMES[usual] != precision
-    ):
-        evidence.native = usual.value
+    if not is_measured:
+        evidence.native = _find_native_precision(asked, task, precision)
     if ranks:
         evidence.ranks = ranks
         evidence.not_tried = "on several ranks nothing else is tried"
     elif may_try:
-        compiles = bool(asked.compile) or is_compiled(task.model)
-        try_safely(evidence, partial(try_out, task, feeds, evidence, is_compiled=compiles))
+        is_compiled_run = bool(asked.compile) or is_compiled(task.model)
+        try_safely(evidence, partial(try_out, task, feeds, evidence, is_compiled=is_compiled_run))
     return evidence
 
 
-def _tuned_layers(task: Task) -> int:
-    """Layers of a pretrained encoder of which all are trained."""
+def _find_native_precision(asked: RunConfig, task: Task, precision: str) -> str:
+    """The precision that flatout would choose here, if another one was set; else empty.
+
+    `precision`: the one that the run had, by Lightning's name.
+    """
+    if asked.precision not in (Precision.fp32, Precision.bf16):
+        return ""
+    usual = choose_precision(Precision.auto, task.device).value
+    return "" if LIGHTNING_NAMES[usual] == precision else usual.value
+
+
+def _count_tuned_layers(task: Task) -> int:
+    """Layers of a flat pretrained encoder if all its weights are trained; else 0."""
     network = task.model
     is_pretrained = getattr(task.model_config, "pretrained", None) is not None
-    if (
-        not is_pretrained
-        or not isinstance(network, Transformer)
-        or not network.is_flat
-        or network.predicts_words
-    ):
+    if not is_pretrained or not isinstance(network, Transformer):
         return 0
-    return (
-        len(network.in_order())
-        if all(weight.requires_grad for weight in network.parameters())
-        else 0
-    )
+    if not network.is_flat or network.predicts_words:
+        return 0
+    are_all_trained = all(weight.requires_grad for weight in network.parameters())
+    return len(network.in_order()) if are_all_trained else 0
 
 
-def _of_all_ranks(
-    task: Task, feeds: Feeds, training: Training, evidence: Evidence | None
+def _times_of_ranks(
+    ours: OurParts, training: Training, evidence: Evidence | None
 ) -> list[dict[str, float]]:
-    """Of several ranks each one's parts of a batch, and what it takes alone where something may be
-    tried.
+    """For each of several ranks, the milliseconds that each part of a batch takes; empty for one.
+
+    With `evidence` something may be tried: then `alone` is what a batch takes a rank that does not
+    wait for the others.
     """
+    feeds = ours.feeds
     if feeds.train.plan.world == 1:
         return []
     counted = training.curves.timer.times.counted()
-    own = {name: 1000 * spent / max(1, counted.batches) for name, spent in counted.split().items()}
+    times_ms = {}
+    for name, seconds in counted.split().items():
+        times_ms[name] = 1000 * seconds / max(1, counted.batches)
     if evidence is not None and training.loop.passes.pieces[TRAINING] == 1:
+        trained_s = evidence.total_ms * evidence.batches / 1000
         # your own model may raise anything, and the other ranks wait for this one
         with suppress(Exception):
-            own["alone"] = alone_ms(
-                task, feeds, min(SHARE * evidence.total_ms * evidence.batches / 1000, 5.0)
-            )
-    return of_all_ranks(own)
+            times_ms["alone"] = alone_ms(ours.task, feeds, min(SHARE * trained_s, _MOST_ALONE_S))
+    return of_all_ranks(times_ms)
 
 
-def _judge_own(
-    config: RunConfig, module: Any, training: Training, folder: RunFolder
+def _judge_own_parts(
+    config: RunConfig, module: L.LightningModule, training: Training, folder: RunFolder
 ) -> Evidence | None:
-    trainer, curves = training.trainer, training.curves
-    fetches = next(each for each in callbacks_of(trainer) if isinstance(each, FetchTimes))
-    evidence = evidence_of_own(curves, trainer, fetches.ms)
+    """The evidence of a run of the user's own module, with trials of what could be faster."""
+    trainer = training.trainer
+    fetches = next(
+        callback for callback in callbacks_of(trainer) if isinstance(callback, FetchTimes)
+    )
+    evidence = evidence_of_own(training.curves, trainer, fetches.ms)
     if evidence is not None and config.monitor.verdict:
         trained_s = evidence.total_ms * evidence.batches / 1000
         try_own(trainer, module, fetches.loader, evidence, seconds=MOST_S, trained_s=trained_s)
@@ -279,38 +331,39 @@ def _judge_own(
 
 
 def report_kind(
-    config: RunConfig, data: Any, task: Task, predictor: Any, seconds: float, folder: RunFolder
+    config: RunConfig, ours: OurParts, predictor: Answers, seconds: float, folder: RunFolder
 ) -> None:
-    """Add what the kind of the data has beside each result: the scores of a simple model, and a
-    study of its own.
+    """Add what this kind of data has beside each result.
+
+    That are the scores of a simple model, and a study of its own; `seconds`: of the whole run.
     """
     kind = kind_of(config.data)
     values = folder.summary.values
     if kind.rival is not None and config.monitor.rival:
-        folder.summary.set("rival", find_rival(*kind.rival, data, values, seconds, folder))
+        name, model = kind.rival
+        folder.summary.set("rival", find_rival(name, model, ours.data, values, seconds, folder))
     if kind.report is not None:
-        kind.report(task, predictor, data.feeds, values, folder.path, folder)
+        kind.report(ours.task, predictor, ours.feeds, values, folder.path, folder)
 
 
 def write_reports(
-    settings: Settings, module: Any, scores: list[Any], charts: list[Chart], folder: RunFolder
+    settings: Settings, parts: RunParts, answers: RunAnswers, folder: RunFolder
 ) -> None:
-    """Write the page, print the closing table, and complete what TensorBoard shows of these
-    settings.
-    """
+    """Write the page, print the closing table, and complete what TensorBoard shows."""
     values = {**folder.summary.values, "status": "finished"}
-    write_page(folder.path, values, read_curves(folder.path), scores, charts)
-    artifacts = {
+    curves = read_curves(folder.path)
+    write_page(folder.path, values, curves, answers.per_class, answers.charts)
+    files = {
         "model": "model",
         "checkpoints": CHECKPOINTS,
         "page": "report.html",
         "curves": "metrics.csv",
+        "trace": TRACE,
+        "operators": TABLE,
     }
-    artifacts |= {"trace": TRACE, "operators": TABLE}
-    folder.summary.set(
-        "artifacts",
-        {name: path for name, path in artifacts.items() if (folder.path / path).exists()},
-    )
-    print_closing(values, folder.path, scores)
-    if "tensorboard" in settings.asked.logger and not settings.asked.has_own_parts:
-        write_dashboard(folder.path, values, settings_to_compare(settings), module.counted)
+    artifacts = {name: path for name, path in files.items() if (folder.path / path).exists()}
+    folder.summary.set("artifacts", artifacts)
+    print_closing(values, folder.path, answers.per_class)
+    if parts.ours is not None and "tensorboard" in settings.asked.logger:
+        counted = parts.ours.task.counted
+        write_dashboard(folder.path, values, settings_to_compare(settings), counted)

@@ -1,5 +1,8 @@
-"""A run's own model in folds: what it says of each text, or word, when it is trained on the other
-folds' alone.
+"""Train a run's model once for each fold of the rows, and let it judge the rows left out.
+
+The audit compares these probabilities with the labels: a model that has seen a wrong label repeats
+it. Each training is a run of its own, in another process, in a folder that is removed. Open this
+file to change which settings such a run keeps.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ from flatout.perf.measure import apart
 from flatout.perf.tune.settings import tune_of
 from flatout.run_log import Say
 
-# what a fold, on one device, does without
-_OF_MACHINES = ("devices", "num_nodes", "strategy", "accelerator")
+# arguments of the Trainer that are left out: a fold trains on one device
+_MACHINE_ARGUMENTS = ("devices", "num_nodes", "strategy", "accelerator")
 Texts = NDArray[np.object_]
 Rows = dict[str, Texts]  # texts and labels; or lists of words, and of their tags
 
@@ -39,17 +42,19 @@ def answers_in_folds(
     limit_s: float,
     say: Say,
 ) -> NDArray[np.float64] | None:
-    """`[N, C]` probabilities of N texts, or of N words of tagged sentences, by trainings without
-    the fold of each.
+    """`[N, C]` probabilities of N texts, or of N words of tagged sentences, from held-out models.
+
+    `folds`: the fold of each text; those of fold -1 are in every training. `classes`: of words the
+    first one is that of no entity. `run_s`: seconds that the run took. None, with a printed reason,
+    where the trainings would take longer than `limit_s`, or where one fails.
     """
-    # None, with a line that says why, where the trainings take longer than they may, or fail;
-    # `run_s`: what the run took. Sentences of fold -1 are always taught. The first of the classes
-    # of words is that of no entity.
     numbers = np.unique(folds[folds >= 0])
     began = time.time()
-    is_tagged = settings.data.problem is Problem.tags
-    fold_N = np.repeat(folds, [len(words) for words in texts]) if is_tagged else folds
-    found = np.zeros((len(fold_N), len(classes)))
+    fold_N = folds
+    if settings.data.problem is Problem.tags:
+        words_in_text = [len(words) for words in texts]
+        fold_N = np.repeat(folds, words_in_text)
+    shares_NC = np.zeros((len(fold_N), len(classes)))
     whole_s = run_s * len(numbers)
     for nth, fold in enumerate(numbers, 1):
         if whole_s > limit_s:
@@ -61,45 +66,57 @@ def answers_in_folds(
             " in all"
         )
         is_judged = folds == fold
-        taught, judged = (
-            {"text": texts[rows], "label": labels[rows]} for rows in (~is_judged, is_judged)
-        )
+        training_rows = {"text": texts[~is_judged], "label": labels[~is_judged]}
+        judged_rows = {"text": texts[is_judged], "label": labels[is_judged]}
         try:
-            work = partial(_answers, settings, taught, judged, classes[0])
+            work = partial(_train_and_judge, settings, training_rows, judged_rows, classes[0])
             answers = apart.run(work, began + limit_s - time.time())
         except apart.Failed as failed:
             say(f"network: left out: {failed.why}")
             return None
         for name, shares in answers.items():
-            found[fold_N == fold, classes.index(name)] = shares
+            shares_NC[fold_N == fold, classes.index(name)] = shares
         whole_s = (time.time() - began) / nth * len(numbers)
     say(
         f"network: the run's model was trained {len(numbers)} times, in {time.time() - began:.0f} s"
     )
-    return found
+    return shares_NC
 
 
-def _answers(
-    settings: RunConfig, taught: Rows, judged: Rows, outside: str
+def _train_and_judge(
+    settings: RunConfig, training_rows: Rows, judged_rows: Rows, outside: str
 ) -> dict[str, NDArray[np.float32]]:
-    # In a process of its own, as a training takes seeds and threads; its folder and its store are
-    # gone afterwards.
+    """Probabilities of the judged rows by class, from a run on the training rows.
+
+    It needs a process of its own, as a training takes seeds and threads. `outside`: the class of
+    words of no entity.
+    """
     from flatout.run.launch import start
 
     with tempfile.TemporaryDirectory() as folder:
-        given: dict[str, Any] = {
-            "train": _columns(taught),
-            "test": _columns(judged),
-            "cache": folder,
+        data = replace(
+            settings.data,
+            train=_columns(training_rows),
+            test=_columns(judged_rows),
+            label="label",
+            text=["text", "other"] if settings.data.pair else "text",
+            source=None,
+            validation=None,
+            group=None,
+            exclude=None,
+            relabel=None,
+            split_by=SplitBy.content,
+            cache=folder,
+        )
+        trainer = {
+            name: value
+            for name, value in settings.trainer.items()
+            if name not in _MACHINE_ARGUMENTS
         }
-        given |= {"label": "label", "text": ["text", "other"] if settings.data.pair else "text"}
-        given |= dict.fromkeys(("source", "validation", "group", "exclude", "relabel"))
         run = replace(
             settings,
-            data=replace(settings.data, **given, split_by=SplitBy.content),
-            trainer={
-                name: value for name, value in settings.trainer.items() if name not in _OF_MACHINES
-            },
+            data=data,
+            trainer=trainer,
             monitor=replace(settings.monitor, progress=False, verdict=False, rival=False),
             tune=tune_of("off"),
             logger="none",
@@ -109,19 +126,17 @@ def _answers(
         )
         predictor: Any = start(run).predictor
         if settings.data.problem is Problem.tags:
-            words = predictor.tags(pa.array(judged["text"], pa.list_(pa.large_string())))
-            return dict(
-                zip(
-                    [outside, *(name[2:] for name in predictor.names[1::2])],
-                    words.types.T,
-                    strict=True,
-                )
-            )
-        shares = predictor.shares(predictor.outputs(pa.array(judged["text"], pa.string()))).numpy()
+            words = predictor.tags(pa.array(judged_rows["text"], pa.list_(pa.large_string())))
+            # names are O, B-person, I-person, B-place, …: one class for every two tags
+            types = [name[2:] for name in predictor.names[1::2]]
+            return dict(zip([outside, *types], words.types.T, strict=True))
+        outputs = predictor.outputs(pa.array(judged_rows["text"], pa.string()))
+        shares = predictor.shares(outputs).numpy()
         return dict(zip(predictor.labels.classes, shares.T, strict=True))
 
 
 def _columns(rows: Rows) -> dict[str, list[Any]]:
+    """Rows as columns of a table; a text of a pair is parted into its two."""
     if not isinstance(rows["text"][0], str):
         return {name: column.tolist() for name, column in rows.items()}
     sides = [text.partition(PAIR) for text in rows["text"]]

@@ -1,5 +1,4 @@
-"""The kinds of data that a run can have, each as one record: everything that differs between them
-stands here.
+"""The kinds of data that a run can have, each as one record of everything that differs.
 
 The settings of the data choose the kind (`kind_of`), and `config.json` of a finished run does too
 (`load_predictor`). Others ask no more than whether something is ours or an encoder. A new kind is
@@ -195,7 +194,7 @@ KINDS = (TEXTS, TAGS, MASKED_WORDS, BITS, RECORDINGS, LABELLED_RECORDINGS)
 
 
 def kind_of(config: Any) -> DataKind:
-    """The kind of some data, by its settings."""
+    """The kind of data with these settings."""
     of_settings = [kind for kind in KINDS if isinstance(config, kind.settings)]
     return next(
         kind for kind in of_settings if not kind.problems or config.problem in kind.problems
@@ -204,9 +203,11 @@ def kind_of(config: Any) -> DataKind:
 
 def kind_of_run(settings: dict[str, Any]) -> DataKind:
     """The kind of a finished run, by the settings in its `model` folder."""
-    return next(
-        (kind for kind in KINDS if settings.get("problem") in kind.predictor.problems), TEXTS
-    )
+    problem = settings.get("problem")
+    for kind in KINDS:
+        if problem in kind.predictor.problems:
+            return kind
+    return TEXTS
 
 
 def load_predictor(
@@ -216,8 +217,9 @@ def load_predictor(
     *,
     exact: bool = False,
 ) -> RunPredictor:
-    """The best model of a run, of whichever kind it was; `exact`: an answer is the same bit for bit
-    beside any rows.
+    """The best model of a run, on any kind of data.
+
+    `exact`: an answer is the same, bit for bit, whichever rows are answered with it.
     """
     predictor = kind_of_run(ModelFolder.find(run).settings()).predictor.load(run, device)
     require(
@@ -233,8 +235,9 @@ def load_predictor(
 
 
 def complete_parts(data: Any, model: Any, task: Any) -> tuple[Any, Any, Any]:
-    """Settings of data, model and task with what they imply of each other; parts that do not fit
-    are refused.
+    """Settings of data, model and task, with defaults for those that are None.
+
+    Parts that do not fit each other are refused.
     """
     kind = kind_of(data)
     model = kind.models[0]() if model is None else model

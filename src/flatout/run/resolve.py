@@ -1,8 +1,8 @@
-"""What a run decides before it trains: its threads, its length, its learning rate, its number
-format, its metric.
+"""Make a run's decisions before it trains: threads, length, learning rate, precision, metric.
 
-Each decision is made here, once, and printed with its reason. `Settings` holds them; no later stage
-changes one.
+Each decision is made here, once, and printed with its reason and its evidence. `Settings` holds the
+decisions, and no later stage changes one. Open this file to change a choice that is made by a rule;
+choices that are measured are in `run/tuning.py`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from flatout.engine.run_length import batches_in_epoch, planned_steps, whole_ste
 from flatout.errors import require
 from flatout.models.contract import recommended_clip, recommended_lr
 from flatout.report.summary import plain
+from flatout.run.context import RunContext, RunParts
 from flatout.run.own_parts import plain_name
 from flatout.run.run_folder import RunFolder
 from flatout.run_log import Choice
 from flatout.tasks.metrics import require_metric
-from flatout.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,88 +58,101 @@ class Settings:
     mode: str  # whether it is better when higher (`max`) or lower (`min`)
 
 
-def resolve(
-    config: RunConfig,
-    task: Task,
-    feeds: Feeds | None,
-    device: torch.device,
-    ranks: Ranks,
-    folder: RunFolder,
-) -> Settings:
-    """Decide, and give the task its length and its learning rate."""
-    # the user's own module trains: optimizer, clipping and epochs are its own and its Trainer's
-    if feeds is None:
-        precision = resolve_precision(config.precision, device, ranks, folder)
-        name = config.checkpoint.metric
-        trainer = trainer_of_own(config, ranks.world)
-        mode = config.checkpoint.mode_of(plain_name(name or "", "val"))
-        if name is not None and config.checkpoint.mode is Mode.auto:
-            folder.decision(
-                "checkpoint.mode",
-                mode,
-                f"by the name of {name}",
-                "checkpoint.mode=min or max sets it",
-            )
-        metric = None if name is None else plain_name(name, "val")
-        return Settings(
-            config,
-            plain(config),
-            trainer,
-            precision,
-            config.optim,
-            metric=metric,
-            monitor=name,
-            mode=mode,
-        )
-    trainer = whole_steps(config.trainer, feeds.train, folder)
-    total_steps = planned_steps(trainer, feeds.train)
-    optim = resolve_rate(config, task.model_config, feeds.train.plan, folder)
-    task.total_steps, task.optim = total_steps, optim
-    precision = resolve_precision(config.precision, device, ranks, folder)
+def resolve(config: RunConfig, parts: RunParts, context: RunContext) -> Settings:
+    """Make the decisions, and give a task of ours its length and its learning rate."""
+    if parts.ours is None:
+        return _resolve_own_parts(config, context)
+    task = parts.ours.task
+    feed = parts.ours.feeds.train
+    folder = context.folder
+    trainer = whole_steps(config.trainer, feed, folder)
+    task.total_steps = planned_steps(trainer, feed)
+    task.optim = resolve_rate(config, task.model_config, feed.plan, folder)
+    precision = resolve_precision(config.precision, context)
     metric = config.checkpoint.metric
-    if metric is not None:
+    if metric is None:
+        metric = task.usual_metric
+    else:
         require_metric(metric, [*task.metric_names, "loss"], "checkpoint.metric")
-    metric = metric or task.usual_metric
     return Settings(
         asked=config,
         values=plain(replace(config, trainer=trainer)),
         trainer=trainer,
         precision=precision,
-        optim=optim,
+        optim=task.optim,
         clip=clip_of(config),
-        batches=batches_in_epoch(trainer, feeds.train),
-        total_steps=total_steps,
+        batches=batches_in_epoch(trainer, feed),
+        total_steps=task.total_steps,
         metric=metric,
         monitor=f"val/{metric}",
         mode=config.checkpoint.mode_of(metric),
     )
 
 
-def trainer_of_own(config: RunConfig, world: int) -> dict[str, Any]:
-    """The Trainer's arguments for the user's own module, with what `optim.clip` and
-    `data.accumulate` say.
-    """
-    batches = 1 if isinstance(config.data, L.LightningDataModule) else config.data.batches(world)[1]
-    asked = (
-        ("gradient_clip_val", "optim.clip", config.optim.clip),
-        ("accumulate_grad_batches", "data.accumulate", batches if batches > 1 else None),
-    )
-    trainer = config.trainer | {name: value for name, _, value in asked if value}
-    for name, where, value in (each for each in asked if each[0] in trainer):
-        is_once = not value or name not in config.trainer
-        require(is_once, where, f"is set, and trainer.{name} too", hint="Leave one of them out.")
-        require(
-            config.task.automatic_optimization,
-            where if value else f"trainer.{name}",
-            f"{type(config.task).__name__} uses manual optimisation: it clips and accumulates by"
-            " itself",
-            hint="Leave it out.",
+def _resolve_own_parts(config: RunConfig, context: RunContext) -> Settings:
+    """The user's own module has an optimizer of its own; its Trainer clips and counts epochs."""
+    checkpoint = config.checkpoint
+    precision = resolve_precision(config.precision, context)
+    trainer = trainer_of_own(config, context.ranks.world)
+    logged_name = checkpoint.metric
+    metric = None if logged_name is None else plain_name(logged_name, "val")
+    mode = checkpoint.mode_of(metric or "")
+    if logged_name is not None and checkpoint.mode is Mode.auto:
+        context.folder.decision(
+            "checkpoint.mode",
+            mode,
+            f"by the name of {logged_name}",
+            "checkpoint.mode=min or max sets it",
         )
+    return Settings(
+        asked=config,
+        values=plain(config),
+        trainer=trainer,
+        precision=precision,
+        optim=config.optim,
+        metric=metric,
+        monitor=logged_name,
+        mode=mode,
+    )
+
+
+def trainer_of_own(config: RunConfig, world: int) -> dict[str, Any]:
+    """The Trainer's arguments for the user's own module, which neither clips nor accumulates.
+
+    `optim.clip` and `data.accumulate` are passed on to Lightning. Set twice they are refused, and
+    so are they for a module that optimises by itself.
+    """
+    accumulate = None
+    if not isinstance(config.data, L.LightningDataModule):
+        _, batches = config.data.batches(world)
+        accumulate = batches if batches > 1 else None
+    ours = (
+        ("gradient_clip_val", "optim.clip", config.optim.clip),
+        ("accumulate_grad_batches", "data.accumulate", accumulate),
+    )
+    trainer = dict(config.trainer)
+    for argument, key, value in ours:
+        if value:
+            require(
+                argument not in config.trainer,
+                key,
+                f"is set, and trainer.{argument} too",
+                hint="Leave one of them out.",
+            )
+            trainer[argument] = value
+        if argument in trainer:
+            require(
+                config.task.automatic_optimization,
+                key if value else f"trainer.{argument}",
+                f"{type(config.task).__name__} uses manual optimisation: it clips and accumulates"
+                " by itself",
+                hint="Leave it out.",
+            )
     return trainer
 
 
 def clip_of(config: RunConfig) -> float:
-    """The longest gradient: the setting's, or what the model recommends; 0: no clipping."""
+    """The norm at which gradients are clipped, set or recommended by the model; 0: none are."""
     clip = config.optim.clip
     return recommended_clip(config.model) if clip is None else float(clip)
 
@@ -147,19 +160,22 @@ def clip_of(config: RunConfig) -> float:
 def resolve_rate(
     config: RunConfig, model_config: Any, plan: PlanSettings, folder: RunFolder
 ) -> OptimConfig:
-    """The learning rate that was asked for or that suits the model, scaled to the rows of a step
-    where that is set.
+    """The optimizer's settings with a learning rate, scaled to the rows of a step if asked.
+
+    The rate is the one that was set, else the one that suits the model.
     """
     optim = config.optim
-    if optim.lr is None and (rate := recommended_lr(model_config)) is not None:
-        folder.decision(
-            "optim.lr",
-            f"{rate:g}",
-            "usual for such a model",
-            "set optim.lr for another",
-            replaces=True,
-        )
-        optim = replace(optim, lr=rate)
+    if optim.lr is None:
+        rate = recommended_lr(model_config)
+        if rate is not None:
+            folder.decision(
+                "optim.lr",
+                f"{rate:g}",
+                "usual for such a model",
+                "set optim.lr for another",
+                replaces=True,
+            )
+            optim = replace(optim, lr=rate)
     if config.data.effective_batch is None and optim.scale_lr is ScaleRate.none:
         return optim
     require(
@@ -171,29 +187,30 @@ def resolve_rate(
     rows = plan.rows_per_batch * plan.parts
     scaled = optim.scaled(rows)
     product = f"{plan.rows_per_batch} × {plan.accumulate} × {plan.world}"
-    rates = (optim.highest, scaled.highest)
-    is_capped = scaled is not optim and scaled.highest == optim.max_lr
-    how = (
-        "not scaled" if scaled is optim else f"{optim.scale_lr.value} from {optim.base_batch} rows"
-    )
-    value = f"{product} = {rows} rows, lr {rates[0]:g} → {rates[1]:g}"
+    if scaled is optim:
+        how = "not scaled"
+    else:
+        how = f"{optim.scale_lr.value} from {optim.base_batch} rows"
+        if scaled.highest == optim.max_lr:
+            how += ", capped"
     folder.decision(
         "micro × accumulation × devices",
-        value,
+        f"{product} = {rows} rows, lr {optim.highest:g} → {scaled.highest:g}",
         "as asked",
-        f"lr {how}{', capped' if is_capped else ''}",
+        f"lr {how}",
     )
     return scaled
 
 
-def resolve_precision(
-    asked: Precision, device: torch.device, ranks: Ranks, folder: RunFolder
-) -> Choice[Precision]:
-    """The first rank's choice, on all; a resumed run keeps its own."""
+def resolve_precision(asked: Precision, context: RunContext) -> Choice[Precision]:
+    """The number format of matrix products; ranks take the first one's, a resumed run its own."""
+    folder = context.folder
     before = folder.before.get("precision", {}).get("value")
-    name, why, evidence = ranks.agreed(
-        "precision", lambda: astuple(choose_precision(asked, device, before))
-    )
+
+    def choose() -> tuple[Any, ...]:
+        return astuple(choose_precision(asked, context.device, before))
+
+    name, why, evidence = context.ranks.agreed("precision", choose)
     folder.decision("precision", name, why, evidence)
     return Choice(Precision(name), why, evidence)
 
@@ -201,81 +218,103 @@ def resolve_precision(
 def share_processor(
     threads: int | None, ranks: Ranks, device: torch.device, folder: RunFolder
 ) -> None:
-    """Divide the cores among the ranks of this machine, as torchrun would leave each a single
-    thread; keep memory.
+    """Set how many threads this rank computes with, and how it keeps freed memory.
+
+    Without `threads` the ranks of a machine share its cores: torchrun would leave each one thread.
     """
-    if device.type == "cpu" and keep_freed_memory():
-        why, evidence = "avoids page faults in each step", "mallopt accepted it"
-        folder.decision("allocator", "malloc keeps freed memory", why, evidence, prints=False)
-    if device.type == "cuda" and let_segments_grow():
-        why, evidence = (
-            "batches have another shape in each step, and gaps would stay",
-            "PYTORCH_ALLOC_CONF was not set",
-        )
-        folder.decision("allocator", "segments of a GPU's memory grow", why, evidence, prints=False)
+    _keep_memory(device, folder)
+    num_cores = os.cpu_count()
     if threads is not None:
-        there = os.cpu_count() or threads
+        most = 4 * (num_cores or threads)
         require(
-            threads <= 4 * there,
+            threads <= most,
             "threads",
             f"{threads:,}",
-            allowed=f"at most {4 * there}: this machine has {there} cores",
+            allowed=f"at most {most}: this machine has {num_cores or threads} cores",
         )
         torch.set_num_threads(threads)
         return
-    has_own = "SLURM_CPUS_PER_TASK" in os.environ  # srun has divided them
-    if ranks.local_world > 1 and not has_own and os.environ.get("OMP_NUM_THREADS", "1") == "1":
-        threads = max(1, len(cores_here()) // ranks.local_world)
-        torch.set_num_threads(threads)
-        if device.type == "cpu":
-            evidence = f"{len(cores_here())} cores, {ranks.local_world} ranks on this machine"
-            folder.decision("threads a rank", threads, "an equal share of the cores", evidence)
+    is_shared_by_srun = "SLURM_CPUS_PER_TASK" in os.environ
+    is_shared_by_user = os.environ.get("OMP_NUM_THREADS", "1") != "1"
+    if ranks.local_world == 1 or is_shared_by_srun or is_shared_by_user:
+        return
+    threads = max(1, len(cores_here()) // ranks.local_world)
+    torch.set_num_threads(threads)
+    if device.type == "cpu":
+        evidence = f"{len(cores_here())} cores, {ranks.local_world} ranks on this machine"
+        folder.decision("threads a rank", threads, "an equal share of the cores", evidence)
+
+
+def _keep_memory(device: torch.device, folder: RunFolder) -> None:
+    """Let the allocator of the device keep what is freed; said in the log alone."""
+    if device.type == "cpu" and keep_freed_memory():
+        folder.decision(
+            "allocator",
+            "malloc keeps freed memory",
+            "avoids page faults in each step",
+            "mallopt accepted it",
+            prints=False,
+        )
+    if device.type == "cuda" and let_segments_grow():
+        folder.decision(
+            "allocator",
+            "segments of a GPU's memory grow",
+            "batches have another shape in each step, and gaps would stay",
+            "PYTORCH_ALLOC_CONF was not set",
+            prints=False,
+        )
 
 
 @contextmanager
 def exact_products(precision: Precision, feeds: Feeds | None, folder: RunFolder) -> Iterator[None]:
-    """Products of fp32 in the faster of two ways that are as exact, while a run computes; as torch
-    is set without.
+    """Inside it, products of fp32 are made in the faster of the ways that are exact.
+
+    Afterwards torch is set as before. The user's own module keeps torch's settings.
     """
     if feeds is None:
         yield
         return
-    with fast_fp32_products(precision, feeds.train.device) as found:
-        if found is not None:
-            folder.decision("fp32 products", found.value, found.why, found.evidence)
+    with fast_fp32_products(precision, feeds.train.device) as choice:
+        if choice is not None:
+            folder.decision("fp32 products", choice.value, choice.why, choice.evidence)
         yield
 
 
-def compile_network(
-    settings: Settings, task: Task, feeds: Feeds | None, ranks: Ranks, folder: RunFolder
-) -> None:
+def compile_network(settings: Settings, parts: RunParts, context: RunContext) -> None:
     """Compile as asked; by default the layers of a flat encoder where that pays.
 
     A resumed run keeps its choice.
     """
-    if feeds is None:
+    if parts.ours is None:
         return
+    task = parts.ours.task
     asked = settings.asked.compile
-    device = feeds.train.device
-    plan = feeds.train.plan
+    folder = context.folder
     if asked:
-        compile_in_place(task.model, device)
+        compile_in_place(task.model, context.device)
         folder.decision("compile", True, "asked for", "the first step waits for it")
     if asked is not None or not compiles_layers(task.model):
         return
-    if before := folder.before.get("compile"):
+    before = folder.before.get("compile")
+    if before:
         choice = Choice(before["value"], before["why"], before["evidence"])
         if choice.value:
-            compile_in_place(task.model, device)
-    elif ranks.are_several:
+            compile_in_place(task.model, context.device)
+    elif context.ranks.are_several:
         choice = Choice(
             False, "compile=auto measures on one device", "compile=true compiles on several"
         )
     else:
-        rows = plan.rows_per_batch * float(feeds.train.split.lengths(TOKENS).mean())
-        tokens = int(min(rows, plan.tokens_per_batch or rows))
-        passes = (task.total_steps or 1) * plan.accumulate
+        feed = parts.ours.feeds.train
+        plan = feed.plan
+        tokens = plan.rows_per_batch * float(feed.split.lengths(TOKENS).mean())
+        if plan.tokens_per_batch:
+            tokens = min(tokens, plan.tokens_per_batch)
         choice = choose_compile(
-            task.model, device, settings.precision.value, tokens=tokens, passes=passes
+            task.model,
+            feed.device,
+            settings.precision.value,
+            tokens=int(tokens),
+            passes=(task.total_steps or 1) * plan.accumulate,
         )
     folder.decision("compile", choice.value, choice.why, choice.evidence)

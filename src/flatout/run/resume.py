@@ -136,7 +136,7 @@ def unfinished_before(
     )
 
 
-def where_to_start(
+def find_start(
     settings: Settings, about: dict[str, Any], ranks: Ranks, folder: RunFolder
 ) -> Start | None:
     """The checkpoint to resume from, where the run is still the same; None at the beginning."""

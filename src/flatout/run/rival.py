@@ -1,10 +1,10 @@
-"""The rival: what a simple model scores on the same test rows, trained on the same training rows,
-beside each run.
+"""The rival of a run: the test scores of a simple model that is trained on the same rows.
 
-Of texts it is a linear model on words and n-grams, of tagged words the commonest tag of each word.
-It is trained after the run, on one core, in at most a tenth of the run's time and 20 s. Where a
-part of the rows says that it would take longer, it is left out. The cache keeps its scores under
-the key of the rows. It draws no random number of the run.
+For texts that is a linear model on words and n-grams, for tagged words the commonest tag of each
+word. It is trained after the run, on one core, in at most a tenth of the run's time and 20 s; if a
+few rows show that it would take longer, it is left out. The cache keeps its scores by the key of
+the rows. It draws no random number of the run. To add a simple model, write a `Model` here and
+name it in `run/kinds.py`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,14 @@ from flatout.tasks.calibration import best_thresholds
 from flatout.tasks.metrics import BEST_MODE, MultiMetrics, TaskMetrics
 from flatout.tasks.tagging import EntityScores
 
-_MOST_S = 20.0
-_SHARE = 0.1
+_MOST_S = 20.0  # that it may take
+_SHARE = 0.1  # of the run's time that it may take
+# what the import of scikit-learn and the quickest rows take: what is too long never begins
 _START_S = 0.5
 _ROW_S = 1e-4
-"""What the import of scikit-learn and the quickest rows take, to leave out what is too long before
-it begins."""
-# rows that are tried, and how much longer a row takes among many
-_TRIED = 2_048
-_SLOWER = 1.5
-_VERSION = 1
+_TRIED_ROWS = 2_048  # rows whose training is timed
+_SLOWER = 1.5  # how many times as long a row takes among many
+_VERSION = 1  # of the scores in the cache
 Scores = dict[str, float]
 # from the data and the seconds it may take the metrics on the test rows
 Model = Callable[[Any, float], Scores]
@@ -55,30 +53,32 @@ class TooSlow(Exception):
 def find_rival(
     name: str, model: Model, data: Any, summary: Mapping[str, Any], seconds: float, log: RunLog
 ) -> dict[str, Any] | None:
-    """The rival's metrics, and whether it wins; None where there is none. `seconds`: of the run."""
-    own = {name: value for name, value in summary["metrics"].items() if name.startswith("test/")}
-    metrics = _scores_within(model, data, min(_MOST_S, _SHARE * seconds), log) if own else {}
-    shared = [
-        each
-        for each in (f"test/{summary['metric']}", *own)
-        if each in metrics and each[5:] in BEST_MODE
-    ]
-    if not shared:
-        return None
-    metric = shared[0]
-    sign = 1 if BEST_MODE[shared[0][5:]] == "max" else -1
-    return {
-        "name": name,
-        "metric": metric,
-        "metrics": metrics,
-        "wins": sign * metrics[metric] > sign * own[metric],
+    """The section `rival` of `summary.json`: its metrics, and whether it wins.
+
+    None without test rows, or without a metric that both have. `seconds`: of the run.
+    """
+    run_scores = {
+        metric: value for metric, value in summary["metrics"].items() if metric.startswith("test/")
     }
+    if not run_scores:
+        return None
+    metrics = _scores_within(model, data, min(_MOST_S, _SHARE * seconds), log)
+    # the run's own metric decides, else the first that both have
+    for metric in (f"test/{summary['metric']}", *run_scores):
+        mode = BEST_MODE.get(metric.removeprefix("test/"))
+        if metric in metrics and mode is not None:
+            sign = 1 if mode == "max" else -1
+            return {
+                "name": name,
+                "metric": metric,
+                "metrics": metrics,
+                "wins": sign * metrics[metric] > sign * run_scores[metric],
+            }
+    return None
 
 
 def _scores_within(score: Model, data: Any, limit_s: float, log: RunLog) -> Scores:
-    """The scores, from the cache or computed now; empty, with a line, where that would take too
-    long.
-    """
+    """Scores by metric, cached or computed now; empty, with a printed reason, if too slow."""
 
     def build(writer: StoreWriter) -> None:
         _require_time(_START_S + _ROW_S * data.store.splits["train"].num_rows, limit_s)
@@ -86,11 +86,9 @@ def _scores_within(score: Model, data: Any, limit_s: float, log: RunLog) -> Scor
 
     recipe = {"rival": _VERSION, "rows": data.info.key}
     try:
-        return dict(
-            Cache(data.config.cache)
-            .open_or_build(f"rival of {data.info.source}", recipe, build)[0]
-            .facts
-        )
+        cache = Cache(data.config.cache)
+        store, _ = cache.open_or_build(f"rival of {data.info.source}", recipe, build)
+        return dict(store.facts)
     except TooSlow as slow:
         log.say(
             f"rival: left out: it would take {slow.args[0]:.1f} s, and a tenth of the run is"
@@ -103,8 +101,9 @@ def _scores_within(score: Model, data: Any, limit_s: float, log: RunLog) -> Scor
 
 
 def score_linear(data: Any, limit_s: float) -> Scores:
-    """A linear model on words and n-grams; several labels are answered from thresholds found on
-    validation.
+    """Test scores of a linear model on words and n-grams.
+
+    For several labels a row, the thresholds are chosen on the validation rows.
     """
     started = time.perf_counter()
     from flatout.audit.quick_model import QuickModel  # scikit-learn takes a second to import
@@ -116,9 +115,9 @@ def score_linear(data: Any, limit_s: float) -> Scores:
     }
     (texts, targets), (test_texts, test_targets) = splits["train"], splits["test"]
     num_rows = sum(len(texts) for texts, _ in splits.values())
-    if len(texts) > 2 * _TRIED:
+    if len(texts) > 2 * _TRIED_ROWS:
         read = time.perf_counter()
-        some = slice(0, None, len(texts) // _TRIED)
+        some = slice(0, None, len(texts) // _TRIED_ROWS)
         QuickModel(problem, len(classes)).fit(texts[some], targets[some])
         now = time.perf_counter()
         _require_time(now - started + _SLOWER * num_rows / len(texts[some]) * (now - read), limit_s)
@@ -137,8 +136,11 @@ def score_linear(data: Any, limit_s: float) -> Scores:
 
 
 def score_commonest_tags(data: Any, limit_s: float) -> Scores:
-    """The tag that each word has most often; of a word that training has not, the commonest tag of
-    all.
+    """Test scores of giving each word the tag that it has most often in training.
+
+    An unknown word gets the commonest tag of all:
+
+        training: a/O Rome/B-place Rome/O Rome/B-place an/O   →   Rome: B-place, a: O, Paris: O
     """
     started = time.perf_counter()
     types = data.info.labels.types
@@ -166,9 +168,7 @@ def _require_time(needed_s: float, limit_s: float) -> None:
 
 
 def _rows_of(source: TextSource, columns: Sequence[str], data: Any, split: str) -> Iterator[Any]:
-    """The rows of a split, read again: their numbers in their table, and some columns, block by
-    block.
-    """
+    """The rows of a split, read again block by block: their numbers in the table, and columns."""
     if data.store.manifest["recipe"]["source"] != source.fingerprints:
         raise changed(source.name)
     table = source.tables.get(split, source.tables["train"])
@@ -181,10 +181,10 @@ def _rows_of(source: TextSource, columns: Sequence[str], data: Any, split: str) 
 def _texts_of(source: TextSource, data: Any, split: str) -> list[str]:
     texts: list[str] = []
     for rows, block in _rows_of(source, source.roles.texts, data, split):
-        found, _ = read_texts(
-            block, source.roles, rows, Findings(source.name), escapes=data.config.clean.escapes
-        )
-        texts += pc.fill_null(found, "").to_pylist()
+        findings = Findings(source.name)  # the run has reported them
+        escapes = data.config.clean.escapes
+        texts_of_block, _ = read_texts(block, source.roles, rows, findings, escapes=escapes)
+        texts += pc.fill_null(texts_of_block, "").to_pylist()
     return texts
 
 

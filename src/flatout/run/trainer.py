@@ -1,23 +1,24 @@
-"""The Trainer of a run, built once from arguments a reader can see: ours, then the user's own,
-which win.
+"""Build the Trainer of a run, once, from arguments a reader can see.
+
+The arguments are flatout's, then those of the settings, which win, then what only the run knows:
+ranks, strategy, loggers, accumulation. Its callbacks are the fast loop, curves, checkpoints and the
+user's own. Open this file to add a callback to every run.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.strategies import DDPStrategy
-from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-from torch.nn.parallel import DistributedDataParallel
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from flatout.callbacks.hardware_monitor import HardwareMonitor, hardware_of
 from flatout.callbacks.loggers import RunLoggers, RunPlace, build_loggers
@@ -29,178 +30,248 @@ from flatout.callbacks.throughput import FetchTimes
 from flatout.checkpoints.exact import ExactCheckpoint
 from flatout.checkpoints.folder import FolderCheckpointIO
 from flatout.checkpoints.kept import CHECKPOINTS, Start
-from flatout.data.batches.feed import Feed, Feeds, free_memory
+from flatout.data.batches.feed import Feed
 from flatout.distributed.limits import limits
 from flatout.distributed.ranks import Ranks
 from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.lightning_internals import disable_signal_handling
-from flatout.engine.passes import BATCH_NORMS
 from flatout.engine.precision import LIGHTNING_NAMES, Precision
 from flatout.engine.run_length import EPOCHS
-from flatout.errors import UserError, require
+from flatout.errors import UserError
 from flatout.masking import mask_settings
 from flatout.report.dashboard import compared_settings, layout
 from flatout.report.summary import hardware
+from flatout.run.context import OurParts, RunContext, RunParts
 from flatout.run.own_parts import KeepResults
 from flatout.run.run_folder import RunFolder
-from flatout.run_log import Choice, RunLog
+from flatout.run.strategy import choose_strategy
+from flatout.run_log import Choice
 
 if TYPE_CHECKING:
     from flatout.run.resolve import Settings
 
 _MOST_ROWS = 12  # rows of a step that its message names
-_DDP_BF16 = "ddp_bf16"  # DDP whose gradients are sent in bf16: for cards that are joined by PCIe
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A Trainer, and the callbacks that are asked afterwards."""
+    """A Trainer, and the callbacks that later stages ask."""
 
     trainer: L.Trainer
     curves: RunCurves
     loggers: RunLoggers
     checkpoints: ExactCheckpoint
     loop: FastLoop
-    # those of `checkpoint.patience`; callbacks of the user are not among them
-    stopping: list[EarlyStopping]
+    stopping: list[EarlyStopping]  # of `checkpoint.patience`; the user's own are not among them
 
 
 def build_training(
     settings: Settings,
-    module: L.LightningModule,
-    feeds: Feeds | None,
-    device: torch.device,
-    ranks: Ranks,
-    folder: RunFolder,
-    about: dict[str, Any],
-    signals: Signals,
+    parts: RunParts,
+    context: RunContext,
+    checkpoints: ExactCheckpoint,
     start: Start | None,
 ) -> Training:
-    """Lightning's Trainer with our callbacks, around a task of ours with its feeds or around the
-    user's own module.
-    """
+    """Lightning's Trainer with our callbacks, for our task or for the user's own module."""
     config = settings.asked
-    after = None if start is None else start.step
-    if after is None and config.resume is not None:
-        after = 0  # a resumed run may have ended before its first checkpoint
+    folder = context.folder
     strategy = choose_strategy(
-        settings.trainer.get("strategy"), module, device, settings.precision, ranks, folder
+        settings.trainer.get("strategy"),
+        parts.module,
+        context.device,
+        settings.precision,
+        context.ranks,
+        folder,
     )
+    resumed_from = None if start is None else start.step
+    if resumed_from is None and config.resume is not None:
+        resumed_from = 0  # a resumed run may have ended before its first checkpoint
     monitor = HardwareMonitor(
-        sources=hardware_of(device) if folder.is_first else [], say=folder.say
+        sources=hardware_of(context.device) if folder.is_first else [], say=folder.say
     )
-    has_card = any(each.name == "gpu" for each in monitor.watch.sources)
-    loggers = _build_loggers(settings, module, folder, after, has_card)
-    every = config.monitor.flush_every
-    listeners = _listeners(settings, module, folder, loggers, not after)
+    has_card = any(source.name == "gpu" for source in monitor.watch.sources)
+    loggers = _build_loggers(settings, parts, folder, resumed_from, has_card)
     curves = RunCurves(
-        listeners, every, timer=StepTimer(callbacks=config.callbacks), monitor=monitor
+        _build_listeners(settings, parts, folder, loggers, is_new=not resumed_from),
+        config.monitor.flush_every,
+        timer=StepTimer(callbacks=config.callbacks),
+        monitor=monitor,
     )
-    checkpoints = _checkpoints_of(settings, about, signals, folder)
     loop = FastLoop(not_finite=config.optim.not_finite)
-    planned: dict[str, Any] = {}
-    if feeds is not None:
-        accumulate = feeds.train.plan.accumulate
-        planned = {
-            "accumulate_grad_batches": accumulate,
-            "gradient_clip_val": settings.clip or None,
-        }
-        loop.losses.describe_rows = partial(
-            describe_rows, feeds.train, (settings.batches or 1) // accumulate
-        )
-    arguments = {
-        **_lightning_defaults(settings.precision, ranks, folder.path),
-        "use_distributed_sampler": isinstance(config.data, L.LightningDataModule),
-        "log_every_n_steps": every if settings.batches is None else min(every, settings.batches),
-        **settings.trainer,
-        **ranks.lightning_settings(device),  # one process a device runs already
-        **strategy,
-        "logger": loggers.for_trainer(is_first=folder.is_first),
-        **planned,
-    }
-    results = [KeepResults(settings.monitor), FetchTimes()] if config.has_own_parts else []
-    asked = config.checkpoint
-    stopping = list[EarlyStopping]()
-    if asked.patience is not None and settings.monitor is not None:
-        least: dict[str, Any] = {"patience": asked.patience, "min_delta": asked.min_delta}
-        stopping = [
-            EarlyStopping(
-                settings.monitor, mode=settings.mode, **least, check_on_train_epoch_end=False
-            )
-        ]
-    profiled = config.monitor.profile
-    profile = list[L.Callback]()
-    if profiled.enabled and folder.is_first:
-        window = {"wait": profiled.wait, "warmup": profiled.warmup, "active": profiled.active}
-        profile = [ProfileSteps(**window, folder=folder.path, say=folder.say)]
+    if parts.ours is not None:
+        feed = parts.ours.feeds.train
+        steps_an_epoch = (settings.batches or 1) // feed.plan.accumulate
+        loop.losses.describe_rows = partial(describe_rows, feed, steps_an_epoch)
+    stopping = _build_stopping(settings)
     callbacks = [
         loop,
-        *results,
+        *_callbacks_of_own_parts(settings),
         curves,
-        *profile,
+        *_build_profiler(settings, folder),
         *stopping,
         *config.callbacks.values(),
         checkpoints,
     ]
-    trainer = _quiet_trainer(arguments, callbacks)
+    arguments = {
+        **_trainer_arguments(settings, parts, context),
+        **strategy,
+        "logger": loggers.for_trainer(is_first=folder.is_first),
+        **_planned_arguments(settings, parts.ours),
+    }
+    trainer = _build_quiet_trainer(arguments, callbacks)
     disable_signal_handling(trainer)
-    folder.summary.set(
-        "hardware", hardware(device, ranks.world, str(trainer.precision)) | limits().facts()
-    )
+    facts = hardware(context.device, context.ranks.world, str(trainer.precision))
+    folder.summary.set("hardware", facts | limits().facts())
     folder.summary.write()  # the doctor may look before the run has ended
     return Training(trainer, curves, loggers, checkpoints, loop, stopping)
 
 
-def _checkpoints_of(
-    settings: Settings, about: dict[str, Any], signals: Signals, folder: RunFolder
+def build_checkpoints(
+    settings: Settings, facts: dict[str, Any], signals: Signals, folder: RunFolder
 ) -> ExactCheckpoint:
+    """The callback that saves checkpoints; `facts` are kept in each, to compare on resuming."""
+    asked = settings.asked
     return ExactCheckpoint(
         folder.path / CHECKPOINTS,
-        every_steps=settings.asked.checkpoint.every_steps,
-        every_minutes=settings.asked.checkpoint.every_minutes,
+        every_steps=asked.checkpoint.every_steps,
+        every_minutes=asked.checkpoint.every_minutes,
         monitor=settings.monitor,
         mode=settings.mode,
-        min_delta=settings.asked.checkpoint.min_delta,
-        about=about,
+        min_delta=asked.checkpoint.min_delta,
+        about=facts,
         signals=signals,
-        others_draw=settings.asked.has_own_parts or bool(settings.asked.callbacks),
+        others_draw=asked.has_own_parts or bool(asked.callbacks),
         log=folder,
     )
 
 
-def _listeners(
-    settings: Settings, module: Any, folder: RunFolder, loggers: RunLoggers, is_new: bool
+def _trainer_arguments(settings: Settings, parts: RunParts, context: RunContext) -> dict[str, Any]:
+    """Ours, then those of the settings, which win, then how many processes there are."""
+    config = settings.asked
+    flush_every = config.monitor.flush_every
+    if settings.batches is not None:
+        flush_every = min(flush_every, settings.batches)
+    return {
+        **_default_arguments(settings.precision, context.ranks, context.folder.path),
+        # feeds of ours divide their rows among ranks on their own
+        "use_distributed_sampler": isinstance(config.data, L.LightningDataModule),
+        "log_every_n_steps": flush_every,
+        **settings.trainer,
+        # one process a device runs already
+        **context.ranks.lightning_settings(context.device),
+    }
+
+
+def _default_arguments(precision: Choice[Precision], ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Arguments that settings may change; what flatout does itself is off."""
+    plugins: list[Any] = [FolderCheckpointIO()]
+    if ranks.are_several:
+        plugins.append(ranks.environment())
+    return {
+        "max_epochs": EPOCHS,
+        "precision": LIGHTNING_NAMES[precision.value],
+        "default_root_dir": str(folder),
+        "num_sanity_val_steps": 0,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "plugins": plugins,
+    }
+
+
+def _planned_arguments(settings: Settings, ours: OurParts | None) -> dict[str, Any]:
+    """How long a step of ours accumulates, and where its gradient is cut."""
+    if ours is None:
+        return {}
+    return {
+        "accumulate_grad_batches": ours.feeds.train.plan.accumulate,
+        "gradient_clip_val": settings.clip or None,
+    }
+
+
+def _build_stopping(settings: Settings) -> list[EarlyStopping]:
+    """Early stopping where `checkpoint.patience` is set and a metric decides."""
+    checkpoint = settings.asked.checkpoint
+    if checkpoint.patience is None or settings.monitor is None:
+        return []
+    stopping = EarlyStopping(
+        settings.monitor,
+        mode=settings.mode,
+        patience=checkpoint.patience,
+        min_delta=checkpoint.min_delta,
+        check_on_train_epoch_end=False,
+    )
+    return [stopping]
+
+
+def _build_profiler(settings: Settings, folder: RunFolder) -> list[L.Callback]:
+    profile = settings.asked.monitor.profile
+    if not profile.enabled or not folder.is_first:
+        return []
+    profiler = ProfileSteps(
+        wait=profile.wait,
+        warmup=profile.warmup,
+        active=profile.active,
+        folder=folder.path,
+        say=folder.say,
+    )
+    return [profiler]
+
+
+def _callbacks_of_own_parts(settings: Settings) -> list[L.Callback]:
+    """What a task and a feed of ours would do themselves."""
+    if not settings.asked.has_own_parts:
+        return []
+    return [KeepResults(settings.monitor), FetchTimes()]
+
+
+def _build_listeners(
+    settings: Settings,
+    parts: RunParts,
+    folder: RunFolder,
+    loggers: RunLoggers,
+    *,
+    is_new: bool,
 ) -> list[Listener]:
+    """Who gets the curves: `metrics.csv`, loggers and the progress line, on the first rank."""
     if not folder.is_first:
         return []
     metric = settings.metric or "loss"
-    names = (
-        sorted({"loss", metric}) if settings.asked.has_own_parts else ["loss", *module.metric_names]
+    if parts.ours is None:
+        names = sorted({"loss", metric})
+    else:
+        names = ["loss", *parts.ours.task.metric_names]
+    progress = ProgressLine(
+        metric=metric,
+        total_steps=settings.total_steps,
+        say=folder.say,
+        live=settings.asked.monitor.progress,
     )
-    file = MetricsFile(folder.path / "metrics.csv", names, is_new=is_new)
-    live, steps = settings.asked.monitor.progress, settings.total_steps
-    return [
-        file,
-        loggers,
-        ProgressLine(metric=metric, total_steps=steps, say=folder.say, live=live),
-    ]
+    return [MetricsFile(folder.path / "metrics.csv", names, is_new=is_new), loggers, progress]
 
 
 def _build_loggers(
-    settings: Settings, module: Any, folder: RunFolder, after: int | None, has_card: bool
+    settings: Settings,
+    parts: RunParts,
+    folder: RunFolder,
+    resumed_from: int | None,
+    has_card: bool,
 ) -> RunLoggers:
-    """The loggers of the settings, on the first rank; they write from the step `after` on."""
+    """The loggers of the settings, on the first rank."""
     if not folder.is_first:
         return RunLoggers({})
-    place = RunPlace(folder.path, settings.asked.name, after)
-    found = build_loggers(settings.asked.logger, place, settings.trainer.get("logger"))
-    folder.summary.set("loggers", list(found))
-    if settings.asked.has_own_parts:
-        return RunLoggers(found, settings=mask_settings(dict(module.hparams)))
-    names = [f"val/{name}" for name in ("loss", *module.metric_names)]
-    charts = layout(module.metric_names, has_card=has_card)
-    return RunLoggers(found, metrics=names, settings=settings_to_compare(settings), charts=charts)
+    place = RunPlace(folder.path, settings.asked.name, resumed_from)
+    loggers = build_loggers(settings.asked.logger, place, settings.trainer.get("logger"))
+    folder.summary.set("loggers", list(loggers))
+    if parts.ours is None:
+        return RunLoggers(loggers, settings=mask_settings(dict(parts.module.hparams)))
+    metric_names = parts.ours.task.metric_names
+    return RunLoggers(
+        loggers,
+        metrics=[f"val/{name}" for name in ("loss", *metric_names)],
+        settings=settings_to_compare(settings),
+        charts=layout(metric_names, has_card=has_card),
+    )
 
 
 def settings_to_compare(settings: Settings) -> dict[str, Any]:
@@ -209,116 +280,47 @@ def settings_to_compare(settings: Settings) -> dict[str, Any]:
 
 
 def describe_rows(feed: Feed, steps_an_epoch: int, step: int) -> str:
-    """The rows of the table that an optimizer step of the run trains, in words."""
-    numbers = feed.rows_of_step(*divmod(step, steps_an_epoch))
+    """The rows that an optimizer step trains, in words: ` (rows 12, 80 of the table)`.
+
+    At most twelve are named, in order.
+    """
+    epoch, step_of_epoch = divmod(step, steps_an_epoch)
+    numbers = feed.rows_of_step(epoch, step_of_epoch)
     if "rows" in feed.split.columns:
         numbers = feed.split.fixed("rows")[numbers] + 1
-    shown = ", ".join(map(str, sorted(numbers.tolist())[:_MOST_ROWS]))
-    return f" (rows {shown}{', …' if len(numbers) > _MOST_ROWS else ''} of the table)"
+    named = sorted(numbers.tolist())[:_MOST_ROWS]
+    rest = ", …" if len(numbers) > _MOST_ROWS else ""
+    return f" (rows {', '.join(map(str, named))}{rest} of the table)"
 
 
-def _lightning_defaults(precision: Choice[Precision], ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """What is set unless the user sets it otherwise: what flatout does itself is off."""
-    plugins = [FolderCheckpointIO(), *([ranks.environment()] if ranks.are_several else [])]
-    off = {"num_sanity_val_steps": 0, "enable_progress_bar": False, "enable_model_summary": False}
-    own = {
-        "max_epochs": EPOCHS,
-        "precision": LIGHTNING_NAMES[precision.value],
-        "default_root_dir": str(folder),
-    }
-    return {**own, **off, "plugins": plugins}
-
-
-def _quiet_trainer(settings: dict[str, Any], callbacks: list[L.Callback]) -> L.Trainer:
+def _build_quiet_trainer(arguments: dict[str, Any], callbacks: list[L.Callback]) -> L.Trainer:
     """Lightning's Trainer, without its own messages; what it refuses is a user's mistake."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        return L.Trainer(**settings, callbacks=callbacks)
-    except (
-        TypeError,
-        ValueError,
-        L.pytorch.utilities.exceptions.MisconfigurationException,
-    ) as error:
+        return L.Trainer(**arguments, callbacks=callbacks)
+    except (TypeError, ValueError, MisconfigurationException) as error:
         raise UserError(
             "trainer", str(error), hint="These settings go to Lightning's Trainer."
         ) from None
 
 
-def choose_strategy(
-    asked: Any,
-    module: nn.Module,
-    device: torch.device,
-    precision: Choice[Precision],
-    ranks: Ranks,
-    log: RunLog,
-) -> dict[str, Any]:
-    """How ranks train together, as arguments of Lightning's Trainer: whole copies of the model, or
-    slices of it.
+@contextmanager
+def without_lightning_advice() -> Iterator[None]:
+    """Inside it Lightning gives no advice that does not hold here.
+
+    Feeds need no DataLoader workers, metrics are shared among ranks already, and a run resumes into
+    a folder that holds checkpoints.
     """
-    if asked != "fsdp":
-        compresses = asked == _DDP_BF16
-        if compresses:
-            require(
-                device.type == "cuda",
-                f"trainer.strategy: {asked}",
-                "gradients are sent in bf16 between GPUs alone",
-                hint="Set trainer.strategy=ddp.",
-            )
-            log.decision(
-                "gradients between devices",
-                "bf16",
-                "asked for",
-                "half the traffic of fp32, rounded",
-            )
-        if ranks.are_several and asked in (None, "auto", "ddp", _DDP_BF16):
-            return {"strategy": ddp(module, device, compresses=compresses)}
-        return {"strategy": "auto"} if compresses else {}
-    what, hint = "does not go with fp16: its scaler looks at whole gradients", "Set precision=fp32."
-    require(precision.value is not Precision.fp16, f"trainer.strategy: {asked}", what, hint=hint)
-    require(
-        not _has_means(module),
-        f"trainer.strategy: {asked}",
-        "batch normalisation would have other means on every rank",
-        hint="Leave it out.",
+    advice = (
+        ".*does not have many workers.*",
+        ".*recommended to use `self.log.*sync_dist=True.*",
+        ".*isinstance.treespec, LeafSpec.*",
+        ".*Checkpoint directory.*exists and is not empty.*",
+        ".*smaller than the logging interval.*",
+        ".*Be aware that when using `ckpt_path`.*",
     )
-    from flatout.engine.fsdp import SharedOut
-
-    # A trained weight comes with its gradient and with two numbers of AdamW.
-    megabytes = (
-        sum(weight.nbytes * (4 if weight.requires_grad else 1) for weight in module.parameters())
-        / 1e6
-    )
-    evidence = (
-        f"with gradients and AdamW {megabytes / ranks.world:,.1f} MB a device instead of"
-        f" {megabytes:,.1f}"
-    )
-    log.decision("weights", f"1/{ranks.world} on each device", "trainer.strategy=fsdp", evidence)
-    ranks_here = 1 if device.type == "cuda" else ranks.local_world
-    if 2e6 * megabytes * ranks_here < (free := free_memory(device)):
-        whole = f"whole ones would take less than half of the free {free / 1e9:,.1f} GB"
-        log.say(f"weights: {whole}; trainer.strategy=auto keeps them so and sends less")
-    # Weights that were gathered in inference mode could not be trained afterwards.
-    return {"strategy": SharedOut(ranks.world), "inference_mode": False}
-
-
-def ddp(module: nn.Module, device: torch.device, *, compresses: bool) -> DDPStrategy:
-    """Lightning's DDP without a copy of the gradients, and without buffers in each step that never
-    change.
-    """
-    known = inspect.signature(DistributedDataParallel).parameters
-    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    settings: dict[str, Any] = {"gradient_as_bucket_view": True, buffers: _has_means(module)}
-    # what exchanges gradients takes its cores from what computes them: it waits for all
-    if device.type == "cpu":
-        settings["bucket_cap_mb"] = 1 << 14
-    if compresses:
-        settings["ddp_comm_hook"] = bf16_compress_hook
-    return DDPStrategy(**settings)
-
-
-def _has_means(module: nn.Module) -> bool:
-    """Whether there are running means, of batch normalisation; of several ranks' the first one's
-    count.
-    """
-    return any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
+    with warnings.catch_warnings():
+        for pattern in advice:
+            warnings.filterwarnings("ignore", message=pattern)
+        yield

@@ -1,10 +1,10 @@
-"""`tune=auto`: what a run leaves open is decided by measuring, once, before anything of it is
-built.
+"""`tune=auto`: measure which values of the open settings train fastest, before anything is built.
 
-What the person asked for stays: a value that was typed, or that differs from `auto`. The rest is
-measured in processes that are thrown away (`tune/`), or taken from what was measured before. A
-resumed run keeps the answers of its beginning. Of several ranks one measures for each kind of
-device, and the smallest answer is everybody's.
+A setting is open unless it was typed or differs from `auto`. Open ones are measured in processes
+that are thrown away (`perf/tune/`), or read from the cache, by a key of everything the answers
+depend on. Of several ranks one measures for each kind of device, and all take what the smallest
+device can do. Open this file to change when a cached answer still counts, which settings are open,
+or how answers of unlike devices are combined; `run/answers.py` puts the answers into the settings.
 """
 
 from __future__ import annotations
@@ -42,270 +42,322 @@ from flatout.perf.verdict.confirmation import Confirmed
 from flatout.report.summary import plain
 
 _WAIT_S = 30.0  # how much longer than its budget another process may take to measure the same
-# from how much more time, or steps, on a search that was cut short begins again
+# A search that ran out of time begins again in a run that may spend this many times as long on it,
+# and one that decided on compiling in a run of this many times as many steps.
 _MORE_TIME = 1.5
 _MORE_STEPS = 4.0
-_ORDERS: dict[str, list[Any]] = {
-    # A device that can do an earlier one can do the later ones.
+_BUSY_SPREAD = 1.5  # best over worst speed of the same settings; more is reported
+# values from best to worst: a device that can do an earlier one can do the later ones
+_BEST_FIRST: dict[str, list[Any]] = {
     "data.feed": ["resident", "threaded", "workers"],
     "precision": ["bf16", "fp16", "fp32"],
     "compile": [True, False],
 }
+_LENGTH_QUANTILES = [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1]
+# settings of the optimizer that matter only where `tune` searches for a learning rate
+_RATE_SETTINGS = (
+    "lr",
+    "warmup",
+    "schedule",
+    "final_lr_share",
+    "max_lr",
+    "base_batch",
+    "scale_lr",
+)
 
 
 @dataclass(slots=True)
 class FoundAnswers:
+    """Answers, and where they come from."""
+
     answers: Answers
-    key: str = ""
-    is_known: bool = False
-    lines: list[str] = field(default_factory=list)
+    key: str = ""  # of the cache
+    is_cached: bool = False  # whether they were measured before
+    lines: list[str] = field(default_factory=list)  # to print
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to decide: these settings, for this store and device."""
+    """What to decide: the open ones of these settings, for this store and device."""
 
     config: RunConfig
     store: Store
     ranks: Ranks
     device: torch.device
-    overrides: Sequence[str]  # what was typed: it stays
-    prober: Child | Here  # measures the parts of the run, in another process
+    overrides: Sequence[str]  # words that were typed; their settings stay
+    prober: Child | Here  # measures training steps of the run's parts, in another process
     counts_time: bool = True  # whether the expected run bounds the time; false for a search alone
-    confirmed: Confirmed = field(default_factory=Confirmed)  # what is in the settings already
+    confirmed: Confirmed = field(default_factory=Confirmed)  # already filled in
 
 
-def of_all_devices(question: Question, say: Callable[[str], None]) -> FoundAnswers:
-    """Measured by one rank for each kind of device; the smallest answer."""
+def measure_on_all_devices(question: Question, say: Callable[[str], None]) -> FoundAnswers:
+    """Measure on the first rank of each kind of device; every rank gets the same answers."""
     ranks = question.ranks
     devices = ranks.gathered("device", lambda: device_key(question.device))
 
     def measure() -> dict[str, Any] | None:
-        # of the ranks that have such a device
-        is_first = devices.index(devices[ranks.rank]) == ranks.rank
-        return asdict(measured_for(question, say)) if is_first else None
+        is_first_with_device = devices.index(devices[ranks.rank]) == ranks.rank
+        return asdict(measure_answers(question, say)) if is_first_with_device else None
 
-    given = filter(None, ranks.gathered("answers", measure))
-    each = [FoundAnswers(**{**found, "answers": Answers.of(found["answers"])}) for found in given]
-    return replace(each[0], answers=smallest([found.answers for found in each]))
+    measured = []
+    for facts in ranks.gathered("answers", measure):
+        if facts is not None:
+            measured.append(FoundAnswers(**{**facts, "answers": Answers.of(facts["answers"])}))
+    return replace(measured[0], answers=combine_answers([found.answers for found in measured]))
 
 
-def measured_for(question: Question, say: Callable[[str], None]) -> FoundAnswers:
-    """The answers for one device: measured before, or now."""
+def measure_answers(question: Question, say: Callable[[str], None]) -> FoundAnswers:
+    """The answers for one device: from the cache, or measured now and written there."""
     tune = question.config.tune
-    asked = asked_of(question)
-    key = recipe_key(asked_about(question, asked))
+    open_settings = list_open_settings(question)
+    key = recipe_key(list_dependencies(question, open_settings))
     store = AnswerStore(question.config.data.cache)
     with store.measuring(key, tune.budget_s + _WAIT_S, say):
-        known = None if tune.fresh else store.read(key)
-        if known is not None and not is_outdated(known, asked, store):
-            return FoundAnswers(
-                known,
-                key,
-                True,
-                [f"tune: cached ({store.path(key)}; tune.fresh=true measures again)"],
-            )
+        cached = None if tune.fresh else store.read(key)
+        if cached is not None and not is_outdated(cached, open_settings, store):
+            line = f"tune: cached ({store.path(key)}; tune.fresh=true measures again)"
+            return FoundAnswers(cached, key, is_cached=True, lines=[line])
         say(f"tune: measuring in a process apart, for {tune.budget_s:g} s at most")
-        answers = Search(asked, question.prober, store).decide()
+        answers = Search(open_settings, question.prober, store).decide()
         answers.values |= question.confirmed.values
         if answers.step_s is not None:
             store.write(key, answers)
     count = sum(row.rows_per_s is not None for row in answers.tried)
     rest = "" if answers.is_complete else "; the time was not enough for all"
     lines = [f"tune: {count} probes in {answers.seconds:.1f} s{rest}"]
-    if answers.unrest > 1.5:
+    if answers.unrest > _BUSY_SPREAD:
         spread = (
             f"the same settings were {answers.unrest:.1f} times as fast at their best as at their"
             " worst"
         )
         lines.append(f"tune: this machine is busy: {spread}; tune.fresh=true measures again")
-    return FoundAnswers(answers, key, False, lines)
+    return FoundAnswers(answers, key, is_cached=False, lines=lines)
 
 
-def is_outdated(known: Answers, asked: OpenSettings, store: AnswerStore) -> bool:
-    """Whether the time that there is now would find more, the run is another length, or the rows
-    did not fit since.
+def is_outdated(cached: Answers, open_settings: OpenSettings, store: AnswerStore) -> bool:
+    """Whether cached answers should be measured again.
+
+    They should if no step was timed, if their batch has run out of memory since, if the run is so
+    much longer or shorter that compiling would be decided otherwise, or if the search had stopped
+    for want of time and may now take longer.
     """
-    if known.step_s is None:
+    if cached.step_s is None:
         return True
-    most = known_rows(store.cache, known.row_key) if known.row_key else None
-    if most is not None and known.values.get("data.batch_size", 0) > most:
+    fitting_rows = known_rows(store.cache, cached.row_key) if cached.row_key else None
+    if fitting_rows is not None and cached.values.get("data.batch_size", 0) > fitting_rows:
         return True
-    growth = asked.planned_steps / max(known.planned_steps, 1)
-    if "compile" not in asked.kept and (
-        growth > _MORE_STEPS or (known.values.get("compile") and growth < 1 / 2)
-    ):
+    growth = open_settings.planned_steps / max(cached.planned_steps, 1)
+    is_compile_open = "compile" not in open_settings.kept
+    # what compiling takes must come back in the steps of the run
+    is_too_short = cached.values.get("compile") and growth < 1 / 2
+    if is_compile_open and (growth > _MORE_STEPS or is_too_short):
         return True
-    return (
-        not known.is_complete
-        and allowed_seconds(asked, known.step_s) > _MORE_TIME * known.allowed_s
-    )
+    if cached.is_complete:
+        return False
+    return allowed_seconds(open_settings, cached.step_s) > _MORE_TIME * cached.allowed_s
 
 
-def smallest(found: Sequence[Answers]) -> Answers:
-    """What every one of several unlike devices can do."""
-    least = min(found, key=lambda each: each.values.get("data.batch_size", 0))
-    if len(found) == 1:
-        return least
+def combine_answers(answers_of_devices: Sequence[Answers]) -> Answers:
+    """What every one of several unlike devices can do.
+
+    Rows are those of the device with the smallest batch, and feed, precision and compile the best
+    that all have:
+
+        64 rows, bf16, compiled  +  16 rows, fp16  →  16 rows, fp16, not compiled
+    """
+    smallest = min(answers_of_devices, key=lambda answers: answers.values.get("data.batch_size", 0))
+    if len(answers_of_devices) == 1:
+        return smallest
     # Where one device has no answer, all do as the settings say.
-    shared = set.intersection(*(set(each.values) for each in found))
-    values = {name: value for name, value in least.values.items() if name in shared}
-    for name, best_first in _ORDERS.items():
-        if name in shared:
-            values[name] = max((each.values[name] for each in found), key=best_first.index)
+    shared = set.intersection(*(set(answers.values) for answers in answers_of_devices))
+    values = {key: value for key, value in smallest.values.items() if key in shared}
+    for key, best_first in _BEST_FIRST.items():
+        if key in shared:
+            wanted = [answers.values[key] for answers in answers_of_devices]
+            values[key] = max(wanted, key=best_first.index)
     if "optim.lr" in shared:
-        values["optim.lr"] = min(each.values["optim.lr"] for each in found)
-    evidence = "; ".join(override_line(each.values) or "nothing" for each in found)
-    line = override_line(values)
+        values["optim.lr"] = min(answers.values["optim.lr"] for answers in answers_of_devices)
+    lines = [override_line(answers.values) or "nothing" for answers in answers_of_devices]
     choice = TuneAnswer(
-        name="unlike devices", value=line, why="what the smallest can do", evidence=evidence
+        name="unlike devices",
+        value=override_line(values),
+        why="what the smallest can do",
+        evidence="; ".join(lines),
     )
-    return replace(least, values=values, choices=[*least.choices, choice])
+    return replace(smallest, values=values, choices=[*smallest.choices, choice])
 
 
 def override_line(values: dict[str, Any], optim: OptimConfig | None = None) -> str:
-    """Answers in the words of a command line; for settings that would scale the rate that was
-    found, with that off.
+    """Answers as words of a command line: `data.batch_size=16 compile=true`.
+
+    `optim`: the settings that they are added to. Where those scale the learning rate, the line
+    turns that off, as the rate was measured with the rows of a step.
     """
     if optim is not None and "optim.lr" in values and optim.scale_lr is not ScaleRate.none:
         values = values | {"optim.scale_lr": ScaleRate.none}
-    shown = {
-        name: str(value).lower() if isinstance(value, bool) else f"{value}"
-        for name, value in values.items()
-    }
-    return " ".join(f"{name}={value}" for name, value in shown.items())
+    words = []
+    for key, value in values.items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        words.append(f"{key}={text}")
+    return " ".join(words)
 
 
-def asked_of(question: Question) -> OpenSettings:
+def list_open_settings(question: Question) -> OpenSettings:
+    """What the search may change, and from which values it starts."""
     config = question.config
     ranks = question.ranks
     device = question.device
-    data = config.data
-    splits = question.store.splits
-    tokens = config.data.tokens_per_batch
-    split = splits["train"]
-    slower = question.confirmed.slower
-    rows, accumulate = data.batches(ranks.world)
+    split = question.store.splits["train"]
+    tokens_per_batch = config.data.tokens_per_batch
+    is_capped = tokens_per_batch is not None
+    rows, accumulate = config.data.batches(ranks.world)
     plan = PlanSettings(
-        rows_per_batch=rows, tokens_per_batch=tokens, accumulate=accumulate, world=ranks.world
+        rows_per_batch=rows,
+        tokens_per_batch=tokens_per_batch,
+        accumulate=accumulate,
+        world=ranks.world,
     )
     feed = Feed(split, plan, kind=FeedKind.threaded, device=device)
-    kind = choose_feed(data.feed, sum(each.num_bytes for each in splits.values()), device).value
-    fitting = [
-        each for each in FeedKind if each is kind or each not in (FeedKind.auto, FeedKind.resident)
-    ]
-    precision = choose_precision(config.precision, device).value
-    native = precisions(device)  # fp32 stands for comparison
     steps_an_epoch = max(1, len(feed) // accumulate)
-    is_cut = tokens is not None
-    # A rank has its card, or its share of what this machine, or this container, has free.
-    free = (
-        torch.cuda.mem_get_info(device)[0]
-        if device.type == "cuda"
-        else free_bytes() // ranks.local_world
-    )
+    step_rows = rows * accumulate
+    if is_capped:
+        # steps of many tokens have unequal rows: their mean
+        step_rows = split.num_rows // (steps_an_epoch * ranks.world)
+    feed_kind = _usual_feed(question)
+    precision = choose_precision(config.precision, device).value
     return OpenSettings(
         settings=config.tune,
-        start=ProbedSetting(feed=kind, precision=precision, rows=rows, accumulate=accumulate),
-        feeds=[each for each in fitting if each is kind or f"data.feed={each}" not in slower],
-        precisions=[
-            each for each in native if each is Precision.fp32 or f"precision={each}" not in slower
-        ],
-        step_rows=split.num_rows // (steps_an_epoch * ranks.world) if is_cut else rows * accumulate,
+        start=ProbedSetting(feed=feed_kind, precision=precision, rows=rows, accumulate=accumulate),
+        feeds=_list_feeds(feed_kind, question.confirmed.slower),
+        precisions=_list_precisions(device, question.confirmed.slower),
+        step_rows=step_rows,
         num_rows=split.num_rows,
         planned_steps=planned_steps(config.trainer, feed),
-        kept=kept(config, question.overrides) | question.confirmed.why,
-        room_bytes=int(free * (1 - config.tune.memory_margin)),
+        kept=list_settled(config, question.overrides) | question.confirmed.why,
+        room_bytes=int(_free_bytes(device, ranks) * (1 - config.tune.memory_margin)),
         is_cpu=device.type == "cpu",
-        is_capped=is_cut,
+        is_capped=is_capped,
         counts_time=question.counts_time,
         compile_why_not=why_not(device),
     )
 
 
-def precisions(device: torch.device) -> list[Precision]:
-    """Arithmetic that a device has in hardware, the most exact first."""
-    is_gpu = device.type == "cuda"
-    has_bf16 = (
-        torch.cuda.get_device_capability(device)[0] >= 8 if is_gpu else bf16_is_native_on_cpu()
-    )
+def _usual_feed(question: Question) -> FeedKind:
+    """The feed that the run would choose without measuring."""
+    num_bytes = sum(split.num_bytes for split in question.store.splits.values())
+    return choose_feed(question.config.data.feed, num_bytes, question.device).value
+
+
+def _list_feeds(usual: FeedKind, slower: frozenset[str]) -> list[FeedKind]:
+    """The usual feed, and those that may be faster; `slower` are overrides confirmed as slower."""
+    feeds = []
+    for feed in FeedKind:
+        # a resident feed that is not usual does not fit into memory
+        is_tried = feed not in (FeedKind.auto, FeedKind.resident)
+        if feed is usual or (is_tried and f"data.feed={feed}" not in slower):
+            feeds.append(feed)
+    return feeds
+
+
+def _list_precisions(device: torch.device, slower: frozenset[str]) -> list[Precision]:
+    """Native precisions but those confirmed as slower; fp32 stays, to compare with."""
     return [
-        Precision.fp32,
-        *([Precision.bf16] if has_bf16 else []),
-        *([Precision.fp16] if is_gpu else []),
+        precision
+        for precision in native_precisions(device)
+        if precision is Precision.fp32 or f"precision={precision}" not in slower
     ]
 
 
-def kept(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
-    """Settings that are not looked at, and why; an empty reason where the person asked to leave
-    them alone.
+def _free_bytes(device: torch.device, ranks: Ranks) -> int:
+    """Free memory of this rank's card, or its share of what the machine or container has free."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return free_bytes() // ranks.local_world
+
+
+def native_precisions(device: torch.device) -> list[Precision]:
+    """Arithmetic that a device has in hardware, the most exact first."""
+    precisions = [Precision.fp32]
+    if device.type == "cuda":
+        has_bf16 = torch.cuda.get_device_capability(device)[0] >= 8  # Ampere and later
+    else:
+        has_bf16 = bf16_is_native_on_cpu()
+    if has_bf16:
+        precisions.append(Precision.bf16)
+    if device.type == "cuda":
+        precisions.append(Precision.fp16)
+    return precisions
+
+
+def list_settled(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
+    """Settings that the search leaves alone, each with its reason.
+
+    The reason is empty where `tune` itself was set to leave it alone, as in `tune.feed=false`.
+    Without `overrides` (in Python) a value counts as asked for where it differs from its default.
     """
     tune = config.tune
-    has_lr = not overrides and config.optim.lr is not None
-    asked = "asked for"
-    looked_at = {  # by the setting: whether it is wanted, and why it stays all the same
-        "data.feed": (tune.feed, "" if config.data.feed is FeedKind.auto else asked),
-        "precision": (tune.precision, "" if config.precision is Precision.auto else asked),
-        "data.batch_size": (tune.batch_size, _why_rows_are_kept(config, overrides)),
-        "compile": (
-            tune.compile,
-            asked if config.compile or is_typed("compile", overrides) else "",
-        ),
-        "optim.lr": (
-            tune.learning_rate,
-            asked if has_lr or is_typed("optim.lr", overrides) else "",
-        ),
+    optim = config.optim
+    has_lr = not overrides and optim.lr is not None
+    is_compile_set = bool(config.compile) or is_typed("compile", overrides)
+    is_feed_set = config.data.feed is not FeedKind.auto
+    is_precision_set = config.precision is not Precision.auto
+    is_lr_set = has_lr or is_typed("optim.lr", overrides)
+    is_searched = {
+        "data.feed": tune.feed,
+        "precision": tune.precision,
+        "data.batch_size": tune.batch_size,
+        "compile": tune.compile,
+        "optim.lr": tune.learning_rate,
     }
-    return {
-        name: why if is_wanted else ""
-        for name, (is_wanted, why) in looked_at.items()
-        if why or not is_wanted
+    reasons = {
+        "data.feed": "asked for" if is_feed_set else "",
+        "precision": "asked for" if is_precision_set else "",
+        "data.batch_size": _why_rows_are_settled(config, overrides),
+        "compile": "asked for" if is_compile_set else "",
+        "optim.lr": "asked for" if is_lr_set else "",
     }
+    settled = {}
+    for key, reason in reasons.items():
+        if not is_searched[key]:
+            settled[key] = ""
+        elif reason:
+            settled[key] = reason
+    return settled
 
 
-def _why_rows_are_kept(config: RunConfig, overrides: Sequence[str]) -> str:
+def _why_rows_are_settled(config: RunConfig, overrides: Sequence[str]) -> str:
+    """Why the batch size stays; empty where it is open."""
     data = config.data
     if data.tokens_per_batch is not None:
         return "data.tokens_per_batch decides"
     for name in ("batch_size", "accumulate"):
         default = type(data).__dataclass_fields__[name].default
-        if is_typed(f"data.{name}", overrides) or (
-            not overrides and getattr(data, name) != default
-        ):
+        is_changed = not overrides and getattr(data, name) != default
+        if is_changed or is_typed(f"data.{name}", overrides):
             return "asked for"
-    counting = [
-        name
-        for name in ("limit_train_batches", "val_check_interval")
-        if type(config.trainer.get(name)) is int
-    ]
-    return f"trainer.{counting[0]} counts batches" if counting else ""
+    for name in ("limit_train_batches", "val_check_interval"):
+        # whole numbers count batches, fractions are shares of an epoch
+        if type(config.trainer.get(name)) is int:
+            return f"trainer.{name} counts batches"
+    return ""
 
 
-def asked_about(question: Question, asked: OpenSettings) -> dict[str, Any]:
-    """Everything that answers depend on, as plain values."""
+def list_dependencies(question: Question, open_settings: OpenSettings) -> dict[str, Any]:
+    """Everything that the answers depend on, as plain values: the cache's key is their hash."""
     config = question.config
     ranks = question.ranks
     split = question.store.splits["train"]
+    start = open_settings.start
     tune = config.tune
     data = config.data
     optim = plain(config.optim)
-    lengths = np.asarray(split.lengths(TOKENS))
-    quantiles = (
-        np.quantile(lengths, [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1]).round().tolist()
-        if len(lengths)
-        else []
-    )
     if not tune.learning_rate:
-        for name in (
-            "lr",
-            "warmup",
-            "schedule",
-            "final_lr_share",
-            "max_lr",
-            "base_batch",
-            "scale_lr",
-        ):
+        for name in _RATE_SETTINGS:
             optim.pop(name)
+    lengths = np.asarray(split.lengths(TOKENS))
+    quantiles = []
+    if len(lengths):
+        quantiles = np.quantile(lengths, _LENGTH_QUANTILES).round().tolist()
     classes = question.store.facts.get("class_counts") or []
     return {
         "model": [type(config.model).__name__, plain(config.model)],
@@ -319,23 +371,23 @@ def asked_about(question: Question, asked: OpenSettings) -> dict[str, Any]:
             "bytes": split.num_bytes,
         },
         "rows": [
-            asked.start.rows,
-            asked.start.accumulate,
+            start.rows,
+            start.accumulate,
             data.tokens_per_batch,
             data.effective_batch,
             ranks.world,
         ],
-        "start": [str(asked.start.feed), str(asked.start.precision), data.workers],
+        "start": [str(start.feed), str(start.precision), data.workers],
         "device": [*device_key(question.device), torch.get_num_threads(), ranks.local_world],
         "versions": [torch.__version__, metadata.version("flatout"), metadata.version("lightning")],
-        "kept": asked.kept,
+        "kept": open_settings.kept,
         "tune": [str(tune.effective_batch), tune.memory_margin, tune.gain, tune.loss_tolerance],
         "confirmed": [question.confirmed.values, sorted(question.confirmed.slower)],
     }
 
 
-def device_key(device: torch.device) -> list[Any]:
-    """What tells this device from one that is unlike it."""
+def device_key(device: torch.device) -> list[str | int]:
+    """Values that are equal for two devices only if timings of one are valid for the other."""
     if device.type == "cuda":
         return [memory_key(device)]
     memory = limits().memory_bytes or psutil.virtual_memory().total

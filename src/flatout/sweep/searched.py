@@ -28,7 +28,7 @@ from flatout.sweep.study import JOURNAL, SettingInterval, SettingValues, Space, 
 from flatout.sweep.trial import Trial
 
 if TYPE_CHECKING:
-    from flatout.run.launch import RunJob
+    from flatout.run.job import RunJob
 
 Compose = Callable[[Sequence[str], int], "RunJob"]
 """The run of a trial, from what is typed for it; a user's mistake is a `UserError`."""

@@ -37,7 +37,7 @@ from flatout.sweep.trials import TOO_LONG, Slots, endings, last_line, slots
 from flatout.tasks.metrics import require_metric
 
 if TYPE_CHECKING:
-    from flatout.run.launch import RunJob
+    from flatout.run.job import RunJob
 
 _SAME_MISTAKES = 3  # so many trials in a row that fail by the same mistake end the sweep
 _OF_METRIC = "checkpoint.metric: "

@@ -19,7 +19,7 @@ from rich.text import Text
 from flatout.masking import mask_words
 
 if TYPE_CHECKING:
-    from flatout.run.launch import RunJob
+    from flatout.run.job import RunJob
 
 Status = StrEnum("Status", "complete pruned failed stopped")  # how a trial ended
 

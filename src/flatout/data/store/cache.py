@@ -49,7 +49,7 @@ from flatout.data.store.store import (
     written,
 )
 from flatout.errors import UserError, out_of_space, require
-from flatout.files import let_time_move, stamp_of, sync_folder, sync_tree
+from flatout.files import stamp_of, sync_folder, sync_tree, wait_for_new_mtime
 
 # everything a store's content depends on, as plain JSON values under readable names
 Recipe = dict[str, Any]
@@ -380,7 +380,7 @@ def _verify(folder: Path, stamps: dict[str, list[int]], boots: list[str]) -> Non
     """Compare every byte with its checksum, and note that this was done; `boots` are those of other
     machines.
     """
-    let_time_move(max(ctime for _, _, ctime, _ in stamps.values()))
+    wait_for_new_mtime(max(ctime for _, _, ctime, _ in stamps.values()))
     if damaged := damaged_files(folder):
         raise DamagedStore(", ".join(damaged))
     marker = json.dumps({"boots": [boot_id(), *boots][:_MOST_BOOTS], "files": stamps})

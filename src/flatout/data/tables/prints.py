@@ -21,7 +21,7 @@ import xxhash
 from flatout.data.tables.formats.file import HEADS, Notes
 from flatout.data.tables.table import Table, changed
 from flatout.errors import UserError
-from flatout.files import let_time_move, write_atomically
+from flatout.files import wait_for_new_mtime, write_atomically
 
 NOTES = ".sources"  # the folder of the notes in a cache
 _PAIR = 2
@@ -97,7 +97,8 @@ def prints_of(table: Table, cache: Path) -> list[str]:
         if noted.get(name, [None])[0] == own:
             found[name] = str(noted[name][1])
     if len(found) < len(names):
-        let_time_move(max((int(entry[3]) for each in entries for entry in each or ()), default=0))
+        changes_ns = (int(entry[3]) for each in entries for entry in each or ())
+        wait_for_new_mtime(max(changes_ns, default=0))
         new = dict(noted)
         for name, own, part in zip(names, entries, parts, strict=True):
             if name not in found:

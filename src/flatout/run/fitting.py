@@ -1,0 +1,154 @@
+"""Train to the end: `trainer.fit`, what its errors mean to the user, and why it ended early.
+
+Open this file to change what is printed when patience, a signal or a mistake in the user's module
+ends training. The steps themselves are in `engine/fast_loop.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import warnings
+from contextlib import suppress
+
+import lightning as L
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from flatout.checkpoints.kept import Start
+from flatout.data.checks.findings import counted
+from flatout.distributed.ranks import others_watched
+from flatout.distributed.signals import requeue_with_slurm
+from flatout.errors import UserError, require
+from flatout.models.encoder.transformer import Transformer
+from flatout.report.closing import EARLY_END
+from flatout.run.context import OurParts, RunParts
+from flatout.run.run_folder import OVERRIDES, RunFolder
+from flatout.run.trainer import Training, without_lightning_advice
+
+
+def fit_to_end(training: Training, parts: RunParts, folder: RunFolder, start: Start | None) -> None:
+    """Train to the last step, or until patience ends it; `start`: the checkpoint to resume."""
+    # the Trainer may drop its callbacks, so the list is kept to close files in any case
+    listeners = list(training.curves.listeners)
+    if parts.ours is not None:
+        _report_start(parts.ours, folder)
+    with without_lightning_advice(), others_watched(), training.checkpoints.when.signals.waiting():
+        if parts.ours is not None and _reads_stored_layers(parts.ours):
+            # frozen layers are in eval mode so that they drop nothing; the run has said so
+            warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")
+        try:
+            _fit(training, parts, folder, start)
+        finally:
+            for listener in listeners:
+                with suppress(OSError):
+                    listener.close()
+    require(
+        training.trainer.global_step > 0,
+        "trainer",
+        "not one step was planned",
+        hint="Give it rows, epochs and time.",
+    )
+    report_early_end(training, folder)
+    skipped_steps = training.loop.skipped
+    if skipped_steps:
+        rows = training.loop.losses.describe_rows(skipped_steps[0])
+        folder.say(
+            f"{len(skipped_steps)} steps were skipped, their gradient was not finite: the"
+            f" first{rows}"
+        )
+
+
+def _report_start(ours: OurParts, folder: RunFolder) -> None:
+    count = sum(weight.numel() for weight in ours.task.model.parameters())
+    plan = ours.feeds.train.plan
+    rows = plan.rows_per_batch * plan.parts
+    folder.say(f"training: {count:,} parameters, {ours.task.total_steps:,} steps of {rows} rows")
+
+
+def _reads_stored_layers(ours: OurParts) -> bool:
+    network = ours.task.model
+    return isinstance(network, Transformer) and bool(network.stored_layers)
+
+
+def _fit(training: Training, parts: RunParts, folder: RunFolder, start: Start | None) -> None:
+    """Lightning's `fit`; its errors become ours."""
+    trainer = training.trainer
+    checkpoint = None if start is None else start.checkpoint
+    try:
+        trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint)
+    except SystemExit:
+        signal_number = training.checkpoints.when.stopped_by
+        if signal_number:
+            report_signal(signal_number, training, folder)
+        elif trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
+            raise KeyboardInterrupt from None
+        raise
+    except MisconfigurationException as error:
+        raise _user_error(error, parts) from None
+    except RuntimeError as error:
+        # Lightning refuses several optimizers in automatic optimisation by a RuntimeError
+        if not str(error).startswith("Training with multiple optimizers"):
+            raise
+        raise _user_error(error, parts) from None
+
+
+def _user_error(error: Exception, parts: RunParts) -> UserError:
+    key = "task" if parts.ours is None else "trainer"
+    return UserError(key, " ".join(str(error).split()))
+
+
+def report_early_end(training: Training, folder: RunFolder) -> None:
+    """Say after which epoch patience has ended training, and which setting decided.
+
+    Nothing is said of a run that reached its last epoch.
+    """
+    trainer = training.trainer
+    if trainer.current_epoch == (trainer.max_epochs or -1):
+        return
+    for stopping in trainer.early_stopping_callbacks:
+        value = float(trainer.callback_metrics.get(stopping.monitor, 0.0))
+        has_ended = not math.isfinite(value) or stopping.wait_count >= stopping.patience
+        if trainer.should_stop and has_ended:
+            _report_stopping(stopping, value, training, folder)
+
+
+def _report_stopping(
+    stopping: EarlyStopping, value: float, training: Training, folder: RunFolder
+) -> None:
+    """The decision `early end`: after which epoch, by which setting, and whose weights stay."""
+    trainer: L.Trainer = training.trainer
+    best = training.checkpoints.best_so_far
+    last_epoch = trainer.max_epochs or -1
+    moment = f"after epoch {trainer.current_epoch}"
+    if last_epoch > 0:
+        moment += f" of {last_epoch}"
+    if math.isfinite(value):
+        reason = f"was no better in {counted(stopping.wait_count, 'validation')}"
+    else:
+        reason = "is not finite"
+    setting = "your EarlyStopping with patience="
+    if stopping in training.stopping:
+        setting = "checkpoint.patience="
+    if best.value is None:
+        evidence = "the last weights are kept"
+    else:
+        best_moment = f"step {best.step}" if best.epoch is None else f"epoch {best.epoch}"
+        evidence = f"{best.value:.4f} after {best_moment}, which is kept"
+    why = f"{stopping.monitor} {reason}, {setting}{stopping.patience}"
+    folder.decision(EARLY_END, moment, why, evidence)
+
+
+def report_signal(number: int, training: Training, folder: RunFolder) -> None:
+    """Say where a signal stopped training, and how to resume; SLURM is asked to start it again."""
+    name = signal.Signals(number).name
+    step = training.checkpoints.boundary.at.step
+    if folder.files.get(OVERRIDES):
+        advice = "the same command with resume=auto resumes there"
+    else:  # no words were typed: most likely a script called `fit`
+        advice = 'resume=auto resumes there, in a script fit(…, resume="auto")'
+    folder.say(f"stopped by {name} after step {step}: {advice}")
+    if folder.is_first:
+        answer = requeue_with_slurm(number)
+        if answer:
+            folder.say(answer)

@@ -1,0 +1,99 @@
+"""`RunJob`: one run that a sweep, a ladder or Hydra's launcher can start, and can ask about.
+
+It knows its metric before there is any data, trains in a folder that it is given, and says of a
+folder whether this very run has begun or finished there. It can be pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flatout.checkpoints.kept import CHECKPOINTS, find_checkpoint
+from flatout.config import RunConfig
+from flatout.engine.run_length import validations
+from flatout.errors import UserError
+from flatout.masking import mask_words
+from flatout.run.closing import Result
+from flatout.run.kinds import kind_of
+from flatout.run.own_parts import plain_name, require_picklable
+from flatout.run.resolve import trainer_of_own
+from flatout.run.resume import find_run
+from flatout.run.run_folder import OVERRIDES
+from flatout.tasks.metrics import BEST_MODE, require_metric
+
+
+@dataclass(frozen=True, slots=True)
+class RunJob:
+    """One run, by its settings."""
+
+    config: RunConfig
+
+    def __post_init__(self) -> None:
+        if self.config.has_own_parts:
+            require_picklable(self.config.task, self.config.data)
+            trainer_of_own(self.config, 1)
+
+    @property
+    def metric(self) -> str:
+        """The validation metric that the settings name, else the usual one of the data's kind."""
+        name = self.config.checkpoint.metric
+        if self.config.has_own_parts:
+            return plain_name(name or "loss", "val")
+        return name or kind_of(self.config.data).usual_metric(self.config.data)
+
+    @property
+    def mode(self) -> str:
+        """Whether its metric is better when higher (`max`) or lower (`min`)."""
+        if not self.config.has_own_parts:
+            require_metric(self.metric, [*BEST_MODE, "loss"], "checkpoint.metric")
+        return self.config.checkpoint.mode_of(self.metric)
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics to choose from; some depend on the data, as those of two classes do."""
+        if self.config.has_own_parts:  # others are those that the module logs
+            return [self.metric]
+        return kind_of(self.config.data).metrics(self.config.data)
+
+    @property
+    def validations(self) -> int | None:
+        """How many times it validates, if nothing stops it early; None: the data decide."""
+        return validations(self.config.trainer)
+
+    def train(self, folder: Path, overrides: Sequence[str], *, resumes: bool) -> Result:
+        """Train it in a folder, from the beginning or from its last checkpoint."""
+        # imported here: most jobs are only asked about
+        from flatout.run.launch import start
+
+        # trials of a sweep wait for each other, so neither a verdict nor a simple model is tried
+        monitor = replace(self.config.monitor, verdict=False, rival=False)
+        resume = str(folder) if resumes else None
+        config = replace(self.config, monitor=monitor, resume=resume)
+        # the folder is its trial's: nothing is claimed
+        return start(config, folder=folder, overrides=overrides, claim=Path.absolute)
+
+    def has_begun(self, folder: Path, overrides: Sequence[str]) -> bool:
+        """Whether this run, with these words typed, has begun in a folder."""
+        try:
+            words = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return False
+        return mask_words(words) == mask_words(overrides) and not folder.is_symlink()
+
+    def can_resume(self, folder: Path, overrides: Sequence[str]) -> bool:
+        """Whether this run left an undamaged checkpoint in the folder."""
+        if not self.has_begun(folder, overrides):
+            return False
+        start, _ = find_checkpoint(folder / CHECKPOINTS)
+        return start is not None
+
+    def is_finished(self, folder: Path, overrides: Sequence[str]) -> bool:
+        """Whether this run has nothing left to train in the folder."""
+        if not self.has_begun(folder, overrides):
+            return False
+        try:
+            return find_run(replace(self.config, resume=str(folder)), overrides).is_finished
+        except UserError:  # no summary, or half of one: it is trained
+            return False
