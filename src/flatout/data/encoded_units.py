@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,6 +110,19 @@ class WaitingRows:
         return unit
 
 
+class Turn(NamedTuple):
+    """Units of a piece that one process encodes: each `step`-th one, from number `first` on."""
+
+    first: int = 0
+    step: int = 1
+
+    def has(self, unit: int) -> bool:
+        return unit % self.step == self.first
+
+
+ALL_UNITS = Turn()
+
+
 class EncodedUnits:
     """The units of one way of encoding: those that lie in the cache, and those that are encoded
     now.
@@ -130,12 +144,11 @@ class EncodedUnits:
         waiting: WaitingRows,
         blocks: Iterator[tuple[str, TextBlock]],
         encode: Encode,
-        share: tuple[int, int] = (0, 1),
+        turn: Turn = ALL_UNITS,
     ) -> Iterator[Store]:
         """The units of the waiting rows; `blocks` are read as far as a unit is missing.
 
-        `known`: what these rows are known by; `share`: which of so many units, one after the other,
-        is this process's.
+        `known`: what these rows are known by. `turn`: which of the units this process encodes.
         """
         for place in itertools.count():
             if not waiting:
@@ -144,7 +157,7 @@ class EncodedUnits:
             # Another version of a reader ends its units at other rows. A unit that has other rows
             # than the next ones stays, as stores may list it; the right one gets the second key.
             keys = recipe_key(recipe), recipe_key(recipe | {"begins": waiting.begins})
-            is_own = place % share[1] == share[0]
+            is_own = turn.has(place)
             shard = self._find(keys, waiting)
             self.found += is_own and shard is not None
             if shard is None:

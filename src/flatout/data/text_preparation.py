@@ -23,10 +23,10 @@ import xxhash
 from flatout.data.checks.cleaning import TextBlock
 from flatout.data.checks.findings import Remark, all_remarks, lines_of
 from flatout.data.checks.lengths import Lengths, loss_remarks
-from flatout.data.checks.seen import Advance
+from flatout.data.checks.seen import WHOLE, Advance, BuildPart
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.decisions import decide, given_labels
-from flatout.data.encoded_units import EncodedUnits, Unit, WaitingRows, least_rows
+from flatout.data.encoded_units import ALL_UNITS, EncodedUnits, Turn, Unit, WaitingRows, least_rows
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, Recipe, differences, recipe_key
 from flatout.data.store.progress import Progress
@@ -247,25 +247,30 @@ class TextPreparation:
         )
 
     def encode_part(self, number: int, count: int) -> tuple[int, int]:
-        """Encode the units of every `count`-th piece from the `number`-th on; how many these are,
-        and were there.
+        """Encode part `number` of `count`, counted from 1.
+
+        Returns the number of its units, and how many of them were in the cache before. With three
+        pieces and two parts, part 1 takes pieces 0 and 2. With one piece and two parts, each part
+        takes every other unit of it.
         """
         with Progress() as progress:
-            known = self._known(progress, (number, count))
+            known = self._known(progress, BuildPart(number, count))
             units = self._units(known)
             pieces = self._pieces(known)
             advance = progress.task("encoding")
             # a part reads its own files alone, where there are enough
             step = count if len(pieces) >= count else 1
             for place, piece in enumerate(pieces[(number - 1) % step :: step]):
-                share = ((number - 1) // step - place) % (count // step), count // step
-                deque(self._encoded_units(piece, units, known, advance, share), 0)
+                # Parts that take the same pieces take their units in turn.
+                parts_of_piece = count // step
+                turn = Turn(((number - 1) // step - place) % parts_of_piece, parts_of_piece)
+                deque(self._encoded_units(piece, units, known, advance, turn), 0)
         self.source.require_unchanged()
         return units.found + units.made, units.found
 
-    def _known(self, progress: Progress, share: tuple[int, int] = (1, 1)) -> Known:
+    def _known(self, progress: Progress, part: BuildPart = WHOLE) -> Known:
         """Two passes: the fate of each row, and the vocabulary."""
-        surveyed = TextSurvey(self.source, Cache(self.config.cache), share).run(
+        surveyed = TextSurvey(self.source, Cache(self.config.cache), part).run(
             progress.task("checking")
         )
         self.source.require_words(surveyed.has_words)
@@ -319,13 +324,9 @@ class TextPreparation:
     def _require_rows(self, surveyed: TextSurvey) -> None:
         tables, rows = self.source.tables, surveyed.rows
         for split in self.config.split_names(tables):
-            key = (
-                "source"
-                if self.config.source is not None
-                else split
-                if split in tables
-                else "train"
-            )
+            key = split if split in tables else "train"
+            if self.config.source is not None:
+                key = "source"
             require(
                 split in rows,
                 f"data.{key}",
@@ -337,10 +338,11 @@ class TextPreparation:
             )
 
     def _train_vocabulary(self, surveyed: TextSurvey, advance: Advance) -> Encoder:
-        """Second pass: the words of the training rows, and their numbers if these are
-        the labels.
+        """Second pass, over the training rows: make the vocabulary, where none was named.
+
+        Where labels are numbers, the same pass adds up their mean and spread.
         """
-        share = VOCABULARY_ROWS / surveyed.rows["train"]
+        sampled = VOCABULARY_ROWS / surveyed.rows["train"]  # of the texts; all from 1 on
         has_numbers = self.config.problem is Problem.regression
 
         def training_texts() -> Iterator[pa.Array]:
@@ -349,25 +351,24 @@ class TextPreparation:
             ):
                 if has_numbers:
                     surveyed.census.add_numbers(block.labels.to_numpy(zero_copy_only=False))
-                texts = block.texts
-                yield (
-                    texts
-                    if share >= 1
-                    else texts.filter(pa.array(hash_texts(texts) < np.uint64(share * 2.0**64)))
-                )
+                if sampled >= 1:
+                    yield block.texts
+                else:
+                    # by a hash, so that every part of a build draws the same texts
+                    is_drawn = hash_texts(block.texts) < np.uint64(sampled * 2.0**64)
+                    yield block.texts.filter(pa.array(is_drawn))
+
+        def make() -> Encoder:
+            return train_encoder(training_texts(), self.config.vocabulary)
 
         if self.given is None:
             is_kept = surveyed.rows["train"] >= least_rows() and not has_numbers
-
-            def make() -> Encoder:
-                return train_encoder(training_texts(), self.config.vocabulary)
-
-            found = self._kept_encoder(make) if is_kept else make()
-            self._require_room(found)
-            return found
+            vocabulary = self._kept_encoder(make) if is_kept else make()
+            self._require_room(vocabulary)
+            return vocabulary
         if has_numbers:
             for _ in training_texts():
-                pass  # the numbers are counted on the way
+                pass  # `training_texts` counts the numbers on the way
         return self.given
 
     def _kept_encoder(self, make: Callable[[], Encoder]) -> Encoder:
@@ -443,8 +444,9 @@ class TextPreparation:
         units: EncodedUnits,
         known: Known,
         advance: Advance,
-        share: tuple[int, int] = (0, 1),
+        turn: Turn = ALL_UNITS,
     ) -> Iterator[Store]:
+        """The units of a piece that are in this process's turn, from the cache or encoded now."""
         name, rows, _ = piece
         fates = known.survey.fates[name][rows.start : rows.stop]
 
@@ -461,7 +463,7 @@ class TextPreparation:
             "fates": xxhash.xxh3_128_hexdigest(fates.tobytes()),
         }
         blocks = self.source.texts_and_labels(known.survey.fates, advance, pieces=[piece])
-        return units.of(about, WaitingRows(fates, rows.start), blocks, encode, share)
+        return units.of(about, WaitingRows(fates, rows.start), blocks, encode, turn)
 
     def _join(
         self, writer: StoreWriter, pieces: Pieces, known: Known, advance: Advance

@@ -108,8 +108,8 @@ def test_a_survey_of_kept_files_finds_what_one_of_all_rows_finds(way, tmp_path, 
     config = config_of(write_files(tmp_path / "rows"), tmp_path / "cache", **WAYS[way])
     whole = surveyed(config)
     assert len(looked) == 1 and np.unique(whole["fates"]["train"]).tolist() == [-1, 0, 1, 2]
-    for share in ((1, 1), (2, 3)):
-        assert surveyed(config, Cache(config.cache), share) == whole
+    for part in (seen.BuildPart(1, 1), seen.BuildPart(2, 3)):
+        assert surveyed(config, Cache(config.cache), part) == whole
     assert sorted(looked[1:]) == [f"part-{number}.csv" for number in range(FILES)]
 
 
@@ -221,7 +221,9 @@ def test_processes_that_survey_at_once_look_at_each_file_once(tmp_path):
             keep(kept, file, *given)
 
         seen.KeptFiles._keep = keeping
-        TextSurvey(open_source(config), Cache(config.cache), (number, 3)).run(lambda rows: None)
+        TextSurvey(open_source(config), Cache(config.cache), seen.BuildPart(number, 3)).run(
+            lambda rows: None
+        )
 
     processes = [
         multiprocessing.get_context("fork").Process(target=part, args=(number,))

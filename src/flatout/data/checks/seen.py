@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -143,21 +143,29 @@ class Rules:
         rows["is_alone"] = mask_of(group.is_null())
 
 
+class BuildPart(NamedTuple):
+    """Which of several processes that build one store this is: `number` of `count`, from 1 on."""
+
+    number: int = 1
+    num_parts: int = 1
+
+
+WHOLE = BuildPart()
+"""A build that one process does alone."""
+
+
 class KeptFiles:
-    """What the files of a source tell, from the cache where it was worked out before."""
+    """What the files of a source show, read from the cache if it was worked out before."""
 
     def __init__(
-        self, kept: Cache, rules: Rules, read: Recipe, prints: list[str], share: tuple[int, int]
+        self, kept: Cache, rules: Rules, read: Recipe, prints: list[str], part: BuildPart
     ) -> None:
-        """`prints`: of the files.
-
-        `share`: which of so many processes this is; each begins with files of its own.
-        """
+        """`prints` are the fingerprints of the files. Each `part` begins with other files."""
         self.kept = kept
         self.rules = rules
         self.read = read
         self.prints = prints
-        self.share = share
+        self.part = part
 
     def look(
         self, table: ManyFiles, census: LabelCensus, findings: Findings, advance: Advance
@@ -178,7 +186,7 @@ class KeptFiles:
         self.kept.remove_unused(_DAYS_KEPT)
         if known := sum((self.kept.folder / key).is_dir() for key in keys):
             print(f"cache: {known} of {len(files)} files were looked at before", file=sys.stderr)
-        first = len(files) * (self.share[0] - 1) // self.share[1]
+        first = len(files) * (self.part.number - 1) // self.part.num_parts
         order = [*range(first, len(files)), *range(first)]
         # the next file is read while one waits for the disk
         with ThreadPoolExecutor(_THREADS) as threads:

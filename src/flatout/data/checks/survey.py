@@ -20,7 +20,7 @@ from flatout.data.checks.cleaning import Alike, RowRule
 from flatout.data.checks.findings import KINDS, Findings, Level, Remark, counted
 from flatout.data.checks.labels import LabelCensus
 from flatout.data.checks.lengths import Lengths
-from flatout.data.checks.seen import KeptFiles, Rules, Seen, ahead
+from flatout.data.checks.seen import WHOLE, BuildPart, KeptFiles, Rules, Seen, ahead
 from flatout.data.checks.twins import (
     RECORD,
     Mask,
@@ -60,12 +60,12 @@ class TextSurvey:
     """One pass over all tables of a source, and what follows from it."""
 
     def __init__(
-        self, source: TextSource, cache: Cache | None = None, share: tuple[int, int] = (1, 1)
+        self, source: TextSource, cache: Cache | None = None, part: BuildPart = WHOLE
     ) -> None:
-        """`cache`: where what single files tell is kept, if it is; `share`: see `KeptFiles`."""
+        """`cache` keeps what single files show, for the next survey; None keeps nothing."""
         config = source.config
         self.cache = cache
-        self.share = share
+        self.part = part
         self.reading = asdict(config.read)
         self.tables = source.tables
         self.roles = source.roles
@@ -161,7 +161,7 @@ class TextSurvey:
         if self.cache is None or not isinstance(table, ManyFiles) or is_small:
             return rules.look(table, self.census, self.findings[name], advance)
         prints = prints_of(table, self.cache.folder)
-        kept = KeptFiles(self.cache.of_surveys(), rules, self.reading, prints, self.share)
+        kept = KeptFiles(self.cache.of_surveys(), rules, self.reading, prints, self.part)
         return kept.look(table, self.census, self.findings[name], advance)
 
     def _take(self, name: str, seen: Seen, files: RecordFiles) -> Mask:
