@@ -18,17 +18,11 @@ from typing import Any
 
 import lightning as L
 
-from flatout.callbacks.clock import (
-    FIRST_STEPS,
-    PARTS,
-    Clock,
-    DeviceTimes,
-    HookTimes,
-    StepTimes,
-    Stretches,
-    Sums,
-)
+from flatout.callbacks.clock import FIRST_STEPS, PARTS, Clock
 from flatout.callbacks.curve_source import CurveSource, fast_steps_of
+from flatout.callbacks.phase_clocks import DevicePhaseClock, HookPhaseClock
+from flatout.callbacks.running_sums import RunningSums, Sums
+from flatout.callbacks.step_times import StepTimes
 from flatout.engine.lightning_internals import PHASES, callbacks_of
 
 _COUNTED = [part for part in PARTS if part != "other"]
@@ -72,13 +66,13 @@ class StepTimer(CurveSource):
         super().__init__(every_n_steps)
         self.clock = Clock()
         self.callbacks = callbacks
-        self.times = Stretches(Split)
+        self.times = RunningSums(Split)
         self.step_times = StepTimes()
         self.seconds_to_first_step: float | None = None
         """From the making of this callback to the end of the first batch."""
         self._phase_s = dict.fromkeys(PHASES, 0.0)
-        self._device_times: DeviceTimes | None = None
-        self._hook_times: HookTimes | None = None
+        self._device_times: DevicePhaseClock | None = None
+        self._hook_times: HookPhaseClock | None = None
         # the loader of training where it times its own waits, as our feeds do
         self._loader: Any = None
         self._is_fast = True
@@ -100,7 +94,7 @@ class StepTimer(CurveSource):
         )
         loader, device = trainer.train_dataloader, trainer.strategy.root_device.type
         self._loader = loader if hasattr(loader, "wait_s") else None
-        self._device_times = DeviceTimes() if device == "cuda" else None
+        self._device_times = DevicePhaseClock() if device == "cuda" else None
         fast = fast_steps_of(trainer)
         self._is_fast = fast is not None
         self._phase_s = dict.fromkeys(PHASES, 0.0)
@@ -121,7 +115,7 @@ class StepTimer(CurveSource):
         """
         sources = [each for each in callbacks_of(trainer) if isinstance(each, CurveSource)]
         carrier = next((each for each in sources if self in each.parts), self)
-        self._hook_times = HookTimes(self.clock, None if self._is_fast else self._device_times)
+        self._hook_times = HookPhaseClock(self.clock, None if self._is_fast else self._device_times)
         # No methods of the class: where a fast loop runs, Lightning has nothing to call.
         phases = {} if self._is_fast else {"on_before_backward": 1, "on_after_backward": 2}
         for name, edge in {"on_train_batch_start": 0, **phases}.items():

@@ -18,8 +18,9 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flatout.callbacks.clock import FIRST_STEPS, Stretches, Sums
+from flatout.callbacks.clock import FIRST_STEPS
 from flatout.callbacks.curve_source import CurveSource
+from flatout.callbacks.running_sums import RunningSums, Sums
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine.lightning_internals import set_fetch_hooks
 from flatout.engine.peaks import Peak, known_peak
@@ -54,7 +55,7 @@ class Throughput(CurveSource):
         """`peak`: of one device; None: that of a known GPU."""
         super().__init__(every_n_steps)
         self.peak = peak
-        self.volume = Stretches(Volume)
+        self.volume = RunningSums(Volume)
         self._world = 1
         self._lengths: list[Tensor] = []
         self._since = time.perf_counter()
