@@ -139,7 +139,7 @@ def test_numbers_that_a_callback_reads_are_counted_and_change_nothing(tmp_path):
     clock.watch({"reading": reading, "silent": Sleeps()})
     batch = next(iter(batches()))
     for step in range(30):
-        clock.look(step)
+        clock.note_step(step)
         reading.on_train_batch_end(None, None, None, batch, 0)
     assert clock.reads_a_step == {"reading": 3.0}
     assert clock.callbacks["reading"] > 0 and clock.callbacks["silent"] == 0
@@ -273,7 +273,7 @@ def test_the_optimizer_of_a_device_ends_before_a_callback_that_waits():
     hooks.edge(3)
     device.passed = device.recorded
     assert times.take()[0] == {"forward": 1.0, "backward": 1.0, "optimizer": 1.0}
-    clock.leave()
+    clock.restore_methods()
     assert clock.edge is None, "the next training has hooks of its own"
 
 

@@ -1,7 +1,9 @@
-"""The clocks of a training: phases and lengths of steps without a wait for the device, and what
-lies between steps.
+"""Seconds of a training that belong to no phase of a step: logging, checkpoints, validations, and
+the callbacks of others.
 
-Between steps are logging, checkpoints, validations, and others' callbacks.
+`Clock` adds them up. To time a callback it replaces the callback's hooks on the object, until
+training ends. In three steps it also counts how often each callback reads a number from the device.
+Open this file to time one more thing between steps; phases of a step are in `phase_clocks.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,56 +22,59 @@ from flatout.callbacks.device_reads import DeviceReads
 from flatout.engine.lightning_internals import PHASES, overrides
 
 BETWEEN_STEPS = ("logging", "checkpoint", "validation")
-# `other` is what is left: the framework
+# All parts of the time of a step; `other` is what none of them explains: the framework's own work.
 PARTS = ("wait", "transfer", *PHASES, "callbacks", *BETWEEN_STEPS, "other")
-# steps in which the reads of a callback are counted; counting takes time itself
-_LOOK_CLOSELY_AT = range(20, 23)
+# Steps in which a callback's reads are counted. Counting takes time, so these steps are not timed.
+_STEPS_THAT_COUNT_READS = range(20, 23)
+# Hooks that Lightning calls in each step or epoch, and the phase that each lies in ("": in none).
 _HOOKS = {
     **dict.fromkeys(("on_train_epoch_start", "on_train_batch_start", "on_train_epoch_end"), ""),
     **dict.fromkeys(("on_before_backward", "on_after_backward", "on_before_zero_grad"), "backward"),
     "on_before_optimizer_step": "optimizer",
     "on_train_batch_end": "after the optimizer",
-}  # of each step and epoch, and the phase that they lie in
-FIRST_STEPS = 5  # optimizer steps that warm up whatever needs it; they are counted apart
+}
+FIRST_STEPS = 5  # optimizer steps that warm up caches and compilers; they are counted apart
 
 
 class Clock:
-    """Counts what each part takes that is no phase of a step, and what each watched
-    callback takes.
-    """
+    """Adds up the seconds between steps by part, and the seconds of each watched callback."""
 
     def __init__(self) -> None:
         self.spent = dict.fromkeys((*BETWEEN_STEPS, "callbacks"), 0.0)
-        self.outside_s = 0.0  # seconds of it between two steps
-        # seconds of the callbacks inside each phase
+        # Seconds between two steps. Callbacks that are timed by name are not among them.
+        self.outside_s = 0.0
+        # Seconds that callbacks take within a phase; the phase's own time is without them.
         self.inside_s = {"backward": 0.0, "optimizer": 0.0}
-        # told where the optimizer ends, before callbacks that wait
+        # Called with 3, the end of the optimizer, before a callback that may wait for the device.
         self.edge: Callable[[int], None] | None = None
         self.callbacks: dict[str, float] = {}  # seconds of each watched callback
-        # how often each made the host wait for the device, in steps looked at closely
+        # How often each callback made the host wait for the device, in the steps that count reads.
         self.reads: dict[str, int] = {}
-        # number of flushes, checkpoints and validations
+        # How many flushes, checkpoints and validations there were.
         self.counts = dict.fromkeys(BETWEEN_STEPS, 0)
-        self.looks_closely = False
-        # what torch.compile had done after the first few steps, in which it must
+        self.counts_reads = False
+        # What torch.compile had done by the end of the first few steps. Compiling later is a waste.
         self.compiled: dict[str, float] = {}
-        # object, name, what was set, and what it had before
-        self._planted: list[tuple[Any, str, Any, Any]] = []
+        self._replaced: list[_ReplacedMethod] = []
         self._is_spending = False
 
     @property
-    def aside_s(self) -> float:
-        """All seconds counted here, which no phase may count too."""
+    def not_in_phases_s(self) -> float:
+        """All seconds counted here. A phase that they fall into subtracts them."""
         return self.outside_s + self.spent["callbacks"]
 
     def spend(self, part: str, seconds: float) -> None:
+        """Add one logging, checkpoint or validation that took `seconds`."""
         self.spent[part] += seconds
         self.counts[part] += 1
         self.outside_s += seconds
 
     @contextmanager
     def spending(self, part: str) -> Iterator[None]:
-        """Count a block; a block inside of another counts once."""
+        """Context manager: time its block and add it to `part`.
+
+        A block within another block is part of the outer one and does not count twice.
+        """
         if self._is_spending:
             yield
             return
@@ -80,62 +86,67 @@ class Clock:
             self._is_spending = False
             self.spend(part, time.perf_counter() - began)
 
-    def look(self, step: int) -> None:
-        """A step has ended; 0 is the start of training."""
-        self.looks_closely = step in _LOOK_CLOSELY_AT
-        if step == _LOOK_CLOSELY_AT[0]:
-            self.reads.clear()  # of a training before
+    def note_step(self, step: int) -> None:
+        """Prepare for the next step; `step` is how many have ended, 0 at the start of training."""
+        self.counts_reads = step in _STEPS_THAT_COUNT_READS
+        if step == _STEPS_THAT_COUNT_READS[0]:
+            self.reads.clear()  # a resumed training brings counts along
         if step in (0, FIRST_STEPS):
             self.compiled = compiled_so_far()
 
-    def plant(self, part: Any, name: str, value: Any) -> None:
-        """Set a method, or a partial of one, on an object over its class's until training ends;
-        both can be pickled.
+    def replace_method(self, owner: object, name: str, method: Callable[..., Any]) -> None:
+        """Set `method` on the object itself, in front of its class's, until `restore_methods`.
+
+        A bound method or a `partial` of one can be pickled; a function within a function cannot.
         """
-        self._planted.append((part, name, value, vars(part).get(name)))
-        vars(part)[name] = value
+        attributes = vars(owner)
+        self._replaced.append(_ReplacedMethod(owner, name, method, attributes.get(name)))
+        attributes[name] = method
 
     def watch(self, callbacks: Mapping[str, L.Callback]) -> None:
-        """Time the hooks of these callbacks that Lightning calls every step or epoch."""
-        self.leave()
+        """Time the hooks of these callbacks that Lightning calls every step or epoch.
+
+        `callbacks` are by the name under which their seconds are counted.
+        """
+        self.restore_methods()
         for name, callback in callbacks.items():
             self.callbacks.setdefault(name, 0.0)
             for hook, phase in _HOOKS.items():
                 if overrides(callback, hook, L.Callback):
-                    self.plant(
-                        callback,
-                        hook,
-                        partial(self._run_timed, name, getattr(callback, hook), phase),
-                    )
+                    timed = partial(self._run_timed, name, getattr(callback, hook), phase)
+                    self.replace_method(callback, hook, timed)
 
-    def leave(self) -> None:
-        """Put back what was there before."""
-        for part, name, value, before in self._planted:
-            if vars(part).get(name) is value:  # who has set it since keeps it
-                del vars(part)[name]
-                if before is not None:
-                    vars(part)[name] = before
-        self._planted = []
+    def restore_methods(self) -> None:
+        """Undo every `replace_method`."""
+        for replaced in self._replaced:
+            attributes = vars(replaced.owner)
+            # Somebody may have set another method since; that one stays.
+            if attributes.get(replaced.name) is replaced.method:
+                del attributes[replaced.name]
+                if replaced.before is not None:
+                    attributes[replaced.name] = replaced.before
+        self._replaced = []
         self.edge = None
 
     def _run_timed(
         self, name: str, hook: Callable[..., Any], phase: str, *args: Any, **kwargs: Any
     ) -> Any:
+        """Call a callback's hook, and count its seconds or its reads under the callback's name."""
         if self.edge is not None and phase == "after the optimizer":
             self.edge(3)
         began = time.perf_counter()
         outside_s = self.outside_s
         try:
-            if not self.looks_closely:
+            if not self.counts_reads:
                 return hook(*args, **kwargs)
             with DeviceReads() as reads:
                 answer = hook(*args, **kwargs)
             self.reads[name] = self.reads.get(name, 0) + reads.count
             return answer
         finally:
-            # it may have saved a checkpoint
+            # The hook may have saved a checkpoint, which has been counted already.
             seconds = time.perf_counter() - began - (self.outside_s - outside_s)
-            if not self.looks_closely:
+            if not self.counts_reads:
                 self.callbacks[name] += seconds
                 self.spent["callbacks"] += seconds
                 if phase in self.inside_s:
@@ -143,17 +154,32 @@ class Clock:
 
     @property
     def reads_a_step(self) -> dict[str, float]:
-        return {name: count / len(_LOOK_CLOSELY_AT) for name, count in self.reads.items() if count}
+        """How often each callback reads from the device in a step, of those that ever do."""
+        steps = len(_STEPS_THAT_COUNT_READS)
+        return {name: count / steps for name, count in self.reads.items() if count}
+
+
+@dataclass(frozen=True, slots=True)
+class _ReplacedMethod:
+    """A method set on an object, and what the object itself (not its class) had before."""
+
+    owner: object
+    name: str
+    method: Callable[..., Any]
+    before: Callable[..., Any] | None
 
 
 def compiled_so_far() -> dict[str, float]:
-    """Graphs that torch.compile has made in this process, and the seconds it took; empty where it
-    never ran.
+    """`graphs` that torch.compile has made in this process, and the `seconds` it took.
+
+    Empty if it never ran.
     """
+    # Importing dynamo takes a second: where nobody has imported it, nothing was compiled.
     dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is None or not (graphs := float(dynamo.counters["stats"].get("unique_graphs", 0))):
+    if dynamo is None:
         return {}
-    return {
-        "graphs": graphs,
-        "seconds": dynamo.cumulative_time_spent_ns.get("entire_frame_compile", 0.0) / 1e9,
-    }
+    graphs = float(dynamo.counters["stats"].get("unique_graphs", 0))
+    if not graphs:
+        return {}
+    nanoseconds = dynamo.cumulative_time_spent_ns.get("entire_frame_compile", 0.0)
+    return {"graphs": graphs, "seconds": nanoseconds / 1e9}

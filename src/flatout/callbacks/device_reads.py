@@ -9,11 +9,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class DeviceReads(TorchDispatchMode):
-    """Counts the reads of numbers from the device: at each the host waits for all that it has
-    enqueued.
+    """Context manager that counts reads of numbers from the device in `count`.
+
+    At each read the host waits until the device has done all that was enqueued. On a CPU the same
+    operators are counted, though nothing waits: the code would wait on a GPU.
     """
 
-    _ASKING: ClassVar = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
+    # `.item()`, and operators whose result has a size that only the device knows
+    _READING: ClassVar = {
+        torch.ops.aten._local_scalar_dense.default,
+        torch.ops.aten.nonzero.default,
+    }
+    # `.cpu()` and `.to("cpu")`: reads if the source is on another device
     _COPYING: ClassVar = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
 
     def __init__(self) -> None:
@@ -22,8 +29,8 @@ class DeviceReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         answer = func(*args, **(kwargs or {}))
-        comes_over = (
+        copies_to_host = (
             func in self._COPYING and answer.device.type == "cpu" and args[-1].device.type != "cpu"
         )
-        self.count += func in self._ASKING or comes_over
+        self.count += func in self._READING or copies_to_host
         return answer

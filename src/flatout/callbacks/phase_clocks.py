@@ -1,4 +1,14 @@
-"""Time of each phase of a batch, by events on the device or by Lightning's hooks on the host."""
+"""Time of each phase of a batch, by events on the device or by Lightning's hooks on the host.
+
+A batch has four edges, which both clocks count alike:
+
+    edge   0          1           2            3
+           | forward  | backward  | optimizer  |
+
+On a GPU the host only enqueues work, so its own clock shows nothing. `DevicePhaseClock` records an
+event at each edge and reads it later, when the device has passed it: no step waits. Where no fast
+loop marks the edges, `HookPhaseClock` gets them from Lightning's hooks.
+"""
 
 from __future__ import annotations
 
@@ -17,32 +27,35 @@ from flatout.engine.lightning_internals import PHASES
 
 @dataclass(slots=True)
 class _BatchEvents:
-    """The events of one batch that the device will have passed some time."""
+    """The events of one batch, one an edge, which the device may not have passed yet."""
 
-    events: list[Any]
-    # where it ends a step: seconds since the one before that belong to no step
+    events: list[torch.cuda.Event]
+    # None if the batch ends no optimizer step. Else the seconds between the step before and this
+    # one that belong to neither, such as a validation.
     outside_s: float | None = None
 
 
 class DevicePhaseClock:
-    """Phases and steps between events on the device, read only when the device has passed them."""
+    """Seconds of phases and of optimizer steps on the device, without waiting for it."""
 
-    def __init__(self, make_event: Callable[[], Any] | None = None) -> None:
+    def __init__(self, make_event: Callable[[], torch.cuda.Event] | None = None) -> None:
         self._make = make_event or partial(torch.cuda.Event, enable_timing=True)
-        self._free: list[Any] = []
-        self._open: list[Any] = []
-        self._passing: deque[_BatchEvents] = deque()
-        self._last: Any = None  # event at the end of the step before
+        self._free: list[torch.cuda.Event] = []  # read, and used again: making one takes time
+        self._open: list[torch.cuda.Event] = []  # of the batch that is under way
+        self._unread: deque[_BatchEvents] = deque()
+        self._end_of_last_step: torch.cuda.Event | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy begins without events: they belong to this process and its device."""
+        """Copy and pickle without events: they belong to this process and its device."""
         return type(self), (self._make,)
 
     def edge(self, number: int) -> float:
-        """The host's clock at the edge of a phase: 0 begins a batch, 1 to 3 end its phases, of
-        pieces the first's.
+        """Record an event at an edge of the batch; return the host's clock.
+
+        A batch that runs in several pieces passes edge 1 several times; the first one counts.
         """
         if number == 0:
+            # A batch whose last edge never came, after an error, is dropped.
             self._free += self._open
             self._open = []
         elif number != len(self._open):
@@ -51,67 +64,80 @@ class DevicePhaseClock:
         event.record()
         self._open.append(event)
         if len(self._open) > len(PHASES):
-            self._passing.append(_BatchEvents(self._open))
+            self._unread.append(_BatchEvents(self._open))
             self._open = []
         return time.perf_counter()
 
     def end_step(self, outside_s: float) -> None:
-        """The last batch ends an optimizer step; one that was not counted leaves it to the next."""
-        if self._passing and self._passing[-1].outside_s is None:
-            self._passing[-1].outside_s = outside_s
+        """Note that the latest batch ends an optimizer step, `outside_s` after the one before."""
+        # The latest batch may have no events, as it missed an edge. Its step is then measured
+        # together with the next one.
+        if self._unread and self._unread[-1].outside_s is None:
+            self._unread[-1].outside_s = outside_s
 
     def take(self) -> tuple[dict[str, float], list[float]]:
-        """Seconds of each phase in the batches that the device has finished, and of each optimizer
-        step among them.
+        """Seconds since the last call: of each phase, added up, and of each optimizer step.
+
+        Only batches that the device has finished are counted; the others stay for the next call.
         """
         seconds = dict.fromkeys(PHASES, 0.0)
         steps_s = []
-        while self._passing and self._passing[0].events[-1].query():
-            batch = self._passing.popleft()
+        while self._unread and self._unread[0].events[-1].query():
+            batch = self._unread.popleft()
             events = batch.events
             for phase, before, after in zip(PHASES, events, events[1:], strict=False):
                 seconds[phase] += before.elapsed_time(after) / 1000
             if batch.outside_s is not None:
-                steps_s.append(self._end_step(events, batch.outside_s))
+                steps_s.append(self._measure_step(events, batch.outside_s))
             self._free += events
         return seconds, steps_s
 
-    def _end_step(self, events: list[Any], outside_s: float) -> float:
-        """Seconds of a step that ends with these events, of which it keeps the last; of the first,
-        of this batch.
+    def _measure_step(self, events: list[torch.cuda.Event], outside_s: float) -> float:
+        """Seconds from the end of the step before to the last of `events`, which is removed.
+
+        The first step has none before it: its last batch alone is measured.
         """
         seconds = events[0].elapsed_time(events[-1]) / 1000
-        if self._last is not None:
-            seconds = max(seconds, self._last.elapsed_time(events[-1]) / 1000 - outside_s)
-            self._free.append(self._last)
-        self._last = events.pop()
+        before = self._end_of_last_step
+        if before is not None:
+            seconds = max(seconds, before.elapsed_time(events[-1]) / 1000 - outside_s)
+            self._free.append(before)
+        self._end_of_last_step = events.pop()
         return seconds
 
 
 class HookPhaseClock:
-    """Phases of a batch between Lightning's hooks; the wait, all between two batches, has
-    Lightning's work in it.
+    """Host seconds of each phase between Lightning's hooks, in `spent`.
+
+    All between two batches counts as `wait`: waiting for data, and Lightning's own work.
     """
 
+    # the part that ends at each edge
     _PARTS = ("wait", *PHASES)
 
     def __init__(self, clock: Clock, device_times: DevicePhaseClock | None = None) -> None:
         self.clock = clock
         self.spent = dict.fromkeys(self._PARTS, 0.0)
         self._device_edge = None if device_times is None else device_times.edge
-        self._last = 3
-        self._at = time.perf_counter()
-        self._aside = clock.aside_s
+        self._last_edge = 3
+        self._since = time.perf_counter()
+        self._not_in_phases_s = clock.not_in_phases_s
         clock.edge = self.edge
 
     def edge(self, number: int, *_: Any) -> None:
-        """The beginning of a batch is 0, the ends of its phases are 1 to 3."""
+        """Add the time since the last edge to the part that ends here.
+
+        Further arguments are those of the hook that it stands for.
+        """
         now = time.perf_counter()
-        aside = self.clock.aside_s
-        part = 1 if (number, self._last) == (3, 0) else number  # a batch without a backward pass
-        self.spent[self._PARTS[part]] += max(0.0, now - self._at - (aside - self._aside))
-        self._at = now
-        self._aside = aside
-        self._last = number
+        not_in_phases_s = self.clock.not_in_phases_s
+        counted_elsewhere_s = not_in_phases_s - self._not_in_phases_s
+        # From edge 0 to 3 at once: the batch had no backward pass, so all of it was forward.
+        is_forward_only = number == 3 and self._last_edge == 0
+        part = self._PARTS[1 if is_forward_only else number]
+        self.spent[part] += max(0.0, now - self._since - counted_elsewhere_s)
+        self._since = now
+        self._not_in_phases_s = not_in_phases_s
+        self._last_edge = number
         if self._device_edge is not None:
             self._device_edge(number)

@@ -89,7 +89,7 @@ class StepTimer(CurveSource):
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Each of them counts as checkpoint, also those of Lightning's own callbacks.
-        self.clock.plant(
+        self.clock.replace_method(
             trainer, "save_checkpoint", partial(_timed_save, self.clock, trainer.save_checkpoint)
         )
         loader, device = trainer.train_dataloader, trainer.strategy.root_device.type
@@ -101,10 +101,10 @@ class StepTimer(CurveSource):
         if fast is None or self._loader is None:
             self._plant_hooks(trainer)
         if fast is not None and self._device_times is not None:
-            self.clock.plant(fast, "edge", self._device_times.edge)
+            self.clock.replace_method(fast, "edge", self._device_times.edge)
         elif fast is not None and device == "cpu":  # of others only the time to enqueue is known
             self._phase_s = fast.phase_s
-        self.clock.look(0)
+        self.clock.note_step(0)
         self._start_clock()
         self._step_since = time.perf_counter()
         self._outside_before = self.clock.outside_s
@@ -119,7 +119,7 @@ class StepTimer(CurveSource):
         # No methods of the class: where a fast loop runs, Lightning has nothing to call.
         phases = {} if self._is_fast else {"on_before_backward": 1, "on_after_backward": 2}
         for name, edge in {"on_train_batch_start": 0, **phases}.items():
-            self.clock.plant(carrier, name, partial(self._hook_times.edge, edge))
+            self.clock.replace_method(carrier, name, partial(self._hook_times.edge, edge))
         if not self._is_fast:
             self._phase_s = self._hook_times.spent
 
@@ -140,7 +140,7 @@ class StepTimer(CurveSource):
         else:  # the host only enqueues it
             self._device_times.end_step(outside_s)
         self._step_since, self._outside_before = now, outside
-        self.clock.look(step)
+        self.clock.note_step(step)
         if step == FIRST_STEPS:
             self.close()
             self.times.mark_first()
@@ -157,7 +157,7 @@ class StepTimer(CurveSource):
         self.times.flush()
 
     def end(self) -> None:
-        self.clock.leave()
+        self.clock.restore_methods()
 
     def take(self, trainer: L.Trainer) -> dict[str, float]:
         self.close()

@@ -1,4 +1,8 @@
-"""The distribution of step times in a histogram of fixed size."""
+"""The distribution of step times in a histogram of fixed size, for percentiles.
+
+Each bin is 4 % wider than the one before, from 1 µs to 10,000 s. So a percentile is right to about
+2 %, and a training of any length needs 587 numbers. The first few steps are stored one by one.
+"""
 
 from __future__ import annotations
 
@@ -12,46 +16,51 @@ from flatout.callbacks.clock import FIRST_STEPS
 
 
 class StepTimes:
-    """Lengths of steps: their distribution in little memory, and the first few one by one."""
+    """Seconds of each of the first few steps, and the distribution of all others."""
 
-    _FINENESS = 1.04
-    _SHORTEST_S = 1e-6
+    _BIN_RATIO = 1.04  # a bin's upper edge over its lower one
+    _SHORTEST_S = 1e-6  # lower edge of the first bin
+    _RANGE = 1e10  # upper edge of the last bin over the lower edge of the first
 
     def __init__(self) -> None:
-        self.counts = np.zeros(round(math.log(1e10) / math.log(self._FINENESS)), np.int64)
-        """Steps by length; each bin is 4 % longer than the one before."""
+        num_bins = round(math.log(self._RANGE) / math.log(self._BIN_RATIO))
+        self.counts = np.zeros(num_bins, np.int64)
+        """Number of steps in each bin."""
         self.first: list[float] = []
 
     def add(self, seconds: list[float]) -> None:
-        apart = FIRST_STEPS - len(self.first)
-        self.first += seconds[: max(0, apart)]
-        rest = np.asarray(seconds[max(0, apart) :])
+        """Add steps in the order in which they ran."""
+        num_first = max(0, FIRST_STEPS - len(self.first))
+        self.first += seconds[:num_first]
+        rest = np.asarray(seconds[num_first:])
         if len(rest):
-            places = np.log(np.maximum(rest, self._SHORTEST_S) / self._SHORTEST_S) / math.log(
-                self._FINENESS
-            )
-            places = places.astype(np.int64).clip(0, len(self.counts) - 1)
-            self.counts += np.bincount(places, minlength=len(self.counts))
+            ratios = np.maximum(rest, self._SHORTEST_S) / self._SHORTEST_S
+            bins = np.log(ratios) / math.log(self._BIN_RATIO)
+            bins = bins.astype(np.int64).clip(0, len(self.counts) - 1)
+            self.counts += np.bincount(bins, minlength=len(self.counts))
 
-    def percentile(self, share: float) -> float | None:
-        """Seconds that this share of all steps after the first few stayed below; None before there
-        are any.
+    def percentile(self, fraction: float) -> float | None:
+        """Seconds that this fraction of all steps after the first few took at most.
+
+        The middle of a bin. None before there are any such steps.
         """
         total = int(self.counts.sum())
         if not total:
             return None
-        place = int(np.searchsorted(np.cumsum(self.counts), share * total))
-        return self._SHORTEST_S * self._FINENESS ** (min(place, len(self.counts) - 1) + 0.5)
+        bin_of_step = int(np.searchsorted(np.cumsum(self.counts), fraction * total))
+        exponent = min(bin_of_step, len(self.counts) - 1) + 0.5
+        return self._SHORTEST_S * self._BIN_RATIO**exponent
 
     def state_dict(self) -> dict[str, Any]:
-        places = np.nonzero(self.counts)[0]
+        # Most bins are empty: only the others are saved, as pairs of bin and count.
+        filled = np.nonzero(self.counts)[0]
         return {
             "first": self.first,
-            "counts": [[int(place), int(self.counts[place])] for place in places],
+            "counts": [[int(number), int(self.counts[number])] for number in filled],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.first = list(state["first"])
         self.counts[:] = 0
-        for place, count in state["counts"]:
-            self.counts[place] = count
+        for number, count in state["counts"]:
+            self.counts[number] = count
