@@ -213,8 +213,8 @@ DEFECTS = [
     Defect(
         "an unfused optimizer is handed what it refuses",
         "engine/fast_loop.py",
-        "(self.finds_at_once and self._is_on_cpu) or not is_fused(optimizer)",
-        "self.finds_at_once and self._is_on_cpu",
+        "(self.checks_on_host and self._is_on_cpu) or not is_fused(optimizer)",
+        "self.checks_on_host and self._is_on_cpu",
         "tests/engine/test_fused_steps.py",
     ),
     Defect(
@@ -227,8 +227,8 @@ DEFECTS = [
     Defect(
         "a GPU's losses go through a collective of objects",
         "engine/step_losses.py",
-        "torch.stack(values).cpu() if",
-        "torch.stack(values) if",
+        "torch.stack(tensors).cpu()",
+        "torch.stack(tensors)",
         "tests/engine/test_step_losses.py",
     ),
     Defect(

@@ -159,7 +159,8 @@ def summarise(
         "training",
         {"seconds": round(seconds, 2), "seconds_to_first_step": timer.seconds_to_first_step},
     )
-    put("training", {"skipped_steps": len(loop.skipped), "out_of_memory": loop.passes.times_out})
+    num_out_of_memory = loop.passes.num_out_of_memory
+    put("training", {"skipped_steps": len(loop.skipped), "out_of_memory": num_out_of_memory})
     counts_tokens = feeds is not None and module.counts_tokens
     for name in ("rows_per_s", *(("tokens_per_s", "padding_share") if counts_tokens else ())):
         put(f"speed.{name}", rates.get(f"speed/{name}", 0.0))
