@@ -157,7 +157,7 @@ DEFECTS = [
     Defect(
         "random numbers are not set back before a step is repeated",
         "engine/passes.py",
-        "        restore_random_state(self._random, module.device)\n",
+        "        restore_random_state(self._random_before, module.device)\n",
         "",
         "tests/tasks/test_out_of_memory.py::test_random_numbers_begin_where_the_step_began",
     ),
