@@ -117,6 +117,8 @@ class FastLoop(Callback):
         self._is_updating = False
         self._is_in_step = False
         self._must_zero_gradients = False
+        # Arguments of `training_step`, of the batch that is running; the batch is the first.
+        self._arguments: tuple[Any, ...] = ()
         # Names of the step hooks that the module or a callback overrides. Those around the backward
         # pass are called here only if `_calls_backward_itself`; else Lightning's strategy does it.
         self._overridden_hooks: set[str] = set()
