@@ -100,7 +100,7 @@ def ours_counted(precision: str) -> Counter:
     """A step of the fast loop over flat batches, with the checks that a GPU makes itself."""
     counter = Counter()
     loop = FastLoop()
-    loop.finds_at_once = False
+    loop.checks_on_host = False
     task = Classifier(
         TransformerConfig(**_ENCODER, **_EXACT), optim=OptimConfig(lr=1e-4), total_steps=8
     )

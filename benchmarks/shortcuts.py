@@ -79,7 +79,7 @@ def _fastest_in_turn(sides: Sequence[Callable[[], float]], rounds: int) -> list[
 
 SHORTCUTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "plug_optimization (the fast loop)": lambda: mock.patch.object(
-        fast_loop, "_reason_against", lambda trainer, module: "turned off by the bench"
+        fast_loop, "_reason_against_module", lambda trainer, module: "turned off by the bench"
     ),
 }
 """How to turn each one off; those that change behaviour (signals, positions, DDP) are not here."""

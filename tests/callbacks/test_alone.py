@@ -23,7 +23,8 @@ from lightning.pytorch.callbacks import (
 from torch.utils.data import DataLoader
 
 from flatout.callbacks import HardwareMonitor, ProfileSteps, ProgressLine, StepTimer, Throughput
-from flatout.callbacks.clock import PARTS, _Reads
+from flatout.callbacks.clock import PARTS
+from flatout.callbacks.device_reads import DeviceReads
 from flatout.callbacks.gpu import CURVES
 from flatout.callbacks.step_timer import _others
 from flatout.callbacks.throughput import rows_of
@@ -368,7 +369,7 @@ def test_all_of_them_together_log_beside_what_the_module_logs(tmp_path):
 
 def test_no_callback_reads_a_number_of_the_device_in_a_step(tmp_path):
     def reads(callbacks: list[L.Callback], folder: str) -> int:
-        with _Reads() as found:
+        with DeviceReads() as found:
             train(tmp_path / folder, callbacks, max_epochs=2, limit_val_batches=0)
         return found.count
 

@@ -16,17 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit
-from flatout.callbacks.clock import (
-    FIRST_STEPS,
-    PARTS,
-    Clock,
-    DeviceTimes,
-    HookTimes,
-    StepTimes,
-    compiled_so_far,
-)
+from flatout.callbacks.clock import FIRST_STEPS, PARTS, Clock, compiled_so_far
+from flatout.callbacks.phase_clocks import DevicePhaseClock, HookPhaseClock
 from flatout.callbacks.run_curves import RunCurves
 from flatout.callbacks.step_timer import Split, StepTimer
+from flatout.callbacks.step_times import StepTimes
 from flatout.callbacks.throughput import Volume
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.batches.feed import Feed
@@ -145,7 +139,7 @@ def test_numbers_that_a_callback_reads_are_counted_and_change_nothing(tmp_path):
     clock.watch({"reading": reading, "silent": Sleeps()})
     batch = next(iter(batches()))
     for step in range(30):
-        clock.look(step)
+        clock.note_step(step)
         reading.on_train_batch_end(None, None, None, batch, 0)
     assert clock.reads_a_step == {"reading": 3.0}
     assert clock.callbacks["reading"] > 0 and clock.callbacks["silent"] == 0
@@ -221,7 +215,7 @@ class Event:
 
 def test_events_are_read_only_when_the_device_has_passed_them():
     device = Events()
-    times = DeviceTimes(device.make)
+    times = DevicePhaseClock(device.make)
     for place in range(3 * 4 + 2):  # three batches, and a half
         times.edge(place % 4)
     assert sum(times.take()[0].values()) == 0
@@ -238,7 +232,7 @@ def test_events_are_read_only_when_the_device_has_passed_them():
 
 def test_a_batch_that_goes_through_in_pieces_or_again_puts_no_other_out_of_step():
     device = Events()
-    times = DeviceTimes(device.make)
+    times = DevicePhaseClock(device.make)
     for edges in ([0, 1, 2, 3], [0, 1, 1, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3]):
         for edge in edges:
             times.edge(edge)
@@ -248,7 +242,7 @@ def test_a_batch_that_goes_through_in_pieces_or_again_puts_no_other_out_of_step(
 
 def test_steps_on_a_device_are_timed_from_end_to_end_without_what_lay_between():
     device = Events()
-    times = DeviceTimes(device.make)
+    times = DevicePhaseClock(device.make)
     for batch in range(6):  # of which two make a step
         for place in range(4):
             times.edge(place)
@@ -270,16 +264,16 @@ def test_the_optimizer_of_a_device_ends_before_a_callback_that_waits():
 
     waits = Waits()
     clock = Clock()
-    times = DeviceTimes(device.make)
+    times = DevicePhaseClock(device.make)
     clock.watch({"Waits": waits})
-    hooks = HookTimes(clock, times)
+    hooks = HookPhaseClock(clock, times)
     for edge in range(3):
         hooks.edge(edge)
     waits.on_train_batch_end()
     hooks.edge(3)
     device.passed = device.recorded
     assert times.take()[0] == {"forward": 1.0, "backward": 1.0, "optimizer": 1.0}
-    clock.leave()
+    clock.restore_methods()
     assert clock.edge is None, "the next training has hooks of its own"
 
 

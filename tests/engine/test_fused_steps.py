@@ -207,7 +207,7 @@ def test_an_optimizer_that_cannot_leave_a_step_out_itself_is_asked_for_none_that
     def train(breaks_at: int | None) -> tuple[FastLoop, L.LightningModule]:
         loop = FastLoop()
         module = Unfused(breaks_at, kind)
-        loop.finds_at_once = False
+        loop.checks_on_host = False
         loop.losses.policy = type(loop.losses.policy).skip
         trained(tmp_path, module, loop, scaled=False, clip=clip)
         loop.take_losses()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.engine.passes import in_short, is_out_of_memory
+from flatout.engine.passes import is_out_of_memory, shorten_error
 
 LACKING = [
     torch.OutOfMemoryError(
@@ -57,6 +57,6 @@ def test_memory_that_this_machine_does_not_have_is_such_an_error():
 
 
 def test_the_allocators_account_is_left_out():
-    assert in_short(LACKING[0]) == "CUDA out of memory. Tried to allocate 2.00 GiB"
-    assert in_short(MemoryError()) == "MemoryError"
-    assert len(in_short(LACKING[-1])) <= 160
+    assert shorten_error(LACKING[0]) == "CUDA out of memory. Tried to allocate 2.00 GiB"
+    assert shorten_error(MemoryError()) == "MemoryError"
+    assert len(shorten_error(LACKING[-1])) <= 160

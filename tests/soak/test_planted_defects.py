@@ -156,7 +156,7 @@ DEFECTS = [
     Defect(
         "random numbers are not set back before a step is repeated",
         "engine/passes.py",
-        "        restore_random_state(self._random, module.device)\n",
+        "        restore_random_state(self._random_before, module.device)\n",
         "",
         "tests/tasks/test_out_of_memory.py::test_random_numbers_begin_where_the_step_began",
     ),
@@ -212,8 +212,8 @@ DEFECTS = [
     Defect(
         "an unfused optimizer is handed what it refuses",
         "engine/fast_loop.py",
-        "(self.finds_at_once and self._is_on_cpu) or not is_fused(optimizer)",
-        "self.finds_at_once and self._is_on_cpu",
+        "(self.checks_on_host and self._is_on_cpu) or not is_fused(optimizer)",
+        "self.checks_on_host and self._is_on_cpu",
         "tests/engine/test_fused_steps.py",
     ),
     Defect(
@@ -226,8 +226,8 @@ DEFECTS = [
     Defect(
         "a GPU's losses go through a collective of objects",
         "engine/step_losses.py",
-        "torch.stack(values).cpu() if",
-        "torch.stack(values) if",
+        "torch.stack(tensors).cpu()",
+        "torch.stack(tensors)",
         "tests/engine/test_step_losses.py",
     ),
     Defect(

@@ -37,7 +37,7 @@ def spoilt(split, folder, *, value=1.0, late=False, policy=NotFinite.stop, clip=
     )
     task = make_task("bilstm", Problem.single, total_steps=8)
     loop = FastLoop(not_finite=policy)
-    loop.finds_at_once = not late
+    loop.checks_on_host = not late
     seen: list[torch.Tensor] = []
 
     def spoil(module, inputs, outputs):
@@ -187,7 +187,7 @@ def test_skipping_ends_where_step_after_step_would_be_skipped(make_split, tmp_pa
     )
     task = make_task("textcnn", Problem.single, total_steps=36)
     loop = FastLoop(not_finite=NotFinite.skip)
-    loop.finds_at_once = not late
+    loop.checks_on_host = not late
     task.model.output.weight.register_hook(lambda gradient: gradient * float("inf"))
     with pytest.raises(UserError, match="not finite at step 20"):
         quiet_trainer(tmp_path, 9, RunCurves([], 3), loop=loop).fit(task, train_dataloaders=feed)

@@ -207,9 +207,9 @@ def test_a_batch_that_fitted_once_is_cut_no_further(make_split, tmp_path):
     loop = FastLoop()
     loop.passes.report = lambda *told: heard.append(told)
     trained(task, feed_of(make_split([4] * 24), 12, 1), tmp_path, scarce, loop)
-    assert (
-        scarce.fired == [0] and loop.passes.pieces["training"] == 2 and loop.passes.times_out == 1
-    )
+    assert scarce.fired == [0]
+    assert loop.passes.pieces["training"] == 2
+    assert loop.passes.num_out_of_memory == 1
     assert heard == [("training", 2, 1, 0, "CUDA out of memory. Tried to allocate 2.00 GiB", False)]
 
 
@@ -239,7 +239,7 @@ def test_other_errors_pass_as_they_are(make_split, tmp_path):
     task.model.register_forward_hook(fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         trained(task, feed_of(make_split(LENGTHS), 8, 1), tmp_path)
-    assert fast_loop_of(task.trainer).passes.times_out == 0
+    assert fast_loop_of(task.trainer).passes.num_out_of_memory == 0
 
 
 def test_nothing_of_the_failed_pass_is_held_when_it_is_repeated(make_split, tmp_path):

@@ -138,7 +138,7 @@ def test_no_training_step_waits_for_the_device(make_split, tmp_path, kind, probl
     weigh = ClassWeights.none if problem is Problem.regression else ClassWeights.auto
     task = make_task(kind, problem, total_steps=4, class_weights=weigh)
     loop = FastLoop()
-    loop.finds_at_once = False  # as on a GPU
+    loop.checks_on_host = False  # as on a GPU
     counter = CountSyncs()
     plain_step = task.training_step
 

@@ -1,8 +1,8 @@
-"""The frame of a callback with curves: count each batch on the host, log every n optimizer steps.
+"""Base class of callbacks with curves: count each batch on the host, log every n optimizer steps.
 
-Nothing here waits for the device. Curves reach all loggers of the Trainer in one call a flush:
-after every n optimizer steps, before each validation, and at the end of each epoch; at the step
-that Lightning gives what a module logs there.
+A flush is one call of each logger of the Trainer. It happens after every n optimizer steps, before
+each validation, and at the end of each epoch. The step of a point is the one that Lightning would
+give to `self.log` there. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from flatout.errors import require
 
 
 class CurveSource(Callback):
-    """A callback that logs its own curves; a subclass defines what it counts and what it takes from
-    its counts.
-    """
+    """A callback that logs curves. A subclass overrides `count`, `take`, and others as needed."""
 
-    # sources that count for this one: they hear of everything that it hears of
+    # Sources that count for this one. They receive every call that this one receives.
     parts: tuple[CurveSource, ...] = ()
 
     def __init__(self, every_n_steps: int = 50) -> None:
@@ -38,41 +36,43 @@ class CurveSource(Callback):
         self._paused_at = time.perf_counter()
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Training starts."""
+        """Called when training starts."""
         for part in self.parts:
             part.begin(trainer, pl_module)
 
     def count(self, batch: Any) -> None:
-        """A batch has ended."""
+        """Called after each batch."""
         for part in self.parts:
             part.count(batch)
 
     def end_step(self, step: int) -> None:
-        """A batch has ended with a step, of however many optimizers; it is the number `step`, from
-        1.
-        """
+        """Called after each batch that ended optimizer steps; `step` counts such batches from 1."""
         for part in self.parts:
             part.end_step(step)
 
     def settle(self) -> None:
-        """Training is complete: what came after the last flush joins the total, such as a
-        checkpoint.
+        """Called when training is complete: add what came after the last flush to the total.
+
+        That may be a checkpoint.
         """
         for part in self.parts:
             part.settle()
 
     def end(self) -> None:
-        """Training has ended, perhaps by an error: give back what was replaced. May come twice."""
+        """Called when training has ended, perhaps by an error, and perhaps twice.
+
+        Undo changes to the trainer and other objects.
+        """
         for part in self.parts:
             part.end()
 
     def leave_out(self, seconds: float, *, is_validation: bool = False) -> None:
-        """Not count seconds that something just spent outside of any step."""
+        """Exclude seconds that were just spent outside of any step."""
         for part in self.parts:
             part.leave_out(seconds, is_validation=is_validation)
 
     def take(self, trainer: L.Trainer) -> dict[str, float]:
-        """Values since the last flush, by curve name."""
+        """Values since the last flush, by curve name; the counts start again."""
         return {}
 
     def flush(self, trainer: L.Trainer) -> None:
@@ -86,16 +86,20 @@ class CurveSource(Callback):
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=step_of_loggers(trainer))
                 logger.save()
-        clocks = (getattr(each, "clock", None) for each in callbacks_of(trainer))
-        if clock := next((each for each in clocks if isinstance(each, Clock)), None):
-            clock.spend("logging", time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        for callback in callbacks_of(trainer):
+            clock = getattr(callback, "clock", None)
+            if isinstance(clock, Clock):
+                clock.spend("logging", seconds)
+                break
 
     def distance(self) -> dict[str, int]:
-        """How far this is from its next flush, for a checkpoint."""
+        """For a checkpoint: steps and batches since the last flush."""
         return {"steps_since": self._steps_since, "batches_since": self._batches_since}
 
     def restore_distance(self, state: Mapping[str, Any]) -> None:
-        self._steps_since, self._batches_since = state["steps_since"], state["batches_since"]
+        self._steps_since = state["steps_since"]
+        self._batches_since = state["batches_since"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step = trainer.global_step
@@ -148,13 +152,13 @@ class CurveSource(Callback):
 
 
 def fast_steps_of(trainer: L.Trainer) -> FastLoop | None:
-    """The fast loop that takes the steps of this training; None where Lightning's own does."""
+    """The fast loop that takes the steps of this training; None if Lightning's loop does."""
     loop = fast_loop_of(trainer)
-    return loop if loop is not None and loop.is_serving else None
+    return loop if loop is not None and loop.is_active else None
 
 
 def leave_out(trainer: L.Trainer, seconds: float) -> None:
-    """Let no callback of this Trainer count seconds that were just spent outside of any step."""
-    for each in callbacks_of(trainer):
-        if isinstance(each, CurveSource):
-            each.leave_out(seconds)
+    """Exclude seconds just spent outside of any step from the counts of all callbacks."""
+    for callback in callbacks_of(trainer):
+        if isinstance(callback, CurveSource):
+            callback.leave_out(seconds)

@@ -62,11 +62,10 @@ def find_card(
     """
     try:
         nvml.nvmlInit()
-        entries = (
-            [str(each) for each in range(number + 1)]
-            if visible is None
-            else visible_entries(visible)
-        )
+        if visible is None:  # CUDA sees all cards, in the driver's order
+            entries = [str(index) for index in range(number + 1)]
+        else:
+            entries = visible_entries(visible)
         entry = next(iter(entries[number:]), "")
         # else it was made visible by words that we do not know, but it is there
         if not entry and bus_id is None:

@@ -1,10 +1,9 @@
-"""All curves of a run in one callback: its parts count, and each flush goes to all listeners at
-once.
+"""All curves of a run in one callback, which passes each flush to its listeners.
 
-The parts are the step timer, the throughput and the hardware monitor; each works alone in a plain
-Trainer. Together they cost Lightning one hook a step instead of three. The losses of a fast loop
-come over in one transfer a flush, the one wait for the device. A flush is a row of `metrics.csv`, a
-point of each curve and a turn of the progress line.
+Its parts (step timer, throughput, hardware monitor) count; each of them also works alone in a plain
+Trainer. Together they cost one hook a step instead of three. A flush is one row of `metrics.csv`,
+one point of each curve, and one update of the progress line. It reads the fast loop's losses in one
+transfer, the only wait for the device.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ EARLY = 40  # optimizer steps after which a first verdict is possible
 
 
 class Listener(Protocol):
-    """What receives each flush and each validation."""
+    """Receives each flush and each validation: a file, a logger, the progress line."""
 
     def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None: ...
     def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None: ...
@@ -39,7 +38,7 @@ class Listener(Protocol):
 
 
 class RunCurves(CurveSource):
-    """Counts by its parts, and hands each flush and each validation to its listeners."""
+    """Lets its parts count, and passes each flush and each validation to its listeners."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class RunCurves(CurveSource):
         self.throughput = throughput or Throughput()
         self.monitor = monitor or HardwareMonitor(sources=[])
         self.parts = (self.throughput, self.timer, self.monitor)
-        # called once, after some dozens of steps
+        # Called once, at the first flush after `EARLY` steps.
         self.judge_early: Callable[[], None] | None = None
 
     @property
@@ -70,26 +69,33 @@ class RunCurves(CurveSource):
     def flush(self, trainer: L.Trainer) -> None:
         if not self._batches_since:
             return
-        asked = time.perf_counter()
+        began = time.perf_counter()
         fast = fast_steps_of(trainer)
         losses, norms = ([], []) if fast is None else fast.take_losses()
-        if trainer.strategy.root_device.type == "cuda":  # the wait was for the device's own work
-            asked = time.perf_counter()
-        values = {name: value for part in self.parts for name, value in part.take(trainer).items()}
+        if trainer.strategy.root_device.type == "cuda":
+            # `take_losses` has waited for the steps that the device still computed. That is their
+            # time, not the logging's.
+            began = time.perf_counter()
+        values = dict[str, float]()
+        for part in self.parts:
+            values.update(part.take(trainer))
         if losses:
             values["train/loss"] = sum(losses) / len(losses)
         if norms:
             values["train/gradient_norm"] = sum(norms) / len(norms)
-        # none where nothing is trained
-        groups = [group for each in trainer.optimizers for group in each.param_groups]
-        if fast is not None or groups:
-            values["train/lr"] = groups[0]["lr"] if fast is None else fast.rate
+        # The first group of the first optimizer; a module that trains nothing has none.
+        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        if fast is not None:
+            values["train/lr"] = fast.last_lr
+        elif groups:
+            values["train/lr"] = groups[0]["lr"]
         self._steps_since = 0
         self._batches_since = 0
         self._hand("on_flush", trainer, values)
-        self.clock.spend("logging", time.perf_counter() - asked)
+        self.clock.spend("logging", time.perf_counter() - began)
         if self.judge_early is not None and trainer.global_step >= EARLY:
-            judge, self.judge_early = self.judge_early, None
+            judge = self.judge_early
+            self.judge_early = None
             judge()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -101,47 +107,49 @@ class RunCurves(CurveSource):
         super().on_validation_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        kept = {"throughput": self.throughput.state_dict(), "timer": self.timer.state_dict()}
-        return kept | {"files": [each.file.tell() for each in self._files()]} | self.distance()
+        return {
+            "throughput": self.throughput.state_dict(),
+            "timer": self.timer.state_dict(),
+            "files": [metrics.file.tell() for metrics in self._files()],
+        } | self.distance()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.throughput.load_state_dict(state_dict["throughput"])
         self.timer.load_state_dict(state_dict["timer"])
         self.restore_distance(state_dict)
-        for file, size in zip(self._files(), state_dict["files"], strict=False):
-            file.cut(size)
+        for metrics, size in zip(self._files(), state_dict["files"], strict=False):
+            metrics.cut(size)
 
     def _files(self) -> list[MetricsFile]:
-        return [
-            each
-            for each in self.listeners
-            if isinstance(each, MetricsFile) and not each.file.closed
-        ]
+        files = [listener for listener in self.listeners if isinstance(listener, MetricsFile)]
+        return [metrics for metrics in files if not metrics.file.closed]
 
     def _hand(self, event: str, trainer: L.Trainer, values: dict[str, float]) -> None:
-        """Hand values to the listeners; one that cannot write is dropped, and training
-        continues.
+        """Call the method `event` of each listener; drop a listener that cannot write.
+
+        Training continues without that listener, after a warning.
         """
-        # The number of batches is infinite for a stream.
+        # The number of batches of a stream is infinite, which gives 0.
         share = (trainer.fit_loop.epoch_loop.batch_idx + 1) / (trainer.num_training_batches or 1)
         epoch = min(trainer.current_epoch + share, float(trainer.max_epochs or 1e9))
         for listener in list(self.listeners):
             try:
                 getattr(listener, event)(trainer.global_step, epoch, values)
             except OSError as error:
-                self.listeners = [each for each in self.listeners if each is not listener]
+                self.listeners = [other for other in self.listeners if other is not listener]
                 warnings.warn(
                     f"{type(listener).__name__} ends here: {error}", RuntimeWarning, stacklevel=2
                 )
 
 
 class MetricsFile:
-    """`metrics.csv`: one row for each flush and each validation, in fixed columns, readable while
-    the run trains.
+    """Writes `metrics.csv`: one row for each flush and each validation, in fixed columns.
+
+    Each row is written at once, so that others can read the file while the run trains.
     """
 
     def __init__(self, path: Path, metrics: list[str], *, is_new: bool = True) -> None:
-        """`is_new` false: the rows that the file has stay, as a resumed run needs."""
+        """`metrics`: names of the validation metrics. `is_new=False`: append, as a resumed run."""
         self.columns = ["step", "epoch", *CURVES, *(f"val/{name}" for name in metrics)]
         self.file: TextIO = path.open("w" if is_new else "a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self.file, self.columns, extrasaction="ignore")
@@ -156,7 +164,7 @@ class MetricsFile:
     on_validation = on_flush
 
     def cut(self, size: int) -> None:
-        """Remove rows that were written after a checkpoint: the run will write them again."""
+        """Remove what follows the first `size` bytes: rows that a resumed run will write again."""
         if self.file.seek(0, os.SEEK_END) > size:
             self.file.truncate(size)
             self.file.seek(0, os.SEEK_END)

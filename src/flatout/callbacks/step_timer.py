@@ -1,10 +1,9 @@
-"""Where the time of training goes, step by step, for a few microseconds a step and without waiting
-for a device.
+"""Splits the time of training into parts, such as waiting for data, forward and backward pass.
 
-On a CPU the host's clock shows it. Elsewhere the host only enqueues work: events mark the edges of
-each phase on the device itself, and they are read when the device has passed them. In a plain
-Trainer Lightning's hooks are the edges; a fast loop times its own phases. Others' callbacks are
-timed by name; logging, validations and checkpoints come apart.
+It costs a few microseconds a step and never waits for the device. On a CPU the host's clock times
+the phases, on a GPU events do (`phase_clocks.py`). The fast loop marks the edges of the phases;
+without it, Lightning's hooks do. `clock.py` times the callbacks of others by name, and logging,
+validations and checkpoints.
 """
 
 from __future__ import annotations
@@ -18,34 +17,30 @@ from typing import Any
 
 import lightning as L
 
-from flatout.callbacks.clock import (
-    FIRST_STEPS,
-    PARTS,
-    Clock,
-    DeviceTimes,
-    HookTimes,
-    StepTimes,
-    Stretches,
-    Sums,
-)
+from flatout.callbacks.clock import FIRST_STEPS, PARTS, Clock
 from flatout.callbacks.curve_source import CurveSource, fast_steps_of
+from flatout.callbacks.phase_clocks import DevicePhaseClock, HookPhaseClock
+from flatout.callbacks.running_sums import RunningSums, Sums
+from flatout.callbacks.step_times import StepTimes
 from flatout.engine.lightning_internals import PHASES, callbacks_of
 
 _COUNTED = [part for part in PARTS if part != "other"]
-_KEPT = ("counts", "callbacks", "reads")  # what a checkpoint holds of the clock
+_SAVED_OF_CLOCK = ("counts", "callbacks", "reads")
 
 
 @dataclass(slots=True)
 class Split(Sums):
     """The time of some batches, part by part."""
 
-    seconds: float = 0.0  # of training, validations not counted
+    seconds: float = 0.0  # of training without validations
     parts_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0.0))
 
     def split(self) -> dict[str, float]:
         """Seconds of each part, `other` among them."""
         parts = dict(self.parts_s)
-        # While a device computes what was enqueued, callbacks and waiting for data cost nothing.
+        # While a device still computes, callbacks and waiting for data cost no time of training.
+        # They count only as far as the other parts leave time: of 2.0 s with 1.8 s of device work,
+        # 0.6 s of callbacks count as 0.2 s.
         work = sum(
             parts[name] for name in _COUNTED if name not in ("wait", "callbacks", "validation")
         )
@@ -63,23 +58,23 @@ class Split(Sums):
 
 
 class StepTimer(CurveSource):
-    """The split of a step, and the distribution of the lengths of steps."""
+    """Curves of how the time of a step splits into parts, and percentiles of step times."""
 
     def __init__(
         self, every_n_steps: int = 50, *, callbacks: Mapping[str, L.Callback] | None = None
     ) -> None:
-        """`callbacks`: those to time, by name; None: all but ours and those that save."""
+        """`callbacks`: those to time, by name; None: all but flatout's and those that save."""
         super().__init__(every_n_steps)
         self.clock = Clock()
         self.callbacks = callbacks
-        self.times = Stretches(Split)
+        self.times = RunningSums(Split)
         self.step_times = StepTimes()
         self.seconds_to_first_step: float | None = None
-        """From the making of this callback to the end of the first batch."""
+        """From the construction of this callback to the end of the first batch."""
         self._phase_s = dict.fromkeys(PHASES, 0.0)
-        self._device_times: DeviceTimes | None = None
-        self._hook_times: HookTimes | None = None
-        # the loader of training where it times its own waits, as our feeds do
+        self._device_times: DevicePhaseClock | None = None
+        self._hook_times: HookPhaseClock | None = None
+        # The training's loader if it measures its own waits, as flatout's feeds do; else None.
         self._loader: Any = None
         self._is_fast = True
         self._made = time.perf_counter()
@@ -90,42 +85,51 @@ class StepTimer(CurveSource):
         self._steps_s: list[float] = []
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "fit":  # a fast loop collects the hooks when training begins
+        if stage == "fit":  # not later: the fast loop looks for overridden hooks in `on_fit_start`
             self.clock.watch(_others(trainer) if self.callbacks is None else self.callbacks)
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Each of them counts as checkpoint, also those of Lightning's own callbacks.
-        self.clock.plant(
+        # Every checkpoint is timed, also those of Lightning's own callbacks.
+        self.clock.replace_method(
             trainer, "save_checkpoint", partial(_timed_save, self.clock, trainer.save_checkpoint)
         )
-        loader, device = trainer.train_dataloader, trainer.strategy.root_device.type
+        loader = trainer.train_dataloader
+        device = trainer.strategy.root_device.type
         self._loader = loader if hasattr(loader, "wait_s") else None
-        self._device_times = DeviceTimes() if device == "cuda" else None
+        self._device_times = DevicePhaseClock() if device == "cuda" else None
         fast = fast_steps_of(trainer)
         self._is_fast = fast is not None
         self._phase_s = dict.fromkeys(PHASES, 0.0)
         if fast is None or self._loader is None:
-            self._plant_hooks(trainer)
+            self._time_by_hooks(trainer)
         if fast is not None and self._device_times is not None:
-            self.clock.plant(fast, "edge", self._device_times.edge)
-        elif fast is not None and device == "cpu":  # of others only the time to enqueue is known
+            self.clock.replace_method(fast, "edge", self._device_times.edge)
+        elif (
+            fast is not None and device == "cpu"
+        ):  # elsewhere the host knows only how long enqueuing takes
             self._phase_s = fast.phase_s
-        self.clock.look(0)
+        self.clock.note_step(0)
         self._start_clock()
         self._step_since = time.perf_counter()
         self._outside_before = self.clock.outside_s
 
-    def _plant_hooks(self, trainer: L.Trainer) -> None:
-        """Time the phases, or the wait alone, by hooks of Lightning, on the callback
-        that it knows.
+    def _time_by_hooks(self, trainer: L.Trainer) -> None:
+        """Time phases by Lightning's hooks; with a fast loop, only the wait for data.
+
+        Lightning calls hooks of the trainer's callbacks only. If this timer is a part of one of
+        them (`RunCurves`), the hooks are set on that one.
         """
-        sources = [each for each in callbacks_of(trainer) if isinstance(each, CurveSource)]
-        carrier = next((each for each in sources if self in each.parts), self)
-        self._hook_times = HookTimes(self.clock, None if self._is_fast else self._device_times)
-        # No methods of the class: where a fast loop runs, Lightning has nothing to call.
+        carrier: CurveSource = self
+        for callback in callbacks_of(trainer):
+            if isinstance(callback, CurveSource) and self in callback.parts:
+                carrier = callback
+                break
+        self._hook_times = HookPhaseClock(self.clock, None if self._is_fast else self._device_times)
+        # Set on the object, not defined in the class: with a fast loop Lightning then has no hooks
+        # of the backward pass to call.
         phases = {} if self._is_fast else {"on_before_backward": 1, "on_after_backward": 2}
         for name, edge in {"on_train_batch_start": 0, **phases}.items():
-            self.clock.plant(carrier, name, partial(self._hook_times.edge, edge))
+            self.clock.replace_method(carrier, name, partial(self._hook_times.edge, edge))
         if not self._is_fast:
             self._phase_s = self._hook_times.spent
 
@@ -137,16 +141,17 @@ class StepTimer(CurveSource):
             self.seconds_to_first_step = time.perf_counter() - self._made
 
     def end_step(self, step: int) -> None:
-        """Note how long it took, without what lay between it and the one before."""
+        """Note the step's time, without what lay between it and the step before."""
         now = time.perf_counter()
         outside = self.clock.outside_s
         outside_s = outside - self._outside_before
         if self._device_times is None:
             self._steps_s.append(now - self._step_since - outside_s)
-        else:  # the host only enqueues it
+        else:  # the host has only enqueued the step
             self._device_times.end_step(outside_s)
-        self._step_since, self._outside_before = now, outside
-        self.clock.look(step)
+        self._step_since = now
+        self._outside_before = outside
+        self.clock.note_step(step)
         if step == FIRST_STEPS:
             self.close()
             self.times.mark_first()
@@ -163,21 +168,22 @@ class StepTimer(CurveSource):
         self.times.flush()
 
     def end(self) -> None:
-        self.clock.leave()
+        self.clock.restore_methods()
 
     def take(self, trainer: L.Trainer) -> dict[str, float]:
         self.close()
         values = self.times.flush().values()
-        if self._loader is None:  # the wait holds it
+        if self._loader is None:  # the transfer to the device is part of the wait then
             values.pop("time/transfer_ms")
         for percent in (50, 99):
-            if (quicker := self.step_times.percentile(percent / 100)) is not None:
-                values[f"time/p{percent}_ms"] = 1000 * quicker
+            seconds = self.step_times.percentile(percent / 100)
+            if seconds is not None:
+                values[f"time/p{percent}_ms"] = 1000 * seconds
         return values
 
     def state_dict(self) -> dict[str, Any]:
         self.close()
-        clock = {name: dict(getattr(self.clock, name)) for name in _KEPT}
+        clock = {name: dict(getattr(self.clock, name)) for name in _SAVED_OF_CLOCK}
         return (
             self.times.state_dict()
             | {"step_times": self.step_times.state_dict(), "clock": clock}
@@ -187,12 +193,12 @@ class StepTimer(CurveSource):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.times.load_state_dict(state_dict)
         self.step_times.load_state_dict(state_dict["step_times"])
-        for name in _KEPT:
+        for name in _SAVED_OF_CLOCK:
             getattr(self.clock, name).update(state_dict["clock"][name])
         self.restore_distance(state_dict)
 
     def close(self) -> None:
-        """Add what the clocks have counted, and start them again."""
+        """Add what all clocks have counted to the sums since the last flush; restart the clocks."""
         now = self.times.now
         now.seconds += time.perf_counter() - self._since
         if self._device_times is not None:
@@ -206,11 +212,14 @@ class StepTimer(CurveSource):
         self._start_clock()
 
     def _spent(self) -> dict[str, float]:
+        """Readings of all clocks, in seconds by part; callers take differences of two."""
         wait_s = 0.0 if self._hook_times is None else self._hook_times.spent["wait"]
         spent = self._phase_s | self.clock.spent | {"wait": wait_s, "transfer": 0.0}
-        if (loader := self._loader) is not None:
+        loader = self._loader
+        if loader is not None:
             spent |= {"wait": loader.wait_s - loader.transfer_s, "transfer": loader.transfer_s}
         if self._device_times is None and self._is_fast:
+            # The fast loop's phases contain the callbacks that it calls within them.
             for phase, seconds in self.clock.inside_s.items():
                 spent[phase] -= seconds
         return spent
@@ -227,17 +236,18 @@ def _timed_save(clock: Clock, save: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _others(trainer: L.Trainer) -> dict[str, L.Callback]:
-    """Callbacks of others by the names of their classes, without those that save: saving counts by
-    itself.
+    """Callbacks that are not flatout's, by class name; the second of a class is "Name 2".
+
+    Without those that save checkpoints: saving is a part of its own.
     """
-    found = dict[str, L.Callback]()
+    others = dict[str, L.Callback]()
     count = Counter[str]()
-    for each in callbacks_of(trainer):
-        name = type(each).__name__
-        if not (
-            type(each).__module__.startswith("flatout.")
-            or isinstance(each, L.pytorch.callbacks.Checkpoint)
-        ):
-            count[name] += 1
-            found[name if count[name] == 1 else f"{name} {count[name]}"] = each
-    return found
+    for callback in callbacks_of(trainer):
+        is_of_flatout = type(callback).__module__.startswith("flatout.")
+        if is_of_flatout or isinstance(callback, L.pytorch.callbacks.Checkpoint):
+            continue
+        name = type(callback).__name__
+        count[name] += 1
+        key = name if count[name] == 1 else f"{name} {count[name]}"
+        others[key] = callback
+    return others

@@ -1,10 +1,10 @@
-"""How much is trained a second: rows, tokens, padding, and the fraction of the device's peak (MFU).
+"""Curves of throughput: rows and tokens per second, padding, and model FLOPs utilisation (MFU).
 
-Rows of a `FlatBatch` are its real rows, over all ranks. Of any other batch they are the length of
-its first tensor, and its tokens are not known: then there are no curves of tokens. A model with a
-method `training_flops(lengths)` has a curve of MFU where the peak of the device is known, or is
-given. A batch costs four additions on the host. `FetchTimes` measures what batches take to come out
-of a loader, apart from all that Lightning does between two batches.
+Rows of a `FlatBatch` are its real rows, times the number of ranks. Rows of any other batch are the
+length of its first tensor; its tokens are unknown, so there are no curves of tokens. MFU needs a
+model with a method `training_flops(lengths)` and a device whose peak is known or given. A batch
+costs four additions on the host. `FetchTimes` times how long a loader takes for a batch, without
+Lightning's work between two batches.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flatout.callbacks.clock import FIRST_STEPS, Stretches, Sums
+from flatout.callbacks.clock import FIRST_STEPS
 from flatout.callbacks.curve_source import CurveSource
+from flatout.callbacks.running_sums import RunningSums, Sums
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine.lightning_internals import set_fetch_hooks
 from flatout.engine.peaks import Peak, known_peak
@@ -28,14 +29,14 @@ from flatout.models.contract import contract
 
 @dataclass(slots=True)
 class Volume(Sums):
-    """What was trained, over all ranks."""
+    """Amounts of training, over all ranks."""
 
-    steps: int = 0  # of however many optimizers
+    steps: int = 0  # batches after which an optimizer stepped; two optimizers count once
     rows: int = 0
     tokens: int = 0
     computed: int = 0  # tokens with their padding
     flops: float = 0.0
-    seconds: float = 0.0  # of training, validations not counted
+    seconds: float = 0.0  # of training without validations
 
     def values(self) -> dict[str, float]:
         """Rates, under their curve names."""
@@ -48,21 +49,19 @@ class Volume(Sums):
 
 
 class Throughput(CurveSource):
-    """Rows and tokens a second, padding, MFU."""
+    """Logs rows and tokens per second, the share of padding, and MFU."""
 
     def __init__(self, every_n_steps: int = 50, *, peak: Peak | None = None) -> None:
-        """`peak`: of one device; None: that of a known GPU."""
+        """`peak`: of one device; None: looked up for known GPUs."""
         super().__init__(every_n_steps)
         self.peak = peak
-        self.volume = Stretches(Volume)
+        self.volume = RunningSums(Volume)
         self._world = 1
         self._lengths: list[Tensor] = []
         self._since = time.perf_counter()
 
     def mfu(self, volume: Volume) -> float | None:
-        """Fraction of all devices' peak that the real tokens took; None where either is
-        not known.
-        """
+        """FLOPs of the real tokens per second, over the peak of all devices; None if unknown."""
         if self.peak is None or not volume.flops or not volume.seconds:
             return None
         return volume.flops / volume.seconds / (self.peak.tflops * 1e12 * self._world)
@@ -76,12 +75,14 @@ class Throughput(CurveSource):
         self._since = time.perf_counter()
 
     def count(self, batch: Any) -> None:
-        now, world = self.volume.now, self._world
+        now = self.volume.now
+        world = self._world
         now.batches += 1
         if not isinstance(batch, FlatBatch):
             now.rows += world * rows_of(batch)
             return
-        # each rank counts its own; the plan balances rows and tokens
+        # Each rank counts its own batches, times the number of ranks. The plan balances rows and
+        # tokens over ranks.
         now.rows += world * batch.num_real
         now.tokens += world * batch.num_tokens
         now.computed += world * self._count_computed(batch)
@@ -117,10 +118,13 @@ class Throughput(CurveSource):
         self.restore_distance(state_dict)
 
     def _close(self) -> None:
-        """Add time and operations since the last look; a layer that thawed in between counts as
-        trained since then.
+        """Add seconds and FLOPs since the last call.
+
+        All FLOPs since then count with the layers that are trained now.
         """
-        now, before, self._since = self.volume.now, self._since, time.perf_counter()
+        now = self.volume.now
+        before = self._since
+        self._since = time.perf_counter()
         now.seconds += self._since - before
         if self._lengths:
             now.flops += self._world * float(
@@ -130,19 +134,28 @@ class Throughput(CurveSource):
 
 
 def rows_of(batch: Any, depth: int = 3) -> int:
-    """Rows of a batch of any kind: the length of its first tensor; 0 where it has none near its
-    surface.
+    """Rows of a batch of any kind: the length of the first tensor in it.
+
+    Looks into lists, tuples, mappings and attributes of objects, `depth` levels deep; 0 if there is
+    no tensor. For example 16 for `({"ids": <16 × 80>}, <16>)`.
     """
     if isinstance(batch, Tensor):
         return len(batch) if batch.ndim else 1
     named = batch if isinstance(batch, Mapping) else getattr(batch, "__dict__", {})
     parts = batch if isinstance(batch, list | tuple) else named.values()
-    return next((rows for part in parts if depth and (rows := rows_of(part, depth - 1))), 0)
+    if depth == 0:
+        return 0
+    for part in parts:
+        rows = rows_of(part, depth - 1)
+        if rows:
+            return rows
+    return 0
 
 
 class FetchTimes(L.Callback):
-    """Seconds of each fetch; the first of a later epoch counts from its start, in which workers may
-    start.
+    """Times each fetch of a training batch from the loader.
+
+    The first fetch of an epoch counts from the start of the epoch: starting workers is part of it.
     """
 
     def __init__(self) -> None:
@@ -150,11 +163,11 @@ class FetchTimes(L.Callback):
         self._seconds = 0.0
         self._asked = 0.0
         self._is_starting = False
-        self.loader: Any = None  # what was read; a Trainer forgets it when it evaluates
+        self.loader: Any = None  # the training's; a Trainer forgets it when it evaluates
 
     @property
     def ms(self) -> float | None:
-        """Of a batch, without those of the first few steps; None where nothing was seen."""
+        """Mean milliseconds of a fetch, without the first few; None if there were no others."""
         count = self._fetched - FIRST_STEPS
         return 1000 * self._seconds / count if count > 0 else None
 

@@ -408,8 +408,8 @@ class ExactCheckpoint(Checkpoint):
 
 
 def _is_torn(trainer: L.Trainer, loop: FastLoop | None) -> bool:
-    if loop is not None and loop.is_serving:
-        return loop.is_torn()
+    if loop is not None and loop.is_active:
+        return loop.is_state_partial()
     batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     return bool(batches.started != batches.processed)
 

@@ -1,8 +1,9 @@
-"""The folder of a training's checkpoints: which one is the best, which ones stay, which one to
-resume from.
+"""The folder of a training's checkpoints: which is the best, which stay, which one to resume from.
 
-`best` and `last` are links to two of them. The one before the last stays too, in case the last is
-damaged.
+    checkpoints/step-100  step-200  step-300    best -> step-100    last -> step-300
+
+`best` and `last` are links. The checkpoint before the last stays too, in case the last is damaged;
+older ones are deleted. Open this file to change which checkpoints stay.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Best:
     min_delta: float = 0.0
     value: float | None = None
     step: int | None = None
-    # in which it was found, counted from 1; None after checkpoints of earlier versions, too
+    # Its epoch, counted from 1. Checkpoints of earlier versions do not have it.
     epoch: int | None = None
 
     def __post_init__(self) -> None:
@@ -45,7 +46,10 @@ class Best:
         )
 
     def judge(self, trainer: L.Trainer, step: int) -> None:
-        """Take the metric of a validation that has just ended."""
+        """Compare the metric of a validation that has just ended; note it if it is better.
+
+        `step`: optimizer steps so far. Raises `UserError` if the metric was not logged.
+        """
         if self.monitor is None:
             return
         logged = trainer.callback_metrics
@@ -60,7 +64,7 @@ class Best:
         sign = 1 if self.mode == "max" else -1
         if (
             self.value is None
-            or self.value != self.value
+            or self.value != self.value  # NaN: any value is better
             or sign * (value - self.value) > self.min_delta
         ):
             self.value = value
@@ -82,8 +86,9 @@ class Best:
 
 
 def shelve(folder: Path, *, last: int, best: int | None, keep: int = 2) -> None:
-    """Point links at the last and the best checkpoint; of the newest ones `keep` stay with these,
-    others go.
+    """Point `last` and `best` at the checkpoints of these steps, and delete older checkpoints.
+
+    The newest `keep` up to the last stay, and the best.
     """
     require(not folder.is_symlink(), "checkpoint", f"{folder} is a link", hint=OWN_FOLDER)
     try:
@@ -91,10 +96,10 @@ def shelve(folder: Path, *, last: int, best: int | None, keep: int = 2) -> None:
         link(folder, "best", best)
         steps = [int(path.name.removeprefix("step-")) for path in newest_first(folder)]
         before = [step for step in steps if step < last][: keep - 1]
-        # where the best could not be written, the one before it
+        # If the new best checkpoint could not be written, the link still has the one before.
         linked = (folder / "best").resolve().name
         for step in steps:
-            # more steps: of a training given up
+            # Checkpoints of more steps than `last` are of a training that was given up.
             if step not in (last, best, *before) and f"step-{step}" != linked:
                 shutil.rmtree(folder / f"step-{step}")
         for path in folder.glob(".step-*"):
@@ -104,7 +109,10 @@ def shelve(folder: Path, *, last: int, best: int | None, keep: int = 2) -> None:
 
 
 def link(folder: Path, name: str, step: int | None) -> None:
-    """Point a link at a checkpoint in one step, so that it never dangles."""
+    """Replace a link atomically, so that it always points at a checkpoint.
+
+    Does nothing if `step` is None or has no checkpoint.
+    """
     if step is None or not (folder / f"step-{step}").exists():
         return
     new = folder / f".{name}-new"
@@ -114,7 +122,7 @@ def link(folder: Path, name: str, step: int | None) -> None:
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, those of most steps first; links are none."""
+    """Folders of checkpoints, those of most steps first, without the links `best` and `last`."""
     found = folder.iterdir() if folder.is_dir() and not folder.is_symlink() else []
     real = (
         path for path in found if re.fullmatch(r"step-\d+", path.name) and not path.is_symlink()
@@ -124,6 +132,8 @@ def newest_first(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Start:
+    """The checkpoint that a training resumes from, and what its description says."""
+
     checkpoint: Path
     about: dict[str, Any]
 
@@ -133,8 +143,9 @@ class Start:
 
 
 def find_checkpoint(folder: Path) -> tuple[Start | None, list[str]]:
-    """The newest whole checkpoint of a folder, and a line for each damaged one that was passed
-    over.
+    """The newest undamaged checkpoint, and a line to print for each newer, damaged one.
+
+    None if the folder has no undamaged checkpoint.
     """
     lines: list[str] = []
     put_back(folder)
@@ -152,8 +163,9 @@ def find_checkpoint(folder: Path) -> tuple[Start | None, list[str]]:
 
 
 def set_aside(start: Start | None, folder: Path, *, are_damaged: bool) -> None:
-    """Rename checkpoints of later steps to `damaged-step-N` or `replaced-step-N`: they stay,
-    unused.
+    """Rename checkpoints newer than `start` to `damaged-step-N` or `replaced-step-N`.
+
+    All of them if `start` is None. flatout never reads or deletes them after that.
     """
     kind = "damaged" if are_damaged else "replaced"
     for path in newest_first(folder):

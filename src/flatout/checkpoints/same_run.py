@@ -108,12 +108,15 @@ def facts_of_run(
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """What makes two trainings different ones, in words; nothing where they are the same."""
+    """One text for each thing that makes two trainings different, as "optim.lr was 0.1 and is 0.2".
+
+    `then` and `now` are what `facts_of_run` returns of each. Nothing if they are the same.
+    """
     data_before = then.get("data")
     data_now = now.get("data")
     for name in ("settings", "plan", "precision"):
-        values = (mask_settings(each.get(name) or {}) for each in (then, now))
-        before, after = ({name: each} if isinstance(each, str) else each for each in values)
+        before = _named_values(then, name)
+        after = _named_values(now, name)
         # A plan counts rows or, for a foreign DataModule, devices: the data itself differs then.
         keys = before.keys() & after.keys() if name == "plan" else before.keys() | after.keys()
         for key in sorted(keys):
@@ -122,12 +125,19 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
                 key.startswith("data.sample") and data_now is not None and data_before == data_now
             )
             if before.get(key) != after.get(key) and not is_unused:
-                was, now_is = (
-                    "null" if each.get(key) is None else each[key] for each in (before, after)
-                )
-                yield f"{key} was {was} and is {now_is}"
+                yield f"{key} was {_or_null(before.get(key))} and is {_or_null(after.get(key))}"
     if data_before != data_now:
         yield "the data or its encoding has changed"
+
+
+def _named_values(training: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The entry `name` as a mapping, with secrets masked; a text "fp32" becomes {name: "fp32"}."""
+    values = mask_settings(training.get(name) or {})
+    return {name: values} if isinstance(values, str) else values
+
+
+def _or_null(value: object) -> object:
+    return "null" if value is None else value
 
 
 def have_same_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

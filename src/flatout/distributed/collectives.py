@@ -1,7 +1,8 @@
-"""Sums, maxima and lists over all ranks, and tensors of which each rank holds a slice.
+"""Small collectives (sums, maxima, lists over all ranks), and tensors sliced over ranks.
 
-Where there is one process, values pass through unchanged; so do whole tensors. So code need not
-know the kind.
+In a single process they return their argument, so callers need not ask how many ranks there are.
+With several ranks, every rank has to call a collective, in the same order; a rank that does not
+makes the others wait.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-_WARM_UP = 8
-_SECONDS = 0.5
-_MOST_LOOKS = 256
+# How often `SharedMaximum` communicates
+_WARM_UP = 8  # calls until the first time
+_SECONDS = 0.5  # between two times after that, about
+_MOST_LOOKS = 256  # calls at most, however fast steps are
 
 
 def are_several() -> bool:
+    """Whether several ranks run and can communicate."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def of_all_ranks(value: Any) -> list[Any]:
-    """The values of every rank, in their order; all ranks must ask at once."""
+    """The value of every rank, in the order of ranks. A collective; values are pickled."""
     if not are_several():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -36,23 +39,27 @@ def of_all_ranks(value: Any) -> list[Any]:
 def sum_over_ranks(counts: NDArray[Any], device: torch.device) -> NDArray[Any]:
     if not are_several():
         return counts
-    summed = torch.tensor(counts, device=device)  # a copy: it is added to in place
+    summed = torch.tensor(counts, device=device)  # a copy, as `all_reduce` works in place
     dist.all_reduce(summed)
     return summed.cpu().numpy()
 
 
 def largest_of_ranks(numbers: Sequence[float], device: torch.device) -> list[float]:
-    """The largest of each number over all ranks; all ranks must ask at once."""
+    """The largest of each number over all ranks. A collective.
+
+    [1, 5] on one rank and [2, 3] on another give [2, 5] on both.
+    """
     if not are_several():
         return list(numbers)
-    largest = torch.tensor([float(each) for each in numbers], device=device)
+    largest = torch.tensor([float(number) for number in numbers], device=device)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     return largest.tolist()
 
 
 class SharedMaximum:
-    """The largest numbers of all ranks, about twice a second: to ask in each step would cost a wait
-    for the device.
+    """The largest numbers over all ranks, about twice a second.
+
+    Communicating in each step would make the host wait for the device in each step.
     """
 
     def __init__(self) -> None:
@@ -61,9 +68,9 @@ class SharedMaximum:
         self._since = time.perf_counter()
 
     def look(self, numbers: Sequence[float], device: torch.device) -> list[float] | None:
-        """The largest of each number, or None where it is not time yet.
+        """The largest of each number over all ranks, or None if it is not time yet.
 
-        Every rank must look equally often.
+        A collective now and then: every rank has to call it equally often.
         """
         if not are_several():
             return list(numbers)
@@ -71,30 +78,29 @@ class SharedMaximum:
         if self._looks % self._every:
             return None
         now = time.perf_counter()
-        # Ranks count looks, as their clocks differ; the slowest rank decides for all how many make
-        # half a second.
-        *found, slowest_s = largest_of_ranks([*numbers, (now - self._since) / self._every], device)
+        # All ranks have to communicate at the same call, but their clocks differ. So they count
+        # calls, and agree on how many make half a second by the slowest rank's seconds per call.
+        seconds_a_call = (now - self._since) / self._every
+        *largest, slowest_s = largest_of_ranks([*numbers, seconds_a_call], device)
         self._looks = 0
         self._since = now
         self._every = min(_MOST_LOOKS, max(1, int(_SECONDS / max(slowest_s, 1e-6))))
-        return found
+        return largest
 
 
 def is_share(tensor: Tensor) -> bool:
-    """Whether other ranks hold the rest of it.
-
-    Asked by a method of theirs: to import their class takes seconds.
-    """
+    """Whether this is one rank's slice of a tensor (a `DTensor`)."""
+    # Importing DTensor for `isinstance` takes seconds.
     return hasattr(tensor, "full_tensor")
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor; all ranks must ask at once."""
+    """The whole of a tensor, gathered from all ranks if it is sliced. Then a collective."""
     return cast(Any, tensor).full_tensor() if is_share(tensor) else tensor
 
 
 def share_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """This rank's slice of a tensor that every rank has, cut as `like` is."""
+    """This rank's slice of a tensor that every rank holds whole, sliced as `like` is."""
     if not is_share(like):
         return tensor
     from torch.distributed.tensor import distribute_tensor

@@ -1,8 +1,7 @@
-"""Signals ask a run to end: it does so between two optimizer steps, with a checkpoint, on all
-ranks.
+"""A signal ends a run between two optimizer steps, with a checkpoint, on all ranks.
 
-While training waits for such a place a signal only sets a flag; elsewhere, and the second time, it
-ends the process.
+During training the first signal only sets a flag, which training reads between steps. A second
+signal ends the process at once; so does the first one outside of training.
 """
 
 from __future__ import annotations
@@ -19,18 +18,22 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+# Signals that ask a run to end. SLURM sends SIGUSR1 before a job's time is up.
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-# a terminal and a launcher both pass a signal on to a rank; within this time they are one
-_ECHO_S = 1.0
+# A rank gets one Ctrl-C twice, from the terminal and from the launcher. Two signals within this
+# time count as one.
+_ECHO_S = 1.0  # seconds
 
 
 class Signals:
-    """What this process was asked, from `__enter__` to `__exit__`."""
+    """Context manager that handles signals which ask this process to end.
+
+    >>> with Signals() as signals, signals.waiting():  # doctest: +SKIP
+    ...     train_until(lambda: signals.number)
+    """
 
     def __init__(self, *, has_echo: bool = False) -> None:
-        """`has_echo`: whether each signal may come twice, to the process and to its group, as it
-        does to a child.
-        """
+        """`has_echo`: whether one signal may arrive twice, as in a process that another started."""
         self._has_echo = has_echo or multiprocessing.parent_process() is not None
         self.number = 0  # the signal that asked to end; 0: none
         self._waits = False
@@ -40,7 +43,9 @@ class Signals:
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in ASKING:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+                if (
+                    signal.getsignal(number) is not signal.SIG_IGN
+                ):  # `nohup` ignores SIGHUP on purpose
                     self._before[number] = signal.signal(number, self._take)
         return self
 
@@ -51,7 +56,7 @@ class Signals:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The caller reads `number` often in here: a first signal only sets it."""
+        """Context manager in which a first signal only sets `number`; read it often."""
         self._waits = True
         try:
             yield
@@ -63,32 +68,34 @@ class Signals:
         if self.number and now - self._asked_at < _ECHO_S and self._has_echo:
             return
         if self._waits and not self.number:
-            self.number, self._asked_at = number, now
+            self.number = number
+            self._asked_at = now
             if multiprocessing.parent_process() is None:
-                # A process that hangs in a library never comes back to a handler of ours; the
-                # system needs none.
+                # Python runs a handler only between two bytecodes, so never in a process that
+                # hangs in a library. The system's default ends it anyway.
                 for again in self._before:
                     signal.signal(again, signal.SIG_DFL)
             return
-        self.number, self._asked_at = number, now
+        self.number = number
+        self._asked_at = now
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + number)
 
 
 def requeue_with_slurm(number: int) -> str | None:
-    """Ask SLURM to run this job again, where its warning was what ended the run; what was done
-    about it, in words.
+    """Put this job into SLURM's queue again if SLURM's signal `number` has ended the run.
+
+    Returns a line that says what was done; None outside of SLURM or after another signal.
     """
     job = os.environ.get("SLURM_JOB_ID", "")
     if number != signal.SIGUSR1 or not job.isdecimal():
         return None
-    array, task = (
-        os.environ.get("SLURM_ARRAY_JOB_ID", ""),
-        os.environ.get("SLURM_ARRAY_TASK_ID", ""),
-    )
+    array = os.environ.get("SLURM_ARRAY_JOB_ID", "")
+    task = os.environ.get("SLURM_ARRAY_TASK_ID", "")
     name = f"{array}_{task}" if array.isdecimal() and task.isdecimal() else job
-    if (program := shutil.which("scontrol")) is None:
+    program = shutil.which("scontrol")
+    if program is None:
         return f"SLURM job {name} is not queued again: there is no scontrol here"
     done = subprocess.run([program, "requeue", name], capture_output=True, text=True, check=False)
     if done.returncode:

@@ -20,7 +20,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.passes import ShortOfMemory, give_back_memory
+from flatout.engine.passes import CatchOutOfMemory, give_back_memory
 from flatout.engine.precision import Precision, arithmetic, product_type
 from flatout.errors import require
 from flatout.models.encoder.layers import FlatLayer
@@ -96,9 +96,9 @@ def choose_compile(
     if why := why_not(device):
         return Choice(False, why, "compile=auto")
     choice = Choice(False, "a trial did not fit into the memory", f"a layer with {tokens:,} tokens")
-    with ShortOfMemory() as short:
+    with CatchOutOfMemory() as caught:
         choice = _measured(model, device, precision, tokens=tokens, passes=passes)
-    if short.why:
+    if caught.message:
         give_back_memory()
     if not choice.value:
         for layer in model.flat_layers():

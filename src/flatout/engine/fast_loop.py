@@ -1,15 +1,19 @@
 """The fast loop: an optimizer step without closures, profiling contexts and device syncs, in
 Lightning's own Trainer.
 
-`Trainer(callbacks=[FastLoop()])` is all there is to it. It serves a LightningModule with automatic
-optimisation and one optimizer of torch, on one device, DDP or FSDP; gradients, hooks and counters
-equal those of the ordinary loop. On top of it come a guard against losses that are not finite, and
-a second try in smaller pieces after out-of-memory.
+Add `Trainer(callbacks=[FastLoop()])`. It trains a LightningModule with automatic optimisation and
+one optimizer of torch, on one device, with DDP or with FSDP. Gradients, hooks and counters equal
+those of Lightning's loop. It adds a guard against losses that are not finite (`step_losses.py`),
+and repeats a step in smaller pieces after out-of-memory (`passes.py`).
 
-It takes the steps that it knows and no others. A module with an `optimizer_step` of its own, an
-optimizer that may ask for the loss again, a strategy or precision of another package: they get
-Lightning's own loop, and a line says so. So do steps that another callback takes in between, as
-finders of rates and batch sizes do.
+How a batch goes through, from `_run_batch`:
+
+    edge 0 | passes.train: forward, backward | edge 2 | _take_step: clip, check, update | edge 3
+
+Lightning's own loop trains where this one could compute something else: a module that overrides
+`optimizer_step`, an optimizer that may ask for the loss again, a strategy or precision of another
+package. One printed line says so. Lightning's loop also takes the steps of learning rate and batch
+size finders, which train before the training begins.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from lightning.pytorch.plugins.precision import (
     MixedPrecision,
     Precision,
 )
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
@@ -44,19 +48,21 @@ from flatout.engine.clipping import (
     gradient_length,
     is_fused,
 )
-from flatout.engine.passes import BATCH_NORMS, Passes, ShortOfMemory, give_back_memory
+from flatout.engine.passes import BATCH_NORMS, CatchOutOfMemory, Passes, give_back_memory
 from flatout.engine.step_losses import NotFinite, StepLosses
 from flatout.errors import UserError
 from flatout.models.lean import LeanEmbedding
 
-_HOOKS_OF_ZERO = ("on_before_zero_grad", "optimizer_zero_grad")
+_ZERO_GRAD_HOOKS = ("on_before_zero_grad", "optimizer_zero_grad")
+# Hooks of a step. The fast loop calls those that the module or a callback overrides.
 _STEP_HOOKS = (
     "on_before_backward",
     "on_after_backward",
     "on_before_optimizer_step",
-    *_HOOKS_OF_ZERO,
+    *_ZERO_GRAD_HOOKS,
 )
-_KNOWN = (
+# Lightning's strategies and precisions that step as the fast loop does.
+_LIGHTNING_PARTS = (
     SingleDeviceStrategy,
     DDPStrategy,
     MixedPrecision,
@@ -64,8 +70,8 @@ _KNOWN = (
     DoublePrecision,
     Precision,
 )
-"""Strategies and precisions of Lightning whose steps are taken here."""
-_OF_A_STEP = (
+# If another package's strategy or precision overrides one of these, its steps may differ.
+_METHODS_OF_A_STEP = (
     "training_step",
     "pre_backward",
     "backward",
@@ -76,36 +82,48 @@ _OF_A_STEP = (
 
 
 def fast_loop_of(trainer: L.Trainer) -> FastLoop | None:
-    return next(
-        (each for each in internals.callbacks_of(trainer) if isinstance(each, FastLoop)), None
-    )
+    """The fast loop among a trainer's callbacks; None if it has none."""
+    for callback in internals.callbacks_of(trainer):
+        if isinstance(callback, FastLoop):
+            return callback
+    return None
 
 
 class FastLoop(Callback):
-    """Takes optimizer steps in place of Lightning's automatic optimisation."""
+    """Takes optimizer steps in place of Lightning's automatic optimisation.
+
+    `not_finite`: stop the training at a loss or gradient that is not finite, or skip that step.
+    """
 
     def __init__(self, *, not_finite: NotFinite = NotFinite.stop) -> None:
         self.phase_s = dict.fromkeys(internals.PHASES, 0.0)
         """Host seconds in each phase: exact on a CPU, the time to enqueue the work elsewhere."""
         self.losses = StepLosses(not_finite)
         self.passes = Passes(self)
-        self.finds_at_once = True
-        """Whether a CPU finds a step that is not finite at once; elsewhere the device itself leaves
-        the step out."""
-        # learning rate of the last step: a scheduler has set that of the next one already
-        self.rate = 0.0
-        self.is_serving = False
-        self.is_plain = False
+        self.checks_on_host = True
+        """Whether the host checks each gradient on a CPU before the update. Set it to False to test
+        on a CPU how a GPU does it: the optimizer leaves the step out, the host learns of it later.
+        """
+        # Learning rate of the last step. The optimizer already has that of the next one.
+        self.last_lr = 0.0
+        # Whether this loop takes the steps of the training, and not Lightning's.
+        self.is_active = False
+        # One device, no gradient scaler, no `backward` of the module: `loss.backward()` is all.
+        self._calls_backward_itself = False
+        # Whether losses are multiplied by a gradient scaler (fp16).
         self.is_scaled = False
-        self.exchanges = False
+        self.has_several_ranks = False
         self._is_ddp = False
         self._is_updating = False
-        self._is_under_way = False
-        self._must_zero = False
-        # step hooks that some part has; Lightning calls them itself off the plain road
-        self._hooked: set[str] = set()
-        self._lean: list[LeanEmbedding] = []
-        self._trained: list[nn.Parameter] = []
+        self._is_in_step = False
+        self._must_zero_gradients = False
+        # Arguments of `training_step`, of the batch that is running; the batch is the first.
+        self._arguments: tuple[Any, ...] = ()
+        # Names of the step hooks that the module or a callback overrides. Those around the backward
+        # pass are called here only if `_calls_backward_itself`; else Lightning's strategy does it.
+        self._overridden_hooks: set[str] = set()
+        self._lean_embeddings: list[LeanEmbedding] = []
+        self._trained_weights: list[nn.Parameter] = []
         self.optimizer: Optimizer | None = None
 
     @property
@@ -120,187 +138,215 @@ class FastLoop(Callback):
         return self.losses.take(self.trainer.global_step, is_scaled=self.is_scaled)
 
     def edge(self, number: int) -> float:
-        """The host's clock at the edge of a phase: 0 is the start of a batch, 1 to 3 are the ends
-        of its phases.
+        """The host's clock at an edge of a batch: 0 begins it; 1, 2, 3 end forward, backward, and
+        the optimizer.
+
+        `StepTimer` replaces this method on a GPU by one that also records an event.
         """
         return time.perf_counter()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rate": self.rate}
+        return {"rate": self.last_lr}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.rate = state_dict["rate"]
+        self.last_lr = state_dict["rate"]
 
     def position_state(self) -> dict[str, Any]:
-        """What this rank has not reported yet of the steps taken, and the pieces that its batches
-        need.
-        """
-        return (
-            {**self.losses.state(), "pieces": dict(self.passes.pieces)} if self.is_serving else {}
-        )
+        """For a checkpoint: losses not reported yet, and into how many pieces batches are cut."""
+        if not self.is_active:
+            return {}
+        return {**self.losses.state(), "pieces": dict(self.passes.pieces)}
 
     def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
-        """Take over `position_state`; another number of ranks takes the sum of losses, and the most
-        pieces.
+        """Restore `position_state`, of which `of_ranks` has one entry a rank.
+
+        If the number of ranks is another now, each takes the mean losses of all ranks and the
+        largest number of pieces.
         """
-        if "losses" in of_ranks[0]:  # Lightning's own loop has none
+        if "losses" in of_ranks[0]:  # not if Lightning's own loop wrote the checkpoint
             is_same_world = len(of_ranks) == self.trainer.world_size
             self.losses.load(of_ranks, rank, is_same_world=is_same_world)
-            self.passes.load(of_ranks, rank, is_same_world=is_same_world)
+            self.passes.load_pieces(of_ranks, rank, is_same_world=is_same_world)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.trainer, self.module = trainer, pl_module
         if stage == "fit":
             self.optimizer = None
             self.is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
-            self._serve(_reason_against(trainer, pl_module))
-            self._let_go_of_embeddings()  # of a training that an error ended
-            self._keep_embedding_gradients()
+            self._set_active(_reason_against_module(trainer, pl_module))
+            # A training that an error ended has not released them.
+            self._release_embedding_gradients()
+            self._set_up_embedding_gradients()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.is_serving:
-            self._serve(_reason_against_optimizer(trainer))
-        self._plugged = None
-        if self.is_serving:
-            # Not before: other callbacks may train in between, with loops of their own, before a
-            # training begins.
-            self._plugged = internals.plug_optimization(trainer, self._serves, self._run_batch)
-        if self._plugged is None:
-            self._leave(trainer, pl_module)
+        if self.is_active:
+            self._set_active(_reason_against_optimizer(trainer))
+        self._optimization = None
+        if self.is_active:
+            # Only now: between `setup` and here other callbacks (a batch size finder) may train, in
+            # Lightning's loop.
+            self._optimization = internals.plug_optimization(
+                trainer, self._takes_batches_of, self._run_batch
+            )
+        if self._optimization is None:
+            self._stop(trainer, pl_module)
             return
         strategy = trainer.strategy
         self.optimizer = trainer.optimizers[0]
-        is_backward_ours = internals.overrides(pl_module, "backward", L.LightningModule)
-        self.is_plain = (
+        has_own_backward = internals.overrides(pl_module, "backward", L.LightningModule)
+        self._calls_backward_itself = (
             isinstance(strategy, SingleDeviceStrategy)
             and not self.is_scaled
-            and not is_backward_ours
+            and not has_own_backward
         )
         self._is_on_cpu = pl_module.device.type == "cpu"
         self._is_ddp = isinstance(getattr(strategy, "model", None), DistributedDataParallel)
-        self.exchanges = are_several()
+        self.has_several_ranks = are_several()
         self.is_sharded = bool(getattr(pl_module, "is_sharded", False))
-        self._clips_itself = not internals.overrides(
+        self._clips_gradients = not internals.overrides(
             pl_module, "configure_gradient_clipping", L.LightningModule
         )
-        self._after_step = getattr(pl_module, "after_optimizer_step", None)
-        others = [(each, Callback) for each in internals.callbacks_of(trainer) if each is not self]
-        parts: list[tuple[Any, type]] = [*others, (pl_module, L.LightningModule)]
-        self._hooked = {
-            name
-            for name in _STEP_HOOKS
-            for part, base in parts
-            if internals.overrides(part, name, base)
-        }
+        self._after_optimizer_step = getattr(pl_module, "after_optimizer_step", None)
+        self._overridden_hooks = self._find_overridden_hooks()
         # Lightning drops gradients between the forward and the backward pass. Tasks of flatout
-        # never read old ones, so theirs go before the forward pass: at its end, where memory is
-        # scarce, that is four bytes a weight less.
+        # never read old gradients, so theirs are dropped before the forward pass. Memory use peaks
+        # at the end of the forward pass; there it saves four bytes a weight.
         is_of_flatout = type(pl_module).__module__.startswith("flatout.")
-        self._zeroes_early = is_of_flatout and "on_before_zero_grad" not in self._hooked
-        # A checkpoint brought the losses on the host; they are stacked with those of the device.
+        self._zeroes_before_forward = (
+            is_of_flatout and "on_before_zero_grad" not in self._overridden_hooks
+        )
+        # A checkpoint restores losses on the host; they are stacked with later ones on the device.
         self.losses.to(pl_module.device)
-        self.passes.restart()
-        if self.exchanges:
-            torch.manual_seed(torch.initial_seed() + dist.get_rank())  # other rows, other dropout
-            for embedding in self._lean:
-                dist.broadcast(embedding.weight.detach(), 0)  # as DDP does with all others
+        self.passes.begin_training()
+        if self.has_several_ranks:
+            # Each rank draws its own dropout.
+            torch.manual_seed(torch.initial_seed() + dist.get_rank())
+            for embedding in self._lean_embeddings:
+                # All ranks start with rank 0's weights. DDP does this for the weights it knows.
+                dist.broadcast(embedding.weight.detach(), 0)
+
+    def _find_overridden_hooks(self) -> set[str]:
+        """Names of the step hooks that the module or a callback other than this one overrides."""
+        hooks = set[str]()
+        for name in _STEP_HOOKS:
+            if internals.overrides(self.module, name, L.LightningModule):
+                hooks.add(name)
+            for callback in internals.callbacks_of(self.trainer):
+                if callback is not self and internals.overrides(callback, name, Callback):
+                    hooks.add(name)
+        return hooks
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._leave(trainer, pl_module)
+        self._stop(trainer, pl_module)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        # `is_serving` stays: a last checkpoint asks whether this loop has left the weights whole.
+        # `is_active` stays: before the last checkpoint is saved, `is_state_partial` is asked.
         internals.unplug_optimization(trainer)
 
-    def _serve(self, reason_against: str) -> None:
+    def _set_active(self, reason_against: str) -> None:
         if reason_against:
             print(f"fast loop: off, {reason_against}; Lightning's own loop trains")
-        self.is_serving = not reason_against
-        _note(self.module, self.is_serving)
+        self.is_active = not reason_against
+        _mark_module(self.module, self.is_active)
 
-    def _leave(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def _stop(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         internals.unplug_optimization(trainer)
-        self._let_go_of_embeddings()
-        self.is_serving = False
+        self._release_embedding_gradients()
+        self.is_active = False
         self.optimizer = None
-        _note(module, False)
+        _mark_module(module, False)
 
-    def _serves(self, optimizer: Optimizer) -> bool:
-        """Whether a batch is of the training that began here; a finder's has other callbacks, or
-        another optimizer.
+    def _takes_batches_of(self, optimizer: Optimizer) -> bool:
+        """Whether a batch belongs to the training that this loop has begun.
+
+        A batch size or learning rate finder trains with other callbacks or another optimizer.
         """
         return optimizer is self.optimizer and any(
-            each is self for each in internals.callbacks_of(self.trainer)
+            callback is self for callback in internals.callbacks_of(self.trainer)
         )
 
     def forward(self, batch: Any) -> Tensor | None:
-        """The loss of a batch or of a piece of one, over the batches of its optimizer step."""
+        """Run `training_step` on a batch or a piece of one; None if it returns no loss.
+
+        The loss is divided by the number of batches in an optimizer step, as Lightning does.
+        """
         arguments = (batch, *self._arguments[1:])
-        self._result = internals.run_training_step(
+        self._closure_result = internals.run_training_step(
             self.trainer, arguments, is_inside_ddp=self._is_ddp
         )
-        # now, as Lightning does: a training step may call `backward` on its own account
-        if self._must_zero:
+        # After `training_step`, as in Lightning's loop: gradients that it has added by a `backward`
+        # of its own are dropped, too.
+        if self._must_zero_gradients:
             self._zero_gradients()
-        return self._result.closure_loss
+        return self._closure_result.closure_loss
 
     def backward(self, loss: Tensor, *, ends_step: bool) -> None:
-        """Add the gradients of a part of a step; ranks exchange them all after the last."""
-        if self.is_plain:
+        """Add the gradients of one piece of a step; after its last piece, ranks exchange them."""
+        if self._calls_backward_itself:
             self._call_hooks("on_before_backward", loss)
             loss.backward()
             self._call_hooks("on_after_backward")
             return
         strategy: Any = self.trainer.strategy
-        # DDP prepares for the exchange in its forward pass, which ended before this: here it has to
-        # be told again.
+        # DDP prepares for the exchange at the end of its forward pass. Here the backward pass runs
+        # within DDP's forward pass, so prepare by hand.
         if self._is_ddp and ends_step:
             internals.prepare_for_backward(strategy.model, loss)
         strategy.backward(loss, self.optimizer)
 
     def _call_hooks(self, name: str, *arguments: Any) -> None:
-        if name in self._hooked:
+        if name in self._overridden_hooks:
             internals.call_hooks(self.trainer, name, *arguments)
 
     def _zero_gradients(self) -> None:
-        assert self._plugged is not None and self.optimizer is not None
-        self._must_zero = False
-        are_hooked = not self._hooked.isdisjoint(_HOOKS_OF_ZERO)
-        self._plugged.zero_gradients(self.optimizer, self._batch_idx, are_hooked=are_hooked)
+        assert self._optimization is not None and self.optimizer is not None
+        self._must_zero_gradients = False
+        are_hooked = not self._overridden_hooks.isdisjoint(_ZERO_GRAD_HOOKS)
+        self._optimization.zero_gradients(self.optimizer, self._batch_idx, are_hooked=are_hooked)
 
     def exchange_context(self, *, ends_step: bool) -> Any:
-        """Around the forward and backward pass of a part: gradients are exchanged in the last part
-        of a step.
+        """Context manager for one piece's forward and backward pass.
+
+        Ranks exchange gradients in it only if the piece is the last one of its step.
         """
         block = getattr(self.trainer.strategy, "block_backward_sync", None)
-        return nullcontext() if ends_step or not self.exchanges or block is None else block()
+        if ends_step or not self.has_several_ranks or block is None:
+            return nullcontext()
+        return block()
 
-    def is_torn(self) -> bool:
-        """Whether weights or running statistics are no longer those that the last step has left."""
-        # A forward pass moves running means at once, gradients move weights only in the update.
-        has_statistics = any(isinstance(each, BATCH_NORMS) for each in self.module.modules())
-        return self._is_updating or (self._is_under_way and has_statistics)
+    def is_state_partial(self) -> bool:
+        """Whether a step that did not end has changed weights or running statistics.
+
+        Such a state lies between two steps; a checkpoint of it could not be resumed.
+        """
+        # Weights change in the update; running means of batch norms already in the forward pass.
+        has_statistics = any(isinstance(layer, BATCH_NORMS) for layer in self.module.modules())
+        return self._is_updating or (self._is_in_step and has_statistics)
 
     def _run_batch(self, optimizer: Optimizer, batch_idx: int, kwargs: Any) -> dict[str, Any]:
+        """Train on one batch; take the optimizer step if it is the step's last batch.
+
+        Stands for `run` of Lightning's automatic optimisation: same arguments, same result.
+        """
         edge = self.edge
-        # edges take no device's time: an event or the host's clock, as the timer has set it
+        # An edge never waits for the device: it is an event or the host's clock (see `edge`).
         started = edge(0)
-        self._is_under_way = True
+        self._is_in_step = True
         self._batch_idx = batch_idx
         self._arguments = tuple(kwargs.values())
         batch = self._arguments[0]
-        # Batches of our feeds know it; Lightning's answer costs a look at the fetcher.
+        # Batches of flatout's feeds have it. Asking Lightning takes longer.
         ends_step = getattr(batch, "ends_step", None)
         if ends_step is None:
             ends_step = internals.ends_optimizer_step(self.trainer)
-        assert self._plugged is not None
-        progress = self._plugged.optim_progress.optimizer.step
-        if ends_step:  # before the forward pass, as Lightning counts
+        assert self._optimization is not None
+        progress = self._optimization.optim_progress.optimizer.step
+        if ends_step:  # Lightning counts it before the forward pass, too
             progress.increment_ready()
-        self._must_zero = batch_idx % self.trainer.accumulate_grad_batches == 0
-        if self._must_zero and self._zeroes_early:
+        self._must_zero_gradients = batch_idx % self.trainer.accumulate_grad_batches == 0
+        if self._must_zero_gradients and self._zeroes_before_forward:
             self._zero_gradients()
         if self._is_ddp:
             passes = partial(self.passes.train, batch, ends_step=ends_step)
@@ -310,61 +356,63 @@ class FastLoop(Callback):
         backwarded = edge(2)
         if ends_step:
             with self.losses.of_step(self.passes.end_step()):
-                self._step(optimizer, progress)
-            self._is_under_way = False
-            # every rank is here after each step, so none waits for one that is elsewhere
-            if self.exchanges:
-                self.passes.agree()
+                self._take_step(optimizer, progress)
+            self._is_in_step = False
+            # Every rank gets here after each step, so all of them join this collective.
+            if self.has_several_ranks:
+                self.passes.agree_on_pieces()
         phase_s = self.phase_s
         phase_s["forward"] += forward_s
         phase_s["backward"] += backwarded - started - forward_s
         phase_s["optimizer"] += edge(3) - backwarded
-        return {} if self._result.loss is None else self._result.asdict()
+        return {} if self._closure_result.loss is None else self._closure_result.asdict()
 
-    def _step(self, optimizer: Optimizer, progress: Any) -> None:
-        self.rate = optimizer.param_groups[0]["lr"]
-        # Now, not when training begins: callbacks that thaw layers add groups to the optimizer.
-        self._trained = [weight for group in optimizer.param_groups for weight in group["params"]]
-        if self.exchanges:
-            for embedding in self._lean:
+    def _take_step(self, optimizer: Optimizer, progress: Any) -> None:
+        """Clip, check and apply the gradients; `progress` is Lightning's counter of steps."""
+        self.last_lr = optimizer.param_groups[0]["lr"]
+        # In each step, as callbacks that unfreeze layers add groups to the optimizer.
+        self._trained_weights = [
+            weight for group in optimizer.param_groups for weight in group["params"]
+        ]
+        if self.has_several_ranks:
+            for embedding in self._lean_embeddings:
                 embedding.exchange()
-        is_wanted = self._is_sound(optimizer)
+        may_update = self._clip_and_check(optimizer)
         self._is_updating = True
-        if is_wanted and not optimizer.state:
+        if may_update and not optimizer.state:
             self._update_first(optimizer)
-        elif is_wanted:
+        elif may_update:
             self._update(optimizer)
         progress.increment_completed()
-        if self._after_step is not None:
-            self._after_step()
+        if self._after_optimizer_step is not None:
+            self._after_optimizer_step()
         self._is_updating = False
 
     def _update(self, optimizer: Optimizer) -> None:
         if self.is_scaled and is_fused(optimizer):
             self._update_scaled(optimizer)
         elif self.is_scaled:
-            # the scaler unscales, clips and may leave the step out: Lightning's own way
+            # Lightning's precision plugin unscales, clips, and may leave the step out.
             self.trainer.strategy.optimizer_step(optimizer, closure=lambda: self.losses.values[-1])
         else:
             optimizer.step()
-            # A fused optimizer reads both in each step: what belongs to this one must not stay for
-            # the next.
+            # A fused optimizer reads both in each step. Those of this step are not the next one's.
             for name in ("grad_scale", "found_inf"):
                 vars(optimizer).pop(name, None)
 
     def _update_scaled(self, optimizer: Optimizer) -> None:
-        """With fp16 a fused optimizer itself takes out the scaler's factor, clips, and leaves
-        broken steps out.
+        """Update with fp16: the fused optimizer unscales, clips, and leaves a broken step out.
+
+        The optimizer reads scale, clipping and `found_inf` on the device, so the host never waits.
         """
-        # It reads all three from the device: nothing is waited for. Before hooks the factor is
-        # taken out.
         scaler: Any = vars(self.trainer.precision_plugin)["scaler"]
         scale = scaler.scale(torch.ones((), device=self.module.device))
-        if "on_before_optimizer_step" in self._hooked:
+        if "on_before_optimizer_step" in self._overridden_hooks:
+            # The hook has to see gradients without the scaler's factor.
             scaler.unscale_(optimizer)
             scale = torch.ones_like(scale)
             self._call_hooks("on_before_optimizer_step", optimizer)
-        norm = gradient_length(self._trained) / scale
+        norm = gradient_length(self._trained_weights) / scale
         self.losses.norms.append(norm)
         longest = self.trainer.gradient_clip_val
         vars(optimizer)["grad_scale"] = (
@@ -374,119 +422,133 @@ class FastLoop(Callback):
         scaler.update()
 
     def _update_first(self, optimizer: Optimizer) -> None:
-        """The step in which the optimizer makes its state; smaller batches would not help where
-        memory lacks for it.
-        """
-        # What activations have left is given back and the step tried once more, if no weight was
-        # changed yet. Each write to a tensor raises its version: unchanged versions mean that no
-        # weight was stepped yet.
-        before = [weight._version for weight in self._trained]
-        with ShortOfMemory() as short:
-            return self._update(optimizer)
-        if self.is_scaled or before != [weight._version for weight in self._trained]:
-            raise _no_memory_for_state(short.why)
-        optimizer.state.clear()  # half of it may be there, of the weights that came first
-        give_back_memory()
-        with short:
-            return self._update(optimizer)
-        raise _no_memory_for_state(short.why)
+        """Take the first step, in which the optimizer allocates its state.
 
-    def _is_sound(self, optimizer: Optimizer) -> bool:
-        """Clip the gradient; whether the step may be taken, which a fused optimizer on a GPU
-        decides itself.
+        After out-of-memory it frees cached memory and tries once more. Smaller batches would not
+        help: the state is as large as the weights, or twice.
         """
-        # its scaler leaves such steps out itself, and is not done with the gradient yet
+        # A second try is right only if the first has changed no weight. Each write to a tensor
+        # raises its `_version`, so equal versions mean unchanged weights.
+        before = [weight._version for weight in self._trained_weights]
+        with CatchOutOfMemory() as caught:
+            return self._update(optimizer)
+        if self.is_scaled or before != [weight._version for weight in self._trained_weights]:
+            raise _no_memory_for_state(caught.message)
+        optimizer.state.clear()  # the first weights may have theirs already
+        give_back_memory()
+        with caught:
+            return self._update(optimizer)
+        raise _no_memory_for_state(caught.message)
+
+    def _clip_and_check(self, optimizer: Optimizer) -> bool:
+        """Clip the gradient; False if the host knows that the step must be left out.
+
+        A fused optimizer on a GPU decides it on the device: then this is True.
+        """
+        # With fp16 the scaler leaves such steps out. Gradients still contain its factor here.
         if self.is_scaled:
             return True
         self._call_hooks("on_before_optimizer_step", optimizer)
         norm = self._clip(optimizer)
         losses = self.losses
-        if (self.finds_at_once and self._is_on_cpu) or not is_fused(optimizer):
+        if (self.checks_on_host and self._is_on_cpu) or not is_fused(optimizer):
             is_finite = (
-                math.isfinite(norm) if norm is not None else gradient_is_finite(self._trained)
+                math.isfinite(norm)
+                if norm is not None
+                else gradient_is_finite(self._trained_weights)
             )
             return losses.accept(self.trainer.global_step, is_finite=is_finite)
         if norm is None:
-            norm = gradient_length(self._trained)
+            norm = gradient_length(self._trained_weights)
             losses.norms.append(norm)
-        # A fused optimizer leaves a step out where this number is 1, and once it is, so are all
-        # that follow: nothing is waited for, and the next `take_losses` finds which step it was.
+        # A fused optimizer leaves the step out where this number on the device is 1. With
+        # not_finite=stop it then stays 1, so no later step changes a weight either. The host waits
+        # for nothing; the next `take_losses` finds which step it was.
         vars(optimizer)["found_inf"] = losses.flag_broken(norm)
         return True
 
     def _clip(self, optimizer: Optimizer) -> Tensor | None:
-        """Clip as the Trainer says; the gradient's norm before, or None where nothing
-        asked for it.
+        """Clip as the Trainer's arguments say.
+
+        Returns the gradient's norm before clipping, or None if it was not computed: no clipping, or
+        clipping by value or by the module's own `configure_gradient_clipping`.
         """
         trainer = self.trainer
-        value, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
-        if not self._clips_itself or (value and str(algorithm or "norm") != "norm"):
+        value = trainer.gradient_clip_val
+        algorithm = trainer.gradient_clip_algorithm
+        if not self._clips_gradients or (value and str(algorithm or "norm") != "norm"):
             internals.call_module_hook(
                 trainer, "configure_gradient_clipping", optimizer, value, algorithm
             )
             return None
         if not value:
             return None
-        # which divides while it steps: one pass over memory less
+        # A fused optimizer divides gradients by `grad_scale` as it reads them, which saves a pass
+        # over memory. Sharded gradients need a norm over all ranks.
         if is_fused(optimizer) and not self.is_sharded:
-            norm = gradient_length(self._trained)
+            norm = gradient_length(self._trained_weights)
             vars(optimizer)["grad_scale"] = clip_divisor(norm, float(value))
         else:
-            norm = clip_gradients(self._trained, float(value))
+            norm = clip_gradients(self._trained_weights, float(value))
         self.losses.norms.append(norm)
         return norm
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
     ) -> None:
-        """With fp16 the gradient is measured here, after Lightning has taken the scaler's factor
-        out of it.
-        """
-        if self.is_serving and self.is_scaled and not is_fused(optimizer):
-            self.losses.norms.append(gradient_length(self._trained))
+        """With fp16, note the gradient's norm here, where Lightning has just unscaled it."""
+        if self.is_active and self.is_scaled and not is_fused(optimizer):
+            self.losses.norms.append(gradient_length(self._trained_weights))
 
-    def _keep_embedding_gradients(self) -> None:
-        """On a CPU large embeddings keep one gradient table, which autograd never sees, so DDP must
-        not wait for it.
+    def _set_up_embedding_gradients(self) -> None:
+        """On a CPU, let each lean embedding reuse one gradient table in all steps.
+
+        Autograd never sees these gradients, so DDP would wait for them for ever. DDP is set to
+        ignore them; the embeddings exchange the rows that were used themselves.
         """
         strategy = self.trainer.strategy
-        is_known = self.is_serving and isinstance(strategy, SingleDeviceStrategy | DDPStrategy)
-        is_lean = is_known and not self.is_scaled and strategy.root_device.type == "cpu"
-        lean = [
-            each for each in self.module.modules() if is_lean and isinstance(each, LeanEmbedding)
-        ]
-        tables = {id(embedding.weight) for embedding in lean}
+        is_supported = self.is_active and isinstance(strategy, SingleDeviceStrategy | DDPStrategy)
+        embeddings = list[LeanEmbedding]()
+        if is_supported and not self.is_scaled and strategy.root_device.type == "cpu":
+            modules = self.module.modules()
+            embeddings = [layer for layer in modules if isinstance(layer, LeanEmbedding)]
+        tables = {id(embedding.weight) for embedding in embeddings}
         names = [name for name, weight in self.module.named_parameters() if id(weight) in tables]
-        may_leave_out = internals.leave_out_of_ddp(self.module, names) or not isinstance(
-            strategy, DDPStrategy
-        )
-        self._lean[:] = lean if may_leave_out else []
-        for embedding in self._lean:
+        is_left_out = internals.leave_out_of_ddp(self.module, names)
+        if isinstance(strategy, DDPStrategy) and not is_left_out:
+            embeddings = []
+        self._lean_embeddings[:] = embeddings
+        for embedding in self._lean_embeddings:
             embedding.keeps_gradient = True
 
-    def _let_go_of_embeddings(self) -> None:
-        for embedding in self._lean:
+    def _release_embedding_gradients(self) -> None:
+        for embedding in self._lean_embeddings:
             embedding.clear()
             embedding.keeps_gradient = False
             embedding.weight.grad = None
-        self._lean.clear()
+        self._lean_embeddings.clear()
 
 
-def _note(module: Any, is_serving: bool) -> None:
-    """Say it to a task, which then logs no loss and may fuse its optimizer."""
+def _mark_module(module: Any, is_active: bool) -> None:
+    """Set the module's `is_in_fast_loop`, if it has one.
+
+    A flatout task with it logs no loss itself and may use a fused optimizer.
+    """
     if hasattr(type(module), "is_in_fast_loop"):
-        module.is_in_fast_loop = is_serving
+        module.is_in_fast_loop = is_active
 
 
 def reason_against(trainer: L.Trainer, module: L.LightningModule) -> str:
-    """Why Lightning's own loop has to train, for one that has optimizers already; empty where the
-    fast loop can.
+    """Why Lightning's own loop has to train; "" if the fast loop can.
+
+    The trainer must have its optimizers already, as from `on_fit_start` on.
     """
-    return _reason_against(trainer, module) or _reason_against_optimizer(trainer)
+    return _reason_against_module(trainer, module) or _reason_against_optimizer(trainer)
 
 
-def _reason_against(trainer: L.Trainer, module: L.LightningModule) -> str:
-    name, base = type(module).__name__, L.LightningModule
+def _reason_against_module(trainer: L.Trainer, module: L.LightningModule) -> str:
+    name = type(module).__name__
+    base = L.LightningModule
     if not module.automatic_optimization:
         return f"{name} uses manual optimisation"
     if internals.overrides(module, "optimizer_step", base) and not hasattr(
@@ -495,30 +557,37 @@ def _reason_against(trainer: L.Trainer, module: L.LightningModule) -> str:
         return f"{name} overrides optimizer_step"
     if internals.overrides(module, "optimizer_zero_grad", base):
         return f"{name} overrides optimizer_zero_grad"
-    precision, strategy = trainer.precision_plugin, trainer.strategy
-    if not _steps_as_known(precision):
+    precision = trainer.precision_plugin
+    strategy = trainer.strategy
+    if not _steps_like_lightning(precision):
         return f"the precision {type(precision).__name__} computes in its own way"
-    is_known = _steps_as_known(strategy) or hasattr(strategy, "share_out")
-    return "" if is_known else f"the strategy {type(strategy).__name__} steps in its own way"
+    # `share_out` is a method of flatout's own FSDP strategy.
+    is_supported = _steps_like_lightning(strategy) or hasattr(strategy, "share_out")
+    return "" if is_supported else f"the strategy {type(strategy).__name__} steps in its own way"
 
 
-def _steps_as_known(part: Any) -> bool:
-    """Whether a strategy or a precision is one of Lightning's, or differs from it in nothing that a
-    step does.
-    """
-    base = next((each for each in _KNOWN if isinstance(part, each)), None)
-    own = [name for name in _OF_A_STEP if base is not None and hasattr(base, name)]
-    return base is not None and not any(internals.overrides(part, name, base) for name in own)
+def _steps_like_lightning(part: Strategy | Precision) -> bool:
+    """Whether this is a class of Lightning, or a subclass that overrides no method of a step."""
+    for base in _LIGHTNING_PARTS:
+        if isinstance(part, base):
+            return not any(internals.overrides(part, name, base) for name in _METHODS_OF_A_STEP)
+    return False
 
 
 def _reason_against_optimizer(trainer: L.Trainer) -> str:
     kind = type(trainer.optimizers[0])
-    if kind.__name__ == "_MockOptimizer":  # Lightning's, in the place of none
+    if kind.__name__ == "_MockOptimizer":  # Lightning's stand-in for no optimizer
         return "the module has no optimizer"
-    # One that calls its closure twice (SAM, LBFGS) needs the closure; none of torch's others looks
-    # at it.
-    is_known = kind.step.__module__.startswith(("torch.optim.", "flatout.")) and kind is not LBFGS
-    return "" if is_known else f"{kind.__name__} may want the loss computed again while it steps"
+    # An optimizer that calls its closure twice (SAM, LBFGS) needs Lightning's closure. All others
+    # of torch ignore it.
+    needs_no_closure = (
+        kind.step.__module__.startswith(("torch.optim.", "flatout.")) and kind is not LBFGS
+    )
+    return (
+        ""
+        if needs_no_closure
+        else f"{kind.__name__} may want the loss computed again while it steps"
+    )
 
 
 def _no_memory_for_state(why: str) -> UserError:

@@ -105,37 +105,29 @@ class SharedOut(ModelParallelStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         module = self.lightning_module
         assert module is not None
-        own = module.state_dict()
-        given = checkpoint["state_dict"].items()
-        shares = {
-            name: share_of(tensor, own[name]) if name in own else tensor for name, tensor in given
-        }
+        sharded = module.state_dict()
+        shares = dict[str, Any]()
+        for name, tensor in checkpoint["state_dict"].items():
+            # A name that the module lacks is passed on, so that `load_state_dict` reports it.
+            shares[name] = share_of(tensor, sharded[name]) if name in sharded else tensor
         module.load_state_dict(shares, strict=strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        kept = (
-            optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
-        ).state_dict()
-        return {
-            **kept,
-            "state": {number: _on_first(of_weight) for number, of_weight in kept["state"].items()},
-        }
+        if isinstance(optimizer, LightningOptimizer):
+            optimizer = optimizer.optimizer
+        sharded = optimizer.state_dict()
+        states = {index: _on_first(state) for index, state in sharded["state"].items()}
+        return {**sharded, "state": states}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        for optimizer, kept in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+        for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-            numbers = [number for group in kept["param_groups"] for number in group["params"]]
-            state = {
-                number: {
-                    name: share_of(value, weight)
-                    if getattr(value, "shape", ()) == weight.shape
-                    else value
-                    for name, value in kept["state"][number].items()
-                }
-                for number, weight in zip(numbers, weights, strict=True)
-                if number in kept["state"]
-            }
-            optimizer.load_state_dict({**kept, "state": state})
+            indices = [index for group in saved["param_groups"] for index in group["params"]]
+            states = dict[int, dict[str, Any]]()
+            for index, weight in zip(indices, weights, strict=True):
+                if index in saved["state"]:
+                    states[index] = _slice_state(saved["state"][index], weight)
+            optimizer.load_state_dict({**saved, "state": states})
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
@@ -169,11 +161,26 @@ def slice_weights(model: nn.Module, ranks: DeviceMesh) -> None:
         fully_shard(part, mesh=ranks, reshard_after_forward=True)
 
 
+def _slice_state(state: Mapping[str, Any], weight: Tensor) -> dict[str, Any]:
+    """This rank's slice of a weight's optimizer state.
+
+    Moments have the weight's shape and are sliced as it is; a step count is not.
+    """
+    sliced = dict[str, Any]()
+    for name, value in state.items():
+        has_shape_of_weight = isinstance(value, Tensor) and value.shape == weight.shape
+        sliced[name] = share_of(value, weight) if has_shape_of_weight else value
+    return sliced
+
+
 def _on_first(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole tensors on the host of the first rank; the others help to gather them and keep none."""
-    found = {}
+    """Gather whole tensors on the host of the first rank; other ranks get an empty mapping.
+
+    A collective: every rank calls it with the same names.
+    """
+    gathered = {}
     for name, value in state.items():
         full = whole(value).cpu() if isinstance(value, Tensor) else value
         if dist.get_rank() == 0:
-            found[name] = full
-    return found
+            gathered[name] = full
+    return gathered

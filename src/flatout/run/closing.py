@@ -178,7 +178,7 @@ def summarise(parts: RunParts, training: Training, seconds: float, folder: RunFo
             "seconds": round(seconds, 2),
             "seconds_to_first_step": timer.seconds_to_first_step,
             "skipped_steps": len(loop.skipped),
-            "out_of_memory": loop.passes.times_out,
+            "out_of_memory": loop.passes.num_out_of_memory,
         },
     )
     rates = total.values()

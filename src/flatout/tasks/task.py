@@ -376,7 +376,7 @@ class Task(L.LightningModule):
         out-of-memory.
         """
         passes = None if self._trainer is None else internals.passes_of(self._trainer)
-        return answer(batch) if passes is None else passes.judge(batch, answer)
+        return answer(batch) if passes is None else passes.evaluate(batch, answer)
 
     def put_back_weights(self) -> None:
         """The trained weights, where a validation has put their mean in their place."""
