@@ -23,6 +23,7 @@ from flatout.distributed.signals import requeue_with_slurm
 from flatout.engine import precision
 from flatout.errors import UserError
 from flatout.report.summary import read_summary
+from flatout.run.resume import read_same_start
 from flatout.run.run_folder import LOCK
 from tests.faults.plants import Planted, RaiseAt, SignalAt
 from tests.faults.runs import Spec, attempt, run_folder, saved_step, train
@@ -230,6 +231,19 @@ def test_a_dangling_link_is_no_reason_to_start_afresh(cut_short, capfd):
     last.symlink_to("step-999")
     train(SMALL, cut_short)
     assert "continuing from step 14" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_rank_without_the_checkpoint_asks_for_one_disk_and_for_no_removal(is_there, tmp_path):
+    checkpoint = tmp_path / "step-126"
+    if is_there:
+        checkpoint.mkdir()
+    with pytest.raises(UserError, match="resume needs one disk") as refused:
+        read_same_start(checkpoint, 1)
+    assert f"rank 1 {'sees other files in' if is_there else 'does not see'} {checkpoint}" in str(
+        refused.value
+    )
+    assert "Remove" not in str(refused.value)
 
 
 def test_a_folder_that_is_no_run_is_told(tmp_path):

@@ -168,7 +168,7 @@ def find_start(
 
     start = None
     if path := ranks.agreed("checkpoint", look):
-        start = found[0] if found else Start(Path(path), require_whole(Path(path)))
+        start = found[0] if found else read_same_start(Path(path), ranks.rank)
         for line in require_same_run(start.about, about, anyway=config.resume_anyway):
             folder.say(line)
         _require_more_to_train(settings.trainer, start)
@@ -182,6 +182,28 @@ def find_start(
         # A resume has looked at all that are newer than its start, and found them damaged.
         set_aside(start, folder.path / CHECKPOINTS, are_damaged=config.resume is not None)
     return start
+
+
+def read_same_start(checkpoint: Path, rank: int) -> Start:
+    """The checkpoint that the first rank has found whole, as another rank sees it."""
+    # Not require_whole's advice: here the first rank's disk has a good checkpoint, and its folder
+    # must stay.
+    hint = "Set output=FOLDER to a folder on it, or resume on the first rank's machine alone."
+    require(
+        checkpoint.is_dir(),
+        "resume",
+        f"rank {rank} does not see {checkpoint}: resume needs one disk",
+        hint=hint,
+    )
+    try:
+        return Start(checkpoint, require_whole(checkpoint))
+    except UserError as error:
+        raise UserError(
+            "resume",
+            f"rank {rank} sees other files in {checkpoint} than the first rank ({error.what}):"
+            " resume needs one disk",
+            hint=hint,
+        ) from None
 
 
 def _require_same_settings(folder: Path, config: RunConfig, about: dict[str, Any]) -> list[str]:
