@@ -27,6 +27,7 @@ from flatout.ladder.case import (
     way_of,
     write_rows,
 )
+from flatout.ladder.chart import write_figure
 from flatout.ladder.climb import (
     TOO_SHORT,
     Program,
@@ -38,7 +39,8 @@ from flatout.ladder.climb import (
     top_of,
 )
 from flatout.ladder.compare_runs import Group, paired_difference, quality_sentence
-from flatout.ladder.results import FILE, results, write_figure, write_ladder_page
+from flatout.ladder.page import write_ladder_page
+from flatout.ladder.results import FILE, results
 from flatout.ladder.rungs import OF_ENCODERS, Ladder, Rung
 from flatout.ladder.usual.program import Case
 from flatout.perf.measure.apart import Failed
