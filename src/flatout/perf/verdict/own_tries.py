@@ -1,58 +1,35 @@
-"""What is tried for a foreign module and loader: other loaders where training waited, else other
-ways of a step.
+"""Try other ways of training a foreign module with a foreign loader, after its run has ended.
 
-Two tries need more than a step: the fast loop, which is raced in a Trainer, and a compiled step.
+Where training waited for batches, other arguments of its DataLoader are raced. Elsewhere the step
+is raced with larger batches, another precision, the fast loop (`loop_race.py`) and a compiled step
+(`compiled_step.py`). Open this file to add a way to race, or to change when one is worth its time.
 """
 
 from __future__ import annotations
 
-import importlib
-import itertools
-import math
-import signal
-import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor, nn
 
 from flatout.distributed.limits import free_bytes
-from flatout.engine.compile import why_not
-from flatout.engine.fast_loop import FastLoop, fast_loop_of, reason_against
-from flatout.engine.lightning_internals import disable_signal_handling
 from flatout.engine.precision import LIGHTNING_NAMES, Precision, bf16_is_native_on_cpu
-from flatout.engine.step_losses import NotFinite
-from flatout.errors import first_line
-from flatout.perf.measure.intervals import MOST_ROUNDS, speedup
-from flatout.perf.measure.steps import Steps, TrainingWay, endless
+from flatout.perf.measure.steps import TrainingWay
 from flatout.perf.verdict import experiments, ways
-from flatout.perf.verdict.copies import OwnFeed, OwnTask, copy_of_loader, ignore, nothing_stays
-from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence, Tried
+from flatout.perf.verdict.compiled_step import compiled
+from flatout.perf.verdict.copies import OwnFeed, OwnTask, copy_of_loader, nothing_stays
+from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence
+from flatout.perf.verdict.loop_race import try_fast_loop
 from flatout.perf.verdict.rules import starved
 from flatout.perf.verdict.ways import Refused, most_fed, other_arithmetic
 
 # how many times as many batches workers read ahead, where they keep up but for some slow batches
 _AHEAD = 4
-_LOOP_MS = 10.0
-_LOOP_SHARE = 0.3
-_SETUP_S = 0.5
-"""The longest batch for which half a millisecond matters, which is what a loop may save; of the
-time that is left, what the loops may take; a guess at what their Trainer takes to begin."""
-_COMPILES = 0.3
-_LEAST_COMPILE_S = 8.0
-_COMPILE_SHARE = 0.7
-"""Share of a model's passes from which on compiling is tried, the least time for it, and its share
-of what is left."""
-_BACKEND = "inductor"
-_AGAIN_S = 0.05
+_COMPILES = 0.3  # fraction of a step in the model's passes, from which on compiling is tried
 
 
 def try_own(
@@ -205,208 +182,3 @@ def _larger_batches(was: TrainingWay, evidence: Evidence, until: float) -> Itera
         ):
             override = f"DataLoader(batch_size={times * rows})"
             yield replace(was, cause="batch", override=override, feed=feed.grown(times))
-
-
-def try_fast_loop(
-    trainer: L.Trainer,
-    module: L.LightningModule,
-    was: TrainingWay,
-    evidence: Evidence,
-    until: float,
-) -> None:
-    """Fill in what the fast loop saves of each batch, where batches are so short that it is worth
-    it.
-    """
-    feed: Any = was.feed
-    step_s, left_s = evidence.total_ms * evidence.accumulate / 1000, until - time.perf_counter()
-    length = evidence.accumulate * math.ceil(experiments.ROUND_S / max(step_s, 1e-6))
-    needed_s = 2 * (experiments.ROUNDS + 1) * length * evidence.total_ms / 1000 + _SETUP_S
-    whole_ms = evidence.model_ms + evidence.ms.get("other", 0.0)
-    is_worth_it = whole_ms <= _LOOP_MS and needed_s <= _LOOP_SHARE * left_s
-    if fast_loop_of(trainer) is not None or not is_worth_it or reason_against(trainer, module):
-        return
-    turns = _InTurns(length, time.perf_counter() + _LOOP_SHARE * left_s)
-    try:
-        _train(trainer, feed.task, experiments.some_batches(feed), turns)
-    except Refused:
-        raise
-    except Exception as error:
-        # your own step may raise anything; the other ways are raced all the same
-        evidence.notes.append(f"the fast loop was left out: {first_line(error)}")
-        return
-    # Milliseconds carry over to the run, whose steps have more around them; ratios do not.
-    saved = [slow - fast for slow, fast in zip(turns.ms[0], turns.ms[1][1:], strict=False)]
-    gain = speedup(
-        [1.0] * len(saved), [whole_ms / max(whole_ms - each, 0.1 * whole_ms) for each in saved]
-    )
-    fix: dict[str, Any] = {"cause": "loop", "override": "Trainer(callbacks=[FastLoop()])"}
-    sizes: dict[str, Any] = {
-        "rows_per_batch": evidence.rows_per_batch,
-        "batches_per_step": evidence.accumulate,
-    }
-    evidence.tried.append(Tried.by(gain, 1000 * evidence.rows_per_batch / whole_ms, **fix, **sizes))
-
-
-def _train(trainer: L.Trainer, task: OwnTask, batches: list[Any], turns: _InTurns) -> None:
-    """Train a copy in a Trainer that has nothing but both loops."""
-    device = task.device
-    interrupt = signal.getsignal(signal.SIGINT)
-    off = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-    same = ("precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
-    settings: dict[str, Any] = off | {name: getattr(trainer, name) for name in same}
-    devices: Any = 1 if device.type == "cpu" else [device.index or 0]
-    inner = L.Trainer(accelerator=device.type, devices=devices, max_epochs=1, **settings)
-    vars(inner)["callbacks"] = [turns]  # none that a factory adds
-    disable_signal_handling(inner)
-    given = (
-        (batch,)
-        for batch in itertools.takewhile(lambda _: not turns.is_done, itertools.cycle(batches))
-    )
-    try:
-        inner.fit(_Step(task), given)
-    except SystemExit:  # Lightning's answer to Ctrl-C, which it then ignores
-        signal.signal(signal.SIGINT, interrupt)
-        raise KeyboardInterrupt from None
-    finally:
-        task.optimizers[0].zero_grad()
-        task.optimizers[0].load_state_dict(task.optimizers[0].state_dict())  # back to the device
-
-
-class _Step(L.LightningModule):
-    def __init__(self, task: OwnTask) -> None:
-        super().__init__()
-        self._task = task
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self._task.training_loss(batch[0], self._task.model)
-
-    def transfer_batch_to_device(
-        self, batch: Any, device: torch.device, dataloader_idx: int
-    ) -> Any:
-        return batch
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self._task.optimizers[0]
-
-
-class _InTurns(FastLoop):
-    """Takes every second stretch of batches; Lightning's own loop takes those between."""
-
-    def __init__(self, length: int, until: float) -> None:
-        super().__init__(not_finite=NotFinite.skip)
-        self.length, self.until = length, until
-        self.ms: tuple[list[float], list[float]] = ([], [])
-        """Of a batch in each stretch: by Lightning's loop without its first, and by this one."""
-        self.is_turn = False
-        self.is_done = False
-        self._ended = 0
-        self._at = 0.0
-
-    def _serves(self, optimizer: torch.optim.Optimizer) -> bool:
-        return self.is_turn and super()._serves(optimizer)
-
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        self._ended += 1
-        if self._ended % self.length:
-            return
-        if pl_module.device.type == "cuda":
-            torch.cuda.synchronize(pl_module.device)
-        now = time.perf_counter()
-        if self._at:
-            self.ms[self.is_turn].append(1000 * (now - self._at) / self.length)
-        rounds = len(self.ms[1]) - 1
-        self.is_done = rounds >= MOST_ROUNDS or (rounds >= experiments.ROUNDS and now > self.until)
-        self.is_turn = not self.is_turn
-        self._at = time.perf_counter()
-
-
-def compiled(was: TrainingWay, evidence: Evidence, until: float) -> Iterator[TrainingWay]:
-    """The step compiled, where that is done in time; a note says how long it took, or why it is
-    left out.
-    """
-    feed = was.feed
-    began = time.perf_counter()
-    if until - began < _LEAST_COMPILE_S:
-        return
-    way = replace(was, cause="eager", override="torch.compile(module)", model=nn.Module())
-    # no process is left behind
-    with importlib.import_module("torch._inductor.config").patch(compile_threads=1):
-        why = why_not(feed.device)
-        try:
-            if not why:
-                with _ended_after(max(_AGAIN_S, _COMPILE_SHARE * (until - time.perf_counter()))):
-                    _compile(way)
-        except _TooLong:
-            why = f"it had not compiled after {time.perf_counter() - began:.0f} s"
-        except Exception as error:
-            # compilers, and your own code in them, may raise anything; the step stays as it is
-            why = " ".join(str(error).split())[:200]
-    evidence.compile_s = time.perf_counter() - began
-    took = f"took {evidence.compile_s:.1f} s; only steps after it are compared"
-    evidence.notes.append(f"torch.compile {f'was left out: {why}' if why else took}")
-    if not why:
-        yield way
-
-
-def _compile(way: TrainingWay) -> None:
-    """Take some steps, over batches as the loader gives them: other shapes are compiled again."""
-    feed: Any = way.feed
-    task = feed.task
-    step = cast(Any, way.model)
-    # as Lightning's own would
-    vars(task.model)["log"] = vars(task.model)["log_dict"] = torch.compiler.disable(ignore)
-    step.training_step = torch.compile(task.model.training_step, backend=_BACKEND)
-    with closing(Steps(task, way, endless(feed), task.build(step))) as steps:
-        steps.take(1 + experiments.ROWS_AROUND // steps.rows_a_step)
-
-
-class _TooLong(BaseException):
-    """Not one of the errors that a compiler answers by itself."""
-
-
-@contextmanager
-def _ended_after(seconds: float) -> Iterator[None]:
-    """End a block by an alarm; one that comes in an import or a finalizer is set again."""
-    others_s, others_again = signal.getitimer(signal.ITIMER_REAL)
-    if threading.current_thread() is not threading.main_thread() or 0 < others_s <= seconds:
-        raise Refused("it could not be ended in time")
-
-    def end(_: int, frame: FrameType | None) -> None:
-        while frame is not None:
-            code = frame.f_code
-            if (
-                code.co_filename.startswith("<frozen importlib")
-                or code.co_name == "__del__"
-                or code is lost.__code__
-            ):
-                return  # until the next alarm
-            frame = frame.f_back
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        raise _TooLong
-
-    def lost(what: sys.UnraisableHookArgs) -> None:
-        if what.exc_type is _TooLong:
-            # at once: what follows may be lost as well
-            signal.setitimer(signal.ITIMER_REAL, 0.001, _AGAIN_S)
-        else:
-            others_hook(what)
-
-    before = signal.signal(signal.SIGALRM, end)
-    began = time.perf_counter()
-    others_hook = sys.unraisablehook
-    sys.unraisablehook = lost
-    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        sys.unraisablehook = others_hook
-        if others_s:
-            signal.setitimer(
-                signal.ITIMER_REAL,
-                max(0.001, others_s - (time.perf_counter() - began)),
-                others_again,
-            )
