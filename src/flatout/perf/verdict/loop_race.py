@@ -11,6 +11,7 @@ import itertools
 import math
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
@@ -40,18 +41,20 @@ def try_fast_loop(
     evidence: Evidence,
     until: float,
 ) -> None:
-    """Fill in what the fast loop saves of each batch, where batches are so short that it is worth
-    it.
+    """Add to `evidence` what the fast loop saves of each batch; nothing where batches are long.
+
+    `until` is the end of all tries, a time of `time.perf_counter`.
     """
     feed: Any = was.feed
-    step_s, left_s = evidence.total_ms * evidence.accumulate / 1000, until - time.perf_counter()
-    length = evidence.accumulate * math.ceil(experiments.ROUND_S / max(step_s, 1e-6))
-    needed_s = 2 * (experiments.ROUNDS + 1) * length * evidence.total_ms / 1000 + _SETUP_S
+    step_s = evidence.total_ms * evidence.accumulate / 1000
+    left_s = until - time.perf_counter()
+    batches_per_turn = evidence.accumulate * math.ceil(experiments.ROUND_S / max(step_s, 1e-6))
+    turns_s = 2 * (experiments.ROUNDS + 1) * batches_per_turn * evidence.total_ms / 1000
     whole_ms = evidence.model_ms + evidence.ms.get("other", 0.0)
-    is_worth_it = whole_ms <= _LOOP_MS and needed_s <= _LOOP_SHARE * left_s
+    is_worth_it = whole_ms <= _LOOP_MS and turns_s + _SETUP_S <= _LOOP_SHARE * left_s
     if fast_loop_of(trainer) is not None or not is_worth_it or reason_against(trainer, module):
         return
-    turns = _InTurns(length, time.perf_counter() + _LOOP_SHARE * left_s)
+    turns = _InTurns(batches_per_turn, time.perf_counter() + _LOOP_SHARE * left_s)
     try:
         _train(trainer, feed.task, experiments.some_batches(feed), turns)
     except Refused:
@@ -61,46 +64,67 @@ def try_fast_loop(
         evidence.notes.append(f"the fast loop was left out: {first_line(error)}")
         return
     # Milliseconds carry over to the run, whose steps have more around them; ratios do not.
-    saved = [slow - fast for slow, fast in zip(turns.ms[0], turns.ms[1][1:], strict=False)]
-    gain = speedup(
-        [1.0] * len(saved), [whole_ms / max(whole_ms - each, 0.1 * whole_ms) for each in saved]
+    # Saved 0.5 ms of a batch of 2 ms in the run: a ratio of 2 / 1.5.
+    ratios = list[float]()
+    for lightning_ms, fast_ms in zip(turns.lightning_ms, turns.fast_ms[1:], strict=False):
+        saved_ms = lightning_ms - fast_ms
+        ratios.append(whole_ms / max(whole_ms - saved_ms, 0.1 * whole_ms))
+    tried = Tried.by(
+        speedup([1.0] * len(ratios), ratios),
+        1000 * evidence.rows_per_batch / whole_ms,
+        cause="loop",
+        override="Trainer(callbacks=[FastLoop()])",
+        rows_per_batch=evidence.rows_per_batch,
+        batches_per_step=evidence.accumulate,
     )
-    fix: dict[str, Any] = {"cause": "loop", "override": "Trainer(callbacks=[FastLoop()])"}
-    sizes: dict[str, Any] = {
-        "rows_per_batch": evidence.rows_per_batch,
-        "batches_per_step": evidence.accumulate,
-    }
-    evidence.tried.append(Tried.by(gain, 1000 * evidence.rows_per_batch / whole_ms, **fix, **sizes))
+    evidence.tried.append(tried)
 
 
 def _train(trainer: L.Trainer, task: OwnTask, batches: list[Any], turns: _InTurns) -> None:
-    """Train a copy in a Trainer that has nothing but both loops."""
+    """Train the task's copy over `batches` again and again, in a bare Trainer, until `turns` end.
+
+    The Trainer has the precision, accumulation and clipping of `trainer`, and neither logger nor
+    checkpoints.
+    """
     device = task.device
-    interrupt = signal.getsignal(signal.SIGINT)
-    off = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-    same = ("precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
-    settings: dict[str, Any] = off | {name: getattr(trainer, name) for name in same}
+    interrupt_handler = signal.getsignal(signal.SIGINT)
     devices: Any = 1 if device.type == "cpu" else [device.index or 0]
-    inner = L.Trainer(accelerator=device.type, devices=devices, max_epochs=1, **settings)
+    inner = L.Trainer(
+        accelerator=device.type,
+        devices=devices,
+        max_epochs=1,
+        precision=trainer.precision,
+        accumulate_grad_batches=trainer.accumulate_grad_batches,
+        gradient_clip_val=trainer.gradient_clip_val,
+        gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     vars(inner)["callbacks"] = [turns]  # none that a factory adds
     disable_signal_handling(inner)
-    given = (
-        (batch,)
-        for batch in itertools.takewhile(lambda _: not turns.is_done, itertools.cycle(batches))
-    )
+
+    def batches_of_all_turns() -> Iterator[tuple[Any]]:
+        for batch in itertools.cycle(batches):
+            if turns.is_done:
+                return
+            yield (batch,)
+
+    optimizer = task.optimizers[0]
     try:
-        inner.fit(_Step(task), given)
+        inner.fit(_Step(task), batches_of_all_turns())
     except SystemExit:  # Lightning's answer to Ctrl-C, which it then ignores
-        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGINT, interrupt_handler)
         raise KeyboardInterrupt from None
     finally:
-        task.optimizers[0].zero_grad()
-        task.optimizers[0].load_state_dict(task.optimizers[0].state_dict())  # back to the device
+        optimizer.zero_grad()
+        optimizer.load_state_dict(optimizer.state_dict())  # back to the device
 
 
 class _Step(L.LightningModule):
+    """The training step of a task's copy, on batches that are on the device already."""
+
     def __init__(self, task: OwnTask) -> None:
         super().__init__()
         self._task = task
@@ -118,31 +142,43 @@ class _Step(L.LightningModule):
 
 
 class _InTurns(FastLoop):
-    """Takes every second stretch of batches; Lightning's own loop takes those between."""
+    """Fast loop that takes every second turn of batches; Lightning's loop takes those between.
 
-    def __init__(self, length: int, until: float) -> None:
+    With turns of 3 batches, L for Lightning's loop and F for the fast one:
+
+        batches   L L L   F F F   L L L   F F F   L L L   F F F
+        timed     no      F[0]    L[0]    F[1]    L[1]    F[2]
+
+    The first turn of all is not timed, as it begins before this class sees a batch. The race
+    compares L[0] with F[1], L[1] with F[2]: F[0] only warms up.
+    """
+
+    def __init__(self, batches_per_turn: int, until: float) -> None:
         super().__init__(not_finite=NotFinite.skip)
-        self.length, self.until = length, until
-        self.ms: tuple[list[float], list[float]] = ([], [])
-        """Of a batch in each stretch: by Lightning's loop without its first, and by this one."""
-        self.is_turn = False
+        self.batches_per_turn = batches_per_turn
+        self.until = until
+        self.lightning_ms: list[float] = []  # of a batch, for each timed turn
+        self.fast_ms: list[float] = []
+        self.is_fast_turn = False
         self.is_done = False
-        self._ended = 0
-        self._at = 0.0
+        self._batches_ended = 0
+        self._turn_began = 0.0
 
     def _serves(self, optimizer: torch.optim.Optimizer) -> bool:
-        return self.is_turn and super()._serves(optimizer)
+        return self.is_fast_turn and super()._serves(optimizer)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        self._ended += 1
-        if self._ended % self.length:
+        self._batches_ended += 1
+        if self._batches_ended % self.batches_per_turn:
             return
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize(pl_module.device)
         now = time.perf_counter()
-        if self._at:
-            self.ms[self.is_turn].append(1000 * (now - self._at) / self.length)
-        rounds = len(self.ms[1]) - 1
-        self.is_done = rounds >= MOST_ROUNDS or (rounds >= experiments.ROUNDS and now > self.until)
-        self.is_turn = not self.is_turn
-        self._at = time.perf_counter()
+        if self._turn_began:
+            times_ms = self.fast_ms if self.is_fast_turn else self.lightning_ms
+            times_ms.append(1000 * (now - self._turn_began) / self.batches_per_turn)
+        rounds = len(self.fast_ms) - 1
+        is_over = rounds >= experiments.ROUNDS and now > self.until
+        self.is_done = rounds >= MOST_ROUNDS or is_over
+        self.is_fast_turn = not self.is_fast_turn
+        self._turn_began = time.perf_counter()

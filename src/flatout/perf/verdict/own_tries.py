@@ -27,7 +27,7 @@ from flatout.perf.verdict.loop_race import try_fast_loop
 from flatout.perf.verdict.rules import starved
 from flatout.perf.verdict.ways import Refused, most_fed, other_arithmetic
 
-# how many times as many batches workers read ahead, where they keep up but for some slow batches
+# For workers that keep up but for some slow batches: so many times as many batches read ahead.
 _AHEAD = 4
 _COMPILES = 0.3  # fraction of a step in the model's passes, from which on compiling is tried
 
@@ -41,8 +41,10 @@ def try_own(
     seconds: float,
     trained_s: float,
 ) -> None:
-    """Fill in what other ways were worth, or why nothing was tried, in a tenth of `trained_s` and
-    `seconds` at most.
+    """Race other ways of training, and add to `evidence` what each was worth.
+
+    `evidence.not_tried` says why, where nothing is raced. All races together take `seconds` at
+    most, and no more than a tenth of `trained_s`, the seconds that the run has trained.
     """
     device = trainer.strategy.root_device
     seconds = min(seconds, experiments.SHARE * trained_s)
@@ -52,9 +54,9 @@ def try_own(
         evidence.not_tried = "nothing was tried: the run was short"
     elif 4 * experiments.ROUNDS * evidence.total_ms * evidence.accumulate / 1000 > seconds:
         evidence.not_tried = "nothing was tried: a step takes too long for it"
-    elif (found := starved(evidence)) is not None:
+    elif (finding := starved(evidence)) is not None:
         # what is timed between turns of others means nothing
-        evidence.not_tried = f"nothing was tried: {found.limit} would disturb it"
+        evidence.not_tried = f"nothing was tried: {finding.limit} would disturb it"
     else:
         until = time.perf_counter() + seconds
         with nothing_stays(module, device):
@@ -66,119 +68,175 @@ def try_own(
 def _race(
     trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: Evidence, until: float
 ) -> None:
+    """Race the ways that `evidence` speaks for; `Refused` where this run cannot be timed."""
     device = trainer.strategy.root_device
-    precision = next(
-        (ours for ours, theirs in LIGHTNING_NAMES.items() if theirs == str(trainer.precision)), None
-    )
-    if precision is None:
-        raise Refused(f"steps of precision {trainer.precision} are not timed")
-    if module.automatic_optimization and any(
-        isinstance(each, torch.optim.LBFGS) for each in trainer.optimizers
-    ):
+    precision = _precision_of(trainer)
+    if module.automatic_optimization and _uses_lbfgs(trainer):
         raise Refused("LBFGS computes its loss again while it steps")
     task: Any = OwnTask(trainer, module, device)
-    about: dict[str, Any] = {"rows": evidence.rows_per_batch, "accumulate": evidence.accumulate}
-    about |= {"epochs": evidence.epochs, "batches": evidence.batches / max(evidence.epochs, 1e-9)}
-    feed: Any = OwnFeed(loader=copy_of_loader(loader, trainer), task=task, **about)
+    feed: Any = OwnFeed(
+        loader=copy_of_loader(loader, trainer),
+        task=task,
+        rows=evidence.rows_per_batch,
+        accumulate=evidence.accumulate,
+        epochs=evidence.epochs,
+        batches=evidence.batches / max(evidence.epochs, 1e-9),
+    )
     was = TrainingWay(feed=feed, precision=precision, model=task.model)
     evidence.native = _other_precision(precision, device)
     waits = evidence.share("wait") >= experiments.WAITS
     if waits and experiments.try_feeds(task, was, _other_loaders, evidence, until):
         return
-    # what workers make is waited for, whatever computes
+    # From here on what computes is raced. Batches are read in this process, so that none of the
+    # ways waits for the start of workers.
     here = replace(was, feed=feed.opened(num_workers=0))
     try_fast_loop(trainer, module, here, evidence, until)
-    others = [*_larger_batches(here, evidence, until), *other_arithmetic(here, evidence)]
-    # A compiled step may be worth it where the model is slow, and is none already.
-    parts = list(module.modules())
-    is_compiled = any(
-        type(each).__name__ == "OptimizedModule" or each._compiled_call_impl for each in parts
+    uncompiled = [here, *_larger_batches(here, evidence, until), *other_arithmetic(here, evidence)]
+    if not _may_compile(module, evidence):
+        experiments.try_models(task, uncompiled, evidence, until)
+        return
+    # Half of the time that is left is for compiling and racing the compiled step.
+    half_until = (time.perf_counter() + until) / 2
+    experiments.try_models(task, uncompiled, evidence, half_until)
+    compiled_ways = list(compiled(here, evidence, until))
+    if compiled_ways:
+        experiments.try_models(task, [here, *compiled_ways], evidence, until)
+
+
+def _precision_of(trainer: L.Trainer) -> Precision:
+    for precision, lightning_name in LIGHTNING_NAMES.items():
+        if lightning_name == str(trainer.precision):
+            return precision
+    raise Refused(f"steps of precision {trainer.precision} are not timed")
+
+
+def _uses_lbfgs(trainer: L.Trainer) -> bool:
+    return any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in trainer.optimizers)
+
+
+def _may_compile(module: L.LightningModule, evidence: Evidence) -> bool:
+    """Whether the model's passes are a large part of a step, and none of its modules is compiled
+    already.
+    """
+    if evidence.share("forward", "backward") < _COMPILES:
+        return False
+    return not any(
+        type(submodule).__name__ == "OptimizedModule" or submodule._compiled_call_impl
+        for submodule in module.modules()
     )
-    compiles = evidence.share("forward", "backward") >= _COMPILES and not is_compiled
-    experiments.try_models(
-        task, [here, *others], evidence, (time.perf_counter() + until) / 2 if compiles else until
-    )
-    if compiles and (found := list(compiled(here, evidence, until))):
-        experiments.try_models(task, [here, *found], evidence, until)
 
 
 def _other_precision(precision: Precision, device: torch.device) -> str:
+    """The precision to race against this one; empty where the device has none in hardware."""
+    is_cuda = device.type == "cuda"
     if precision is not Precision.fp32:
-        return "" if device.type == "cuda" else Precision.fp32.value
-    if device.type == "cuda":
-        return (
-            Precision.bf16 if torch.cuda.get_device_capability(device) >= (8, 0) else Precision.fp16
-        ).value
-    return Precision.bf16.value if device.type == "cpu" and bf16_is_native_on_cpu() else ""
+        return "" if is_cuda else Precision.fp32.value
+    if is_cuda:
+        has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
+        return Precision.bf16.value if has_bf16 else Precision.fp16.value
+    has_bf16 = device.type == "cpu" and bf16_is_native_on_cpu()
+    return Precision.bf16.value if has_bf16 else ""
 
 
 def _other_loaders(was: TrainingWay, evidence: Evidence) -> Iterator[TrainingWay]:
+    """Ways to read the same batches that may feed the model faster, or start their workers less
+    often.
+    """
     feed: Any = was.feed
     if not feed.is_torchs:
         evidence.not_tried = f"other ways of reading {type(feed.loader).__name__} are not known"
         return
-    for changed, threads in _changes(feed, was, evidence):
-        if changed.get("num_workers", feed.num_workers) and evidence.epochs > 1:
-            changed["persistent_workers"] = True
-        made = feed.opened(**changed)
-        is_more = (
-            most_fed(made, feed, evidence.feed_alone) >= LEAST_GAIN * evidence.model_rows_per_s
-        )
-        if is_more or made.starts < feed.starts:
-            words = ", ".join(f"{name}={value}" for name, value in changed.items())
-            override = f"DataLoader({words})" + (f" threads={threads}" if threads else "")
+    for arguments, threads in _loader_arguments(feed, was, evidence):
+        if arguments.get("num_workers", feed.num_workers) and evidence.epochs > 1:
+            arguments["persistent_workers"] = True
+        other_feed = feed.opened(**arguments)
+        rows_per_s = most_fed(other_feed, feed, evidence.feed_alone)
+        may_feed_faster = rows_per_s >= LEAST_GAIN * evidence.model_rows_per_s
+        if may_feed_faster or other_feed.starts < feed.starts:
+            listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
+            override = f"DataLoader({listed})"
+            if threads:
+                override += f" threads={threads}"
             yield replace(
-                was, cause="data", override=override, feed=made, threads=threads or was.threads
+                was,
+                cause="data",
+                override=override,
+                feed=other_feed,
+                threads=threads or was.threads,
             )
 
 
-def _changes(
+def _loader_arguments(
     feed: OwnFeed, was: TrainingWay, evidence: Evidence
 ) -> Iterator[tuple[dict[str, Any], int | None]]:
-    """Arguments of a DataLoader, and threads where workers need their cores."""
-    now = feed.num_workers
+    """Arguments of a DataLoader to race, each with the threads it leaves to the model.
+
+    The threads are None where they stay as they are.
+    """
+    workers_now = feed.num_workers
     is_cpu = feed.device.type == "cpu"
-    is_busy = (evidence.feed_cores or 0.0) >= ways.BUSY
-    if now and evidence.epochs > 1 and feed.starts == 1.0:
+    reading_is_busy = (evidence.feed_cores or 0.0) >= ways.BUSY
+    if workers_now and evidence.epochs > 1 and feed.starts == 1.0:
         yield {"persistent_workers": True}, None
-    model_ms = max(evidence.model_ms, 1e-3)
-    needed = 1 + round((evidence.ms.get("wait", 0.0) + model_ms) / model_ms)
-    # each would give a whole stream
-    most = 1 if feed.is_stream else evidence.cores if is_busy else ways.MOST_WORKERS
-    workers = min(most, needed * max(1, now))
-    if is_cpu and is_busy and not now:  # more of either would take turns on one core
+    workers = _workers_to_keep_up(feed, evidence, reading_is_busy)
+    if is_cpu and reading_is_busy and not workers_now:
+        # Workers and the model's threads share the cores: more of either would take turns on one.
         workers = max(1, evidence.cores // 2)
         threads = max(1, evidence.cores - workers)
         yield {"num_workers": workers}, threads if threads < was.threads else None
-    elif workers > now:
+    elif workers > workers_now:
         yield {"num_workers": workers}, None
-    if now:
+    if workers_now:
         yield {"prefetch_factor": _AHEAD * feed.prefetch}, None
         yield {"num_workers": 0}, None
     if not is_cpu and not feed.loader.pin_memory:
         yield {"num_workers": max(1, workers), "pin_memory": True}, None
 
 
+def _workers_to_keep_up(feed: OwnFeed, evidence: Evidence, reading_is_busy: bool) -> int:
+    """So many workers that a batch is ready when the model asks for it, within what is sensible.
+
+    A batch of which the model computes 2 ms and then waits 6 ms takes 8 ms to read: one worker
+    gives a batch in 8 ms, and 4 would do. One more is for uneven batches: 5.
+    """
+    model_ms = max(evidence.model_ms, 1e-3)
+    wait_ms = evidence.ms.get("wait", 0.0)
+    needed = 1 + round((wait_ms + model_ms) / model_ms)
+    if feed.is_stream:
+        most = 1  # each worker would give the whole stream
+    elif reading_is_busy:
+        most = evidence.cores
+    else:
+        most = ways.MOST_WORKERS
+    return min(most, needed * max(1, feed.num_workers))
+
+
 def _larger_batches(was: TrainingWay, evidence: Evidence, until: float) -> Iterator[TrainingWay]:
-    """The batches of a step in one, where there are several; else larger ones, where these are
-    small.
+    """A step's batches in one where it accumulates several, else larger ones where these are small.
+
+    `until` is the end of all tries: batches that would take too long to race are left out.
     """
     feed: Any = was.feed
-    rows, parts = feed.plan.rows_per_batch, evidence.accumulate
+    rows = feed.plan.rows_per_batch
+    accumulate = evidence.accumulate
     # Batches can be put together where they are read row by row.
     may_grow = feed.rows_of_batches is not None and feed.loader.batch_sampler is not None
     if not may_grow or (feed.device.type == "cpu" and free_bytes() < ways.FREE_BYTES):
         return
-    if parts > 1 and rows * parts <= ways.SMALL_ROWS:
-        override = f"DataLoader(batch_size={rows * parts}) ++trainer.accumulate_grad_batches=1"
-        yield replace(was, cause="accumulation", override=override, feed=feed.grown(parts))
-    if parts > 1 or rows >= ways.SMALL_ROWS:
+    if accumulate > 1:
+        step_rows = rows * accumulate
+        if step_rows <= ways.SMALL_ROWS:
+            override = f"DataLoader(batch_size={step_rows}) ++trainer.accumulate_grad_batches=1"
+            grown = feed.grown(accumulate)
+            yield replace(was, cause="accumulation", override=override, feed=grown)
+        return
+    if rows >= ways.SMALL_ROWS:
         return
     left_s = until - time.perf_counter()
+    most_rows = min(feed.num_rows // ways.LEAST_STEPS_AN_EPOCH, 4 * ways.SMALL_ROWS)
     for times in (16, 4):
+        # if a batch of so many times the rows takes so many times as long, which is the worst case
         is_quick = times * evidence.model_ms / 1000 < left_s / (4 * experiments.ROUNDS)
-        if is_quick and times * rows <= min(
-            feed.num_rows // ways.LEAST_STEPS_AN_EPOCH, 4 * ways.SMALL_ROWS
-        ):
+        if is_quick and times * rows <= most_rows:
             override = f"DataLoader(batch_size={times * rows})"
             yield replace(was, cause="batch", override=override, feed=feed.grown(times))
