@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from flatout.errors import printable
 from flatout.ladder.results import COSTS, PAYS, UNSURE
+from flatout.ladder.rungs import STARTUP
 from flatout.report.dashboard import event_file
 from flatout.report.figures import (
     COLOURS,
@@ -30,10 +31,14 @@ from flatout.report.figures import (
     explain,
 )
 
-_ROW = 34
-_TOP = 8
+_ROW = 34  # height of a rung, in pixels
+_TOP = 8  # margins
 _BOTTOM = 30
 _WIDTH = 900
+_TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.5, 2, 3, 5, 8, 12, 20, 40, 80, 160)
+# middle of the bars, and of the text beside them, below the upper edge of a rung: fractions of it
+_PROMISED_AT = 0.3
+_MEASURED_AT = 0.64
 _PROMISED = "#c9d4dc"
 _COLOURS = {PAYS: COLOURS[0], UNSURE: "#b08900", COSTS: "#b3261e"}  # the last two are amber and red
 
@@ -72,23 +77,13 @@ def _drawn(rungs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _draw(figure: Figure, shown: Sequence[Mapping[str, Any]]) -> None:
-    names = [
-        printable(rung["name"]) + (" (startup)" if rung["measures"] == "startup" else "")
-        for rung in shown
-    ]
-    axes = add_axes(
-        figure, left=16 + 1.08 * LETTER * max(map(len, names)), right=60, top=_TOP, bottom=_BOTTOM
-    )
-    values = [value for rung in shown for value in (*(rung["factor"] or ()), *_measured(rung)[:1])]
-    low = min(0.8, 0.9 * min(values))
-    high = max(2.0, 1.1 * max(values))
+    names = [_name_of(rung) for rung in shown]
+    left = 16 + 1.08 * LETTER * max(map(len, names))
+    axes = add_axes(figure, left=left, right=60, top=_TOP, bottom=_BOTTOM)
+    low, high = _range_of(shown)
     axes.set_xscale("log")
     axes.set(xlim=(low, high), ylim=(len(names), 0))
-    ticks = [
-        value
-        for value in (0.1, 0.2, 0.5, 0.8, 1, 1.5, 2, 3, 5, 8, 12, 20, 40, 80, 160)
-        if low <= value <= high
-    ]
+    ticks = [value for value in _TICKS if low <= value <= high]
     axes.set_xticks(ticks, [f"{value:g}×" for value in ticks])
     axes.set_xticks([], minor=True)
     axes.set_yticks([place + 0.5 for place in range(len(names))], names)
@@ -102,13 +97,31 @@ def _draw(figure: Figure, shown: Sequence[Mapping[str, Any]]) -> None:
         if rung["measured"]:
             _draw_measured(axes, place, rung, low, high)
         else:
-            _write(axes, 1, place + 0.64, printable(rung["skipped"]), MUTED)
+            _write(axes, 1, place + _MEASURED_AT, printable(rung["skipped"]), MUTED)
+
+
+def _name_of(rung: Mapping[str, Any]) -> str:
+    name = printable(rung["name"])
+    return f"{name} (startup)" if rung["measures"] == STARTUP else name
+
+
+def _range_of(shown: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Ends of the axis: all promises and measured values lie within, and so does no change at 1."""
+    values = list[float]()
+    for rung in shown:
+        values += rung["factor"] or ()
+        values += _measured(rung)[:1]
+    return min(0.8, 0.9 * min(values)), max(2.0, 1.1 * max(values))
 
 
 def _draw_promise(axes: Axes, place: int, rung: Mapping[str, Any]) -> None:
     least, most = rung["factor"]
     bar = axes.barh(
-        place + 0.3, math.fabs(most - 1), left=min(1, most), height=0.24, color=_PROMISED
+        place + _PROMISED_AT,
+        math.fabs(most - 1),
+        left=min(1, most),
+        height=0.24,
+        color=_PROMISED,
     )
     axes.plot([least, least], [place + 0.18, place + 0.42], color=MUTED, linewidth=1)
     explain(bar[0], [f"{rung['name']}: promised {rung['promised']}"])
@@ -118,30 +131,33 @@ def _draw_measured(
     axes: Axes, place: int, rung: Mapping[str, Any], low: float, high: float
 ) -> None:
     value, least, most = _measured(rung)
-    at = place + 0.64
-    bar = axes.barh(
-        at, math.fabs(value - 1), left=min(1, value), height=0.34, color=_COLOURS[rung["verdict"]]
-    )
+    y = place + _MEASURED_AT
+    colour = _COLOURS[rung["verdict"]]
+    bar = axes.barh(y, math.fabs(value - 1), left=min(1, value), height=0.34, color=colour)
     explain(bar[0], [f"{rung['name']}: measured {value:.2f}×"])
-    axes.plot([max(low, least), min(high, most)], [at, at], color=INK, linewidth=1.2)
-    _write(axes, max(1, value, min(most, high)), at, f"{value:.2f}×", INK)
+    axes.plot([max(low, least), min(high, most)], [y, y], color=INK, linewidth=1.2)
+    _write(axes, max(1, value, min(most, high)), y, f"{value:.2f}×", INK)
 
 
 def _write(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
-    options: dict[str, Any] = {
-        "textcoords": "offset points",
-        "color": colour,
-        "fontsize": 10.5,
-        "va": "center",
-    }
-    axes.annotate(text, (x, y), xytext=(6, 0), **options)
+    """Write a text a little right of a point."""
+    axes.annotate(
+        text,
+        (x, y),
+        xytext=(6, 0),
+        textcoords="offset points",
+        color=colour,
+        fontsize=10.5,
+        va="center",
+    )
 
 
 def _measured(rung: Mapping[str, Any]) -> tuple[float, ...]:
-    """Value and ends of the interval; empty where the rung was not measured."""
-    found = rung["measured"]
-    return (
-        tuple(float(found[name] or found["value"]) for name in ("value", "low", "high"))
-        if found
-        else ()
-    )
+    """Value and ends of the interval; empty where the rung was not measured.
+
+    Without an interval its ends are the value.
+    """
+    gain = rung["measured"]
+    if not gain:
+        return ()
+    return tuple(float(gain[name] or gain["value"]) for name in ("value", "low", "high"))

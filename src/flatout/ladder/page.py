@@ -19,59 +19,65 @@ from flatout.report.page import render_text, tile
 PAGE = "ladder.html"
 
 
-def write_ladder_page(folder: Path, found: Mapping[str, Any]) -> None:
-    """From the plain values of its `ladder.json`."""
-    heads, cells = figures(found)
+def write_ladder_page(folder: Path, ladder: Mapping[str, Any]) -> None:
+    """Write the page into `folder`, from the plain values of its `ladder.json`."""
+    heads, figures_of_rungs = figures(ladder)
     rows = [
-        {name: rung[name] for name in ("name", "about", "promised")}
-        | {"figures": texts, "word": word_of(rung)}
-        | {"kind": "skipped" if rung["skipped"] else (rung["verdict"] or "").replace(" ", "-")}
-        for rung, texts in zip(found["rungs"], cells, strict=True)
+        _row_of(rung, texts) for rung, texts in zip(ladder["rungs"], figures_of_rungs, strict=True)
     ]
-    chart = promise_chart(found["rungs"])
+    chart = promise_chart(ladder["rungs"])
     page = render_text(
         "ladder.html",
-        title=found["title"],
-        command=found["command"],
-        about=f"{found['rows']:,} rows an epoch, on {found['device']}, {found['date']}",
-        figures=_tiles(found),
+        title=ladder["title"],
+        command=ladder["command"],
+        about=f"{ladder['rows']:,} rows an epoch, on {ladder['device']}, {ladder['date']}",
+        figures=_tiles(ladder["whole"]),
         charts_of_rungs=[chart] if chart else [],
         heads=heads,
         rows=rows,
-        lines=closing_lines(found),
-        quality=_quality(found["quality"]),
+        lines=closing_lines(ladder),
+        quality=_quality(ladder["quality"]),
     )
     write_atomically(folder / PAGE, page)
 
 
-def _tiles(found: Mapping[str, Any]) -> list[dict[str, str]]:
-    if (whole := found["whole"]) is None:
+def _row_of(rung: Mapping[str, Any], texts: list[str]) -> dict[str, Any]:
+    """A rung as the template's table shows it; `kind` is the CSS class of the row."""
+    kind = "skipped" if rung["skipped"] else (rung["verdict"] or "").replace(" ", "-")
+    return {
+        "name": rung["name"],
+        "about": rung["about"],
+        "promised": rung["promised"],
+        "figures": texts,
+        "word": word_of(rung),
+        "kind": kind,
+    }
+
+
+def _tiles(whole: Mapping[str, Any] | None) -> list[dict[str, str]]:
+    """Large figures at the top: the speed-up in all, and an epoch before and after."""
+    if whole is None:
         return []
     ratio = whole["ratio"]
-    sure = "" if ratio["low"] is None else f"{ratio['low']:.1f} to {ratio['high']:.1f}"
-    sides = (
-        ("as usually written", whole["minutes_before"]),
-        (whole["top"], whole["minutes_after"]),
-    )
-    epochs = [tile(duration(minutes), "an epoch", name) for name, minutes in sides]
-    return [tile(f"{ratio['value']:.1f}×", "in all", sure), *epochs]
+    interval = "" if ratio["low"] is None else f"{ratio['low']:.1f} to {ratio['high']:.1f}"
+    return [
+        tile(f"{ratio['value']:.1f}×", "in all", interval),
+        tile(duration(whole["minutes_before"]), "an epoch", "as usually written"),
+        tile(duration(whole["minutes_after"]), "an epoch", whole["top"]),
+    ]
 
 
 def _quality(quality: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A table of the test metric, a row for each program and a column for each seed."""
     if quality is None:
         return None
-    groups = quality["groups"]
-    rows = [
-        [each["name"], mean_with_spread(each), *(f"{value:.2f}" for value in each["values"])]
-        for each in groups
-    ]
-    heads = [
-        "",
-        f"test {quality['metric']}, points",
-        *(f"seed {number + 1}" for number in range(quality["seeds"])),
-    ]
+    rows = list[list[str]]()
+    for group in quality["groups"]:
+        values = [f"{value:.2f}" for value in group["values"]]
+        rows.append([group["name"], mean_with_spread(group), *values])
+    seeds = [f"seed {number + 1}" for number in range(quality["seeds"])]
     return {
-        "heads": heads,
+        "heads": ["", f"test {quality['metric']}, points", *seeds],
         "rows": rows,
         "sentence": quality["sentence"],
         "epochs": quality["epochs"],

@@ -22,63 +22,84 @@ LEAST_GAIN = 1.02  # a rung below this ratio does not pay
 PAYS = "pays"
 UNSURE = "unsure"
 COSTS = "does not pay"
+# of the measurements of a rung, the figures whose median over its rounds is kept
+_MEDIANS = (
+    "rows_per_s",
+    "tokens_per_s",
+    "wait_share",
+    "padding_share",
+    "startup_s",
+    "memory_gb",
+    "device_share",
+)
 
 
 def results(
     ladder: Ladder, steps: Sequence[Step], *, rows: int, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """All figures of a ladder; `rows`: of an epoch."""
+    """All figures of a ladder, as `ladder.json` holds them.
+
+    `rows` are those of an epoch; `about` is taken in as it is (device, date, command).
+    """
     rungs = list[dict[str, Any]]()
-    below = list[Step]()
+    measured = list[Step]()
+    skipped = list[dict[str, str]]()
     for step in steps:
-        rungs.append(_rung(step, below))
-        below += [step] if step.found else []
+        rungs.append(_rung(step, measured))
+        if step.found:
+            measured.append(step)
+        elif step.skipped:
+            skipped.append({"name": step.rung.name, "why": step.skipped})
     return {
         "schema": SCHEMA,
-        **{name: getattr(ladder, name) for name in ("name", "title", "kind", "in_all")},
+        "name": ladder.name,
+        "title": ladder.title,
+        "kind": ladder.kind,
+        "in_all": ladder.in_all,
         "rows": rows,
         **about,
         "rungs": rungs,
-        "whole": _whole([step for step in steps if step.found], rows),
-        "skipped": [
-            {"name": step.rung.name, "why": step.skipped}
-            for step in steps
-            if step.skipped and not step.found
-        ],
+        "whole": _whole(measured, rows),
+        "skipped": skipped,
         "is_complete": not any(step.skipped == TOO_SHORT for step in steps),
         "quality": None,
     }
 
 
 def _rung(step: Step, below: Sequence[Step]) -> dict[str, Any]:
-    """The figures of a rung; `below`: the rungs below it that were measured."""
+    """The figures of a rung; `below`: the rungs below it that were measured.
+
+    `measured` is its gain over the next rung below, `cumulative` its gain over the foot. Both are
+    None where it was not measured; the foot has no `measured`.
+    """
     rung = step.rung
-    found: dict[str, Any] = {
-        **{name: getattr(rung, name) for name in ("name", "about", "promised")},
+    figures: dict[str, Any] = {
+        "name": rung.name,
+        "about": rung.about,
+        "promised": rung.promised,
         "factor": list(rung.factor) if rung.factor else None,
         "measures": rung.measures,
         "program": "flatout" if rung.is_ours else "usual",
         "change": list(rung.words) if rung.is_ours else dict(rung.keywords or {}),
-        "skipped": step.skipped if not step.found else "",
-        **dict.fromkeys(("measured", "cumulative", "verdict")),
+        "skipped": "" if step.found else step.skipped,
+        "measured": None,
+        "cumulative": None,
+        "verdict": None,
     }
     if not step.found:
-        return found
+        return figures
     if below:
         gain = ratio(below[-1], step, rung.measures)
-        found |= {"measured": asdict(gain), "verdict": judge(gain), "against": below[-1].rung.name}
-    found["cumulative"] = asdict(ratio(below[0] if below else step, step))
-    for name in (
-        "rows_per_s",
-        "tokens_per_s",
-        "wait_share",
-        "padding_share",
-        "startup_s",
-        "memory_gb",
-        "device_share",
-    ):
-        found[name] = step.middle(name)
-    return found | {"rounds": len(step.found), "spread": step.spread}
+        figures["measured"] = asdict(gain)
+        figures["verdict"] = judge(gain)
+        figures["against"] = below[-1].rung.name
+    foot = below[0] if below else step
+    figures["cumulative"] = asdict(ratio(foot, step))
+    for name in _MEDIANS:
+        figures[name] = step.middle(name)
+    figures["rounds"] = len(step.found)
+    figures["spread"] = step.spread
+    return figures
 
 
 def judge(gain: Estimate) -> str:
@@ -91,18 +112,24 @@ def judge(gain: Estimate) -> str:
 
 
 def _whole(measured: Sequence[Step], rows: int) -> dict[str, Any] | None:
-    if not (place := top_of([step.rung for step in measured])):
+    """The ladder from its foot to its top; None where fewer than two rungs were measured."""
+    top_place = top_of([step.rung for step in measured])
+    if not top_place:
         return None
-    foot, top = measured[0], measured[place]
-    minutes = [rows / (step.middle("rows_per_s") or 1e-9) / 60 for step in (foot, top)]
-    found = {
+    foot = measured[0]
+    top = measured[top_place]
+    return {
         "foot": foot.rung.name,
         "top": top.rung.name,
-        "minutes_before": minutes[0],
-        "minutes_after": minutes[1],
-    }
-    found |= {"ratio": asdict(ratio(foot, top)), "startup_before_s": foot.middle("startup_s")}
-    return found | {
+        "minutes_before": _epoch_minutes(foot, rows),
+        "minutes_after": _epoch_minutes(top, rows),
+        "ratio": asdict(ratio(foot, top)),
+        "startup_before_s": foot.middle("startup_s"),
         "startup_after_s": top.middle("startup_s"),
         "startup_ratio": asdict(ratio(foot, top, STARTUP)),
     }
+
+
+def _epoch_minutes(step: Step, rows: int) -> float:
+    rows_per_s = step.middle("rows_per_s") or 1e-9
+    return rows / rows_per_s / 60
