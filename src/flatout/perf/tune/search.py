@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
@@ -436,7 +437,8 @@ class Search:
         """The speeds of the setting of today with each of these values, as one text."""
         listed = []
         for value in values:
-            rate = self.speeds.rate(replace(self.now, **{name: value}))
+            changed: dict[str, Any] = {name: value}
+            rate = self.speeds.rate(replace(self.now, **changed))
             if rate:
                 listed.append(f"{value!s} {rate:,.0f} rows/s")
         return ", ".join(listed)

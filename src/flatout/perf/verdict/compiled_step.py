@@ -24,8 +24,6 @@ from torch import nn
 
 from flatout.engine.compile import why_not
 from flatout.perf.measure.steps import Steps, TrainingWay, endless
-from flatout.perf.verdict import experiments
-from flatout.perf.verdict.copies import ignore
 from flatout.perf.verdict.evidence import Evidence
 from flatout.perf.verdict.ways import Refused
 
@@ -35,11 +33,13 @@ _BACKEND = "inductor"
 _AGAIN_S = 0.05  # an alarm that was lost comes again after this long
 
 
-def compiled(was: TrainingWay, evidence: Evidence, until: float) -> Iterator[TrainingWay]:
+def compiled(
+    was: TrainingWay, evidence: Evidence, until: float, warm_rows: int
+) -> Iterator[TrainingWay]:
     """Yield `was` with a compiled step; yield nothing if compiling fails or takes too long.
 
     A note in `evidence` says how many seconds the compile took, or why it was left out. `until` is
-    the end of all tries, a time of `time.perf_counter`.
+    the end of all tries, a time of `time.perf_counter`; `warm_rows` are trained to warm up.
     """
     began = time.perf_counter()
     if until - began < _LEAST_COMPILE_S:
@@ -48,7 +48,7 @@ def compiled(was: TrainingWay, evidence: Evidence, until: float) -> Iterator[Tra
     # One compile thread: a pool of processes would be left behind.
     inductor_settings = importlib.import_module("torch._inductor.config")
     with inductor_settings.patch(compile_threads=1):
-        why_none = _why_not_compiled(way, began, until)
+        why_none = _why_not_compiled(way, began, until, warm_rows)
     evidence.compile_s = time.perf_counter() - began
     if why_none:
         evidence.notes.append(f"torch.compile was left out: {why_none}")
@@ -59,7 +59,7 @@ def compiled(was: TrainingWay, evidence: Evidence, until: float) -> Iterator[Tra
     yield way
 
 
-def _why_not_compiled(way: TrainingWay, began: float, until: float) -> str:
+def _why_not_compiled(way: TrainingWay, began: float, until: float, warm_rows: int) -> str:
     """Compile the step of `way` and take some; why that failed, empty where it did not."""
     why_none = why_not(way.feed.device)
     if why_none:
@@ -67,7 +67,7 @@ def _why_not_compiled(way: TrainingWay, began: float, until: float) -> str:
     allowed_s = max(_AGAIN_S, _COMPILE_SHARE * (until - time.perf_counter()))
     try:
         with _limit_seconds(allowed_s):
-            _compile_step(way)
+            _compile_step(way, warm_rows)
     except _TooLong:
         return f"it had not compiled after {time.perf_counter() - began:.0f} s"
     except Exception as error:
@@ -76,7 +76,7 @@ def _why_not_compiled(way: TrainingWay, began: float, until: float) -> str:
     return ""
 
 
-def _compile_step(way: TrainingWay) -> None:
+def _compile_step(way: TrainingWay, warm_rows: int) -> None:
     """Compile `training_step`, and take steps over the loader's batches.
 
     The batches come as the loader gives them, since other shapes would be compiled again.
@@ -85,12 +85,16 @@ def _compile_step(way: TrainingWay) -> None:
     task = feed.task
     step = cast(Any, way.model)
     # Lightning keeps its own `log` out of the graph, too.
-    uncompiled_log = torch.compiler.disable(ignore)
+    uncompiled_log = torch.compiler.disable(_log_nothing)
     vars(task.model)["log"] = uncompiled_log
     vars(task.model)["log_dict"] = uncompiled_log
     step.training_step = torch.compile(task.model.training_step, backend=_BACKEND)
     with closing(Steps(task, way, endless(feed), task.build(step))) as steps:
-        steps.take(1 + experiments.ROWS_AROUND // steps.rows_a_step)
+        steps.take(1 + warm_rows // steps.rows_a_step)
+
+
+def _log_nothing(*_: object, **__: object) -> None:
+    """Stands for `log` and `log_dict` of the copy: what a try logs is dropped."""
 
 
 class _TooLong(BaseException):

@@ -11,8 +11,8 @@ import itertools
 import math
 import signal
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -23,11 +23,11 @@ from flatout.engine.lightning_internals import disable_signal_handling
 from flatout.engine.step_losses import NotFinite
 from flatout.errors import first_line
 from flatout.perf.measure.intervals import MOST_ROUNDS, speedup
-from flatout.perf.measure.steps import TrainingWay
-from flatout.perf.verdict import experiments
-from flatout.perf.verdict.copies import OwnTask
-from flatout.perf.verdict.evidence import Evidence, Tried
+from flatout.perf.verdict.evidence import ROUND_S, ROUNDS, Evidence, Tried
 from flatout.perf.verdict.ways import Refused
+
+if TYPE_CHECKING:
+    from flatout.perf.verdict.copies import OwnTask
 
 _LOOP_MS = 10.0  # the longest batch for which half a millisecond matters, which a loop may save
 _LOOP_SHARE = 0.3  # of the time that is left, what the race may take
@@ -37,26 +37,27 @@ _SETUP_S = 0.5  # a guess at what the race's Trainer takes to begin
 def try_fast_loop(
     trainer: L.Trainer,
     module: L.LightningModule,
-    was: TrainingWay,
+    task: OwnTask,
+    some_batches: Callable[[], list[Any]],
     evidence: Evidence,
     until: float,
 ) -> None:
     """Add to `evidence` what the fast loop saves of each batch; nothing where batches are long.
 
+    Both loops train `task`, a copy of `module`, on the batches that `some_batches` reads.
     `until` is the end of all tries, a time of `time.perf_counter`.
     """
-    feed: Any = was.feed
     step_s = evidence.total_ms * evidence.accumulate / 1000
     left_s = until - time.perf_counter()
-    batches_per_turn = evidence.accumulate * math.ceil(experiments.ROUND_S / max(step_s, 1e-6))
-    turns_s = 2 * (experiments.ROUNDS + 1) * batches_per_turn * evidence.total_ms / 1000
+    batches_per_turn = evidence.accumulate * math.ceil(ROUND_S / max(step_s, 1e-6))
+    turns_s = 2 * (ROUNDS + 1) * batches_per_turn * evidence.total_ms / 1000
     whole_ms = evidence.model_ms + evidence.ms.get("other", 0.0)
     is_worth_it = whole_ms <= _LOOP_MS and turns_s + _SETUP_S <= _LOOP_SHARE * left_s
     if fast_loop_of(trainer) is not None or not is_worth_it or reason_against(trainer, module):
         return
     turns = _InTurns(batches_per_turn, time.perf_counter() + _LOOP_SHARE * left_s)
     try:
-        _train(trainer, feed.task, experiments.some_batches(feed), turns)
+        _train(trainer, task, some_batches(), turns)
     except Refused:
         raise
     except Exception as error:
@@ -178,7 +179,7 @@ class _InTurns(FastLoop):
             times_ms = self.fast_ms if self.is_fast_turn else self.lightning_ms
             times_ms.append(1000 * (now - self._turn_began) / self.batches_per_turn)
         rounds = len(self.fast_ms) - 1
-        is_over = rounds >= experiments.ROUNDS and now > self.until
+        is_over = rounds >= ROUNDS and now > self.until
         self.is_done = rounds >= MOST_ROUNDS or is_over
         self.is_fast_turn = not self.is_fast_turn
         self._turn_began = time.perf_counter()

@@ -22,7 +22,7 @@ from flatout.perf.measure.steps import TrainingWay
 from flatout.perf.verdict import experiments, ways
 from flatout.perf.verdict.compiled_step import compiled
 from flatout.perf.verdict.copies import OwnFeed, OwnTask, copy_of_loader, nothing_stays
-from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence
+from flatout.perf.verdict.evidence import LEAST_GAIN, ROUNDS, Evidence
 from flatout.perf.verdict.loop_race import try_fast_loop
 from flatout.perf.verdict.rules import starved
 from flatout.perf.verdict.ways import Refused, most_fed, other_arithmetic
@@ -52,7 +52,7 @@ def try_own(
         evidence.not_tried = "on several ranks nothing else is tried"
     elif seconds < experiments.LEAST_S:
         evidence.not_tried = "nothing was tried: the run was short"
-    elif 4 * experiments.ROUNDS * evidence.total_ms * evidence.accumulate / 1000 > seconds:
+    elif 4 * ROUNDS * evidence.total_ms * evidence.accumulate / 1000 > seconds:
         evidence.not_tried = "nothing was tried: a step takes too long for it"
     elif (finding := starved(evidence)) is not None:
         # what is timed between turns of others means nothing
@@ -90,7 +90,8 @@ def _race(
     # From here on what computes is raced. Batches are read in this process, so that none of the
     # ways waits for the start of workers.
     here = replace(was, feed=feed.opened(num_workers=0))
-    try_fast_loop(trainer, module, here, evidence, until)
+    some_batches = partial(experiments.some_batches, here.feed)
+    try_fast_loop(trainer, module, feed.task, some_batches, evidence, until)
     uncompiled = [here, *_larger_batches(here, evidence, until), *other_arithmetic(here, evidence)]
     if not _may_compile(module, evidence):
         experiments.try_models(task, uncompiled, evidence, until)
@@ -98,7 +99,7 @@ def _race(
     # Half of the time that is left is for compiling and racing the compiled step.
     half_until = (time.perf_counter() + until) / 2
     experiments.try_models(task, uncompiled, evidence, half_until)
-    compiled_ways = list(compiled(here, evidence, until))
+    compiled_ways = list(compiled(here, evidence, until, experiments.ROWS_AROUND))
     if compiled_ways:
         experiments.try_models(task, [here, *compiled_ways], evidence, until)
 
@@ -236,7 +237,7 @@ def _larger_batches(was: TrainingWay, evidence: Evidence, until: float) -> Itera
     most_rows = min(feed.num_rows // ways.LEAST_STEPS_AN_EPOCH, 4 * ways.SMALL_ROWS)
     for times in (16, 4):
         # if a batch of so many times the rows takes so many times as long, which is the worst case
-        is_quick = times * evidence.model_ms / 1000 < left_s / (4 * experiments.ROUNDS)
+        is_quick = times * evidence.model_ms / 1000 < left_s / (4 * ROUNDS)
         if is_quick and times * rows <= most_rows:
             override = f"DataLoader(batch_size={times * rows})"
             yield replace(was, cause="batch", override=override, feed=feed.grown(times))
