@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.ladder.results import FILE, PAGE, closing_lines, figures, write_ladder_page, written
+from flatout.ladder.closing import closing_lines, figures, written
+from flatout.ladder.page import PAGE, write_ladder_page
+from flatout.ladder.results import FILE
 
 FOLDER = Path(__file__).parent
 DOCUMENT = FOLDER.parent / "ladder.md"

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from flatout.data.text import TextDataConfig
 from flatout.ladder import climb as climbing
 from flatout.ladder import run_ladder
+from flatout.ladder.chart import write_figure
 from flatout.ladder.climb import (
     ROUNDS,
     TOO_SHORT,
@@ -30,17 +31,9 @@ from flatout.ladder.climb import (
     seconds_of_measurement,
     slow_start,
 )
-from flatout.ladder.results import (
-    COSTS,
-    PAGE,
-    PAYS,
-    UNSURE,
-    closing_lines,
-    ladder_table,
-    results,
-    write_figure,
-    write_ladder_page,
-)
+from flatout.ladder.closing import closing_lines, ladder_table
+from flatout.ladder.page import PAGE, write_ladder_page
+from flatout.ladder.results import COSTS, PAYS, UNSURE, results
 from flatout.ladder.rungs import Rung, ladder_of
 from flatout.perf.notes import known_gain, machine_name, measured_before, note_ladder
 

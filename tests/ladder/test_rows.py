@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
 
-from flatout.ladder.case import join_texts, read_rows
+from flatout.ladder.rows import join_texts, read_rows
 
 
 @pytest.mark.parametrize(

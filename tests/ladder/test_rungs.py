@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from flatout.errors import UserError
-from flatout.ladder.case import choose_ladder, program_of, way_of
+from flatout.ladder.case import choose_ladder, program_of
 from flatout.ladder.climb import top_of
+from flatout.ladder.rows import way_of
 from flatout.ladder.run_ladder import with_cut
 from flatout.ladder.rungs import OF_ENCODERS, ladder_of, read_ladder
 from flatout.models import BiLSTMConfig

@@ -13,7 +13,8 @@ from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.text import TextDataConfig
 from flatout.engine.optimizer import OptimConfig
-from flatout.ladder.case import describe, encoder_folder, write_rows
+from flatout.ladder.case import describe, encoder_folder
+from flatout.ladder.rows import write_rows
 from flatout.ladder.usual.program import Case
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig

@@ -123,7 +123,7 @@ def climb(
     """
     from flatout.files import numbered
     from flatout.ladder.case import choose_ladder
-    from flatout.ladder.results import closing_lines, ladder_table
+    from flatout.ladder.closing import closing_lines, ladder_table
     from flatout.ladder.run_ladder import run_ladder
     from flatout.run.job import RunJob
     from flatout.run.run_folder import name_folder

@@ -226,61 +226,79 @@ def rounds_of(count: int, top: int) -> Iterator[list[int]]:
 def climb(
     ladder: Ladder, make: Make, folder: Path, *, budget_s: float, say: Callable[[str], None]
 ) -> list[Step]:
-    """Measure all rungs that can be measured here, as often as the budget allows."""
+    """Measure all rungs that can be measured here, as often as `budget_s` seconds allow.
+
+    `make` gives the program of a rung. Each measurement has a folder of its own below `folder`, and
+    `say` gets a line about it. The foot and the top are measured once even beyond the budget.
+    """
     until = time.monotonic() + budget_s
-    untimed = "not timed: it changes what a step learns, not its time"
-    why_skipped = [
-        untimed if rung.measures == LEARNING else find_missing(rung.needs) for rung in ladder.rungs
-    ]
-    steps = [Step(rung, skipped=why) for rung, why in zip(ladder.rungs, why_skipped, strict=True)]
+    steps = [Step(rung, skipped=_why_not_timed(rung)) for rung in ladder.rungs]
     open_steps = [step for step in steps if not step.skipped]
     seconds = seconds_of_measurement(budget_s, len(open_steps))
-    longest = dict[str, float]()
+    longest_s = dict[str, float]()  # of a rung's measurements so far, with their preparation
     top = top_of([step.rung for step in open_steps])
     for number, order in enumerate(rounds_of(len(open_steps), top)):
         for place in order:
             step = open_steps[place]
+            name = step.rung.name
             is_end = number == 0 and place in (0, top)  # without its ends a ladder has no result
-            is_over = time.monotonic() + longest.get(step.rung.name, seconds) > until and not is_end
-            if step.skipped or is_over:
+            would_end = time.monotonic() + longest_s.get(name, seconds)
+            if step.skipped or (would_end > until and not is_end):
                 continue
             began = time.monotonic()
-            at = folder / "measurements" / f"{ladder.rungs.index(step.rung):02d}-{number}"
+            measurement_folder = (
+                folder / "measurements" / f"{ladder.rungs.index(step.rung):02d}-{number}"
+            )
+            limit_s = max(3 * seconds, until - began) + 60
             try:
-                limit_s = max(3 * seconds, until - began) + 60
-                found = measure_apart(make(step.rung, seconds), seconds, at, limit_s=limit_s)
+                measurement = measure_apart(
+                    make(step.rung, seconds), seconds, measurement_folder, limit_s=limit_s
+                )
             except Failed as failed:
                 step.skipped = f"failed: {failed}"
-                say(f"{step.rung.name}: {step.skipped}")
+                say(f"{name}: {step.skipped}")
                 continue
-            step.found[number] = found
-            longest[step.rung.name] = time.monotonic() - began
-            say(f"round {number + 1}, {step.rung.name}: {found.rows_per_s:,.0f} rows/s")
+            step.found[number] = measurement
+            longest_s[name] = time.monotonic() - began
+            say(f"round {number + 1}, {name}: {measurement.rows_per_s:,.0f} rows/s")
     for step in steps:
         if not step.found and not step.skipped:
             step.skipped = TOO_SHORT
     return steps
 
 
+def _why_not_timed(rung: Rung) -> str:
+    """Why a rung cannot be timed on this machine, or not at all; empty where it can."""
+    if rung.measures == LEARNING:
+        return "not timed: it changes what a step learns, not its time"
+    return find_missing(rung.needs)
+
+
 def ratio(below: Step, above: Step, measures: str = "training") -> Estimate:
-    """How much faster a rung is: over the rounds that measured both, else by medians; too few
-    rounds bound nothing.
+    """How many times as fast the rung above is as the rung below.
+
+    Rounds that measured both give a ratio each; their median is the value, and its interval is left
+    out where they are few. Without such a round the medians of all rounds are compared.
+    `measures` says what is compared: `startup` compares startups, all else rows a second.
     """
-
-    def rate(found: RungMeasurement) -> float:  # of the startup its inverse: larger is better
-        return 1 / max(found.startup_s, 1e-9) if measures == STARTUP else found.rows_per_s
-
-    if not (both := sorted(below.found.keys() & above.found.keys())):
-        before, after = (
-            median(each.rows_per_s for each in step.found.values()) for step in (below, above)
-        )
+    both = sorted(below.found.keys() & above.found.keys())
+    if not both:
+        before = median(measurement.rows_per_s for measurement in below.found.values())
+        after = median(measurement.rows_per_s for measurement in above.found.values())
         return Estimate(after / before)
-    gain = speedup(*([rate(step.found[number]) for number in both] for step in (below, above)))
-    return (
-        Estimate(gain.value, gain.low, gain.high)
-        if len(both) >= _LEAST_ROUNDS
-        else Estimate(gain.value)
-    )
+    rates_below = [_rate(below.found[number], measures) for number in both]
+    rates_above = [_rate(above.found[number], measures) for number in both]
+    gain = speedup(rates_below, rates_above)
+    if len(both) < _LEAST_ROUNDS:
+        return Estimate(gain.value)
+    return Estimate(gain.value, gain.low, gain.high)
+
+
+def _rate(measurement: RungMeasurement, measures: str) -> float:
+    """What is compared between rungs; of a startup its inverse, so that larger is better."""
+    if measures == STARTUP:
+        return 1 / max(measurement.startup_s, 1e-9)
+    return measurement.rows_per_s
 
 
 def find_missing(needs: Iterable[str]) -> str:

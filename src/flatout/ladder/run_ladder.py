@@ -17,16 +17,8 @@ from flatout.data.store.cache import Cache
 from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.errors import UserError, did_you_mean, require
 from flatout.files import write_atomically
-from flatout.ladder.case import (
-    WAYS,
-    describe,
-    encoder_folder,
-    program_of,
-    quoted,
-    require_followed,
-    way_of,
-    write_rows,
-)
+from flatout.ladder.case import describe, encoder_folder, program_of, require_followed
+from flatout.ladder.chart import write_figure
 from flatout.ladder.climb import (
     TOO_SHORT,
     Program,
@@ -38,7 +30,9 @@ from flatout.ladder.climb import (
     top_of,
 )
 from flatout.ladder.compare_runs import Group, paired_difference, quality_sentence
-from flatout.ladder.results import FILE, results, write_figure, write_ladder_page
+from flatout.ladder.page import write_ladder_page
+from flatout.ladder.results import FILE, results
+from flatout.ladder.rows import WAYS, quoted, way_of, write_rows
 from flatout.ladder.rungs import OF_ENCODERS, Ladder, Rung
 from flatout.ladder.usual.program import Case
 from flatout.perf.measure.apart import Failed

@@ -29,7 +29,14 @@ from flatout.callbacks import HardwareMonitor, StepTimer, Throughput, Verdict
 from flatout.callbacks.clock import FIRST_STEPS
 from flatout.callbacks.throughput import FetchTimes
 from flatout.engine import FastLoop
-from flatout.perf.verdict import anywhere, experiments, own_tries, ways
+from flatout.perf.verdict import (
+    anywhere,
+    compiled_step,
+    experiments,
+    loop_race,
+    own_tries,
+    ways,
+)
 from flatout.perf.verdict.anywhere import in_python
 from flatout.perf.verdict.rules import verdict as judged
 from tests.callbacks.plain import Rows, Small
@@ -75,8 +82,9 @@ def long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         "_FED_S": 0.02,
     }.items():
         monkeypatch.setattr(experiments, name, value)
-    for name, number in {"MOST_ROUNDS": 5, "_COMPILES": 2.0, "_LOOP_MS": 1000.0}.items():
-        monkeypatch.setattr(own_tries, name, number)
+    for name, number in {"MOST_ROUNDS": 5, "_LOOP_MS": 1000.0}.items():
+        monkeypatch.setattr(loop_race, name, number)
+    monkeypatch.setattr(own_tries, "_COMPILES", 2.0)
 
 
 @pytest.fixture
@@ -84,10 +92,11 @@ def everything_races(long_enough: None, monkeypatch: pytest.MonkeyPatch) -> None
     """Whatever the split says, all ways are tried; a compiler that is quick stands for
     torch's own.
     """
-    for name, value in {"_COMPILES": 0.0, "_LEAST_COMPILE_S": 0.0, "_BACKEND": "eager"}.items():
-        monkeypatch.setattr(own_tries, name, value)
-    monkeypatch.setattr(own_tries, "MOST_ROUNDS", 2)
-    monkeypatch.setattr(own_tries, "why_not", lambda device: "")
+    for name, value in {"_LEAST_COMPILE_S": 0.0, "_BACKEND": "eager"}.items():
+        monkeypatch.setattr(compiled_step, name, value)
+    monkeypatch.setattr(own_tries, "_COMPILES", 0.0)
+    monkeypatch.setattr(loop_race, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(compiled_step, "why_not", lambda device: "")
     monkeypatch.setattr(own_tries, "LEAST_GAIN", 0.0)
     monkeypatch.setattr(experiments, "_MOSTLY_WAITS", 1.1)
 
@@ -340,7 +349,7 @@ def compiles_nothing(graph: Any, inputs: Any) -> Any:
 def test_what_does_not_compile_here_or_in_time_is_left_out_with_a_line(
     backend, seconds, why, tmp_path, everything_races, monkeypatch
 ):
-    monkeypatch.setattr(own_tries, "_BACKEND", backend)
+    monkeypatch.setattr(compiled_step, "_BACKEND", backend)
     notes = Notes()
     verdict = Verdict(seconds=seconds, log=notes)
     before = signal.getsignal(signal.SIGALRM)

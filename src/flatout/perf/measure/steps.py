@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -24,7 +25,9 @@ from flatout.distributed.limits import processor_seconds
 from flatout.engine.clipping import clip_gradients
 from flatout.engine.precision import Precision, arithmetic
 from flatout.models.lean import LeanEmbedding
-from flatout.tasks.task import Task
+
+if TYPE_CHECKING:
+    from flatout.tasks.task import Task
 
 
 @dataclass(kw_only=True, slots=True)

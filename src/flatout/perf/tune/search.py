@@ -1,18 +1,20 @@
-"""The search before training: feed, precision, rows at once, learning rate, compile, in turn and
-within a budget.
+"""Search settings before training, one after the other and within a budget of seconds.
 
-The settings as they are come first. Another value takes the place of one only where it is faster by
-`gain` twice, the two measured in turn. What the time was too short for stays unchanged, and the run
-reports it.
+The order is feed, precision, rows at once, learning rate, compile (`_DECISIONS`). The settings as
+they are get measured first. Another value replaces one of them only where it is faster by `gain` in
+two measurements, the two values measured in turn. What the time was too short for stays unchanged,
+and the run reports it. Open this file to change how one of the settings is decided, or what is said
+of it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
 from flatout.perf.notes import known_rows
 from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, NoAnswer, TuneAnswer
@@ -21,12 +23,14 @@ from flatout.perf.tune.reading import RANGE_STEPS, divisors, doublings, first_gu
 from flatout.perf.tune.settings import StepRows
 from flatout.perf.tune.speeds import OpenSettings, Speeds, allowed_seconds
 
-_SMALL = 8  # rows at once on a CPU whose memory is seen before that of more is predicted
-_LEAST_PROBES = 2  # where not even so many more fit into the time, nothing is measured
-# a guess: what a compile takes at least, and can save of a step at most
-_COMPILE_S = 20.0
-_COMPILE_GAIN = 0.4
+_SMALL = 8  # rows; on a CPU their memory is measured before that of more is predicted
+_LEAST_PROBES = 2  # where the time is too short for so many more, nothing is measured
+_COMPILE_S = 20.0  # a guess: what a compile takes at least
+_COMPILE_GAIN = 0.4  # a guess: the fraction of a step that it saves at most
 _LEAST_STEPS_AN_EPOCH = 8
+_ROUNDS_AGAIN = 3  # most measurements again of a precision that lost by a slow moment
+_MOST_MISSES = 2  # sizes in a row that are not faster; one may be noise
+_LOSS_ROWS = 32  # most rows whose loss is compared between precisions
 
 
 class Search:
@@ -100,43 +104,57 @@ class Search:
         return self.asked.planned_steps * self.asked.step_rows / max(found.rows_per_s, 1e-9)
 
     def _begin(self) -> SettingMeasurement | NoAnswer:
-        if isinstance(about := self.prober.ask("about", self.speeds.until), NoAnswer):
+        """Measure the settings as they are, with fewer rows at once where so many do not fit."""
+        about = self.prober.ask("about", self.speeds.until)
+        if isinstance(about, NoAnswer):
             return about
         self.speeds.about = about
         start = self.asked.start
-        if "data.batch_size" not in self.asked.kept:
+        rows_are_open = "data.batch_size" not in self.asked.kept
+        if rows_are_open:
             self._most = known_rows(self.store.cache, about["row_keys"][start.precision])
         sizes = self._sizes()
         if self._most is not None and start.rows > self._most:
             start = self._with_rows(start, sizes[-1])
         if self.asked.is_cpu and start.rows > _SMALL and not self.asked.is_capped:
+            # What a few rows take predicts what more will: a CPU's memory must not run out.
             small = max([rows for rows in divisors(start.rows) if rows <= _SMALL], default=1)
-            seen = self.speeds.measure(replace(start, rows=small, accumulate=1), "memory", steps=2)
-            if isinstance(seen, NoAnswer):
-                return seen
+            few_rows = replace(start, rows=small, accumulate=1)
+            memory = self.speeds.measure(few_rows, "memory", steps=2)
+            if isinstance(memory, NoAnswer):
+                return memory
         smaller = [rows for rows in reversed(sizes) if rows < start.rows]
-        while isinstance(found := self.speeds.measure(start, "as set"), NoAnswer):
-            if not found.is_memory or not smaller or "data.batch_size" in self.asked.kept:
-                return found
+        measured = self.speeds.measure(start, "as set")
+        while isinstance(measured, NoAnswer):
+            if not measured.is_memory or not smaller or not rows_are_open:
+                return measured
             start = self._with_rows(start, smaller.pop(0))
+            measured = self.speeds.measure(start, "as set")
         self.now = start
-        return found
+        return measured
 
     def _sizes(self) -> list[int]:
-        """Rows at once that may be chosen, smallest first."""
+        """Rows at once that may be chosen, smallest first; at least one size.
+
+        Where the rows of a step are kept these are its divisors (12 → 1, 3, 6, 12), else also
+        doublings.
+        """
         if self.settings.effective_batch is StepRows.kept:
             sizes = divisors(self.asked.step_rows)
         else:
-            most = max(self.asked.start.rows, self.asked.num_rows // _LEAST_STEPS_AN_EPOCH)
-            sizes = [*divisors(self.asked.start.rows), *doublings(2 * self.asked.start.rows, most)]
-        limits = [most for most in (self._most, self.asked.most_rows) if most is not None]
-        return [rows for rows in sizes if all(rows <= most for most in limits)] or sizes[:1]
+            set_rows = self.asked.start.rows
+            most = max(set_rows, self.asked.num_rows // _LEAST_STEPS_AN_EPOCH)
+            sizes = [*divisors(set_rows), *doublings(2 * set_rows, most)]
+        allowed = sizes
+        for limit in (self._most, self.asked.most_rows):
+            if limit is not None:
+                allowed = [rows for rows in allowed if rows <= limit]
+        return allowed or sizes[:1]
 
     def _with_rows(self, setting: ProbedSetting, rows: int) -> ProbedSetting:
         is_kept = self.settings.effective_batch is StepRows.kept
-        return replace(
-            setting, rows=rows, accumulate=self.asked.step_rows // rows if is_kept else 1
-        )
+        accumulate = self.asked.step_rows // rows if is_kept else 1
+        return replace(setting, rows=rows, accumulate=accumulate)
 
     def _decide_feed(self) -> TuneAnswer:
         kinds, before = self.asked.feeds, self.now.feed
@@ -159,69 +177,79 @@ class Search:
         self._keep_faster([replace(self.now, feed=kind) for kind in others], "feed")
         self.answers.values["data.feed"] = str(self.now.feed)
         why = "nothing faster in the step" if self.now.feed is before else "fastest in the step"
-        return _choice(
-            "feed", self.now.feed, why, f"{evidence}; in the step: {self._rates('feed', kinds)}"
-        )
+        evidence += f"; in the step: {self._rates('feed', kinds)}"
+        return _choice("feed", self.now.feed, why, evidence)
 
     def _decide_precision(self) -> TuneAnswer:
-        names = [str(each) for each in self.asked.precisions]
+        """The fastest precision whose loss is near that of fp32; fp32 unless another is faster."""
+        names = [str(precision) for precision in self.asked.precisions]
         if len(names) == 1:
             self.answers.values["precision"] = names[0]
-            return _choice(
-                "precision",
-                names[0],
-                "the only one this device has in hardware",
-                "no native sixteen bits",
-            )
-        found = self.prober.ask(
-            "losses", self.speeds.until, precisions=names, rows=min(32, self.now.rows)
-        )
-        if isinstance(found, NoAnswer):
-            return _choice("precision", self.now.precision, "not measured", found.why)
-        sound = self._sound(found)
-        losses = ", ".join(f"{name} {found[name]:.4f}" for name in names)
-        losses = f"loss on the same rows: {losses}"
-        seen = [each for each in sound if self.speeds.rate(replace(self.now, precision=each))]
-        if Precision.fp32 not in seen:
-            return _choice("precision", self.now.precision, "fp32 was not measured", losses)
-        # From the exact one: sixteen bits must bring something.
-        ruled, self.now = self.now, replace(self.now, precision=Precision.fp32)
-        # a try may be unlucky
-        for _ in range(3 if ruled.precision in seen and ruled != self.now else 0):
-            if self._wins(ruled) or not self.speeds.affords(2):
-                break
-            # what the rule says is not given up for a few slow moments
-            for setting in (self.now, ruled):
-                self.speeds.measure(setting, "precision again")
-        self._keep_faster(
-            [replace(self.now, precision=each) for each in seen if each != Precision.fp32],
-            "precision",
-        )
-        evidence = f"{self._rates('precision', seen)}; {losses}"
-        if refused := [name for name in names if name not in sound]:
-            evidence += (
-                f"; refused: {', '.join(refused)}, over {self.settings.loss_tolerance:.1%} from"
-                " fp32"
-            )
+            why = "the only one this device has in hardware"
+            return _choice("precision", names[0], why, "no native sixteen bits")
+        rows = min(_LOSS_ROWS, self.now.rows)
+        losses = self.prober.ask("losses", self.speeds.until, precisions=names, rows=rows)
+        if isinstance(losses, NoAnswer):
+            return _choice("precision", self.now.precision, "not measured", losses.why)
+        sound = self._sound_precisions(losses)
+        listed = ", ".join(f"{name} {losses[name]:.4f}" for name in names)
+        listed = f"loss on the same rows: {listed}"
+        measured = [
+            precision
+            for precision in sound
+            if self.speeds.rate(replace(self.now, precision=precision))
+        ]
+        if Precision.fp32 not in measured:
+            return _choice("precision", self.now.precision, "fp32 was not measured", listed)
+        # The exact one is the one to beat: sixteen bits must bring something.
+        before = self.now
+        self.now = replace(before, precision=Precision.fp32)
+        if before.precision in measured and before != self.now:
+            self._measure_until_it_wins(before)
+        others = [
+            replace(self.now, precision=precision)
+            for precision in measured
+            if precision != Precision.fp32
+        ]
+        self._keep_faster(others, "precision")
+        evidence = f"{self._rates('precision', measured)}; {listed}"
+        refused = [name for name in names if name not in sound]
+        if refused:
+            tolerance = f"over {self.settings.loss_tolerance:.1%} from fp32"
+            evidence += f"; refused: {', '.join(refused)}, {tolerance}"
         is_exact = self.now.precision is Precision.fp32
         why = "nothing faster is as exact" if is_exact else "fastest, and the loss is that of fp32"
         self.answers.values["precision"] = str(self.now.precision)
         return _choice("precision", self.now.precision, why, evidence)
 
-    def _sound(self, losses: dict[str, float]) -> list[Precision]:
-        """Arithmetic whose loss is near enough to that of fp32; each is measured."""
+    def _measure_until_it_wins(self, challenger: ProbedSetting) -> None:
+        """Measure the setting of today and the challenger again, in turn, while it does not win.
+
+        The challenger is what the device's rule says, and a few slow moments are no reason to give
+        it up. It gets `_ROUNDS_AGAIN` rounds, within the time.
+        """
+        for _ in range(_ROUNDS_AGAIN):
+            if self._wins(challenger) or not self.speeds.affords(2):
+                return
+            self.speeds.measure(self.now, "precision again")
+            self.speeds.measure(challenger, "precision again")
+
+    def _sound_precisions(self, losses: dict[str, float]) -> list[Precision]:
+        """Precisions whose loss is near enough to that of fp32; the speed of each is measured."""
         exact = losses[Precision.fp32]
+        # A loss of fp32 that is no number makes this none, either: then no precision is near.
+        tolerated = self.settings.loss_tolerance * abs(exact)
         sound = []
-        tolerated = self.settings.loss_tolerance * abs(exact)  # of one that is no number nothing is
-        for each in self.asked.precisions:
-            if abs(losses[each] - exact) <= tolerated:
-                sound.append(each)
-                if not self.speeds.rate(setting := replace(self.now, precision=each)):
+        for precision in self.asked.precisions:
+            if abs(losses[precision] - exact) <= tolerated:
+                sound.append(precision)
+                setting = replace(self.now, precision=precision)
+                if not self.speeds.rate(setting):
                     self.speeds.attempt(setting, "precision")
             else:
-                verdict = f"refused: its loss is {losses[each]:.4f}, that of fp32 {exact:.4f}"
+                verdict = f"refused: its loss is {losses[precision]:.4f}, that of fp32 {exact:.4f}"
                 self.answers.tried.append(
-                    Attempt(what="precision", value=str(each), verdict=verdict)
+                    Attempt(what="precision", value=str(precision), verdict=verdict)
                 )
         return sound
 
@@ -230,152 +258,190 @@ class Search:
         sizes = self._sizes()
         start = self.asked.start
         is_kept = self.settings.effective_batch is StepRows.kept
-        (self._climb if is_kept else self._double)(sizes)
+        if is_kept:
+            self._climb(sizes)
+        else:
+            self._double(sizes)
         now = self.now
-        self.answers.values |= {"data.batch_size": now.rows, "data.accumulate": now.accumulate}
-        rates = {rows: self.speeds.rate(self._with_rows(now, rows)) for rows in sizes}
-        listed = ", ".join(f"{rows}: {rate:,.0f}" for rows, rate in rates.items() if rate)
+        self.answers.values["data.batch_size"] = now.rows
+        self.answers.values["data.accumulate"] = now.accumulate
         step = f"{now.rows * now.accumulate} rows of a device in a step"
         if before.rows != start.rows and now.rows <= before.rows:
             why = f"{start.rows} do not fit; {step}"
-        elif is_kept:
-            why = (
-                f"fastest; still {step}" if now.rows != start.rows else f"nothing faster for {step}"
-            )
+        elif not is_kept:
+            gain = f"twice as many bring less than {self.settings.gain:.0%}"
+            why = f"{gain}; {step}, {self.asked.step_rows} were set"
+        elif now.rows != start.rows:
+            why = f"fastest; still {step}"
         else:
-            why = (
-                f"twice as many bring less than {self.settings.gain:.0%}; {step},"
-                f" {self.asked.step_rows} were set"
-            )
-        peak = max(each.peak_bytes for each in self.speeds.seen[now]) / 1e9
-        memory = f"with the longest rows {peak:.1f} of {self.asked.room_bytes / 1e9:.1f} GB"
+            why = f"nothing faster for {step}"
+        rates = {rows: self.speeds.rate(self._with_rows(now, rows)) for rows in sizes}
+        listed = ", ".join(f"{rows}: {rate:,.0f}" for rows, rate in rates.items() if rate)
+        peak_gb = max(measured.peak_bytes for measured in self.speeds.seen[now]) / 1e9
+        room_gb = self.asked.room_bytes / 1e9
+        memory = f"with the longest rows {peak_gb:.1f} of {room_gb:.1f} GB"
         evidence = f"rows/s by rows at once: {listed}; {memory}"
         return _choice("micro-batch", f"{now.rows} × {now.accumulate}", why, evidence)
 
     def _climb(self, sizes: list[int]) -> None:
-        """To larger sizes, or else to smaller ones, until two in a row are not faster; the rows of
-        a step stay.
+        """Take faster rows at once, where the rows of a step stay: larger ones first, else smaller.
+
+        Sizes 8, 16, 32, 64, 128 with 32 set: tries 64; where it is not faster, 128. Where neither
+        is, tries 16, then 8.
         """
-        for up in (True, False):
-            start = self.now.rows
-            misses = 0
-            for rows in sizes if up else reversed(sizes):
-                if rows <= start if up else rows >= start:
-                    continue
-                setting = self._with_rows(self.now, rows)
-                self.speeds.attempt(setting, "rows at once")
-                misses = 0 if self._keep_faster([setting], "rows at once") else misses + 1
-                if misses == 2:  # one may be noise
-                    break
+        start = self.now.rows
+        larger = [rows for rows in sizes if rows > start]
+        smaller = [rows for rows in reversed(sizes) if rows < start]
+        for direction in (larger, smaller):
+            self._follow(direction)
             if self.now.rows != start:
                 return
 
+    def _follow(self, sizes: list[int]) -> None:
+        """Try sizes in this order, and keep each that is faster, until some in a row are not."""
+        misses = 0
+        for rows in sizes:
+            setting = self._with_rows(self.now, rows)
+            self.speeds.attempt(setting, "rows at once")
+            is_faster = self._keep_faster([setting], "rows at once")
+            misses = 0 if is_faster else misses + 1
+            if misses == _MOST_MISSES:
+                return
+
     def _double(self, sizes: list[int]) -> None:
-        """From the first guess up, or else down, to the fewest rows as fast as twice as many; not
-        below what is set.
+        """Take the fewest rows that are as fast as the next larger size, and not below what is set.
+
+        On a GPU the first size is a guess by its memory. From there larger sizes are tried while
+        they pay. Where not even the first of these pays, smaller ones are tried.
+
+        Sizes 8, 16, 32, 64, 128 and a guess of 32: 64 pays, 128 does not, so 64 is taken. Where 64
+        does not pay: 32 against 16, and 16 is taken where 32 does not pay either.
         """
         ladder = [rows for rows in sizes if rows >= self.now.rows]
         about = self.speeds.about
-        guess = (
-            0
-            if self.asked.is_cpu
-            else first_guess(self.asked.room_bytes, about["weights"], about["longest"])
-        )
-        place = max(number for number, rows in enumerate(ladder) if rows <= max(guess, ladder[0]))
-        while place and not self._rate_of_rows(ladder[place]):
-            place -= 1
-        first = place
-        while place + 1 < len(ladder) and self._pays(ladder[place], ladder[place + 1]):
-            place += 1
-        while place == first and place and not self._pays(ladder[place - 1], ladder[place]):
-            place, first = place - 1, first - 1
-        chosen = self._with_rows(self.now, ladder[place])
+        guess = ladder[0]
+        if not self.asked.is_cpu:
+            by_memory = first_guess(self.asked.room_bytes, about["weights"], about["longest"])
+            guess = max(guess, by_memory)
+        rung = max(number for number, rows in enumerate(ladder) if rows <= guess)
+        while rung and not self._rate_of_rows(ladder[rung]):
+            rung -= 1  # so many do not fit
+        first = rung
+        while rung + 1 < len(ladder) and self._pays(ladder[rung], ladder[rung + 1]):
+            rung += 1
+        if rung == first:
+            while rung and not self._pays(ladder[rung - 1], ladder[rung]):
+                rung -= 1
+        chosen = self._with_rows(self.now, ladder[rung])
         if self.speeds.rate(chosen):
             self.now = chosen
 
     def _pays(self, rows: int, more: int) -> bool:
-        slow, fast = self._rate_of_rows(rows), self._rate_of_rows(more)
-        return fast >= slow * (1 + self.settings.gain)
+        """Whether `more` rows at once are faster than `rows` by the gain that counts."""
+        fewer_rate = self._rate_of_rows(rows)
+        more_rate = self._rate_of_rows(more)
+        return more_rate >= fewer_rate * (1 + self.settings.gain)
 
     def _rate_of_rows(self, rows: int) -> float:
+        """Rows a second with so many at once, measured now if it was not; 0 where it cannot be."""
         setting = self._with_rows(self.now, rows)
         if not self.speeds.rate(setting):
             self.speeds.attempt(setting, "rows at once")
         return self.speeds.rate(setting)
 
     def _decide_rate(self) -> TuneAnswer:
-        step_s, until = self.speeds.seen[self.now][-1].step_s, self.speeds.until
+        step_s = self.speeds.seen[self.now][-1].step_s
+        until = self.speeds.until
         if time.time() + RANGE_STEPS * step_s / 2 > until:
             self.answers.is_complete = False
             why = f"{RANGE_STEPS} steps take longer than the time that is left"
             return _choice("optim.lr", "as set", "not measured", why)
         self.prober.close()  # what was measured before has trained its weights
-        found = self.prober.ask("range", until, setting=self.now, until=until)
-        if isinstance(found, NoAnswer):
-            return _choice("optim.lr", "as set", "not measured", found.why)
-        rates = found["rates"]
-        if (suggestion := suggested(rates, found["losses"])) is None:
-            seen = f"{len(rates)} steps up to a rate of {rates[-1]:.1e}" if rates else "no step"
-            return _choice("optim.lr", "as set", "the loss does not fall anywhere", seen)
-        self.answers.values["optim.lr"], evidence = suggestion
+        tested = self.prober.ask("range", until, setting=self.now, until=until)
+        if isinstance(tested, NoAnswer):
+            return _choice("optim.lr", "as set", "not measured", tested.why)
+        rates = tested["rates"]
+        suggestion = suggested(rates, tested["losses"])
+        if suggestion is None:
+            steps = f"{len(rates)} steps up to a rate of {rates[-1]:.1e}" if rates else "no step"
+            return _choice("optim.lr", "as set", "the loss does not fall anywhere", steps)
+        rate, evidence = suggestion
+        self.answers.values["optim.lr"] = rate
         self.prober.close()  # such steps have spoilt the weights
-        return _choice("optim.lr", f"{suggestion[0]:g}", "the loss falls fastest there", evidence)
+        return _choice("optim.lr", f"{rate:g}", "the loss falls fastest there", evidence)
 
     def _decide_compile(self) -> TuneAnswer:
         self.answers.values["compile"] = False
         run_s = self._run_s(self.speeds.seen[self.now][-1])
-        left_s = self.speeds.until - time.time()
-        why = self.asked.compile_why_not
-        if not why and self.speeds.about["is_recurrent"]:
-            why = "recurrent layers break the compiled graph"
-        if not why and run_s * _COMPILE_GAIN < _COMPILE_S:
-            why = f"the run takes about {run_s:,.0f} s, a compile {_COMPILE_S:.0f} s or more"
-        if not why and left_s < _COMPILE_S:
-            why = f"{max(left_s, 0):.0f} s are left, a compile takes {_COMPILE_S:.0f} s or more"
-            self.answers.is_complete = False
-        if why:
-            return _choice("compile", False, "not tried", why)
+        why_not_tried = self._why_no_compile(run_s)
+        if why_not_tried:
+            return _choice("compile", False, "not tried", why_not_tried)
         self.prober.close()  # what is compiled stays so
-        found = self.speeds.measure(
+        compiled = self.speeds.measure(
             replace(self.now, compile=True), "compile", steps=self.settings.steps
         )
-        if isinstance(found, NoAnswer):
-            return _choice("compile", False, "it did not come to an end here", found.why)
-        saved_s = run_s - self._run_s(found)
+        if isinstance(compiled, NoAnswer):
+            return _choice("compile", False, "it did not come to an end here", compiled.why)
+        saved_s = run_s - self._run_s(compiled)
         rate = self.speeds.rate(self.now)
-        evidence = (
-            f"{found.rows_per_s:,.0f} rows/s against {rate:,.0f}; compiled in {found.warm_s:.0f} s"
-        )
-        if found.rows_per_s <= rate * (1 + self.settings.gain) or saved_s <= found.warm_s:
+        speeds = f"{compiled.rows_per_s:,.0f} rows/s against {rate:,.0f}"
+        evidence = f"{speeds}; compiled in {compiled.warm_s:.0f} s"
+        is_faster = compiled.rows_per_s > rate * (1 + self.settings.gain)
+        if not is_faster or saved_s <= compiled.warm_s:
             evidence += f"; {max(saved_s, 0):.0f} s saved"
             return _choice("compile", False, "it does not pay in this run", evidence)
         self.answers.values["compile"] = True
         return _choice("compile", True, f"it saves about {saved_s:,.0f} s of this run", evidence)
 
+    def _why_no_compile(self, run_s: float) -> str:
+        """Why compiling is not tried in a run of so many seconds; empty where it is."""
+        if self.asked.compile_why_not:
+            return self.asked.compile_why_not
+        if self.speeds.about["is_recurrent"]:
+            return "recurrent layers break the compiled graph"
+        if run_s * _COMPILE_GAIN < _COMPILE_S:
+            return f"the run takes about {run_s:,.0f} s, a compile {_COMPILE_S:.0f} s or more"
+        left_s = self.speeds.until - time.time()
+        if left_s < _COMPILE_S:
+            self.answers.is_complete = False
+            return f"{max(left_s, 0):.0f} s are left, a compile takes {_COMPILE_S:.0f} s or more"
+        return ""
+
     def _keep_faster(self, challengers: list[ProbedSetting], what: str) -> bool:
-        """Put the fastest challenger in the place of what is, if it wins twice; whether one did."""
-        for challenger in sorted(
-            filter(self.speeds.rate, challengers), key=self.speeds.rate, reverse=True
-        ):
+        """Replace the setting of today by the fastest challenger, if that wins; whether one did.
+
+        It must win twice: by what is measured so far, and after both were measured again, where
+        there is time for that.
+        """
+        measured = [challenger for challenger in challengers if self.speeds.rate(challenger)]
+        for challenger in sorted(measured, key=self.speeds.rate, reverse=True):
             if not self._wins(challenger):
                 return False
-            if self.speeds.affords(2):
-                again = [
-                    self.speeds.measure(each, f"{what} again") for each in (self.now, challenger)
-                ]
-                if any(isinstance(each, NoAnswer) for each in again) or not self._wins(challenger):
-                    continue
+            if self.speeds.affords(2) and not self._wins_again(challenger, what):
+                continue
             self.now = challenger
             return True
         return False
 
+    def _wins_again(self, challenger: ProbedSetting, what: str) -> bool:
+        now_again = self.speeds.measure(self.now, f"{what} again")
+        challenger_again = self.speeds.measure(challenger, f"{what} again")
+        if isinstance(now_again, NoAnswer) or isinstance(challenger_again, NoAnswer):
+            return False
+        return self._wins(challenger)
+
     def _wins(self, challenger: ProbedSetting) -> bool:
         return self.speeds.rate(challenger) > self.speeds.rate(self.now) * (1 + self.settings.gain)
 
-    def _rates(self, what: str, values: Any) -> str:
-        settings = {str(value): replace(self.now, **{what: value}) for value in values}
-        known = {name: self.speeds.rate(setting) for name, setting in settings.items()}
-        return ", ".join(f"{name} {rate:,.0f} rows/s" for name, rate in known.items() if rate)
+    def _rates(self, name: str, values: Sequence[FeedKind] | Sequence[Precision]) -> str:
+        """The speeds of the setting of today with each of these values, as one text."""
+        listed = []
+        for value in values:
+            changed: dict[str, Any] = {name: value}
+            rate = self.speeds.rate(replace(self.now, **changed))
+            if rate:
+                listed.append(f"{value!s} {rate:,.0f} rows/s")
+        return ", ".join(listed)
 
 
 def _choice(name: str, value: object, why: str, evidence: str) -> TuneAnswer:

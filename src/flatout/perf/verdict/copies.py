@@ -1,9 +1,9 @@
-"""Copies of a foreign module, optimizers and loader, in the shape in which tries take tasks and
-feeds.
+"""Copy a foreign module, its optimizers and its loader, to try other ways of training with them.
 
-Copied is what steps change: weights, states of optimizers, random generators, and what little a
-data set notes for itself. Its large arrays and tables are shared. What cannot be copied is refused
-in one sentence, and nothing is tried.
+`OwnTask` and `OwnFeed` give the copies the shape of this package's own tasks and feeds. Copied is
+what steps change: weights, states of optimizers, random generators, and what little a data set
+notes for itself. Its large arrays and tables are shared. Where something cannot be copied,
+`Refused` says so in one sentence, and nothing is tried.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from flatout.perf.verdict.ways import Refused, open_feed
 
 _TABLES = ("pandas", "pyarrow", "polars", "datasets", "h5py", "zarr")
 """Packages whose objects are shared: some copy a whole table whatever they are asked."""
-_MANY = 10_000
-_LARGE_BYTES = 1 << 16
-_MOST_OBJECTS = 300_000
+_MANY = 10_000  # items; longer containers are shared
+_LARGE_BYTES = 1 << 16  # larger arrays are shared
+_MOST_OBJECTS = 300_000  # a data set of more objects is not searched for large ones
 _KEPT = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
 """Settings of a DataLoader that all tries share."""
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -50,14 +50,16 @@ _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_b
 
 @contextmanager
 def nothing_stays(module: L.LightningModule, device: torch.device) -> Iterator[None]:
-    """Gradients, statistics, random numbers and threads are afterwards as before; prints and logs
-    are dropped.
+    """Context manager that puts back what tries inside it change in the whole process.
+
+    That is the gradients and buffers of `module`, random numbers, threads and logging. What is
+    printed, logged or warned inside is dropped.
     """
     random = random_state(device)
     threads = torch.get_num_threads()
     logged = logging.root.manager.disable
     gradients = [(weight, weight.grad) for weight in module.parameters()]
-    statistics = [(each, each._version, each.clone()) for each in module.buffers()]
+    statistics = [(buffer, buffer._version, buffer.clone()) for buffer in module.buffers()]
     for weight, _ in gradients:
         weight.grad = None
     try:
@@ -69,25 +71,18 @@ def nothing_stays(module: L.LightningModule, device: torch.device) -> Iterator[N
         logging.disable(logged)
         for weight, gradient in gradients:
             weight.grad = gradient
-        for each, version, before in statistics:
-            if each._version != version:
-                each.data.copy_(before)
+        for buffer, version, before in statistics:
+            if buffer._version != version:
+                buffer.data.copy_(before)
         torch.set_num_threads(threads)
         restore_random_state(random, device)
 
 
 def copy_of_loader(loader: Any, trainer: L.Trainer) -> Any:
-    """A loader of the same rows that starts by itself."""
+    """A loader of the same rows, whose iteration does not disturb that of `loader`."""
     if isinstance(loader, Feed):
         return open_feed(loader)
-    parts = (
-        loader.values()
-        if isinstance(loader, Mapping)
-        else loader
-        if isinstance(loader, list | tuple)
-        else ()
-    )
-    if any(isinstance(each, DataLoader) for each in parts):
+    if _holds_loaders(loader):
         raise Refused("several loaders are read at once")
     if hasattr(loader, "__next__"):
         raise Refused("its loader can be read once")
@@ -97,14 +92,25 @@ def copy_of_loader(loader: Any, trainer: L.Trainer) -> Any:
         trainer.lightning_module,
         vars(trainer).get("datamodule"),
     ]
-    # The workers of a loader that keeps them stay with it.
-    memo: dict[int, Any] = {
-        id(each): None if isinstance(each, _BaseDataLoaderIter) else each for each in shared
-    }
+    memo: dict[int, Any] = {}
+    for thing in shared:
+        # The workers of a loader that keeps them stay with it.
+        is_workers = isinstance(thing, _BaseDataLoaderIter)
+        memo[id(thing)] = None if is_workers else thing
     return _copied("loader", loader, memo)
 
 
+def _holds_loaders(loader: Any) -> bool:
+    """Whether it is a list, tuple or mapping of DataLoaders, as Lightning allows."""
+    if isinstance(loader, Mapping):
+        return any(isinstance(item, DataLoader) for item in loader.values())
+    if isinstance(loader, list | tuple):
+        return any(isinstance(item, DataLoader) for item in loader)
+    return False
+
+
 def _copied(what: str, part: Any, memo: dict[int, Any] | None = None) -> Any:
+    """A deep copy, but for what stands in `memo`; `what` names the part where it is refused."""
     try:
         return copy.deepcopy(part, memo)
     except Exception as error:
@@ -115,64 +121,72 @@ def _copied(what: str, part: Any, memo: dict[int, Any] | None = None) -> Any:
 
 
 def _large_below(root: Any) -> list[Any]:
-    """Arrays, tables, long containers and started workers that an object holds."""
+    """Arrays, tables, long containers and started workers that an object holds, however deep."""
     seen: dict[int, Any] = {}
-    found, below = [], [root]
-    while below:
-        each = below.pop()
-        if id(each) in seen or isinstance(each, type | ModuleType | FunctionType):
+    large = list[Any]()
+    unvisited = [root]
+    while unvisited:
+        thing = unvisited.pop()
+        if id(thing) in seen or isinstance(thing, type | ModuleType | FunctionType):
             continue
-        seen[id(each)] = each
+        seen[id(thing)] = thing
         if len(seen) > _MOST_OBJECTS:
             raise Refused("its data set has too many objects to copy them")
-        if _is_large(each):
-            found.append(each)
+        if _is_large(thing):
+            large.append(thing)
         else:
-            below += gc.get_referents(each)
-    return found
+            unvisited += gc.get_referents(thing)
+    return large
 
 
-def _is_large(each: Any) -> bool:
-    if isinstance(each, str | bytes | list | tuple | dict | set):
-        return len(each) > _MANY
-    if isinstance(each, Tensor | np.ndarray):
-        return each.nbytes > _LARGE_BYTES
-    return (
-        isinstance(each, _BaseDataLoaderIter) or type(each).__module__.partition(".")[0] in _TABLES
-    )
+def _is_large(thing: object) -> bool:
+    if isinstance(thing, str | bytes | list | tuple | dict | set):
+        return len(thing) > _MANY
+    if isinstance(thing, Tensor | np.ndarray):
+        return thing.nbytes > _LARGE_BYTES
+    package = type(thing).__module__.partition(".")[0]
+    return isinstance(thing, _BaseDataLoaderIter) or package in _TABLES
 
 
 class OwnTask:
-    """A copy of a module with its optimizers, whose learning rates tries set to zero."""
+    """A copy of a module and its optimizers, on the device, in the shape of a `Task`.
+
+    Tries take steps with it. Its learning rates are zero, so the copied weights stay as they are,
+    and a step takes as long as a real one. The module itself is left alone; where its steps reach
+    it all the same, `training_loss` raises `Refused`.
+    """
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule, device: torch.device) -> None:
+        """`Refused` where the module is compiled, or a copy does not fit into memory."""
         if getattr(module, "_compiler_ctx", None) is not None:
             raise Refused("its module is compiled, and a copy would compute with the same weights")
-        held = [*module.parameters(), *module.buffers()]
-        states = (state for optimizer in trainer.optimizers for state in optimizer.state.values())
-        held += [each for state in states for each in state.values() if isinstance(each, Tensor)]
-        if 2 * sum(each.nbytes for each in held) > free_memory(device):
+        # Twice: its steps need room for gradients as well.
+        if 2 * _copied_bytes(trainer, module) > free_memory(device):
             raise Refused("a copy of its module does not fit into memory")
+        # In one copy, so that the copied optimizers hold the copied weights.
         self.model, self.optimizers = _copied("module", (module, list(trainer.optimizers)))
         self.trainer = trainer
         self.module = module
         self.device = device
-        self.optim = self
+        self.optim = self  # a task's `optim` builds optimizers: see `build`
         self.model.to(device)
-        for ours, theirs in zip(self.optimizers, trainer.optimizers, strict=True):
-            for name in vars(theirs).keys() - vars(ours).keys():  # what a class adds to torch's own
-                if not callable(vars(theirs)[name]):
-                    vars(ours)[name] = vars(theirs)[name]
-            ours.load_state_dict(ours.state_dict())  # moves it to the device
-            for group in ours.param_groups:
-                group["lr"] = 0.0
+        for copied, original in zip(self.optimizers, trainer.optimizers, strict=True):
+            _complete_optimizer(copied, original)
         self.model.trainer = _Standing(trainer, self.optimizers)
-        own = self.optimizers[0] if len(self.optimizers) == 1 else self.optimizers
-        for each in self.model.modules():
-            if isinstance(each, L.LightningModule):
-                vars(each).update(_OF_A_COPY | {"optimizers": lambda use_pl_optimizer=True: own})
+        self._replace_lightning_methods()
         self._nothing = nn.Parameter(torch.zeros((), device=device))
         self._batches = 0
+
+    def _replace_lightning_methods(self) -> None:
+        """Let the copy, and each LightningModule in it, log nothing and find the copied
+        optimizers.
+        """
+        # as Lightning answers `self.optimizers()`: one by itself, several in a list
+        optimizers = self.optimizers[0] if len(self.optimizers) == 1 else self.optimizers
+        methods = _OF_A_COPY | {"optimizers": lambda use_pl_optimizer=True: optimizers}
+        for submodule in self.model.modules():
+            if isinstance(submodule, L.LightningModule):
+                vars(submodule).update(methods)
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of a step; in manual optimisation `training_step` has its own."""
@@ -183,20 +197,45 @@ class OwnTask:
         """The loss of a batch over those of its step; 0 where the module takes the step
         by itself.
         """
-        step, given = model.training_step, batch.batch
-        if isinstance(given, list | MutableMapping):
-            given = copy.copy(given)  # some take labels out of it
+        step = model.training_step
+        inputs = batch.batch
+        if isinstance(inputs, list | MutableMapping):
+            inputs = copy.copy(inputs)  # some take labels out of it
         takes_number = is_param_in_hook_signature(step, "batch_idx", min_args=2)
         self._batches += 1
-        if self._batches == 2 and any(
-            weight.grad is not None for weight in self.module.parameters()
-        ):
+        if self._batches == 2 and self._reaches_module():
             raise Refused("its steps reach the module itself, not a copy of it")
-        output = step(given, batch.number) if takes_number else step(given)
+        output = step(inputs, batch.number) if takes_number else step(inputs)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not self.model.automatic_optimization or loss is None:
             return self._nothing * 0
         return loss / self.trainer.accumulate_grad_batches
+
+    def _reaches_module(self) -> bool:
+        """Whether a step has left gradients in the module, which had none before."""
+        return any(weight.grad is not None for weight in self.module.parameters())
+
+
+def _copied_bytes(trainer: L.Trainer, module: L.LightningModule) -> int:
+    """Memory of a module's weights and buffers and of its optimizers' states."""
+    tensors = [*module.parameters(), *module.buffers()]
+    for optimizer in trainer.optimizers:
+        for state in optimizer.state.values():
+            tensors += [value for value in state.values() if isinstance(value, Tensor)]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _complete_optimizer(copied: torch.optim.Optimizer, original: torch.optim.Optimizer) -> None:
+    """Give a copied optimizer what copying leaves out, move it to the device, and stop its
+    learning.
+    """
+    # Copying an optimizer keeps torch's own attributes only, not what a subclass adds to them.
+    for name in vars(original).keys() - vars(copied).keys():
+        if not callable(vars(original)[name]):
+            vars(copied)[name] = vars(original)[name]
+    copied.load_state_dict(copied.state_dict())  # moves it to the device
+    for group in copied.param_groups:
+        group["lr"] = 0.0
 
 
 def ignore(*_: Any, **__: Any) -> None:

@@ -11,6 +11,8 @@ from flatout.perf.measure.intervals import SpeedupInterval
 LEAST_GAIN = 1.1  # what a fix must be worth to be named
 # a gain whose lower bound is too small is named only where it may be as large as this
 LEAST_UNCERTAIN = 1.25
+ROUNDS = 5  # of a race, at least: their extreme ratios hold the median in nine of ten cases
+ROUND_S = 0.05  # least seconds that each way trains in a round
 LEAST_STEPS = 30  # optimizer steps from which on there is something to tell
 LEAST_COMPILING = 0.1  # the share of the time from which on compiling is named
 _MANY_GRAPHS = 3  # a few are made once; from so many on a run compiles again and again

@@ -31,7 +31,14 @@ from flatout.perf.measure.steps import (
     measure_feed,
     standing_optimizer,
 )
-from flatout.perf.verdict.evidence import COMPUTED, LEAST_COMPILING, Evidence, Tried
+from flatout.perf.verdict.evidence import (
+    COMPUTED,
+    LEAST_COMPILING,
+    ROUND_S,
+    ROUNDS,
+    Evidence,
+    Tried,
+)
 from flatout.perf.verdict.rules import starved
 from flatout.perf.verdict.ways import (
     BATCHES_A_RUN,
@@ -52,10 +59,7 @@ _SHORT_SHARE = 0.3
 # share of waiting from which on other feeds are tried, and seconds for it in a short run
 WAITS = 0.05
 _FEEDS_S = 6.0
-# fewest rounds, whose extreme ratios hold the median in nine of ten cases; least s of a side
-ROUNDS = 5
-ROUND_S = 0.05
-ROWS_AROUND = 256
+ROWS_AROUND = 256  # rows of the batches that are raced, and of those that warm up
 # of steps that nothing interrupts: fewest; most of all, and s
 _CALM_STEPS = 2
 _CALM_SHARE = 0.2

@@ -1,0 +1,270 @@
+"""Write the rows of a run as three csv files that a usual program and a run of ours both read.
+
+Each kind of data (texts, bit strings, recordings) has a `ProgramRecipe` in `WAYS`: it makes a table
+for each split, and says what a run of ours and the usual program are given to read it. Data that
+no usual program can follow are refused with the key that asks for them. Open this file to change
+what the csv files hold, or to give another kind of data a ladder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+from numpy.typing import NDArray
+
+from flatout.bits.data import BitData
+from flatout.bits.grams import FIELD_END
+from flatout.bits.settings import BitsDataConfig
+from flatout.data.checks.survey import TextSurvey
+from flatout.data.datamodules import SequenceData
+from flatout.data.problem import Problem
+from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
+from flatout.data.tables.splits import SPLITS
+from flatout.data.text import TextDataConfig
+from flatout.data.text_preparation import open_source
+from flatout.errors import require
+from flatout.run_log import RunLog
+
+Written = tuple[dict[str, pa.Table], list[str], dict[str, Any]]
+"""The rows of each split, the words of a run of ours that reads them, and what the usual program is
+given."""
+_CELL = pa.large_string()
+_WITH_BREAKS = pa_csv.ParseOptions(newlines_in_values=True)
+
+
+class Silent(RunLog):
+    """Prints nothing: each run reports its own data."""
+
+    def say(self, text: str) -> None:
+        return
+
+
+def write_rows(
+    config: Any, folder: Path, *, joined: Mapping[str, Any] | None
+) -> tuple[list[str], dict[str, Any], int]:
+    """Write the rows of each split: how a run of ours and a usual program read them, and how many
+    an epoch has.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    way = way_of(config)
+    tables, words, reading = way.tables(config)
+    if joined is not None:
+        tables = {split: join_texts(table, **joined) for split, table in tables.items()}
+    missing = [split for split in SPLITS if split not in tables]
+    require(
+        not missing,
+        "ladder",
+        f"no {' and no '.join(missing)} rows",
+        hint="Give more rows, or a file for each split.",
+    )
+    for split, table in tables.items():
+        pa_csv.write_csv(table, folder / f"{split}.csv")
+    splits = {way.first_key: "train", "validation": "validation", "test": "test"}
+    files = [
+        f"data.{key}={quoted(str((folder / f'{split}.csv').absolute()))}"
+        for key, split in splits.items()
+    ]
+    return [*words, *files], reading, way.count(config, tables["train"])
+
+
+_BITS = "bloomfilter"
+_RECORDING = "recording"
+_AS_THEY_ARE = (
+    "data.source=null data.time=null data.step=null data.max_gap=null data.cumulate=[]".split()
+)
+_AS_THEY_ARE += ["data.split_by=auto", "data.split_at=null"]
+
+
+def quoted(text: str) -> str:
+    """A text as a value on Hydra's command line, whatever is in it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _listed(names: list[str]) -> str:
+    return f"[{','.join(map(quoted, names))}]"
+
+
+def read_rows(path: Path) -> pa.Table:
+    """Written rows again, whatever line breaks their texts have; all columns as texts."""
+    names = pa_csv.open_csv(path, parse_options=_WITH_BREAKS).schema.names
+    cells = pa_csv.ConvertOptions(
+        column_types=dict.fromkeys(names, _CELL), strings_can_be_null=False
+    )
+    return pa_csv.read_csv(path, parse_options=_WITH_BREAKS, convert_options=cells)
+
+
+def _texts(config: TextDataConfig) -> Written:
+    is_single = config.problem is Problem.single and not config.pair
+    require(
+        is_single,
+        "data.problem",
+        f"{config.problem} has no usual program",
+        allowed="single",
+        hint="Leave it out: the usual programs have one class a row.",
+    )
+    source = open_source(config)
+    surveyed = TextSurvey(source).run(lambda _: None)
+    parts: dict[str, list[pa.RecordBatch]] = {}
+    for split, block in source.texts_and_labels(surveyed.fates, lambda _: None):
+        columns = {"text": pc.cast(block.texts, _CELL), "label": pc.cast(block.labels, _CELL)}
+        parts.setdefault(split, []).append(pa.RecordBatch.from_pydict(columns))
+    words = [
+        "data.source=null",
+        "data.text=text",
+        "data.label=label",
+        "data.group=null",
+        "data.split_by=content",
+    ]
+    return {split: pa.Table.from_batches(blocks) for split, blocks in parts.items()}, words, {}
+
+
+def join_texts(
+    table: pa.Table, *, least: int, most: int, share: float = 0.5, seed: int = 5
+) -> pa.Table:
+    """Long texts: each has `least` to `most` rows, a `share` of them with its label, the others
+    drawn from all.
+    """
+    random = np.random.default_rng(seed)
+    texts = table["text"].to_pylist()
+    labels = np.array(table["label"].to_pylist())
+    count = 2 * len(texts) // (least + most)
+    by_label = {label: np.flatnonzero(labels == label) for label in np.unique(labels)}
+    made: list[str] = []
+    chosen = labels[random.integers(0, len(texts), max(count, 1))]
+    for label in chosen:
+        lines = int(random.integers(least, most + 1))
+        own: NDArray[np.int64] = random.choice(by_label[label], lines)
+        other = random.integers(0, len(texts), lines)
+        made.append(
+            "\n".join(texts[row] for row in np.where(random.random(lines) < share, own, other))
+        )
+    return pa.table({"text": pa.array(made, _CELL), "label": pa.array(chosen.tolist(), _CELL)})
+
+
+def _records(config: BitsDataConfig) -> Written:
+    data = BitData.of(config, log=Silent())
+    data.setup()
+    info = data.info
+    require(
+        not info.is_set,
+        "data.encoding",
+        "sets of numbers have no usual program",
+        hint="Use Bloom filters.",
+    )
+    tables = {}
+    for split in (name for name in SPLITS if name in data.store.splits):
+        view = data.store.splits[split]
+        fields = pc.split_pattern(info.texts(split), FIELD_END)
+        columns = {
+            name: pc.list_element(fields, place) for place, name in enumerate(info.text_columns)
+        }
+        bits = np.unpackbits(view.fixed("tokens"), axis=1)[:, : info.num_inputs] + ord("0")
+        columns[_BITS] = pa.array([row.tobytes().decode() for row in bits], _CELL)
+        tables[split] = pa.table(columns)
+    texts = [name for name in info.text_columns if name != _BITS]
+    return (
+        tables,
+        [f"data.columns={_listed(texts)}", f"data.bits={_BITS}", "data.form=binary"],
+        {"columns": texts},
+    )
+
+
+def _recordings(config: SequenceDataConfig) -> Written:
+    is_window = (
+        config.problem is SequenceProblem.estimate
+        and config.lookback is not None
+        and not config.chunk
+    )
+    require(
+        is_window,
+        "data.lookback",
+        "the usual program reads windows with one answer",
+        hint="Set data.lookback=SAMPLES, and leave data.chunk and other problems out.",
+    )
+    data = SequenceData.of(config, log=Silent())
+    data.setup()
+    info = data.info
+    scaler = data.info.scaler
+    tables = {}
+    for split, segments in info.segments.items():
+        values = info.rows_of(split).values.astype(np.float64) * np.array(scaler.factor) + np.array(
+            scaler.shift
+        )
+        places = [
+            np.arange(first, stop)
+            for first, stop in zip(segments.first, segments.stop, strict=True)
+        ]
+        number = np.repeat(np.arange(len(places)), [len(part) for part in places])
+        rows = values[np.concatenate(places)]
+        columns: dict[str, Any] = {
+            name: rows[:, column] for column, name in enumerate(info.columns)
+        }
+        columns[_RECORDING] = [f"{split} {each}" for each in number]
+        tables[split] = pa.table(columns)
+    features = [name for name in info.columns if name not in (_RECORDING, *config.targets)]
+    words = [f"data.features={_listed(features)}", f"data.target={_listed(config.targets)}"]
+    return tables, [*words, f"data.group=[{_RECORDING}]", *_AS_THEY_ARE], {"features": features}
+
+
+def _count_windows(config: SequenceDataConfig, table: pa.Table) -> int:
+    counts = pc.value_counts(table[_RECORDING]).field("counts").to_numpy()
+    return int(np.maximum(0, counts - (config.lookback or 1) + 1).sum())
+
+
+def _limits_of_texts(config: TextDataConfig) -> dict[str, Any]:
+    words = config.vocabulary
+    return {
+        "max_length": config.max_length,
+        "words": words.size,
+        "min_frequency": words.min_frequency,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRecipe:
+    """How a kind of data is written for a usual program, and what both sides make of it."""
+
+    kind: str  # what ladders call it
+    title: str
+    metric: str  # the test metric; a hundredth of it is a point
+    tables: Callable[[Any], Written]
+    first_key: str = "train"  # the setting that names the training rows
+    # rows of an epoch
+    count: Callable[[Any, pa.Table], int] = lambda config, table: int(table.num_rows)
+    # how the usual program makes numbers of rows
+    reading: Callable[[Any], dict[str, Any]] = lambda config: {}
+
+
+WAYS: dict[type, ProgramRecipe] = {
+    TextDataConfig: ProgramRecipe(
+        kind="text", title="texts", metric="accuracy", tables=_texts, reading=_limits_of_texts
+    ),
+    BitsDataConfig: ProgramRecipe(
+        kind="bits", title="bit strings", metric="dice", tables=_records, first_key="source"
+    ),
+    SequenceDataConfig: ProgramRecipe(
+        kind="sequence",
+        title="recordings",
+        metric="r2",
+        tables=_recordings,
+        count=_count_windows,
+        reading=lambda config: {"lookback": config.lookback, "targets": config.targets},
+    ),
+}
+
+
+def way_of(data: Any) -> ProgramRecipe:
+    require(
+        type(data) in WAYS,
+        "ladder",
+        f"{type(data).__name__} has no usual program",
+        hint="Use texts, bit strings or recordings.",
+    )
+    return WAYS[type(data)]
