@@ -165,8 +165,8 @@ class _InTurns(FastLoop):
         self._batches_ended = 0
         self._turn_began = 0.0
 
-    def _serves(self, optimizer: torch.optim.Optimizer) -> bool:
-        return self.is_fast_turn and super()._serves(optimizer)
+    def _takes_batches_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        return self.is_fast_turn and super()._takes_batches_of(optimizer)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         self._batches_ended += 1
