@@ -20,9 +20,11 @@ from scipy.sparse import csr_matrix
 from benchmarks.claim import Claim, Options, bounded, not_here, reaching
 from flatout.audit.encoder_view import read_encoder
 from flatout.audit.findings import find
-from flatout.audit.measure import PARTS, AuditMeasurement, forecast, measure, rows_of_answers
+from flatout.audit.forecast import PARTS, forecast
+from flatout.audit.measure import AuditMeasurement, measure, rows_of_answers
 from flatout.audit.quick_model import Features, Head, QuickModel
-from flatout.audit.rows import AuditRows, choose, deal, read_audit_rows
+from flatout.audit.read_rows import read_audit_rows
+from flatout.audit.rows import AuditRows, choose, deal
 from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig

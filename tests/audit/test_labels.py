@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
+from flatout.audit.forecast import forecast, round_number
 from flatout.audit.labels import find_suspects, margins, mixed_up, noise_rate, plant
-from flatout.audit.measure import _Trained, forecast, round_number
+from flatout.audit.text_folds import TextFolds
 
 
 def test_rows_that_the_model_gives_to_another_class_are_suspects_the_surest_first():
@@ -77,7 +78,7 @@ def test_wrong_labels_that_are_left_out_of_the_second_model_look_less_likely_to_
     features = csr_matrix(np.eye(2)[truth] + random.normal(0, 0.3, (400, 2)))
     is_wrong = random.random(400) < 0.2
     labels = np.where(is_wrong, 1 - truth, truth)
-    trained = _Trained(features, np.arange(400) % 4, 2)
+    trained = TextFolds(features, np.arange(400) % 4, 2)
     first = trained.answers(labels)
     second = trained.second_look(labels, first)
     own = [answers[np.arange(400), labels] for answers in (first, second)]

@@ -16,7 +16,9 @@ from tests.composed import compose_run, only_folder, run_train
 from tests.params import at_once
 from tests.verbs import verb
 
-from flatout.audit.numbers import NumberRows, _Folds, _squares, measure_numbers, read_number_rows
+from flatout.audit.number_rows import NumberRows, _squares, read_number_rows
+from flatout.audit.numbers import measure_numbers
+from flatout.audit.ridge_folds import RidgeFolds
 from flatout.data import SequenceData
 
 SMALL = ["data=cells", "data.sample.cells=10", "data.sample.cycles=2", "data.sample.samples=40"]
@@ -53,7 +55,7 @@ def made_up(num_rows: int, samples: int, noise: float, wrong: int | None = None)
 @pytest.mark.parametrize("part", [0, 3])
 def test_sums_of_folds_and_parts_answer_as_ridge_regression_on_their_rows_does(part):
     rows = made_up(20, 7, noise=0.3)
-    folds = _Folds(rows, 4)
+    folds = RidgeFolds(rows, 4)
     rank_R = np.random.default_rng(0).permutation(20)
     found, _ = folds.losses(0.5, part)
     expected = np.empty(20)
@@ -161,7 +163,7 @@ def test_recordings_of_a_group_are_answered_by_models_that_saw_none_of_it(
     ).data
     data = SequenceData.of(config)
     data.setup()
-    folds = _Folds(read_number_rows(data, 100), 4)
+    folds = RidgeFolds(read_number_rows(data, 100), 4)
     assert {name.split("unit=")[1][0] for name in folds.rows.names} == set("01234567")
     of_unit = [
         {

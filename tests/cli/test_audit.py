@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flatout.audit.findings import beginning
 from flatout.audit.measure import rows_of_answers
-from flatout.audit.rows import AuditRows, Sentences, deal, read_audit_rows
+from flatout.audit.next_rows import beginning
+from flatout.audit.read_rows import read_audit_rows
+from flatout.audit.rows import AuditRows, Sentences, deal
 from flatout.data.checkup import check
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.samples.tweets import TaggedTweetsConfig, TaggedTweetsTable

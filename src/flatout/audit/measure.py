@@ -12,19 +12,18 @@ tell which, so the interval spans all three.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
-from scipy.sparse import csr_matrix, hstack
+from scipy.sparse import csr_matrix
 from sklearn.preprocessing import normalize
 
+from flatout.audit.forecast import PARTS, Forecast, forecast, round_number
 from flatout.audit.labels import SPREAD, Suspects, find_suspects, margins, noise_rate, plant
-from flatout.audit.quick_model import STRENGTH, Features, Head
+from flatout.audit.quick_model import Features
 from flatout.audit.rows import AuditRows, deal
-from flatout.data.problem import Problem
+from flatout.audit.text_folds import TextFolds, put_beside
 from flatout.run_log import Say
 
 Floats = NDArray[np.float64]
@@ -35,36 +34,7 @@ _PLANTED = 0.05
 _MOST_PLANTED = 0.1
 _LEAST_LONG = 20
 _DRAWS = 2_000
-# strength of the second model: where few labels are wrong, it may follow them more closely
-_SURER = 50.0
-PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)
-_CURVES = 120
-_NO_USE = 0.003
-# powers of a law; the least probability of a network that counts
-_SHALLOWEST = 1e-3
-_STEEPEST = 1.5
 _LEAST = 1e-4
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """What the score gains by more rows of the same kind; shares, with a 95 % interval."""
-
-    more: int
-    gain: float
-    low: float
-    high: float
-
-    @property
-    def is_useless(self) -> bool:
-        return self.high < _NO_USE
-
-    def line(self) -> str:
-        if self.is_useless:
-            most = f"{self.more:,} more bring at most {100 * self.high:.1f} points"
-            return f"more rows of this kind will not help: {most}"
-        low, high = 100 * self.low, 100 * self.high
-        return f"{self.more:,} more rows: {100 * self.gain:+.1f} points ({low:.1f} to {high:.1f})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +78,7 @@ def measure(
     num_classes = len(rows.classes)
     reader = Features()
     words = reader.fit(list(rows.texts))
-    trained = _Trained(_beside(words, encoded), folds, num_classes)
+    trained = TextFolds(put_beside(words, encoded), folds, num_classes)
     say(
         f"{rows.files[0]}: {len(rows):,} rows, {words.shape[1]:,} words and n-grams, {num_folds}"
         " folds"
@@ -161,7 +131,7 @@ def measure(
         views={
             name: np.where(
                 part.getnnz(1),
-                _Trained(part, folds, num_classes).answers(rows.labels).argmax(1),
+                TextFolds(part, folds, num_classes).answers(rows.labels).argmax(1),
                 -1,
             )
             for name, part in parts.items()
@@ -176,45 +146,7 @@ def rows_of_answers(answers: Floats) -> csr_matrix:
     return csr_matrix(np.log(np.maximum(answers, _LEAST)) / 10 * answers.any(axis=1, keepdims=True))
 
 
-def _beside(words: csr_matrix, encoded: csr_matrix | None) -> csr_matrix:
-    return words if encoded is None else hstack([words, encoded], format="csr")
-
-
-@dataclass(frozen=True, slots=True)
-class _Trained:
-    features: csr_matrix
-    folds: Integers
-    num_classes: int
-
-    def head(
-        self, labels: Integers, taught: NDArray[np.generic], strength: float = STRENGTH
-    ) -> Head:
-        return Head(Problem.single, self.num_classes, strength).fit(
-            self.features[taught], labels[taught]
-        )
-
-    def second_look(self, labels: Integers, first: Floats, least: int = 1) -> Floats:
-        """Probabilities to judge labels by: wrong ones teach the first model, and few of them the
-        second.
-        """
-        return self.answers(labels, find_suspects(first, labels, least).places, _SURER)
-
-    def answers(
-        self, labels: Integers, left_out: Integers | tuple[()] = (), strength: float = STRENGTH
-    ) -> Floats:
-        """Probabilities of each row by a model of the other folds, of which some rows may be left
-        out.
-        """
-        found = np.empty((len(labels), self.num_classes))
-        is_taught = ~np.isin(np.arange(len(labels)), left_out)
-        for fold in np.unique(self.folds):
-            is_judged = self.folds == fold
-            taught = ~is_judged & is_taught
-            found[is_judged] = self.head(labels, taught, strength).predict(self.features[is_judged])
-        return found
-
-
-def _curve(trained: _Trained, rows: AuditRows, is_right: Bools) -> tuple[Floats, Floats]:
+def _curve(trained: TextFolds, rows: AuditRows, is_right: Bools) -> tuple[Floats, Floats]:
     """Errors of each fold by rows trained on; all of them are known already."""
     errors = []
     place_of_group = np.random.default_rng(0).random(int(rows.groups.max()) + 1)[rows.groups]
@@ -232,7 +164,7 @@ def _curve(trained: _Trained, rows: AuditRows, is_right: Bools) -> tuple[Floats,
 
 
 def _loss_by_cut(
-    trained: _Trained,
+    trained: TextFolds,
     reader: Features,
     rows: AuditRows,
     is_right: Bools,
@@ -251,7 +183,7 @@ def _loss_by_cut(
         places = np.flatnonzero((trained.folds == fold) & is_long)
         if len(places):
             cut = reader.read([" ".join(words[place][:max_length]) for place in places])
-            cut = _beside(cut, None if encoded is None else encoded[places])
+            cut = put_beside(cut, None if encoded is None else encoded[places])
             answers = trained.head(rows.labels, trained.folds != fold).predict(cut).argmax(axis=1)
             lost[places] = is_right[places].astype(float) - (answers == rows.labels[places])
     return int(is_long.sum()), *_interval(lost, rows.groups)
@@ -275,51 +207,3 @@ def _closeness(features: csr_matrix, labels: Integers, num_classes: int) -> NDAr
         (np.ones(len(labels)), (labels, np.arange(len(labels)))), (num_classes, len(labels))
     )
     return (normalize(features) @ normalize(is_of @ features).T).max(axis=1).toarray().ravel()
-
-
-def forecast(
-    sizes: Floats, errors: Floats, rows_now: int, more: int, judged: int | None
-) -> Forecast:
-    """The gain of `more` rows; `errors`: a row a fold, a column a size, shares of `judged` rows
-    where it is given.
-    """
-    random = np.random.default_rng(0)
-    gains = list[float]()
-    for _ in range(_CURVES):
-        drawn = errors[random.integers(0, len(errors), len(errors))].mean(axis=0)
-        variance = drawn * (1 - drawn) / judged if judged else errors.var(axis=0)
-        spread = np.sqrt(variance / len(errors)) / 2  # the sizes share their judged rows
-        gains += _gains(sizes, drawn + random.normal(0, spread), rows_now, more)
-    mean = _gains(sizes, errors.mean(axis=0), rows_now, more)
-    low, high = np.quantile(gains, [0.025, 0.975])
-    return Forecast(more, float(np.mean(mean)), float(low), float(high))
-
-
-def _gains(sizes: NDArray, errors: NDArray, rows_now: int, more: int) -> list[float]:
-    shares = sizes / sizes[-1]
-    errors = np.maximum(errors, 1e-4)
-    laws = [
-        _fit(shares, errors, False),
-        _fit(shares, errors, True),
-        _fit(shares[-2:], errors[-2:], False),
-    ]
-    now, then = np.array([rows_now, rows_now + more]) / sizes[-1]
-    return [float(law(now) - law(then)) for law in laws]
-
-
-def _fit(sizes: NDArray, errors: NDArray, has_floor: bool) -> Callable[[NDArray], NDArray]:
-    def law(size: NDArray, scale: float, power: float, floor: float = 0.0) -> NDArray:
-        return scale * size**-power + floor
-
-    start = [errors[-1] / 2, 0.5, errors[-1] / 2] if has_floor else [errors[-1], 0.3]
-    bounds = ([0.0, _SHALLOWEST, 0.0][: len(start)], [2.0, _STEEPEST, 1.0][: len(start)])
-    found = least_squares(
-        lambda given: law(sizes, *given) - errors, start, bounds=bounds, max_nfev=200
-    ).x
-    return lambda size: law(size, *found)
-
-
-def round_number(rows: float) -> int:
-    """A number of rows as people name them: 1, 2 or 5 and zeros."""
-    power = 10 ** int(np.floor(np.log10(max(1.0, rows))))
-    return int(max(step * power for step in (1, 2, 5) if step * power <= max(1.0, rows)))

@@ -137,7 +137,7 @@ def _number(key: str, value: str) -> Any:
 
 def audit(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, Any]) -> None:
     from flatout.audit.findings import SUSPECTS
-    from flatout.audit.numbers import WORST
+    from flatout.audit.number_report import WORST
     from flatout.data.problem import Problem
     from flatout.run.kinds import kind_of
 
@@ -181,16 +181,12 @@ def _audit_texts(
     import numpy as np
 
     from flatout.audit.encoder_view import read_encoder
-    from flatout.audit.findings import (
-        SUSPECTS,
-        find,
-        lines,
-        write_audit_page,
-        write_next_rows,
-        write_suspects,
-    )
+    from flatout.audit.findings import SUSPECTS, find
     from flatout.audit.measure import measure, rows_of_answers
-    from flatout.audit.rows import deal, read_audit_rows, read_unlabelled
+    from flatout.audit.next_rows import write_next_rows
+    from flatout.audit.read_rows import read_audit_rows, read_unlabelled
+    from flatout.audit.rows import deal
+    from flatout.audit.text_report import lines, write_audit_page, write_suspects
     from flatout.run.folds import answers_in_folds
 
     folder = Path(config.out)
@@ -262,7 +258,9 @@ def _require_same(of: dict[str, Any], found: str) -> None:
 def _audit_numbers(
     settings: RunConfig, config: AuditConfig, command: str, of: dict[str, Any]
 ) -> None:
-    from flatout.audit.numbers import WORST, measure_numbers, read_number_rows, write_numbers
+    from flatout.audit.number_report import WORST, write_numbers
+    from flatout.audit.number_rows import read_number_rows
+    from flatout.audit.numbers import measure_numbers
     from flatout.run.kinds import kind_of
 
     data = kind_of(settings.data).data.of(settings.data)
