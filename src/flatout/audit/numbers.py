@@ -1,17 +1,14 @@
-"""The audit of recordings and bit strings: ridge regression in folds, what it answers worst, and
-what more rows bring.
+"""What an audit of recordings or bit strings measures: scores in folds, and what more rows bring.
 
-A row is a recording or a bit string, whatever its split. Products are added up once for each fold
-and each part of the learning curve, so a model of other folds is one solve. The penalty is the best
-one of the first fold.
-
-Shapes: N samples, D inputs, O answers, R rows; a bit string is one sample.
+Ridge regression answers each row by a model of the other folds, after it learned from an eighth, a
+quarter, a half and all of their rows. The penalty is the best one of the first fold, for each part
+of the curve. The errors of the parts give the forecast. Open this file when a figure of such an
+audit is wrong; `number_report` prints the figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,124 +20,119 @@ from flatout.audit.ridge_folds import RidgeFolds
 from flatout.models.series import PENALTIES
 from flatout.tasks.score_intervals import bootstrap
 
-_LEAST_FOR_CURVE = 16
-_NAMED = 3
+LEAST_FOR_CURVE = 16  # rows; an eighth of fewer teaches a model nothing, so there is no forecast
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredNumbers:
-    """What the folds found: scores, and losses, which are the score's square where it is a root
-    mean square.
-    """
+    """What an audit of recordings or bit strings has measured."""
 
     rows: NumberRows
-    loss_R: Floats  # the mean of each row's samples
-    answers_NO: Tensor
-    interval: str  # of 95 %, in words; empty where rows are too few for one, or all alike
-    sizes: Floats
-    curve: Floats  # a row for each fold, a column for each size
-    forecast: Forecast | None  # None: too few rows for one
+    loss_R: Floats  # mean loss of each row's samples, out of fold
+    answers_NO: Tensor  # of each sample, out of fold
+    interval: str  # of the score, 95 %, in words; empty where rows are few or all alike
+    sizes: Floats  # numbers of rows that models learned from
+    curve: Floats  # scores: a row for each fold, a column for each size
+    forecast: Forecast | None  # None: fewer than LEAST_FOR_CURVE rows
+
+    @property
+    def score(self) -> float:
+        """The score of all rows."""
+        return self.rows.score_of(float(self.loss_R.mean()))
 
     @property
     def order(self) -> list[int]:
-        """Rows, the worst first: of classes those whose own one is the furthest behind the one that
-        is answered.
+        """Numbers of the rows, the worst first.
+
+        Where rows have a class, the worst is the surest mistake: its own class is furthest behind
+        the one that is answered.
         """
-        rows, worst_R = self.rows, self.loss_R
-        if rows.classes:
-            behind_N = self.answers_NO.amax(1) - (self.answers_NO * rows.answers_NO).sum(1)
-            worst_R = behind_N[torch.argsort(rows.row_N)].numpy()
-        return np.argsort(-worst_R, kind="stable").tolist()
+        badness_R = self.loss_R
+        if self.rows.classes:
+            of_own_class_N = (self.answers_NO * self.rows.answers_NO).sum(1)
+            behind_N = self.answers_NO.amax(1) - of_own_class_N
+            badness_R = behind_N[torch.argsort(self.rows.row_N)].numpy()
+        return np.argsort(-badness_R, kind="stable").tolist()
 
     def classes_of(self, row: int) -> list[str]:
-        """The class given and the one that is answered; none where answers are numbers."""
+        """The given class of a row and the one that is answered; none where answers are numbers."""
         rows = self.rows
-        sides = (rows.answers_NO, self.answers_NO) if rows.classes else ()
-        return [rows.classes[int(side_NO[rows.row_N == row].argmax())] for side_NO in sides]
-
-    def lines(self) -> Iterator[str]:
-        """What is printed: score and luck, the worst rows, more rows."""
-        rows = self.rows
-        of_folds = self.curve[:, -1]
-        score = (
-            f"{rows.shown(self.loss_R.mean()):.4g}{f' ({self.interval})' if self.interval else ''}"
-        )
-        yield f"score:  {rows.score} {score}, {rows.model}, out of fold"
-        yield f"luck:   folds from {of_folds.min():.4g} to {of_folds.max():.4g}"
-        named = [each for each in self.order[:_NAMED] if self.loss_R[each]]
-        said = [
-            "(given {}, likely {})".format(*self.classes_of(each)) for each in named if rows.classes
-        ]
-        said = said or [f"{rows.shown(self.loss_R[each]):.3g}" for each in named]
-        worst = ", ".join(
-            f"{rows.names[each]} {words}" for each, words in zip(named, said, strict=True)
-        )
-        yield f"rows:   the worst are {worst}" if worst else "rows:   all are answered rightly"
-        tenth = self.order[: -(-len(rows.names) // 10)]
-        share = self.loss_R[tenth].sum() / max(self.loss_R.sum(), 1e-12)
-        lost = "squared error" if rows.unit else "loss"
-        part = f"a tenth of the {len(rows.names):,} {rows.what} makes {share:.0%} of the {lost}"
-        wrong = (
-            f"{int(self.loss_R.sum()):,} of the {len(rows.names):,} {rows.what} are answered"
-            " otherwise"
-        )
-        yield f"        {wrong if rows.classes else part}"
-        if not rows.classes and 2 * self.loss_R[tenth[0]] > self.loss_R.sum():
-            others = np.delete(self.loss_R, tenth[0])
-            yield (
-                f"        {rows.names[tenth[0]]} alone makes most of it:"
-                f" {rows.shown(others.mean()):.4g} without it"
-            )
-        yield f"more:   {self.more_line()}"
-
-    def more_line(self) -> str:
-        found, rows = self.forecast, self.rows
-        if found is None:
-            return (
-                f"{len(rows.names)} {rows.what} are too few for a forecast: {_LEAST_FOR_CURVE} or"
-                " more"
-            )
-        most = (
-            f"{rows.score} better by {found.high * (rows.unit or 1):.3g} at most, by {found.more:,}"
-            f" more {rows.what}"
-        )
-        return f"rows of this kind will not help: {most}" if found.is_useless else most
+        if not rows.classes:
+            return []
+        is_of_row_N = rows.row_N == row
+        given = int(rows.answers_NO[is_of_row_N].argmax())
+        likely = int(self.answers_NO[is_of_row_N].argmax())
+        return [rows.classes[given], rows.classes[likely]]
 
 
 def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
-    """Run every fold on all rows and on parts of them, with a penalty that is chosen by the first
-    fold.
-    """
-    count = len(rows.names)
+    """Answer all rows in folds, by models of all other rows and of parts of them."""
+    num_rows = len(rows.names)
     folds = RidgeFolds(rows, num_folds)
-    fold_R = folds.fold_R.numpy()
     parts = range(len(PARTS))
-    by_part = list[Floats]()
-    for part in parts if count >= _LEAST_FOR_CURVE else parts[-1:]:
-        tried = [folds.losses(penalty, part, judged=0)[0].sum() for penalty in PENALTIES]
-        loss_R, answers_NO = folds.losses(PENALTIES[int(np.argmin(tried))], part)
-        by_part.append(loss_R)
-    means = np.array(
-        [[each[fold_R == fold].mean() for each in by_part] for fold in range(num_folds)]
+    if num_rows < LEAST_FOR_CURVE:
+        parts = parts[-1:]
+    losses_by_part = list[Floats]()
+    for part in parts:
+        penalty = _choose_penalty(folds, part)
+        loss_R, answers_NO = folds.losses(penalty, part)
+        losses_by_part.append(loss_R)
+    mean_losses = _average_folds(losses_by_part, folds)
+    sizes = np.array(PARTS) * num_rows * (1 - 1 / num_folds)
+    return MeasuredNumbers(
+        rows=rows,
+        loss_R=loss_R,
+        answers_NO=answers_NO,
+        interval=_find_interval(rows, loss_R, folds.group_R),
+        sizes=sizes,
+        curve=rows.score_of(mean_losses),
+        forecast=_forecast(rows, sizes, mean_losses) if len(parts) > 1 else None,
     )
-    sizes = np.array(PARTS) * count * (1 - 1 / num_folds)
-    now = sum("train" in each for each in rows.splits)
-    errors = means**0.5 if rows.unit else means
-    ahead = None
-    if len(by_part) > 1:
-        whole = max(1.0, float(errors.max()))  # laws know shares of 1 at most
-        of_one = forecast(sizes, errors / whole, now, round_number(now / 2), None)
-        most = float(errors[:, -1].mean())  # what there is to gain
-        ahead = replace(
-            of_one,
-            **{name: min(most, whole * getattr(of_one, name)) for name in ("gain", "low", "high")},
-        )
-    of_rows = torch.from_numpy(np.stack([loss_R, np.ones(count)], axis=1))
-    sums = (
-        torch.zeros(int(folds.group_R.max()) + 1, 2).double().index_add(0, folds.group_R, of_rows)
+
+
+def _choose_penalty(folds: RidgeFolds, part: int) -> float:
+    """The penalty with the least loss on the first fold."""
+    losses = [folds.total_loss(penalty, part, fold=0) for penalty in PENALTIES]
+    return PENALTIES[int(np.argmin(losses))]
+
+
+def _average_folds(losses_by_part: list[Floats], folds: RidgeFolds) -> Floats:
+    """Mean losses: a row for each fold, a column for each part of the curve."""
+    fold_R = folds.fold_R.numpy()
+    means = np.empty((folds.num_folds, len(losses_by_part)))
+    for fold in range(folds.num_folds):
+        for column, loss_R in enumerate(losses_by_part):
+            means[fold, column] = loss_R[fold_R == fold].mean()
+    return means
+
+
+def _forecast(rows: NumberRows, sizes: Floats, mean_losses: Floats) -> Forecast:
+    """What half as many more training rows bring, at most what there is to gain."""
+    errors = mean_losses**0.5 if rows.unit else mean_losses
+    # The laws of a forecast are for shares, which are 1 at most.
+    largest = max(1.0, float(errors.max()))
+    num_train = sum("train" in splits for splits in rows.splits)
+    of_shares = forecast(sizes, errors / largest, num_train, round_number(num_train / 2), None)
+    most = float(errors[:, -1].mean())
+    return Forecast(
+        more=of_shares.more,
+        gain=min(most, largest * of_shares.gain),
+        low=min(most, largest * of_shares.low),
+        high=min(most, largest * of_shares.high),
     )
-    drawn = bootstrap(sums, lambda sums: {"score": rows.shown(sums[:, 0] / sums[:, 1])}).get(
-        "score"
-    )
-    interval = "" if drawn is None else f"{drawn[0]:.4g} to {drawn[1]:.4g}"
-    return MeasuredNumbers(rows, loss_R, answers_NO, interval, sizes, rows.shown(means), ahead)
+
+
+def _find_interval(rows: NumberRows, loss_R: Floats, group_R: Tensor) -> str:
+    """The 95 % interval of the score in words, by a bootstrap of whole groups; "" for none."""
+    of_rows = np.stack([loss_R, np.ones(len(loss_R))], axis=1)
+    of_groups = torch.zeros(int(group_R.max()) + 1, 2).double()
+    of_groups.index_add_(0, group_R, torch.from_numpy(of_rows))
+
+    def scores_of(sums: Tensor) -> dict[str, Tensor]:
+        return {"score": rows.score_of(sums[:, 0] / sums[:, 1])}
+
+    intervals = bootstrap(of_groups, scores_of)
+    if "score" not in intervals:
+        return ""
+    low, high = intervals["score"]
+    return f"{low:.4g} to {high:.4g}"

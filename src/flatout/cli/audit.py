@@ -258,7 +258,7 @@ def _require_same(of: dict[str, Any], found: str) -> None:
 def _audit_numbers(
     settings: RunConfig, config: AuditConfig, command: str, of: dict[str, Any]
 ) -> None:
-    from flatout.audit.number_report import WORST, write_numbers
+    from flatout.audit.number_report import WORST, describe_numbers, write_numbers
     from flatout.audit.number_rows import read_number_rows
     from flatout.audit.numbers import measure_numbers
     from flatout.run.kinds import kind_of
@@ -267,7 +267,7 @@ def _audit_numbers(
     data.setup()
     _require_same(of, data.info.source)
     measured = measure_numbers(read_number_rows(data, config.rows), config.folds)
-    for line in measured.lines():
+    for line in describe_numbers(measured):
         print_line(line)
     folder = Path(config.out)
     folder.mkdir(parents=True, exist_ok=True)
