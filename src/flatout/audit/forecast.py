@@ -1,4 +1,11 @@
-"""What more rows would bring: power laws through the errors of models of fewer rows."""
+"""What more rows would bring: power laws through the errors of models that learned from fewer.
+
+Errors are known for an eighth, a quarter, a half and all of the rows. A law through them falls to
+nothing (`a n^-b`), or to a floor (`a n^-b + c`), or is drawn through the last doubling alone. With
+few rows a model is near chance, so its errors fall faster later. Four points cannot tell which law
+holds, so the interval spans all three. Each fold has a curve of its own: folds are drawn again, and
+errors with them, which gives the interval its width.
+"""
 
 from __future__ import annotations
 
@@ -10,78 +17,105 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 Floats = NDArray[np.float64]
-PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)
-_CURVES = 120
-_NO_USE = 0.003
-# powers of a law; the least probability of a network that counts
-_SHALLOWEST = 1e-3
-_STEEPEST = 1.5
+PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)  # of the rows, whose models' errors make a learning curve
+_RESAMPLES = 120  # of folds; with three laws each, 9 of 360 gains lie beyond each end
+_NO_USE = 0.003  # share of the score: a gain below it is called none
+# bounds of a law's power and scale, in which the fit stays
+_LEAST_POWER = 1e-3
+_MOST_POWER = 1.5
+_MOST_SCALE = 2.0
+_LEAST_ERROR = 1e-4  # a law cannot be fitted to an error of 0
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the score gains by more rows of the same kind; shares, with a 95 % interval."""
+    """What the score gains by more rows of the same kind: a share, and its 95 % interval."""
 
-    more: int
+    more: int  # rows
     gain: float
     low: float
     high: float
 
     @property
     def is_useless(self) -> bool:
+        """Whether even the upper end of the interval is too little to label rows for."""
         return self.high < _NO_USE
 
     def line(self) -> str:
+        """The forecast in a sentence, in points."""
         if self.is_useless:
             most = f"{self.more:,} more bring at most {100 * self.high:.1f} points"
             return f"more rows of this kind will not help: {most}"
-        low, high = 100 * self.low, 100 * self.high
-        return f"{self.more:,} more rows: {100 * self.gain:+.1f} points ({low:.1f} to {high:.1f})"
+        interval = f"{100 * self.low:.1f} to {100 * self.high:.1f}"
+        return f"{self.more:,} more rows: {100 * self.gain:+.1f} points ({interval})"
 
 
 def forecast(
-    sizes: Floats, errors: Floats, rows_now: int, more: int, judged: int | None
+    sizes: Floats, errors: Floats, rows_now: int, more: int, num_judged: int | None
 ) -> Forecast:
-    """The gain of `more` rows; `errors`: a row a fold, a column a size, shares of `judged` rows
-    where it is given.
+    """The gain of `more` rows beyond `rows_now`.
+
+    `errors`: a row for each fold, a column for each of `sizes`, from 0 to 1. `num_judged`: rows of
+    a fold, where errors are shares of wrong rows; None: errors of another kind.
     """
     random = np.random.default_rng(0)
+    num_folds = len(errors)
     gains = list[float]()
-    for _ in range(_CURVES):
-        drawn = errors[random.integers(0, len(errors), len(errors))].mean(axis=0)
-        variance = drawn * (1 - drawn) / judged if judged else errors.var(axis=0)
-        spread = np.sqrt(variance / len(errors)) / 2  # the sizes share their judged rows
-        gains += _gains(sizes, drawn + random.normal(0, spread), rows_now, more)
-    mean = _gains(sizes, errors.mean(axis=0), rows_now, more)
+    for _ in range(_RESAMPLES):
+        folds = random.integers(0, num_folds, num_folds)
+        means = errors[folds].mean(axis=0)
+        variance = means * (1 - means) / num_judged if num_judged else errors.var(axis=0)
+        # Halved, as all sizes are judged by the same rows, whose luck they share.
+        spread = np.sqrt(variance / num_folds) / 2
+        gains += _find_gains(sizes, means + random.normal(0, spread), rows_now, more)
+    gain = np.mean(_find_gains(sizes, errors.mean(axis=0), rows_now, more))
     low, high = np.quantile(gains, [0.025, 0.975])
-    return Forecast(more, float(np.mean(mean)), float(low), float(high))
+    return Forecast(more, float(gain), float(low), float(high))
 
 
-def _gains(sizes: NDArray, errors: NDArray, rows_now: int, more: int) -> list[float]:
+def _find_gains(sizes: Floats, errors: Floats, rows_now: int, more: int) -> list[float]:
+    """What each of the three laws says."""
     shares = sizes / sizes[-1]
-    errors = np.maximum(errors, 1e-4)
+    errors = np.maximum(errors, _LEAST_ERROR)
     laws = [
-        _fit(shares, errors, False),
-        _fit(shares, errors, True),
-        _fit(shares[-2:], errors[-2:], False),
+        _fit_law(shares, errors, has_floor=False),
+        _fit_law(shares, errors, has_floor=True),
+        _fit_law(shares[-2:], errors[-2:], has_floor=False),
     ]
-    now, then = np.array([rows_now, rows_now + more]) / sizes[-1]
-    return [float(law(now) - law(then)) for law in laws]
+    now_and_then = np.array([rows_now, rows_now + more]) / sizes[-1]
+    gains = list[float]()
+    for law in laws:
+        now, then = law(now_and_then)
+        gains.append(float(now - then))
+    return gains
 
 
-def _fit(sizes: NDArray, errors: NDArray, has_floor: bool) -> Callable[[NDArray], NDArray]:
-    def law(size: NDArray, scale: float, power: float, floor: float = 0.0) -> NDArray:
-        return scale * size**-power + floor
+def _law(sizes: Floats, scale: float, power: float, floor: float = 0.0) -> Floats:
+    """Errors of models that learned from these shares of the rows."""
+    return scale * sizes**-power + floor
 
-    start = [errors[-1] / 2, 0.5, errors[-1] / 2] if has_floor else [errors[-1], 0.3]
-    bounds = ([0.0, _SHALLOWEST, 0.0][: len(start)], [2.0, _STEEPEST, 1.0][: len(start)])
-    found = least_squares(
-        lambda given: law(sizes, *given) - errors, start, bounds=bounds, max_nfev=200
-    ).x
-    return lambda size: law(size, *found)
+
+def _fit_law(sizes: Floats, errors: Floats, *, has_floor: bool) -> Callable[[Floats], Floats]:
+    """The law with the least squares through some errors."""
+    last = float(errors[-1])
+    start = [last, 0.3]
+    least = [0.0, _LEAST_POWER]
+    most = [_MOST_SCALE, _MOST_POWER]
+    if has_floor:
+        start = [last / 2, 0.5, last / 2]
+        least.append(0.0)
+        most.append(1.0)
+
+    def misses(parameters: Floats) -> Floats:
+        return _law(sizes, *parameters) - errors
+
+    fitted = least_squares(misses, start, bounds=(least, most), max_nfev=200)
+    return lambda sizes: _law(sizes, *fitted.x)
 
 
 def round_number(rows: float) -> int:
-    """A number of rows as people name them: 1, 2 or 5 and zeros."""
-    power = 10 ** int(np.floor(np.log10(max(1.0, rows))))
-    return int(max(step * power for step in (1, 2, 5) if step * power <= max(1.0, rows)))
+    """The largest of 1, 2, 5, 10, 20, 50, … that is not above a number: 999 → 500."""
+    rows = max(1.0, rows)
+    power = 10 ** int(np.floor(np.log10(rows)))
+    steps = [step * power for step in (1, 2, 5)]
+    return max(step for step in steps if step <= rows)

@@ -1,4 +1,9 @@
-"""Which rows to label next."""
+"""Which rows of an unlabelled file to label next: unsure ones that differ from each other.
+
+The quick model learns from all labelled rows and answers the others. The least sure answers teach
+it most, but the same question ten times teaches it once. So each choice makes rows like it less
+wanted.
+"""
 
 from __future__ import annotations
 
@@ -15,43 +20,51 @@ from flatout.data.tokens.subwords import PAIR
 from flatout.errors import printable
 from flatout.files import write_table
 
-_POOL = 10  # of so many times the rows asked for, the least sure ones, those that differ are chosen
+_POOL = 10  # times the rows asked for: so many of the least sure ones are compared with each other
+_SHOWN_CHARACTERS = 120  # of a text in a table
 
 
 def write_next_rows(rows: AuditRows, texts: list[str], file: str, top: int, path: Path) -> int:
-    """Write which texts of a file to label next, the first one first; how many they are."""
+    """Write the `top` texts to label next as a table, the first one first; returns how many."""
     reader = Features()
     head = Head(Problem.single, len(rows.classes)).fit(reader.fit(list(rows.texts)), rows.labels)
     features = reader.read(texts)
     answers = head.predict(features)
-    best = np.sort(answers, axis=1)
-    unsure = 1 - (best[:, -1] - best[:, -2])
+    sorted_answers = np.sort(answers, axis=1)
+    unsure = 1 - (sorted_answers[:, -1] - sorted_answers[:, -2])
     unsure[[not text.strip() for text in texts]] = -1  # nothing to label there
     table: list[list[object]] = [["row", "file", "text", "likely", "unsure"]]
-    for place in choose_rows(features, unsure, top):
-        likely = rows.classes[answers[place].argmax()]
-        table.append([place + 1, file, beginning(texts[place]), likely, f"{unsure[place]:.3f}"])
+    for row in choose_rows(features, unsure, top):
+        likely = rows.classes[answers[row].argmax()]
+        table.append([row + 1, file, shorten(texts[row]), likely, f"{unsure[row]:.3f}"])
     write_table(path, table)
     return len(table) - 1
 
 
 def choose_rows(features: csr_matrix, unsure: NDArray[np.float64], top: int) -> list[int]:
-    """Rows one after the other: the least sure, less as far as it is like one that is chosen
-    already.
+    """Choose rows one after the other, each as unsure and as unlike the chosen ones as can be.
+
+    `unsure`: 0 for a sure answer, 1 for two classes alike; rows below 0 are never chosen.
     """
-    pool = np.argsort(-unsure, kind="stable")[: min(_POOL * top, int((unsure >= 0).sum()))]
-    norms = np.sqrt(np.asarray(features[pool].multiply(features[pool]).sum(axis=1)).ravel())
-    near = np.zeros(len(pool))
-    found = list[int]()
+    # Three rows, unsure by 1.0, 0.9 and 0.5; the first two are alike (cosine 0.8), the last is like
+    # none. The first is chosen. Then the second is worth 0.9 * 0.2, the last one 0.5: it is next.
+    num_open = int((unsure >= 0).sum())
+    pool = np.argsort(-unsure, kind="stable")[: min(_POOL * top, num_open)]
+    in_pool = features[pool]
+    squares = in_pool.multiply(in_pool).sum(axis=1)
+    norms = np.sqrt(np.asarray(squares).ravel())
+    likeness = np.zeros(len(pool))  # cosine with the chosen row that is most like it
+    chosen = list[int]()  # places in the pool
     for _ in range(min(top, len(pool))):
-        worth = unsure[pool] * (1 - near)
-        worth[found] = -1
-        found.append(int(worth.argmax()))
-        like = np.asarray((features[pool] @ features[pool[found[-1:]]].T).toarray()).ravel()
-        near = np.maximum(near, like / np.maximum(1e-12, norms * norms[found[-1]]))
-    return [int(pool[place]) for place in found]
+        worth = unsure[pool] * (1 - likeness)
+        worth[chosen] = -1
+        best = int(worth.argmax())
+        chosen.append(best)
+        products = (in_pool @ in_pool[[best]].T).toarray().ravel()
+        likeness = np.maximum(likeness, products / np.maximum(1e-12, norms * norms[best]))
+    return [int(pool[place]) for place in chosen]
 
 
-def beginning(text: str) -> str:
+def shorten(text: str) -> str:
     """The first characters of a text, on one line; of a pair, a bar between its two."""
-    return printable(text[:120].replace(PAIR, " | "))
+    return printable(text[:_SHOWN_CHARACTERS].replace(PAIR, " | "))

@@ -1,7 +1,13 @@
-"""Linear models of texts in folds."""
+"""The quick model of texts in folds: each row is answered by a model of the other folds.
+
+Words are weighed once, over all rows, because labels play no part in it. So a fold costs one linear
+model, and other labels or fewer rows cost no more reading. What an encoder or a network says of the
+texts stands beside the words as further columns.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,43 +20,50 @@ from flatout.data.problem import Problem
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-# strength of the second model: where few labels are wrong, it may follow them more closely
+# Strength of the second model: where few labels are wrong, it may follow them more closely.
 _SURER = 50.0
-
-
-def put_beside(words: csr_matrix, encoded: csr_matrix | None) -> csr_matrix:
-    return words if encoded is None else hstack([words, encoded], format="csr")
 
 
 @dataclass(frozen=True, slots=True)
 class TextFolds:
-    features: csr_matrix
-    folds: Integers
+    """Features and folds of all rows, and models of the folds."""
+
+    features: csr_matrix  # a row for each text
+    folds: Integers  # fold of each row
     num_classes: int
 
-    def head(
+    def fit_head(
         self, labels: Integers, taught: NDArray[np.generic], strength: float = STRENGTH
     ) -> Head:
-        return Head(Problem.single, self.num_classes, strength).fit(
-            self.features[taught], labels[taught]
-        )
+        """A model of some rows; `taught`: their numbers, or whether each row is one of them."""
+        head = Head(Problem.single, self.num_classes, strength)
+        return head.fit(self.features[taught], labels[taught])
 
-    def second_look(self, labels: Integers, first: Floats, least: int = 1) -> Floats:
-        """Probabilities to judge labels by: wrong ones teach the first model, and few of them the
-        second.
-        """
-        return self.answers(labels, find_suspects(first, labels, least).places, _SURER)
-
-    def answers(
-        self, labels: Integers, left_out: Integers | tuple[()] = (), strength: float = STRENGTH
+    def answer(
+        self, labels: Integers, left_out: Integers | Sequence[int] = (), strength: float = STRENGTH
     ) -> Floats:
-        """Probabilities of each row by a model of the other folds, of which some rows may be left
-        out.
+        """`[N, C]` probabilities of each row by a model of the other folds.
+
+        `left_out`: numbers of rows that no model learns from.
         """
-        found = np.empty((len(labels), self.num_classes))
+        probabilities = np.empty((len(labels), self.num_classes))
         is_taught = ~np.isin(np.arange(len(labels)), left_out)
         for fold in np.unique(self.folds):
             is_judged = self.folds == fold
-            taught = ~is_judged & is_taught
-            found[is_judged] = self.head(labels, taught, strength).predict(self.features[is_judged])
-        return found
+            head = self.fit_head(labels, ~is_judged & is_taught, strength)
+            probabilities[is_judged] = head.predict(self.features[is_judged])
+        return probabilities
+
+    def answer_without_suspects(self, labels: Integers, first: Floats, least: int = 1) -> Floats:
+        """Probabilities to judge labels by: of models that learned from no suspect.
+
+        `first`: the probabilities that name the suspects. Wrong labels taught those models; here
+        few are left.
+        """
+        suspects = find_suspects(first, labels, least)
+        return self.answer(labels, suspects.rows, _SURER)
+
+
+def put_beside(words: csr_matrix, encoded: csr_matrix | None) -> csr_matrix:
+    """Words, and where there are any the columns of an encoder or a network to their right."""
+    return words if encoded is None else hstack([words, encoded], format="csr")

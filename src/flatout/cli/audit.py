@@ -181,12 +181,12 @@ def _audit_texts(
     import numpy as np
 
     from flatout.audit.encoder_view import read_encoder
-    from flatout.audit.findings import SUSPECTS, find
-    from flatout.audit.measure import measure, rows_of_answers
+    from flatout.audit.findings import SUSPECTS, find_findings
+    from flatout.audit.measure import measure, scale_answers
     from flatout.audit.next_rows import write_next_rows
     from flatout.audit.read_rows import read_audit_rows, read_unlabelled
-    from flatout.audit.rows import deal
-    from flatout.audit.text_report import lines, write_audit_page, write_suspects
+    from flatout.audit.rows import deal_folds
+    from flatout.audit.text_report import describe_texts, write_suspects, write_text_page
     from flatout.run.folds import answers_in_folds
 
     folder = Path(config.out)
@@ -208,20 +208,20 @@ def _audit_texts(
     view = "network"
     if run_s := (of.get("training") or {}).get("seconds"):
         taught = (rows.texts, np.array(rows.classes, object)[rows.labels])
-        folds = deal(rows, config.folds)
+        folds = deal_folds(rows, config.folds)
         if rows.sentences is not None:
             taught = (rows.sentences.words, rows.sentences.tags)
-            folds = rows.sentences.folds(rows, folds)
+            folds = rows.sentences.find_folds(rows, folds)
         answers = answers_in_folds(
             settings, *taught, rows.classes, folds, run_s, limit_s, print_line
         )
         if answers is not None:
-            answers = rows.of_spans(answers) if rows.is_tagged else answers
+            answers = rows.average_words(answers) if rows.is_tagged else answers
             if unread := int((~answers.any(axis=1)).sum()):
                 print_line(
                     f"network: {unread:,} rows lie beyond data.max_length; words alone judge them"
                 )
-            beside = rows_of_answers(answers)
+            beside = scale_answers(answers)
     # an encoder's; no other model has it
     is_pretrained = getattr(settings.model, "pretrained", None) is not None
     if beside is None and is_pretrained and not rows.is_tagged:
@@ -230,15 +230,15 @@ def _audit_texts(
             settings.model, list(rows.texts), length, settings.precision, limit_s, print_line
         )
     measured = measure(rows, config.folds, length, print_line, beside, view)
-    for line in lines(measured, config.folds):
+    for line in describe_texts(measured, config.folds):
         print_line(line)
-    findings = find(measured, str(folder / SUSPECTS))
+    findings = find_findings(measured, str(folder / SUSPECTS))
     print_line("" if findings else "no finding is worth 0.3 points")
     for number, finding in enumerate(findings, 1):
         print_line(f"{number}. {finding.line()}")
     folder.mkdir(parents=True, exist_ok=True)
     write_suspects(measured, folder / SUSPECTS)
-    write_audit_page(measured, findings, f"Audit of {rows.files[0]}", command, folder / PAGE)
+    write_text_page(measured, findings, f"Audit of {rows.files[0]}", command, folder / PAGE)
     if waiting is not None and config.unlabelled is not None:
         count = write_next_rows(rows, waiting, config.unlabelled, config.top, folder / NEXT_ROWS)
         print_line(f"{folder / NEXT_ROWS}: {count:,} rows of {config.unlabelled} to label next")
