@@ -19,10 +19,12 @@ from scipy.sparse import csr_matrix
 
 from benchmarks.claim import Claim, Options, bounded, not_here, reaching
 from flatout.audit.encoder_view import read_encoder
-from flatout.audit.findings import find
-from flatout.audit.measure import PARTS, AuditMeasurement, forecast, measure, rows_of_answers
+from flatout.audit.findings import find_findings
+from flatout.audit.forecast import PARTS, forecast
+from flatout.audit.measure import AuditMeasurement, measure, scale_answers
 from flatout.audit.quick_model import Features, Head, QuickModel
-from flatout.audit.rows import AuditRows, choose, deal, read_audit_rows
+from flatout.audit.read_rows import read_audit_rows
+from flatout.audit.rows import AuditRows, deal_folds, take_rows
 from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
@@ -61,7 +63,7 @@ def plant(rows: AuditRows, share: float, is_pair: bool, seed: int) -> Planted:
     clean = rows.labels.copy()
     if rows.is_tagged:
         places = random.permutation(np.flatnonzero(clean))[: round(share * np.count_nonzero(clean))]
-        found = choose(rows, np.arange(len(clean)))
+        found = take_rows(rows, np.arange(len(clean)))
         types = len(rows.classes) - 1
         found.labels[places] = (
             1 + (clean[places] - 1 + random.integers(1, types, len(places))) % types
@@ -70,7 +72,7 @@ def plant(rows: AuditRows, share: float, is_pair: bool, seed: int) -> Planted:
     first, second = np.argsort(-np.bincount(clean))[:2]
     may = np.flatnonzero(np.isin(clean, (first, second))) if is_pair else np.arange(len(clean))
     places = random.permutation(may)[: round(share * len(may))]
-    found = choose(rows, np.arange(len(clean)))
+    found = take_rows(rows, np.arange(len(clean)))
     others = random.integers(1, len(rows.classes), len(places))
     swapped = first + second - clean[places]
     found.labels[places] = swapped if is_pair else (clean[places] + others) % len(rows.classes)
@@ -132,7 +134,7 @@ def planted_claims(
         for kind, share, is_pair in PLANTS[:: options.choose(1, 2, 3)]:
             planted = plant(rows, share, is_pair, seed=1)
             measured = quiet_measure(planted.rows, encoded)
-            suspects = measured.suspects.places
+            suspects = measured.suspects.rows
             first = np.isin(suspects[: len(planted.places)], planted.places).mean()
             recall = np.isin(planted.places, suspects).mean()
             number = len(planted.places)
@@ -175,12 +177,12 @@ def network_claims(
         settings = RunConfig(data=data, model=model, trainer={"max_epochs": 2}, tune=tune_of("off"))
         labels = np.array(rows.classes, object)[planted.rows.labels]
         began = time.perf_counter()
-        taught = (rows.texts, labels, rows.classes, deal(planted.rows, FOLDS))
+        taught = (rows.texts, labels, rows.classes, deal_folds(planted.rows, FOLDS))
         answers = answers_in_folds(settings, *taught, 0.0, 3_600.0, print)
         assert answers is not None
-        measured = quiet_measure(planted.rows, rows_of_answers(answers))
+        measured = quiet_measure(planted.rows, scale_answers(answers))
         about = f"{FOLDS} trainings of two epochs: {time.perf_counter() - began:.0f} s"
-        suspects = measured.suspects.places
+        suspects = measured.suspects.rows
         kind = f"{name}, with a run's model, 10 % uniform"
         first = np.isin(suspects[: len(planted.places)], planted.places).mean()
         yield ratio(f"{kind}: precision of as many suspects", float(first), 0.75, about)
@@ -192,9 +194,9 @@ def recovery(planted: Planted, measured: AuditMeasurement) -> float:
     without the suspects.
     """
     rows = planted.rows
-    folds = deal(planted.rows, FOLDS)
+    folds = deal_folds(planted.rows, FOLDS)
     features = Features().fit(rows.texts)
-    is_kept = ~np.isin(np.arange(len(rows)), measured.suspects.places)
+    is_kept = ~np.isin(np.arange(len(rows)), measured.suspects.rows)
 
     def score(labels: NDArray[np.int64], kept: NDArray[np.bool_]) -> float:
         right = 0
@@ -225,7 +227,7 @@ def entity_claims(options: Options) -> Iterator[Claim]:
         for kind, share, _ in PLANTS[: options.choose(2, 1, 1)]:
             planted = plant(rows, share, False, seed=1)
             measured = quiet_measure(planted.rows)
-            suspects, (rate, low, high) = measured.suspects.places, measured.noise
+            suspects, (rate, low, high) = measured.suspects.rows, measured.noise
             first = np.isin(suspects[: len(planted.places)], planted.places).mean()
             about = (
                 f"{len(rows):,} rows, {len(suspects):,} suspects for {len(planted.places):,}"
@@ -271,7 +273,7 @@ def tagger_claims(
         sentence, start, stop = rows.spans[place]
         kind = rows.classes[rows.labels[place]]
         tags[sentence][start:stop] = [f"B-{kind}", *[f"I-{kind}"] * (stop - start - 1)]
-    folds = rows.sentences.folds(rows, deal(rows, FOLDS))
+    folds = rows.sentences.find_folds(rows, deal_folds(rows, FOLDS))
     began = time.perf_counter()
     settings = RunConfig(
         data=source, model=TransformerConfig(pretrained=pretrained), trainer={"max_epochs": 3}
@@ -279,7 +281,7 @@ def tagger_claims(
     settings.tune = tune_of("off")
     answers = answers_in_folds(settings, words, tags, rows.classes, folds, 0.0, 3_600.0, print)
     assert answers is not None
-    suspects = quiet_measure(rows, rows_of_answers(rows.of_spans(answers))).suspects.places
+    suspects = quiet_measure(rows, scale_answers(rows.average_words(answers))).suspects.rows
     about = f"{FOLDS} trainings of three epochs: {time.perf_counter() - began:.0f} s"
     claim = f"{name}, with a run's tagger, 10 % uniform of entities"
     first = suspects[: len(planted.places)]
@@ -301,7 +303,7 @@ def alarm_claims(clean: dict[str, AuditMeasurement], options: Options) -> Iterat
         }
     alarms = []
     for name, measured in clean.items():
-        worst = [each for each in find(measured) if each.is_problem and each.worth > 0.01]
+        worst = [each for each in find_findings(measured) if each.is_problem and each.worth > 0.01]
         alarms += [f"{name}: {each.what}" for each in worst[:1]]
     note = "; ".join(alarms) or f"of {len(clean)}: {', '.join(clean)}"
     yield bounded(

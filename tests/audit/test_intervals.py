@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from flatout.audit.measure import _interval
+from flatout.audit.measure import bootstrap_mean
 
 ACCURACY = 0.8
 
@@ -22,13 +22,13 @@ def test_an_interval_over_groups_holds_the_true_score_however_alike_their_rows_a
         shared = np.sqrt(alike) * random.normal(size=40)[groups]
         alone = np.sqrt(1 - alike) * random.normal(size=len(groups))
         is_right = shared + alone < ndtri(ACCURACY)
-        _, low, high = _interval(is_right.astype(float), groups)
+        _, low, high = bootstrap_mean(is_right.astype(float), groups)
         holds.append(low <= ACCURACY <= high)
     assert 0.89 <= np.mean(holds) <= 0.99
 
 
 def test_rows_that_stand_alone_have_the_interval_of_single_rows() -> None:
     is_right = np.random.default_rng(4).random(400) < ACCURACY
-    mean, low, high = _interval(is_right.astype(float), np.arange(400))
+    mean, low, high = bootstrap_mean(is_right.astype(float), np.arange(400))
     half_width = 1.96 * np.sqrt(mean * (1 - mean) / 400)
     assert (low, high) == pytest.approx((mean - half_width, mean + half_width), abs=0.006)

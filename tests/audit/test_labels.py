@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from flatout.audit.labels import find_suspects, margins, mixed_up, noise_rate, plant
-from flatout.audit.measure import _Trained, forecast, round_number
+from flatout.audit.forecast import forecast, round_number
+from flatout.audit.labels import (
+    count_mixed_pairs,
+    estimate_noise,
+    find_margins,
+    find_suspects,
+    plant_errors,
+)
+from flatout.audit.text_folds import TextFolds
 
 
 def test_rows_that_the_model_gives_to_another_class_are_suspects_the_surest_first():
@@ -14,9 +21,9 @@ def test_rows_that_the_model_gives_to_another_class_are_suspects_the_surest_firs
     )
     labels = np.array([0, 0, 0, 1, 1, 1])
     found = find_suspects(probabilities, labels)
-    assert found.places.tolist() == [5, 2] and found.likely.tolist() == [0, 1]
+    assert found.rows.tolist() == [5, 2] and found.likely.tolist() == [0, 1]
     assert found.sure == pytest.approx([0.95, 0.7])
-    assert found.joint.sum() == pytest.approx(1) and mixed_up(labels, found) == [
+    assert found.joint.sum() == pytest.approx(1) and count_mixed_pairs(labels, found) == [
         (0, 1, 1),
         (1, 0, 1),
     ]
@@ -29,13 +36,13 @@ def test_suspects_can_be_put_in_the_order_of_another_model():
     found = find_suspects(probabilities, np.array([0, 0, 0, 1, 1, 1])).in_order_of(
         np.linspace(0.9, 0.4, 6)
     )
-    assert found.places.tolist() == [2, 5] and found.likely.tolist() == [1, 0]
+    assert found.rows.tolist() == [2, 5] and found.likely.tolist() == [1, 0]
     assert found.sure == pytest.approx([0.7, 0.4])
 
 
 def test_rows_below_every_threshold_are_no_suspects():
     probabilities = np.array([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.1, 0.9], [0.51, 0.49]])
-    assert len(find_suspects(probabilities, np.array([0, 0, 1, 1, 1])).places) == 0
+    assert len(find_suspects(probabilities, np.array([0, 0, 1, 1, 1])).rows) == 0
 
 
 def test_a_class_without_rows_has_no_suspects():
@@ -50,24 +57,24 @@ def test_a_class_of_fewer_rows_than_folds_takes_no_part():
     probabilities[labels == 2] = [0.8, 0.15, 0.05]
     probabilities[0] = [0.1, 0.75, 0.15]
     found = find_suspects(probabilities, labels, least=5)
-    assert found.places.tolist() == [0] and found.likely.tolist() == [1]
-    assert len(find_suspects(probabilities, labels).places) > 1
-    planted, places = plant(labels, found.joint, 0.3, least=5)
+    assert found.rows.tolist() == [0] and found.likely.tolist() == [1]
+    assert len(find_suspects(probabilities, labels).rows) > 1
+    planted, places = plant_errors(labels, found.joint, 0.3, least=5)
     assert len(places) == 37 and (labels[places] != 2).all() and (planted[places] != 2).all()
 
 
 def test_the_rate_of_noise_is_that_share_of_rows_that_look_like_planted_errors():
     random = np.random.default_rng(0)
     wrong, right = random.normal(0.6, 0.2, 4_000), random.normal(-0.6, 0.2, 4_000)
-    rate, low, high = noise_rate(np.append(wrong[:300], right[:2_700]), wrong[1_000:1_200])
+    rate, low, high = estimate_noise(np.append(wrong[:300], right[:2_700]), wrong[1_000:1_200])
     assert low < 0.1 < high and rate == pytest.approx(0.1, abs=0.02)
-    assert noise_rate(right[:2_700], wrong[:200])[0] < 0.01
+    assert estimate_noise(right[:2_700], wrong[:200])[0] < 0.01
 
 
 def test_the_interval_of_the_rate_has_room_for_errors_unlike_planted_ones_at_any_number_of_rows():
     random = np.random.default_rng(0)
     wrong, right = random.normal(0.6, 0.1, 200_000), random.normal(-0.6, 0.1, 900_000)
-    rate, low, high = noise_rate(np.append(wrong[:100_000], right), wrong[100_000:100_200])
+    rate, low, high = estimate_noise(np.append(wrong[:100_000], right), wrong[100_000:100_200])
     assert rate == pytest.approx(0.1, abs=0.02) and low < rate / 1.6 and high > rate * 1.6
 
 
@@ -77,9 +84,9 @@ def test_wrong_labels_that_are_left_out_of_the_second_model_look_less_likely_to_
     features = csr_matrix(np.eye(2)[truth] + random.normal(0, 0.3, (400, 2)))
     is_wrong = random.random(400) < 0.2
     labels = np.where(is_wrong, 1 - truth, truth)
-    trained = _Trained(features, np.arange(400) % 4, 2)
-    first = trained.answers(labels)
-    second = trained.second_look(labels, first)
+    trained = TextFolds(features, np.arange(400) % 4, 2)
+    first = trained.answer(labels)
+    second = trained.answer_without_suspects(labels, first)
     own = [answers[np.arange(400), labels] for answers in (first, second)]
     assert own[1][is_wrong].mean() < 0.5 * own[0][is_wrong].mean()
     assert own[1][~is_wrong].mean() > own[0][~is_wrong].mean()
@@ -89,7 +96,7 @@ def test_planted_labels_are_wrong_and_drawn_from_the_pairs_that_suspects_lie_bet
     labels = np.repeat([0, 1, 2], 200)
     joint = np.diag([1 / 3] * 3)
     joint[0, 1] = 0.2  # given 0, likely 1: what is really 1 is called 0
-    planted, places = plant(labels, joint, 0.5)
+    planted, places = plant_errors(labels, joint, 0.5)
     assert (planted[places] != labels[places]).all() and (planted != labels).sum() == len(
         places
     ) == 300
@@ -98,7 +105,7 @@ def test_planted_labels_are_wrong_and_drawn_from_the_pairs_that_suspects_lie_bet
 
 
 def test_margins_compare_the_given_class_with_the_best_other():
-    assert margins(np.array([[0.7, 0.2, 0.1]]), np.array([1])) == pytest.approx([0.5])
+    assert find_margins(np.array([[0.7, 0.2, 0.1]]), np.array([1])) == pytest.approx([0.5])
 
 
 @pytest.mark.soak(seconds=3)

@@ -16,7 +16,10 @@ from tests.composed import compose_run, only_folder, run_train
 from tests.params import at_once
 from tests.verbs import verb
 
-from flatout.audit.numbers import NumberRows, _Folds, _squares, measure_numbers, read_number_rows
+from flatout.audit.number_report import describe_forecast, describe_numbers
+from flatout.audit.number_rows import NumberRows, _mean_squares, read_number_rows
+from flatout.audit.numbers import measure_numbers
+from flatout.audit.ridge_folds import RidgeFolds
 from flatout.data import SequenceData
 
 SMALL = ["data=cells", "data.sample.cells=10", "data.sample.cycles=2", "data.sample.samples=40"]
@@ -45,7 +48,7 @@ def made_up(num_rows: int, samples: int, noise: float, wrong: int | None = None)
         inputs_ND,
         answers_NO,
         row_N,
-        _squares,
+        _mean_squares,
         2.0,
     )
 
@@ -53,7 +56,7 @@ def made_up(num_rows: int, samples: int, noise: float, wrong: int | None = None)
 @pytest.mark.parametrize("part", [0, 3])
 def test_sums_of_folds_and_parts_answer_as_ridge_regression_on_their_rows_does(part):
     rows = made_up(20, 7, noise=0.3)
-    folds = _Folds(rows, 4)
+    folds = RidgeFolds(rows, 4)
     rank_R = np.random.default_rng(0).permutation(20)
     found, _ = folds.losses(0.5, part)
     expected = np.empty(20)
@@ -73,8 +76,8 @@ def test_sums_of_folds_and_parts_answer_as_ridge_regression_on_their_rows_does(p
 def test_a_recording_whose_answers_are_shifted_is_the_worst_and_its_error_has_the_targets_unit():
     measured = measure_numbers(made_up(30, 20, noise=0.1, wrong=11), 5)
     assert measured.rows.names[measured.order[0]] == "r11"
-    assert measured.rows.shown(measured.loss_R[11]) == pytest.approx(2 * 3, rel=0.1)
-    _, _, worst, share, alone, _ = measured.lines()
+    assert measured.rows.score_of(measured.loss_R[11]) == pytest.approx(2 * 3, rel=0.1)
+    _, _, worst, share, alone, _ = describe_numbers(measured)
     assert worst.startswith("rows:   the worst are r11 5.9") and "makes 9" in share
     others = (np.delete(measured.loss_R, 11).mean()) ** 0.5 * 2
     assert alone == f"        r11 alone makes most of it: {others:.4g} without it"
@@ -84,9 +87,9 @@ def test_a_recording_whose_answers_are_shifted_is_the_worst_and_its_error_has_th
 def test_more_rows_of_what_is_known_to_its_noise_will_not_help():
     measured = measure_numbers(made_up(40, 30, noise=0.2), 5)
     low, high = map(float, measured.interval.split(" to "))
-    assert low < measured.rows.shown(measured.loss_R.mean()) < high
-    assert measured.rows.shown(measured.loss_R.mean()) == pytest.approx(2 * 0.2, rel=0.05)
-    assert measured.more_line().startswith(
+    assert low < measured.score < high
+    assert measured.score == pytest.approx(2 * 0.2, rel=0.05)
+    assert describe_forecast(measured).startswith(
         "rows of this kind will not help: rmse of y better by 0.0"
     )
 
@@ -104,7 +107,7 @@ def test_twice_as_many_recordings_gain_no_more_than_was_said():
         about = ("recordings", "rmse of y", "ridge")
         halves = (inputs_ND, answers_NO, torch.arange(600).repeat_interleave(5))
         few = NumberRows(
-            *about, ["r"] * 60, ["train"] * 60, *(each[:300] for each in halves), _squares, 1.0
+            *about, ["r"] * 60, ["train"] * 60, *(each[:300] for each in halves), _mean_squares, 1.0
         )
         said = measure_numbers(few, 5).forecast
         assert said is not None and said.more == 20
@@ -135,9 +138,8 @@ def error_on_others(inputs_ND, answers_NO, others_MD, answers_MO) -> float:
 
 
 def test_few_rows_have_no_forecast_and_fewer_than_folds_are_refused(capfd):
-    assert (
-        "12 recordings are too few for a forecast: 16 or more"
-        in measure_numbers(made_up(12, 9, 0.1), 3).more_line()
+    assert "12 recordings are too few for a forecast: 16 or more" in describe_forecast(
+        measure_numbers(made_up(12, 9, 0.1), 3)
     )
     assert verb("audit", *SMALL, "data.sample.cells=1", "data.sample.cycles=1", "folds=9") == 2
     assert "folds: 5 recordings for 9 folds. Set folds to fewer" in capfd.readouterr().err
@@ -161,7 +163,7 @@ def test_recordings_of_a_group_are_answered_by_models_that_saw_none_of_it(
     ).data
     data = SequenceData.of(config)
     data.setup()
-    folds = _Folds(read_number_rows(data, 100), 4)
+    folds = RidgeFolds(read_number_rows(data, 100), 4)
     assert {name.split("unit=")[1][0] for name in folds.rows.names} == set("01234567")
     of_unit = [
         {
@@ -353,7 +355,7 @@ def test_every_part_of_the_curve_has_rows_for_each_fold_however_groups_are_cut(s
         replace(made_up(len(groups), 5, noise=0.1), groups=groups), num_folds
     )
     assert np.isfinite(measured.curve).all() and measured.curve.shape == (num_folds, 4)
-    assert measured.rows.shown(measured.loss_R.mean()) < 1
+    assert measured.score < 1
 
 
 @pytest.mark.soak(seconds=4)

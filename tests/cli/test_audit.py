@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flatout.audit.findings import beginning
-from flatout.audit.measure import rows_of_answers
-from flatout.audit.rows import AuditRows, Sentences, deal, read_audit_rows
+from flatout.audit.measure import scale_answers
+from flatout.audit.next_rows import shorten
+from flatout.audit.read_rows import read_audit_rows
+from flatout.audit.rows import AuditRows, Sentences, deal_folds
 from flatout.data.checkup import check
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.samples.tweets import TaggedTweetsConfig, TaggedTweetsTable
@@ -149,13 +150,14 @@ def test_a_row_of_words_has_the_mean_of_what_its_own_words_have():
     sentences = Sentences(words, words, np.array([4, 2]))
     groups = np.array([4, 2, 4])
     values = {
-        name: np.empty(3) for name in "texts shown labels files rows splits places column".split()
+        name: np.empty(3)
+        for name in "texts shown labels files numbers splits locations column".split()
     }
     rows = AuditRows(
         **values, groups=groups, classes=[], is_tagged=True, sentences=sentences, spans=spans
     )
     of_words = np.arange(12.0).reshape(6, 2)
-    assert rows.of_spans(of_words).tolist() == [[6, 7], [9, 10], [2, 3]]
+    assert rows.average_words(of_words).tolist() == [[6, 7], [9, 10], [2, 3]]
 
 
 def test_sentences_stay_in_the_fold_of_their_group_though_few_rows_are_drawn(tmp_path):
@@ -167,8 +169,8 @@ def test_sentences_stay_in_the_fold_of_their_group_though_few_rows_are_drawn(tmp
     rows = read_audit_rows(
         TextDataConfig(source=str(tmp_path / "rows.jsonl"), problem="tags"), 2, 60
     )
-    folds = deal(rows, 2)
-    found = rows.sentences.folds(rows, folds)
+    folds = deal_folds(rows, 2)
+    found = rows.sentences.find_folds(rows, folds)
     words = [" ".join(each).lower() for each in rows.sentences.words]
     assert set(found.tolist()) == {-1, 0, 1} and len(rows) == 60 < sum(rows.of_splits.values())
     assert (found[rows.spans[:, 0]] == folds).all()
@@ -179,7 +181,7 @@ def test_sentences_stay_in_the_fold_of_their_group_though_few_rows_are_drawn(tmp
 
 def test_words_that_a_network_did_not_read_are_judged_by_words_alone_and_it_says_nothing_of_them():
     answers = np.array([[0.9, 0.1], [0.0, 0.0], [1.0, 0.0]])
-    assert rows_of_answers(answers).toarray() == pytest.approx(
+    assert scale_answers(answers).toarray() == pytest.approx(
         np.array([[np.log(0.9), np.log(0.1)], [0, 0], [0, np.log(1e-4)]]) / 10
     )
 
@@ -196,7 +198,7 @@ def test_rows_of_several_files_are_named_by_their_own_file(rows, tmp_path):
         found.of_splits == {"train": 360, "validation": 40, "test": 200}
         or found.of_splits["test"] == 200
     )
-    for text, place in zip(found.texts, found.places, strict=True):
+    for text, place in zip(found.texts, found.locations, strict=True):
         file, row = place.rsplit(":", 1)
         written = Path(file).read_text("utf-8").splitlines()[int(row)]
         assert text in next(iter(csv.reader([written])))[0]
@@ -232,8 +234,8 @@ def test_pairs_are_shown_with_a_bar_between_them_and_an_exclusion_reads_it(
         csv.writer(file).writerows([("first", "second", "label"), *lines])
     config = {"source": "pairs.csv", "text": ["first", "second"], "label": "label", "pair": True}
     rows = read_audit_rows(TextDataConfig(**config), 2, 1_000)
-    assert beginning(rows.shown[1]) == "one | two"
-    Path("out.csv").write_text(f"row,text\n2,{beginning(rows.shown[1])}\n", encoding="utf-8")
+    assert shorten(rows.shown[1]) == "one | two"
+    Path("out.csv").write_text(f"row,text\n2,{shorten(rows.shown[1])}\n", encoding="utf-8")
     assert sum(check(TextDataConfig(**config, exclude="out.csv")).rows.values()) == len(lines) - 1
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flatout import UserError
-from flatout.cli.predict import answering_devices
+from flatout.cli.run_arguments import answering_devices
 from flatout.distributed import ranks
 from flatout.engine.precision import Precision, choose_precision
 from flatout.run.devices import choose_devices

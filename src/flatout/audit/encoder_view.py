@@ -1,8 +1,10 @@
-"""What a pretrained encoder says of the texts: the mean over the tokens of each, read once, without
-padding.
+"""What a pretrained encoder says of texts: the mean of each text's token vectors.
 
 The encoder has not seen the labels, so its numbers may stand beside words and n-grams in every
-fold.
+fold. Texts are read once, without padding. After two seconds it is known how long all of them take;
+where that is too long, the encoder is left out and a line says so.
+
+Shapes: B texts of a batch, H numbers of a token.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from sklearn.preprocessing import normalize
 
@@ -27,9 +30,8 @@ from flatout.models.encoder.network import means_of_rows
 from flatout.models.encoder.transformer import Outputs, TransformerConfig
 from flatout.run_log import Say
 
-_PASS_TOKENS = 1 << 13
-_LOOK_S = 2.0
-"""Tokens that are computed at once; the seconds after which it is known how long all texts take."""
+_PASS_TOKENS = 1 << 13  # computed at once
+_LOOK_S = 2.0  # after which the time of all texts is estimated
 
 
 def read_encoder(
@@ -40,47 +42,63 @@ def read_encoder(
     limit_s: float,
     say: Say,
 ) -> csr_matrix | None:
-    """A row of length 1 for each text; None where that takes longer than it may, or rows would be
-    padded.
+    """A row of length 1 for each text; None where the encoder is left out.
+
+    It is left out where all texts would take longer than `limit_s`, or where its attention needs
+    padded rows. `max_length`: tokens of a text that are read.
     """
     words = Subwords.load(str(model.pretrained))
-    outputs = Outputs(("0", "1"), "single")
     frame = words.frame
     network = model.build(
-        outputs, vocabulary_size=words.size, padding_id=frame.padding, separator_id=frame.separator
+        Outputs(("0", "1"), "single"),  # its head is not used
+        vocabulary_size=words.size,
+        padding_id=frame.padding,
+        separator_id=frame.separator,
     )
     if not network.is_flat:
         say(f"encoder: left out: {network.why_padded}")
         return None
-    # means want all tokens of the last layer
     device = Ranks().device("auto")
-    network.is_narrow = False
+    network.is_narrow = False  # means want all tokens of the last layer
     network.to(device).eval()
-    chosen = choose_precision(precision, device).value
+    dtype = choose_precision(precision, device).value
     encoded = words.encode(
         pa.array(texts, pa.large_string()), max_length=min(max_length, network.longest_row())
     )
-    column = Ragged.of(encoded.tokens, encoded.lengths)
-    total = len(encoded.tokens)
-    plan = PlanSettings(
-        tokens_per_batch=max(_PASS_TOKENS, int(encoded.lengths.max())), shuffle=False
-    )
-    found = np.empty((0, 0), np.float32)
-    read = 0
+    num_tokens = len(encoded.tokens)
+    tokens = Ragged.of(encoded.tokens, encoded.lengths)
+    tokens_per_batch = max(_PASS_TOKENS, int(encoded.lengths.max()))
+    plan = PlanSettings(tokens_per_batch=tokens_per_batch, shuffle=False)
+    means = _Means(len(texts))
+    num_read = 0
     began = time.perf_counter()
-    for batch in Feed(StoreSplit("texts", len(texts), {TOKENS: column}), plan, device=device):
-        with torch.no_grad(), arithmetic(chosen, device):
-            means_BH = means_of_rows(
-                network.run_layers(batch), batch.offsets[1:] - batch.offsets[:-1]
-            )
-        found = found if len(found) else np.empty((len(texts), means_BH.shape[1]), np.float32)
-        found[batch.rows] = means_BH.float().cpu()
-        read, took = read + batch.num_tokens, time.perf_counter() - began
-        if took > _LOOK_S and (whole := took * total / read) > limit_s:
+    for batch in Feed(StoreSplit("texts", len(texts), {TOKENS: tokens}), plan, device=device):
+        with torch.no_grad(), arithmetic(dtype, device):
+            lengths = batch.offsets[1:] - batch.offsets[:-1]
+            means_BH = means_of_rows(network.run_layers(batch), lengths)
+        means.write(batch.rows, means_BH)
+        num_read += batch.num_tokens
+        spent_s = time.perf_counter() - began
+        all_s = spent_s * num_tokens / num_read
+        if spent_s > _LOOK_S and all_s > limit_s:
             say(
-                f"encoder: left out: {len(texts):,} texts take it {whole:.0f} s. Give it more time:"
+                f"encoder: left out: {len(texts):,} texts take it {all_s:.0f} s. Give it more time:"
                 " for=TIME."
             )
             return None
-    say(f"encoder: {model.pretrained} read {total:,} tokens in {time.perf_counter() - began:.1f} s")
-    return csr_matrix(normalize(found))
+    spent_s = time.perf_counter() - began
+    say(f"encoder: {model.pretrained} read {num_tokens:,} tokens in {spent_s:.1f} s")
+    return csr_matrix(normalize(means.values))
+
+
+class _Means:
+    """The vectors of all texts, whose width is known with the first batch."""
+
+    def __init__(self, num_texts: int) -> None:
+        self.num_texts = num_texts
+        self.values: NDArray[np.float32] = np.empty((0, 0), np.float32)
+
+    def write(self, rows: torch.Tensor, means_BH: torch.Tensor) -> None:
+        if not len(self.values):
+            self.values = np.empty((self.num_texts, means_BH.shape[1]), np.float32)
+        self.values[rows] = means_BH.float().cpu()

@@ -5,6 +5,8 @@ j where its probability of j reaches the mean of that of the rows labelled j. Ro
 another class than their own are suspects; those whose own class is least probable come first. A
 hard row looks like a wrong one. So the rate of noise comes from planted errors: as many of the rows
 as look like those can be wrong, and no more.
+
+Shapes: N rows, C classes.
 """
 
 from __future__ import annotations
@@ -15,128 +17,134 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Probabilities = NDArray[np.float64]
-Classes = NDArray[np.int64]
-# of planted errors, how many more go to pairs of classes that no suspect lies between
-SPREAD = 0.25
-# by the latter share real errors may be found more or less easily than planted ones
-_SURE = 1.96
-_UNLIKE = 0.25
-# planted errors that a threshold must leave, so that a share of them means something
-_LEAST_PLANTED = 15
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+SPREAD = 0.25  # of planted errors, how many more lie between classes that no suspect lies between
+_SURE = 1.96  # standard errors on each side of a 95 % interval
+_UNLIKE = 0.25  # real errors may be found by so much more or less easily than planted ones
+_LEAST_PLANTED = 15  # planted errors above a threshold; a share of fewer means little
 
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """Rows whose labels are probably wrong, the surest first."""
+    """Rows whose labels are probably wrong, the surest first. Arrays have an entry for each."""
 
-    places: NDArray[np.int64]
-    likely: NDArray[np.int64]  # the class of each suspect by the model
-    sure: NDArray[np.float64]  # probability that the given class is not the row's, by the model
-    # share of the rows with a given label (row) and a likely one (column)
-    joint: NDArray[np.float64]
+    rows: Integers  # numbers of the rows
+    likely: Integers  # the class that the model gives instead
+    sure: Floats  # probability that the label is wrong, by the model
+    joint: Floats  # `[C, C]` share of all rows with a given label (row) and a likely one (column)
 
-    def in_order_of(self, sure: NDArray[np.float64]) -> Suspects:
-        """The same rows, those first of which another model is surest."""
-        order = np.argsort(-sure[self.places], kind="stable")
-        return Suspects(
-            self.places[order], self.likely[order], sure[self.places[order]], self.joint
-        )
+    def in_order_of(self, sure: Floats) -> Suspects:
+        """The same suspects in the order of another model; `sure`: `[N]` that its labels are
+        wrong.
+        """
+        order = np.argsort(-sure[self.rows], kind="stable")
+        rows = self.rows[order]
+        return Suspects(rows, self.likely[order], sure[rows], self.joint)
 
 
-def margins(probabilities: Probabilities, labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Probability of the likeliest other class less that of the given one."""
-    own = probabilities[np.arange(len(labels)), labels]
+def find_margins(probabilities: Floats, labels: Integers) -> Floats:
+    """Probability of the likeliest other class less that of the label: above 0 looks wrong."""
+    every_row = np.arange(len(labels))
+    of_label = probabilities[every_row, labels]
     others = probabilities.copy()
-    others[np.arange(len(labels)), labels] = -1
-    return others.max(axis=1) - own
+    others[every_row, labels] = -1
+    return others.max(axis=1) - of_label
 
 
-def find_suspects(
-    probabilities: Probabilities, labels: NDArray[np.int64], least: int = 1
-) -> Suspects:
-    """Confident learning: the rows off the diagonal of the confident joint; classes of fewer rows
-    take no part.
+def find_suspects(probabilities: Floats, labels: Integers, least: int = 1) -> Suspects:
+    """Confident learning on `[N, C]` probabilities of models that did not see the rows.
+
+    Classes of fewer than `least` rows take no part: their rows are no suspects, and nobody is
+    suspected of being one of them.
     """
-    num_classes = probabilities.shape[1]
-    rows = np.bincount(labels, minlength=num_classes)
-    own = [
-        probabilities[labels == each, each].mean() if rows[each] >= least else np.inf
-        for each in range(num_classes)
-    ]
-    counted = np.where(probabilities >= np.array(own), probabilities, 0.0)
-    is_counted = counted.any(axis=1) & (rows >= least)[labels]
-    likely = np.where(is_counted, counted.argmax(axis=1), labels)
+    # Of rows labelled 0, 0, 1 the model gives class 0 the probabilities 0.9, 0.3, 0.8. The mean
+    # of class 0 over its own rows is 0.6, and 0.2 for class 1 over the last row. The second row
+    # (0.3, 0.7) reaches only the threshold of class 1; its label is 0, so it is a suspect. The
+    # last one (0.8, 0.2) reaches both; 0.8 is more, so it is a suspect, too.
+    num_rows, num_classes = probabilities.shape
+    class_sizes = np.bincount(labels, minlength=num_classes)
+    thresholds = np.full(num_classes, np.inf)
+    for number in np.flatnonzero(class_sizes >= least):
+        thresholds[number] = probabilities[labels == number, number].mean()
+    reached = np.where(probabilities >= thresholds, probabilities, 0.0)
+    is_counted = reached.any(axis=1) & (class_sizes >= least)[labels]
+    likely = np.where(is_counted, reached.argmax(axis=1), labels)
     counts = np.zeros((num_classes, num_classes))
     np.add.at(counts, (labels[is_counted], likely[is_counted]), 1)
-    joint = counts / np.maximum(1, counts.sum(axis=1, keepdims=True)) * rows[:, None] / len(labels)
-    places = np.flatnonzero(likely != labels)
-    sure = 1 - probabilities[np.arange(len(labels)), labels]
-    return Suspects(places, likely[places], sure[places], joint).in_order_of(sure)
+    # Rows that reach no threshold are spread like the others of their label.
+    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    joint = shares * class_sizes[:, None] / num_rows
+    rows = np.flatnonzero(likely != labels)
+    sure = 1 - probabilities[np.arange(num_rows), labels]
+    return Suspects(rows, likely[rows], sure[rows], joint).in_order_of(sure)
 
 
-def plant(
-    labels: Classes, joint: Probabilities, share: float, spread: float = SPREAD, least: int = 1
-) -> tuple[Classes, NDArray[np.int64]]:
-    """Some labels replaced by wrong ones, as the suspects' are, and `spread` of these more; which
-    rows they are.
+def plant_errors(
+    labels: Integers, joint: Floats, share: float, spread: float = SPREAD, least: int = 1
+) -> tuple[Integers, Integers]:
+    """Replace a share of the labels by wrong ones; returns all labels, and which rows changed.
+
+    `joint`: that of `Suspects`; errors are planted between the same pairs of classes. `spread`: so
+    many more, as a share of these, lie between any two classes. Classes of fewer than `least` rows
+    take no part.
     """
     random = np.random.default_rng(1)
+    # What is likely j and called i becomes a planted error from j to i, hence the transpose.
     weights = joint.T.copy()
     np.fill_diagonal(weights, 0)
-    # so that no class is without a wrong label to draw
+    # The small number gives every class some wrong label to draw.
     weights += (spread * weights.sum() + 1e-6) / weights.size
     np.fill_diagonal(weights, 0)
-    rows = np.bincount(labels, minlength=len(weights))
-    weights *= np.outer(rows >= least, rows >= least)
-    of_rows = weights.sum(axis=1)[labels] / rows[labels]
-    number = min(
-        max(2 * _LEAST_PLANTED, round(share * len(labels))), int(np.count_nonzero(of_rows)) // 2
-    )
-    places = random.choice(len(labels), number, replace=False, p=of_rows / of_rows.sum())
+    class_sizes = np.bincount(labels, minlength=len(weights))
+    takes_part = class_sizes >= least
+    weights *= np.outer(takes_part, takes_part)
+    weight_of_row = weights.sum(axis=1)[labels] / class_sizes[labels]
+    wanted = max(2 * _LEAST_PLANTED, round(share * len(labels)))
+    number = min(wanted, int(np.count_nonzero(weight_of_row)) // 2)
+    chances = weight_of_row / weight_of_row.sum()
+    rows = random.choice(len(labels), number, replace=False, p=chances)
     planted = labels.copy()
-    for place in places:
-        row = weights[labels[place]]
-        planted[place] = random.choice(len(row), p=row / row.sum())
-    return planted, places
+    for row in rows:
+        of_class = weights[labels[row]]
+        planted[row] = random.choice(len(of_class), p=of_class / of_class.sum())
+    return planted, rows
 
 
-def noise_rate(
-    observed: NDArray[np.float64], planted: NDArray[np.float64]
-) -> tuple[float, float, float]:
-    """Share of wrong labels, with a 95 % interval, from the margins of all rows and of planted
-    errors.
+def estimate_noise(observed: Floats, planted: Floats) -> tuple[float, float, float]:
+    """Share of wrong labels and its 95 % interval, from margins of all rows and of planted errors.
+
+    Example: a tenth of 1,000 rows have a margin above 0.5, and half of the planted errors have. So
+    100 rows are half of the wrong ones, if all above are wrong: 200 rows, a share of 0.2, or less.
     """
-    # Wrong rows reach a threshold as often as planted ones do, so the rows above it bound how many
-    # are wrong. The threshold with the least upper bound is taken. Its interval is of two counts
-    # and of errors unlike planted ones.
-    observed, planted = np.sort(observed), np.sort(planted)
-    best = (1.0, 1.0, 0.0)
+    # Each threshold gives such a bound, and the least upper one is taken. Its interval has the
+    # chance of the two counts, and room for real errors that are found more or less easily.
+    observed = np.sort(observed)
+    planted = np.sort(planted)
+    best = (1.0, 0.0, 1.0)  # rate and interval
     for threshold in planted[: len(planted) - _LEAST_PLANTED]:
-        above, of_planted = (
-            len(all_) - np.searchsorted(all_, threshold) for all_ in (observed, planted)
-        )
-        rate = above / len(observed) / (of_planted / len(planted))
-        error = np.sqrt(
-            1 / max(1, above) + (1 - of_planted / len(planted)) / of_planted + _UNLIKE**2
-        )
-        high = min(
-            1.0,
-            rate * np.exp(_SURE * error)
-            if above
-            else 3 / len(observed) / (of_planted / len(planted)),
-        )
-        if high < best[1]:
-            best = (rate, high, rate * np.exp(-_SURE * error) if above else 0.0)
-    return best[0], best[2], best[1]
+        num_above = len(observed) - np.searchsorted(observed, threshold)
+        num_planted_above = len(planted) - np.searchsorted(planted, threshold)
+        share_found = num_planted_above / len(planted)
+        rate = num_above / len(observed) / share_found
+        variance = 1 / max(1, num_above) + (1 - share_found) / num_planted_above + _UNLIKE**2
+        error = _SURE * np.sqrt(variance)  # of the logarithm of the rate
+        low = rate * np.exp(-error)
+        high = rate * np.exp(error)
+        if not num_above:
+            # With none of N rows above, the share of such rows is below 3 / N in 95 % of cases.
+            low = 0.0
+            high = 3 / len(observed) / share_found
+        if high < best[2]:
+            best = (rate, low, high)
+    return best
 
 
-def mixed_up(labels: Classes, suspects: Suspects, most: int = 5) -> list[tuple[int, int, int]]:
-    """Pairs of classes (given, likely) that the suspects lie between, with their rows, the most
-    first.
-    """
-    pairs = Counter(zip(labels[suspects.places].tolist(), suspects.likely.tolist(), strict=True))
-    return [
-        (*pair, rows)
-        for pair, rows in sorted(pairs.items(), key=lambda each: (-each[1], each[0]))[:most]
-    ]
+def count_mixed_pairs(
+    labels: Integers, suspects: Suspects, most: int = 5
+) -> list[tuple[int, int, int]]:
+    """Pairs of classes that suspects lie between: (given, likely, number of rows), most first."""
+    given = labels[suspects.rows].tolist()
+    pairs = Counter(zip(given, suspects.likely.tolist(), strict=True))
+    by_size = sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
+    return [(*pair, num_rows) for pair, num_rows in by_size[:most]]

@@ -1,95 +1,80 @@
-"""What an audit measures: the quick model in folds, with planted errors, on fewer rows, without
-suspects, on cut texts.
+"""What an audit of texts measures: score, luck, suspects, wrong labels, cut texts, more rows.
 
-Words are weighed once, over all rows: labels play no part in it. So each fold costs one linear
-model. What an encoder says of the texts stands beside the words, where there is one. What more rows
-would bring is a power law through the errors at an eighth, a quarter, a half and all of the rows.
-Each fold has a curve of its own, so the forecast has an interval: folds are drawn again, and errors
-with them. The law falls to nothing (`a n^-b`), or to a floor (`a n^-b + c`), or begins at the last
-doubling. With few rows a model is near chance, so its errors fall faster later. Four points cannot
-tell which, so the interval spans all three.
+All of it comes from the quick model in folds: with the labels as they are, without the suspects,
+with planted errors, on fewer rows, on cut texts, and with rows dealt into other folds. So a figure
+costs one linear model for each fold. Open this file to add a figure; `findings` decides what the
+figures are worth, `text_report` shows them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
-from scipy.sparse import csr_matrix, hstack
+from scipy.sparse import csr_matrix
 from sklearn.preprocessing import normalize
 
-from flatout.audit.labels import SPREAD, Suspects, find_suspects, margins, noise_rate, plant
-from flatout.audit.quick_model import STRENGTH, Features, Head
-from flatout.audit.rows import AuditRows, deal
-from flatout.data.problem import Problem
+from flatout.audit.forecast import PARTS, Forecast, forecast, round_number
+from flatout.audit.labels import (
+    SPREAD,
+    Suspects,
+    estimate_noise,
+    find_margins,
+    find_suspects,
+    plant_errors,
+)
+from flatout.audit.quick_model import Features
+from flatout.audit.rows import AuditRows, deal_folds
+from flatout.audit.text_folds import TextFolds, put_beside
 from flatout.run_log import Say
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 Interval = tuple[float, float, float]  # a value, and the bounds of its 95 % interval
-_PLANTED = 0.05
-_MOST_PLANTED = 0.1
-_LEAST_LONG = 20
-_DRAWS = 2_000
-# strength of the second model: where few labels are wrong, it may follow them more closely
-_SURER = 50.0
-PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)
-_CURVES = 120
-_NO_USE = 0.003
-# powers of a law; the least probability of a network that counts
-_SHALLOWEST = 1e-3
-_STEEPEST = 1.5
-_LEAST = 1e-4
+_PLANTED = 0.05  # share of the labels that are replaced by wrong ones
+_MOST_PLANTED = 0.1  # share from which planted errors disturb the model themselves
+_LEAST_LONG = 20  # texts beyond data.max_length; what fewer lose is chance
+_RESAMPLES = 2_000  # of an interval
+_LEAST_PROBABILITY = 1e-4  # of a network's that counts, so that no logarithm is endless
+_OTHER_DEALS = (1, 2)  # seeds of two further ways to deal rows into folds
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
-    """What the score gains by more rows of the same kind; shares, with a 95 % interval."""
+class CutLoss:
+    """What the score on all rows loses because long texts are cut after data.max_length words."""
 
-    more: int
-    gain: float
-    low: float
-    high: float
-
-    @property
-    def is_useless(self) -> bool:
-        return self.high < _NO_USE
-
-    def line(self) -> str:
-        if self.is_useless:
-            most = f"{self.more:,} more bring at most {100 * self.high:.1f} points"
-            return f"more rows of this kind will not help: {most}"
-        low, high = 100 * self.low, 100 * self.high
-        return f"{self.more:,} more rows: {100 * self.gain:+.1f} points ({low:.1f} to {high:.1f})"
+    num_long: int  # texts that are cut
+    lost: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class AuditMeasurement:
-    """All figures of an audit; shares, not points."""
+    """All figures of an audit of texts; shares from 0 to 1, not points."""
 
     rows: AuditRows
-    is_right: NDArray[np.bool_]  # whether each row is answered as labelled, out of fold
+    is_right: Bools  # whether each row is answered as labelled, out of fold
     suspects: Suspects
     noise: Interval  # share of wrong labels
-    sizes: NDArray[np.float64]  # rows trained on
-    errors: NDArray[np.float64]  # a row for each fold, a column for each of the sizes
+    sizes: Floats  # rows trained on
+    errors: Floats  # a row for each fold, a column for each of the sizes
     forecast: Forecast
     score: Interval  # share of the rows answered as labelled
-    fold_scores: NDArray[np.float64]
-    dealt_again: NDArray[np.float64]  # the score where the rows are dealt into other folds
-    without_suspects: Interval  # what the score gains when the suspects are left out of training
-    cut: tuple[int, float, float, float]
-    """Texts longer than `max_length` words, and what the score on all rows loses by the cut, with
-    its interval."""
-    # how like each text is to the mean of the class that it is most like
-    closeness: NDArray[np.float64]
+    fold_scores: Floats
+    dealt_again: Floats  # the score where the rows are dealt into other folds
+    without_suspects: Interval  # what the score gains when no model learns from suspects
+    cut: CutLoss
+    closeness: Floats  # cosine of each text and the mean of the class that is most like it
+    # Where an encoder or a network stands beside the words: the classes that each alone gives, by
+    # name. -1: it has read nothing of the row.
     views: dict[str, Integers]
-    """Where an encoder or a network stands beside words: the class that each alone gives; -1: it
-    has read nothing."""
+
+    @property
+    def suspect_share(self) -> float:
+        return len(self.suspects.rows) / len(self.rows)
 
 
 def measure(
@@ -102,224 +87,175 @@ def measure(
 ) -> AuditMeasurement:
     """Run every fold of an audit, on one core.
 
-    `encoded`: a row for each text, of an encoder or a network (`view`).
+    `max_length`: words after which a run cuts texts. `encoded`: a row for each text, of an encoder
+    or a network; `view` says which of the two.
     """
-    folds = deal(rows, num_folds)
-    num_classes = len(rows.classes)
     reader = Features()
     words = reader.fit(list(rows.texts))
-    trained = _Trained(_beside(words, encoded), folds, num_classes)
     say(
         f"{rows.files[0]}: {len(rows):,} rows, {words.shape[1]:,} words and n-grams, {num_folds}"
         " folds"
     )
-    probabilities = trained.answers(rows.labels)
-    least = num_folds if (np.bincount(rows.labels) >= num_folds).sum() > 1 else 1
-    suspects = find_suspects(
-        trained.second_look(rows.labels, probabilities, least), rows.labels, least
-    )
-    better = trained.answers(rows.labels, suspects.places)
-    suspects = suspects.in_order_of(1 - better[np.arange(len(rows)), rows.labels])
-    # A word outside that is called an entity stands out more than a wrong type does, which is the
-    # usual error.
-    planted, places = plant(
-        rows.labels, suspects.joint, _PLANTED, 0.0 if rows.is_tagged else SPREAD, least
-    )
-    of_planted = margins(trained.answers(planted), planted)
-    is_planted = np.isin(np.arange(len(rows)), places)
-    noise = noise_rate(of_planted[~is_planted], of_planted[is_planted])
-    # so many disturb the model that sound rows look wrong, too
-    if len(places) > _MOST_PLANTED * len(rows):
-        noise = noise[0], 0.0, noise[2]
+    folds = TextFolds(put_beside(words, encoded), deal_folds(rows, num_folds), len(rows.classes))
+    probabilities = folds.answer(rows.labels)
     is_right = probabilities.argmax(axis=1) == rows.labels
-    sizes, errors = _curve(trained, rows, is_right)
-    train_rows = rows.of_splits.get("train", 0)
-    others = [
-        replace(trained, folds=deal(rows, num_folds, seed)).answers(rows.labels) for seed in (1, 2)
-    ]
-    parts = {} if encoded is None else {"words": words, view: encoded}
+    least = _least_class_size(rows, num_folds)
+    suspects = find_suspects(
+        folds.answer_without_suspects(rows.labels, probabilities, least), rows.labels, least
+    )
+    cleaner = folds.answer(rows.labels, suspects.rows)
+    suspects = suspects.in_order_of(1 - cleaner[np.arange(len(rows)), rows.labels])
+    gains = (cleaner.argmax(axis=1) == rows.labels).astype(float) - is_right
+    sizes, errors = _learning_curve(folds, rows, is_right)
+    num_train = rows.of_splits.get("train", 0)
+    fold_scores = [is_right[folds.folds == fold].mean() for fold in range(num_folds)]
     return AuditMeasurement(
         rows=rows,
         is_right=is_right,
         suspects=suspects,
-        noise=noise,
+        noise=_measure_noise(folds, rows, suspects.joint, least),
         sizes=sizes,
         errors=errors,
         forecast=forecast(
-            sizes, errors, train_rows, round_number(train_rows / 2), len(rows) // num_folds
+            sizes, errors, num_train, round_number(num_train / 2), len(rows) // num_folds
         ),
-        score=_interval(is_right.astype(float), rows.groups),
-        fold_scores=np.array([is_right[folds == fold].mean() for fold in range(num_folds)]),
-        dealt_again=np.array(
-            [(answers.argmax(axis=1) == rows.labels).mean() for answers in others]
-        ),
-        without_suspects=_interval(
-            (better.argmax(axis=1) == rows.labels).astype(float) - is_right, rows.groups
-        ),
-        cut=_loss_by_cut(trained, reader, rows, is_right, max_length, encoded),
-        closeness=_closeness(trained.features, rows.labels, num_classes),
-        views={
-            name: np.where(
-                part.getnnz(1),
-                _Trained(part, folds, num_classes).answers(rows.labels).argmax(1),
-                -1,
-            )
-            for name, part in parts.items()
-        },
+        score=bootstrap_mean(is_right.astype(float), rows.groups),
+        fold_scores=np.array(fold_scores),
+        dealt_again=_deal_again(folds, rows, num_folds),
+        without_suspects=bootstrap_mean(gains, rows.groups),
+        cut=_measure_cut(folds, reader, rows, is_right, max_length, encoded),
+        closeness=_compare_with_classes(folds.features, rows.labels, len(rows.classes)),
+        views={}
+        if encoded is None
+        else _compare_views(folds, rows, {"words": words, view: encoded}),
     )
 
 
-def rows_of_answers(answers: Floats) -> csr_matrix:
-    """What a network answers, as rows about as long as those of words, to stand beside them; zeros
-    stay zeros.
+def _least_class_size(rows: AuditRows, num_folds: int) -> int:
+    """Rows that a class needs to take part in the search for suspects."""
+    # A smaller class is missing from some fold. But two classes have to be left.
+    num_large = (np.bincount(rows.labels) >= num_folds).sum()
+    return num_folds if num_large > 1 else 1
+
+
+def _measure_noise(folds: TextFolds, rows: AuditRows, joint: Floats, least: int) -> Interval:
+    """The share of wrong labels, from how much rows look like planted errors."""
+    # A word outside that is called an entity stands out more than a wrong type does, which is the
+    # usual error. So none of those are planted beyond what suspects show.
+    spread = 0.0 if rows.is_tagged else SPREAD
+    labels, planted = plant_errors(rows.labels, joint, _PLANTED, spread, least)
+    of_rows = find_margins(folds.answer(labels), labels)
+    is_planted = np.isin(np.arange(len(rows)), planted)
+    rate, low, high = estimate_noise(of_rows[~is_planted], of_rows[is_planted])
+    # So many planted errors disturb the model, and sound rows look wrong, too.
+    if len(planted) > _MOST_PLANTED * len(rows):
+        low = 0.0
+    return rate, low, high
+
+
+def _deal_again(folds: TextFolds, rows: AuditRows, num_folds: int) -> Floats:
+    """The score where rows are dealt into folds in other ways: how much is luck."""
+    scores = list[float]()
+    for seed in _OTHER_DEALS:
+        others = replace(folds, folds=deal_folds(rows, num_folds, seed))
+        scores.append((others.answer(rows.labels).argmax(axis=1) == rows.labels).mean())
+    return np.array(scores)
+
+
+def _compare_views(
+    folds: TextFolds, rows: AuditRows, features_of: dict[str, csr_matrix]
+) -> dict[str, Integers]:
+    """The classes that a model of each view alone gives; -1 where the view has read nothing."""
+    views = dict[str, Integers]()
+    for name, features in features_of.items():
+        answers = replace(folds, features=features).answer(rows.labels).argmax(axis=1)
+        views[name] = np.where(features.getnnz(1), answers, -1)
+    return views
+
+
+def scale_answers(answers: Floats) -> csr_matrix:
+    """A network's `[N, C]` probabilities as features, to stand beside words.
+
+    Logarithms over ten are about as long as rows of words. Rows of zeros, which the network has not
+    read, stay zeros.
     """
-    return csr_matrix(np.log(np.maximum(answers, _LEAST)) / 10 * answers.any(axis=1, keepdims=True))
+    logarithms = np.log(np.maximum(answers, _LEAST_PROBABILITY)) / 10
+    return csr_matrix(logarithms * answers.any(axis=1, keepdims=True))
 
 
-def _beside(words: csr_matrix, encoded: csr_matrix | None) -> csr_matrix:
-    return words if encoded is None else hstack([words, encoded], format="csr")
+def _learning_curve(folds: TextFolds, rows: AuditRows, is_right: Bools) -> tuple[Floats, Floats]:
+    """Numbers of rows trained on, and errors: a row for each fold, a column for each number.
 
-
-@dataclass(frozen=True, slots=True)
-class _Trained:
-    features: csr_matrix
-    folds: Integers
-    num_classes: int
-
-    def head(
-        self, labels: Integers, taught: NDArray[np.generic], strength: float = STRENGTH
-    ) -> Head:
-        return Head(Problem.single, self.num_classes, strength).fit(
-            self.features[taught], labels[taught]
-        )
-
-    def second_look(self, labels: Integers, first: Floats, least: int = 1) -> Floats:
-        """Probabilities to judge labels by: wrong ones teach the first model, and few of them the
-        second.
-        """
-        return self.answers(labels, find_suspects(first, labels, least).places, _SURER)
-
-    def answers(
-        self, labels: Integers, left_out: Integers | tuple[()] = (), strength: float = STRENGTH
-    ) -> Floats:
-        """Probabilities of each row by a model of the other folds, of which some rows may be left
-        out.
-        """
-        found = np.empty((len(labels), self.num_classes))
-        is_taught = ~np.isin(np.arange(len(labels)), left_out)
-        for fold in np.unique(self.folds):
-            is_judged = self.folds == fold
-            taught = ~is_judged & is_taught
-            found[is_judged] = self.head(labels, taught, strength).predict(self.features[is_judged])
-        return found
-
-
-def _curve(trained: _Trained, rows: AuditRows, is_right: Bools) -> tuple[Floats, Floats]:
-    """Errors of each fold by rows trained on; all of them are known already."""
-    errors = []
-    place_of_group = np.random.default_rng(0).random(int(rows.groups.max()) + 1)[rows.groups]
-    for fold in np.unique(trained.folds):
-        is_judged = trained.folds == fold
-        known = np.flatnonzero(~is_judged)
-        known = known[np.argsort(place_of_group[known], kind="stable")]
-        of_fold = []
+    The errors by all rows are known already, from `is_right`.
+    """
+    errors = list[list[float]]()
+    # Rows join in a random order of groups, which is the same for all folds.
+    position = np.random.default_rng(0).random(int(rows.groups.max()) + 1)[rows.groups]
+    for fold in np.unique(folds.folds):
+        is_judged = folds.folds == fold
+        others = np.flatnonzero(~is_judged)
+        others = others[np.argsort(position[others], kind="stable")]
+        of_fold = list[float]()
         for part in PARTS[:-1]:
-            head = trained.head(rows.labels, known[: max(1, round(part * len(known)))])
-            answers = head.predict(trained.features[is_judged]).argmax(axis=1)
+            num_taught = max(1, round(part * len(others)))
+            head = folds.fit_head(rows.labels, others[:num_taught])
+            answers = head.predict(folds.features[is_judged]).argmax(axis=1)
             of_fold.append((answers != rows.labels[is_judged]).mean())
-        errors.append([*of_fold, 1 - is_right[is_judged].mean()])
-    return np.array(PARTS) * (len(rows) * (1 - 1 / len(errors))), np.array(errors)
+        of_fold.append(1 - is_right[is_judged].mean())
+        errors.append(of_fold)
+    num_taught_by_all = len(rows) * (1 - 1 / len(errors))
+    return np.array(PARTS) * num_taught_by_all, np.array(errors)
 
 
-def _loss_by_cut(
-    trained: _Trained,
+def _measure_cut(
+    folds: TextFolds,
     reader: Features,
     rows: AuditRows,
     is_right: Bools,
     max_length: int,
     encoded: csr_matrix | None,
-) -> tuple[int, float, float, float]:
-    """What answers lose where a text is cut after `max_length` words, over all rows; an encoder
-    reads as before.
-    """
+) -> CutLoss:
+    """Answer long texts again after a cut; an encoder still reads them as before."""
     words = [text.split(maxsplit=max_length) for text in rows.texts]
-    is_long = np.array([len(each) > max_length for each in words])
-    if is_long.sum() < _LEAST_LONG:
-        return int(is_long.sum()), 0.0, 0.0, 0.0
+    is_long = np.array([len(words_of_text) > max_length for words_of_text in words])
+    num_long = int(is_long.sum())
+    if num_long < _LEAST_LONG:
+        return CutLoss(num_long)
     lost = np.zeros(len(rows))
-    for fold in np.unique(trained.folds):
-        places = np.flatnonzero((trained.folds == fold) & is_long)
-        if len(places):
-            cut = reader.read([" ".join(words[place][:max_length]) for place in places])
-            cut = _beside(cut, None if encoded is None else encoded[places])
-            answers = trained.head(rows.labels, trained.folds != fold).predict(cut).argmax(axis=1)
-            lost[places] = is_right[places].astype(float) - (answers == rows.labels[places])
-    return int(is_long.sum()), *_interval(lost, rows.groups)
+    for fold in np.unique(folds.folds):
+        long = np.flatnonzero((folds.folds == fold) & is_long)
+        if not len(long):
+            continue
+        cut = reader.read([" ".join(words[row][:max_length]) for row in long])
+        features = put_beside(cut, None if encoded is None else encoded[long])
+        head = folds.fit_head(rows.labels, folds.folds != fold)
+        answers = head.predict(features).argmax(axis=1)
+        lost[long] = is_right[long].astype(float) - (answers == rows.labels[long])
+    return CutLoss(num_long, *bootstrap_mean(lost, rows.groups))
 
 
-def _interval(values: Floats, groups: Integers) -> Interval:
-    """Mean of the rows' values, and its 95 % interval by bootstrap over the groups that rows belong
-    to.
+def bootstrap_mean(values: Floats, groups: Integers) -> Interval:
+    """The mean of the rows' values, and its 95 % interval by a bootstrap of whole groups.
+
+    Rows of one group resemble each other. Drawn one by one, they would make the interval too
+    narrow.
     """
     numbers = np.unique(groups, return_inverse=True)[1]
     sums = np.stack([np.bincount(numbers, values), np.bincount(numbers)], axis=1)
-    # Groups that are alike are drawn together, as often as chance has it.
+    # Groups with equal sums are drawn together, as often as chance has it: 20,000 rows that are
+    # right or wrong are two kinds, so a resample is two numbers instead of 20,000.
     kinds, counts = np.unique(sums, axis=0, return_counts=True)
-    drawn = np.random.default_rng(0).multinomial(len(sums), counts / len(sums), _DRAWS) @ kinds
-    low, high = np.quantile(drawn[:, 0] / drawn[:, 1], [0.025, 0.975])
+    draws = np.random.default_rng(0).multinomial(len(sums), counts / len(sums), _RESAMPLES)
+    resampled = draws @ kinds
+    low, high = np.quantile(resampled[:, 0] / resampled[:, 1], [0.025, 0.975])
     return float(values.mean()), float(low), float(high)
 
 
-def _closeness(features: csr_matrix, labels: Integers, num_classes: int) -> NDArray[np.float64]:
-    is_of = csr_matrix(
-        (np.ones(len(labels)), (labels, np.arange(len(labels)))), (num_classes, len(labels))
+def _compare_with_classes(features: csr_matrix, labels: Integers, num_classes: int) -> Floats:
+    """Cosine of each text and the mean of the class that is most like it; small: like none."""
+    num_rows = len(labels)
+    is_of_class = csr_matrix(
+        (np.ones(num_rows), (labels, np.arange(num_rows))), (num_classes, num_rows)
     )
-    return (normalize(features) @ normalize(is_of @ features).T).max(axis=1).toarray().ravel()
-
-
-def forecast(
-    sizes: Floats, errors: Floats, rows_now: int, more: int, judged: int | None
-) -> Forecast:
-    """The gain of `more` rows; `errors`: a row a fold, a column a size, shares of `judged` rows
-    where it is given.
-    """
-    random = np.random.default_rng(0)
-    gains = list[float]()
-    for _ in range(_CURVES):
-        drawn = errors[random.integers(0, len(errors), len(errors))].mean(axis=0)
-        variance = drawn * (1 - drawn) / judged if judged else errors.var(axis=0)
-        spread = np.sqrt(variance / len(errors)) / 2  # the sizes share their judged rows
-        gains += _gains(sizes, drawn + random.normal(0, spread), rows_now, more)
-    mean = _gains(sizes, errors.mean(axis=0), rows_now, more)
-    low, high = np.quantile(gains, [0.025, 0.975])
-    return Forecast(more, float(np.mean(mean)), float(low), float(high))
-
-
-def _gains(sizes: NDArray, errors: NDArray, rows_now: int, more: int) -> list[float]:
-    shares = sizes / sizes[-1]
-    errors = np.maximum(errors, 1e-4)
-    laws = [
-        _fit(shares, errors, False),
-        _fit(shares, errors, True),
-        _fit(shares[-2:], errors[-2:], False),
-    ]
-    now, then = np.array([rows_now, rows_now + more]) / sizes[-1]
-    return [float(law(now) - law(then)) for law in laws]
-
-
-def _fit(sizes: NDArray, errors: NDArray, has_floor: bool) -> Callable[[NDArray], NDArray]:
-    def law(size: NDArray, scale: float, power: float, floor: float = 0.0) -> NDArray:
-        return scale * size**-power + floor
-
-    start = [errors[-1] / 2, 0.5, errors[-1] / 2] if has_floor else [errors[-1], 0.3]
-    bounds = ([0.0, _SHALLOWEST, 0.0][: len(start)], [2.0, _STEEPEST, 1.0][: len(start)])
-    found = least_squares(
-        lambda given: law(sizes, *given) - errors, start, bounds=bounds, max_nfev=200
-    ).x
-    return lambda size: law(size, *found)
-
-
-def round_number(rows: float) -> int:
-    """A number of rows as people name them: 1, 2 or 5 and zeros."""
-    power = 10 ** int(np.floor(np.log10(max(1.0, rows))))
-    return int(max(step * power for step in (1, 2, 5) if step * power <= max(1.0, rows)))
+    cosines = normalize(features) @ normalize(is_of_class @ features).T
+    return cosines.max(axis=1).toarray().ravel()

@@ -2,7 +2,8 @@
 
 It answers in seconds what a network answers in minutes: how far plain words go, and which labels
 they contradict. Words and n-grams are hashed, so no text is too odd for it. The same rows give the
-same answers, on one core.
+same answers, on one core. `Features` makes rows of numbers of texts, `Head` learns from these, and
+`QuickModel` is both in one.
 """
 
 from __future__ import annotations
@@ -18,90 +19,104 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from flatout.data.problem import Problem
 from flatout.data.tokens.subwords import PAIR
 
-_COLUMNS = 1 << 20
+STRENGTH = 5.0  # inverse regularisation of the logistic regression; rows of TF-IDF have length 1
+_RIDGE = 1.0  # regularisation of the ridge regression
+_COLUMNS = 1 << 20  # hashes of words, and as many of n-grams; fewer would fall together
 _FEW_ROWS = 50  # from so many rows on, words and n-grams that one row alone has are left out
 _LONGEST = 1_000  # characters of a text whose n-grams are read; its words are read to the end
 # probability of a class that no row has, so that no row of answers adds up to nothing
 _LEAST = 1e-6
-STRENGTH = 5.0
-_RIDGE = 1.0
-"""Inverse regularisation of the logistic regression, and the ridge's: TF-IDF has rows of length 1,
-so one fits most."""
 
 
 class Features:
-    """What texts say, as rows of numbers; of a pair both sides, and what they share."""
+    """Texts as rows of numbers. Of a pair: both sides, and what they share."""
 
     def __init__(self) -> None:
         self._is_pair = False
-        counted = {"n_features": _COLUMNS, "alternate_sign": False, "norm": None}
-        words = HashingVectorizer(ngram_range=(1, 2), token_pattern=r"\b\w+\b", **counted)
-        letters = HashingVectorizer(analyzer="char_wb", ngram_range=(2, 5), **counted)
-        self._parts = [
-            _Part(words.transform),
-            _Part(lambda texts: letters.transform([t[:_LONGEST] for t in texts])),
-        ]
+        words = HashingVectorizer(
+            n_features=_COLUMNS,
+            alternate_sign=False,
+            norm=None,
+            ngram_range=(1, 2),
+            token_pattern=r"\b\w+\b",
+        )
+        letters = HashingVectorizer(
+            n_features=_COLUMNS,
+            alternate_sign=False,
+            norm=None,
+            analyzer="char_wb",
+            ngram_range=(2, 5),
+        )
+
+        def count_letters(texts: Sequence[str]) -> csr_matrix:
+            return letters.transform([text[:_LONGEST] for text in texts])
+
+        self._weighted = [_Weighted(words.transform), _Weighted(count_letters)]
 
     def fit(self, texts: Sequence[str]) -> csr_matrix:
-        """Weigh words and n-grams by how rare they are in some texts, and read these; labels play
-        no part.
+        """Learn how rare words and n-grams are in some texts, and return the rows of these texts.
+
+        Labels play no part, so the texts may be those of all folds.
         """
         self._is_pair = any(PAIR in text for text in texts)
-        sides = self._sides(texts)
-        found = hstack(
-            [part.fit([text for side in sides for text in side]) for part in self._parts],
-            format="csr",
-        )
-        return _joined([found[: len(texts)], found[len(texts) :]][: len(sides)])
+        sides = self._split_pairs(texts)
+        of_all_sides = [text for side in sides for text in side]
+        columns = [weighted.fit(of_all_sides) for weighted in self._weighted]
+        rows = hstack(columns, format="csr")
+        if not self._is_pair:
+            return rows
+        return _join_sides(rows[: len(texts)], rows[len(texts) :])
 
     def read(self, texts: Sequence[str]) -> csr_matrix:
-        """A row of numbers for each text."""
-        return _joined(
-            [
-                hstack([part.read(side) for part in self._parts], format="csr")
-                for side in self._sides(texts)
-            ]
-        )
+        """A row of numbers for each text, with the weights that were learned."""
+        rows = [self._read_side(side) for side in self._split_pairs(texts)]
+        return _join_sides(*rows) if self._is_pair else rows[0]
 
-    def _sides(self, texts: Sequence[str]) -> list[Sequence[str]]:
-        return (
-            [texts]
-            if not self._is_pair
-            else [[text.partition(PAIR)[place] for text in texts] for place in (0, 2)]
-        )
+    def _read_side(self, texts: Sequence[str]) -> csr_matrix:
+        return hstack([weighted.read(texts) for weighted in self._weighted], format="csr")
 
-
-def _joined(sides: list[csr_matrix]) -> csr_matrix:
-    return (
-        sides[0] if len(sides) == 1 else hstack([*sides, sides[0].multiply(sides[1])], format="csr")
-    )
+    def _split_pairs(self, texts: Sequence[str]) -> list[Sequence[str]]:
+        """All first texts of pairs, and all second ones; or the texts, where there are no pairs."""
+        if not self._is_pair:
+            return [texts]
+        pairs = [text.partition(PAIR) for text in texts]
+        return [[first for first, _, _ in pairs], [second for _, _, second in pairs]]
 
 
-class _Part:
+def _join_sides(first: csr_matrix, second: csr_matrix) -> csr_matrix:
+    """Both sides, and their products: columns that only what both have is in."""
+    return hstack([first, second, first.multiply(second)], format="csr")
+
+
+class _Weighted:
+    """Counts of words or of n-grams, weighted by TF-IDF."""
+
     def __init__(self, count: Callable[[Sequence[str]], csr_matrix]) -> None:
         self._count = count
         self._weights = TfidfTransformer(sublinear_tf=True)
-        self._kept = np.empty(0, np.int64)
+        self._columns = np.empty(0, np.int64)  # hashes that count
 
     def fit(self, texts: Sequence[str]) -> csr_matrix:
         counts = self._count(texts)
-        kept = np.flatnonzero(
-            np.bincount(counts.indices, minlength=_COLUMNS) >= 1 + (len(texts) >= _FEW_ROWS)
-        )
-        # no two rows share any, and weighing wants a column
-        self._kept = kept if len(kept) else np.zeros(1, np.int64)
-        return self._weights.fit_transform(counts[:, self._kept])
+        rows_with = np.bincount(counts.indices, minlength=_COLUMNS)
+        least = 2 if len(texts) >= _FEW_ROWS else 1
+        self._columns = np.flatnonzero(rows_with >= least)
+        if not len(self._columns):
+            # No two rows share any word, and weighing wants a column.
+            self._columns = np.zeros(1, np.int64)
+        return self._weights.fit_transform(counts[:, self._columns])
 
     def read(self, texts: Sequence[str]) -> csr_matrix:
-        return self._weights.transform(self._count(texts)[:, self._kept])
+        return self._weights.transform(self._count(texts)[:, self._columns])
 
 
 class Head:
     """The linear model: a logistic regression for each class, or a ridge regression for numbers."""
 
     def __init__(self, problem: Problem, num_classes: int = 1, strength: float = STRENGTH) -> None:
-        """`strength`: the inverse regularisation of a class's model; the greater, the surer are its
-        answers.
+        """`strength`: the inverse regularisation of a class's model.
+
+        The greater it is, the surer are the answers.
         """
         self.problem = problem
         self.num_classes = num_classes
@@ -116,26 +131,28 @@ class Head:
         if self.problem is Problem.regression:
             self._ridge.fit(features, targets)
             return self
-        is_of = (
-            targets
-            if self.problem is Problem.multi
-            else targets[:, None] == np.arange(self.num_classes)
-        )
-        # of two classes, one model answers for both
-        fitted = range(int(self._is_binary), self.num_classes)
-        self._models = [
-            _fitted(features, np.asarray(is_of[:, each], bool), self._strength) for each in fitted
-        ]
+        is_of_class = targets
+        if self.problem is Problem.single:
+            is_of_class = targets[:, None] == np.arange(self.num_classes)
+        # Of two classes, the model of the second answers for both.
+        first = 1 if self._is_binary else 0
+        self._models = []
+        for number in range(first, self.num_classes):
+            is_member = np.asarray(is_of_class[:, number], bool)
+            self._models.append(_fit_class(features, is_member, self._strength))
         return self
 
     def predict(self, features: csr_matrix) -> NDArray[np.float64]:
         """Probabilities, one column for each class; or numbers."""
         if self.problem is Problem.regression:
             return self._ridge.predict(features)
-        found = np.column_stack([_answers(model, features) for model in self._models])
+        columns = [_answer_class(model, features) for model in self._models]
         if self._is_binary:
-            found = np.column_stack([1 - found[:, 0], found[:, 0]])
-        return found if self.problem is Problem.multi else found / found.sum(axis=1, keepdims=True)
+            columns = [1 - columns[0], columns[0]]
+        probabilities = np.column_stack(columns)
+        if self.problem is Problem.multi:
+            return probabilities
+        return probabilities / probabilities.sum(axis=1, keepdims=True)
 
     @property
     def _is_binary(self) -> bool:
@@ -158,22 +175,23 @@ class QuickModel:
         return self._head.predict(self._features.read(texts))
 
 
-def _fitted(
-    features: csr_matrix, is_of: NDArray[np.bool_], strength: float
+def _fit_class(
+    features: csr_matrix, is_member: NDArray[np.bool_], strength: float
 ) -> LogisticRegression | float:
-    """The model of one class; a class of all rows or none is its own answer."""
-    if is_of.all() or not is_of.any():
-        return 1.0 if is_of.size and is_of.all() else _LEAST
+    """The model of one class; a class of all rows or none is answered by a constant."""
+    if not is_member.any():
+        return _LEAST
+    if is_member.all():
+        return 1.0
     # liblinear's dual takes a second a class where lbfgs takes two to ten for as good a score
     model = LogisticRegression(
         C=strength, solver="liblinear", dual=True, random_state=0, max_iter=1_000
     )
-    return model.fit(features, is_of)
+    return model.fit(features, is_member)
 
 
-def _answers(model: LogisticRegression | float, features: csr_matrix) -> NDArray[np.float64]:
-    return (
-        np.full(features.shape[0], model)
-        if isinstance(model, float)
-        else model.predict_proba(features)[:, 1]
-    )
+def _answer_class(model: LogisticRegression | float, features: csr_matrix) -> NDArray[np.float64]:
+    """The probability of one class for each row."""
+    if isinstance(model, float):
+        return np.full(features.shape[0], model)
+    return model.predict_proba(features)[:, 1]

@@ -12,6 +12,7 @@ import os
 import shlex
 import time
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,15 @@ from flatout.masking import mask_words
 from flatout.run_log import print_line
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
+    from flatout.audit.network_view import TrainInFolds
+    from flatout.audit.texts import TextViews
     from flatout.config import RunConfig
 
-PAGE = "audit.html"
 NEXT_ROWS = "next_rows.csv"
+# Words that are settings of an audit; all others are settings of its data, or a run's folder.
 _NAMES = ("folds", "rows", "column", "out", "unlabelled", "top", "for")
+_NUMBERS = ("folds", "rows", "top")  # those that are whole numbers
+# Words of a run that are about its data, and its pretrained encoder.
 _OF_DATA = (
     "data=",
     "data.",
@@ -36,20 +41,23 @@ _OF_DATA = (
     "model=",
     "model.pretrained=",
 )
-"""Words of a run that are about its data, and its pretrained encoder."""
+# Words that a training with such data needs as well, and that say nothing about an audit.
 _IMPLIED = {
-    **dict.fromkeys(
-        ("data.problem=tags", "data=tagged_tweets"), ("task=tagging", "model=transformer")
-    ),
+    "data.problem=tags": ("task=tagging", "model=transformer"),
+    "data=tagged_tweets": ("task=tagging", "model=transformer"),
     "data.problem=label": ("model=rnn",),
     "data.pair=true": ("model=transformer",),
-    **dict.fromkeys(("data=sequence", "data=cells"), ("task=sequence", "model=rnn")),
-    **dict.fromkeys(("data=bits", "data=people"), ("task=grams", "model=bitmlp")),
-}  # what only a training would ask for
+    "data=sequence": ("task=sequence", "model=rnn"),
+    "data=cells": ("task=sequence", "model=rnn"),
+    "data=bits": ("task=grams", "model=bitmlp"),
+    "data=people": ("task=grams", "model=bitmlp"),
+}
 
 
 @dataclass(kw_only=True, slots=True)
 class AuditConfig:
+    """Settings of an audit, which are typed as words; `time` is typed as `for`."""
+
     folds: int = setting(
         5, "Folds that the quick model answers, each by a model of the others.", least=2, most=50
     )
@@ -78,67 +86,89 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     about = about_settings(AuditConfig)
-    words = {
-        each.name: f"{each.name}={about[each.name].example or each.default}"
-        for each in fields(AuditConfig)
-    }
-    words["time"] = words["time"].replace("time", "for")
-    parser.epilog = "\n".join(f"{words[name]:<18} {each.does}" for name, each in about.items())
+    examples = dict[str, str]()
+    for field in fields(AuditConfig):
+        examples[field.name] = (
+            f"{_word_of(field.name)}={about[field.name].example or field.default}"
+        )
+    parser.epilog = "\n".join(
+        f"{examples[name]:<18} {setting_of.does}" for name, setting_of in about.items()
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    own = {
-        key: value
-        for key, _, value in (word.partition("=") for word in arguments.words)
-        if key in _NAMES
-    }
-    words = [word for word in arguments.words if word.partition("=")[0] not in own]
-    config = AuditConfig(
-        **{"time" if key == "for" else key: _number(key, value) for key, value in own.items()}
-    )
-    of = dict[str, Any]()
+    typed = dict[str, Any]()
+    words = list[str]()
+    for word in arguments.words:
+        key, _, value = word.partition("=")
+        if key in _NAMES:
+            typed["time" if key == "for" else key] = _as_number(key, value)
+        else:
+            words.append(word)
+    config = AuditConfig(**typed)
+    summary = dict[str, Any]()
     if words and ("=" not in words[0] or Path(words[0]).is_dir()):
-        from flatout.cli.settings import as_word
-        from flatout.report.summary import read_summary
-
-        folder = Path(words[0])
-        file = folder / "overrides.txt"
-        what = f"no run in {folder}" if folder.is_dir() else f"no such folder: {folder}"
-        require(
-            file.is_file(),
-            "audit",
-            what,
-            hint="Name the folder of a run, or data settings: data.source=FILE.",
-        )
-        of = read_summary(folder)
-        theirs = file.read_text(encoding="utf-8").splitlines()
-        tuned = ((of.get("tune") or {}).get("values") or {}).items()
-        kept = [word for word in theirs if is_of_training(word)]
-        kept = with_secrets_typed(kept, words[1:], "audit")
-        # a class of one's own, which nobody trusts here
-        if any("_target_" in word for word in theirs):
-            print_line("network: left out: the run has classes of its own")
-            kept = [word for word in theirs if word.lstrip("+").startswith(_OF_DATA)]
-            of["training"] = None
-        words = [*kept, *(f"{key}={as_word(value)}" for key, value in tuned), *words[1:]]
-    given = {word.partition("=")[0].lstrip("+") for word in words}
-    implied = next((implied for word, implied in _IMPLIED.items() if word in words), ())
-    words += [word for word in implied if not {word.partition("=")[0], "experiment"} & given]
+        words, summary = _read_run(Path(words[0]), words[1:])
+    words += _imply_words(words)
     command = shlex.join(["python", "-m", "flatout", "audit", *mask_words(arguments.words)])
-    start_measuring(words, lambda settings, _: audit(settings, config, command, of))
+    start_measuring(words, lambda settings, _: audit(settings, config, command, summary))
 
 
-def _number(key: str, value: str) -> Any:
-    if key not in ("folds", "rows", "top"):
+def _word_of(name: str) -> str:
+    """How a setting is typed: `for` is a keyword of Python, so no field has that name."""
+    return "for" if name == "time" else name
+
+
+def _as_number(key: str, value: str) -> str | int:
+    """The value of a word, as a number where its setting is one."""
+    if key not in _NUMBERS:
         return value
     require(value.lstrip("-").isdecimal(), key, f"{value!r} does not fit", allowed="a whole number")
     return int(value)
 
 
-def audit(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, Any]) -> None:
+def _read_run(folder: Path, more_words: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """The words that a run was trained with and those typed after it, and the run's summary."""
+    from flatout.cli.settings import as_word
+    from flatout.report.summary import read_summary
+
+    file = folder / "overrides.txt"
+    require(
+        file.is_file(),
+        "audit",
+        f"no run in {folder}" if folder.is_dir() else f"no such folder: {folder}",
+        hint="Name the folder of a run, or data settings: data.source=FILE.",
+    )
+    summary = read_summary(folder)
+    words_of_run = file.read_text(encoding="utf-8").splitlines()
+    words = [word for word in words_of_run if is_of_training(word)]
+    words = with_secrets_typed(words, more_words, "audit")
+    # A `_target_` names code of the folder's author, which an audit of a folder does not run.
+    if any("_target_" in word for word in words_of_run):
+        print_line("network: left out: the run has classes of its own")
+        words = [word for word in words_of_run if word.lstrip("+").startswith(_OF_DATA)]
+        summary["training"] = None
+    tuned = (summary.get("tune") or {}).get("values") or {}
+    words += [f"{key}={as_word(value)}" for key, value in tuned.items()]
+    return [*words, *more_words], summary
+
+
+def _imply_words(words: list[str]) -> list[str]:
+    """Words that only a training asks for, but for those whose setting is typed."""
+    typed = {word.partition("=")[0].lstrip("+") for word in words}
+    if "experiment" in typed:
+        return []
+    for word, implied in _IMPLIED.items():
+        if word in words:
+            return [other for other in implied if other.partition("=")[0] not in typed]
+    return []
+
+
+def audit(settings: RunConfig, config: AuditConfig, command: str, summary: dict[str, Any]) -> None:
+    """Audit the data of some settings; `summary`: that of the run, empty where none is named."""
     from flatout.audit.findings import SUSPECTS
-    from flatout.audit.numbers import WORST
-    from flatout.data.problem import Problem
+    from flatout.audit.number_report import WORST
+    from flatout.audit.texts import PAGE
     from flatout.run.kinds import kind_of
 
     require(
@@ -149,128 +179,138 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, of: dict[str, 
     )
     began = time.perf_counter()
     folder = Path(config.out)
-    kind = kind_of(settings.data)
-    reads_texts = kind.keeps_rows
-    is_usual = kind.rows != "sequences" or config.rows == AuditConfig().rows
-    require(is_usual, "rows", "all recordings are read in an audit of them", hint="Leave it out.")
-    measure, name = (_audit_texts, SUSPECTS) if reads_texts else (_audit_numbers, WORST)
-    others = (
-        ["unlabelled", "top"] if not reads_texts or settings.data.problem is Problem.tags else []
-    )
-    for each in others if reads_texts else [*others, "time", "column"]:
-        is_usual = getattr(config, each) == getattr(AuditConfig(), each)
-        key = each.replace("time", "for")
-        require(is_usual, key, "is for texts with one class a row", hint="Leave it out.")
-    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    is_writable = place.is_dir() and os.access(place, os.W_OK)
-    table = folder / name
-    require(is_writable, "out", f"cannot write to {folder}", hint="Name another: out=FOLDER.")
+    reads_texts = kind_of(settings.data).keeps_rows
+    _refuse_unused(settings, config)
+    table = folder / (SUSPECTS if reads_texts else WORST)
+    _require_writable(folder)
     require(
         not table.exists(),
         "out",
         f"{table} is there already",
-        hint=f"Name another: out=FOLDER; {name} may hold what you decided.",
+        hint=f"Name another: out=FOLDER; {table.name} may hold what you decided.",
     )
-    measure(settings, config, command, of)
+    measure = _audit_texts if reads_texts else _audit_numbers
+    measure(settings, config, command, summary)
     print_line(f"{table}, {folder / PAGE}: {time.perf_counter() - began:.0f} s")
 
 
-def _audit_texts(
-    settings: RunConfig, config: AuditConfig, command: str, of: dict[str, Any]
-) -> None:
-    import numpy as np
+def _refuse_unused(settings: RunConfig, config: AuditConfig) -> None:
+    """Refuse settings of an audit that do nothing for this kind of data."""
+    from flatout.data.problem import Problem
+    from flatout.run.kinds import kind_of
 
-    from flatout.audit.encoder_view import read_encoder
-    from flatout.audit.findings import (
-        SUSPECTS,
-        find,
-        lines,
-        write_audit_page,
-        write_next_rows,
-        write_suspects,
-    )
-    from flatout.audit.measure import measure, rows_of_answers
-    from flatout.audit.rows import deal, read_audit_rows, read_unlabelled
-    from flatout.run.folds import answers_in_folds
-
-    folder = Path(config.out)
-    is_used = config.top == AuditConfig().top or config.unlabelled is not None
+    usual = AuditConfig()
+    kind = kind_of(settings.data)
     require(
-        is_used,
+        kind.rows != "sequences" or config.rows == usual.rows,
+        "rows",
+        "all recordings are read in an audit of them",
+        hint="Leave it out.",
+    )
+    unused = list[str]()
+    if not kind.keeps_rows:
+        unused = ["unlabelled", "top", "time", "column"]
+    elif settings.data.problem is Problem.tags:
+        unused = ["unlabelled", "top"]
+    for name in unused:
+        require(
+            getattr(config, name) == getattr(usual, name),
+            _word_of(name),
+            "is for texts with one class a row",
+            hint="Leave it out.",
+        )
+    require(
+        config.top == usual.top or config.unlabelled is not None or not kind.keeps_rows,
         "top",
         "says how many rows of unlabelled= to label next",
         hint="Name them: unlabelled=FILE.",
     )
-    rows = read_audit_rows(settings.data, config.folds, config.rows, config.column)
-    _require_same(of, rows.files[0])
-    waiting = (
-        None if config.unlabelled is None else read_unlabelled(settings.data, config.unlabelled)
-    )
-    limit_s = as_seconds(config.time, "for") or 0.0
-    length = settings.data.max_length
-    beside = None
-    view = "network"
-    if run_s := (of.get("training") or {}).get("seconds"):
-        taught = (rows.texts, np.array(rows.classes, object)[rows.labels])
-        folds = deal(rows, config.folds)
-        if rows.sentences is not None:
-            taught = (rows.sentences.words, rows.sentences.tags)
-            folds = rows.sentences.folds(rows, folds)
-        answers = answers_in_folds(
-            settings, *taught, rows.classes, folds, run_s, limit_s, print_line
-        )
-        if answers is not None:
-            answers = rows.of_spans(answers) if rows.is_tagged else answers
-            if unread := int((~answers.any(axis=1)).sum()):
-                print_line(
-                    f"network: {unread:,} rows lie beyond data.max_length; words alone judge them"
-                )
-            beside = rows_of_answers(answers)
-    # an encoder's; no other model has it
-    is_pretrained = getattr(settings.model, "pretrained", None) is not None
-    if beside is None and is_pretrained and not rows.is_tagged:
-        view = "encoder"
-        beside = read_encoder(
-            settings.model, list(rows.texts), length, settings.precision, limit_s, print_line
-        )
-    measured = measure(rows, config.folds, length, print_line, beside, view)
-    for line in lines(measured, config.folds):
-        print_line(line)
-    findings = find(measured, str(folder / SUSPECTS))
-    print_line("" if findings else "no finding is worth 0.3 points")
-    for number, finding in enumerate(findings, 1):
-        print_line(f"{number}. {finding.line()}")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_suspects(measured, folder / SUSPECTS)
-    write_audit_page(measured, findings, f"Audit of {rows.files[0]}", command, folder / PAGE)
-    if waiting is not None and config.unlabelled is not None:
-        count = write_next_rows(rows, waiting, config.unlabelled, config.top, folder / NEXT_ROWS)
-        print_line(f"{folder / NEXT_ROWS}: {count:,} rows of {config.unlabelled} to label next")
 
 
-def _require_same(of: dict[str, Any], found: str) -> None:
-    asked = (of.get("data") or {}).get("source")
-    hint = "Start it where the run was started"
+def _require_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made, before anything is measured."""
+    parents = (folder.absolute(), *folder.absolute().parents)
+    nearest = next(parent for parent in parents if parent.exists())
     require(
-        asked in (None, found),
+        nearest.is_dir() and os.access(nearest, os.W_OK),
+        "out",
+        f"cannot write to {folder}",
+        hint="Name another: out=FOLDER.",
+    )
+
+
+def _require_same_source(summary: dict[str, Any], source: str) -> None:
+    """Refuse other data than the run's, where a run is audited."""
+    of_run = (summary.get("data") or {}).get("source")
+    require(
+        of_run in (None, source),
         "audit",
-        f"the run read {asked}, these settings read {found}",
-        hint=f"{hint}, or name data.source=FILE.",
+        f"the run read {of_run}, these settings read {source}",
+        hint="Start it where the run was started, or name data.source=FILE.",
+    )
+
+
+def _audit_texts(
+    settings: RunConfig, config: AuditConfig, command: str, summary: dict[str, Any]
+) -> None:
+    from flatout.audit.next_rows import write_next_rows
+    from flatout.audit.read_rows import read_audit_rows, read_unlabelled
+    from flatout.audit.texts import measure_texts, report_texts
+
+    folder = Path(config.out)
+    rows = read_audit_rows(settings.data, config.folds, config.rows, config.column)
+    _require_same_source(summary, rows.files[0])
+    unlabelled = list[str]()
+    if config.unlabelled is not None:
+        unlabelled = read_unlabelled(settings.data, config.unlabelled)
+    run_s = (summary.get("training") or {}).get("seconds")
+    views = _choose_views(settings, config, run_s)
+    max_length = settings.data.max_length
+    measured = measure_texts(rows, config.folds, max_length, views, print_line)
+    report_texts(measured, config.folds, folder, command, print_line)
+    if config.unlabelled is not None:
+        path = folder / NEXT_ROWS
+        count = write_next_rows(rows, unlabelled, config.unlabelled, config.top, path)
+        print_line(f"{path}: {count:,} rows of {config.unlabelled} to label next")
+
+
+def _choose_views(settings: RunConfig, config: AuditConfig, run_s: float | None) -> TextViews:
+    """The run's own model in folds, where the run took `run_s`, and a pretrained encoder."""
+    from flatout.audit.texts import TextViews
+    from flatout.run.folds import answers_in_folds
+
+    limit_s = as_seconds(config.time, "for") or 0.0
+    train_in_folds: TrainInFolds | None = None
+    if run_s:
+        train_in_folds = partial(
+            answers_in_folds, settings, run_s=run_s, limit_s=limit_s, say=print_line
+        )
+    # Only an encoder has the setting.
+    is_pretrained = getattr(settings.model, "pretrained", None) is not None
+    return TextViews(
+        train_in_folds=train_in_folds,
+        encoder=settings.model if is_pretrained else None,
+        precision=settings.precision,
+        limit_s=limit_s,
     )
 
 
 def _audit_numbers(
-    settings: RunConfig, config: AuditConfig, command: str, of: dict[str, Any]
+    settings: RunConfig, config: AuditConfig, command: str, summary: dict[str, Any]
 ) -> None:
-    from flatout.audit.numbers import WORST, measure_numbers, read_number_rows, write_numbers
+    from flatout.audit.number_report import WORST, describe_numbers, write_numbers
+    from flatout.audit.number_rows import read_number_rows
+    from flatout.audit.numbers import measure_numbers
+    from flatout.audit.texts import PAGE
     from flatout.run.kinds import kind_of
 
     data = kind_of(settings.data).data.of(settings.data)
     data.setup()
-    _require_same(of, data.info.source)
+    _require_same_source(summary, data.info.source)
     measured = measure_numbers(read_number_rows(data, config.rows), config.folds)
-    for line in measured.lines():
+    for line in describe_numbers(measured):
         print_line(line)
     folder = Path(config.out)
     folder.mkdir(parents=True, exist_ok=True)
-    write_numbers(measured, f"Audit of {data.info.source}", command, folder / WORST, folder / PAGE)
+    title = f"Audit of {data.info.source}"
+    write_numbers(measured, title, command, folder / WORST, folder / PAGE)

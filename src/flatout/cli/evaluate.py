@@ -13,7 +13,7 @@ import sys
 
 from rich.console import Console
 
-from flatout.cli.predict import (
+from flatout.cli.run_arguments import (
     FILES,
     add_computing,
     add_reading,

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from flatout.cli.predict import FILES, add_reading, readable, reading_of
+from flatout.cli.run_arguments import FILES, add_reading, readable, reading_of
 from flatout.distributed.limits import processor_name
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from flatout.cli.predict import (
+from flatout.cli.run_arguments import (
     FILES,
     add_reading,
     answering_devices,

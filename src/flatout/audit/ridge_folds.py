@@ -1,0 +1,125 @@
+"""Ridge regression in folds: each row is answered by a model that has not seen it.
+
+Ridge regression needs only sums of products over its samples, and sums add up. So the samples are
+read once, into one sum for each fold and each part of the learning curve. A model of any folds and
+parts is then a sum of sums and one solve, however many samples there are.
+
+    4 rows in 2 folds, parts of the curve: the first half of the rows, then the rest
+    row 0 → fold 0, part 0     row 1 → fold 1, part 0
+    row 2 → fold 0, part 1     row 3 → fold 1, part 1
+    rows of fold 0 are answered by the model of cell (1, 0), and on all rows of (1, 0) + (1, 1)
+
+Shapes: N samples, D inputs, O answers, R rows, G groups of rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flatout.audit.forecast import PARTS, Floats
+from flatout.audit.number_rows import NumberRows
+from flatout.data.checks.findings import counted
+from flatout.errors import require
+from flatout.models.series import Sums, ridge_sums, solve_ridge
+
+
+class RidgeFolds:
+    """The fold of each row and group, and models of the folds."""
+
+    def __init__(self, rows: NumberRows, num_folds: int) -> None:
+        num_rows = len(rows.names)
+        group_R = _number_groups(rows)
+        num_groups = int(group_R.max()) + 1
+        thing = "group" if num_groups < num_rows else rows.kind[:-1]
+        require(
+            num_groups >= num_folds,
+            "folds",
+            f"{counted(num_groups, thing)} for {num_folds} folds",
+            hint="Set folds to fewer, or name more data.",
+        )
+        position_G = np.random.default_rng(0).permutation(num_groups)
+        position_R = position_G[group_R]
+        self.rows = rows
+        self.num_folds = num_folds
+        self.group_R = torch.from_numpy(group_R)
+        self.fold_R = torch.from_numpy(position_R % num_folds)
+        self.fold_N = self.fold_R[rows.row_N]
+        rank_R = torch.from_numpy(_rank_rows(group_R, position_R))
+        ends = torch.tensor(PARTS[:-1]) * num_rows
+        part_R = torch.bucketize(rank_R.float(), ends, right=True)
+        self._sums = self._add_up(part_R[rows.row_N])
+
+    def _add_up(self, part_N: Tensor) -> dict[tuple[int, int], Sums]:
+        """Sums over the samples of each fold and each part of the curve."""
+        cells = dict[tuple[int, int], Sums]()
+        for fold, part in itertools.product(range(self.num_folds), range(len(PARTS))):
+            is_in_N = (self.fold_N == fold) & (part_N == part)
+            inputs_ND = self.rows.inputs_ND[is_in_N].double()
+            cells[fold, part] = ridge_sums(inputs_ND, self.rows.answers_NO[is_in_N].double())
+        return cells
+
+    def losses(self, penalty: float, part: int) -> tuple[Floats, Tensor]:
+        """Mean loss of each row, and `[N, O]` answers, by models of the other folds.
+
+        `part`: number of the last part of the curve that models learn from.
+        """
+        answers_NO = torch.empty_like(self.rows.answers_NO, dtype=torch.float32)
+        for fold in range(self.num_folds):
+            is_judged_N = self.fold_N == fold
+            answers_NO[is_judged_N] = self._answer(fold, penalty, part)
+        loss_N = self.rows.loss(answers_NO, self.rows.answers_NO)
+        return self._mean_of_rows(loss_N, self.rows.row_N), answers_NO
+
+    def total_loss(self, penalty: float, part: int, fold: int) -> float:
+        """The sum over the rows of one fold of their mean losses; less work than all folds."""
+        is_judged_N = self.fold_N == fold
+        answers_NO = self._answer(fold, penalty, part)
+        loss_N = self.rows.loss(answers_NO, self.rows.answers_NO[is_judged_N])
+        loss_R = self._mean_of_rows(loss_N, self.rows.row_N[is_judged_N])
+        return float(loss_R.sum())
+
+    def _answer(self, fold: int, penalty: float, last_part: int) -> Tensor:
+        """Answers of a fold's samples by a model of the other folds."""
+        others = list[Sums]()
+        for (other, part), sums in self._sums.items():
+            if other != fold and part <= last_part:
+                others.append(sums)
+        total = tuple(sum(terms) for terms in zip(*others, strict=True))
+        weight_DO, mean_D, mean_O = solve_ridge(total, penalty)
+        inputs_ND = (self.rows.inputs_ND[self.fold_N == fold] - mean_D).float()
+        return inputs_ND @ weight_DO.float() + mean_O.float()
+
+    def _mean_of_rows(self, loss_N: Tensor, row_N: Tensor) -> Floats:
+        """Each row's mean over its samples, so that a long recording counts once; 0 for others."""
+        num_rows = len(self.rows.names)
+        sums_R = torch.zeros(num_rows).double().index_add(0, row_N, loss_N.double())
+        return (sums_R / torch.bincount(self.rows.row_N)).numpy()
+
+
+def _number_groups(rows: NumberRows) -> NDArray[np.int64]:
+    """The group of each row, numbered from 0; each row by itself where there are no two groups."""
+    if len(set(rows.groups)) <= 1:
+        return np.arange(len(rows.names))
+    return np.unique(rows.groups, return_inverse=True)[1]
+
+
+def _rank_rows(group_R: NDArray[np.int64], position_R: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The order in which rows join the learning curve: group by group, but two rows first.
+
+    `position_R`: place of each row's group in the random order of groups.
+    """
+    # Groups a, a, a, b, b in the order b, a: the first row of b and of a come first, then what is
+    # left of b, then of a. So the smallest part has a row of two groups, which are in two folds:
+    # each fold has others to learn from, however large the first group is.
+    num_rows = len(group_R)
+    by_group = np.argsort(group_R, kind="stable")
+    sorted_groups = group_R[by_group]
+    within_R = np.empty(num_rows, np.int64)  # number of each row within its group
+    within_R[by_group] = np.arange(num_rows) - np.searchsorted(sorted_groups, sorted_groups)
+    is_later_R = (within_R > 0) | (position_R > 1)
+    return np.argsort(np.lexsort((within_R, position_R, is_later_R)))
