@@ -33,7 +33,7 @@ from flatout.inference.export import ONNX, errors_alone
 from flatout.inference.forms import FolderPredictor, Form, forms_of_run, texts_of_folder, together
 from flatout.inference.run_predictor import WEIGHTS, FileOptions, Scored
 from flatout.inference.text import Predictor
-from flatout.inference.verify import Verified, parted, verify, write_certificate
+from flatout.inference.verify import SplitAnswer, Verified, verify, write_certificate
 from flatout.models.encoder.transformer import Transformer, quiet_library
 from flatout.report.closing import interval_text
 from flatout.report.page import render_text
@@ -162,7 +162,9 @@ def measure_forms(
     """
     rows = list(predictor.rows(table, FileOptions()))
     predictor.require_rows(len(rows), table)
-    expected = [parted(answer) for answer in forms_of_run(predictor, [], {})[0].answers(rows)]
+    expected = [
+        SplitAnswer.of(answer) for answer in forms_of_run(predictor, [], {})[0].answers(rows)
+    ]
     forms = _forms(predictor, folder)
     seconds = _in_turn(forms, sorted(rows, key=len))
     found = []
