@@ -255,7 +255,7 @@ def _bits_claim(kind: str, run: Path, rows: list[Any], options: Options) -> Clai
         expected = [SplitAnswer.of(answer) for answer in predictor.predict(rows)]
         found: set[int] = set()
         for seed in seeds:
-            others = map(parted, mixed(predictor, rows, seed))
+            others = map(SplitAnswer.of, mixed(predictor, rows, seed))
             found |= {
                 row
                 for row, pair in enumerate(zip(others, expected, strict=True))
@@ -323,7 +323,7 @@ def _pipeline_claims(run: Path, rows: list[str], options: Options) -> Iterator[C
     found = verify(
         Form("", next(iter(exported.values())), together),
         rows,
-        list(map(parted, reference.answers(rows))),
+        list(map(SplitAnswer.of, reference.answers(rows))),
     )
     note = f"largest difference {found.largest_difference:.1e}"
     yield bounded(

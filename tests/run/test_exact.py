@@ -79,7 +79,10 @@ def assert_exact(run: Path, rows: list[Any]) -> None:
     assert (note := predictor.notes()) and note[0].startswith("exact: ")
     near = [SplitAnswer.of(answer).numbers for answer in load_predictor(run).predict(rows)]
     np.testing.assert_allclose(
-        np.concatenate([n for _, n in expected]), np.concatenate(near), rtol=1e-4, atol=1e-6
+        np.concatenate([answer.numbers for answer in expected]),
+        np.concatenate(near),
+        rtol=1e-4,
+        atol=1e-6,
     )
 
 

@@ -12,7 +12,7 @@ import copy
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flatout.data.problem import Problem
 from flatout.data.tables.table import Table
@@ -123,10 +124,13 @@ def quantise(folder: Path, texts: Iterable[str]) -> list[str]:
     del model.graph.value_info[:]
     names = [each.name for each in model.graph.input]
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    batches = (
-        tokenizer([text], return_tensors="np", truncation=True) for text in islice(texts, _SEEN)
-    )
-    inputs = ({name: batch[name] for name in names} for batch in batches)
+
+    def encode_each() -> Iterator[dict[str, NDArray[np.int64]]]:
+        for text in islice(texts, _SEEN):
+            batch = tokenizer([text], return_tensors="np", truncation=True)
+            yield {name: batch[name] for name in names}
+
+    inputs = encode_each()
     # what onnxruntime reads ranges of numbers from
     seen = SimpleNamespace(get_next=lambda: next(inputs, None))
     both = {"weight_type": QuantType.QInt8, "per_channel": True}
