@@ -47,7 +47,7 @@ from flatout.data.samples.tweets import TweetsTable
 from flatout.engine.precision import bf16_is_native_on_cpu
 from flatout.inference.export import export_encoder, quiet_library
 from flatout.inference.forms import Form, forms_of_run, mixed, texts_of_folder, together
-from flatout.inference.verify import Verified, parted, verify
+from flatout.inference.verify import SplitAnswer, Verified, verify
 from flatout.models.textcnn import TextCNNConfig
 
 SETS: dict[str, Any] = {
@@ -162,7 +162,7 @@ def judged(run: Path, rows: list[str]) -> Verified:
     """What verify says of the export beside a run."""
     predictor = load_predictor(run)
     reference, forms = forms_of_run(predictor, [], texts_of_folder(predictor, run / "export"))
-    return verify(forms[-1], rows, [parted(answer) for answer in reference.answers(rows)])
+    return verify(forms[-1], rows, [SplitAnswer.of(answer) for answer in reference.answers(rows)])
 
 
 def _faults_claim(folder: Path) -> Claim:
@@ -252,10 +252,10 @@ def _bits_claim(kind: str, run: Path, rows: list[Any], options: Options) -> Clai
 
     def differing(is_exact: bool, seeds: range) -> int:
         predictor = load_predictor(run, exact=is_exact)
-        expected = [parted(answer) for answer in predictor.predict(rows)]
+        expected = [SplitAnswer.of(answer) for answer in predictor.predict(rows)]
         found: set[int] = set()
         for seed in seeds:
-            others = map(parted, mixed(predictor, rows, seed))
+            others = map(SplitAnswer.of, mixed(predictor, rows, seed))
             found |= {
                 row
                 for row, pair in enumerate(zip(others, expected, strict=True))
@@ -323,7 +323,7 @@ def _pipeline_claims(run: Path, rows: list[str], options: Options) -> Iterator[C
     found = verify(
         Form("", next(iter(exported.values())), together),
         rows,
-        list(map(parted, reference.answers(rows))),
+        list(map(SplitAnswer.of, reference.answers(rows))),
     )
     note = f"largest difference {found.largest_difference:.1e}"
     yield bounded(

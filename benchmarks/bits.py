@@ -35,11 +35,11 @@ from benchmarks.usual_bits import BATCH, DROPOUT, HIDDEN, UsualLoop, usual_tenso
 from flatout.bits.columns import Form, encoded
 from flatout.bits.data import BitData
 from flatout.bits.encodings import EncodingConfig, EncodingKind
-from flatout.bits.grams import LABEL_INDEX, LABELS, plain_texts, raw_texts
+from flatout.bits.grams import LABEL_INDEX, LABELS, join_fields, strip_punctuation
 from flatout.bits.info import GramLabels
 from flatout.bits.people import FIELDS, PeopleConfig, PeopleTable
 from flatout.bits.predictor import GramPredictor
-from flatout.bits.reconstruct import Reconstructor, rates
+from flatout.bits.reconstruct import Reconstructor, measure_rates
 from flatout.bits.settings import BitsDataConfig
 from flatout.bits.task import GramDecoder, GramsConfig
 from flatout.checkpoints.settings import CheckpointConfig
@@ -109,7 +109,9 @@ def encoding(options: Options) -> Iterator[Claim]:
     """How many records a minute are encoded and labelled."""
     rows = options.choose(200_000, 50_000, 500)
     blocks = list(PeopleTable(PeopleConfig(rows=rows)).blocks(FIELDS))
-    raw = raw_texts([pa.concat_arrays([block.column(name) for block in blocks]) for name in FIELDS])
+    raw = join_fields(
+        [pa.concat_arrays([block.column(name) for block in blocks]) for name in FIELDS]
+    )
 
     def a_minute(work: Any) -> float:
         started = time.perf_counter()
@@ -129,7 +131,7 @@ def encoding(options: Options) -> Iterator[Claim]:
         yield reaching(f"encoding: {name}", made, "records/min", least=goal)
     index = LABEL_INDEX
     made = statistics.median(
-        a_minute(lambda: index.rows(plain_texts(raw))) for _ in range(options.rounds)
+        a_minute(lambda: index.rows(strip_punctuation(raw))) for _ in range(options.rounds)
     )
     yield reaching("2-gram labels from text", made, "records/min", least=1e6)
 
@@ -405,10 +407,10 @@ def rebuilding(folder: Path, options: Options) -> Iterator[Claim]:
     predictor = result.predictor
     assert isinstance(predictor, GramPredictor)
     held = list(PeopleTable(PeopleConfig(rows=count, seed=12)).blocks(FIELDS))
-    raw = raw_texts([pa.concat_arrays([block.column(name) for block in held]) for name in FIELDS])
+    raw = join_fields([pa.concat_arrays([block.column(name) for block in held]) for name in FIELDS])
     detected = predictor.detected(EncodingConfig().build().encode(raw)).numpy()
     started = time.perf_counter()
-    found = rates(
+    found = measure_rates(
         list(Reconstructor(predictor.labels.hashed, predictor.order).candidates(detected)),
         raw.to_pylist(),
     )

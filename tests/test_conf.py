@@ -19,7 +19,8 @@ from flatout.cli.train import register_schemas
 from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
-from flatout.data.samples.tweets import TaggedTweetsConfig, TweetsConfig
+from flatout.data.samples.tagged_tweets import TaggedTweetsConfig
+from flatout.data.samples.tweets import TweetsConfig
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.errors import UserError
 from flatout.models.encoder.transformer import TransformerConfig

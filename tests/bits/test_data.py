@@ -20,10 +20,10 @@ from flatout.bits.grams import (
     LABEL_INDEX,
     LABELS,
     GramIndex,
-    joined_rows,
-    plain_texts,
-    raw_texts,
-    targets_of,
+    encode_targets,
+    join_fields,
+    join_rows,
+    strip_punctuation,
 )
 from flatout.bits.people import FIELDS, PeopleTable
 from flatout.data.tables.prints import NOTES
@@ -38,7 +38,7 @@ def people(rows: int = 60) -> pa.Table:
 
 def with_bits(form: Form, rows: int = 60) -> pa.Table:
     plain = people(rows)
-    raw = raw_texts([plain[name].combine_chunks() for name in FIELDS])
+    raw = join_fields([plain[name].combine_chunks() for name in FIELDS])
     return plain.add_column(3, "bloomfilter", write_bits(SMALL.build().encode(raw), form))
 
 
@@ -119,10 +119,10 @@ def test_a_record_of_1024_bits_takes_128_bytes():
 def test_targets_are_the_grams_of_the_plain_text_then_those_of_the_raw_text():
     raw = pa.array(["ann2/5", "bo"], pa.large_string())
     hashed = GramIndex(["an", "2/", " b", "o "], is_frozen=True)
-    ids, lengths = targets_of(raw, hashed)
+    ids, lengths = encode_targets(raw, hashed)
     first = ids[: lengths[0]].tolist()
     second = ids[lengths[0] :].tolist()
-    expected = LABEL_INDEX.rows(plain_texts(raw))[0].tolist()
+    expected = LABEL_INDEX.rows(strip_punctuation(raw))[0].tolist()
     assert first == [*expected[:4], len(LABELS), len(LABELS) + 1]
     assert {LABELS[number] for number in first[:4]} == {"an", "nn", "n2", "25"}
     assert second == [LABELS.index("bo"), len(LABELS) + 2, len(LABELS) + 3]
@@ -131,7 +131,7 @@ def test_targets_are_the_grams_of_the_plain_text_then_those_of_the_raw_text():
 def test_joining_ragged_rows_keeps_their_order():
     first = (np.array([1, 2, 3], np.int32), np.array([2, 0, 1], np.int32))
     second = (np.array([7, 8], np.int32), np.array([0, 2, 0], np.int32))
-    ids, lengths = joined_rows(first, second)
+    ids, lengths = join_rows(first, second)
     assert (ids.tolist(), lengths.tolist()) == ([1, 2, 7, 8, 3], [2, 2, 1])
 
 
@@ -155,7 +155,7 @@ def test_the_same_text_always_falls_in_the_same_split():
 
 def test_sets_of_numbers_know_the_commonest():
     plain = people(200)
-    raw = raw_texts([plain[name].combine_chunks() for name in FIELDS])
+    raw = join_fields([plain[name].combine_chunks() for name in FIELDS])
     config = EncodingConfig(kind="twostep", size=50, hashes=3)
     table = plain.add_column(3, "twostephash", write_sets(*config.build().encode(raw)))
     read = open_store(BitsDataConfig(source=table, vocabulary=100))

@@ -26,7 +26,7 @@ from flatout.bits.encodings import (
     mixed,
     random_stream,
 )
-from flatout.bits.grams import raw_texts
+from flatout.bits.grams import join_fields
 from flatout.errors import UserError
 
 PUBLISHED = (
@@ -169,7 +169,7 @@ def test_two_thousand_published_filters_come_out_bit_for_bit():
     fields = [
         pa.array([row[name] for row in rows]) for name in ("GivenName", "Surname", "Birthday")
     ]
-    made = EncodingConfig(secret=PUBLISHED_SECRET).build().encode(raw_texts(fields))
+    made = EncodingConfig(secret=PUBLISHED_SECRET).build().encode(join_fields(fields))
     published = np.array(
         [np.frombuffer(row["bloomfilter"].encode(), np.uint8) - ord("0") for row in rows]
     )

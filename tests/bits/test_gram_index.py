@@ -12,9 +12,9 @@ from flatout.bits.grams import (
     LABELS,
     GramIndex,
     code_points,
-    distinct,
-    plain_texts,
-    raw_texts,
+    join_fields,
+    sort_distinct,
+    strip_punctuation,
 )
 
 TEXTS = st.lists(st.text(max_size=12), max_size=20)
@@ -82,16 +82,16 @@ def test_code_points_are_those_of_python(texts):
 @given(st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=8))
 def test_distinct_keeps_each_number_of_a_row_once(rows):
     flat = np.array([number for row in rows for number in row], dtype=np.int64)
-    ids, lengths = distinct(flat, np.array([len(row) for row in rows], dtype=np.int64))
+    ids, lengths = sort_distinct(flat, np.array([len(row) for row in rows], dtype=np.int64))
     assert split(ids, lengths) == [sorted(set(row)) for row in rows]
 
 
 def test_labels_are_read_off_the_text_without_quotes_dots_and_slashes():
     fields = [pa.array(["Ann", None, "O'Neil "]), pa.array(["St. John", "Li", '"X"'])]
-    raw = raw_texts([*fields, pa.array(["2/5/1994", "", "1/1/2000"])])
+    raw = join_fields([*fields, pa.array(["2/5/1994", "", "1/1/2000"])])
     assert raw.to_pylist() == ["annst. john2/5/1994", "li", 'o\'neil "x"1/1/2000']
-    assert plain_texts(raw).to_pylist() == ["annst john251994", "li", "o'neil x112000"]
-    ids, lengths = LABEL_INDEX.rows(plain_texts(raw))
+    assert strip_punctuation(raw).to_pylist() == ["annst john251994", "li", "o'neil x112000"]
+    ids, lengths = LABEL_INDEX.rows(strip_punctuation(raw))
     second = ids[lengths[0] : lengths[0] + lengths[1]]
     assert [LABELS[number] for number in second] == ["li"]
     assert "t " not in {LABELS[number] for number in ids}

@@ -19,7 +19,7 @@ from tests.stores import open_store
 
 from flatout import BitsDataConfig, EncodingConfig, PeopleConfig, UserError
 from flatout.bits.columns import Form, write_bits, write_sets
-from flatout.bits.grams import raw_texts
+from flatout.bits.grams import join_fields
 from flatout.bits.people import FIELDS, PeopleTable
 from flatout.bits.recognise import recognise
 
@@ -34,7 +34,7 @@ def people(rows: int = ROWS) -> pa.Table:
 
 def encode(rows: int = ROWS, **settings) -> np.ndarray:
     plain = people(rows)
-    raw = raw_texts([plain[name].combine_chunks() for name in FIELDS])
+    raw = join_fields([plain[name].combine_chunks() for name in FIELDS])
     return EncodingConfig(**settings).build().encode(raw)
 
 

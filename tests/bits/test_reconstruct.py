@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.bits.exposure import by_frequency, conclusion, count_grams, dice_of, most_and_least
-from flatout.bits.grams import GramIndex, padded, raw_texts
+from flatout.bits.grams import GramIndex, join_fields, pad_with_blanks
 from flatout.bits.people import FIELDS, PeopleConfig, PeopleTable
-from flatout.bits.reconstruct import LetterOrder, Rates, Reconstructor, rates, shape_of
+from flatout.bits.reconstruct import LetterOrder, Rates, Reconstructor, measure_rates, shape_of
 
 
 @pytest.fixture(scope="module")
 def people() -> tuple[list[str], GramIndex, LetterOrder]:
     """Raw texts, the grams they hold, and what they look like."""
     table = pa.Table.from_batches(PeopleTable(PeopleConfig(rows=1_500)).blocks(FIELDS))
-    raw = raw_texts([table[name].combine_chunks() for name in FIELDS])
+    raw = join_fields([table[name].combine_chunks() for name in FIELDS])
     grams = GramIndex()
-    grams.rows(padded(raw))
+    grams.rows(pad_with_blanks(raw))
     return (
         raw.to_pylist(),
         GramIndex(grams.names, is_frozen=True),
@@ -32,7 +32,7 @@ def people() -> tuple[list[str], GramIndex, LetterOrder]:
 
 
 def certain(texts: list[str], grams: GramIndex, sureness: float = 0.999) -> np.ndarray:
-    ids, lengths = grams.rows(padded(pa.array(texts, pa.large_string())))
+    ids, lengths = grams.rows(pad_with_blanks(pa.array(texts, pa.large_string())))
     found = np.full((len(texts), len(grams)), 1 - sureness, dtype=np.float32)
     found[np.repeat(np.arange(len(texts)), lengths), ids] = sureness
     return found
@@ -43,7 +43,7 @@ def test_a_text_whose_grams_allow_one_walk_is_found_at_the_first_try(letters, le
     texts = ["".join(each[:length]) for each in letters]
     raw = pa.array(texts, pa.large_string())
     grams = GramIndex()
-    grams.rows(padded(raw))
+    grams.rows(pad_with_blanks(raw))
     order = LetterOrder.learn(raw, grams.names)
     found = Reconstructor(grams.names, order).candidates(certain(texts, grams))
     assert [next(iter(each)) for each in found] == texts
@@ -52,7 +52,7 @@ def test_a_text_whose_grams_allow_one_walk_is_found_at_the_first_try(letters, le
 def test_most_texts_are_among_the_first_ten(people):
     texts, grams, order = people
     wanted = texts[:200]
-    found = rates(
+    found = measure_rates(
         list(Reconstructor(grams.names, order).candidates(certain(wanted, grams))), wanted
     )
     assert found.at_10 > 0.6
@@ -118,7 +118,7 @@ def test_shapes_tell_letters_digits_and_signs_apart():
 
 def test_rates_count_ranks_and_records_without_a_candidate():
     found = [dict.fromkeys(texts, 0.0) for texts in ("ab", "xb", "", "y")]
-    assert rates(found, ["a", "b", "c", "d"]) == Rates(0.25, 0.5, 0.5, 0.5, 0.25, 4)
+    assert measure_rates(found, ["a", "b", "c", "d"]) == Rates(0.25, 0.5, 0.5, 0.5, 0.25, 4)
 
 
 def test_grams_are_counted_sorted_and_gathered_by_frequency():

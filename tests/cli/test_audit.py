@@ -16,7 +16,7 @@ from flatout.audit.read_rows import read_audit_rows
 from flatout.audit.rows import AuditRows, Sentences, deal_folds
 from flatout.data.checkup import check
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
-from flatout.data.samples.tweets import TaggedTweetsConfig, TaggedTweetsTable
+from flatout.data.samples.tagged_tweets import TaggedTweetsConfig, TaggedTweetsTable
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 from tests.verbs import verb

@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification
 
 from flatout import HeadlinesConfig, TextDataConfig
 from flatout.inference.forms import Form, together
-from flatout.inference.verify import parted, verify
+from flatout.inference.verify import SplitAnswer, verify
 from flatout.models.encoder import layers, network
 from flatout.models.encoder.attention import Scores
 from tests.cli.test_export import WORDS as TAG_ROWS
@@ -328,7 +328,7 @@ def test_an_answer_that_is_no_number_or_has_others_beside_is_another_one(
     found = verify(
         Form("", predictor, together, is_exact),
         rows,
-        [parted(np.array([number])) for number in (2.0, 1.0)],
+        [SplitAnswer.of(np.array([number])) for number in (2.0, 1.0)],
     )
     assert (found.same, found.changed, found.holds(0)) == (1, [1], False)
     assert found.looks_like.startswith(looks_like)

@@ -14,16 +14,14 @@ import xxhash
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 
-from flatout.data.samples.tweets import (
+from flatout.data.samples.phrases import GENERATOR_VERSION
+from flatout.data.samples.tagged_tweets import (
     ENTITY_TYPES,
-    GENERATOR_VERSION,
-    MOODS,
     TAGS,
     TaggedTweetsConfig,
     TaggedTweetsTable,
-    TweetsConfig,
-    TweetsTable,
 )
+from flatout.data.samples.tweets import MOODS, TweetsConfig, TweetsTable
 from flatout.errors import UserError
 
 SAMPLES = [(TweetsTable, TweetsConfig), (TaggedTweetsTable, TaggedTweetsConfig)]

@@ -373,7 +373,7 @@ def test_the_temperature_divides_the_logits_of_words(tags):
 
 
 def test_a_file_of_words_is_answered_and_scored_as_the_run_scores(tags, tmp_path, capsys):
-    from flatout.data.samples.tweets import TaggedTweetsTable
+    from flatout.data.samples.tagged_tweets import TaggedTweetsTable
 
     blocks = TaggedTweetsTable(TaggedTweetsConfig(rows=600, eval_rows=80), "test").blocks(
         ["tokens", "tags"]

@@ -25,7 +25,7 @@ from flatout import (
 from flatout.bits.encodings import EncodingConfig
 from flatout.bits.task import GramsConfig
 from flatout.inference.forms import alone, mixed
-from flatout.inference.verify import parted
+from flatout.inference.verify import SplitAnswer
 from flatout.models.textcnn import TextCNNConfig
 from flatout.tasks.masked_language import MaskedLanguageConfig
 from tests.params import at_once
@@ -72,14 +72,17 @@ def train(folder: Path, data: Any, model: Any, **settings: Any) -> Path:
 def assert_exact(run: Path, rows: list[Any]) -> None:
     """The same numbers in random batches, in other ones, and alone, at most to the last bit."""
     predictor = load_predictor(run, exact=True)
-    expected = [parted(answer) for answer in predictor.predict(rows)]
+    expected = [SplitAnswer.of(answer) for answer in predictor.predict(rows)]
     for seed in range(3):
-        assert [parted(answer) for answer in mixed(predictor, rows, seed)] == expected
-    assert [parted(answer) for answer in alone(predictor, rows[:9])] == expected[:9]
+        assert [SplitAnswer.of(answer) for answer in mixed(predictor, rows, seed)] == expected
+    assert [SplitAnswer.of(answer) for answer in alone(predictor, rows[:9])] == expected[:9]
     assert (note := predictor.notes()) and note[0].startswith("exact: ")
-    near = [parted(answer)[1] for answer in load_predictor(run).predict(rows)]
+    near = [SplitAnswer.of(answer).numbers for answer in load_predictor(run).predict(rows)]
     np.testing.assert_allclose(
-        np.concatenate([n for _, n in expected]), np.concatenate(near), rtol=1e-4, atol=1e-6
+        np.concatenate([answer.numbers for answer in expected]),
+        np.concatenate(near),
+        rtol=1e-4,
+        atol=1e-6,
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 from flatout import MonitorConfig, TextDataConfig, fit
 from flatout.config import RunConfig
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
-from flatout.data.samples.tweets import TaggedTweetsConfig, TaggedTweetsTable
+from flatout.data.samples.tagged_tweets import TaggedTweetsConfig, TaggedTweetsTable
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.textcnn import TextCNNConfig
 from flatout.perf.tune.settings import tune_of

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.bits.encodings import EncodingConfig, EncodingKind, Packed, Sets
-from flatout.bits.grams import raw_texts
+from flatout.bits.grams import join_fields
 from flatout.data.problem import Problem
 from flatout.data.tables.splits import bytes_of
 from flatout.data.tables.table import (
@@ -319,7 +319,7 @@ def encoded(
             empty_fields.update(
                 {name: int(mask.sum()) for name, mask in missing.items() if mask.any()}
             )
-        made = encoder.encode(raw_texts([block.column(column) for column in columns]))
+        made = encoder.encode(join_fields([block.column(column) for column in columns]))
         column = write_sets(*made) if isinstance(made, tuple) else write_bits(made, form)
         arrays = [*map(block.column, before), column, *map(block.column, others)]
         yield pa.RecordBatch.from_arrays(arrays, names=[*before, name, *others])

@@ -28,10 +28,10 @@ from flatout.bits.grams import (
     LABEL_INDEX,
     LABELS,
     GramIndex,
-    padded,
-    plain_texts,
-    raw_texts,
-    targets_of,
+    encode_targets,
+    join_fields,
+    pad_with_blanks,
+    strip_punctuation,
 )
 from flatout.bits.info import BitInfo
 from flatout.bits.people import PeopleTable
@@ -87,7 +87,7 @@ class Record:
 
     @property
     def raw(self) -> pa.Array:
-        return raw_texts(self.fields)
+        return join_fields(self.fields)
 
 
 class BitsPreparation:
@@ -179,8 +179,8 @@ class BitsPreparation:
                 continue
             raw = record.raw
             if len(survey.hashed) < _MOST_HASHED:
-                survey.hashed.rows(padded(raw))
-            ids, lengths = LABEL_INDEX.rows(plain_texts(raw))
+                survey.hashed.rows(pad_with_blanks(raw))
+            ids, lengths = LABEL_INDEX.rows(strip_punctuation(raw))
             survey.label_counts += np.bincount(ids, minlength=len(LABELS))
             survey.num_labels += len(ids)
             survey.without_label += int((lengths == 0).sum())
@@ -255,7 +255,7 @@ class BitsPreparation:
             )
             data, bounds = bytes_of(pc.utf8_lower(parted))
             stored = (data, np.diff(bounds).astype(np.int32))
-            grams = targets_of(raw, survey.hashed)
+            grams = encode_targets(raw, survey.hashed)
             writers[split].append(tokens=encoded, targets=grams, texts=stored, rows=record.rows)
             totals[split]["rows"] += len(raw)
             totals[split]["tokens"] += (
@@ -483,7 +483,7 @@ class BitsPreparation:
         if name != "train" or not (validation_share or test_share):
             yield name, np.ones(len(fields[0]), np.bool_)
             return
-        hashes = hash_texts(raw_texts(fields), self.config.split_seed)
+        hashes = hash_texts(join_fields(fields), self.config.split_seed)
         splits = split_by_hash(hashes, validation_share=validation_share, test_share=test_share)
         yield from (
             (split, splits == number)

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from flatout.bits.grams import GramIndex, distinct, padded
+from flatout.bits.grams import GramIndex, pad_with_blanks, sort_distinct
 from flatout.errors import check_settings, require, setting
 from flatout.masking import is_masked
 
@@ -182,7 +182,7 @@ class Encoder(ABC):
 
     def encode(self, raw: pa.Array) -> Packed:
         """`[N, bits / 8]` packed bits of the raw texts; a text without a gram is all zeros."""
-        ids, lengths = self.grams.rows(padded(raw) if self.config.padding else raw)
+        ids, lengths = self.grams.rows(pad_with_blanks(raw) if self.config.padding else raw)
         self._hash_new_grams()
         offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
         encoded = np.zeros((len(raw), self.config.num_bits // 8), dtype=np.uint8)
@@ -296,7 +296,7 @@ class TwoStepEncoder:
 
     def encode(self, raw: pa.Array) -> Sets:
         """The numbers of each text in rising order; a text without a gram has none."""
-        ids, lengths = self.grams.rows(padded(raw) if self.config.padding else raw)
+        ids, lengths = self.grams.rows(pad_with_blanks(raw) if self.config.padding else raw)
         self._hash_new_grams()
         blocks = [(np.empty(0, np.int32), np.empty(0, np.int32))]
         for start in range(0, len(raw), _ROWS_AT_ONCE):
@@ -322,7 +322,7 @@ class TwoStepEncoder:
         hashes = self.config.hashes
         cells = self._columns[ids] * hashes + np.arange(hashes)
         # one entry for each bit of a record's matrix
-        cells, counts = distinct(cells.ravel(), lengths * hashes)
+        cells, counts = sort_distinct(cells.ravel(), lengths * hashes)
         row = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
         column, hash_row = np.divmod(cells.astype(np.int64), hashes)
         places = row * self.config.size + column
@@ -330,7 +330,7 @@ class TwoStepEncoder:
         patterns = np.add.reduceat(np.int64(1) << hash_row, starts)
         codes = (column[starts] << _MOST_HASHES_TWO_STEP | patterns).astype(np.uint64)
         numbers = (mixed(codes, self.config.secret) >> np.uint64(33)).astype(np.int32)
-        return distinct(numbers, np.bincount(row[starts], minlength=len(lengths)))
+        return sort_distinct(numbers, np.bincount(row[starts], minlength=len(lengths)))
 
 
 def derived_keys(secret: str, count: int) -> list[bytes]:

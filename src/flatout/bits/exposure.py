@@ -25,7 +25,7 @@ from flatout.bits.exposure_page import write_exposure
 from flatout.bits.grams import FIELD_END
 from flatout.bits.info import BitInfo
 from flatout.bits.predictor import GramPredictor
-from flatout.bits.reconstruct import Rates, Reconstructor, rates
+from flatout.bits.reconstruct import Rates, Reconstructor, measure_rates
 from flatout.bits.ridge import (
     COMMONEST,
     EVERYBODY,
@@ -227,7 +227,7 @@ class ExposureStudy:
         texts = self.data.texts(self.judged).take(pa.array(rows.numpy()))
         truth = pc.replace_substring(texts, FIELD_END, "").to_pylist()
         reconstructor = Reconstructor(self.labels.hashed, self.predictor.order)
-        return rates(list(reconstructor.candidates(detected.numpy())), truth)
+        return measure_rates(list(reconstructor.candidates(detected.numpy())), truth)
 
 
 def report_exposure(

@@ -1,10 +1,12 @@
 """Texts as pairs of neighbouring characters (2-grams), whole columns at once.
 
-A column becomes one run of code points; every neighbouring pair that lies in one row is a gram. A
-table looks ASCII pairs up, which is nearly all of them; other pairs go through one search over the
-distinct ones. Two kinds of grams are known here. *Labels* are what a model answers: letter-letter,
-letter-digit and digit-digit pairs of the plain text, 1,036 in all. *Hashed* grams are what an
-encoder took in: every pair of the raw text.
+A column becomes one array of code points. Every two neighbours that lie in one row are a gram. A
+gram's number comes from a table for pairs of ASCII characters, which are nearly all, and from a
+dictionary for the others.
+
+There are two kinds of grams. *Labels* are what a model answers: letter-letter, letter-digit and
+digit-digit pairs of the plain text, 1,036 in all. *Hashed* grams are what an encoder took in: every
+pair of the raw text. Open this file to change what counts as a gram or how grams are numbered.
 """
 
 from __future__ import annotations
@@ -21,9 +23,13 @@ from numpy.typing import NDArray
 from flatout.data.tables.splits import bytes_of
 
 Ids = NDArray[np.int32]
+Keys = NDArray[np.uint64]  # pairs: first character in the upper 32 bits, second in the lower
 RaggedIds = tuple[Ids, Ids]  # ids row after row, and how many each row has
 FIELD_END = "\x1f"  # stands between the fields of a stored text
-_ASCII = 128
+_ASCII = 128  # code points below are ASCII
+_HALF = np.uint64(32)  # bits of a key that hold one character
+_LOWER_HALF = np.uint64(0xFFFFFFFF)
+_UNNUMBERED = -1
 _PAIRS = (
     *product(ascii_lowercase, repeat=2),
     *product(ascii_lowercase, digits),
@@ -33,38 +39,49 @@ _PAIRS = (
 LABELS = tuple(map("".join, _PAIRS))
 
 
-def raw_texts(fields: Sequence[pa.Array]) -> pa.Array:
-    """The fields of each record joined as they are and lower-cased: what encoders hash.
+def join_fields(fields: Sequence[pa.Array]) -> pa.Array:
+    """Join the fields of each record without a separator, in lower case: the raw text.
 
-    Nulls count as empty.
+    Encoders hash raw texts. Nulls count as empty.
     """
     filled = [pc.fill_null(field.cast(pa.large_string()), "") for field in fields]
-    return pc.utf8_lower(pc.binary_join_element_wise(*filled, pa.scalar("", pa.large_string())))
+    joined = pc.binary_join_element_wise(*filled, _large(""))
+    return pc.utf8_lower(joined)
 
 
-def padded(raw: pa.Array) -> pa.Array:
-    """Texts with a blank at both ends; empty ones stay empty."""
+def pad_with_blanks(raw: pa.Array) -> pa.Array:
+    """Put a blank at both ends of each text; empty texts stay empty."""
     raw = raw.cast(pa.large_string())
-    blank = pa.scalar(" ", pa.large_string())
-    with_blanks = pc.binary_join_element_wise(blank, raw, blank, pa.scalar("", pa.large_string()))
-    return pc.if_else(pc.equal(pc.binary_length(raw), 0), raw, with_blanks)
+    blank = _large(" ")
+    with_blanks = pc.binary_join_element_wise(blank, raw, blank, _large(""))
+    is_empty = pc.equal(pc.binary_length(raw), 0)
+    return pc.if_else(is_empty, raw, with_blanks)
 
 
-def plain_texts(raw: pa.Array) -> pa.Array:
-    """Raw texts without quotes, dots and slashes, and without blanks at the ends: what labels are
-    read from.
+def strip_punctuation(raw: pa.Array) -> pa.Array:
+    """Turn raw texts into plain texts, which labels are read from.
+
+    Quotes, dots and slashes go, and blanks at the ends.
     """
-    return pc.utf8_trim_whitespace(pc.replace_substring_regex(raw, r'["./]', ""))
+    letters = pc.replace_substring_regex(raw, r'["./]', "")
+    return pc.utf8_trim_whitespace(letters)
+
+
+def _large(text: str) -> pa.Scalar:
+    return pa.scalar(text, pa.large_string())
 
 
 class GramIndex:
-    """Numbers grams in the order they are met; a frozen one numbers no more."""
+    """Numbers grams in the order in which they first occur.
+
+    A frozen index adds no grams: it leaves those without a number out.
+    """
 
     def __init__(self, names: Sequence[str] = (), *, is_frozen: bool = False) -> None:
         self.names: list[str] = []
-        self._numbers: dict[int, int] = {}
-        # the numbers of pairs of ASCII, for a quick look
-        self._ascii = np.full(_ASCII * _ASCII, -1, dtype=np.int32)
+        self._numbers: dict[int, int] = {}  # by key
+        # the same numbers for ASCII pairs, at first * 128 + second: a look-up for a whole array
+        self._ascii = np.full(_ASCII * _ASCII, _UNNUMBERED, dtype=np.int32)
         for name in names:
             self._add(ord(name[0]) << 32 | ord(name[1]))
         self.is_frozen = is_frozen
@@ -73,85 +90,102 @@ class GramIndex:
         return len(self.names)
 
     def rows(self, texts: pa.Array) -> RaggedIds:
-        """The distinct grams of each text, by number; unnumbered ones are left out."""
-        keys, lengths = _pairs(texts)
-        ids = self._ids(keys)
-        row = np.repeat(np.arange(len(lengths)), lengths)[ids >= 0]
-        return distinct(ids[ids >= 0], np.bincount(row, minlength=len(lengths)))
+        """The numbers of each text's distinct grams, in rising order."""
+        keys, lengths = _pair_keys(texts)
+        ids = self._number(keys)
+        is_numbered = ids >= 0
+        num_texts = len(lengths)
+        row = np.repeat(np.arange(num_texts), lengths)[is_numbered]
+        return sort_distinct(ids[is_numbered], np.bincount(row, minlength=num_texts))
 
-    def _ids(self, keys: NDArray[np.uint64]) -> Ids:
-        is_ascii = (keys >> np.uint64(32) < _ASCII) & (keys & np.uint64(0xFFFFFFFF) < _ASCII)
-        places = np.where(
-            is_ascii, (keys >> np.uint64(32)) * np.uint64(_ASCII) + (keys & np.uint64(0x7F)), 0
-        )
-        ids = np.where(is_ascii, self._ascii[places.astype(np.int64)], -1)
-        found, inverse = np.unique(keys[ids < 0], return_inverse=True)
-        for key in [] if self.is_frozen else found.tolist():
-            if key not in self._numbers:
-                self._add(key)
-        ids[ids < 0] = np.array(
-            [self._numbers.get(key, -1) for key in found.tolist()], dtype=np.int32
-        )[inverse]
+    def _number(self, keys: Keys) -> Ids:
+        first = keys >> _HALF
+        second = keys & _LOWER_HALF
+        is_ascii = (first < _ASCII) & (second < _ASCII)
+        ascii_places = np.where(is_ascii, first * np.uint64(_ASCII) + second, 0)
+        ids = np.where(is_ascii, self._ascii[ascii_places.astype(np.int64)], _UNNUMBERED)
+        # Each key that the table does not know is looked up once, however many rows hold it.
+        is_missing = ids < 0
+        missing_keys, inverse = np.unique(keys[is_missing], return_inverse=True)
+        numbers = [self._look_up(key) for key in missing_keys.tolist()]
+        ids[is_missing] = np.array(numbers, dtype=np.int32)[inverse]
         return ids
 
+    def _look_up(self, key: int) -> int:
+        """The number of one gram; a new gram gets the next number unless the index is frozen."""
+        if key not in self._numbers and not self.is_frozen:
+            self._add(key)
+        return self._numbers.get(key, _UNNUMBERED)
+
     def _add(self, key: int) -> None:
-        first, second = key >> 32, key & 0xFFFFFFFF
-        self._numbers[key] = len(self.names)
+        number = len(self.names)
+        first = key >> 32
+        second = key & 0xFFFFFFFF
+        self._numbers[key] = number
         if first < _ASCII and second < _ASCII:
-            self._ascii[first * _ASCII + second] = len(self.names)
+            self._ascii[first * _ASCII + second] = number
         self.names.append(chr(first) + chr(second))
 
 
-# the labels under their numbers; frozen, so one serves all
+# Numbers of the labels. It is frozen and has no other state, so everybody shares it.
 LABEL_INDEX = GramIndex(LABELS, is_frozen=True)
 
 
-def distinct(ids: NDArray[np.integer], lengths: NDArray[np.integer]) -> RaggedIds:
-    """Each row's ids in rising order, every one once."""
+def sort_distinct(ids: NDArray[np.integer], lengths: NDArray[np.integer]) -> RaggedIds:
+    """Sort the ids of each row and drop repeats; `lengths` says how many ids each row has."""
+    # Row and id together are one number, so that one sort orders all rows:
+    # ids [2, 0, 2 | 1], lengths [3, 1], width 3 -> keys [2, 0, 2, 4] -> sorted [0, 2, 2, 4]
+    # -> without repeats [0, 2, 4] -> rows [0, 0, 1], ids [0, 2, 1]
     width = int(ids.max(initial=0)) + 1
-    keys = np.sort(np.repeat(np.arange(len(lengths), dtype=np.int64), lengths) * width + ids)
-    row, ids = np.divmod(keys[np.diff(keys, prepend=-1) > 0], width)
-    return ids.astype(np.int32), np.bincount(row, minlength=len(lengths)).astype(np.int32)
+    row = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
+    keys = np.sort(row * width + ids)
+    is_new = np.diff(keys, prepend=-1) > 0
+    row, ids = np.divmod(keys[is_new], width)
+    counts = np.bincount(row, minlength=len(lengths))
+    return ids.astype(np.int32), counts.astype(np.int32)
 
 
 def code_points(texts: pa.Array) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Every character of every text in one run, and `[N+1]` where each text begins."""
+    """All characters of all texts as one array, and `[N+1]` where each text begins in it."""
     texts = texts.cast(pa.large_string())
-    offsets = np.append(
-        0, np.cumsum(pc.utf8_length(texts).to_numpy(zero_copy_only=False), dtype=np.int64)
-    )
+    lengths = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
+    offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
     data, _ = bytes_of(texts)
-    if len(data) == offsets[-1]:  # a byte a character: ASCII
+    if len(data) == offsets[-1]:  # one byte a character: ASCII
         return data.astype(np.uint32), offsets
-    return np.frombuffer(data.tobytes().decode().encode("utf-32-le"), dtype="<u4"), offsets
+    utf32 = data.tobytes().decode().encode("utf-32-le")
+    return np.frombuffer(utf32, dtype="<u4"), offsets
 
 
-def _pairs(texts: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Both characters of every pair as one number, and how many pairs each text has."""
+def _pair_keys(texts: pa.Array) -> tuple[Keys, NDArray[np.int64]]:
+    """The key of every pair of neighbours, and how many pairs each text has."""
     points, offsets = code_points(texts)
-    lengths = np.maximum(np.diff(offsets) - 1, 0)
-    starts = np.ones(len(points), dtype=np.bool_)
-    # the last character of a text begins no pair
-    starts[offsets[1:][np.diff(offsets) > 0] - 1] = False
-    first = np.flatnonzero(starts)
-    return points[first].astype(np.uint64) << np.uint64(32) | points[first + 1].astype(
-        np.uint64
-    ), lengths
+    lengths = np.diff(offsets)
+    # The last character of a text begins no pair: "abc", "de" -> ab, bc, de, but not cd.
+    begins_pair = np.ones(len(points), dtype=np.bool_)
+    begins_pair[offsets[1:][lengths > 0] - 1] = False
+    first = np.flatnonzero(begins_pair)
+    keys = points[first].astype(np.uint64) << _HALF | points[first + 1].astype(np.uint64)
+    return keys, np.maximum(lengths - 1, 0)
 
 
-def targets_of(raw: pa.Array, hashed: GramIndex) -> RaggedIds:
-    """Targets as the store keeps them: answers first, then hashed grams, numbered after
-    each other.
+def encode_targets(raw: pa.Array, hashed: GramIndex) -> RaggedIds:
+    """Targets of each raw text as the store holds them: its labels, then its hashed grams.
+
+    Numbers of hashed grams begin where those of labels end.
     """
-    ids, lengths = hashed.rows(padded(raw))
-    return joined_rows(LABEL_INDEX.rows(plain_texts(raw)), (ids + len(LABELS), lengths))
+    labels = LABEL_INDEX.rows(strip_punctuation(raw))
+    ids, lengths = hashed.rows(pad_with_blanks(raw))
+    return join_rows(labels, (ids + len(LABELS), lengths))
 
 
-def joined_rows(first: RaggedIds, second: RaggedIds) -> RaggedIds:
+def join_rows(first: RaggedIds, second: RaggedIds) -> RaggedIds:
     """Two ragged columns as one: each row's ids of the first, then of the second."""
-    (first_ids, first_lengths), (second_ids, second_lengths) = first, second
-    rows = np.concatenate(
-        [np.repeat(np.arange(len(each)), each) for each in (first_lengths, second_lengths)]
-    )
-    ids = np.concatenate([first_ids, second_ids])[np.argsort(rows, kind="stable")]
+    first_ids, first_lengths = first
+    second_ids, second_lengths = second
+    numbers = np.arange(len(first_lengths))
+    rows = np.concatenate([np.repeat(numbers, first_lengths), np.repeat(numbers, second_lengths)])
+    # A stable sort leaves ids of the first column before those of the second.
+    order = np.argsort(rows, kind="stable")
+    ids = np.concatenate([first_ids, second_ids])[order]
     return ids.astype(np.int32), (first_lengths + second_lengths).astype(np.int32)

@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import SampleConfig, draw_long_tailed, made_up_words
+from flatout.data.samples.made_up import draw_long_tailed, made_up_words
+from flatout.data.samples.settings import SampleConfig
 from flatout.data.tables.table import Table
 from flatout.errors import LARGEST_SEED, setting
 

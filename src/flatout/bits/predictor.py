@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from flatout.bits.columns import BitColumn, Form, known_numbers
 from flatout.bits.encodings import Packed, Sets
-from flatout.bits.grams import FIELD_END, LABEL_INDEX, plain_texts, raw_texts
+from flatout.bits.grams import FIELD_END, LABEL_INDEX, join_fields, strip_punctuation
 from flatout.bits.info import BitInfo, GramLabels
 from flatout.bits.reconstruct import LetterOrder, Reconstructor
 from flatout.bits.ridge import finished_answers
@@ -258,7 +258,7 @@ class GramPredictor(RunPredictor):
     def _labelled(self, table: Table, bits: str) -> Iterator[tuple[Any, Tensor]]:
         for rows, block in self.blocks(table, [bits, *self.text_columns]):
             ids, lengths = LABEL_INDEX.rows(
-                plain_texts(raw_texts([block.column(name) for name in self.text_columns]))
+                strip_punctuation(join_fields([block.column(name) for name in self.text_columns]))
             )
             offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
             targets = multi_hot(torch.from_numpy(ids), offsets, self.labels.num_outputs)

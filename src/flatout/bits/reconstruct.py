@@ -1,11 +1,14 @@
-"""From probabilities of 2-grams to the texts they may have come from, best first.
+"""Rebuild texts from the probabilities of their 2-grams, the likeliest text first.
 
-A text is a walk over its grams: each begins with the letter that the one before ended on, the first
-with a blank, the last ends on one. A beam of the best walks is kept for each record, over its most
-probable grams only; a walk's score is the log-likelihood of its set of grams, plus how usual its
-letters are one after the other in the training texts.
+A text is a walk over its grams: " an" is " a", "an", ... Each gram begins with the letter that the
+one before ended on; the first begins with a blank and the last ends on one. A beam search holds the
+best walks of each record, over the record's most probable grams only. The score of a walk is the
+log-odds of its grams, plus how usual its letters are one after the other in the training texts.
 
-Shapes: R records, W walks of a record, E edges (a record's most probable grams), H hashed grams.
+Open this file to change the search, its scores, or how rebuilt texts are counted as right.
+
+Shapes: R records, W walks of a record, E edges (a record's most probable grams), H hashed grams,
+L grams of a walk, K finished walks of a record.
 """
 
 from __future__ import annotations
@@ -23,146 +26,190 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from flatout.bits.grams import code_points, padded
+from flatout.bits.grams import code_points, pad_with_blanks
 
-_EDGES = 48
-_WALKS = 24
-_KEPT = 10
-_RECORDS_AT_ONCE = 256
-_MOST_GAIN = 10.0
-_LEAST_GAIN = -6.0
-_REPEAT = -1.5  # what going over a gram again costs
+_EDGES = 48  # most probable grams of a record that are searched; at most 64 (bits of `used_RW`)
+_WALKS = 24  # unfinished walks of a record that stay after each step
+_CANDIDATES = 10  # finished walks of a record that stay
+_RECORDS_AT_ONCE = 256  # bounds the memory of the search
+_MOST_GAIN = 10.0  # log-odds; a surer gram is worth no more
+_LEAST_GAIN = -6.0  # log-odds; a less likely gram costs no more
+_REPEAT = -1.5  # what a gram costs that the walk has used already
 _USUAL = 0.35  # weight of the letters' order against the grams' probabilities
-_LONGER = 4
-_ODD_SHAPE = -5.0
+_LONGER = 4  # letters by which a text may be longer than all training texts
+_ODD_SHAPE = -5.0  # what a shape costs that no training text has
+_SMOOTHING = 0.1  # added to every count of a letter after another
+_PRIOR = 2  # weight of the estimate from one letter, as a number of observations from two
+_CODE_POINTS = 0x110000  # of Unicode
 _LETTERS = re.compile(r"[^\W\d_]+")
 _DIGIT = re.compile(r"\d")
-_NEVER = np.float32(-1e9)
+_NEVER = np.float32(-1e9)  # score of a walk that does not exist
+_EXISTS = _NEVER / 2  # scores above belong to walks that exist
 Floats = NDArray[np.float32]
+Ints = NDArray[np.integer]
 Candidates = dict[str, float]  # texts for one record with their scores, the likeliest first
 
 
 class LetterOrder:
-    """What texts look like: how likely a letter is after two others, and the shapes that whole
-    texts have.
-    """
+    """What texts look like: the letters that follow each gram, and the shapes of whole texts."""
 
     def __init__(
         self, grams: Sequence[str], log_next: Floats, shapes: Iterable[str], longest: int
     ) -> None:
-        # `log_next`: `[H, letters]` log-probability of the letter after a gram; `longest`: letters
-        # of the longest text there may be; `shapes`: of the texts learnt from; a text of any other
-        # shape is less likely.
+        """Take over what `learn` counted.
+
+        Args:
+            grams: every hashed gram, in the order of its number
+            log_next: `[H, letters]` log-probability of each letter after each gram
+            shapes: shapes of the training texts; a text of any other shape is less likely
+            longest: letters of the longest text that may be rebuilt
+        """
         self.log_next = log_next
         self.shapes = frozenset(shapes)
         self.longest = longest
-        self.letters = sorted({letter for gram in grams for letter in gram})
+        self.letters = sorted(set("".join(grams)))
 
     @classmethod
     def learn(cls, texts: pa.Array, grams: Sequence[str]) -> LetterOrder:
-        """From raw texts; letters after a gram are counted, then smoothed by letters after its
-        second letter.
+        """Count which letter follows each gram in raw texts.
+
+        A gram that is rare leans on the letters that follow its second letter alone.
         """
-        longest = int(pc.max(pc.utf8_length(texts)).as_py() or 0) + _LONGER
-        order = cls(
-            grams,
-            np.empty((0, 0), np.float32),
-            {shape_of(text) for text in texts.to_pylist()},
-            longest,
-        )
-        count = len(order.letters)
-        points, offsets = code_points(padded(texts))
-        number_of = np.full(0x110000, -1, dtype=np.int32)
-        number_of[[ord(letter) for letter in order.letters]] = np.arange(count)
-        inside = np.ones(len(points), dtype=np.bool_)
-        ends = offsets[1:][np.diff(offsets) > 0]
-        inside[ends - 1] = inside[np.maximum(ends - 2, 0)] = False  # no triple begins there
-        triples = number_of[points][np.flatnonzero(inside) + np.arange(3)[:, None]]
-        triples = triples[:, (triples >= 0).all(axis=0)]
-        ids = np.array([[number_of[ord(letter)] for letter in gram] for gram in grams])
-        after_one = (
-            np.bincount(triples[1] * count + triples[2], minlength=count**2).reshape(count, count)
-            + 0.1
-        )
-        seen = 2 * (after_one / after_one.sum(axis=1, keepdims=True))[ids[:, 1]]
-        place_of = np.full(count * count, -1)
-        place_of[ids[:, 0] * count + ids[:, 1]] = np.arange(len(grams))
-        places = place_of[triples[0] * count + triples[1]]
-        is_known = places >= 0
-        after_two = np.bincount(
-            places[is_known] * count + triples[2][is_known], minlength=len(grams) * count
-        )
-        seen += after_two.reshape(len(grams), count)
-        order.log_next = np.log(seen / seen.sum(axis=1, keepdims=True)).astype(np.float32)
+        longest_text = pc.max(pc.utf8_length(texts)).as_py() or 0
+        shapes = {shape_of(text) for text in texts.to_pylist()}
+        nothing = np.empty((0, 0), np.float32)
+        order = cls(grams, nothing, shapes, int(longest_text) + _LONGER)
+        order.log_next = _log_of_next(texts, grams, order.letters)
         return order
 
     def save(self, path: Path) -> None:
-        about = {"shapes": json.dumps(sorted(self.shapes)), "longest": str(self.longest)}
-        save_file({"log_next": self.log_next}, path, metadata=about)
+        metadata = {"shapes": json.dumps(sorted(self.shapes)), "longest": str(self.longest)}
+        save_file({"log_next": self.log_next}, path, metadata=metadata)
 
     @classmethod
     def load(cls, path: Path, grams: Sequence[str]) -> LetterOrder:
         with safe_open(path, framework="numpy") as file:
-            about = file.metadata()
-            return cls(
-                grams,
-                file.get_tensor("log_next"),
-                json.loads(about["shapes"]),
-                int(about["longest"]),
-            )
+            metadata = file.metadata()
+            log_next = file.get_tensor("log_next")
+        shapes = json.loads(metadata["shapes"])
+        return cls(grams, log_next, shapes, int(metadata["longest"]))
+
+
+def _log_of_next(texts: pa.Array, grams: Sequence[str], letters: Sequence[str]) -> Floats:
+    """`[H, letters]` log-probability of each letter after each gram.
+
+    For the gram "an" and the letter "n", with two observations' weight for the estimate from "n":
+
+        P(n | an) = (count(ann) + 2 * P(n | n)) / (count(an?) + 2)
+    """
+    num_letters = len(letters)
+    num_grams = len(grams)
+    number_of = np.full(_CODE_POINTS, -1, dtype=np.int32)
+    number_of[[ord(letter) for letter in letters]] = np.arange(num_letters)
+    first = number_of[[ord(gram[0]) for gram in grams]]
+    second = number_of[[ord(gram[1]) for gram in grams]]
+    triples = _letter_triples(texts, number_of)
+
+    pairs = np.bincount(triples[1] * num_letters + triples[2], minlength=num_letters**2)
+    after_letter = pairs.reshape(num_letters, num_letters) + _SMOOTHING
+    after_letter /= after_letter.sum(axis=1, keepdims=True)
+
+    gram_of = np.full(num_letters * num_letters, -1)
+    gram_of[first * num_letters + second] = np.arange(num_grams)
+    gram_of_triple = gram_of[triples[0] * num_letters + triples[1]]
+    is_hashed = gram_of_triple >= 0
+    cells = gram_of_triple[is_hashed] * num_letters + triples[2][is_hashed]
+    after_gram = np.bincount(cells, minlength=num_grams * num_letters)
+
+    counts = _PRIOR * after_letter[second]
+    counts += after_gram.reshape(num_grams, num_letters)
+    return np.log(counts / counts.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def _letter_triples(texts: pa.Array, number_of: Ints) -> Ints:
+    """`[3, N]` numbers of every three neighbouring letters of a text, with blanks at its ends."""
+    points, offsets = code_points(pad_with_blanks(texts))
+    # The last two characters of a text begin no triple.
+    begins_triple = np.ones(len(points), dtype=np.bool_)
+    ends = offsets[1:][np.diff(offsets) > 0]
+    begins_triple[ends - 1] = False
+    begins_triple[np.maximum(ends - 2, 0)] = False
+    places = np.flatnonzero(begins_triple) + np.arange(3)[:, None]
+    triples = number_of[points][places]
+    is_numbered = (triples >= 0).all(axis=0)
+    return triples[:, is_numbered]
 
 
 class Reconstructor:
+    """Searches for the texts that probabilities of grams may have come from."""
+
     def __init__(self, grams: Sequence[str], order: LetterOrder) -> None:
+        """Take the hashed grams in the order of their numbers, and what texts look like."""
         self.grams = list(grams)
         self.order = order
-        letter_of = {letter: number for number, letter in enumerate(order.letters)}
-        self._first = np.array([letter_of[gram[0]] for gram in grams], dtype=np.int16)
-        self._second = np.array([letter_of[gram[1]] for gram in grams], dtype=np.int16)
-        self._blank = letter_of[" "]  # which every text begins and ends with
+        number_of = {letter: number for number, letter in enumerate(order.letters)}
+        self._first_H = np.array([number_of[gram[0]] for gram in grams], dtype=np.int16)
+        self._second_H = np.array([number_of[gram[1]] for gram in grams], dtype=np.int16)
+        self._blank = number_of[" "]  # which every text begins and ends with
 
     def candidates(self, probabilities: Floats) -> Iterator[Candidates]:
         """Up to ten texts for each row of `[N, H]` probabilities."""
         for start in range(0, len(probabilities), _RECORDS_AT_ONCE):
-            clear = np.clip(probabilities[start : start + _RECORDS_AT_ONCE], 1e-6, 1 - 1e-6)
-            gains = np.clip(np.log(clear / (1 - clear)), _LEAST_GAIN, _MOST_GAIN).astype(np.float32)
-            yield from (self._read(*walks) for walks in self._search(gains))
+            block = probabilities[start : start + _RECORDS_AT_ONCE]
+            # Probabilities of 0 and 1 would have infinite log-odds.
+            inside = np.clip(block, 1e-6, 1 - 1e-6)
+            log_odds = np.log(inside / (1 - inside))
+            gains = np.clip(log_odds, _LEAST_GAIN, _MOST_GAIN).astype(np.float32)
+            for walks_KL, scores_K in self._search(gains):
+                yield self._read(walks_KL, scores_K)
 
     def _search(self, gains_RH: Floats) -> Iterator[tuple[NDArray[np.int32], Floats]]:
-        """The best finished walks of each record, as grams, and their scores."""
+        """The best finished walks of each record, as numbers of grams (-1: none), and scores."""
         count = min(_EDGES, gains_RH.shape[1])
         edges_RE = np.argpartition(-gains_RH, count - 1, axis=1)[:, :count].astype(np.int32)
         gain_RE = np.take_along_axis(gains_RH, edges_RE, axis=1)
-        first_RE, second_RE = self._first[edges_RE], self._second[edges_RE]
+        first_RE = self._first_H[edges_RE]
+        second_RE = self._second_H[edges_RE]
         # What a step from one edge to another is worth for the order of letters alone.
         follows_REE = second_RE[:, :, None] == first_RE[:, None, :]
         usual_REE = _USUAL * self.order.log_next[edges_RE[:, :, None], second_RE[:, None, :]]
         step_REE = np.where(follows_REE, usual_REE, _NEVER).astype(np.float32)
         starts_RE = np.where(first_RE == self._blank, gain_RE, _NEVER)
-        beam = _Beam(gain_RE, step_REE, starts_RE, second_RE == self._blank, self.order.longest + 2)
-        for length in range(1, self.order.longest + 2):
+        ends_RE = second_RE == self._blank
+        most_steps = self.order.longest + 2
+        beam = _Beam(gain_RE, step_REE, starts_RE, ends_RE, most_steps)
+        for length in range(1, most_steps):
             beam.step(length)
-            if not (beam.score_RW > _NEVER / 2).any():  # no walk can go on
+            if not (beam.score_RW > _EXISTS).any():  # every walk has ended
                 break
-        for edges_E, paths_KL, scores_K in zip(
-            edges_RE, beam.done_path, beam.done_score, strict=True
-        ):
+        records = zip(edges_RE, beam.done_path_RKL, beam.done_score_RK, strict=True)
+        for edges_E, paths_KL, scores_K in records:
             yield np.where(paths_KL >= 0, edges_E[paths_KL], -1), scores_K
 
-    def _read(self, walks: NDArray[np.int32], scores: Floats) -> Candidates:
-        """Walks as texts, each once; those of an unknown shape are moved back."""
-        found: Candidates = {}
-        for place in np.argsort(-scores, kind="stable"):
-            grams = [self.grams[edge] for edge in walks[place] if edge >= 0]
-            if grams and scores[place] > _NEVER / 2:
-                text = (grams[0] + "".join(gram[1] for gram in grams[1:])).strip(" ")
-                is_odd = shape_of(text) not in self.order.shapes
-                found.setdefault(text, float(scores[place]) + (_ODD_SHAPE if is_odd else 0.0))
-        return dict(sorted(found.items(), key=lambda each: -each[1]))
+    def _read(self, walks_KL: NDArray[np.int32], scores_K: Floats) -> Candidates:
+        """Spell walks as texts, each text once with its best walk's score.
+
+        A text of an unknown shape scores less.
+        """
+        texts: Candidates = {}
+        for number in np.argsort(-scores_K, kind="stable"):
+            grams = [self.grams[gram] for gram in walks_KL[number] if gram >= 0]
+            if not grams or scores_K[number] <= _EXISTS:
+                continue
+            letters = [grams[0], *(gram[1] for gram in grams[1:])]
+            text = "".join(letters).strip(" ")
+            score = float(scores_K[number])
+            if shape_of(text) not in self.order.shapes:
+                score += _ODD_SHAPE
+            texts.setdefault(text, score)
+        return dict(sorted(texts.items(), key=lambda item: -item[1]))
 
 
 class _Beam:
-    """The best walks of some hundred records at once, and the best of those that have ended."""
+    """The best unfinished walks of some hundred records at once, and the best finished ones.
+
+    A walk is stored as its last edge, its score, the set of its edges and its whole path.
+    """
 
     def __init__(
         self,
@@ -172,60 +219,70 @@ class _Beam:
         ends_RE: NDArray[np.bool_],
         longest: int,
     ) -> None:
-        """`ends_RE`: the edges that a walk ends on."""
+        """Begin with the best walks of one edge each.
+
+        Args:
+            gain_RE: what an edge is worth the first time it is used
+            step_REE: what going from one edge to another is worth; _NEVER where it cannot follow
+            starts_RE: score of a walk that begins with this edge; _NEVER where none does
+            ends_RE: whether a walk ends on this edge
+            longest: most edges of a walk
+        """
         self.gain_RE = gain_RE
         self.step_REE = step_REE
         self.ends_RE = ends_RE
         records, count = gain_RE.shape
         self.walks = min(_WALKS, count)
-        # so a walk's used edges are one number
+        # One bit an edge, so that the set of a walk's edges is one number.
         self.bit_E = np.uint64(1) << np.arange(count, dtype=np.uint64)
         self.last_RW = np.argpartition(-starts_RE, self.walks - 1, axis=1)[:, : self.walks]
         self.score_RW = np.take_along_axis(starts_RE, self.last_RW, axis=1).astype(np.float32)
         self.used_RW = self.bit_E[self.last_RW]
         self.path_RWL = np.full((records, self.walks, longest), -1, dtype=np.int8)
         self.path_RWL[:, :, 0] = self.last_RW
-        self.done_score = np.full((records, _KEPT), _NEVER, dtype=np.float32)
-        self.done_path = np.full((records, _KEPT, longest), -1, dtype=np.int8)
+        self.done_score_RK = np.full((records, _CANDIDATES), _NEVER, dtype=np.float32)
+        self.done_path_RKL = np.full((records, _CANDIDATES, longest), -1, dtype=np.int8)
 
     def step(self, length: int) -> None:
-        """Extend every walk by every edge that follows; the best stay, those that end are
-        remembered.
+        """Extend walks of `length` edges by every edge; the best W of a record stay.
+
+        Walks that end are put aside.
         """
-        worth = np.where(
-            (self.used_RW[:, :, None] & self.bit_E) == 0, self.gain_RE[:, None, :], _REPEAT
-        )
+        is_new = (self.used_RW[:, :, None] & self.bit_E) == 0
+        worth = np.where(is_new, self.gain_RE[:, None, :], _REPEAT)
         rows = np.arange(len(self.gain_RE))[:, None]
-        reached = (self.score_RW[:, :, None] + worth + self.step_REE[rows, self.last_RW]).reshape(
-            len(rows), -1
-        )
+        reached = self.score_RW[:, :, None] + worth + self.step_REE[rows, self.last_RW]
+        # Of W * E longer walks the best W stay: place 5 with 4 edges is walk 1, edge 1.
+        reached = reached.reshape(len(rows), -1)
         best = np.argpartition(-reached, self.walks - 1, axis=1)[:, : self.walks]
-        came, self.last_RW = np.divmod(best, len(self.bit_E))
+        parent, self.last_RW = np.divmod(best, len(self.bit_E))
         self.score_RW = np.take_along_axis(reached, best, axis=1)
-        self.used_RW = np.take_along_axis(self.used_RW, came, axis=1) | self.bit_E[self.last_RW]
-        self.path_RWL = np.take_along_axis(self.path_RWL, came[:, :, None], axis=1)
+        self.used_RW = np.take_along_axis(self.used_RW, parent, axis=1) | self.bit_E[self.last_RW]
+        self.path_RWL = np.take_along_axis(self.path_RWL, parent[:, :, None], axis=1)
         self.path_RWL[:, :, length] = self.last_RW
-        is_end = (self.score_RW > _NEVER / 2) & np.take_along_axis(
-            self.ends_RE, self.last_RW, axis=1
-        )
-        scores = np.concatenate([self.done_score, np.where(is_end, self.score_RW, _NEVER)], axis=1)
-        kept = np.argpartition(-scores, _KEPT - 1, axis=1)[:, :_KEPT]
-        self.done_score = np.take_along_axis(scores, kept, axis=1)
-        paths = np.concatenate([self.done_path, self.path_RWL], axis=1)
-        self.done_path = np.take_along_axis(paths, kept[:, :, None], axis=1)
-        self.score_RW = np.where(is_end, _NEVER, self.score_RW)  # a walk that ended goes nowhere
+        self._put_ended_aside()
+
+    def _put_ended_aside(self) -> None:
+        """Move walks that end to the finished ones, of which the best stay."""
+        ends = np.take_along_axis(self.ends_RE, self.last_RW, axis=1)
+        is_end = (self.score_RW > _EXISTS) & ends
+        ended_RW = np.where(is_end, self.score_RW, _NEVER)
+        scores = np.concatenate([self.done_score_RK, ended_RW], axis=1)
+        paths = np.concatenate([self.done_path_RKL, self.path_RWL], axis=1)
+        best = np.argpartition(-scores, _CANDIDATES - 1, axis=1)[:, :_CANDIDATES]
+        self.done_score_RK = np.take_along_axis(scores, best, axis=1)
+        self.done_path_RKL = np.take_along_axis(paths, best[:, :, None], axis=1)
+        self.score_RW = np.where(is_end, _NEVER, self.score_RW)
 
 
 def shape_of(text: str) -> str:
-    """A text with every run of letters as one `a` and every digit as `0`: `ann lee 2/5/1994` is `a
-    a 0/0/0000`.
-    """
+    """Every run of letters as one `a`, every digit as `0`: `ann lee2/5/1994` is `a a0/0/0000`."""
     return _DIGIT.sub("0", _LETTERS.sub("a", text))
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Shares of records whose text is found among the first candidates."""
+    """Fractions of records whose text is among the first candidates."""
 
     at_1: float
     at_5: float
@@ -235,15 +292,23 @@ class Rates:
     num_records: int
 
 
-def rates(candidates: Sequence[Candidates], texts: Sequence[str]) -> Rates:
-    """How often the right text is found; both in raw form."""
-    total = max(1, len(texts))
-    both = list(zip(candidates, texts, strict=True))
-    at_1, at_5, at_10 = (
-        sum(text in list(found)[:most] for found, text in both) for most in (1, 5, 10)
-    )
-    without = sum(not found for found in candidates)
-    wrong = len(texts) - at_1 - without
+def measure_rates(candidates: Sequence[Candidates], texts: Sequence[str]) -> Rates:
+    """How often the raw text of a record is among its candidates."""
+    num_records = len(texts)
+    total = max(1, num_records)
+    at_1 = _count_right(candidates, texts, 1)
+    without = sum(not texts_of_record for texts_of_record in candidates)
     return Rates(
-        at_1 / total, at_5 / total, at_10 / total, wrong / total, without / total, len(texts)
+        at_1=at_1 / total,
+        at_5=_count_right(candidates, texts, 5) / total,
+        at_10=_count_right(candidates, texts, 10) / total,
+        wrong=(num_records - at_1 - without) / total,
+        without=without / total,
+        num_records=num_records,
     )
+
+
+def _count_right(candidates: Sequence[Candidates], texts: Sequence[str], most: int) -> int:
+    """Records whose text is one of the first `most` candidates."""
+    pairs = zip(candidates, texts, strict=True)
+    return sum(text in list(ranked)[:most] for ranked, text in pairs)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.bits.grams import FIELD_END, GramIndex, raw_texts, targets_of
+from flatout.bits.grams import FIELD_END, GramIndex, encode_targets, join_fields
 from flatout.bits.info import GramLabels
 from flatout.bits.ridge import choose_ridge_share, finished_answers, start_at_ridge
 from flatout.bits.scores import NAMES, GramMetrics
@@ -110,7 +110,7 @@ class GramDecoder(Task):
         if not self.config.recombine or getattr(self.model, "detectors", None) is None:
             return False
         texts = recombined_texts(self.info.texts("train").slice(0, _TEXTS_READ), _RECOMBINED, seed)
-        ids, lengths = targets_of(texts, GramIndex(self.labels.hashed, is_frozen=True))
+        ids, lengths = encode_targets(texts, GramIndex(self.labels.hashed, is_frozen=True))
         offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
         device = feeds.train.device
         made = Recombined(
@@ -255,7 +255,7 @@ def recombined_texts(texts: pa.Array, count: int, seed: int) -> pa.Array:
     chosen = [
         random.integers(0, len(texts), count) * num_fields + number for number in range(num_fields)
     ]
-    return raw_texts([values.take(pa.array(places)) for places in chosen])
+    return join_fields([values.take(pa.array(places)) for places in chosen])
 
 
 class Recombined:

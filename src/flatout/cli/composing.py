@@ -21,7 +21,8 @@ from flatout.cli.words import GROUPS, conf_folder
 from flatout.config import OWN_PARTS_MAY_SET, REPLACED, TRAINER_ARGUMENTS, MonitorConfig, RunConfig
 from flatout.data.samples.cells import CellsConfig
 from flatout.data.samples.headlines import HeadlinesConfig
-from flatout.data.samples.tweets import TaggedTweetsConfig, TweetsConfig
+from flatout.data.samples.tagged_tweets import TaggedTweetsConfig
+from flatout.data.samples.tweets import TweetsConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import RunBroke, UserError, did_you_mean, nearest
 from flatout.models import MODELS

@@ -36,7 +36,7 @@ from flatout.inference.forms import (
     forms_of_run,
     is_transformers_folder,
 )
-from flatout.inference.verify import parted, verify, write_certificate
+from flatout.inference.verify import SplitAnswer, verify, write_certificate
 from flatout.run.kinds import load_predictor
 
 
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{table.name}: {len(rows):,} rows; reference: {reference.name}, fp32")
         done = []
         advance = progress.task("asking", total=len(rows) * (1 + len(forms)))
-        expected = [parted(answer) for answer in reference.answers(rows)]
+        expected = [SplitAnswer.of(answer) for answer in reference.answers(rows)]
         for form in forms:
             done.append(verify(form, rows, expected))
             print(done[-1].line(width), flush=True)

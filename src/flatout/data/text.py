@@ -10,12 +10,8 @@ from flatout.data.checks.cleaning import CleaningConfig
 from flatout.data.feeding import FILES, FOLDERS, SOURCES, FeedingConfig, require_other_files
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
-from flatout.data.samples.tweets import (
-    TaggedTweetsConfig,
-    TaggedTweetsTable,
-    TweetsConfig,
-    TweetsTable,
-)
+from flatout.data.samples.tagged_tweets import TaggedTweetsConfig, TaggedTweetsTable
+from flatout.data.samples.tweets import TweetsConfig, TweetsTable
 from flatout.data.tables.splits import SplitBy
 from flatout.data.tables.table import Table
 from flatout.data.tokens.long_texts import Long, LongTexts

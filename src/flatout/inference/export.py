@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from flatout.data.tokens.long_texts import CUT, Long
 from flatout.errors import require
 from flatout.models.contract import contract
 from flatout.models.encoder.lora import merge_lora
-from flatout.models.encoder.transformer import Outputs, quiet_library
+from flatout.models.encoder.transformer import Outputs, Transformer, quiet_library
 
 ONNX = "model.onnx"
 SIGNATURE = "signature.json"
@@ -141,11 +141,11 @@ def plain_model(predictor: Any, *, is_scaled: bool = True) -> Any:
     return plain.eval()
 
 
-def outputs_of(model: Any) -> Outputs:
+def outputs_of(model: Transformer) -> Outputs:
     """What an encoder answers, without names."""
-    return Outputs(
-        [], "words" if model.predicts_words else "tags" if model.is_tagging else "single"
-    )
+    if model.predicts_words:
+        return Outputs([], "words")
+    return Outputs([], "tags" if model.is_tagging else "single")
 
 
 def made_up_rows(predictor: Any) -> list[list[int]]:
@@ -381,17 +381,19 @@ class _Sample(_Scaled):
         state = {f"state_{number}": each.clone() for number, each in enumerate(states or ())}
         self.inputs = {"sample": torch.zeros(_TRACED, predictor.shape.inputs), **state}
         self.outputs = ["answer", *(f"next_{name}" for name in state)]
-        shapes = [
-            (each.shape, other.shape) for each, other in zip(alone or (), states or (), strict=True)
-        ]
-        of_states = [
-            next(axis for axis in range(len(one)) if one[axis] != two[axis]) for one, two in shapes
-        ]
-        self.row_axes = dict(zip(self.inputs, [0, *of_states], strict=True))
+        row_axes = [0]
+        for of_one_row, of_two_rows in zip(alone or (), states or (), strict=True):
+            row_axes.append(_differing_axis(of_one_row.shape, of_two_rows.shape))
+        self.row_axes = dict(zip(self.inputs, row_axes, strict=True))
 
     def forward(self, sample_BF: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         answers_BLK, after = self.model.run(self.scale(sample_BF).unsqueeze(1), state)
         return self.in_units(answers_BLK[:, 0]), *after
+
+
+def _differing_axis(one: Sequence[int], other: Sequence[int]) -> int:
+    """The first axis in which two shapes differ: that of the rows."""
+    return next(axis for axis, size in enumerate(one) if size != other[axis])
 
 
 class _Window(_Scaled):
@@ -462,24 +464,22 @@ def stream_onnx(path: Path, values: Any, *, is_each: bool = False) -> Any:
     window.
     """
     session = open_onnx(path)
-    inputs = {
-        each.name: [size if isinstance(size, int) else 1 for size in each.shape]
-        for each in session.get_inputs()
-    }
+    shapes = {}
+    for entry in session.get_inputs():
+        # an axis of any size has a name; one row is answered
+        shapes[entry.name] = [size if isinstance(size, int) else 1 for size in entry.shape]
     values = np.asarray(values, dtype=np.float32)
-    if "window" in inputs:
-        size = inputs["window"][1]
-        windows = np.lib.stride_tricks.sliding_window_view(
-            values if is_each else values[-size:], size, axis=0
-        )
+    if "window" in shapes:
+        size = shapes["window"][1]
+        read = values if is_each else values[-size:]
+        windows = np.lib.stride_tricks.sliding_window_view(read, size, axis=0)
         (answer,) = session.run(None, {"window": np.ascontiguousarray(windows.swapaxes(1, 2))})
         return answer.reshape(-1, answer.shape[-1])
-    state = {
-        name: np.zeros(shape, np.float32) for name, shape in inputs.items() if name != "sample"
-    }
-    found = []
+    del shapes["sample"]  # all others are states, which begin at zero
+    state = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    answers = []
     for sample in values:
-        answer, *after = session.run(None, {"sample": sample[None], **state})
-        state = dict(zip(state, after, strict=True))
-        found.append(answer[0])
-    return np.stack(found)
+        answer, *next_state = session.run(None, {"sample": sample[None], **state})
+        state = dict(zip(state, next_state, strict=True))
+        answers.append(answer[0])
+    return np.stack(answers)

@@ -12,7 +12,7 @@ import copy
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flatout.data.problem import Problem
 from flatout.data.tables.table import Table
@@ -33,7 +34,7 @@ from flatout.inference.export import ONNX, errors_alone
 from flatout.inference.forms import FolderPredictor, Form, forms_of_run, texts_of_folder, together
 from flatout.inference.run_predictor import WEIGHTS, FileOptions, Scored
 from flatout.inference.text import Predictor
-from flatout.inference.verify import Verified, parted, verify, write_certificate
+from flatout.inference.verify import SplitAnswer, Verified, verify, write_certificate
 from flatout.models.encoder.transformer import Transformer, quiet_library
 from flatout.report.closing import interval_text
 from flatout.report.page import render_text
@@ -123,10 +124,13 @@ def quantise(folder: Path, texts: Iterable[str]) -> list[str]:
     del model.graph.value_info[:]
     names = [each.name for each in model.graph.input]
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    batches = (
-        tokenizer([text], return_tensors="np", truncation=True) for text in islice(texts, _SEEN)
-    )
-    inputs = ({name: batch[name] for name in names} for batch in batches)
+
+    def encode_each() -> Iterator[dict[str, NDArray[np.int64]]]:
+        for text in islice(texts, _SEEN):
+            batch = tokenizer([text], return_tensors="np", truncation=True)
+            yield {name: batch[name] for name in names}
+
+    inputs = encode_each()
     # what onnxruntime reads ranges of numbers from
     seen = SimpleNamespace(get_next=lambda: next(inputs, None))
     both = {"weight_type": QuantType.QInt8, "per_channel": True}
@@ -162,7 +166,9 @@ def measure_forms(
     """
     rows = list(predictor.rows(table, FileOptions()))
     predictor.require_rows(len(rows), table)
-    expected = [parted(answer) for answer in forms_of_run(predictor, [], {})[0].answers(rows)]
+    expected = [
+        SplitAnswer.of(answer) for answer in forms_of_run(predictor, [], {})[0].answers(rows)
+    ]
     forms = _forms(predictor, folder)
     seconds = _in_turn(forms, sorted(rows, key=len))
     found = []

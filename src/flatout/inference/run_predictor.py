@@ -394,12 +394,14 @@ class RunPredictor(ABC):
                 f"no column {name!r}",
                 hint="Pass a list, or a table as in training.",
             )
-        values = [given[name] for name in columns]
-        found = [
-            pa.array([each] if isinstance(each, str | bytes) else each).to_pylist()
-            for each in values
-        ]
-        return found[0] if len(found) == 1 else list(zip(*found, strict=True))
+        values_of_columns = []
+        for name in columns:
+            column = given[name]
+            values = [column] if isinstance(column, str | bytes) else column  # one row
+            values_of_columns.append(pa.array(values).to_pylist())
+        if len(values_of_columns) == 1:
+            return values_of_columns[0]
+        return list(zip(*values_of_columns, strict=True))
 
     @staticmethod
     def blocks(

@@ -146,12 +146,12 @@ class TagPredictor(RunPredictor):
                 f"row {number} is {row!r}",
                 allowed="a text, or a list of words",
             )
-        words = [words_of(row) if isinstance(row, str) else list(row) for row in given]
-        return (
-            self.read(words, self.tags(pa.array(words, pa.list_(pa.large_string()))))
-            if words
-            else []
-        )
+        words = []
+        for row in given:
+            words.append(words_of(row) if isinstance(row, str) else list(row))
+        if not words:
+            return []
+        return self.read(words, self.tags(pa.array(words, pa.list_(pa.large_string()))))
 
     @torch.inference_mode()
     def tags(self, words: pa.Array, rows_per_batch: int = 256) -> TaggedRows:
@@ -205,12 +205,12 @@ class TagPredictor(RunPredictor):
             surety = float(found.probabilities[first + start : first + stop].min())
             text = " ".join(words[row][start:stop])
             by_row[row].append(Entity(self.names[1 + 2 * kind][2:], text, start, stop, surety))
-        return [
-            TagPrediction(list(row), [self.names[number] for number in found.ids[first:last]], own)
-            for row, own, first, last in zip(
-                words, by_row, found.offsets, found.offsets[1:], strict=False
-            )
-        ]
+        predictions = []
+        for number, row in enumerate(words):
+            ids = found.ids[found.offsets[number] : found.offsets[number + 1]]
+            tags = [self.names[tag] for tag in ids]
+            predictions.append(TagPrediction(list(row), tags, by_row[number]))
+        return predictions
 
     def answer_table(
         self, table: Table, options: FileOptions, others: Sequence[TagPredictor]
@@ -224,9 +224,10 @@ class TagPredictor(RunPredictor):
             found = predictor.tags(words)
             tags = pa.array(predictor.names).take(pa.array(found.ids))
             rows = predictor.read(words.to_pylist(), found)
-            entities = pa.array(
-                [[asdict(each) for each in row.entities] for row in rows], _ENTITIES
-            )
+            records = []
+            for row in rows:
+                records.append([asdict(entity) for entity in row.entities])
+            entities = pa.array(records, _ENTITIES)
             lists = pa.ListArray.from_arrays(pa.array(found.offsets.astype(np.int32)), tags)
             parted = {} if options.text in (None, self.roles.texts[0]) else {"words": words}
             return (

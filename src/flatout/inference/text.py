@@ -1,9 +1,9 @@
-"""Trained models on texts with their vocabulary: texts in, classes with probabilities out, or words
-for masked ones.
+"""Trained models on texts: texts in, classes with probabilities out, or words for masked ones.
 
 A run leaves a `model/` folder: the tokenizer, the weights, the class names and the settings that
-rebuild the model. Rows are sorted by length inside a block, so prediction pads as little as
-training does, and given back in their order.
+rebuild the model. `Predictor` reads it for classes, labels and numbers, `MaskedWordPredictor` for
+masked words. Rows are sorted by length inside a block, so prediction pads as little as training
+does; answers come in the order of the rows.
 """
 
 from __future__ import annotations
@@ -84,10 +84,20 @@ class Predictor(RunPredictor):
 
     @classmethod
     def of(cls, task: Classifier) -> Predictor:
+        """The predictor of a trained task."""
         info = task.info
-        own = (task.model.eval(), info.vocabulary, task.labels, info.max_length, info.roles)
-        reading = (info.escapes, info.label_delimiter, info.long_texts)
-        return cls(*own, *reading, temperature=task.temperature, thresholds=task.thresholds)
+        return cls(
+            model=task.model.eval(),
+            vocabulary=info.vocabulary,
+            labels=task.labels,
+            max_length=info.max_length,
+            roles=info.roles,
+            escapes=info.escapes,
+            label_delimiter=info.label_delimiter,
+            long_texts=info.long_texts,
+            temperature=task.temperature,
+            thresholds=task.thresholds,
+        )
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> Predictor:
@@ -97,26 +107,39 @@ class Predictor(RunPredictor):
         labels = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"])
         data = settings["data"]
         long_texts = LongTexts(**data.get("long_texts", {}))  # runs before had none
+        model: nn.Module
         if settings["model"]["kind"] == "transformer":
-            model: nn.Module = folder.encoder(
-                Outputs(classes, settings["problem"]), roles, long_texts.window
-            )[0]
+            outputs = Outputs(classes, settings["problem"])
+            model, _ = folder.encoder(outputs, roles, long_texts.window)
         else:
             model = folder.network(num_outputs=len(classes), vocabulary_size=vocabulary.size)
-        own = (model, vocabulary, labels, data["max_length"], roles)
-        reading = (Escapes(data["escapes"]), data["label_delimiter"], long_texts)
-        return cls(*own, *reading, settings.get("temperature", 1.0), settings.get("thresholds", []))
+        return cls(
+            model=model,
+            vocabulary=vocabulary,
+            labels=labels,
+            max_length=data["max_length"],
+            roles=roles,
+            escapes=Escapes(data["escapes"]),
+            label_delimiter=data["label_delimiter"],
+            long_texts=long_texts,
+            temperature=settings.get("temperature", 1.0),
+            thresholds=settings.get("thresholds", []),
+        )
 
     def save(self, folder: Path, model_config: Any) -> None:
-        scale = {"mean": self.labels.mean, "spread": self.labels.spread}
-        answering = {"scale": scale, "temperature": self.temperature, "thresholds": self.thresholds}
-        data = {
-            "max_length": self.max_length,
-            "columns": asdict(self.roles),
-            "escapes": self.escapes.value,
+        settings = {
+            "problem": self.labels.problem.value,
+            "scale": {"mean": self.labels.mean, "spread": self.labels.spread},
+            "temperature": self.temperature,
+            "thresholds": self.thresholds,
+            "data": {
+                "max_length": self.max_length,
+                "columns": asdict(self.roles),
+                "escapes": self.escapes.value,
+                "label_delimiter": self.label_delimiter,
+                "long_texts": asdict(self.long_texts),
+            },
         }
-        data |= {"label_delimiter": self.label_delimiter, "long_texts": asdict(self.long_texts)}
-        settings = {"problem": self.labels.problem.value, **answering, "data": data}
         ModelFolder(folder).write(
             self.model, model_config, self.labels.classes, settings, self.vocabulary
         )
@@ -152,17 +175,15 @@ class Predictor(RunPredictor):
     def shares(self, outputs: Tensor) -> Tensor:
         """Logits as probabilities."""
         outputs = outputs / self.temperature
-        return (
-            outputs.softmax(-1) if self.labels.problem is Problem.single else even_sigmoid(outputs)
-        )
+        if self.labels.problem is Problem.single:
+            return outputs.softmax(-1)
+        return even_sigmoid(outputs)
 
     def least_shares(self) -> Tensor:
         """`[C]` from which probability on a label is answered, where there are several a row."""
-        return (
-            torch.tensor(self.thresholds)
-            if self.thresholds
-            else torch.full((self.labels.num_outputs,), 0.5)
-        )
+        if self.thresholds:
+            return torch.tensor(self.thresholds)
+        return torch.full((self.labels.num_outputs,), 0.5)
 
     def answer_table(
         self, table: Table, options: FileOptions, others: Sequence[Predictor]
@@ -249,27 +270,34 @@ class Predictor(RunPredictor):
 
 def require_text_columns(table: Table, texts: Sequence[str], **others: str) -> None:
     """Check that the columns of the texts are there, and `others` by the options that name them."""
-    named = {
-        "--text" if number == 0 else f"--text[{number}]": name for number, name in enumerate(texts)
-    }
-    require_columns(table, {**named, **{f"--{option}": name for option, name in others.items()}})
+    columns = {}
+    for number, name in enumerate(texts):
+        option = "--text" if number == 0 else f"--text[{number}]"
+        columns[option] = name
+    for option, name in others.items():
+        columns[f"--{option}"] = name
+    require_columns(table, columns)
 
 
 def texts_in_memory(given: Any, roles: Roles) -> list[str]:
     """Texts in their order; each row is a text, or a pair of texts."""
     rows = RunPredictor.rows_in_memory(given, roles.texts)
+    texts = []
     for number, row in enumerate(rows):
         parts = row if isinstance(row, list | tuple) and row else [row]
-        is_text = all(
-            isinstance(part, str) and not re.search("[\ud800-\udfff]", part) for part in parts
-        )
         require(
-            is_text,
+            all(map(_is_whole_text, parts)),
             "predict",
             f"row {number} is {row!r}",
             allowed="a text, or a pair of texts, of whole characters",
         )
-    return [row if isinstance(row, str) else PAIR.join(row) for row in rows]
+        texts.append(row if isinstance(row, str) else PAIR.join(row))
+    return texts
+
+
+def _is_whole_text(value: object) -> bool:
+    """Whether a value is a text without halves of surrogate pairs, which UTF-8 cannot hold."""
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
 
 
 def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dict[str, pa.Array]:
@@ -290,9 +318,9 @@ def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dic
         values, ids = shares.topk(min(top_k, shares.shape[1]), dim=-1)
         offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * ids.shape[1])
         names = classes.take(pa.array(ids.flatten().numpy()))
-        found = pa.array(values.flatten().numpy())
-        lists = {"top_labels": names, "top_probabilities": found}
-        answered |= {name: pa.ListArray.from_arrays(offsets, each) for name, each in lists.items()}
+        probabilities_of_names = pa.array(values.flatten().numpy())
+        answered["top_labels"] = pa.ListArray.from_arrays(offsets, names)
+        answered["top_probabilities"] = pa.ListArray.from_arrays(offsets, probabilities_of_names)
     return answered
 
 
@@ -383,10 +411,14 @@ class MaskedWordPredictor(RunPredictor):
         if not len(batch.places):
             return found
         shares, ids = self.model(batch).float().softmax(-1).topk(min(most, self.vocabulary.size))
-        in_order = torch.repeat_interleave(batch.rows, batch.lengths)[is_mask_T.cpu()].tolist()
-        for row, words, probabilities in zip(in_order, ids.tolist(), shares.tolist(), strict=True):
-            named = (self.vocabulary.tokenizer.decode([word]) for word in words)
-            found[row].append([Filling(*each) for each in zip(named, probabilities, strict=True)])
+        row_of_mask = torch.repeat_interleave(batch.rows, batch.lengths)[is_mask_T.cpu()].tolist()
+        masks = zip(row_of_mask, ids.tolist(), shares.tolist(), strict=True)
+        for row, words, probabilities in masks:
+            fillings = []
+            for word, probability in zip(words, probabilities, strict=True):
+                text = self.vocabulary.tokenizer.decode([word])
+                fillings.append(Filling(text, probability))
+            found[row].append(fillings)
         return found
 
     def open(self, file: str, verb: str, reading: ReadingConfig | None = None) -> NoReturn:

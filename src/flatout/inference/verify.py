@@ -1,8 +1,9 @@
-"""Holds the forms of a model to its reference, row by row: answers that changed, the largest
-difference, and a guess.
+"""Compares the forms of a model (exported, quantised, other precision) with its reference.
 
-An answer has words (labels, tags) and numbers (probabilities, values). A row has changed where a
-word differs, or where a number of a form in fp32 is further away than rounding takes it.
+Every form answers the same rows. An answer has words (labels, tags) and numbers (probabilities,
+values). A row has changed where a word differs, or where a number of a form in fp32 is further away
+than rounding takes it. Where rows have changed, a guess at the cause is made. Open this file to
+change what counts as the same answer, or to add a guess.
 """
 
 from __future__ import annotations
@@ -16,22 +17,44 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flatout.data.tables.output import told
 from flatout.inference.forms import Form, alone
 
-# most that numbers in fp32 may differ; as a share of the largest one, where that is above 1
-_APART = 1e-3
+_FARTHEST = 1e-3  # between numbers in fp32; a share of the largest number where that is above 1
 _BIAS = 0.02  # most that numbers of fewer bits may be off on average: more is no rounding
-_SAME_ORDER = 0.99
-_MOST_NAMED = 100
-_MOST_ASKED = 50
-Parted = tuple[Any, list[float]]  # an answer as its words and its numbers
+_SAME_ORDER = 0.99  # correlation from which on numbers have the same order
+_MOST_NAMED = 100  # changed rows in the certificate
+_MOST_PRINTED = 10  # changed rows on the screen
+_MOST_ASKED = 50  # changed rows that are asked once more, each alone
+_LONG_ROWS = 0.9  # quantile of the lengths of unchanged rows; longer rows are long
+
+
+@dataclass(frozen=True, slots=True)
+class SplitAnswer:
+    """An answer as its words, in the structure of the answer, and all its numbers in order."""
+
+    words: object
+    numbers: list[float]
+
+    @classmethod
+    def of(cls, answer: object) -> SplitAnswer:
+        numbers: list[float] = []
+        words = _words(answer, numbers)
+        return cls(words, numbers)
+
+    def distance_to(self, other: SplitAnswer) -> float:
+        """The largest difference of two numbers; infinite where there are more of them in one."""
+        if len(self.numbers) != len(other.numbers):
+            return math.inf
+        differences = np.subtract(self.numbers, other.numbers)
+        return float(np.abs(differences).max(initial=0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What came of one form."""
+    """How one form's answers compare with the reference."""
 
     name: str
     rows: int
@@ -42,108 +65,146 @@ class Verified:
     is_off: bool  # whether numbers are off on average, though no answer need have changed
 
     def holds(self, allowed: int) -> bool:
+        """Whether at most `allowed` rows have changed, and numbers are right on average."""
         return self.rows - self.same <= allowed and not self.is_off
 
     def line(self, width: int) -> str:
-        """The line that is printed, with the changed rows below."""
-        counted = f"same answer in {self.same:,} of {self.rows:,} rows"
-        said = f"{self.name:{width}}  {counted}; largest difference {self.largest_difference:.1e}"
+        """The line that is printed, with the changed rows below; the name fills `width`."""
+        lines = [
+            f"{self.name:{width}}  same answer in {self.same:,} of {self.rows:,} rows; largest"
+            f" difference {self.largest_difference:.1e}"
+        ]
         if self.changed:
-            more = ", …" if self.rows - self.same > 10 else ""
-            said += f"\n    changed: rows {', '.join(map(str, self.changed[:10]))}{more}"
-        return said + (f"\n    looks like: {self.looks_like}" if self.looks_like else "")
+            more = ", …" if self.rows - self.same > _MOST_PRINTED else ""
+            numbers = ", ".join(map(str, self.changed[:_MOST_PRINTED]))
+            lines.append(f"    changed: rows {numbers}{more}")
+        if self.looks_like:
+            lines.append(f"    looks like: {self.looks_like}")
+        return "\n".join(lines)
 
 
-def verify(form: Form, rows: list[Any], reference: Sequence[Parted]) -> Verified:
-    """Ask a form, and compare."""
-    found = [parted(answer) for answer in form.answers(rows)]
-    pairs = list(zip(found, reference, strict=True))
-    largest = max((abs(number) for _, numbers in reference for number in numbers), default=0.0)
-    apart = np.array([_apart(one, other) for one, other in pairs]) / max(1.0, largest)
-    is_other = np.array([one[0] != other[0] for one, other in pairs])
-    # NaN is within no distance
-    is_other |= ~(apart <= _APART) if form.is_exact else ~np.isfinite(apart)
-    changed = np.flatnonzero(is_other)
-    means = [
-        np.mean([number for _, numbers in side for number in numbers] or [0.0])
-        for side in (found, reference)
-    ]
-    is_off = not abs(means[0] - means[1]) / max(1.0, largest) <= _BIAS
-    looks = _look(form, rows, pairs, changed) if len(changed) or is_off else ""
-    named = (changed[:_MOST_NAMED] + 1).tolist()
-    same = len(rows) - len(changed)
-    return Verified(form.name, len(rows), same, named, float(apart.max(initial=0.0)), looks, is_off)
+def verify(form: Form, rows: list[Any], reference: Sequence[SplitAnswer]) -> Verified:
+    """Ask a form for all rows, and compare its answers with those of the reference."""
+    answers = [SplitAnswer.of(answer) for answer in form.answers(rows)]
+    pairs = list(zip(answers, reference, strict=True))
+    numbers = _all_numbers(answers)
+    expected_numbers = _all_numbers(reference)
+    unit = max(1.0, max(map(abs, expected_numbers.tolist()), default=0.0))
+
+    distances = [answer.distance_to(expected) for answer, expected in pairs]
+    relative = np.array(distances) / unit
+    is_changed = np.array([answer.words != expected.words for answer, expected in pairs])
+    # NaN is within no distance, so both tests are of what is allowed.
+    is_allowed = relative <= _FARTHEST if form.is_exact else np.isfinite(relative)
+    is_changed |= ~is_allowed
+    changed = np.flatnonzero(is_changed)
+    bias = abs(_mean(numbers) - _mean(expected_numbers)) / unit
+    is_off = not bias <= _BIAS
+    return Verified(
+        name=form.name,
+        rows=len(rows),
+        same=len(rows) - len(changed),
+        changed=(changed[:_MOST_NAMED] + 1).tolist(),
+        largest_difference=float(relative.max(initial=0.0)),
+        looks_like=_guess_cause(form, rows, pairs, changed) if len(changed) or is_off else "",
+        is_off=is_off,
+    )
+
+
+def _all_numbers(answers: Sequence[SplitAnswer]) -> NDArray[np.float64]:
+    numbers: list[float] = []
+    for answer in answers:
+        numbers += answer.numbers
+    return np.array(numbers, dtype=np.float64)
+
+
+def _mean(numbers: NDArray[np.float64]) -> float:
+    return float(numbers.mean()) if len(numbers) else 0.0
 
 
 def write_certificate(
-    file: Path, about: dict[str, Any], done: Sequence[Verified], allowed: int
+    file: Path, about: dict[str, Any], results: Sequence[Verified], allowed: int
 ) -> None:
-    """Write what came of each form as JSON."""
-    versions = {name: version(name) for name in ("torch", "transformers")}
-    forms = [{**asdict(each), "holds": each.holds(allowed)} for each in done]
-    found = {
+    """Write the results of all forms as JSON, under the facts `about` the run and its rows."""
+    forms = [{**asdict(result), "holds": result.holds(allowed)} for result in results]
+    certificate = {
         **about,
-        "holds": all(each["holds"] for each in forms),
+        "holds": all(result.holds(allowed) for result in results),
         "forms": forms,
-        "versions": versions,
+        "versions": {name: version(name) for name in ("torch", "transformers")},
     }
     with told(file):
-        file.write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
+        text = json.dumps(certificate, indent=1, ensure_ascii=False)
+        file.write_text(text, encoding="utf-8")
 
 
-def parted(answer: Any) -> Parted:
-    """The words of an answer, and its numbers."""
-    numbers: list[float] = []
-    return _words(answer, numbers), numbers
-
-
-def _words(answer: Any, numbers: list[float]) -> Any:
+def _words(answer: object, numbers: list[float]) -> object:
+    """The words of an answer in its structure; numbers are appended to `numbers`."""
     if isinstance(answer, float | np.ndarray):
         numbers += np.ravel(answer).tolist()
         return None
     if is_dataclass(answer):
-        return tuple(_words(getattr(answer, each.name), numbers) for each in fields(answer))
-    return (
-        tuple(_words(each, numbers) for each in answer)
-        if isinstance(answer, list | tuple)
-        else answer
-    )
+        values = [getattr(answer, field.name) for field in fields(answer)]
+        return tuple(_words(value, numbers) for value in values)
+    if isinstance(answer, list | tuple):
+        return tuple(_words(value, numbers) for value in answer)
+    return answer
 
 
-def _apart(one: Parted, other: Parted) -> float:
-    return (
-        math.inf
-        if len(one[1]) != len(other[1])
-        else float(np.abs(np.subtract(one[1], other[1])).max(initial=0.0))
-    )
+Pairs = list[tuple[SplitAnswer, SplitAnswer]]  # of each row the form's answer and the reference's
 
 
-def _look(form: Form, rows: list[Any], pairs: list[tuple[Parted, Parted]], changed: Any) -> str:
-    named = {(other[0], one[0]) for one, other in pairs}
-    if any(len(one[1]) != len(other[1]) for one, other in pairs):
+def _guess_cause(form: Form, rows: list[Any], pairs: Pairs, changed: NDArray[np.int64]) -> str:
+    """What errors of this kind usually come from; the commonest mistakes of an export."""
+    if any(len(answer.numbers) != len(expected.numbers) for answer, expected in pairs):
         return "another number of values in a row"
-    if all(one == other for one, other in named):
-        numbers = np.array(
-            [(a, b) for one, other in pairs for a, b in zip(one[1], other[1], strict=True)]
-        )
-        away = numbers - numbers.mean(axis=0)
-        if away[:, 0] @ away[:, 1] > _SAME_ORDER * np.sqrt((away**2).sum(axis=0).prod()):
+    if all(answer.words == expected.words for answer, expected in pairs):
+        if _keep_order(pairs):
             return "another temperature or unit: words stay, and numbers keep their order"
-    elif len(named) == len({one for one, _ in named}) == len({other for _, other in named}):
+    elif _are_renamed(pairs):
         return "labels in another order: each stands for one other"
     few = changed[:_MOST_ASKED].tolist()
-    again = [
-        parted(answer)
-        for answer in Form("", form.predictor, alone).answers([rows[place] for place in few])
-    ]
-    expected = [pairs[place][1] for place in few]
-    if few and all(
-        one[0] == was[0] and _apart(one, was) <= _APART
-        for one, was in zip(again, expected, strict=True)
-    ):
+    if few and _are_right_alone(form, [rows[row] for row in few], [pairs[row][1] for row in few]):
         return "the rows beside a row: alone each has the answer of the reference (a mask, padding)"
-    lengths = np.array([len(row.split() if isinstance(row, str) else row) for row in rows])
-    others = np.delete(lengths, changed)
-    if few and len(others) and lengths[changed].min() > np.quantile(others, 0.9):
-        return f"long rows, from {lengths[changed].min()} words on: another truncation, or a window"
+    lengths = np.array([_length(row) for row in rows])
+    unchanged = np.delete(lengths, changed)
+    if few and len(unchanged):
+        shortest = lengths[changed].min()
+        if shortest > np.quantile(unchanged, _LONG_ROWS):
+            return f"long rows, from {shortest} words on: another truncation, or a window"
     return "rows of any length, alone too: positions, tokens or weights"
+
+
+def _keep_order(pairs: Pairs) -> bool:
+    """Whether the numbers of both sides are nearly a multiple of each other, about their means."""
+    answered: list[float] = []
+    expected: list[float] = []
+    for answer, reference in pairs:
+        answered += answer.numbers
+        expected += reference.numbers
+    numbers = np.array([answered, expected]).T
+    away = numbers - numbers.mean(axis=0)
+    product = away[:, 0] @ away[:, 1]
+    return bool(product > _SAME_ORDER * np.sqrt((away**2).sum(axis=0).prod()))
+
+
+def _are_renamed(pairs: Pairs) -> bool:
+    """Whether every answer of the reference always became the same other answer."""
+    renamings = {(expected.words, answer.words) for answer, expected in pairs}
+    before = {expected for expected, _ in renamings}
+    after = {answer for _, answer in renamings}
+    return len(renamings) == len(before) == len(after)
+
+
+def _are_right_alone(form: Form, rows: list[Any], expected: list[SplitAnswer]) -> bool:
+    """Whether each row has the reference's answer if no other row is in its batch."""
+    one_by_one = Form("", form.predictor, alone)
+    for answer, reference in zip(one_by_one.answers(rows), expected, strict=True):
+        split = SplitAnswer.of(answer)
+        if split.words != reference.words or not split.distance_to(reference) <= _FARTHEST:
+            return False
+    return True
+
+
+def _length(row: Any) -> int:
+    return len(row.split() if isinstance(row, str) else row)

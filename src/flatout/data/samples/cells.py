@@ -16,7 +16,7 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import SampleConfig
+from flatout.data.samples.settings import SampleConfig
 from flatout.data.tables.table import SPLIT_STREAM, Table
 from flatout.errors import LARGEST_SEED, setting
 

@@ -22,13 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import (
-    SampleConfig,
-    disturb,
-    draw_long_tailed,
-    long_tail,
-    made_up_words,
-)
+from flatout.data.samples.made_up import disturb, draw_long_tailed, long_tail, made_up_words
+from flatout.data.samples.settings import SampleConfig
 from flatout.data.tables.table import GeneratedTable
 from flatout.errors import LARGEST_SEED, setting
 

@@ -22,6 +22,7 @@ import xxhash
 from flatout.data.samples.cells import CellsTable
 from flatout.data.sequences.columns import Floats, RecordingRules
 from flatout.data.sequences.info import ROWS_A_BLOCK, Scaler, describe_units
+from flatout.data.sequences.leaks import CopyFinder, find_overlaps, hash_runs
 from flatout.data.sequences.odd_units import describe_odd_units
 from flatout.data.sequences.recordings import (
     ReadingNotes,
@@ -31,15 +32,8 @@ from flatout.data.sequences.recordings import (
     measured_targets,
     read_recordings,
 )
-from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
-from flatout.data.sequences.splitting import (
-    Copies,
-    RecordingEntry,
-    Segment,
-    Splitter,
-    find_overlaps,
-    run_hashes,
-)
+from flatout.data.sequences.settings import PartBy, SequenceDataConfig, SequenceProblem
+from flatout.data.sequences.splitting import RecordingEntry, Segment, Splitter
 from flatout.data.sequences.views import MEASURED, RECORDINGS, SEGMENTS
 from flatout.data.store.cache import Cache, CacheReport, Recipe
 from flatout.data.store.progress import Progress
@@ -210,9 +204,9 @@ class Survey:
         # the label of each recording as a number; zeros where there are none
         self.numbers = np.empty(0)
         self._warnings: list[str] = []
-        self._copies = Copies(
-            columns, config.targets if config.problem is SequenceProblem.estimate else []
-        )
+        # a forecast may read its targets' past
+        is_estimate = config.problem is SequenceProblem.estimate
+        self._copies = CopyFinder(columns, config.targets if is_estimate else [])
 
     def add(self, split: str, recording: Recording) -> None:
         values = recording.values
@@ -221,7 +215,7 @@ class Survey:
         for block in blocks_of(values, ROWS_A_BLOCK):
             digest.update(np.ascontiguousarray(block).view(np.uint8).data)
             self._copies.add(block)
-            runs.append(run_hashes(block))
+            runs.append(hash_runs(block))
         entry = RecordingEntry(
             split=split,
             name=recording.name,
@@ -375,48 +369,52 @@ class Survey:
                 f"{name!r} reaches {max(-least, most):g}, its variance is not finite",
                 hint="Use another unit.",
             )
-        for feature, target, is_equal, factor, shift in self._copies.find():
+        for copy in self._copies.find():
             require(
-                not is_equal,
+                not copy.is_equal,
                 "data.features",
-                f"{feature!r} has the values of the target {target!r} in all recordings",
+                f"{copy.feature!r} has the values of the target {copy.target!r} in all recordings",
                 hint="Leave it out.",
             )
-            line = f"{target} = {factor:.4g} * {feature} + {shift:.4g}"
+            line = f"{copy.target} = {copy.factor:.4g} * {copy.feature} + {copy.shift:.4g}"
             self._warnings.append(
-                f"warning data.features: {line} in all recordings; leave {feature} out"
+                f"warning data.features: {line} in all recordings; leave {copy.feature} out"
             )
 
     def _require_no_leak(self) -> None:
-        if self.splitter.how == "each recording is cut in time":
-            return
-        seen: dict[str, Segment] = {}
-        names = [each.name for each in self.found]
-        for segment in self.segments:  # each is a whole recording, in their order
-            name = names[segment.recording]
-            ways = {"holds the samples of": self.found[segment.recording].digest}
-            # there each has its own groups
-            if self.config.group and not self.splitter.how.startswith("whole files"):
-                ways["is the group of"] = self.found[segment.recording].whole.partition(": ")[2]
-            for how, key in ways.items():
-                before = seen.setdefault(key, segment)
-                what = (
-                    f"{name} {how} {names[before.recording]}, which is in the {before.split} split"
-                )
-                is_apart = bool(key) and before.split != segment.split
+        """Refuse recordings that two splits share, and warn of samples that two splits share."""
+        if self.splitter.by is PartBy.time:
+            return  # every recording is in all splits
+        # Every segment is a whole recording, and they come in the order of the recordings.
+        first_with: dict[str, Segment] = {}
+        for segment in self.segments:
+            entry = self.found[segment.recording]
+            keys = {"holds the samples of": entry.digest}
+            # each file has its own groups
+            if self.config.group and self.splitter.by is not PartBy.file:
+                keys["is the group of"] = entry.whole.partition(": ")[2]
+            for how, key in keys.items():
+                first = first_with.setdefault(key, segment)
+                earlier = self.found[first.recording].name
                 require(
-                    not is_apart,
+                    not key or first.split == segment.split,
                     f"data.{segment.split}",
-                    what,
+                    f"{entry.name} {how} {earlier}, which is in the {first.split} split",
                     hint="Leave it out of one of the two.",
                 )
-        splits, runs = [each.split for each in self.segments], [each.runs for each in self.found]
-        for number, other, share in find_overlaps(runs, [SPLITS.index(split) for split in splits]):
-            what = (
-                f"{names[number]} has {share:.0%} of its samples in {names[other]}, which is in the"
-            )
+        self._warn_of_overlaps()
+
+    def _warn_of_overlaps(self) -> None:
+        runs = [entry.runs for entry in self.found]
+        splits = [SPLITS.index(segment.split) for segment in self.segments]
+        for overlap in find_overlaps(runs, splits):
+            name = self.found[overlap.recording].name
+            earlier = self.found[overlap.earlier].name
+            split = self.segments[overlap.recording].split
+            earlier_split = self.segments[overlap.earlier].split
             self._warnings.append(
-                f"warning {splits[number]}: {what} {splits[other]} split; leave one out"
+                f"warning {split}: {name} has {overlap.share:.0%} of its samples in {earlier},"
+                f" which is in the {earlier_split} split; leave one out"
             )
 
 
