@@ -15,17 +15,17 @@ import pytest
 from tests.ruler import TreeFigures, measure_tree, repeated_class_names
 
 ROOT = Path(__file__).parents[1]
-MOST_TOKENS_A_LINE = {"src": 9.0, "tests": 9.4}
+MOST_TOKENS_A_LINE = {"src": 8.9, "tests": 9.4}
 MOST_PLACES = {
     "src": {
         "packed": 0,
-        "nested": 232,
-        "walrus": 17,
+        "nested": 120,
+        "walrus": 15,
         "long lines": 0,
-        "wide functions": 46,
-        "Any parameters": 348,
-        "getattr with a default": 137,
-        "vars": 69,
+        "wide functions": 34,
+        "Any parameters": 299,
+        "getattr with a default": 121,
+        "vars": 65,
     },
     "tests": {
         "packed": 0,
@@ -33,7 +33,7 @@ MOST_PLACES = {
         "long lines": 0,
     },
 }
-LEAST_COMMENTS = 17
+LEAST_COMMENTS = 18
 """Lines of the package, of a thousand, that are comments."""
 
 

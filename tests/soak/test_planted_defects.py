@@ -191,8 +191,8 @@ DEFECTS = [
     Defect(
         "a path may climb out of its folder",
         "files.py",
-        'and ".." not in re.split(r"[/\\\\]", text) and',
-        "and",
+        "not is_rooted and not climbs and",
+        "not is_rooted and",
         "tests/hostile/test_hostile.py::test_nothing_outside_of_the_folder_of_runs_is_touched",
     ),
     Defect(
@@ -204,9 +204,9 @@ DEFECTS = [
     ),
     Defect(
         "a judged task stays on the host",
-        "run/run.py",
-        "module.to(device)  # Lightning has taken it to the host",
-        "module.cpu()  # Lightning has taken it to the host",
+        "run/evaluation.py",
+        "ours.task.to(device)",
+        "ours.task.cpu()",
         "tests/run/test_device.py",
     ),
     Defect(

@@ -56,7 +56,7 @@ _ONE_SPELLING = r"^(@|#|http|RT$)"  # handles, hashtags, links and retweets
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class WordSlot:
     """A place of a phrase that draws one word of a group."""
 
     number: int  # in the phrases
@@ -86,10 +86,10 @@ class Phrases:
         # Words of phrases come first, then those of each group. A word of two groups is there
         # twice, so that a group's words are one range of numbers.
         words = list(plain_words)
-        self.groups: dict[str, Slot] = {}
+        self.groups: dict[str, WordSlot] = {}
         for name, group in groups.items():
             number = _FIRST_SLOT - len(self.groups)
-            self.groups[name] = Slot(number, len(words), len(group))
+            self.groups[name] = WordSlot(number, len(words), len(group))
             words += group
         self.first_free_slot = _FIRST_SLOT - len(groups)
         """Number of the first of `slots`; the others follow downwards."""

@@ -29,7 +29,7 @@ def join_weights(dtype: torch.dtype, groups: list[list[nn.Linear]]) -> list[Weig
     return list(zip(joined[: len(groups)], joined[len(groups) :], strict=True))
 
 
-class _Context(FunctionCtx):
+class _JoinContext(FunctionCtx):
     """What the forward pass leaves for the backward pass."""
 
     dtype: torch.dtype  # of the weights
@@ -41,7 +41,7 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Context, dtype: torch.dtype, sizes: list[int], *tensors: Tensor
+        ctx: _JoinContext, dtype: torch.dtype, sizes: list[int], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.dtype = tensors[0].dtype
         ctx.lengths = []
@@ -61,7 +61,7 @@ class _Join(torch.autograd.Function):
         return tuple(joined)
 
     @staticmethod
-    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _JoinContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         cast = list(gradients)
         if gradients[0].dtype != ctx.dtype:
             cast = [gradient.new_empty(gradient.shape, dtype=ctx.dtype) for gradient in gradients]

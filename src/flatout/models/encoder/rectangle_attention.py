@@ -37,7 +37,7 @@ _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-class _Context(FunctionCtx):
+class _AttendContext(FunctionCtx):
     """What the forward pass leaves for the backward pass."""
 
     rows: RectangleLayout
@@ -58,7 +58,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Context,
+        ctx: _AttendContext,
         others_TKHD: Tensor,
         first_BHD: Tensor | None,
         rows: RectangleLayout,
@@ -99,7 +99,7 @@ class _Attend(torch.autograd.Function):
         return answer.index_select(0, back).view(-1, heads, answer.shape[1])
 
     @staticmethod
-    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _AttendContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows = ctx.rows
         scores = ctx.scores
         is_first = ctx.is_first
