@@ -28,6 +28,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.plugins.precision import (
     DoublePrecision,
     HalfPrecision,
@@ -125,6 +126,8 @@ class FastLoop(Callback):
         self._lean_embeddings: list[LeanEmbedding] = []
         self._trained_weights: list[nn.Parameter] = []
         self.optimizer: Optimizer | None = None
+        # What the training step of the last piece has returned.
+        self._closure_result: ClosureResult | None = None
 
     @property
     def skipped(self) -> list[int]:
@@ -273,14 +276,13 @@ class FastLoop(Callback):
         The loss is divided by the number of batches in an optimizer step, as Lightning does.
         """
         arguments = (batch, *self._arguments[1:])
-        self._closure_result = internals.run_training_step(
-            self.trainer, arguments, is_inside_ddp=self._is_ddp
-        )
+        result = internals.run_training_step(self.trainer, arguments, is_inside_ddp=self._is_ddp)
+        self._closure_result = result
         # After `training_step`, as in Lightning's loop: gradients that it has added by a `backward`
         # of its own are dropped, too.
         if self._must_zero_gradients:
             self._zero_gradients()
-        return self._closure_result.closure_loss
+        return result.closure_loss
 
     def backward(self, loss: Tensor, *, ends_step: bool) -> None:
         """Add the gradients of one piece of a step; after its last piece, ranks exchange them."""
@@ -365,7 +367,10 @@ class FastLoop(Callback):
         phase_s["forward"] += forward_s
         phase_s["backward"] += backwarded - started - forward_s
         phase_s["optimizer"] += edge(3) - backwarded
-        return {} if self._closure_result.loss is None else self._closure_result.asdict()
+        # Not kept: as long as a loss lives, so do its graph and autograd's nodes of the first step.
+        result = self._closure_result
+        self._closure_result = None
+        return {} if result is None or result.loss is None else result.asdict()
 
     def _take_step(self, optimizer: Optimizer, progress: Any) -> None:
         """Clip, check and apply the gradients; `progress` is Lightning's counter of steps."""

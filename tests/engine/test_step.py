@@ -1,0 +1,53 @@
+"""One optimizer step: what it keeps, what it asks of the device, and that its bits are those of the
+plain way.
+"""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+from torch import Tensor
+
+from flatout.engine import FastLoop
+from tests.engine.test_fused_steps import Regression, trained
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+
+
+class Mark:
+    """Lives as long as the graph of a loss does."""
+
+
+class MarksGraphs(Regression):
+    """Hangs a mark on the last node of each loss; notes after each batch which of them live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.marks: list[weakref.ref[Mark]] = []
+        self.living: list[int] = []
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        mark = Mark()
+        assert loss.grad_fn is not None
+        loss.grad_fn.metadata["mark"] = mark
+        self.marks.append(weakref.ref(mark))
+        return loss
+
+    def on_train_batch_end(self, *unused: Any) -> None:
+        self.living.append(sum(mark() is not None for mark in self.marks))
+
+
+@pytest.mark.parametrize("callbacks", [[], [FastLoop]])
+def test_nothing_of_a_loss_s_graph_lives_after_its_batch(tmp_path: Path, callbacks: Any) -> None:
+    """Else autograd keeps its nodes of the first step for ever, and no later step can be captured
+    as a CUDA graph.
+    """
+    module = MarksGraphs()
+    made: list[L.Callback] = [callback() for callback in callbacks]
+    trained(tmp_path, module, *made, scaled=False, clip=None)
+    assert module.living == [0] * 8
