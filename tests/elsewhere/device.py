@@ -65,6 +65,8 @@ class There(Tensor):
     is_stepping: ClassVar[bool] = False
     pinned: ClassVar[dict[int, Tensor]] = {}
     """Page-locked memory by its address."""
+    may_pin: ClassVar[bool] = True
+    """Whether a step may lock pages: a feed does, a model's forward pass may not."""
     called: ClassVar[list[str]] = []
     """Operators of a step."""
 
@@ -248,6 +250,8 @@ def _exit_no_grad(context: Any, *error: Any) -> None:
 
 
 def _pin(tensor: Tensor, *unused: Any) -> Tensor:
+    if There.is_stepping and not There.may_pin:
+        raise WaitError(f"{list(tensor.shape)} is copied from the host in a forward pass")
     copy = tensor.clone()
     # kept, so that no other tensor takes its place
     There.pinned[copy.untyped_storage().data_ptr()] = copy

@@ -344,6 +344,23 @@ def test_other_forms_of_a_family_equal_it_too_on_each_device(
 
 
 @pytest.mark.parametrize("family", ["deberta-v2", "mpnet"])
+def test_distances_that_a_validation_has_met_first_are_trained_with(family: str) -> None:
+    """Also where the validation's rows are longer than what is kept."""
+    model = built(family)
+    short = batch_of([3, 5, 5])
+    plain = gradients(model, model(short))
+    with torch.inference_mode():
+        model(batch_of([600]) if family == "deberta-v2" else batch_of([60]))
+    later = gradients(model, model(short))
+    assert all(torch.equal(later[name], gradient) for name, gradient in plain.items())
+    fresh = built(family)
+    with torch.inference_mode():
+        fresh(short)
+    first = gradients(fresh, fresh(short))
+    assert all(torch.equal(first[name], gradient) for name, gradient in plain.items())
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "mpnet"])
 def test_small_matrices_beside_distances_have_the_gradients_of_the_padded_reference(
     family: str,
 ) -> None:

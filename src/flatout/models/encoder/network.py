@@ -42,7 +42,7 @@ from flatout.models.encoder.flat_rows import FlatRows
 from flatout.models.encoder.freezing import FreezableEncoder, require_same_weights
 from flatout.models.encoder.layers import FlatLayer, Pass, replace_layers
 from flatout.models.encoder.products import encoder_products
-from flatout.models.encoder.relative import measure_distances, reads_distances
+from flatout.models.encoder.relative import DistanceRows, reads_distances
 from flatout.models.encoder.tied_weights import keep_tied_once
 from flatout.models.encoder.windows import Windows, cut_windows, join_answers, window_lengths
 from flatout.models.lean import make_lean
@@ -108,6 +108,7 @@ class Transformer(FreezableEncoder):
             hint="Set pad_token_id in its config.json.",
         )
         self.padding_id = self.facts.padding_id or 0
+        self._distance_rows = DistanceRows()
         self._numbers_pairs = separator_id is not None and self.facts.numbers_pairs
         pooling = self.facts.pooling
         # whether a row's answer is the mean of its tokens' answers
@@ -353,7 +354,7 @@ class Transformer(FreezableEncoder):
         shared = Pass(rows, rotary, read_at_last, self.is_narrow)
         if reads_distances(backbone):
             longest = max(rectangle.length for rectangle in rows.layout.rectangles)
-            shared.distances = measure_distances(backbone.encoder, longest)
+            shared.distances = self._distance_rows.measure(backbone.encoder, longest)
         return shared
 
     def _padded(self, batch: FlatBatch) -> Tensor:

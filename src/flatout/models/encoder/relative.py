@@ -33,6 +33,9 @@ from flatout.models.lean import drop
 if TYPE_CHECKING:
     from flatout.models.encoder.rectangles import Rectangle, RectangleLayout
 
+_LEAST_KEPT = 512
+"""Rows are kept for distances up to this at least, which few texts pass."""
+
 # Adds in place to scores `[H, N, Q, L]` what distances say, from queries and keys `[H, P, D]`.
 Add = Callable[[Tensor, Tensor, Tensor], None]
 
@@ -163,29 +166,56 @@ def reads_distances(backbone: nn.Module) -> bool:
     return hasattr(encoder, "relative_attention_bias") or hasattr(encoder, "rel_embeddings")
 
 
-def measure_distances(encoder: Any, longest: int) -> Distances:
-    """The rows of an encoder's own table for distances up to `longest`."""
-    # On the host: DeBERTa's own function below copies a number to where its distances are, and
-    # waits for that.
+class DistanceRows:
+    """The table rows of an encoder's distances, kept on its device from the first batch on.
+
+    The host computes them once, for distances up to 512 or more: a step copies nothing. They are no
+    part of a checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._rows_W: Tensor | None = None  # of the distances from -longest to longest
+        self._longest = 0
+
+    def measure(self, encoder: Any, longest: int) -> Distances:
+        """The rows of the encoder's table that distances up to `longest` need."""
+        device = next(encoder.parameters()).device
+        if self._rows_W is None or longest > self._longest or self._rows_W.device != device:
+            self._longest = max(longest, _LEAST_KEPT)
+            # A validation may be the first to need them, but training saves them for its backward
+            # pass, which torch refuses for tensors that were made in inference mode.
+            with torch.inference_mode(False):
+                self._rows_W = on_device(_rows_of(encoder, self._longest), device)
+        rows_W = self._rows_W[self._longest - longest : self._longest + longest + 1]
+        if hasattr(encoder, "relative_attention_bias"):  # MPNet's
+            return Distances(rows_W, longest, encoder.relative_attention_bias.weight)
+        # A bucket is never further than its distances, so a batch of short rows meets few of them.
+        span = len(encoder.rel_embeddings.weight) // 2
+        first = max(span - longest, 0)
+        stop = min(span + longest + 1, 2 * span)
+        table = encoder.rel_embeddings.weight[first:stop]
+        if "layer_norm" in encoder.norm_rel_ebd:
+            table = encoder.LayerNorm(table)
+        return Distances(rows_W - first if first else rows_W, longest, table)
+
+
+def _rows_of(encoder: Any, longest: int) -> Tensor:
+    """`[2 * longest + 1]` rows of the table, of the distances from -longest to longest.
+
+    On the host: DeBERTa's own function copies a number to where its distances are, and waits for
+    that.
+    """
     distances = torch.arange(-longest, longest + 1, device="cpu")
-    device = next(encoder.parameters()).device
-    if hasattr(encoder, "relative_attention_bias"):  # MPNet's
-        rows_W = on_device(encoder.relative_position_bucket(-distances), device)
-        return Distances(rows_W, longest, encoder.relative_attention_bias.weight)
+    if hasattr(encoder, "relative_attention_bias"):
+        buckets: Tensor = encoder.relative_position_bucket(-distances)
+        return buckets
     from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
-    span = len(encoder.rel_embeddings.weight) // 2
     if encoder.position_buckets > 0:
         with torch.device("cpu"):
             buckets = make_log_bucket_position(
                 distances, encoder.position_buckets, encoder.max_relative_positions
             )
         distances = buckets.long()
-    # A bucket is never further than its distances, so a batch of short rows meets few of them.
-    first = max(span - longest, 0)
-    stop = min(span + longest + 1, 2 * span)
-    table = encoder.rel_embeddings.weight[first:stop]
-    if "layer_norm" in encoder.norm_rel_ebd:
-        table = encoder.LayerNorm(table)
-    rows = (distances + span).clamp(0, 2 * span - 1) - first
-    return Distances(on_device(rows, device), longest, table)
+    span = len(encoder.rel_embeddings.weight) // 2
+    return (distances + span).clamp(0, 2 * span - 1)
