@@ -20,7 +20,7 @@ import torch
 from benchmarks import gpu
 from benchmarks.bert import base_claims
 from benchmarks.card import kernels, ranks, runs, speed, steps
-from benchmarks.card.every_model import CASES
+from benchmarks.card.every_model import CASES, Parts
 from benchmarks.card.place import Place
 from benchmarks.claim import Claim, Options, bounded
 
@@ -157,6 +157,25 @@ def test_a_mask_that_is_another_one_backwards_is_found(monkeypatch):
 @pytest.mark.soak(seconds=4)
 def test_steps_of_every_model(place):
     require_rows(list(steps.step_claims(place)), steps.STEP_ROWS)
+
+
+@pytest.mark.parametrize("name", ["bilstm", "bert", "tags"])
+def test_a_card_s_batch_of_texts_looks_up_more_than_3072_words(place, name):
+    """Of fewer, CUDA computes the gradient of the table in another way."""
+    asked: list[tuple[int, ...]] = []
+
+    def note(*sizes: int) -> Parts:
+        asked.append(sizes)
+        raise RuntimeError("no training here")
+
+    steps.what_waits(replace(place, options=Options()), replace(CASES[name], make=note))
+    ((_, rows),) = asked
+    data, _ = CASES[name].make(1, rows)
+    data.prepare_data()
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    assert batch.num_rows == rows
+    assert batch.num_tokens > 3_072
 
 
 def test_a_step_that_fails_names_why(place, monkeypatch):
