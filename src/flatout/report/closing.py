@@ -1,10 +1,13 @@
-"""The text printed when a run ends: metrics, speed, the parts of a batch's time, the verdict, the
-folders.
+"""The text printed when a run ends: metrics, speed, the parts of a batch's time, the verdict.
+
+Everything is read off `summary.json`. The functions that end in `_text` each write one line;
+`report.html` and TensorBoard show the same lines. Open it to change how a result is worded.
 """
 
 from __future__ import annotations
 
 import html
+import operator
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -17,8 +20,8 @@ from rich.text import Text
 
 from flatout.errors import printable
 
-_MOST_CLASSES = 6  # of the best and of the worst; fewer than both together are all shown
-EARLY_END = "early end of training"  # the choice that says that patience has ended training
+_MOST_CLASSES = 6  # of the best and of the worst; up to twice as many classes are all shown
+EARLY_END = "early end of training"  # name of the choice that records that patience ended training
 
 
 def print_closing(
@@ -27,18 +30,18 @@ def print_closing(
     per_class: list[dict[str, Any]],
     console: Console | None = None,
 ) -> None:
-    """Print the closing tables; the run folder and the command stay on one line each, so that you
-    can copy them.
-    """
+    """Print the closing tables, the run folder and the command that shows the curves."""
     console = console or Console(highlight=False)
     if per_class:
         console.print(class_table(per_class))
     table = plain_table("", "", texts=2, show_header=False, title=Text(_title(summary)))
     table.columns[0].style = "bold"
-    early = [("ended early", text)] if (text := early_end(summary)) else []
-    for name, text in [*_metric_rows(summary), *early, *_speed_rows(summary)]:
-        table.add_row(Text(name), Text(text))
+    rows = [*_metric_rows(summary), ("ended early", early_end(summary)), *_speed_rows(summary)]
+    for name, text in rows:
+        if text:
+            table.add_row(Text(name), Text(text))
     console.print(table)
+    # soft_wrap: the folder and the command stay on one line each, so that you can copy them
     console.print(Text(f"run folder:  {folder}"), soft_wrap=True)
     if "tensorboard" in summary.get("loggers", ["tensorboard"]):
         console.print(
@@ -49,8 +52,8 @@ def print_closing(
 def plain_table(*heads: str, texts: int = 1, **more: Any) -> Table:
     """A table without lines: columns of texts, then columns of numbers, which end at the right."""
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", **more)
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="left" if place < texts else "right")
+    for index, head in enumerate(heads):
+        table.add_column(head, justify="left" if index < texts else "right")
     return table
 
 
@@ -72,108 +75,112 @@ def class_table(per_class: list[dict[str, Any]]) -> Table:
 
 
 def early_end(summary: Mapping[str, Any]) -> str:
-    """After which epoch patience has ended training, why, and which epoch is kept; empty where it
-    has not.
-    """
-    end = next((each for each in summary["choices"] if each["name"] == EARLY_END), None)
-    return f"{end['value']}: {end['why']}; {end['evidence']}" if end else ""
+    """After which epoch patience ended training, why, and which epoch is kept; else empty."""
+    for choice in summary["choices"]:
+        if choice["name"] == EARLY_END:
+            return f"{choice['value']}: {choice['why']}; {choice['evidence']}"
+    return ""
 
 
 def _title(summary: dict[str, Any]) -> str:
-    training, status = summary["training"], summary["status"]
-    steps = "" if training["steps"] is None else f"{training['steps']:,} steps"
-    seconds = "" if training["seconds"] is None else f"{training['seconds']:.1f} s"
-    parts = (
-        summary["model"]["name"] or "no model yet",
-        steps,
-        seconds,
-        "" if status == "finished" else status,
-    )
-    return ", ".join(filter(None, parts))
+    training = summary["training"]
+    parts = [summary["model"]["name"] or "no model yet"]
+    if training["steps"] is not None:
+        parts.append(f"{training['steps']:,} steps")
+    if training["seconds"] is not None:
+        parts.append(f"{training['seconds']:.1f} s")
+    if summary["status"] != "finished":
+        parts.append(summary["status"])
+    return ", ".join(parts)
 
 
 def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     metrics = summary["metrics"]
-    known = (summary["baseline"] or {}).get("metrics") or {}
-    split = "test/" if any(name.startswith("test/") for name in metrics) else "val/"
+    baseline = (summary["baseline"] or {}).get("metrics") or {}
+    intervals = summary.get("intervals") or {}
+    is_tested = any(name.startswith("test/") for name in metrics)
+    split = "test/" if is_tested else "val/"
     rows = []
     for name, value in metrics.items():
         if not name.startswith(split) or value is None:
             continue
-        text = f"{value:.4f}{interval_text((summary.get('intervals') or {}).get(name))}"
-        if best := known.get(name):
-            rival = f"the {summary['baseline']['name']}"
-            # a percentage of or by a negative score says nothing
-            is_share = value >= 0 and best > 0
-            text += (
-                f"   {value / best:.1%} of {rival}, {best:.4f}"
-                if is_share
-                else f"   {rival}: {best:.4f}"
-            )
+        text = f"{value:.4f}{interval_text(intervals.get(name))}"
+        if best := baseline.get(name):
+            baseline_name = f"the {summary['baseline']['name']}"
+            # a percentage of a negative score, or by one, has no meaning
+            if value >= 0 and best > 0:
+                text += f"   {value / best:.1%} of {baseline_name}, {best:.4f}"
+            else:
+                text += f"   {baseline_name}: {best:.4f}"
         rows.append((name, text))
-    others = [name for name in known if name.startswith(split) and name not in metrics]
-    rows += [(name, f"{known[name]:.4f}   for comparison") for name in others]
-    return rows + ([("rival", text)] if (text := rival_text(summary)) else [])
+    others = [name for name in baseline if name.startswith(split) and name not in metrics]
+    rows += [(name, f"{baseline[name]:.4f}   for comparison") for name in others]
+    return [*rows, ("rival", rival_text(summary))]
 
 
 def rival_text(summary: Mapping[str, Any]) -> str:
-    """What a simple model scores beside the run, and whether it wins; empty where there is none."""
+    """A simple model's score on the same data, and whether it beats the run; empty if none."""
     if not (rival := summary.get("rival")):
         return ""
-    name, metric = rival["name"], rival["metric"]
-    ends = f": it wins against {summary['metrics'][metric]:.4f}" if rival["wins"] else ""
-    return f"{metric} {rival['metrics'][metric]:.4f} by the {name}{ends}"
+    metric = rival["metric"]
+    text = f"{metric} {rival['metrics'][metric]:.4f} by the {rival['name']}"
+    return f"{text}: it wins against {summary['metrics'][metric]:.4f}" if rival["wins"] else text
 
 
 def truncation_text(summary: Mapping[str, Any]) -> str:
-    """What rows that were cut score beside whole ones; empty where that is not known."""
-    if not (found := summary.get("truncation")):
+    """The score on rows that were cut to the longest length, and on whole ones; else empty."""
+    if not (scores := summary.get("truncation")):
         return ""
-    cut, whole = (
-        f"{found[each]:.4f} on {found[f'{each}_rows']:,} {each} rows" for each in ("cut", "whole")
-    )
-    equal = (
-        f" (and {found['equal_rows']:,} whole ones of their length)" if found["equal_rows"] else ""
-    )
-    return f"{found['metric']} by length: {cut}{equal}, {whole}"
+    cut = f"{scores['cut']:.4f} on {scores['cut_rows']:,} cut rows"
+    if scores["equal_rows"]:
+        cut += f" (and {scores['equal_rows']:,} whole ones of their length)"
+    whole = f"{scores['whole']:.4f} on {scores['whole_rows']:,} whole rows"
+    return f"{scores['metric']} by length: {cut}, {whole}"
 
 
 def interval_text(interval: Sequence[float] | None) -> str:
-    """An interval as it follows its score; empty where there is none."""
+    """An interval behind its score: (0.83, 0.86) gives " (0.830–0.860)"; empty for None."""
     if interval is None:
         return ""
-    digits = 3 if max(map(abs, interval)) >= 0.1 else 4
-    return f" ({interval[0]:.{digits}f}–{interval[1]:.{digits}f})"
+    low, high = interval
+    digits = 3 if max(abs(low), abs(high)) >= 0.1 else 4
+    return f" ({low:.{digits}f}–{high:.{digits}f})"
 
 
 def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     speed = summary["speed"]
-    forms = {"rows_per_s": "{:,.0f} rows/s", "tokens_per_s": "{:,.0f} tokens/s"}
-    forms |= {"padding_share": "padding {:.1%}", "mfu": "MFU {:.1%}"}
-    known = [form.format(speed[name]) for name, form in forms.items() if speed[name] is not None]
-    rows = [("speed", ", ".join(known))] if known else []
+    forms = {
+        "rows_per_s": "{:,.0f} rows/s",
+        "tokens_per_s": "{:,.0f} tokens/s",
+        "padding_share": "padding {:.1%}",
+        "mfu": "MFU {:.1%}",
+    }
+    rows = [("speed", ", ".join(format_known(speed, forms)))]
     if parts := parts_of_step(speed["step_ms"]):
         shares = ", ".join(f"{name} {share:.1%}" for name, _, share in parts if share >= 0.001)
         rows.append(("each batch", f"{sum(ms for _, ms, _ in parts):.1f} ms: {shares}"))
-    if text := gpu_text(speed["gpu"]):
-        rows.append(("card", text))
+    rows.append(("card", gpu_text(speed["gpu"])))
     if text := verdict_text(summary["verdict"]):
-        rows.append(("verdict", text))
-        if known := summary["verdict"].get("ladder"):
-            rows.append(("", known))
-        rows += [
-            ("", f"also {each['sentence']}") for each in summary["verdict"].get("others") or []
-        ]
+        verdict = summary["verdict"]
+        rows += [("verdict", text), ("", verdict.get("ladder") or "")]
+        rows += [("", f"also {other['sentence']}") for other in verdict.get("others") or []]
     return rows
 
 
+def format_known(values: Mapping[str, Any], forms: Mapping[str, str]) -> list[str]:
+    """The values that have a form and are known, each formatted: "MFU {:.1%}" for `mfu`."""
+    return [
+        form.format(values[name]) for name, form in forms.items() if values.get(name) is not None
+    ]
+
+
 def parts_of_step(step_ms: Mapping[str, float | None]) -> list[tuple[str, float, float]]:
-    """The parts of a batch's time that are known, each with its milliseconds and its share; none
-    where all are zero.
-    """
+    """The known parts of a batch's time as (name, milliseconds, share); empty if all are zero."""
     known = {name: ms for name, ms in step_ms.items() if ms is not None}
     total = sum(known.values())
-    return [(name, ms, ms / total) for name, ms in known.items()] if total > 0 else []
+    if total == 0:
+        return []
+    return [(name, ms, ms / total) for name, ms in known.items()]
 
 
 def closing_markdown(summary: dict[str, Any]) -> str:
@@ -181,53 +188,48 @@ def closing_markdown(summary: dict[str, Any]) -> str:
     parts = [f"**{_cell(_title(summary))}**"]
     if text := verdict_text(summary["verdict"]):
         parts.append(f"**Verdict:** {_cell(text)}")
-    if rows := [
-        row
-        for row in [*_metric_rows(summary), *_speed_rows(summary)]
-        if row[0] not in ("verdict", "")
-    ]:
-        parts.append(_markdown_table(["result and speed", ""], rows))
-    if choices := [
-        [each[name] for name in ("name", "value", "why", "evidence")] for each in summary["choices"]
-    ]:
-        parts += [
-            "**Automatic choices**",
-            _markdown_table(["choice", "value", "why", "evidence"], choices),
-        ]
+    rows = [*_metric_rows(summary), *_speed_rows(summary)]
+    shown = [(name, text) for name, text in rows if text and name not in ("verdict", "")]
+    if shown:
+        parts.append(_markdown_table(["result and speed", ""], shown))
+    if choices := choice_rows(summary):
+        parts.append("**Automatic choices**")
+        parts.append(_markdown_table(["choice", "value", "why", "evidence"], choices))
     return "\n\n".join(parts)
 
 
+def choice_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    """Each automatic choice as a row: its name, the value, why, and the evidence."""
+    columns = operator.itemgetter("name", "value", "why", "evidence")
+    return [list(columns(choice)) for choice in summary["choices"]]
+
+
 def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    return "\n".join(
-        f"| {' | '.join(map(_cell, line))} |" for line in [heads, ["---"] * len(heads), *rows]
-    )
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
 
 
 def _cell(value: object) -> str:
-    """A value as plain text: it cannot end its cell, and no sign of markdown or HTML acts."""
+    """A value as plain text: signs of markdown and HTML in it are escaped, `|` too."""
     return re.sub(r"([\\|*_`\[])", r"\\\1", html.escape(printable(str(value)), quote=False))
 
 
 def gpu_text(gpu: dict[str, Any]) -> str:
-    """Load, memory, power, temperature and throttling of the card in one line; empty without
-    samples.
-    """
-    says = {
+    """Load, memory, power, temperature and throttling of the GPU; empty without samples."""
+    forms = {
         "utilisation": "busy {:.0%}",
         "memory_gb": "{:.1f} GB",
         "power_w": "{:.0f} W",
         "temperature_c": "{:.0f} °C",
     }
-    known = [form.format(gpu[name]) for name, form in says.items() if gpu.get(name) is not None]
-    throttled = gpu.get("throttled") or {}
-    known += [
-        f"throttled {share:.0%} of the time by {reason}" for reason, share in throttled.items()
-    ]
+    texts = format_known(gpu, forms)
+    for reason, share in (gpu.get("throttled") or {}).items():
+        texts.append(f"throttled {share:.0%} of the time by {reason}")
     if others := gpu.get("others"):
-        known.append(
+        texts.append(
             f"shared {others['share']:.0%} of the time (other processes: {others['processes']})"
         )
-    return ", ".join(known)
+    return ", ".join(texts)
 
 
 def verdict_text(verdict: dict[str, Any] | None) -> str:
@@ -236,7 +238,10 @@ def verdict_text(verdict: dict[str, Any] | None) -> str:
         return ""
     if sentence := verdict.get("sentence"):
         return str(sentence)
-    share, fix = verdict.get("share"), verdict.get("fix", verdict.get("mend"))
-    return (
-        verdict["limit"] + ("" if share is None else f" {share:.1%}") + (f": {fix}" if fix else "")
-    )
+    # a summary of an older version has no sentence
+    text = str(verdict["limit"])
+    if verdict.get("share") is not None:
+        text += f" {verdict['share']:.1%}"
+    if fix := verdict.get("fix", verdict.get("mend")):
+        text += f": {fix}"
+    return text

@@ -1,10 +1,9 @@
-"""A run's TensorBoard pages beside its curves: the layout of charts, closing text, figures,
-precision-recall curves.
+"""What a run shows in TensorBoard beside its curves: chart layout, closing text and figures.
 
-The layout is written with the first curves. The rest comes at the end, in a separate event file,
-which a resumed run replaces. Settings and final metrics (the HPARAMS page) have a file too: a
-resumed run is listed once, and a sweep can list the settings it searched instead of all the
-settings of a trial. TensorBoard shows figures as pixels only.
+The layout is written with the first curves. The closing text, the figures and the precision-recall
+curves follow at the end, in a separate event file, which a resumed run replaces. Settings and final
+metrics (the HPARAMS page) have their own file: so a resumed run is listed once, and a sweep lists
+the settings it searched instead of all settings of a trial. TensorBoard shows figures as pixels.
 """
 
 from __future__ import annotations
@@ -40,27 +39,29 @@ if TYPE_CHECKING:
 
     from flatout.tasks.metrics import Counted
 
-_LONGEST = 22  # letters of a class in a figure
-# half as many pixels again as a page has: TensorBoard enlarges a picture that is clicked
+_LONGEST = 22  # letters of a class name in a figure
+# 1.5 times the pixels of a page (72): TensorBoard enlarges a picture that is clicked
 _DPI = 108
+# Settings by which runs are compared on the HPARAMS page, beside all of model, optim and task.
 _COMPARED = (
-    *(
-        f"data.{name}"
-        for name in (
-            "batch_size",
-            "accumulate",
-            "effective_batch",
-            "tokens_per_batch",
-            "max_length",
-        )
-    ),
-    *("precision", "seed", "trainer.max_epochs"),
+    "data.batch_size",
+    "data.accumulate",
+    "data.effective_batch",
+    "data.tokens_per_batch",
+    "data.max_length",
+    "precision",
+    "seed",
+    "trainer.max_epochs",
 )
+# heading → title of a chart → its kind and the curves in it
 Layout = dict[str, dict[str, list[Any]]]
 
 
 def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
-    """The charts under each heading."""
+    """The charts under each heading; `metrics` are names without their `val/`.
+
+    A run without a GPU gets no charts of one.
+    """
     from flatout.callbacks.clock import PARTS
 
     charts = [
@@ -83,26 +84,30 @@ def layout(metrics: Sequence[str], *, has_card: bool) -> Layout:
         ("gpu", "temperature, °C", ["gpu/temperature_c"]),
         ("gpu", "clocks, MHz", ["gpu/sm_clock_mhz", "gpu/memory_clock_mhz"]),
     ]
-    found: Layout = {}
+    headings: Layout = {}
     for heading, title, tags in charts:
-        if known := [
-            f"{tag}$" for tag in tags if has_card or not tag.startswith(("gpu/", "speed/mfu"))
-        ]:
-            found.setdefault(heading, {})[title] = ["Multiline", known]
-    return found
+        if not has_card:
+            tags = [tag for tag in tags if not tag.startswith(("gpu/", "speed/mfu"))]
+        if tags:
+            # TensorBoard takes each as a regular expression: `$` keeps `loss` from `loss_ema`
+            curves = [f"{tag}$" for tag in tags]
+            headings.setdefault(heading, {})[title] = ["Multiline", curves]
+    return headings
 
 
 def write_dashboard(
     folder: Path, summary: dict[str, Any], settings: dict[str, Any], counted: Counted | None
 ) -> None:
-    """Write the closing text, the figures, the precision-recall curves and the settings, at the
-    run's last step.
+    """Write everything that follows a run's curves, at its last step.
+
+    `counted`, what validation counted for each class, gives the confusion figure and the
+    precision-recall curves; `settings` are those of the HPARAMS page.
     """
     step = summary["training"]["steps"] or 0
     with event_file(folder, ".closing") as writer, ignoring_missing_glyphs():
         writer.add_text("verdict", closing_markdown(summary), step)
         if (figure := time_figure(summary["speed"]["step_ms"])) is not None:
-            # pyplot holds no figure of ours
+            # close=False: pyplot, which would close it, does not know the figure
             writer.add_figure("time/each_step", figure, step, close=False)
         if counted is not None:
             if counted.confusion is not None:
@@ -130,35 +135,34 @@ def precision_over_recall(counted: Counted) -> dict[str, NDArray[np.float64]]:
     wrong = binned[..., 0, 1]
     missed = binned[..., 1, 0]
     left = binned[..., 0, 0]
-    answered, given = right + wrong, right + missed
+    answered = right + wrong
+    labelled = right + missed
     precision = np.where(answered > 0, right / np.maximum(answered, 1), 1.0)
-    curves = np.stack([right, wrong, left, missed, precision, right / np.maximum(given, 1)])
+    recall = right / np.maximum(labelled, 1)
+    curves = np.stack([right, wrong, left, missed, precision, recall])
     most = len(counted.classes) if counted.confusion is None else 20
-    commonest = np.argsort(-given[0], kind="stable")[:most]
-    return {counted.classes[place]: curves[:, :, place] for place in commonest if given[0, place]}
+    commonest = np.argsort(-labelled[0], kind="stable")[:most]
+    # a class without a row has no recall
+    return {counted.classes[k]: curves[:, :, k] for k in commonest if labelled[0, k]}
 
 
 def write_hyperparameters(
     folder: Path, settings: dict[str, Any], metrics: dict[str, float | None], step: int
 ) -> None:
-    """List a run on tensorboard's page for its folder, or one above: each metric a point under
-    `final/`.
-    """
+    """List a run on TensorBoard's HPARAMS page; each metric is one point, named `final/…`."""
     from torch.utils.tensorboard.summary import hparams
 
-    found = {
-        f"final/{name.replace('/', '_')}": value
-        for name, value in metrics.items()
-        if value is not None
-    }
-    plain = {
-        key: each if isinstance(each, bool | int | float | str) else str(each)
-        for key, each in settings.items()
-    }
+    known = {name: value for name, value in metrics.items() if value is not None}
+    finals = {f"final/{name.replace('/', '_')}": value for name, value in known.items()}
+    # the page sorts numbers, texts and booleans, and refuses everything else
+    plain = dict(settings)
+    for key, value in settings.items():
+        if not isinstance(value, bool | int | float | str):
+            plain[key] = str(value)
     with event_file(folder, ".hparams") as writer:
-        for summary in hparams(plain, found):  # the page sorts by numbers, texts and booleans
+        for summary in hparams(plain, finals):
             writer._get_file_writer().add_summary(summary)
-        for name, value in found.items():
+        for name, value in finals.items():
             writer.add_scalar(name, value, step)
 
 
@@ -177,36 +181,39 @@ def event_file(folder: Path, suffix: str) -> Iterator[Any]:
             yield writer
         written = next(Path(apart).iterdir())
         head, second, rest = re.split(r"(?<=tfevents\.)(\d+)", written.name, maxsplit=1)
-        others = (re.search(r"tfevents\.(\d+)\.", path.name) for path in folder.glob("events.*"))
-        latest = max((int(found[1]) for found in others if found), default=0)
+        names = " ".join(path.name for path in folder.glob("events.*"))
+        latest = max(map(int, re.findall(r"tfevents\.(\d+)\.", names)), default=0)
         shutil.move(written, folder / f"{head}{max(int(second), latest + 1)}{rest}")
     for path in before:
         path.unlink(missing_ok=True)
 
 
 def compared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings by which runs are compared, by their dotted keys, without those that are not
-    set.
-    """
-    flat = {name: value for name, value in flattened(settings).items() if value not in (None, {})}
+    """The settings by which runs are compared, by their dotted keys; unset ones are left out."""
     return {
-        name: flat[name]
-        for name in flat
-        if name in _COMPARED or name.startswith(("model.", "optim.", "task."))
+        key: value
+        for key, value in flattened(settings).items()
+        if value not in (None, {})
+        and (key in _COMPARED or key.startswith(("model.", "optim.", "task.")))
     }
 
 
 def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Figure:
-    """The commonest classes, true ones down and predicted ones across, coloured by fraction of the
-    true class.
+    """Confusion of the 40 commonest classes: true ones down, predicted ones across.
+
+    `counts` are [true class, predicted class]; a cell is coloured by its fraction of the true
+    class's rows.
     """
     from matplotlib.colors import LinearSegmentedColormap
 
     order = np.argsort(-counts.sum(1), kind="stable")[:40]
     shown = counts[np.ix_(order, order)]
-    whole = [printable(classes[place]) for place in order]
-    names = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in whole]
+    names = [printable(classes[index]) for index in order]
+    for index, name in enumerate(names):
+        if len(name) > _LONGEST:
+            names[index] = f"{name[: _LONGEST - 1]}…"
     shares = shown / np.maximum(counts[order].sum(1, keepdims=True), 1)
+    # All sizes are pixels. A cell is as large as its picture allows, the margins hold the names.
     size = int(np.clip(640 // len(names), 16, 72))
     margin = 24 + LETTER * 1.1 * max(map(len, names))
     edge = size * len(names)
@@ -229,6 +236,7 @@ def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Fig
         axes.set_yticks(np.arange(len(names) + 1) - 0.5, minor=True)
         axes.grid(visible=False)
         axes.grid(which="minor", color=GRID)
+        # a count stands in its cell if it has room there
         for down, across in zip(*np.nonzero(shown), strict=True):
             if len(text := str(shown[down, across])) * LETTER * 1.1 < size - 2:
                 ink = PAPER if shares[down, across] > 0.55 else INK  # on a dark cell
@@ -252,8 +260,9 @@ def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Fig
 
 
 def time_figure(step_ms: Mapping[str, float | None]) -> Figure | None:
-    """One bar of the parts of a batch's time, with times and shares; None where fewer than two
-    parts are known.
+    """One bar of the parts of a batch's time, and a line for each with its time and fraction.
+
+    None if fewer than two parts are known: a single part says nothing.
     """
     if len(parts := parts_of_step(step_ms)) < 2:
         return None

@@ -1,8 +1,8 @@
-"""Draw line charts, and others, with matplotlib, as inline SVG for the pages.
+"""Draw charts with matplotlib, as inline SVG for the pages.
 
 A chart follows its page: ink, grid and paper are CSS variables, so it is readable on a dark screen
 and in print. Texts stay texts. The same data give the same bytes. matplotlib is imported only when
-a chart is drawn.
+a chart is drawn. `line_chart` draws curves; other charts combine `drawing`, `add_axes`, `draw_svg`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-# of an ordinary chart, in pixels
-WIDTH = 460
+WIDTH = 460  # pixels of an ordinary chart
 HEIGHT = 220
+# of curves, in their order
 COLOURS = (
     "#2a83a3",
     "#c8553d",
@@ -43,13 +43,14 @@ COLOURS = (
     "#9d4e6b",
     "#8fa35a",
 )
-STEPS = (1, 2, 5, 10)  # ticks lie so far apart, times a power of ten
-LETTER = 6.2  # width of a letter in an ordinary text, in pixels
+STEPS = (1, 2, 5, 10)  # distance between ticks, times a power of ten
+LETTER = 6.2  # pixels: width of a letter in an ordinary text
 INK = "#1b1f23"
 MUTED = "#57606a"
 LINE = "#d8dee4"
 GRID = "#e6eaee"
 PAPER = "#ffffff"
+# matplotlib draws with plain colours; `_simplify` puts the page's variable in the place of each
 _VARIABLES = {
     INK: "var(--ink)",
     MUTED: "var(--muted)",
@@ -58,15 +59,14 @@ _VARIABLES = {
     PAPER: "var(--paper)",
 }
 _STYLE = Path(__file__).with_name("figures.mplstyle")
+# An artist's id carries the texts of its marks into the SVG, where `_simplify` finds them.
 _MARKED = "marked:"
-_BETWEEN = "\u2028"
-"""An artist's id carries the texts of its marks to the SVG; `printable` leaves no such separator in
-them."""
+_BETWEEN = "\u2028"  # `printable` leaves no such separator in a text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A chart as a template shows it: caption, legend, a note behind the legend, picture."""
+    """A chart as a template shows it: caption, legend, a note after the legend, picture."""
 
     title: str
     svg: Markup
@@ -76,9 +76,7 @@ class Chart:
 
 @contextmanager
 def drawing(width: float = WIDTH, height: float = HEIGHT, dpi: int = 72) -> Iterator[Figure]:
-    """An empty figure in our style, whatever style the user has set for matplotlib; sizes are
-    pixels at 72 dpi.
-    """
+    """An empty figure in our style, whatever style the user set; sizes are pixels at 72 dpi."""
     from matplotlib.figure import Figure
     from matplotlib.style import context
 
@@ -88,7 +86,7 @@ def drawing(width: float = WIDTH, height: float = HEIGHT, dpi: int = 72) -> Iter
 
 @contextmanager
 def ignoring_missing_glyphs() -> Iterator[None]:
-    """matplotlib's own font lacks most scripts; in SVG the reader's browser has them."""
+    """Silence matplotlib where its font lacks a letter: in SVG the browser's font has it."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message=r"Glyph .* missing from font", category=UserWarning
@@ -110,8 +108,9 @@ def add_axes(
 
 
 def explain(artist: Artist, texts: Sequence[str]) -> None:
-    """Show a text when the reader points at a mark of the artist: one text for each mark, in the
-    order drawn.
+    """Give each mark of an artist a text that the browser shows when you point at it.
+
+    One text for each mark, in the order drawn; a single text is for the whole artist.
     """
     artist.set_gid(_MARKED + _BETWEEN.join(map(printable, texts)))
 
@@ -139,9 +138,7 @@ def draw_svg(figure: Figure, label: str) -> Markup:
 
 
 def _simplify(element: ElementTree.Element) -> None:
-    """Use the page's colours and font, add the texts of `explain`, and drop what a page does not
-    need.
-    """
+    """Use the page's colours and font, add the texts of `explain`, drop what a page can spare."""
     for child in list(element):
         if child.tag == "style" or (child.tag == "g" and not len(child)):
             element.remove(child)
@@ -179,15 +176,15 @@ class Curve:
 def line_chart(
     title: str, curves: Sequence[Curve], *, x_label: str = "step", doublings: bool = False
 ) -> Chart | None:
-    """A chart of some curves, or None without any point.
+    """A chart of some curves; None if none has a point.
 
-    With `doublings`, equal distances to the right are factors.
+    With `doublings`, equal distances to the right are equal factors (1, 2, 4, …).
     """
     shown = []
     for curve in curves:
         points = [(x, y) for x, y in curve.points if math.isfinite(y) and (x > 0 or not doublings)]
         shown.append(Curve(curve.name, points))
-    if not any(each.points for each in shown):
+    if not any(curve.points for curve in shown):
         return None
     with drawing() as figure:
         axes = add_axes(figure)
@@ -212,5 +209,5 @@ def line_chart(
 
 
 def format_numbers(axis: Axis, form: str = "{:g}") -> None:
-    """Write each tick by itself, without a common factor or offset."""
+    """Write each tick in full: matplotlib would move a factor or an offset to the axis' end."""
     axis.set_major_formatter(lambda value, _: form.format(value))

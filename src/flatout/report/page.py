@@ -1,8 +1,8 @@
-"""`report.html`: one run on one page, fit to be printed; and how every page is rendered.
+"""`report.html`: one run on one page that can be printed; and how every page is rendered.
 
 A page is one file: its style and its charts stand inside, so it opens without network and runs no
-script. Every value is escaped, except a chart's own SVG. A run on recordings also shows its answers
-to the test or the validation.
+script. Its text is a template in `templates/`; every value is escaped, except a chart's own SVG. A
+run on recordings also shows its predictions for the test split or, without one, for validation.
 """
 
 from __future__ import annotations
@@ -25,14 +25,22 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from flatout.data.batches.feed import Feeds
+    from flatout.tasks.sequences import SequenceRegressor
 
+# title of a chart → the columns of `metrics.csv` in it; a chart without points is left out
 _CHARTS = {
     "loss": ("train/loss", "val/loss"),
-    "quality on validation": tuple(
-        f"val/{name}"
-        for name in (
-            "accuracy macro_f1 subset_accuracy auroc f1 dice precision recall exact masked_accuracy"
-        ).split()
+    "quality on validation": (
+        "val/accuracy",
+        "val/macro_f1",
+        "val/subset_accuracy",
+        "val/auroc",
+        "val/f1",
+        "val/dice",
+        "val/precision",
+        "val/recall",
+        "val/exact",
+        "val/masked_accuracy",
     ),
     "rows a second": ("speed/rows_per_s",),
     "the card's use": ("speed/mfu", "gpu/utilisation"),
@@ -40,8 +48,7 @@ _CHARTS = {
 }
 RECORDINGS = "recordings.csv"
 TARGETS = "targets.csv"
-_MOST_POINTS = 600  # of a longer recording so many samples about its middle are drawn
-_SCORES = ("precision", "recall", "f1")
+_MOST_POINTS = 600  # samples drawn of a recording; of a longer one, those in its middle
 
 
 def write_page(
@@ -51,19 +58,27 @@ def write_page(
     per_class: Sequence[Mapping[str, Any]],
     answers: Sequence[Chart] = (),
 ) -> Path:
+    """Write `report.html` into a run folder; `curves` are the rows of its `metrics.csv`."""
     summary = mask_settings(summary)
     path = folder / "report.html"
     config = folder / "config.yaml"
     model = summary["model"]
-    parameters = f", {model['parameters']:,} parameters" if model["parameters"] else ""
+    about = model["name"] or "no model yet"
+    if model["parameters"]:
+        about += f", {model['parameters']:,} parameters"
     parts = closing.parts_of_step(summary["speed"]["step_ms"])
+    times = [
+        {"share": share, "colour": colour, "text": f"{name} {ms:.2f} ms ({share:.0%})"}
+        for (name, ms, share), colour in zip(parts, COLOURS, strict=False)
+    ]
+    classes = []
+    for row in per_class:
+        scores = (f"{row[name]:.3f}" for name in ("precision", "recall", "f1"))
+        classes.append([row["class"], *scores, f"{row['support']:,}"])
     page = render_text(
         "report.html",
         summary=summary,
-        about=(
-            f"{model['name'] or 'no model yet'}{parameters} on"
-            f" {summary['data']['source'] or 'no data yet'}"
-        ),
+        about=f"{about} on {summary['data']['source'] or 'no data yet'}",
         figures=[*_metric_tiles(summary), *_speed_tiles(summary)],
         early_end=closing.early_end(summary),
         rival=closing.rival_text(summary),
@@ -71,19 +86,10 @@ def write_page(
         verdict=closing.verdict_text(summary["verdict"]),
         curves=_charts(curves, summary["metric"]),
         answers=answers,
-        times=[
-            {"share": share, "colour": colour, "text": f"{name} {ms:.2f} ms ({share:.0%})"}
-            for (name, ms, share), colour in zip(parts, COLOURS, strict=False)
-        ],
+        times=times,
         card=closing.gpu_text(summary["speed"]["gpu"]),
-        choices=[
-            [choice[name] for name in ("name", "value", "why", "evidence")]
-            for choice in summary["choices"]
-        ],
-        classes=[
-            [row["class"], *(f"{row[name]:.3f}" for name in _SCORES), f"{row['support']:,}"]
-            for row in per_class
-        ],
+        choices=closing.choice_rows(summary),
+        classes=classes,
         settings=config.read_text("utf-8") if config.is_file() else "",
     )
     write_atomically(path, page)
@@ -91,8 +97,9 @@ def write_page(
 
 
 def read_curves(folder: Path) -> list[dict[str, str]]:
-    """Rows of a run's `metrics.csv` without an unfinished last one; an empty list
-    without the file.
+    """The rows of a run's `metrics.csv`; none if there is no file.
+
+    A killed run may have left half a last row: everything after the last line break is dropped.
     """
     if not (path := folder / "metrics.csv").is_file():
         return []
@@ -101,22 +108,21 @@ def read_curves(folder: Path) -> list[dict[str, str]]:
 
 
 def tile(value: str, name: str, note: str = "") -> dict[str, str]:
-    """A large figure on a page, what it is, and a short note."""
+    """A large figure on a page, its name below it, and a short note."""
     return {"value": value, "name": name, "note": note}
 
 
 def _metric_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     baseline = summary["baseline"] or {}
-    known = baseline.get("metrics") or {}
+    best = baseline.get("metrics") or {}
     intervals = summary.get("intervals") or {}
     tiles = []
     for name, value in summary["metrics"].items():
         if name.startswith("test/") and value is not None and name != "test/loss":
-            beside = (
-                f"{value / known[name]:.1%} of the {baseline['name']}" if known.get(name) else ""
-            )
-            notes = [closing.interval_text(intervals.get(name)).strip(), beside]
-            tiles.append(tile(f"{value:.4f}", name, " ".join(filter(None, notes))))
+            note = closing.interval_text(intervals.get(name))
+            if best.get(name):
+                note += f" {value / best[name]:.1%} of the {baseline['name']}"
+            tiles.append(tile(f"{value:.4f}", name, note.strip()))
     return tiles
 
 
@@ -125,56 +131,49 @@ def _speed_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     training = summary["training"]
     tiles = []
     if speed["rows_per_s"]:
-        tiles.append(
-            tile(
-                f"{speed['rows_per_s']:,.0f}",
-                "rows/s",
-                filled("padding {:.1%}", speed["padding_share"]),
-            )
-        )
+        padding = filled("padding {:.1%}", speed["padding_share"])
+        tiles.append(tile(f"{speed['rows_per_s']:,.0f}", "rows/s", padding))
     if speed["tokens_per_s"]:
         tiles.append(tile(f"{speed['tokens_per_s']:,.0f}", "tokens/s"))
     if speed["mfu"] is not None:
         peak = filled("of {:,.3g} TFLOP/s", summary["hardware"]["peak_tflops"])
         tiles.append(tile(f"{speed['mfu']:.1%}", "MFU", peak))
     if training["seconds"]:
-        tiles.append(
-            tile(f"{training['seconds']:.0f} s", "in all", filled("{:,} steps", training["steps"]))
-        )
+        steps = filled("{:,} steps", training["steps"])
+        tiles.append(tile(f"{training['seconds']:.0f} s", "in all", steps))
     return tiles
 
 
 def _charts(curves: Sequence[Mapping[str, str]], metric: str | None) -> list[Chart]:
+    """The charts of a run; the metric that chooses its weights is always among them."""
     deciding = f"val/{metric}"
+    columns = dict(_CHARTS)
+    if not any(deciding in names for names in columns.values()):
+        columns[f"{metric} on validation"] = (deciding,)
     charts = []
-    is_shown = any(deciding in names for names in _CHARTS.values())
-    for title, names in (
-        _CHARTS if is_shown else {**_CHARTS, f"{metric} on validation": (deciding,)}
-    ).items():
+    for title, names in columns.items():
         lines = [Curve(name, _points(curves, name)) for name in names]
         charts.append(line_chart(title, [line for line in lines if line.points]))
     return [chart for chart in charts if chart]
 
 
 def _points(curves: Sequence[Mapping[str, str]], name: str) -> list[tuple[float, float]]:
-    """A column over the steps; the last row of a killed run may be incomplete."""
+    """A column over the steps, without cells that are empty or not finite."""
     points = []
     for row in curves:
+        # a row holds the columns of its step only; a killed run's last one may be half written
         with suppress(KeyError, TypeError, ValueError):
             points.append((float(row["step"]), float(row[name])))
     return [point for point in points if all(map(math.isfinite, point))]
 
 
-def filled(form: str, value: Any) -> str:
-    """A figure in words; empty where there is none."""
+def filled(form: str, value: object) -> str:
+    """A number in its form, `filled("{:,} steps", 1200)`; empty for None."""
     return "" if value is None else form.format(value)
 
 
 def render_text(template: str, **values: Any) -> str:
-    """The text of a file; `template` is a name in `templates/` without its `.jinja`.
-
-    Of a page, values are escaped.
-    """
+    """Fill in a template, named without its `.jinja`; in HTML all values are escaped."""
     return _environment().get_template(f"{template}.jinja").render(values)
 
 
@@ -191,10 +190,10 @@ def _environment() -> Environment:
     )
 
 
-def draw_answers(task: Any, feeds: Feeds, folder: Path) -> list[Chart]:
-    """The charts of a task on recordings, and files of its errors.
+def draw_answers(task: SequenceRegressor, feeds: Feeds, folder: Path) -> list[Chart]:
+    """Draw what a task on recordings predicts, and write its errors as CSV into the folder.
 
-    Every rank answers, the first one draws.
+    Every rank predicts its part; only the first one writes and returns charts.
     """
     from flatout.tasks.kept_answers import keep_answers
 
@@ -205,39 +204,33 @@ def draw_answers(task: Any, feeds: Feeds, folder: Path) -> list[Chart]:
         return []
     write_rows(folder / RECORDINGS, kept.errors)  # the largest error first
     write_rows(folder / TARGETS, kept.of_targets)  # errors over all recordings
-    # A chart for each recording that was kept, of what was measured and answered there; then the
-    # errors.
-    ranks = ["recording"]
-    if len(kept.series) > 1:
-        ranks = [
-            "median recording",
-            *(f"worst recording {number}" for number in range(1, len(kept.series))),
-        ]
     charts = []
-    for rank, each in zip(ranks, kept.series, strict=False):
-        first = max(0, (len(each.places) - _MOST_POINTS) // 2)
+    # `keep_answers` puts the recording of median error first, then the worst ones
+    for rank, series in enumerate(kept.series):
+        name = f"worst recording {rank}" if rank else "median recording"
+        if len(kept.series) == 1:
+            name = "recording"
+        first = max(0, (len(series.places) - _MOST_POINTS) // 2)
         shown = slice(first, first + _MOST_POINTS)
+        samples = series.places[shown].tolist()
         curves = [
-            Curve(name, list(zip(each.places[shown].tolist(), values[shown].tolist(), strict=True)))
-            for name, values in (("measured", each.truths), ("answered", each.answers))
+            Curve("measured", list(zip(samples, series.truths[shown].tolist(), strict=True))),
+            Curve("answered", list(zip(samples, series.answers[shown].tolist(), strict=True))),
         ]
-        title = f"{rank}, {kept.target} RMSE {each.rmse:.3g}: {each.name.rpartition('/')[2]}"
+        file_name = series.name.rpartition("/")[2]
+        title = f"{name}, {kept.target} RMSE {series.rmse:.3g}: {file_name}"
         charts.append(line_chart(title, curves, x_label="sample"))
-    charts.append(
-        line_chart(
-            f"error over {kept.target}", [Curve("RMSE", list(kept.by_value))], x_label=kept.target
-        )
-    )
-    charts.append(
-        line_chart("error over time", [Curve("RMSE", list(kept.by_time))], x_label=kept.time_name)
-    )
+    by_value = [Curve("RMSE", list(kept.by_value))]
+    charts.append(line_chart(f"error over {kept.target}", by_value, x_label=kept.target))
+    by_time = [Curve("RMSE", list(kept.by_time))]
+    charts.append(line_chart("error over time", by_time, x_label=kept.time_name))
     return [chart for chart in charts if chart is not None]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows of errors as CSV; an empty file without any."""
-    cells = [
-        [f"{value:.6g}" if isinstance(value, float) else value for value in row.values()]
-        for row in rows
-    ]
-    write_table(path, [list(rows[0]) if rows else [], *cells])
+    """Write rows of errors as CSV, numbers with six digits; without rows the file is empty."""
+    table = [list(rows[0]) if rows else []]
+    for row in rows:
+        shortened = {name: f"{value:.6g}" for name, value in row.items() if isinstance(value, float)}
+        table.append(list((row | shortened).values()))
+    write_table(path, table)

@@ -1,5 +1,8 @@
-"""`summary.json`: facts and results of a run in one schema, written at its start and replaced in
-one step.
+"""`summary.json`: facts and results of a run in one schema.
+
+`schema.json` beside this file lists every key. A run writes the summary at its start, with null
+where nothing is known, and replaces the whole file in one step whenever it learns more. Open it to
+add a key, or to read the summary of a finished run.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from flatout.masking import mask_settings
 
 SCHEMA = 1
 FILE = "summary.json"
+# sections without fixed keys: a run adds its own
 _OPEN = ("metrics", "intervals", "artifacts", "evidence", "baseline.metrics")
 _SECTIONS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("schema.json").read_text("utf-8")
@@ -40,29 +44,29 @@ def empty_summary() -> dict[str, Any]:
 
 
 class Summary:
-    """The summary of one run; `write` puts it into the run folder, and without a path it stays in
-    memory.
-    """
+    """The summary of one run; without a path it stays in memory, and `write` does nothing."""
 
     def __init__(self, values: dict[str, Any], path: Path | None = None) -> None:
-        self.values, self.path = values, path
+        self.values = values
+        self.path = path
 
-    def set(self, path: str, value: Any) -> None:
-        """Set one value by its dotted path, which must be in the schema; of a section, the values
-        that are given.
+    def set(self, path: str, value: object) -> None:
+        """Set one value by its dotted path; KeyError if the schema does not have it.
+
+        A mapping for a section sets only the keys it has: `set("speed", {"mfu": 0.4})`.
         """
         *parents, last = path.split(".")
         section: Any = self.values
         for name in parents:
             section = _section(section, name)
         before = _section(section, last)
-        if path in _OPEN:
-            before |= value
-        elif isinstance(value, dict) and isinstance(before, dict):
-            for name, each in value.items():
-                self.set(f"{path}.{name}", each)
-        else:
+        if not (isinstance(value, dict) and isinstance(before, dict)):
             section[last] = value
+        elif path in _OPEN:
+            before.update(value)
+        else:
+            for name, inner in value.items():
+                self.set(f"{path}.{name}", inner)
 
     def finish(self, status: str) -> None:
         assert status in ("finished", "interrupted", "failed")
@@ -76,8 +80,8 @@ class Summary:
             write_atomically(self.path, json.dumps(values, indent=1, ensure_ascii=False))
 
 
-def _section(values: Any, name: str) -> Any:
-    """What stands under a name of the schema; a section that is null so far gets its keys."""
+def _section(values: object, name: str) -> Any:
+    """The value under a name of the schema; a section that is null so far gets its keys."""
     if not isinstance(values, dict) or name not in values:
         raise KeyError(name)
     if values[name] is None and name in _SECTIONS["later"]:
@@ -86,16 +90,18 @@ def _section(values: Any, name: str) -> Any:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    hints = ("Name a run folder, below outputs/.", "Train again: the file was changed.")
-    if "schema" not in (values := read_json(folder, FILE, *hints)):
-        raise UserError(str(folder / FILE), "not the summary of a run", hint=hints[0])
+    """The summary in a run folder; UserError if there is none, or it is not one of ours."""
+    name_a_run = "Name a run folder, below outputs/."
+    values = read_json(folder, FILE, name_a_run, "Train again: the file was changed.")
+    if "schema" not in values:
+        raise UserError(str(folder / FILE), "not the summary of a run", hint=name_a_run)
     return values
 
 
 def read_json(folder: Path, name: str, if_missing: str, if_broken: str) -> dict[str, Any]:
-    """The mapping in a file of a folder; empty where the file holds something else.
+    """The mapping in a JSON file of a folder; empty if the file holds something else.
 
-    The last two are hints.
+    The last two arguments are the hints of the errors for a file that is missing or broken.
     """
     path = folder / name
     try:
@@ -114,8 +120,12 @@ def read_json(folder: Path, name: str, if_missing: str, if_broken: str) -> dict[
 
 
 def mark_broken(folder: Path, since: float, status: str = "failed") -> None:
-    """Close the summary of a killed run; a summary that is closed already stays as it was."""
+    """Close the summary of a killed run; one that is closed already stays unchanged.
+
+    A summary older than `since`, in seconds as of `time.time`, belongs to an earlier run.
+    """
     path = folder / FILE
+    # a second of tolerance: clocks of file systems are coarse
     if not path.is_file() or path.stat().st_mtime < since - 1:
         return
     if (values := read_summary(folder))["status"] == "running":
@@ -124,43 +134,35 @@ def mark_broken(folder: Path, since: float, status: str = "failed") -> None:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages a run uses, as far as they are installed."""
-    found = {"python": platform.python_version()}
-    for package in (
-        "flatout",
-        "torch",
-        "lightning",
-        "transformers",
-        "tokenizers",
-        "numpy",
-        "pyarrow",
-    ):
+    installed = {"python": platform.python_version()}
+    packages = "flatout torch lightning transformers tokenizers numpy pyarrow"
+    for package in packages.split():
         with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            installed[package] = metadata.version(package)
+    return installed
 
 
 def hardware(device: torch.device, count: int, precision: str) -> dict[str, Any]:
-    """The devices a run computes on, and its precision."""
-    is_cuda = device.type == "cuda"
-    memory = (
-        torch.cuda.get_device_properties(device).total_memory
-        if is_cuda
-        else psutil.virtual_memory().total
-    )
-    name = torch.cuda.get_device_name(device) if is_cuda else processor_name()
-    found = {
+    """The devices a run computes on, and its precision; the peak is measured later."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:
+        name = processor_name()
+        memory = psutil.virtual_memory().total
+    return {
         "device": name,
         "count": count,
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(memory / 1e9, 1),
+        "precision": precision,
+        "peak_tflops": None,
+        "peak_source": None,
     }
-    return {**found, "precision": precision, "peak_tflops": None, "peak_source": None}
 
 
-def json_safe(value: Any) -> Any:
-    """Plain JSON: tensors and numpy values become numbers, and numbers that are not finite become
-    null.
-    """
+def json_safe(value: object) -> Any:
+    """A value as JSON can hold it: tensors and arrays as lists, NaN and infinity as null."""
     if isinstance(value, dict):
         return {str(key): json_safe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -172,18 +174,18 @@ def json_safe(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
-def plain(value: Any) -> Any:
-    """Settings as mappings, lists and plain values, secrets masked; any other object is named by
-    its type.
+def plain(value: object) -> Any:
+    """Settings as mappings, lists and plain values, with secrets masked.
+
+    An object that is none of these is named by its type: `<torch.optim.adamw.AdamW>`.
     """
     return mask_settings(_plain(value))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, dict):
@@ -192,17 +194,17 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return (
-        str(value)
-        if isinstance(value, Path)
-        else f"<{type(value).__module__}.{type(value).__qualname__}>"
-    )
+    if isinstance(value, Path):
+        return str(value)
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by their dotted keys; of a group without any, the group."""
+    """Settings by their dotted keys: {"a": {"b": 1}} gives {"a.b": 1}; an empty group stays."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
-        is_group = isinstance(value, dict) and value
-        flat |= flattened(value, f"{prefix}{name}.") if is_group else {f"{prefix}{name}": value}
+        if isinstance(value, dict) and value:
+            flat |= flattened(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
     return flat

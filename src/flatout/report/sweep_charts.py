@@ -1,13 +1,13 @@
 """Charts of a sweep: the result of each trial in order, while training, and over each parameter.
 
 They take plain points, not trials. One colour means one thing in all of them: orange is the best
-trial, blue are complete ones, grey and hollow are pruned ones. The reader points at a mark to see
-its trial.
+trial, blue are complete ones, grey and hollow are pruned ones. Pointing at a mark shows its trial.
 """
 
 from __future__ import annotations
 
 import itertools
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-_MANY = 100
+_MANY = 100  # dots or lines; of more, each is drawn smaller and fainter
 _BLUE, _ORANGE = figures.COLOURS[:2]
 # kinds of trials, the last one drawn on top
 _KINDS = {"pruned": "#8b949e", "complete": _BLUE, "best": _ORANGE}
@@ -31,17 +31,18 @@ _KINDS = {"pruned": "#8b949e", "complete": _BLUE, "best": _ORANGE}
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """The result of one trial; `kind` is best, complete or pruned."""
+    """The result of one trial, as a mark of a chart."""
 
-    number: int
-    kind: str
-    x: Any
+    number: int  # of the trial
+    kind: str  # best, complete or pruned
+    x: Any  # a number, or a parameter's value of any kind
     y: float
 
 
 def history_chart(dots: Sequence[Dot], *, metric: str, mode: str) -> Chart | None:
-    """Values of complete trials in their order, with the best so far; `x` of a dot is the number of
-    the trial.
+    """Values of complete trials in their order, with a line of the best so far.
+
+    `x` of a dot is the number of its trial; `mode`, max or min, says which value is the best.
     """
     if not dots:
         return None
@@ -51,8 +52,8 @@ def history_chart(dots: Sequence[Dot], *, metric: str, mode: str) -> Chart | Non
     numbers, bests = zip(*best_so_far(dots, mode), strict=True)
     with drawing() as figure:
         axes = _add_scaled(figure, number_scale([dot.number for dot in dots]), results, "trial")
-        places = [results.clip(best) for best in bests]
-        axes.plot(numbers, places, color=_ORANGE, linewidth=1.6, drawstyle="steps-post", zorder=1)
+        heights = [results.clip(best) for best in bests]
+        axes.plot(numbers, heights, color=_ORANGE, linewidth=1.6, drawstyle="steps-post", zorder=1)
         _add_dots(axes, dots, results)
         svg = draw_svg(figure, title)
     legend = [("a trial", _BLUE, "●"), ("the best so far", _ORANGE, "●")]
@@ -60,60 +61,74 @@ def history_chart(dots: Sequence[Dot], *, metric: str, mode: str) -> Chart | Non
 
 
 def learning_chart(lines: Sequence[Sequence[Dot]], *, metric: str, mode: str) -> Chart | None:
-    """What all trials reported over their steps, a line of dots each; pruned ones end in a hollow
-    dot.
-    """
+    """The values that trials reported while they trained, one line of dots for each trial."""
     from matplotlib.collections import LineCollection
 
-    lines = sorted(filter(None, lines), key=lambda line: list(_KINDS).index(line[0].kind))
+    order = list(_KINDS)
+    lines = sorted(filter(None, lines), key=lambda line: order.index(line[0].kind))
     if not lines:
         return None
-    dots, ends = [dot for line in lines for dot in line], [line[-1] for line in lines]
+    dots = list(itertools.chain.from_iterable(lines))
+    ends = [line[-1] for line in lines]
     results = metric_scale([dot.y for dot in dots], mode)
     title = f"{metric} while training"
     with drawing() as figure:
         axes = _add_scaled(figure, number_scale([dot.x for dot in dots]), results, "validation")
-        segments = [[(dot.x, results.clip(dot.y)) for dot in thin(line)] for line in lines]
         # the more lines, the fainter each
         width, opacity = (1.2, 0.55) if len(lines) <= _MANY else (0.7, 0.25)
-        colours = [_KINDS[end.kind] for end in ends]
-        widths = [2.4 if end.kind == "best" else width for end in ends]
-        opacities = [1.0 if end.kind == "best" else opacity for end in ends]
+        looks = dict.fromkeys(order, (width, opacity)) | {"best": (2.4, 1.0)}
+        # one collection: matplotlib draws hundreds of single lines far more slowly
         drawn = LineCollection(
-            segments, colors=colours, linewidths=widths, alpha=opacities, clip_on=False
+            [_segment(line, results) for line in lines],
+            colors=[_KINDS[end.kind] for end in ends],
+            linewidths=[looks[end.kind][0] for end in ends],
+            alpha=[looks[end.kind][1] for end in ends],
+            clip_on=False,
         )
         explain(drawn, [f"trial {end.number}" for end in ends])
         axes.add_collection(drawn, autolim=False)
         _add_dots(axes, ends, results)
         svg = draw_svg(figure, title)
-    worst = [(min if mode == "max" else max)(dot.y for dot in line) for line in lines]
-    names = {"best": "the best", "complete": "complete", "pruned": "not finished"}
+    worst_of = min if mode == "max" else max
+    worst = [worst_of(line, key=operator.attrgetter("y")).y for line in lines]
+    marks = {
+        "best": ("the best", "●"),
+        "complete": ("complete", "●"),
+        "pruned": ("not finished", "○"),
+    }
     kinds = {end.kind for end in ends}
-    shown = ((kind, name) for kind, name in names.items() if kind in kinds)
-    legend = [(name, _KINDS[kind], "○" if kind == "pruned" else "●") for kind, name in shown]
+    legend = [(name, _KINDS[kind], sign) for kind, (name, sign) in marks.items() if kind in kinds]
     return Chart(title=title, svg=svg, legend=legend, note=far_worse(results, worst))
 
 
+def _segment(line: Sequence[Dot], results: Scale) -> list[tuple[float, float]]:
+    return [(dot.x, results.clip(dot.y)) for dot in thin(line)]
+
+
 def slice_chart(key: str, dots: Sequence[Dot], results: Scale, *, log: bool) -> Chart | None:
-    """Results over one parameter; dots above a word are spread a little, so that each is seen."""
+    """Results over one parameter; dots above a word are spread sideways, so that each is seen."""
     if not dots:
         return None
     values = value_scale([dot.x for dot in dots], log=log)
     with drawing(300, 190) as figure:
         axes = _add_scaled(figure, values, results)
-        # by multiples of the golden ratio, which modulo 1 never fall together
         spread = 0.4 if values.words else 0.0
-        places = (values.place(dot.x) + spread * (dot.number * 0.618034 % 1 - 0.5) for dot in dots)
-        _add_dots(axes, [replace(dot, x=x) for dot, x in zip(dots, places, strict=True)], results)
+        placed = []
+        for dot in dots:
+            # multiples of the golden ratio never fall together modulo 1: trials 0, 1, 2, 3 go to
+            # -0.50, 0.12, -0.26, 0.35 of the spread
+            shift = spread * (dot.number * 0.618034 % 1 - 0.5)
+            placed.append(replace(dot, x=values.place(dot.x) + shift))
+        _add_dots(axes, placed, results)
         svg = draw_svg(figure, key)
     return Chart(title=shortened(key, 40), svg=svg)
 
 
 def best_so_far(dots: Sequence[Dot], mode: str) -> list[tuple[int, float]]:
-    """The best value up to each trial."""
+    """The best value up to each trial, as (number, value): 3, 5, 4 give 3, 5, 5 by max."""
     ordered = sorted(dots, key=lambda dot: dot.number)
     bests = itertools.accumulate((dot.y for dot in ordered), max if mode == "max" else min)
-    return [(dot.number, best) for dot, best in zip(ordered, bests, strict=True)]
+    return list(zip((dot.number for dot in ordered), bests, strict=True))
 
 
 def thin(line: Sequence[Dot]) -> list[Dot]:
@@ -137,28 +152,27 @@ def _add_scaled(figure: Figure, x: Scale, results: Scale, x_label: str = "") -> 
 
 
 def _set_scale(axes: Axes, side: str, scale: Scale) -> None:
-    """Scale, ends and ticks of an axis; words are shortened to their room, in two rows where that
-    helps.
-    """
+    """Set scale, ends and ticks of an axis; words that are too long are shortened to their room."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     axis: Axis = {"x": axes.xaxis, "y": axes.yaxis}[side]
     if scale.words:
-        slot = 236 / len(scale.names)
+        slot = 236 / len(scale.names)  # pixels a word: the axis is 236 wide
+        # long words alternate between two rows, which gives each twice the room
         rows = 2 if figures.LETTER * (max(map(len, scale.names)) + 1) > slot else 1
         letters = max(int(slot * rows / figures.LETTER) - 1, 1)
         shown = [
-            "\n" * (i % rows) + shortened(printable(name), letters)
-            for i, name in enumerate(scale.names)
+            "\n" * (index % rows) + shortened(printable(name), letters)
+            for index, name in enumerate(scale.names)
         ]
         axis.set_ticks(range(len(shown)), shown)
         for label, name in zip(axis.get_ticklabels(), scale.names, strict=True):
             explain(label, [name])  # whole when pointed at
     elif scale.is_log:
         axes.set(**{f"{side}scale": "log"})
-        axis.set_major_locator(
-            LogLocator(subs=(1, 2, 5) if scale.high < 100 * scale.low else (1,), numticks=7)
-        )
+        # below two decades 1, 10, 100 would be too few ticks
+        ticks = (1, 2, 5) if scale.high < 100 * scale.low else (1,)
+        axis.set_major_locator(LogLocator(subs=ticks, numticks=7))
         axis.minorticks_off()
     else:
         axis.set_major_locator(MaxNLocator(nbins=7, steps=figures.STEPS))
@@ -168,16 +182,19 @@ def _set_scale(axes: Axes, side: str, scale: Scale) -> None:
 
 
 def _add_dots(axes: Axes, dots: Sequence[Dot], results: Scale) -> None:
+    size = 6.0 if len(dots) <= _MANY else 4.2
     for kind, colour in _KINDS.items():
         if not (shown := [dot for dot in dots if dot.kind == kind]):
             continue
-        size = 9.0 if kind == "best" else 6.0 if len(dots) <= _MANY else 4.2
-        inside, edge, width = (
-            (figures.PAPER, colour, 1.0) if kind == "pruned" else (colour, figures.PAPER, 0.5)
-        )
-        x, y = [dot.x for dot in shown], [results.clip(dot.y) for dot in shown]
+        is_hollow = kind == "pruned"
         drawn = axes.scatter(
-            x, y, s=size**2, facecolors=inside, edgecolors=edge, linewidths=width, clip_on=False
+            [dot.x for dot in shown],
+            [results.clip(dot.y) for dot in shown],
+            s=81 if kind == "best" else size**2,  # square pixels
+            facecolors=figures.PAPER if is_hollow else colour,
+            edgecolors=colour if is_hollow else figures.PAPER,
+            linewidths=1.0 if is_hollow else 0.5,
+            clip_on=False,
         )
         drawn.set(alpha=0.75 if kind == "complete" else None, zorder=3)
         explain(drawn, [f"trial {dot.number}: {dot.y:.6g}" for dot in shown])
@@ -189,35 +206,39 @@ class Scale:
 
     low: float
     high: float
-    words: Sequence[str] = ()  # in their order; empty for numbers
-    names: Sequence[str] = ()  # what is written for each word
+    words: Sequence[str] = ()  # as `written` gives them, in their order; empty for numbers
+    names: Sequence[str] = ()  # the label of each word
     is_log: bool = False
 
     def place(self, value: Any) -> float:
-        """Where a value stands in the axis' own numbers, never beyond its ends."""
+        """The position of a value on the axis; a word's is its index."""
         return self.words.index(written(value)) if self.words else self.clip(value)
 
     def clip(self, value: float) -> float:
+        """The value, or the end of the axis that it lies beyond."""
         return min(max(float(value), self.low), self.high)
 
 
 def metric_scale(values: Sequence[float], mode: str) -> Scale:
-    """A scale of results; those far worse than most lie beyond its end and do not
-    flatten the rest.
+    """A scale of results that leaves out those far worse than most.
+
+    Far worse is five times the distance of the quartiles beyond the worse one. One diverged trial
+    would otherwise press all others into one line.
     """
     ordered = sorted(values)
-    low, high = ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
+    low = ordered[len(ordered) // 4]
+    high = ordered[-1 - len(ordered) // 4]
     reach = 5 * (high - low)
     if len(ordered) < 8 or reach == 0:
         return number_scale(ordered)
-    return number_scale(
-        [y for y in ordered if (y >= low - reach if mode == "max" else y <= high + reach)]
-    )
+    if mode == "max":
+        return number_scale([value for value in ordered if value >= low - reach])
+    return number_scale([value for value in ordered if value <= high + reach])
 
 
 def number_scale(values: Sequence[float], *, log: bool = False) -> Scale:
-    """A scale that ends at round numbers; `log`, for numbers above 0: equal distances
-    are factors.
+    """A scale that ends at round numbers; with `log`, for numbers above 0, equal distances are
+    equal factors.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -226,50 +247,59 @@ def number_scale(values: Sequence[float], *, log: bool = False) -> Scale:
         margin = max((high / low) ** 0.04, 1.01)
         return Scale(low=low / margin, high=high * margin, is_log=True)
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-3):
+        # all values are equal but for rounding
         margin = max(0.5, abs(low) * 1e-9)
-        low, high = low - margin, high + margin
+        low -= margin
+        high += margin
     are_counts = all(float(value).is_integer() for value in values)
-    ticks = MaxNLocator(
-        nbins=7 if are_counts else 6, integer=are_counts, steps=figures.STEPS
-    ).tick_values(low, high)
+    bins = 7 if are_counts else 6
+    locator = MaxNLocator(nbins=bins, integer=are_counts, steps=figures.STEPS)
+    ticks = locator.tick_values(low, high)
     return Scale(low=float(ticks[0]), high=float(ticks[-1]))
 
 
 def value_scale(values: Sequence[Any], *, log: bool) -> Scale:
-    """A scale of a parameter's values: of numbers, or of a few values that recur, as they are
-    written.
+    """A scale of a parameter's values: numbers, or words at equal distances.
+
+    Numbers count as words if they are few and recur, like 16, 32 and 64 in ten trials.
     """
-    texts = {written(value): value for value in values}
+    values_of_word = {written(value): value for value in values}
     are_numbers = all(map(is_number, values))
-    are_few = len(texts) <= 8 and len(values) >= 2 * len(texts)
-    if are_numbers and not are_few and len(texts) > 1:
+    are_few = len(values_of_word) <= 8 and len(values) >= 2 * len(values_of_word)
+    if are_numbers and not are_few and len(values_of_word) > 1:
         return number_scale(values, log=log and min(values) > 0)
-    words = sorted(texts, key=texts.__getitem__ if are_numbers else _natural)
-    names = [f"{texts[word]:g}" if are_numbers else word for word in words]
+    if are_numbers:
+        words = sorted(values_of_word, key=values_of_word.__getitem__)
+        names = [f"{values_of_word[word]:g}" for word in words]
+    else:
+        words = sorted(values_of_word, key=_natural)
+        names = words
     return Scale(low=-0.5, high=len(words) - 0.5, words=words, names=names)
 
 
-def written(value: Any) -> str:
-    """A value as you write it in an override."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
+def written(value: object) -> str:
+    """A value as you write it in an override: null, true, [8,16], 0.001."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{','.join(map(written, value))}]"
     return repr(float(value)) if isinstance(value, float) else str(value)
 
 
 def shortened(text: str, letters: int) -> str:
-    """Both ends of a text that is too long: what names have in common often stands at
-    one of them.
-    """
+    """Both ends of a text that is too long, since names often differ only at one of them."""
+    if len(text) <= letters:
+        return text
     tail = max(letters - 1, 2) // 2
-    return text if len(text) <= letters else f"{text[: max(letters - 1 - tail, 1)]}…{text[-tail:]}"
+    head = max(letters - 1 - tail, 1)
+    return f"{text[:head]}…{text[-tail:]}"
 
 
-def is_number(value: Any) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a number that has a place on an axis; true and false are not."""
-    is_real = isinstance(value, Real) and not isinstance(value, bool)
-    return is_real and bool(abs(value) < 1e300)
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(abs(value) < 1e300)
 
 
 def _natural(text: str) -> str:

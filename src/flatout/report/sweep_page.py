@@ -1,15 +1,16 @@
-"""`sweep.html`: all trials of a sweep on one page, without network or script, and `sweep.csv` with
-the same numbers.
+"""`sweep.html`: all trials of a sweep on one page; and `sweep.csv` with the same numbers.
 
 The best trial of a search is partly a lucky one. Runs of its setting with other seeds stand beside
-it: quote those.
+it: quote those. `SweepReport` holds everything the page shows, `_page` brings it into words.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import statistics
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,36 +68,29 @@ class SweepReport:
 
 
 def write_sweep(folder: Path, report: SweepReport) -> None:
+    """Write `sweep.html` and `sweep.csv` into the sweep's folder, each in one step."""
     inside = [trial.folder for trial in report.trials if lies_inside(trial.folder, folder)]
+    with_page = {name for name in inside if (folder / name / _REPORT).is_file()}
     write_atomically(folder / ROWS, _rows(report))
-    write_atomically(
-        folder / PAGE,
-        _page(report, {each for each in inside if (folder / each / _REPORT).is_file()}),
-    )
+    write_atomically(folder / PAGE, _page(report, with_page))
 
 
 def _rows(report: SweepReport) -> str:
+    """The text of `sweep.csv`: a row for each trial; unknown cells are empty."""
     keys = _keys(report)
-    metrics = list(dict.fromkeys(name for trial in report.trials for name in trial.metrics))
+    metrics = list(dict.fromkeys(itertools.chain(*(trial.metrics for trial in report.trials))))
     file = io.StringIO()
+    heads = ["number", "status", "value", "seconds", *keys, *metrics, "note", "folder"]
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(
-        guard_row(["number", "status", "value", "seconds", *keys, *metrics, "note", "folder"])
-    )
+    writer.writerow(guard_row(heads))
     for trial in report.trials:
-        results = [
-            written(trial.metrics[name]) if name in trial.metrics else "" for name in metrics
-        ]
-        params = [written(trial.params[key]) if key in trial.params else "" for key in keys]
-        numbers = [
-            "" if number is None else written(number) for number in (trial.value, trial.seconds)
-        ]
         cells = [
             str(trial.number),
             trial.status,
-            *numbers,
-            *params,
-            *results,
+            "" if trial.value is None else written(trial.value),
+            "" if trial.seconds is None else written(trial.seconds),
+            *_written_cells(trial.params, keys),
+            *_written_cells(trial.metrics, metrics),
             trial.note,
             trial.folder,
         ]
@@ -104,27 +98,32 @@ def _rows(report: SweepReport) -> str:
     return file.getvalue()
 
 
+def _written_cells(values: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    cells = {name: written(value) for name, value in values.items()}
+    return [cells.get(name, "") for name in names]
+
+
 def _page(report: SweepReport, with_page: Collection[str]) -> str:
-    """The page; `with_page` are folders of trials that have a report of their own."""
+    """The page; `with_page` are the folders of trials that have a report of their own."""
     trials = _ordered(report)
     keys = _keys(report)
-    counts = {status: sum(trial.status == status for trial in trials) for status in STATUSES}
+    counts = Counter(trial.status for trial in trials)
+    known_counts = (f"{counts[status]:,} {status}" for status in STATUSES if counts[status])
     complete = [trial for trial in trials if trial.status == "complete" and is_number(trial.value)]
     best = complete[0] if complete else None
-    params, metrics = ({}, {}) if best is None else (best.params, best.metrics)
+    tiles = []
+    params: dict[str, Any] = {}
+    metrics: dict[str, float] = {}
+    if best is not None:
+        params = best.params
+        metrics = best.metrics
+        tiles.append(tile(f"{best.value:.4f}", report.metric, f"trial {best.number}"))
+    for name, value in metrics.items():
+        if name.startswith("test/") and is_number(value):
+            tiles.append(tile(f"{value:.4f}", name))
     by_importance = sorted(keys, key=lambda key: -report.importance.get(key, 0.0))
-    shares = sorted(
-        ((share, key) for key, share in report.importance.items() if is_number(share)), reverse=True
-    )
-    tiles = (
-        [] if best is None else [tile(f"{best.value:.4f}", report.metric, f"trial {best.number}")]
-    )
-    tests = {
-        name: value
-        for name, value in metrics.items()
-        if name.startswith("test/") and is_number(value)
-    }
-    tiles += [tile(f"{value:.4f}", name) for name, value in tests.items()]
+    shares = [(share, key) for key, share in report.importance.items() if is_number(share)]
+    shares.sort(reverse=True)
     seeds = (f"seed {seed}" for seed in report.confirmed)
     slices, note = _slices(report, best, by_importance)
     heads = ("trial", "status", report.metric, "seconds", *keys, "note", "folder")
@@ -132,8 +131,7 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
         "sweep.html",
         report=report,
         goal="highest" if report.mode == "max" else "lowest",
-        counts=", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
-        or "no trial yet",
+        counts=", ".join(known_counts) or "no trial yet",
         duration=_duration(report.seconds),
         figures=tiles,
         has_best=best is not None,
@@ -151,31 +149,26 @@ def _page(report: SweepReport, with_page: Collection[str]) -> str:
 
 
 def _confirmed(report: SweepReport, searched: Mapping[str, float]) -> list[list[str]]:
+    """A row for each metric of the best setting: in the search, and with other seeds."""
     runs = report.confirmed.values()
     rows = []
-    for name in dict.fromkeys(name for run in runs for name in run):
-        mean = mean_with_spread([run[name] for run in runs if is_number(run.get(name))])
-        rows.append(
-            [name, _figure(searched.get(name)), mean, *(_figure(run.get(name)) for run in runs)]
-        )
+    for name in dict.fromkeys(itertools.chain(*runs)):
+        values = [run.get(name) for run in runs]
+        mean = mean_with_spread([value for value in values if is_number(value)])
+        rows.append([name, _figure(searched.get(name)), mean, *map(_figure, values)])
     return rows
 
 
 def _charts(report: SweepReport, best: TrialRow | None) -> list[Chart]:
-    ended = ((trial, trial.value) for trial in report.trials if trial.status == "complete")
-    dots = [
-        Dot(trial.number, _kind(trial, best), trial.number, value)
-        for trial, value in ended
-        if is_number(value)
-    ]
-    lines = [
-        [
-            Dot(trial.number, _kind(trial, best), *point)
-            for point in trial.curve
-            if all(map(is_number, point))
-        ]
-        for trial in report.trials
-    ]
+    """Results in the order of trials, and while training, as far as there are any."""
+    dots = []
+    lines = []
+    for trial in report.trials:
+        kind = _kind(trial, best)
+        if trial.status == "complete" and is_number(trial.value):
+            dots.append(Dot(trial.number, kind, trial.number, trial.value))
+        points = (point for point in trial.curve if all(map(is_number, point)))
+        lines.append([Dot(trial.number, kind, *point) for point in points])
     history = sweep_charts.history_chart(dots, metric=report.metric, mode=report.mode)
     learning = sweep_charts.learning_chart(lines, metric=report.metric, mode=report.mode)
     return [chart for chart in (history, learning) if chart]
@@ -184,20 +177,18 @@ def _charts(report: SweepReport, best: TrialRow | None) -> list[Chart]:
 def _slices(
     report: SweepReport, best: TrialRow | None, keys: Sequence[str]
 ) -> tuple[list[Chart], str]:
-    shown = [
-        (trial, trial.value) for trial in report.trials if trial.status in ("complete", "pruned")
-    ]
-    known = [(trial, value) for trial, value in shown if is_number(value)]
-    if not known:
+    """A chart of the results over each parameter in `keys`, and one note for all of them."""
+    ended = [trial for trial in report.trials if trial.status in ("complete", "pruned")]
+    values = [trial.value for trial in ended if is_number(trial.value)]
+    if not values:
         return [], ""
-    values = [value for _, value in known]
-    charts = []
     results = sweep_charts.metric_scale(values, report.mode)
+    charts = []
     for key in keys:
-        having = ((trial, value) for trial, value in known if key in trial.params)
         dots = [
-            Dot(trial.number, _kind(trial, best), trial.params[key], value)
-            for trial, value in having
+            Dot(trial.number, _kind(trial, best), trial.params[key], trial.value)
+            for trial in ended
+            if key in trial.params and is_number(trial.value)
         ]
         charts.append(sweep_charts.slice_chart(key, dots, results, log=key in report.log_keys))
     note = f"{report.metric} over each value; filled: complete, hollow: pruned, orange: the best"
@@ -220,7 +211,7 @@ def _trial_row(
 
 
 def _value(params: Mapping[str, Any], key: str) -> str:
-    """A parameter in at most four digits or forty letters."""
+    """A trial's value of a parameter in four digits or forty letters; "–" if it has none."""
     if key not in params:
         return "–"
     value = params[key]
@@ -228,31 +219,33 @@ def _value(params: Mapping[str, Any], key: str) -> str:
 
 
 def _keys(report: SweepReport) -> list[str]:
-    """Keys that were searched, then other keys of trials."""
-    return list(
-        dict.fromkeys([*report.space, *(key for trial in report.trials for key in trial.params)])
-    )
+    """The keys that were searched, then other keys that trials set."""
+    params = (trial.params for trial in report.trials)
+    return list(dict.fromkeys(itertools.chain(report.space, *params)))
 
 
 def _ordered(report: SweepReport) -> list[TrialRow]:
     """Complete trials, best first, then pruned, failed and running ones."""
     sign = -1 if report.mode == "max" else 1
 
-    def place(trial: TrialRow) -> tuple[int, bool, float]:
+    def sort_key(trial: TrialRow) -> tuple[int, bool, float]:
         status = STATUSES.index(trial.status) if trial.status in STATUSES else len(STATUSES)
-        return (
-            (status, False, sign * trial.value) if is_number(trial.value) else (status, True, 0.0)
-        )
+        if is_number(trial.value):
+            return status, False, sign * trial.value
+        return status, True, 0.0
 
-    return sorted(report.trials, key=place)
+    return sorted(report.trials, key=sort_key)
 
 
 def _kind(trial: TrialRow, best: TrialRow | None) -> str:
-    return "best" if trial is best else "complete" if trial.status == "complete" else "pruned"
+    """How charts mark a trial; one that failed or still runs looks like a pruned one."""
+    if trial is best:
+        return "best"
+    return "complete" if trial.status == "complete" else "pruned"
 
 
 def mean_with_spread(values: Sequence[float]) -> str:
-    """Mean and, of two and more, the standard deviation of a sample."""
+    """The mean and, of two or more values, the sample's standard deviation."""
     if not values:
         return "–"
     mean = f"{statistics.fmean(values):.4f}"
@@ -260,7 +253,7 @@ def mean_with_spread(values: Sequence[float]) -> str:
 
 
 def spread(name: str, runs: Sequence[Mapping[str, float]]) -> str:
-    """A metric over some runs, by its name."""
+    """A metric's name with its mean and spread over some runs: `val/f1 0.8123 ± 0.0042`."""
     values = [run[name] for run in runs if run.get(name) is not None]
     return f"{name} {mean_with_spread(values) if values else 'is not a number'}"
 
