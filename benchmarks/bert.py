@@ -35,12 +35,12 @@ from flatout.checkpoints.settings import CheckpointConfig
 from flatout.config import MonitorConfig, RunConfig
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import Plan, PlanSettings
-from flatout.data.datamodules import TextData
 from flatout.data.feeding import FeedKind
 from flatout.data.info import TextInfo
 from flatout.data.samples.tweets import TweetsConfig
 from flatout.data.store.store import Store
 from flatout.data.text import TextDataConfig
+from flatout.data.text_data import TextData
 from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.engine.fast_loop import fast_loop_of
 from flatout.engine.optimizer import OptimConfig

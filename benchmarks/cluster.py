@@ -44,11 +44,11 @@ from benchmarks.claim import (
 from flatout.data import encoded_units
 from flatout.data.batches.large_plan import LargePlan
 from flatout.data.batches.plan import PlanSettings
-from flatout.data.datamodules import TextData
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.store.cache import Cache
 from flatout.data.store.store import Ragged
 from flatout.data.tables.formats import file
+from flatout.data.text_data import TextData
 from flatout.data.text_preparation import TextPreparation, encode_part
 from flatout.data.tokens.long_texts import CUT
 from flatout.data.tokens.subwords import Subwords, encode_texts

@@ -28,9 +28,9 @@ from flatout import OptimConfig, TransformerConfig, fit
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.config import MonitorConfig
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.datamodules import TextData
 from flatout.data.samples.tweets import TweetsConfig, TweetsTable
 from flatout.data.text import TextDataConfig
+from flatout.data.text_data import TextData
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.ladder.climb import peak_memory_gb
 from flatout.models.encoder.transformer import Outputs, Transformer

@@ -30,12 +30,12 @@ from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import BatchLayout, Plan, PlanSettings
-from flatout.data.datamodules import TextData
 from flatout.data.feeding import FeedKind
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.store.store import Column, Store, StoreSplit, StoreWriter
 from flatout.data.text import TextDataConfig
+from flatout.data.text_data import TextData
 from flatout.distributed.limits import keep_freed_memory
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.optimizer import OptimConfig

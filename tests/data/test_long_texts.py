@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.datamodules import TextData
 from flatout.data.text import TextDataConfig
+from flatout.data.text_data import TextData
 from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.subwords import Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind

@@ -25,9 +25,9 @@ from flatout.cli.cache import show, verify
 from flatout.data import encoded_units, text_preparation
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import FeedKind, PlanSettings
-from flatout.data.datamodules import TextData
 from flatout.data.store.cache import Cache
 from flatout.data.store.store import Column, DamagedStore, Store, StoreWriter, read_manifest
+from flatout.data.text_data import TextData
 from flatout.data.text_preparation import encode_part
 from flatout.data.tokens.subwords import Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind

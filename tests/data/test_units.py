@@ -17,10 +17,10 @@ import pytest
 from tests.params import at_once
 
 from flatout.data import encoded_units, text_preparation
-from flatout.data.datamodules import TextData
 from flatout.data.store.cache import Cache, shards_of
 from flatout.data.store.store import Ragged, Store, read_manifest
 from flatout.data.tables.formats import csv_file
+from flatout.data.text_data import TextData
 from flatout.data.text_preparation import encode_part
 from flatout.data.tokens.subwords import Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind

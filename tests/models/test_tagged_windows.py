@@ -11,8 +11,8 @@ import pytest
 from tests.verbs import verb
 
 from flatout import OptimConfig, TransformerConfig, fit
-from flatout.data.datamodules import TagData
 from flatout.data.info import NO_TAG
+from flatout.data.tag_data import TagData
 from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError

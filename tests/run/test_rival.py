@@ -15,10 +15,10 @@ import pytest
 from flatout import BiLSTMConfig, TextDataConfig, fit
 from flatout.config import MonitorConfig
 from flatout.data import TextData
-from flatout.data.datamodules import TagData
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.samples.tagged_tweets import TaggedTweetsConfig
+from flatout.data.tag_data import TagData
 from flatout.data.text_preparation import open_source
 from flatout.report.closing import rival_text
 from flatout.run import rival

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from flatout import BiLSTMConfig, CheckpointConfig, OptimConfig, fit
-from flatout.data.datamodules import TextData
 from flatout.data.text import TextDataConfig
+from flatout.data.text_data import TextData
 from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.inference.text import Predictor
 from flatout.tasks.classification import Classifier

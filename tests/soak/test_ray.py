@@ -31,7 +31,7 @@ from flatout import (
     fit,
 )
 from flatout.data import encoded_units
-from flatout.data.datamodules import TextData
+from flatout.data.text_data import TextData
 
 pytestmark = pytest.mark.soak(seconds=60)
 PAGE = Path(__file__).parents[2] / "docs" / "many_devices.md"

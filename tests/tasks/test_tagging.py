@@ -18,10 +18,10 @@ from torch import nn
 
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.checks.tags import find_entities
-from flatout.data.datamodules import TagData
 from flatout.data.info import NO_TAG
 from flatout.data.problem import Problem
 from flatout.data.samples.tagged_tweets import ENTITY_TYPES, TaggedTweetsConfig, TaggedTweetsTable
+from flatout.data.tag_data import TagData
 from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.engine.optimizer import OptimConfig

@@ -5,7 +5,9 @@ from __future__ import annotations
 from flatout import importer
 
 _PLACES = {
-    "data.datamodules": "SequenceData TextData TagData",
+    "data.text_data": "TextData",
+    "data.tag_data": "TagData",
+    "data.sequence_data": "SequenceData",
     "data.sequences.settings": "SequenceDataConfig",
     "data.sequences.info": "SequenceInfo",
     "data.text": "TextDataConfig",

@@ -23,8 +23,8 @@ from flatout.bits.data import BitData
 from flatout.bits.grams import FIELD_END
 from flatout.bits.settings import BitsDataConfig
 from flatout.data.checks.survey import TextSurvey
-from flatout.data.datamodules import SequenceData
 from flatout.data.problem import Problem
+from flatout.data.sequence_data import SequenceData
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.tables.splits import SPLITS
 from flatout.data.text import TextDataConfig

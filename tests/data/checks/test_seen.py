@@ -20,10 +20,10 @@ from flatout.data import encoded_units
 from flatout.data.checks import seen, survey
 from flatout.data.checks.cleaning import CleaningConfig
 from flatout.data.checks.survey import TextSurvey
-from flatout.data.datamodules import TextData
 from flatout.data.store.cache import Cache
 from flatout.data.tables.formats.csv_file import CsvTable
 from flatout.data.text import TextDataConfig
+from flatout.data.text_data import TextData
 from flatout.data.text_preparation import encode_part, open_source
 from flatout.errors import UserError
 
