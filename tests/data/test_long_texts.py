@@ -61,7 +61,7 @@ def test_windows_hold_every_token_in_order_and_share_what_was_asked_for(
         assert (
             len(sizes)
             == len(starts)
-            == LongTexts(Long.windows, window, overlap).windows_of(np.array([len(row)]))
+            == LongTexts(Long.windows, window, overlap).count_windows(np.array([len(row)]))
         )
 
 

@@ -544,10 +544,11 @@ class _Totals:
 
     def add(self, block: EncodedBlock, long: LongTexts) -> None:
         self.counts.update(
-            tokens=len(block.tokens), unknown=block.unknown, windows=long.windows_of(block.lengths)
-        )
-        self.counts.update(
-            truncated_rows=block.truncated_rows, truncated_tokens=block.truncated_tokens
+            tokens=len(block.tokens),
+            unknown=block.unknown,
+            windows=long.count_windows(block.lengths),
+            truncated_rows=block.truncated_rows,
+            truncated_tokens=block.truncated_tokens,
         )
         self.lengths.add(block.whole_lengths)
 

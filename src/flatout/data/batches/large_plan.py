@@ -1,10 +1,17 @@
-"""The plan of more rows than are held in order at once: by windows, each planned as a whole epoch
-is.
+"""The plan of more rows than are ordered at once: window by window, each planned like an epoch.
 
 The rows of the source are cut into runs of a million. An epoch permutes the runs, lays them one
-after the other and cuts them into windows of whole optimizer steps; inside a window rows are
-ordered as ever. So a plan takes the memory of one window however many rows there are, and a row
-meets those of its window's runs: sixteen million others.
+after the other and cuts them into windows of whole optimizer steps. Inside a window rows are
+ordered as in any plan. So a plan takes the memory of one window however many rows there are, and a
+row is shuffled with the sixteen million others of its window. Open this file to change how very
+large sources are shuffled.
+
+With runs of 4 rows and windows of 6, 12 rows go like this:
+
+    runs           0 1 2 3 | 4 5 6 7 | 8 9 10 11
+    permuted       8 9 10 11 | 0 1 2 3 | 4 5 6 7
+    windows        8 9 10 11 0 1 || 2 3 4 5 6 7
+    each shuffled  10 0 8 1 11 9 || 5 2 7 3 6 4
 """
 
 from __future__ import annotations
@@ -14,10 +21,11 @@ from numpy.typing import NDArray
 
 from flatout.data.batches.plan import BatchRows, Plan, PlanSettings, Rows, stream
 
-WINDOW_ROWS = 1 << 24
-RUN_ROWS = 1 << 20
-_SAMPLED = 512
-_UNEVEN = 0.6
+WINDOW_ROWS = 1 << 24  # rows that are shuffled together; their order takes 128 MB
+RUN_ROWS = 1 << 20  # neighbouring rows that come into one window together
+_RUNS_SAMPLED = 64
+_ROWS_SAMPLED = 512  # of a run: enough to see its classes
+_UNEVEN = 0.6  # of the distance that runs of one class each would have; a guess
 
 
 def is_large(num_rows: int, settings: PlanSettings) -> bool:
@@ -29,7 +37,7 @@ def is_large(num_rows: int, settings: PlanSettings) -> bool:
 
 
 class LargePlan(Plan):
-    """One epoch of one rank, as `Plan`; the last window that was read is kept."""
+    """One epoch of one rank, as `Plan`; the last window that was read stays in memory."""
 
     def __init__(
         self, lengths: NDArray[np.integer], settings: PlanSettings, epoch: int = 0
@@ -40,74 +48,85 @@ class LargePlan(Plan):
         self._step_rows = settings.rows_per_batch * settings.parts
         self._window_steps = max(1, WINDOW_ROWS // self._step_rows)
         # The order of runs is drawn from a stream that no window's own order has.
-        self._runs = stream(settings.seed, (1 << 63) + self.epoch).permutation(
-            -(-len(lengths) // RUN_ROWS)
-        )
-        self._ends = np.cumsum(np.minimum(RUN_ROWS, len(lengths) - self._runs * RUN_ROWS))
-        self._number = -1
-        self._window = (np.empty(0, np.int64), Plan(lengths[:0], settings))
+        num_runs = -(-len(lengths) // RUN_ROWS)
+        self._runs = stream(settings.seed, (1 << 63) + self.epoch).permutation(num_runs)
+        # Where each run ends in the permuted order; the last run of the source may be short.
+        self._run_ends = np.cumsum(np.minimum(RUN_ROWS, len(lengths) - self._runs * RUN_ROWS))
+        self._window = -1  # the number of the window that is in memory
+        self._window_rows = np.empty(0, np.int64)
+        self._window_plan = Plan(lengths[:0], settings)
 
     @property
     def num_steps(self) -> int:
         return -(-len(self.lengths) // self._step_rows)
 
     def rows_of_step(self, step: int) -> Rows:
-        number, place = divmod(step, self._window_steps)
-        rows, plan = self._planned(number)
-        return rows[plan.rows_of_step(place)]
+        window, step_of_window = divmod(step, self._window_steps)
+        self._plan_window(window)
+        return self._window_rows[self._window_plan.rows_of_step(step_of_window)]
 
     def batches(self, start: int, stop: int) -> BatchRows:
-        length = self._window_steps * self.settings.accumulate
-        found = []
-        for number in range(start // length, -(-stop // length)):
-            rows, plan = self._planned(number)
-            part = plan.batches(
-                max(0, start - number * length), min(length, stop - number * length)
+        window_batches = self._window_steps * self.settings.accumulate
+        parts = []
+        for window in range(start // window_batches, -(-stop // window_batches)):
+            self._plan_window(window)
+            before = window * window_batches
+            part = self._window_plan.batches(
+                max(0, start - before), min(window_batches, stop - before)
             )
-            part.rows = rows[part.rows]
-            found.append(part)
-        names = ("rows", "num_real", "step_rows", "ends_step")
-        joined = {name: np.concatenate([getattr(part, name) for part in found]) for name in names}
-        sizes = np.concatenate([np.diff(part.bounds) for part in found])
-        return BatchRows(**joined, bounds=np.append(0, np.cumsum(sizes)))
+            part.rows = self._window_rows[part.rows]
+            parts.append(part)
+        sizes = np.concatenate([np.diff(part.bounds) for part in parts])
+        return BatchRows(
+            rows=np.concatenate([part.rows for part in parts]),
+            bounds=np.append(0, np.cumsum(sizes)),
+            num_real=np.concatenate([part.num_real for part in parts]),
+            step_rows=np.concatenate([part.step_rows for part in parts]),
+            ends_step=np.concatenate([part.ends_step for part in parts]),
+        )
 
-    def _planned(self, number: int) -> tuple[Rows, Plan]:
-        """The rows of a window, in the order of the source within each run, and the plan of their
-        places.
+    def _plan_window(self, window: int) -> None:
+        """Bring a window into memory: its rows, in the order of the source within each run, and
+        the plan that numbers them from 0.
         """
-        if number != self._number:
-            # the memory of the one before it goes first
-            self._window = (np.empty(0, np.int64), self._window[1])
-            rows = self._rows(number * self._window_steps * self._step_rows)
-            plan = Plan(self.lengths[rows], self.settings, self.epoch, window=number)
-            self._number = number
-            self._window = (rows, plan)
-        return self._window
+        if window == self._window:
+            return
+        # The rows of the window before are freed first, so that there are never two.
+        self._window_rows = np.empty(0, np.int64)
+        self._window_rows = self._read_rows(window * self._window_steps * self._step_rows)
+        lengths = self.lengths[self._window_rows]
+        self._window_plan = Plan(lengths, self.settings, self.epoch, window=window)
+        self._window = window
 
-    def _rows(self, begin: int) -> Rows:
+    def _read_rows(self, begin: int) -> Rows:
+        """The rows of the window that begins at place `begin` of the permuted order."""
         end = min(begin + self._window_steps * self._step_rows, len(self.lengths))
-        first, last = np.searchsorted(self._ends, [begin, end - 1], side="right")
-        found = []
+        first, last = np.searchsorted(self._run_ends, [begin, end - 1], side="right")
+        rows = []
         for place in range(first, last + 1):
-            before = int(self._ends[place - 1]) if place else 0
-            run = int(self._runs[place]) * RUN_ROWS - before
-            found.append(
-                np.arange(run + max(begin, before), run + min(end, int(self._ends[place])))
-            )
-        return np.concatenate(found)
+            run_begin = int(self._run_ends[place - 1]) if place else 0
+            run_end = int(self._run_ends[place])
+            # What a row's number in the source is beyond its place in the permuted order.
+            shift = int(self._runs[place]) * RUN_ROWS - run_begin
+            rows.append(np.arange(shift + max(begin, run_begin), shift + min(end, run_end)))
+        return np.concatenate(rows)
 
 
 def is_sorted_by(classes: NDArray[np.integer]) -> bool:
-    """Whether runs differ in their classes, and so windows would: by some hundred rows of up to 64
-    runs.
+    """Whether runs differ so much in their classes that windows would, too: judged by some hundred
+    rows of up to 64 runs.
     """
-    starts = np.unique(np.linspace(0, len(classes) - 1, 64).astype(np.int64) // RUN_ROWS) * RUN_ROWS
+    # Runs of classes 0 0 | 1 1 have the shares [1 0] and [0 1] around the usual [.5 .5]: distance
+    # 0.5, the most there can be. Runs 0 1 | 1 0 have distance 0.
+    places = np.linspace(0, len(classes) - 1, _RUNS_SAMPLED).astype(np.int64)
+    run_begins = np.unique(places // RUN_ROWS) * RUN_ROWS
     width = min(RUN_ROWS, len(classes))
-    places = np.linspace(0, width - 1, min(_SAMPLED, width)).astype(np.int64)
-    found = [classes[np.minimum(start + places, len(classes) - 1)] for start in starts]
-    shares = np.stack(
-        [np.bincount(each, minlength=int(np.max(found)) + 1) / len(each) for each in found]
-    )
+    sampled = np.linspace(0, width - 1, min(_ROWS_SAMPLED, width)).astype(np.int64)
+    rows = np.minimum(run_begins[:, None] + sampled, len(classes) - 1)
+    classes_of_runs = classes[rows]
+    num_classes = int(classes_of_runs.max()) + 1
+    counts = [np.bincount(of_run, minlength=num_classes) for of_run in classes_of_runs]
+    shares = np.stack(counts) / len(sampled)
     usual = shares.mean(axis=0)
     distance = np.abs(shares - usual).sum(axis=1).mean() / 2
     return bool(distance > _UNEVEN * (1 - (usual**2).sum()))

@@ -1,24 +1,35 @@
 """Texts longer than an encoder reads at once: cut, read from both ends, or read window by window.
 
 A text in windows stays one row, so that plans, ranks, losses and metrics have it as one. Its
-windows stand one after the other, each in its own frame. All but the last are whole, so a row's
-length says where they begin.
+windows stand one after the other, each with its own special tokens. All but the last are full, so
+the length of a row says where its windows begin. Open this file to change which tokens of a long
+text are read.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-# a quarter of the kept tokens are the first ones (Sun et al. 2019 keep 128 and 382 of 510)
+from flatout.data.ragged import Counts, numbers_in_row
+
+# A quarter of the tokens that are read come from the beginning of the text, the rest from its end
+# (Sun et al. 2019 read 128 and 382 of 510).
 _HEAD_SHARE = 4
-Counts = NDArray[np.int64]
-Tokens = NDArray[np.int32]
 Long = StrEnum("Long", "cut head_tail windows")
 """What becomes of a text that is longer than `data.max_length`, or than a window."""
+
+
+class TextPieces(NamedTuple):
+    """Pieces of texts, such as windows, in the order of the texts."""
+
+    starts: Counts  # the first token of each piece, counted from where its text begins
+    sizes: Counts  # tokens of each piece
+    text: Counts  # the number of the text that each piece is of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,58 +37,59 @@ class LongTexts:
     """How long texts become rows."""
 
     kind: Long = Long.cut
-    window: int = 0  # tokens of a window with its frame; 0 where there are none
+    window: int = 0  # tokens of a window, special ones included; 0 where there are no windows
     overlap: int = 0  # tokens that a window shares with the one before it
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", Long(self.kind))  # as a file has it
+        object.__setattr__(self, "kind", Long(self.kind))  # a file holds its name
 
-    def windows_of(self, lengths: NDArray[np.integer]) -> int:
-        """Windows in rows of these lengths."""
+    def count_windows(self, lengths: NDArray[np.integer]) -> int:
+        """Windows in all rows of these lengths, special tokens included."""
         return int((-(-lengths.astype(np.int64) // self.window)).sum()) if self.window else 0
 
-    def pick(self, lengths: Counts, kept: Counts, frame: int) -> tuple[Counts, Counts, Counts]:
-        """Which tokens of texts go into rows of which `kept` each stay: first token, number and
-        text of each piece.
+    def pick(self, lengths: Counts, kept: Counts, frame: int) -> TextPieces:
+        """The pieces of texts that are read.
+
+        `lengths`: tokens of each text; `kept`: how many of them may stay; `frame`: special tokens
+        around a window.
         """
         if self.kind is Long.windows:
-            return self.windows(kept, self.window - frame)
+            return self.cut_windows(kept, self.window - frame)
+        # Two pieces a text. Of 10 tokens 8 are kept: the first 2, and 6 from the 4th on. A text
+        # that fits is all head, and its second piece is empty.
         head = np.where(lengths > kept, kept // _HEAD_SHARE, kept)
-        starts = np.stack([np.zeros_like(head), lengths - (kept - head)], 1)
-        return (
-            starts.ravel(),
-            np.stack([head, kept - head], 1).ravel(),
-            np.repeat(np.arange(len(lengths)), 2),
-        )
+        tail = kept - head
+        starts = np.stack([np.zeros_like(head), lengths - tail], 1)
+        sizes = np.stack([head, tail], 1)
+        return TextPieces(starts.ravel(), sizes.ravel(), np.repeat(np.arange(len(lengths)), 2))
 
-    def windows(self, kept: Counts, room: int) -> tuple[Counts, Counts, Counts]:
-        """The windows of texts, each of so much `room`: first token, number and text of each."""
+    def cut_windows(self, kept: Counts, room: int) -> TextPieces:
+        """The windows of texts of `kept` tokens each; a window has room for `room` of them."""
+        # Each window begins `step` tokens after the one before it. With room 4 and overlap 1, a
+        # text of 8 tokens has three windows: 0 1 2 3, 3 4 5 6 and 6 7.
         step = room - self.overlap
-        counts = 1 + np.maximum(0, -(-(kept - room) // step))
-        text = np.repeat(np.arange(len(kept)), counts)
-        place = np.arange(len(text)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return place * step, np.minimum(room, kept[text] - place * step), text
+        num_windows = 1 + np.maximum(0, -(-(kept - room) // step))
+        text = np.repeat(np.arange(len(kept)), num_windows)
+        starts = numbers_in_row(num_windows) * step
+        return TextPieces(starts, np.minimum(room, kept[text] - starts), text)
 
-    def answers_of(self, sizes: Counts, text: Counts) -> NDArray[np.bool_]:
-        """Of each token of windows whether it is answered there: once, where it has most context
-        around it.
+    def is_answered(self, windows: TextPieces) -> NDArray[np.bool_]:
+        """For each token of windows, one after the other, whether the answer of this window counts.
+
+        A token that two windows share is answered once, by the window that shows more on both
+        sides of it.
         """
+        # A window leaves the first half of what it shares to the window before it, and the last
+        # half to the one after it. An overlap of 2 in windows 0 1 2 3, 2 3 4 5 → 0 1 2, 3 4 5.
         half = (self.overlap + 1) // 2
-        is_new = text[1:] != text[:-1]
-        begins = np.where(np.append(True, is_new)[: len(text)], 0, half)
-        ends = np.where(np.append(is_new, True), sizes, sizes - self.overlap + half)
-        within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return (within >= np.repeat(begins, sizes)) & (within < np.repeat(ends, sizes))
+        sizes = windows.sizes
+        is_new = windows.text[1:] != windows.text[:-1]
+        is_first = np.append(True, is_new)[: len(sizes)]
+        is_last = np.append(is_new, True)
+        begins = np.where(is_first, 0, half)
+        ends = np.where(is_last, sizes, sizes - self.overlap + half)
+        number = numbers_in_row(sizes)
+        return (number >= np.repeat(begins, sizes)) & (number < np.repeat(ends, sizes))
 
 
 CUT = LongTexts()
-
-
-def pieces_of(
-    tokens: Tokens, lengths: Counts, starts: Counts, sizes: Counts, text: Counts
-) -> Tokens:
-    """So many tokens from there on of each of these texts, one piece after the other."""
-    begins = (np.cumsum(lengths) - lengths)[text] + starts
-    return tokens[
-        np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
-    ]

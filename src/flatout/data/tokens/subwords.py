@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,9 +31,10 @@ from tokenizers import (
     trainers,
 )
 
+from flatout.data.ragged import row_begins, row_indices
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import is_list
-from flatout.data.tokens.long_texts import CUT, Long, LongTexts, pieces_of
+from flatout.data.tokens.long_texts import CUT, Long, LongTexts
 from flatout.data.tokens.run_model import RunModel, model_of_run
 from flatout.data.tokens.vocabulary import (
     EncodedBlock,
@@ -42,6 +43,9 @@ from flatout.data.tokens.vocabulary import (
     VocabularyKind,
 )
 from flatout.errors import UserError, require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 PAIR = "\ufdd0"
 """Stands between the two texts of a pair. Unicode keeps this code from being a character of any
@@ -86,7 +90,7 @@ class RowPart:
     @classmethod
     def beginnings(cls, runs: Runs, counts: NDArray[np.int64]) -> RowPart:
         """The first `counts` tokens of each run."""
-        return cls(runs.tokens, _begins(runs.lengths), counts.astype(np.int64))
+        return cls(runs.tokens, row_begins(runs.lengths), counts.astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,7 @@ class Subwords:
         """
         if run := model_of_run(name):
             return cls._of_run(run, words=words)
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         from flatout.data.tables.hub import fetched
 
@@ -145,7 +149,7 @@ class Subwords:
             AutoTokenizer.from_pretrained, name, use_fast=True, trust_remote_code=False
         )
         tokenizer = fetched(name, where, opened)
-        if not getattr(tokenizer, "is_fast", False):
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise UserError(
                 where, f"{name} has no fast tokenizer", hint="Convert it to a tokenizer.json first."
             )
@@ -159,6 +163,7 @@ class Subwords:
             # To such a tokenizer " word" and "word" are different tokens. In a text a word has a
             # blank before it, so each word of a list gets one.
             tokenizer = opened(add_prefix_space=True)
+            assert isinstance(tokenizer, PreTrainedTokenizerFast)
         return cls.of(tokenizer)
 
     @classmethod
@@ -171,7 +176,7 @@ class Subwords:
             return cls.load(folder, words=True)
 
     @classmethod
-    def of(cls, fast: Any) -> Subwords:
+    def of(cls, fast: PreTrainedTokenizerFast) -> Subwords:
         """A fast tokenizer of transformers."""
         with tempfile.TemporaryDirectory() as folder:
             fast.save_pretrained(folder)
@@ -294,16 +299,14 @@ class Subwords:
                 rows, is_pretokenized=True, add_special_tokens=False
             )
             for row, encoding in zip(rows, encodings, strict=True):
-                words_with_tokens = set(encoding.word_ids)
-                if len(words_with_tokens) < len(row):
-                    # Of some words a tokenizer makes nothing, such as of a lone control character.
-                    # They become a mark, so that each word keeps its tag.
-                    whole_row = [
-                        word if number in words_with_tokens else _NO_WORD
-                        for number, word in enumerate(row)
-                    ]
+                # Of some words a tokenizer makes nothing, such as of a lone control character.
+                # They become a mark, so that each word keeps its tag.
+                words_without_tokens = set(range(len(row))) - set(encoding.word_ids)
+                if words_without_tokens:
+                    for number in words_without_tokens:
+                        row[number] = _NO_WORD
                     encoding = self.tokenizer.encode(
-                        whole_row, is_pretokenized=True, add_special_tokens=False
+                        row, is_pretokenized=True, add_special_tokens=False
                     )
                 token_rows.append(np.array(encoding.ids, np.int32))
                 # word_ids [0, 0, 1] → the first and the third token begin a word
@@ -347,15 +350,16 @@ class Subwords:
         framed_counts = kept
         row_lengths = kept + frame.size
         if long.kind is not Long.cut:
-            starts, sizes, text = long.pick(lengths, kept, frame.size)
-            tokens = pieces_of(runs.tokens, lengths, starts, sizes, text)
+            picked = long.pick(lengths, kept, frame.size)
+            starts = row_begins(lengths)[picked.text] + picked.starts
+            tokens = runs.tokens[row_indices(starts, picked.sizes)]
             if are_marks:
-                tokens = tokens * long.answers_of(sizes, text)
+                tokens = tokens * long.is_answered(picked)
             # Each window gets a frame. The two ends of a text stand in one frame, side by side.
-            framed_counts = sizes if long.window else kept
-            pieces = Runs(tokens, framed_counts)
             if long.window:
-                row_lengths = np.bincount(text, sizes + frame.size, len(lengths))
+                framed_counts = picked.sizes
+                row_lengths = np.bincount(picked.text, picked.sizes + frame.size, len(lengths))
+            pieces = Runs(tokens, framed_counts)
         num_frames = len(framed_counts)
         tokens = _join_parts(
             [
@@ -420,11 +424,6 @@ def read_encoder(text: str) -> Encoder:
     return Vocabulary.from_json(text)
 
 
-def _begins(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each run begins: lengths [3, 1, 2] → [0, 3, 4]."""
-    return np.cumsum(lengths) - lengths
-
-
 def _join_parts(parts: list[RowPart]) -> NDArray[np.int32]:
     """Rows of several parts each, one row after the other.
 
@@ -437,14 +436,11 @@ def _join_parts(parts: list[RowPart]) -> NDArray[np.int32]:
         result        [1 7 8 2, 1 9 2]
     """
     row_lengths = np.stack([part.counts for part in parts]).sum(axis=0)
-    position = _begins(row_lengths)  # where the next part of each row is written
+    position = row_begins(row_lengths)  # where the next part of each row is written
     joined = np.empty(int(row_lengths.sum()), np.int32)
     for part in parts:
         counts = part.counts
-        # counts [2, 1] → [0 1, 0]: the number of each token within its part
-        number = np.arange(int(counts.sum())) - np.repeat(_begins(counts), counts)
-        source = np.repeat(part.starts, counts) + number
-        joined[np.repeat(position, counts) + number] = part.tokens[source]
+        joined[row_indices(position, counts)] = part.tokens[row_indices(part.starts, counts)]
         position = position + counts
     return joined
 
@@ -473,23 +469,29 @@ def _word_pieces(blocks: Iterable[pa.Array], config: VocabularyConfig) -> list[s
         show_progress=False,
         special_tokens=[],
     )
-    # words of a list one by one
-    texts = (pc.list_flatten(block) if is_list(block.type) else block for block in blocks)
-    tokenizer.train_from_iterator((block.to_pylist() for block in texts), trainer)
+
+    def texts_of_blocks() -> Iterator[list[str | None]]:
+        for block in blocks:
+            # Rows of tagged words are lists: their words are handed over one by one.
+            texts = pc.list_flatten(block) if is_list(block.type) else block
+            yield texts.to_pylist()
+
+    tokenizer.train_from_iterator(texts_of_blocks(), trainer)
     number_of = tokenizer.get_vocab()
     learnt = sorted(number_of, key=number_of.__getitem__)
     letters = [piece for piece in learnt if len(piece) == 1 and piece != _WORD_BEGIN]
-    inner_letters = [f"##{letter}" for letter in letters]
-    longer = [
-        piece[1:] if piece.startswith(_WORD_BEGIN) else f"##{piece}"
-        for piece in learnt
-        if len(piece) > 1
-    ]
+    inner_letters = map(_word_piece, letters)
+    longer = [_word_piece(piece) for piece in learnt if len(piece) > 1]
     pieces = dict.fromkeys([*_SPECIAL, *letters, *inner_letters, *longer])  # each once, in order
     return list(pieces)[: config.size]
 
 
-def _frame_of(tokenizer: Tokenizer, fast: Any) -> Frame:
+def _word_piece(piece: str) -> str:
+    """A byte pair as BERT writes pieces: `▁un` begins a word → `un`, `able` does not → `##able`."""
+    return piece[1:] if piece.startswith(_WORD_BEGIN) else f"##{piece}"
+
+
+def _frame_of(tokenizer: Tokenizer, fast: PreTrainedTokenizerFast) -> Frame:
     """The special tokens around a text and between two, read off what becomes of the text "a".
 
     `fast` is the tokenizer of transformers that `tokenizer` is the core of.

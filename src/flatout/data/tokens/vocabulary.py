@@ -1,10 +1,10 @@
-"""Words or pieces to numbers: a vocabulary made from the training rows alone, and encoding by the
-block.
+"""Words or pieces to numbers: a vocabulary made from the training rows alone, and fast encoding.
 
 The `tokenizers` library does the work in Rust on all cores. Handing it one row at a time costs more
-in Python objects than in tokenising, so some hundred rows are joined by a separator that no text
-can hold (it is taken out of the texts first) and is itself a token; the ids then come back as a few
-long runs that are cut at the separators.
+in Python objects than in tokenising. So some hundred rows are joined by a separator, which is
+itself a token and which no text can hold: it is removed from the texts first. The ids come back as
+a few long runs, which are cut at the separators. Open this file to change how models that train
+from scratch read texts; `subwords` has the tokenizers of encoders.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from flatout.data.ragged import Counts, numbers_in_row, row_begins
 from flatout.errors import check_settings, setting
 
 # Characters of Unicode's private range, so that no word of a text can be taken for one of them.
 PADDING = "\ue000"
 UNKNOWN = "\ue001"
 SEPARATOR = "\ue002"
-# padding has the first
+_SPECIAL = [PADDING, UNKNOWN, SEPARATOR]  # ids 0, 1 and 2
 UNKNOWN_ID = 1
 SEPARATOR_ID = 2
-_SPECIAL = [PADDING, UNKNOWN, SEPARATOR]
 NUM_SPECIAL = len(_SPECIAL)
-Counts = NDArray[np.int64]
-_ROWS_A_DOCUMENT = 500
+_ROWS_A_DOCUMENT = 500  # rows that are joined: enough to hide the cost of a call's Python objects
 VocabularyKind = StrEnum("VocabularyKind", "word bpe wordpiece")
 """Whole words, or pieces of words that can spell any word (bpe) or nearly any (wordpiece)."""
 
@@ -72,7 +71,7 @@ class EncodedBlock:
     def of(
         cls, tokens: NDArray[np.int32], lengths: Counts, whole: Counts, unknown_id: int
     ) -> EncodedBlock:
-        """Rows of so many tokens each, which had so many before they were cut."""
+        """Count what was lost: rows of `lengths` tokens had `whole` tokens before they were cut."""
         unknown = int((tokens == unknown_id).sum())
         lost = np.maximum(whole - lengths, 0)
         return cls(
@@ -90,8 +89,12 @@ class Vocabulary:
     @classmethod
     def train(cls, blocks: Iterable[pa.Array], config: VocabularyConfig) -> Vocabulary:
         """Count the words of the training texts, streamed in blocks, and keep the commonest."""
-        shared: dict[str, Any] = {"vocab_size": config.size, "min_frequency": config.min_frequency}
-        shared |= {"special_tokens": _SPECIAL, "show_progress": False}
+        shared: dict[str, Any] = {
+            "vocab_size": config.size,
+            "min_frequency": config.min_frequency,
+            "special_tokens": _SPECIAL,
+            "show_progress": False,
+        }
         if config.kind is VocabularyKind.word:
             tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
             tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -103,8 +106,11 @@ class Vocabulary:
                 **shared, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
             )
         steps: list[normalizers.Normalizer] = [normalizers.NFKC()]
-        steps += [normalizers.Lowercase()] if config.lowercase else []
-        steps += [normalizers.NFD(), normalizers.StripAccents()] if config.strip_accents else []
+        if config.lowercase:
+            steps.append(normalizers.Lowercase())
+        if config.strip_accents:
+            # Accents are characters of their own only in NFD.
+            steps += [normalizers.NFD(), normalizers.StripAccents()]
         tokenizer.normalizer = normalizers.Sequence(steps)
         tokenizer.train_from_iterator(
             (_without_special(block).to_pylist() for block in blocks), trainer
@@ -119,12 +125,15 @@ class Vocabulary:
         return self.tokenizer.to_str()
 
     def encode(self, texts: pa.Array, *, max_length: int) -> EncodedBlock:
-        """Ids of each text, cut at `max_length`; a text without a word becomes one
-        unknown token.
+        """Ids of each text, cut at `max_length`.
+
+        A text without a word becomes one unknown token.
         """
         edges = np.append(np.arange(0, len(texts), _ROWS_A_DOCUMENT), len(texts)).astype(np.int32)
         groups = pa.ListArray.from_arrays(edges, _without_special(texts).cast(pa.large_string()))
         documents = pc.binary_join(groups, pa.scalar(SEPARATOR, pa.large_string())).to_pylist()
+        # Two rows `a b` and `c`, joined by the separator | and ended by one → ids 5 6 2 7 2, which
+        # are lengths 2 1 and tokens 5 6 7.
         encodings = self.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
         runs = [np.array([*encoding.ids, SEPARATOR_ID], np.int32) for encoding in encodings]
         ids = np.concatenate([*runs, np.empty(0, np.int32)])
@@ -132,13 +141,13 @@ class Vocabulary:
         lengths = np.diff(np.flatnonzero(ids == SEPARATOR_ID), prepend=-1) - 1
         cut = np.minimum(lengths, max_length)
         if (cut < lengths).any():
-            place = np.arange(len(tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            tokens = tokens[place < max_length]
+            tokens = tokens[numbers_in_row(lengths) < max_length]
         if (empty := np.flatnonzero(cut == 0)).size:
-            tokens = np.insert(tokens, (np.cumsum(cut) - cut)[empty], UNKNOWN_ID)
+            tokens = np.insert(tokens, row_begins(cut)[empty], UNKNOWN_ID)
             cut = np.maximum(cut, 1)
         return EncodedBlock.of(tokens, cut, lengths, UNKNOWN_ID)
 
 
 def _without_special(texts: pa.Array) -> pa.Array:
+    """Texts with a blank for each special character, so that none can pass for a special token."""
     return pc.replace_substring_regex(texts, f"[{PADDING}-{SEPARATOR}]", " ")

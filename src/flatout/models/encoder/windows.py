@@ -31,7 +31,7 @@ def window_lengths(
     lengths_B: NDArray[np.integer], size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """`[W]` tokens of each window of rows of these lengths, in order, and `[W]` the row of each."""
-    _, lengths_W, rows_W = CUT.windows(lengths_B.astype(np.int64), size)
+    _, lengths_W, rows_W = CUT.cut_windows(lengths_B.astype(np.int64), size)
     return lengths_W, rows_W
 
 
