@@ -94,12 +94,12 @@ def test_fixed_rows_are_gathered_alike_by_numpy_and_by_torch():
         assert torch.equal(one, other)
 
 
-def test_a_feed_read_afresh_stays_where_it_was():
+def test_a_feed_stays_where_it_was_while_all_its_rows_are_read():
     feed = Feed(fixed_split(30), PlanSettings(rows_per_batch=8, seed=2))
-    whole = contents(feed.afresh())
+    whole = contents(feed.all_rows())
     taken = iter(feed)
     next(taken)
-    assert contents(feed.afresh()) == whole
+    assert contents(feed.all_rows()) == whole
     assert feed.state_dict() == {"epoch": 0, "consumed": 1}
     assert [(b.rows.tolist(), b.tokens.tolist(), b.offsets.tolist()) for b in taken] == whole[1:]
 

@@ -192,7 +192,7 @@ def test_a_repeated_target_is_in_no_loss_and_in_no_score(tmp_path, way):
     (found,) = trainer.validate(task, datamodule=data, verbose=False)
     assert found["val/loss"] == pytest.approx(found["val/mse_scaled"], rel=1e-4)
     shape = task.shape
-    batch = next(iter(data.feeds.train.afresh()))
+    batch = next(iter(data.feeds.train.all_rows()))
     changed = batch.tokens.clone()
     is_truth = torch.ones(len(changed), dtype=torch.bool)
     if shape.horizon:  # before it stand inputs, which may repeat a value

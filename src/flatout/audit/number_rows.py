@@ -73,7 +73,7 @@ def _read_bit_strings(data: StoreData[Any, Any], info: BitInfo, most: int) -> Nu
     splits = list[str]()
     for name, split in data.store.splits.items():
         numbers = split.fixed("rows")
-        for batch in getattr(data.feeds, name).afresh():
+        for batch in getattr(data.feeds, name).all_rows():
             drawn = np.flatnonzero(random.random(batch.num_real) < share)
             inputs_BD = inputs_of(batch, info.num_inputs, is_set=info.is_set)
             grams_BG = batch.multi_hot(info.labels.num_targets)

@@ -168,7 +168,7 @@ class ExposureStudy:
         found: list[tuple[Tensor, ...]] = []
         model = self.task.model
         assert isinstance(model, BitMLP), "only a BitMLP detects hashed grams"
-        for batch in self.held.afresh():
+        for batch in self.held.all_rows():
             targets = batch.multi_hot(self.labels.num_outputs)
             answers = self.task.answers(batch).sigmoid()
             detected = model.detect(batch).float().sigmoid()
@@ -215,7 +215,7 @@ class ExposureStudy:
         num_labels = self.labels.num_outputs
         for feed in (self.feeds.validation, self.held):
             metrics.reset()
-            for batch in feed.afresh():
+            for batch in feed.all_rows():
                 metrics.update(
                     model(batch)[:, :num_labels].float().sigmoid(), batch.multi_hot(num_labels)
                 )

@@ -76,7 +76,7 @@ class RidgeSums:
 
     def blocks(self, feed: Feed) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs `[B, D]` and grams `[B, G]` of each batch of a feed, as zeros and ones."""
-        for batch in feed.afresh():
+        for batch in feed.all_rows():
             yield (
                 inputs_of(batch, self.num_inputs, is_set=self.is_set),
                 batch.multi_hot(self.num_grams),
@@ -217,7 +217,7 @@ def choose_ridge_share(
     for share in _SHARES:
         network.ridge_share.fill_(share)
         metrics = GramMetrics(is_alone=True)
-        for batch in validation.afresh():
+        for batch in validation.all_rows():
             metrics.update(answers(batch).sigmoid(), batch.multi_hot(num_labels))
         found[share] = metrics.compute()["dice"]
     best = max(_SHARES, key=lambda share: found[share])  # the smallest of equals

@@ -133,7 +133,7 @@ def _answer_split(task: SequenceRegressor, feed: Feed, split: str) -> _Answers:
     """The answers of a split, up to the most that are kept."""
     batches = list[_Answers]()
     count = 0
-    for batch in feed.afresh():
+    for batch in feed.all_rows():
         batches.append(_answer_batch(task, batch, split))
         count += len(batches[-1].answers)
         if count >= _MOST_ANSWERS:

@@ -412,7 +412,7 @@ class Task(L.LightningModule):
         found: list[tuple[Tensor, ...]] = []
         count = 0
         # its first rows are its shortest
-        for batch in feed.afresh(shuffle=(in_all or feed.split.num_rows) > most):
+        for batch in feed.all_rows(shuffle=(in_all or feed.split.num_rows) > most):
             with self.trainer.precision_plugin.forward_context():
                 found.append(tuple(part.cpu() for part in of_batch(batch)))
             count += len(found[-1][0])

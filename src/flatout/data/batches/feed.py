@@ -1,10 +1,11 @@
-"""The feed: a plan's batches, over a store, on the device, counted as they are taken.
+"""The feed: the batches of a plan, read from a store, on the device, counted as they are taken.
 
 Three kinds. *Resident*: the columns lie on the device and a batch is an index into them; the
-fastest where they fit. *Threaded*: one thread gathers a run of batches ahead, into page-locked
-memory where there is a device to copy to. *Workers*: processes of a `DataLoader` make each batch,
-for transforms that must run in each epoch. A feed is a Lightning loader: its state is the epoch and
-the batches taken, so a restored one yields exactly the rest.
+fastest where they fit. *Threaded*: a thread gathers a run of batches ahead, in page-locked memory
+where there is a device to copy to. *Workers*: processes of a `DataLoader` make each batch, for
+transforms that must run in each epoch. A feed is a loader for Lightning. Its state is the epoch and
+the number of batches taken, so a restored feed yields exactly the rest. Open this file to change
+where and when batches are made.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from flatout.run_log import Choice
 
 # a change of a batch that differs in each epoch, such as dropping words
 Transform = Callable[[FlatBatch], FlatBatch]
-_ROWS_A_RUN = 8192
+_ROWS_A_RUN = 8192  # gathered at once; more would delay the first step and gain nothing
+# Of the free memory of the device, so that model, gradients and activations have the rest.
 _RESIDENT_SHARE = 0.3
 
 
@@ -41,13 +43,10 @@ def choose_feed(kind: FeedKind, num_bytes: int, device: torch.device) -> Choice[
         return Choice(kind, "asked for", f"data.feed={kind}")
     free = free_memory(device)
     evidence = f"store {num_bytes / 1e6:.1f} MB, free on {device.type} {free / 1e9:.1f} GB"
+    share = f"{_RESIDENT_SHARE:.0%} of the free memory"
     if num_bytes <= _RESIDENT_SHARE * free:
-        return Choice(
-            FeedKind.resident, f"the store fits {_RESIDENT_SHARE:.0%} of the free memory", evidence
-        )
-    return Choice(
-        FeedKind.threaded, f"the store is over {_RESIDENT_SHARE:.0%} of the free memory", evidence
-    )
+        return Choice(FeedKind.resident, f"the store fits {share}", evidence)
+    return Choice(FeedKind.threaded, f"the store is over {share}", evidence)
 
 
 def free_memory(device: torch.device) -> int:
@@ -71,8 +70,8 @@ class Feed:
         batches_a_run: int = 64,
         keeps_position: bool = True,
     ) -> None:
-        """`transform` runs where batches are made, which may be a process of its own; `complete`
-        runs here, on batches that lie on the device.
+        """`transform` runs where batches are made, which may be another process; `complete` runs
+        here, on batches that lie on the device.
         """
         assert kind is not FeedKind.auto, "choose_feed decides first"
         self.split = split
@@ -84,13 +83,12 @@ class Feed:
         self.workers = workers
         self.batches_a_run = batches_a_run  # most that are gathered at once
         self.keeps_position = keeps_position
-        """False: each pass starts with the first batch, even after a pass that stopped early, as
-        validation may."""
+        """False: each pass starts with the first batch, even after a pass that stopped early, such
+        as a validation."""
         self.epoch = 0
         self.consumed = 0
-        # what was waited for batches, and what of it for their way to the device
-        self.wait_s = 0.0
-        self.transfer_s = 0.0
+        self.wait_s = 0.0  # seconds that the trainer waited for batches
+        self.transfer_s = 0.0  # seconds of copying to the device, by the workers feed
         # Lightning asks every loader for these two, and calls `loader.sampler.set_epoch`.
         self.sampler = self
         self.batch_sampler = None
@@ -113,13 +111,15 @@ class Feed:
             self.epoch = epoch
             self.consumed = 0
 
-    def afresh(self, *, shuffle: bool = False) -> Feed:
-        """The rows of all ranks from the beginning, or in a random order, read without moving this
-        feed.
+    def all_rows(self, *, shuffle: bool = False) -> Feed:
+        """Another feed over the rows of all ranks, from the beginning; this one keeps its position.
+
+        `shuffle`: in random order, so that the first batches are like all others.
         """
         kind = self.kind if self.kind is FeedKind.resident else FeedKind.threaded
         plan = replace(self.plan, rank=0, world=1)
-        if shuffle:  # rows of any length in each batch, so that the first ones are like all
+        if shuffle:
+            # One step a megabatch: each batch has rows of any length.
             plan = replace(plan, shuffle=True, megabatch_steps=1)
         feed = Feed(self.split, plan, kind=kind, device=self.device)
         feed._gatherer = self._gatherer
@@ -127,9 +127,8 @@ class Feed:
 
     @cached_property
     def _gatherer(self) -> Gatherer:
-        return Gatherer(
-            self.split, self.device if self.kind is FeedKind.resident else torch.device("cpu")
-        )
+        is_resident = self.kind is FeedKind.resident
+        return Gatherer(self.split, self.device if is_resident else torch.device("cpu"))
 
     def rows_of_step(self, epoch: int, step: int) -> Rows:
         """Numbers of the rows that all ranks train in one optimizer step of an epoch."""
@@ -139,7 +138,8 @@ class Feed:
         return {"epoch": self.epoch, "consumed": self.consumed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch, self.consumed = state["epoch"], state["consumed"]
+        self.epoch = state["epoch"]
+        self.consumed = state["consumed"]
 
     def __iter__(self) -> Iterator[FlatBatch]:
         if self.consumed >= len(self) or not self.keeps_position:
@@ -159,49 +159,47 @@ class Feed:
     def _make_plan(self, epoch: int) -> Plan:
         if self.plan.is_stream:
             return StreamPlan(self._lengths, self.split.fixed("recording"), self.plan, epoch)
-        return (LargePlan if is_large(self.num_rows, self.plan) else Plan)(
-            self._lengths, self.plan, epoch
-        )
+        kind = LargePlan if is_large(self.num_rows, self.plan) else Plan
+        return kind(self._lengths, self.plan, epoch)
 
     def _batches(self, plan: Plan, start: int) -> Iterator[FlatBatch]:
         if self.kind is FeedKind.workers:
-            return self._from_workers(plan, start)
-        gatherer = self._gatherer
-        runs: Iterator[Run] = (
-            gatherer.run(plan.batches(*span)) for span in self._spans(plan, start)
-        )
-        runs = self._ahead(runs) if self.kind is FeedKind.threaded else runs
+            return self._load_in_workers(plan, start)
+        planned = (plan.batches(first, stop) for first, stop in self._spans(plan, start))
+        runs = map(self._gatherer.run, planned)
+        if self.kind is FeedKind.threaded:
+            runs = self._gather_ahead(runs)
         batches = (batch for run in runs for batch in cut_run(run))
         return batches if self.transform is None else map(self.transform, batches)
 
-    def _ahead(self, runs: Iterator[Run]) -> Iterator[Run]:
-        """The runs on the device; a thread gathers and copies the next one while this one is
-        trained on.
+    def _gather_ahead(self, runs: Iterator[Run]) -> Iterator[Run]:
+        """The runs on the device; a thread gathers and copies the next one during the steps of this
+        one.
         """
 
-        def make() -> Run | None:
+        def gather_next() -> Run | None:
             run = next(runs, None)
             return None if run is None else move_run(run, self.device)
 
         with ThreadPoolExecutor(1, thread_name_prefix="feed") as pool:
-            ahead = pool.submit(make)
+            ahead = pool.submit(gather_next)
             while (run := ahead.result()) is not None:
-                ahead = pool.submit(make)
+                ahead = pool.submit(gather_next)
                 yield await_run(run, self.device)
 
-    def _from_workers(self, plan: Plan, start: int) -> Iterator[FlatBatch]:
+    def _load_in_workers(self, plan: Plan, start: int) -> Iterator[FlatBatch]:
+        # A worker ends when its parent is gone. A fork has this process as its parent; the child of
+        # a fork server would have the server.
+        has_fork = "fork" in multiprocessing.get_all_start_methods()
         loader = DataLoader(
             _PlannedBatches(self.split, plan, self.transform),
             sampler=range(start, plan.num_batches),
             batch_size=None,
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
-            # else it draws from the run's own numbers
+            # Without it the loader would draw from the random numbers of the training.
             generator=torch.Generator().manual_seed(self.plan.seed),
-            # A worker ends when its parent is gone; that of a server's child would be the server.
-            multiprocessing_context="fork"
-            if "fork" in multiprocessing.get_all_start_methods()
-            else None,
+            multiprocessing_context="fork" if has_fork else None,
             worker_init_fn=partial(_end_with, os.getpid()),
         )
         for batch in loader:
@@ -211,12 +209,15 @@ class Feed:
             yield moved
 
     def _spans(self, plan: Plan, start: int) -> Iterator[tuple[int, int]]:
-        """Runs of batches of some ten thousand rows; the first is a single batch, so that training
-        starts at once.
+        """First and last number of the batches of each run, which has some ten thousand rows.
+
+        100 batches, 8 of them a run → (0, 1), (1, 9), (9, 17), …: the first run is a single batch,
+        so that training starts at once.
         """
         rows_a_batch = max(1, self.num_rows // max(1, plan.num_batches * self.plan.world))
         step = min(self.batches_a_run, max(1, _ROWS_A_RUN // rows_a_batch))
-        yield from [(start, start + 1)] if start < plan.num_batches else []
+        if start < plan.num_batches:
+            yield start, start + 1
         for first in range(start + 1, plan.num_batches, step):
             yield first, min(first + step, plan.num_batches)
 
@@ -231,8 +232,9 @@ class Feeds:
 
 
 def _end_with(parent: int, number: int) -> None:
-    """Let a worker end when its parent is gone: torch's own watch never ends where that was killed
-    while it began.
+    """Let a worker end when its parent is gone.
+
+    torch has such a watch, too, but it waits for ever if the parent was killed while it started.
     """
 
     def watch() -> None:
@@ -245,7 +247,8 @@ def _end_with(parent: int, number: int) -> None:
 
 class _PlannedBatches(Dataset[FlatBatch]):
     def __init__(self, split: StoreSplit, plan: Plan, transform: Transform | None) -> None:
-        self.plan, self.transform = plan, transform
+        self.plan = plan
+        self.transform = transform
         self.gatherer = Gatherer(split, torch.device("cpu"))
 
     def __getitem__(self, number: int) -> FlatBatch:

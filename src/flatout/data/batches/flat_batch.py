@@ -1,10 +1,13 @@
 """The flat batch: rows of unequal length as one run of tokens plus offsets.
 
 Nothing is padded on disk, in memory or on the bus. A model that needs a rectangle asks for one with
-`padded`, on the device, from lengths the host already knows, so that no device synchronisation is
-ever needed to find a shape.
+`padded`. It is made on the device, from lengths that the host knows already, so no shape waits for
+the device. Open this file to see what a model receives, and how a batch is cut into micro-batches.
 
-Shapes: T tokens of the whole batch, B rows, L longest row, C classes.
+Shapes: T tokens of the whole batch, B rows, L longest row, C classes. Three rows of 1, 2 and 3
+tokens:
+
+    tokens  [a b b c c c]    offsets [0 1 3 6]    lengths [1 2 3]
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets", "places", "st
 
 @dataclass(slots=True, kw_only=True)
 class FlatBatch:
-    """One step's rows, shortest first; filler rows, which no loss or metric may count,
-    come last.
+    """The rows of one micro-batch, shortest first. Filler rows come last; no loss or metric may
+    count them.
     """
 
     tokens: Tensor
@@ -43,7 +46,7 @@ class FlatBatch:
     places: Tensor | None = None
     """[K] int64, the tokens that are read after an encoder's last layer; None: its head decides."""
     states: Tensor | None = None
-    """[T, H], or [B, H] where only first tokens are read: what frozen layers answer to these rows,
+    """[T, H], or [B, H] where only first tokens are read: outputs of frozen layers for these rows,
     from a store."""
     num_real: int  # rows that count; any after them only keep a rank in step
     # real rows of the whole optimizer step, over all ranks and micro-batches: the loss is divided
@@ -51,9 +54,10 @@ class FlatBatch:
     step_rows: int
     ends_step: bool = True  # whether the optimizer steps after this micro-batch
     cut_from: tuple[int, int] | None = None
-    """For a piece of a batch that was cut: the real rows before it, and those of the whole."""
+    """For a piece of a batch: the real rows before it, and those of the whole batch."""
     longest_row: int = field(default=-1, init=False, repr=False, compare=False)
-    """Length of the longest row, once it is known: reading it off `lengths` costs microseconds."""
+    """Length of the longest row; -1 until it is known. Reading it off `lengths` costs
+    microseconds."""
 
     @property
     def num_rows(self) -> int:
@@ -64,40 +68,40 @@ class FlatBatch:
         return self.tokens.shape[0]
 
     def longest(self, multiple: int = 1) -> int:
-        """Length of the longest row, rounded up to a multiple; rows are sorted, so it is the last
-        one.
-        """
+        """Length of the longest row, rounded up to a multiple."""
+        # Rows are sorted, so it is the last one.
         if self.longest_row < 0:
             self.longest_row = int(self.lengths[-1]) if self.num_rows else 0
         return -(-self.longest_row // multiple) * multiple
 
     def padded(self, multiple: int = 1, fill: int = 0) -> tuple[Tensor, Tensor]:
-        """The batch as `[B, L]` tokens and `[B]` lengths on the tokens' device; rows of one length
-        are a plain view.
+        """The batch as `[B, L]` tokens and `[B]` lengths, on the device of the tokens.
+
+        Rows of one length are a view. Else `fill` stands behind shorter rows.
         """
         longest = self.longest(multiple)
         starts_B = self.offsets[:-1]
         lengths_B = self.offsets[1:] - starts_B
         if longest * self.num_rows == self.num_tokens:
             return self.tokens.view(self.num_rows, longest), lengths_B
+        # Every row takes `longest` tokens from where it begins; those behind its end belong to the
+        # next rows and are masked. Behind the last row the last token is taken again.
         places_L = torch.arange(longest, device=self.tokens.device)
         tokens_BL = self.tokens[(starts_B.unsqueeze(1) + places_L).clamp_max_(self.num_tokens - 1)]
         return tokens_BL.masked_fill_(places_L >= lengths_B.unsqueeze(1), fill), lengths_B
 
     def bits(self, dtype: torch.dtype) -> Tensor:
-        """Packed rows as `[B, bits]` zeros and ones, unpacked on the device; the highest bit of a
-        byte comes first.
+        """Packed rows as `[B, bits]` zeros and ones, unpacked on the device.
+
+        The highest bit of a byte comes first: 5 → 0 0 0 0 0 1 0 1.
         """
         shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=self.tokens.device)
-        bits_BW8 = (
-            self.tokens.view(self.num_rows, -1, 1).bitwise_right_shift(shifts).bitwise_and_(1)
-        )
+        bytes_BW1 = self.tokens.view(self.num_rows, -1, 1)
+        bits_BW8 = bytes_BW1.bitwise_right_shift(shifts).bitwise_and_(1)
         return bits_BW8.view(self.num_rows, -1).to(dtype)
 
     def multi_hot(self, num_classes: int) -> Tensor:
-        """Ragged label ids as `[B, C]` zeros and ones, made on the device; ids beyond the classes
-        are left out.
-        """
+        """Ragged label ids as `[B, C]` zeros and ones (see the function `multi_hot`)."""
         if self.targets is None or self.target_offsets is None:
             raise ValueError("this batch carries no ragged labels")
         return multi_hot(self.targets, self.target_offsets, num_classes)
@@ -111,24 +115,28 @@ class FlatBatch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> FlatBatch:
-        held = {name: getattr(self, name) for name in DEVICE_FIELDS}
-        moved: dict[str, Any] = {
-            name: function(tensor) for name, tensor in held.items() if tensor is not None
-        }
+        moved: dict[str, Any] = {}
+        for name in DEVICE_FIELDS:
+            tensor = getattr(self, name)
+            if tensor is not None:
+                moved[name] = function(tensor)
         return replace(self, **moved)
 
 
 def on_device(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
-    """Values of the host there; from page-locked memory, so that nothing waits for what the device
-    has yet to do.
+    """Copy values of the host to a device.
+
+    They go through page-locked memory, so the host does not wait until the device has done its
+    earlier work.
     """
-    found = values if isinstance(values, Tensor) else torch.from_numpy(values)
-    return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
+    tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def multi_hot(ids: Tensor, offsets: Tensor, num_classes: int) -> Tensor:
-    """Ragged ids, each row's from `offsets` `[B+1]` on, as `[B, C]` zeros and ones; ids beyond the
-    classes fall out.
+    """Ragged ids as `[B, C]` zeros and ones; ids beyond the classes are left out.
+
+    Ids [0 2, 1] with offsets [0, 2, 3] and three classes → [[1 0 1], [0 1 0]].
     """
     counts_B = offsets[1:] - offsets[:-1]
     rows_B = torch.arange(len(counts_B), device=ids.device)
@@ -142,7 +150,7 @@ def multi_hot(ids: Tensor, offsets: Tensor, num_classes: int) -> Tensor:
 def flat_batch(
     token_rows: list[list[int]] | list[Tensor], targets: Tensor | None = None
 ) -> FlatBatch:
-    """A batch made by hand from rows of token ids: for prediction on a few rows, and for tests."""
+    """Make a batch of rows of token ids: for prediction on a few rows, and for tests."""
     lengths = torch.tensor([len(row) for row in token_rows], dtype=torch.int64)
     order = torch.argsort(lengths, stable=True)
     rows = [torch.as_tensor(token_rows[int(i)], dtype=torch.int32) for i in order]
@@ -160,13 +168,14 @@ def flat_batch(
 def cut_batch(
     batch: FlatBatch, count: int, *, labels_are_of_tokens: bool = False
 ) -> list[FlatBatch]:
-    """At most `count` pieces, each with a row at least; rows that do not count are in none, unless
-    all are such.
+    """Cut a batch into at most `count` pieces of about as many tokens, each with at least one row.
+
+    Filler rows are left out, unless there are no others. `labels_are_of_tokens`: targets are
+    labels of tokens, not of rows.
     """
-    # Real rows come one run after another, each run with about as many tokens. What is added up
-    # over the rows of a step (losses, gradients, counts) is the same over the pieces as over the
-    # whole: each still says how many rows the step has. Nothing is copied but offsets and the ids
-    # of several labels a row, and nothing waits for the device.
+    # What is added up over the rows of a step (losses, gradients, counts) is the same over the
+    # pieces as over the whole batch: each piece still says how many rows the step has. Nothing is
+    # copied but offsets and the ids of several labels a row, and nothing waits for the device.
     if count <= 1 or batch.num_real <= 1:
         return [batch]
     edges = piece_edges(batch.lengths[: batch.num_real].numpy(), min(count, batch.num_real))
@@ -177,16 +186,24 @@ def cut_batch(
 
 
 def rows_of_one_length(batch: FlatBatch) -> list[FlatBatch]:
-    """The rows of a batch in their order, in pieces without padding; labels are not cut."""
+    """Cut a batch where the length of its rows changes, so that no piece needs padding.
+
+    Pieces have no labels.
+    """
     edges = np.flatnonzero(np.diff(batch.lengths.numpy(), prepend=-1, append=-1)).tolist()
-    alone = replace(batch, targets=None, target_offsets=None)
-    return [_piece(alone, start, stop, False) for start, stop in itertools.pairwise(edges)]
+    unlabelled = replace(batch, targets=None, target_offsets=None)
+    return [_piece(unlabelled, start, stop, False) for start, stop in itertools.pairwise(edges)]
 
 
 def piece_edges(lengths: NDArray[np.integer], count: int) -> list[int]:
-    """Where to cut rows into `count` runs of about as many tokens, each with one row at least."""
+    """Where to cut rows into `count` pieces of about as many tokens, each with at least one row.
+
+    Lengths [1, 1, 2, 4] in two pieces → [0, 3, 4].
+    """
     ends = np.cumsum(lengths)
     number = np.arange(1, count)
+    # Cut n falls behind the row that reaches n shares of the tokens. Less n, cuts may be equal and
+    # must only not fall; with n added again, each piece has a row.
     inner = np.searchsorted(ends, ends[-1] * number / count) + 1 - number
     inner = np.clip(np.maximum.accumulate(inner), 0, len(lengths) - count) + number
     return [0, *inner.tolist(), len(lengths)]
@@ -194,23 +211,24 @@ def piece_edges(lengths: NDArray[np.integer], count: int) -> list[int]:
 
 def _piece(batch: FlatBatch, start: int, stop: int, labels_are_of_tokens: bool) -> FlatBatch:
     """Rows `start` to `stop` of a batch."""
-    first, last = (int(batch.lengths[:rows].sum()) for rows in (start, stop))  # its tokens
-    targets, target_offsets = batch.targets, batch.target_offsets
+    first_token = int(batch.lengths[:start].sum())
+    tokens = slice(first_token, int(batch.lengths[:stop].sum()))
+    targets = batch.targets
+    target_offsets = batch.target_offsets
     if targets is not None and labels_are_of_tokens:
-        targets = targets[first:last]
-        target_offsets = (
-            None if target_offsets is None else target_offsets[start : stop + 1] - first
-        )
+        targets = targets[tokens]
+        if target_offsets is not None:
+            target_offsets = target_offsets[start : stop + 1] - first_token
     elif targets is not None and target_offsets is not None:
-        targets, target_offsets = _labels(targets, target_offsets[start : stop + 1])
+        targets, target_offsets = _cut_ragged_labels(targets, target_offsets[start : stop + 1])
     elif targets is not None:
         targets = targets[start:stop]
     states = batch.states
     if states is not None:
-        states = states[first:last] if len(states) == batch.num_tokens else states[start:stop]
+        states = states[tokens] if len(states) == batch.num_tokens else states[start:stop]
     return FlatBatch(
-        tokens=batch.tokens[first:last],
-        offsets=batch.offsets[start : stop + 1] - first,
+        tokens=batch.tokens[tokens],
+        offsets=batch.offsets[start : stop + 1] - first_token,
         lengths=batch.lengths[start:stop],
         rows=batch.rows[start:stop],
         targets=targets,
@@ -223,14 +241,17 @@ def _piece(batch: FlatBatch, start: int, stop: int, labels_are_of_tokens: bool) 
     )
 
 
-def _labels(ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Ragged labels of a piece: only the device knows where they begin, so those of other pieces
-    get no class.
+def _cut_ragged_labels(ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Ragged labels of a piece: all ids of the batch, those of other pieces without a class.
+
+    `ids`: of the whole batch; `offsets`: of the rows of the piece.
     """
+    # Where the labels of the piece begin is known to the device alone, and slicing by it would
+    # wait for the device. So the first row of the piece also takes the ids before it, and the last
+    # row those behind it, all replaced by an id beyond the classes, which `multi_hot` leaves out.
     places = torch.arange(len(ids), device=ids.device)
     is_other = (places < offsets[0]) | (places >= offsets[-1])
     offsets = offsets.clone()
     offsets[:1].zero_()
     offsets[-1:].fill_(len(ids))
-    # an id beyond all classes
     return ids.masked_fill(is_other, torch.iinfo(torch.int32).max), offsets

@@ -1,14 +1,15 @@
-"""The plan: which rows, in which step, on which rank. A pure function of lengths, settings and
-epoch.
+"""The plan: which rows, in which step, on which rank.
 
-First a *global* order is made and cut into optimizer steps; it knows nothing of ranks or
-micro-batches. Each step is then divided among `world * accumulate` parts, so that any split of the
-same product trains on the same rows in the same step. Models that need no padding get random rows;
-models that pad get rows of like length: a random order is cut into megabatches, each sorted by
-length and cut into steps, and the steps are shuffled.
+It is a pure function of lengths, settings and epoch. A *global* order is made first and cut into
+optimizer steps; it knows nothing of ranks or micro-batches. Each step is then divided among
+`world * accumulate` parts, so that any split of the same product trains on the same rows in the
+same step. Models that need no padding get random rows. Models that pad get rows of like length: a
+random order is cut into megabatches, each sorted by length and cut into steps, and the steps are
+shuffled.
 
 Everything is arithmetic on whole arrays. Ten million rows take seconds; any step is found in
-constant time.
+constant time. Open this file to change which rows are trained together; `feed` has what makes
+batches of them.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.data.ragged import row_begins, row_indices
 from flatout.errors import require
 
 Rows = NDArray[np.int64]
 Ints = NDArray[np.integer]
 _EVEN_ROUNDS = 64
-"""Rounds dealt by tokens; what is left by then are the shortest rows of large batches, dealt like
-cards."""
+"""Rounds dealt by tokens. What is left then are the shortest rows of large batches: they are dealt
+in turns."""
 FeedKind = StrEnum("FeedKind", "auto resident threaded workers")  # where batches are gathered
 
 
@@ -107,7 +109,8 @@ class Plan:
         """`window`: which of an epoch's windows these rows are (see `large_plan`); each has another
         order.
         """
-        self.settings, self.lengths = settings, lengths
+        self.settings = settings
+        self.lengths = lengths
         self.order, self.bounds = _global_steps(lengths, settings, epoch, window)
         """All rows in training order, and where each optimizer step begins among them."""
 
@@ -137,11 +140,12 @@ class Plan:
         real = sizes
         wanted = slice(start - first * accumulate, stop - first * accumulate)
         if self.settings.parts > 1:
-            rows, counts, real = _share(rows, sizes, self.lengths, self.settings)
+            rows, counts, real = _take_share(rows, sizes, self.lengths, self.settings)
             # The batches of the first step that come before `start` are dealt as well, and left out
             # here.
             begin = int(counts[: wanted.start].sum())
-            counts, real = counts[wanted], real[wanted]
+            counts = counts[wanted]
+            real = real[wanted]
             rows = rows[begin : begin + int(counts.sum())]
         return BatchRows(
             rows=rows,
@@ -175,6 +179,7 @@ def stream(seed: int, number: int) -> np.random.Generator:
 def _global_steps(
     lengths: Ints, settings: PlanSettings, epoch: int, window: int
 ) -> tuple[Rows, Rows]:
+    """All rows in training order, and where each optimizer step begins among them."""
     num_rows = len(lengths)
     if num_rows == 0:
         return np.empty(0, np.int64), np.zeros(1, np.int64)
@@ -291,17 +296,13 @@ def _sort_groups(order: Rows, bounds: Rows, lengths: Ints) -> None:
 
 
 def _shuffle_steps(order: Rows, bounds: Rows, random: np.random.Generator) -> tuple[Rows, Rows]:
+    """Put whole steps into random order: rows [a b | c | d e] → [d e | a b | c]."""
     steps = random.permutation(len(bounds) - 1)
     sizes = np.diff(bounds)[steps]
-    shuffled = np.append(0, np.cumsum(sizes))
-    # Each step's distance from its new place to its old one, plus the place: a gather without a
-    # loop over steps.
-    places = np.repeat(bounds[:-1][steps] - shuffled[:-1], sizes)
-    places += np.arange(len(order))
-    return order[places], shuffled
+    return order[row_indices(bounds[:-1][steps], sizes)], np.append(0, np.cumsum(sizes))
 
 
-def _share(
+def _take_share(
     rows: Rows, sizes: Rows, lengths: Ints, settings: PlanSettings
 ) -> tuple[Rows, Rows, Rows]:
     """This rank's rows of some whole steps: rows, rows per batch, real rows per batch."""
@@ -309,6 +310,7 @@ def _share(
     # fewest tokens: parts differ by at most one row and hardly in tokens. A model that pads gets
     # its micro-batches as runs of like length, each dealt over the ranks like cards, turning round
     # after each deal.
+    # Two steps of 3 and 2 rows: step [0 0 0, 1 1], place from the end [2 1 0, 1 0].
     step = np.repeat(np.arange(len(sizes)), sizes)
     size = sizes[step]
     place_from_end = np.repeat(np.cumsum(sizes), sizes) - 1 - np.arange(len(rows))
@@ -321,11 +323,10 @@ def _share(
             beyond < 0, place_from_end // (base + 1), extra + beyond // np.maximum(base, 1)
         )
         begin = micro * base + np.minimum(micro, extra)
-        rank = _dealt(place_from_end - begin, settings.world)
+        rank = _deal_in_turns(place_from_end - begin, settings.world)
     else:
-        micro, rank = np.divmod(
-            _evenly_dealt(lengths[rows], step, place_from_end, settings.parts), settings.world
-        )
+        part = _deal_evenly(lengths[rows], step, place_from_end, settings.parts)
+        micro, rank = np.divmod(part, settings.world)
     mine = rank == settings.rank
     batch = step[mine] * settings.accumulate + micro[mine]
     # Stable, so that rows of a batch stay shortest first, as the plan of one rank has them.
@@ -334,7 +335,7 @@ def _share(
     # Batches that got no row take their step's shortest, uncounted, so that every rank makes every
     # step.
     empty = np.flatnonzero(real == 0)
-    shortest = rows[np.cumsum(sizes) - sizes][empty // settings.accumulate]
+    shortest = rows[row_begins(sizes)][empty // settings.accumulate]
     return (
         np.insert(rows[mine][by_batch], np.cumsum(real)[empty], shortest),
         np.maximum(real, 1),
@@ -342,11 +343,13 @@ def _share(
     )
 
 
-def _evenly_dealt(lengths: Ints, step: Rows, place: Rows, parts: int) -> Rows:
-    """The part of each row, from its place in its step counted from the longest row; all steps at
-    once.
+def _deal_evenly(lengths: Ints, step: Rows, place: Rows, parts: int) -> Rows:
+    """The part of each row, so that parts of a step have about as many tokens.
+
+    `place`: of each row in its step, counted from the longest row. Lengths 9 7 5 2 in two parts:
+    the first round deals 9 | 7, the second 5 to the lighter part and 2 to the other: 9 2 | 7 5.
     """
-    part = _dealt(place, parts)
+    part = _deal_in_turns(place, parts)
     turn, seat = np.divmod(place, parts)
     # One loop over rounds, not over steps: a round deals one row to every part of every step at
     # once.
@@ -361,7 +364,8 @@ def _evenly_dealt(lengths: Ints, step: Rows, place: Rows, parts: int) -> Rows:
     return part
 
 
-def _dealt(place: Rows, parts: int) -> Rows:
+def _deal_in_turns(place: Rows, parts: int) -> Rows:
+    """The part of each row, dealt like cards: places 0 to 5 in three parts → 0 1 2 2 1 0."""
     # Back and forth: the first part of one turn is the last of the next, so that none gets the
     # longer row each time.
     turn, seat = np.divmod(place, parts)
@@ -369,41 +373,46 @@ def _dealt(place: Rows, parts: int) -> Rows:
 
 
 class StreamPlan(Plan):
-    """One epoch of one rank, of rows that continue each other: chunks of recordings, with their
-    hidden state.
+    """One epoch of one rank, of rows that continue each other: chunks of recordings, whose hidden
+    state is passed on from batch to batch.
     """
 
     # A lane is a place in the batch. Each recording is dealt to a lane, the longest first to the
     # lane with the fewest chunks, and a lane's recordings follow one another in random order. The
     # n-th batch holds the n-th chunk of each lane. Loads do not depend on the order in which
-    # recordings are dealt, so every epoch has as many batches, on every rank. `recordings` is the
-    # number of each row's recording, equal ones side by side.
+    # recordings are dealt, so every epoch has as many batches, on every rank.
+    #
+    # Recordings A of 3 chunks, B of 2 and C of 1 in two lanes:
+    #
+    #     lane 0   A0 A1 A2        batch 0   A0 B0
+    #     lane 1   B0 B1 C0        batch 1   A1 B1
+    #                              batch 2   A2 C0
 
     def __init__(
         self, lengths: Ints, recordings: Ints, settings: PlanSettings, epoch: int = 0
     ) -> None:
-        self.settings, self.lengths = settings, lengths
+        """`recordings`: the number of each row's recording; equal numbers stand side by side."""
+        self.settings = settings
+        self.lengths = lengths
         # Equal numbers stand side by side, so a recording is a run of rows: its first row and its
         # count say all of it.
-        firsts = (
-            np.flatnonzero(np.append(True, recordings[1:] != recordings[:-1]))
-            if len(recordings)
-            else np.empty(0)
-        )
-        counts = np.diff(np.append(firsts, len(recordings))).astype(np.int64)
+        is_first = np.append(True, recordings[1:] != recordings[:-1])
+        firsts = np.flatnonzero(is_first[: len(recordings)])
+        counts = np.diff(np.append(firsts, len(recordings)))
         random = stream(settings.seed, 0 if settings.repeats else epoch)
         # Recordings are shuffled, never their chunks: the order inside one is what a carried state
         # depends on.
         drawn = random.permutation(len(counts)) if settings.shuffle else np.arange(len(counts))
-        firsts = firsts[drawn].astype(np.int64)
+        firsts = firsts[drawn]
         counts = counts[drawn]
         # Lanes are counted over all ranks, so that two ranks train on the recordings of one in the
         # same steps.
-        lane = _deal(counts, settings.rows_per_batch * settings.world)
-        slot = _begin(counts, lane)
-        within = np.arange(len(recordings)) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows, slots, lanes = (np.repeat(each, counts) for each in (firsts, slot, lane))
-        rows, slots = rows + within, slots + within
+        lane = _deal_to_lanes(counts, settings.rows_per_batch * settings.world)
+        # A slot is the batch of all ranks in which a chunk stands: those of a recording follow each
+        # other from its first one on.
+        rows = row_indices(firsts, counts)
+        slots = row_indices(_first_slots(counts, lane), counts)
+        lanes = np.repeat(lane, counts)
         # By batch, then shortest first as every batch is; the lane settles ties, so the order is
         # the same on all ranks.
         order = np.lexsort((lanes, lengths[rows], slots)) if len(rows) else np.empty(0, np.int64)
@@ -417,11 +426,12 @@ class StreamPlan(Plan):
         self.bounds = self._slots[:: settings.accumulate]
 
     def batches(self, start: int, stop: int) -> BatchRows:
-        """Batches `start` to `stop` of this rank; one without a row of its own has a filler that
-        does not count.
+        """Batches `start` to `stop` of this rank.
+
+        A batch in which this rank has no row gets a filler row, which does not count.
         """
         numbers = np.arange(start, stop)
-        found = [np.empty(0, np.int64)]
+        rows_of_batches = [np.empty(0, np.int64)]
         real = np.zeros(stop - start, np.int64)
         for place, number in enumerate(numbers):
             whole = slice(self._slots[number], self._slots[number + 1])
@@ -429,9 +439,9 @@ class StreamPlan(Plan):
             real[place] = len(mine)
             # A rank without a row must still make the step, or the others would wait for its
             # gradients for ever.
-            found.append(mine if len(mine) else self.order[:1])
+            rows_of_batches.append(mine if len(mine) else self.order[:1])
         return BatchRows(
-            rows=np.concatenate(found),
+            rows=np.concatenate(rows_of_batches),
             bounds=np.append(0, np.cumsum(np.maximum(real, 1))),
             num_real=real,
             step_rows=np.diff(self.bounds)[numbers // self.settings.accumulate],
@@ -439,7 +449,7 @@ class StreamPlan(Plan):
         )
 
 
-def _deal(counts: Rows, lanes: int) -> Rows:
+def _deal_to_lanes(counts: Rows, lanes: int) -> Rows:
     """The lane of each recording: the longest first, to the lane with the fewest chunks."""
     # Ties go to the lowest lane and recordings of one length are alike, so loads are the same
     # however they are ordered.
@@ -452,11 +462,14 @@ def _deal(counts: Rows, lanes: int) -> Rows:
     return lane_of
 
 
-def _begin(counts: Rows, lane: Rows) -> Rows:
-    """The batch in which each recording begins: after those before it in its lane."""
+def _first_slots(counts: Rows, lane: Rows) -> Rows:
+    """The slot in which each recording begins: after those before it in its lane.
+
+    Counts [3, 2, 1] in lanes [0, 1, 1] → [0, 0, 2].
+    """
     by_lane = np.argsort(lane, kind="stable")
-    sorted_counts, sorted_lane = counts[by_lane], lane[by_lane]
-    before = np.cumsum(sorted_counts) - sorted_counts
+    sorted_lane = lane[by_lane]
+    before = row_begins(counts[by_lane])
     # Where each one's lane begins: what was summed up before it belongs to other lanes.
     first = np.searchsorted(sorted_lane, sorted_lane)
     begin = np.empty(len(counts), np.int64)
