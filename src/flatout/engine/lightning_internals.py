@@ -1,36 +1,62 @@
-"""Private names of Lightning and DDP that flatout touches, each with what it saves and the road
-without it.
+"""All uses of private names of Lightning and DDP, and what each one saves.
 
-A name that is gone, or has another signature, is reported once and the ordinary road is taken. The
-saving is of one training step of a tiny network, on one core of a 2-core AMD EPYC with Lightning
-2.6.6, as `python -m flatout bench shortcuts` prints it. Gone, since each gave less than its lines
-cost a reader: an epoch loop of our own (92 µs), a step of AdamW past torch's wrappers (82 µs), no
-hooks around the transfer of a batch (76 µs), the hook's name set past `nn.Module` (35 µs), a ready
-signature (25 µs).
+Other modules ask Lightning through these functions only. If a private name is missing, or has
+another signature, one warning says so, and Lightning's ordinary, slower way is used. Open this file
+when a new version of Lightning breaks the fast loop.
+
+The time that a shortcut saves is of one step of a tiny network, on one core of a 2-core AMD EPYC
+with Lightning 2.6.6. `python -m flatout bench shortcuts` prints it. Some shortcuts were removed,
+since each saved too little for its lines of code:
+
+    own epoch loop                           92 µs
+    AdamW step past torch's wrappers         82 µs
+    no hooks around the transfer of a batch  76 µs
+    hook's name set past `nn.Module`         35 µs
+    signature inspected only once            25 µs
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.loops.fetchers import _DataFetcher
+from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.optimization.automatic import ClosureResult, _AutomaticOptimization
 from lightning.pytorch.overrides.distributed import prepare_for_backward as prepare_for_backward
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.call import _call_lightning_module_hook as call_module_hook
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+if TYPE_CHECKING:
+    from flatout.engine.passes import Passes
+
 PHASES = ("forward", "backward", "optimizer")  # of a batch in training
 _LEFT_OUT = "_set_params_and_buffers_to_ignore_for_model"
+
+
+def set_method(owner: object, name: str, method: object) -> None:
+    """Give this one object a method of its own, which hides the one of its class.
+
+    Written past `__setattr__`: modules search their weights in it, and mypy knows no such method.
+    """
+    vars(owner)[name] = method
+
+
+def unset_method(owner: object, name: str) -> None:
+    """Undo `set_method`, if the object has such a method."""
+    vars(owner).pop(name, None)
 
 
 def callbacks_of(trainer: L.Trainer) -> list[Callback]:
@@ -38,65 +64,84 @@ def callbacks_of(trainer: L.Trainer) -> list[Callback]:
     return list(vars(trainer)["callbacks"])
 
 
+def set_callbacks(trainer: L.Trainer, callbacks: Iterable[Callback]) -> None:
+    """Replace all callbacks of a trainer, without those that Lightning would add."""
+    vars(trainer)["callbacks"] = list(callbacks)
+
+
+def datamodule_of(trainer: L.Trainer) -> L.LightningDataModule | None:
+    """The DataModule of a trainer, or None. Before the first `fit` a trainer lacks the name."""
+    return vars(trainer).get("datamodule")
+
+
 def is_fitting(trainer: L.Trainer) -> bool:
-    """Whether a validation is one of a training, and not the look before it."""
+    """Whether a validation belongs to a training. The sanity check before it does not."""
     return trainer.state.fn == "fit" and not trainer.sanity_checking
 
 
 def is_second(callback: Callback, trainer: L.Trainer) -> bool:
-    """Whether another callback of its class stands before it, which does the work of both."""
-    return (
-        next((each for each in callbacks_of(trainer) if type(each) is type(callback)), callback)
-        is not callback
-    )
+    """Whether a callback of the same class comes before this one, and does the work of both."""
+    same_class = [other for other in callbacks_of(trainer) if type(other) is type(callback)]
+    return bool(same_class) and same_class[0] is not callback
 
 
 def step_of_loggers(trainer: L.Trainer) -> int:
-    """The step at which `self.log` writes: batches that ended a step before this one, of however
-    many optimizers.
+    """The step at which `self.log` writes now.
+
+    It is the number of earlier batches that ended a step. Lightning's `global_step` counts such a
+    batch once for each optimizer.
     """
     return int(getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step))
 
 
-def passes_of(trainer: L.Trainer) -> Any:
-    """How the fast loop among a trainer's callbacks passes batches through; None where there is
-    none.
-    """
-    return next(
-        (vars(each)["passes"] for each in callbacks_of(trainer) if "passes" in vars(each)), None
-    )
+def passes_of(trainer: L.Trainer) -> Passes | None:
+    """The passes of the trainer's fast loop; None if there is no fast loop."""
+    # Importing FastLoop here would be circular, so its attribute is searched.
+    for callback in callbacks_of(trainer):
+        passes: Passes | None = getattr(callback, "passes", None)
+        if passes is not None:
+            return passes
+    return None
 
 
-def overrides(part: Any, name: str, base: type) -> bool:
-    """Whether a module, callback or strategy has a method other than its base's, by its class or
-    set on itself.
+def overrides(part: object, name: str, base: type) -> bool:
+    """Whether a module, callback or strategy replaces a method of `base`.
+
+    The replacement is in its class, or was set on the object itself. False if `base` has no such
+    method.
     """
-    return hasattr(base, name) and getattr(getattr(part, name), "__func__", None) is not getattr(
-        base, name
-    )
+    if not hasattr(base, name):
+        return False
+    function = getattr(getattr(part, name), "__func__", None)
+    return function is not getattr(base, name)
 
 
 class PluggedOptimization(_AutomaticOptimization):
-    """Lightning's automatic optimisation, whose batches a fast loop takes.
+    """Lightning's automatic optimisation, but a fast loop trains on the batches.
 
-    Saves closures and profiling: 700 µs.
+    That saves closures and profiling: 700 µs.
     """
 
     def __init__(
         self, trainer: L.Trainer, serves: Callable[[Optimizer], bool], run: Callable[..., Any]
     ) -> None:
+        """`serves`: whether the fast loop trains this optimizer; `run`: trains on one batch."""
         super().__init__(trainer)
-        self._serves, self._run_batch = serves, run
+        self._serves = serves
+        self._run_batch = run
 
-    def run(self, optimizer: Any, batch_idx: int, kwargs: Any) -> dict[str, Any]:
-        # `_skip_backward` is how weight averaging (SWA) passes batches by without training on them.
+    def run(
+        self, optimizer: Optimizer, batch_idx: int, kwargs: OrderedDict[str, Any]
+    ) -> dict[str, Any]:
+        # Weight averaging (SWA) sets `_skip_backward` to run batches without training on them.
         if self._skip_backward or not self._serves(optimizer):
             return super().run(optimizer, batch_idx, kwargs)
         return self._run_batch(optimizer, batch_idx, kwargs)
 
     def zero_gradients(self, optimizer: Optimizer, batch_idx: int, *, are_hooked: bool) -> None:
-        """Lightning's own way, with its counters; where no part has such a hook, none is looked
-        for: saves 50 µs.
+        """Set all gradients to None, and count that as Lightning does.
+
+        If nothing overrides a hook of it (`are_hooked=False`), no hooks are called: saves 50 µs.
         """
         if are_hooked:
             self._on_before_zero_grad(optimizer)
@@ -109,27 +154,28 @@ class PluggedOptimization(_AutomaticOptimization):
         count.increment_completed()
 
 
-def plug_optimization(trainer: L.Trainer, serves: Any, run: Any) -> PluggedOptimization | None:
-    """Let `run` take the batches of optimizers that it `serves`; None where Lightning
-    has changed.
+def plug_optimization(
+    trainer: L.Trainer, serves: Callable[[Optimizer], bool], run: Callable[..., Any]
+) -> PluggedOptimization | None:
+    """Let `run` train on the batches of each optimizer for which `serves` is true.
+
+    None if this version of Lightning has no such place to plug it in.
     """
     loop = trainer.fit_loop.epoch_loop
-    standing = getattr(loop, "automatic_optimization", None)
+    before = getattr(loop, "automatic_optimization", None)
     arguments = " ".join(inspect.signature(_AutomaticOptimization.run).parameters)
-    if (
-        not isinstance(standing, _AutomaticOptimization)
-        or arguments != "self optimizer batch_idx kwargs"
-    ):
+    is_as_known = arguments == "self optimizer batch_idx kwargs"
+    if not (isinstance(before, _AutomaticOptimization) and is_as_known):
         _warn_of("automatic_optimization of the epoch loop")
         return None
     plugged = PluggedOptimization(trainer, serves, run)
-    plugged.optim_progress = standing.optim_progress  # `global_step` reads it
+    plugged.optim_progress = before.optim_progress  # `global_step` reads it
     loop.automatic_optimization = plugged
     return plugged
 
 
 def unplug_optimization(trainer: L.Trainer) -> None:
-    """Give the trainer an optimisation of Lightning's own back, with the same counters."""
+    """Undo `plug_optimization`; the counters of steps stay."""
     loop = trainer.fit_loop.epoch_loop
     plugged = loop.automatic_optimization
     if isinstance(plugged, PluggedOptimization):
@@ -138,7 +184,7 @@ def unplug_optimization(trainer: L.Trainer) -> None:
 
 
 def call_hooks(trainer: L.Trainer, name: str, *arguments: Any) -> None:
-    """A hook of all callbacks, then of the module; `self.log` works in it."""
+    """Call a hook of all callbacks, then of the module. `self.log` works in the hook."""
     call._call_callback_hooks(trainer, name, *arguments)
     call_module_hook(trainer, name, *arguments)
 
@@ -146,79 +192,91 @@ def call_hooks(trainer: L.Trainer, name: str, *arguments: Any) -> None:
 def run_training_step(
     trainer: L.Trainer, arguments: tuple[Any, ...], *, is_inside_ddp: bool
 ) -> ClosureResult:
-    """A training step with all that Lightning puts around it: what it may return, and the loss
-    divided.
+    """Call `training_step` and check what it returns, as Lightning does.
+
+    The loss is divided by the number of batches in an optimizer step. `is_inside_ddp`: whether the
+    call is within DDP's forward already.
     """
-    if is_inside_ddp:  # the strategy would send it through DDP's forward once more
+    if is_inside_ddp:  # the strategy would enter DDP's forward a second time
         with trainer.precision_plugin.train_step_context():
             output = call_module_hook(trainer, "training_step", *arguments)
     else:
         output = call._call_strategy_hook(trainer, "training_step", *arguments)
     if output is None and trainer.world_size > 1:
         raise RuntimeError(
-            "training_step returned None: where there are several ranks, each batch needs its loss."
+            "training_step returned None. With several ranks it must return a loss for each batch."
         )
     return ClosureResult.from_training_step_output(output, trainer.accumulate_grad_batches)
 
 
-def run_inside_ddp(strategy: Any, module: L.LightningModule, passes: Callable[[], float]) -> float:
-    """Run the passes of a batch inside one forward of DDP: a pass that is repeated then adds no
-    collective call.
+def run_inside_ddp(
+    strategy: Strategy, module: L.LightningModule, passes: Callable[[], float]
+) -> float:
+    """Call `passes`, which trains on a batch, inside one forward of DDP; return its seconds.
+
+    DDP makes its collective calls once, however often a pass in it is repeated.
     """
-    wrapper, forward = strategy.model, module.forward
+    wrapper = strategy.model
+    assert isinstance(wrapper, DistributedDataParallel)
+    forward = module.forward
 
     def run_passes(_: None) -> float:
-        vars(module)["forward"] = forward
+        set_method(module, "forward", forward)
         seconds = passes()
-        # DDP need not prepare for a backward pass: it was here
+        # DDP would prepare for a backward pass, but the passes have done theirs already.
         wrapper.require_backward_grad_sync = False
         return seconds
 
-    vars(module)["forward"] = run_passes
+    set_method(module, "forward", run_passes)
     try:
-        return float(wrapper(None))  # on a GPU DDP moves arguments, and fails where there are none
+        # One argument, as on a GPU DDP moves arguments, and fails if there are none.
+        return float(wrapper(None))
     finally:
         wrapper.require_backward_grad_sync = True
-        vars(module).pop("forward", None)
+        unset_method(module, "forward")
 
 
 def ends_optimizer_step(trainer: L.Trainer) -> bool:
-    """Whether the batch under way is the last of its optimizer step."""
+    """Whether the current batch is the last of its optimizer step."""
     return not trainer.fit_loop._should_accumulate()
 
 
 def rebuild_ddp(strategy: DDPStrategy, module: L.LightningModule) -> None:
-    """DDP exchanges the gradients of the weights that were trained when it was set up: set it up
-    again.
+    """Set DDP up again after other weights were frozen or thawed.
+
+    It exchanges gradients of the weights that were trained when it was set up.
     """
     strategy.model = strategy._setup_model(module)
     strategy._register_ddp_hooks()  # such as the compression of gradients
 
 
 def disable_signal_handling(trainer: L.Trainer) -> None:
-    """Lightning's handlers end a run without a checkpoint, and its ranks wait for each other before
-    every batch.
+    """Keep Lightning from handling signals.
+
+    Its handlers end a run without a checkpoint, and make ranks wait for each other before every
+    batch.
     """
-    connector = vars(trainer).get("_signal_connector")
+    connector = getattr(trainer, "_signal_connector", None)
     loop = trainer.fit_loop.epoch_loop
-    if not hasattr(connector, "register_signal_handlers") or not hasattr(
-        loop, "_broadcast_sigterm_tensor"
-    ):
+    names = {"register_signal_handlers": connector, "_broadcast_sigterm_tensor": loop}
+    if not all(hasattr(owner, name) for name, owner in names.items()):
         _warn_of("_signal_connector or _broadcast_sigterm_tensor")
         return
-    vars(connector)["register_signal_handlers"] = lambda: None
-    vars(loop)["_broadcast_sigterm_tensor"] = lambda: None
+    for name, owner in names.items():
+        set_method(owner, name, lambda: None)
 
 
 def call_before_validation(trainer: L.Trainer, note: Callable[[], None]) -> None:
-    """Call `note` before each validation of a fit, ahead of every hook in it."""
+    """Call `note` before each validation of a fit, before all its hooks."""
     loop = trainer.fit_loop.epoch_loop.val_loop
-    vars(loop)["run"] = partial(_run_after_note, loop, note)
+    set_method(loop, "run", partial(_run_after_note, loop, note))
 
 
-def _run_after_note(loop: Any, note: Callable[[], None]) -> Any:
-    """With `partial`, as neither a function in a function nor the class's own, decorated one could
-    be pickled.
+def _run_after_note(loop: _EvaluationLoop, note: Callable[[], None]) -> Any:
+    """Call `note`, then the loop's own `run`.
+
+    In a `partial` this can be pickled. A function within a function cannot, and the decorated `run`
+    of the class neither.
     """
     note()
     return type(loop).run(loop)
@@ -227,21 +285,22 @@ def _run_after_note(loop: Any, note: Callable[[], None]) -> Any:
 def set_fetch_hooks(
     trainer: L.Trainer, before: Callable[[], None] | None, after: Callable[[], None] | None
 ) -> None:
-    """Call two functions around each fetch of a training batch, beside the profiler's own; None: no
-    longer.
+    """Call `before` and `after` around each fetch of a training batch.
+
+    Lightning's profiler still gets its calls. None ends the calls of an earlier function.
     """
     loop = trainer.fit_loop.epoch_loop
     for name, note in (("_on_before_fetch", before), ("_on_after_fetch", after)):
         if not hasattr(type(loop), name):
             _warn_of(name)
         elif note is None:
-            vars(loop).pop(name, None)
+            unset_method(loop, name)
         else:
-            vars(loop)[name] = partial(_run_both, note, getattr(loop, name))
+            set_method(loop, name, partial(_run_both, note, getattr(loop, name)))
 
 
 def _run_both(note: Callable[[], None], usual: Callable[[], Any]) -> Any:
-    """With `partial`, as a function in a function could not be pickled."""
+    """Call both. In a `partial`, as a function within a function could not be pickled."""
     note()
     return usual()
 
@@ -249,56 +308,47 @@ def _run_both(note: Callable[[], None], usual: Callable[[], Any]) -> Any:
 def resume_after_batch(
     trainer: L.Trainer, restore: Callable[[], None], *, is_validation_due: bool
 ) -> None:
-    """Continue behind a step's last batch, with a validation if due: `restore` runs before, restart
-    stages are off.
+    """Let a resumed training continue after the last batch of a step.
+
+    `restore` is called first. A validation follows if it is due. Lightning's own restarting, which
+    would repeat hooks, is off.
     """
     loop = trainer.fit_loop.epoch_loop
     start = loop.on_run_start
 
-    def start_again(fetcher: Any) -> None:
-        del vars(loop)["on_run_start"]
+    def start_again(fetcher: _DataFetcher) -> None:
+        unset_method(loop, "on_run_start")
         start(fetcher)
-        for each in (
-            trainer.fit_loop,
-            loop,
-            loop.val_loop,
-            loop.manual_optimization,
-            loop.automatic_optimization,
-        ):
-            vars(each)["_restarting"] = False
+        loops: list[_Loop] = [trainer.fit_loop, loop, loop.val_loop]
+        loops += [loop.manual_optimization, loop.automatic_optimization]
+        for restarted in loops:
+            restarted._restarting = False
         restore()
         if is_validation_due:
             loop.on_advance_end(fetcher)
         else:
-            # Lightning lets plateau schedules step after the validation, and so after the
-            # checkpoint
+            # Lightning steps these schedules after the validation, so after the checkpoint.
             loop.update_lr_schedulers("step", update_plateau_schedulers=True)
 
-    vars(loop)["on_run_start"] = start_again
+    set_method(loop, "on_run_start", start_again)
 
 
 def _warn_of(name: str) -> None:
-    what = (
-        f"lightning {L.__version__} has no {name} as flatout knows it: the ordinary, slower way is"
-        " used"
-    )
-    warnings.warn(what, RuntimeWarning, stacklevel=3)
+    message = f"lightning {L.__version__} has no {name} as flatout expects it"
+    warnings.warn(f"{message}: the ordinary, slower way is used", RuntimeWarning, stacklevel=3)
 
 
 def leave_out_of_ddp(module: nn.Module, names: Sequence[str]) -> bool:
-    """Let DDP wait for no gradients of these weights, of which used rows are exchanged; False if
-    torch has no way.
+    """Exclude these weights from DDP's exchange of gradients: flatout exchanges their used rows.
+
+    False, after a warning, if this torch has no way to do it.
     """
     method = getattr(DistributedDataParallel, _LEFT_OUT, None)
-    if method is None or list(inspect.signature(method).parameters) != [
-        "module",
-        "params_and_buffers_to_ignore",
-    ]:
-        what = (
-            f"torch {torch.__version__} has no DistributedDataParallel.{_LEFT_OUT} as flatout"
-            " knows it"
-        )
-        warnings.warn(f"{what}: embeddings exchange whole tables", RuntimeWarning, stacklevel=2)
+    arguments = [] if method is None else list(inspect.signature(method).parameters)
+    if method is None or arguments != ["module", "params_and_buffers_to_ignore"]:
+        name = f"DistributedDataParallel.{_LEFT_OUT}"
+        message = f"torch {torch.__version__} has no {name} as flatout expects it"
+        warnings.warn(f"{message}: embeddings exchange whole tables", RuntimeWarning, stacklevel=2)
         return False
     method(module, list(names))
     return True
