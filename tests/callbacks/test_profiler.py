@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch.autograd import DeviceType
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, UserError, fit
-from flatout.callbacks.profile_steps import ProfileConfig, slowest, window
+from flatout.callbacks.profile_steps import ProfileConfig, slowest_operators, window
 from flatout.callbacks.run_curves import RunCurves
 
 
@@ -146,12 +146,12 @@ def test_on_a_gpu_the_time_is_that_of_the_kernels():
         entry("gemm_kernel", 0.0, 300.0, DeviceType.CUDA),
         entry("ProfilerStep*", 5000.0, 5000.0, is_user_annotation=True),
     ]
-    found = slowest(averages, 2, on_device=True)
+    found = slowest_operators(averages, 2, on_device=True)
     assert [(each.operator, each.calls, each.self_ms_per_step, each.share) for each in found] == [
         ("aten::mm", 4, 0.15, 0.75),
         ("aten::add", 4, 0.05, 0.25),
     ]
-    assert [each.operator for each in slowest(averages, 2, on_device=False)] == [
+    assert [each.operator for each in slowest_operators(averages, 2, on_device=False)] == [
         "aten::add",
         "aten::mm",
     ]

@@ -19,7 +19,7 @@ from typing import Any
 import lightning as L
 
 from flatout.callbacks.device_reads import DeviceReads
-from flatout.engine.lightning_internals import PHASES, overrides
+from flatout.engine.lightning_internals import PHASES, overrides, set_method, unset_method
 
 BETWEEN_STEPS = ("logging", "checkpoint", "validation")
 # All parts of the time of a step; `other` is what none of them explains: the framework's own work.
@@ -99,9 +99,9 @@ class Clock:
 
         A bound method or a `partial` of one can be pickled; a function within a function cannot.
         """
-        attributes = vars(owner)
-        self._replaced.append(_ReplacedMethod(owner, name, method, attributes.get(name)))
-        attributes[name] = method
+        before = unset_method(owner, name)
+        self._replaced.append(_ReplacedMethod(owner, name, method, before))
+        set_method(owner, name, method)
 
     def watch(self, callbacks: Mapping[str, L.Callback]) -> None:
         """Time the hooks of these callbacks that Lightning calls every step or epoch.
@@ -119,12 +119,11 @@ class Clock:
     def restore_methods(self) -> None:
         """Undo every `replace_method`."""
         for replaced in self._replaced:
-            attributes = vars(replaced.owner)
-            # Somebody may have set another method since; that one stays.
-            if attributes.get(replaced.name) is replaced.method:
-                del attributes[replaced.name]
-                if replaced.before is not None:
-                    attributes[replaced.name] = replaced.before
+            current = unset_method(replaced.owner, replaced.name)
+            # Other code may have set another method since; that one stays.
+            restored = replaced.before if current is replaced.method else current
+            if restored is not None:
+                set_method(replaced.owner, replaced.name, restored)
         self._replaced = []
         self.edge = None
 

@@ -40,7 +40,7 @@ class CurveSource(Callback):
         for part in self.parts:
             part.begin(trainer, pl_module)
 
-    def count(self, batch: Any) -> None:
+    def count(self, batch: object) -> None:
         """Called after each batch."""
         for part in self.parts:
             part.count(batch)
@@ -110,8 +110,8 @@ class CurveSource(Callback):
         self,
         trainer: L.Trainer,
         pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
+        outputs: object,
+        batch: object,
         batch_idx: int,
     ) -> None:
         self._batches_since += 1

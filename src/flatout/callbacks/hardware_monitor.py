@@ -1,9 +1,9 @@
-"""Curves of the card and of the machine: a thread samples them each second, so no step waits for a
-driver or a file.
+"""Curves of the card and of the machine: load, memory, clocks, disk, swap.
 
-A flush takes the means since the last one; `summary` gives medians over the whole training. On the
-first rank only. The machine's figures come from psutil and from the files of control groups: a
-machine's own promise too much.
+A thread on the first rank samples them each second, so no step waits for a driver or a file. A
+flush takes the means since the last flush; `summary` gives medians over the whole training. The
+machine's figures come from psutil and from the files of control groups, as a container may use less
+than its machine has.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from flatout.run_log import Say
 
 
 class Host:
-    """Rates since the last sample, and memory in use; the first sample counts from the
-    construction.
+    """Samples the machine: memory in use, and rates since the last sample.
+
+    The first sample counts from the construction.
     """
 
     name = "host"
@@ -41,7 +42,7 @@ class Host:
         self._before = self._counters()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy counts for the process that it is made in."""
+        """Copy and pickle as a new one, which samples the process that it is made in."""
         return type(self), (self.root,)
 
     def sample(self) -> dict[str, float]:
@@ -49,77 +50,75 @@ class Host:
         before = self._before
         self._before = now
         seconds = max(now["seconds"] - before["seconds"], 1e-9)
-        gone = {name: now[name] - before[name] for name in now.keys() & before.keys()}
-        found = {
-            "host/process_cpu_cores": max(0.0, gone["process_cpu_s"]) / seconds,
-            "host/machine_cpu_share": gone["busy_s"] / max(gone["busy_s"] + gone["idle_s"], 1e-9),
+        grown = {name: now[name] - before[name] for name in now.keys() & before.keys()}
+        cores_s = max(grown["busy_s"] + grown["idle_s"], 1e-9)
+        figures = {
+            "host/process_cpu_cores": max(0.0, grown["process_cpu_s"]) / seconds,
+            "host/machine_cpu_share": grown["busy_s"] / cores_s,
             "host/process_memory_gb": self.process.memory_info().rss / 1e9,
             "host/available_memory_gb": psutil.virtual_memory().available / 1e9,
-            "host/swap_in_mb_per_s": gone["swap_in"] / seconds / 1e6,
-            "host/swap_out_mb_per_s": gone["swap_out"] / seconds / 1e6,
+            "host/swap_in_mb_per_s": grown["swap_in"] / seconds / 1e6,
+            "host/swap_out_mb_per_s": grown["swap_out"] / seconds / 1e6,
         }
-        if "disk_read" in gone:
-            found["host/disk_read_mb_per_s"] = gone["disk_read"] / seconds / 1e6
-        if gone.get("nr_periods"):
-            found["host/cpu_held_back_share"] = gone["nr_throttled"] / gone["nr_periods"]
-        return found
+        if "disk_read" in grown:
+            figures["host/disk_read_mb_per_s"] = grown["disk_read"] / seconds / 1e6
+        if grown.get("nr_periods"):
+            figures["host/cpu_held_back_share"] = grown["nr_throttled"] / grown["nr_periods"]
+        return figures
 
     def facts(self) -> dict[str, object]:
         return {}
 
     def _counters(self) -> dict[str, float]:
-        """What only ever grows."""
-        cores = psutil.cpu_times()
+        """Readings of counters that only grow."""
+        cores = psutil.cpu_times()._asdict()
         swap = psutil.swap_memory()
         disk = psutil.disk_io_counters()
-        # Guests' time is in the users' already; a host that takes the cores away leaves them
-        # neither busy nor idle.
-        parts = {
-            name: value
-            for name, value in cores._asdict().items()
-            if name not in ("guest", "guest_nice", "steal")
-        }
-        idle = parts.get("idle", 0.0) + parts.get("iowait", 0.0)
-        found = {
+        # Time of guests is part of the users' time. A core whose time the host of a virtual machine
+        # takes ("steal") is neither busy nor idle.
+        for name in ("guest", "guest_nice", "steal"):
+            cores.pop(name, None)
+        idle = cores.get("idle", 0.0) + cores.get("iowait", 0.0)
+        counters = {
             "seconds": time.perf_counter(),
             "process_cpu_s": processor_seconds(self.process),
-            "busy_s": sum(parts.values()) - idle,
+            "busy_s": sum(cores.values()) - idle,
             "idle_s": idle,
             "swap_in": float(swap.sin),
             "swap_out": float(swap.sout),
         }
         if disk is not None:  # some containers show none
-            found["disk_read"] = float(disk.read_bytes)
-        return found | cpu_periods(self.root)
+            counters["disk_read"] = float(disk.read_bytes)
+        return counters | cpu_periods(self.root)
 
 
-# what is asked for its numbers now, by curve name, and for facts that are no curve
+# Both have `sample`, figures by curve name, and `facts` that are no curve.
 Source = Host | Card
 
 
 class Watch:
-    """A thread that samples its sources from entering to leaving; without any source there is no
-    thread.
-    """
+    """Context manager in which a thread samples the sources, if there are any."""
 
     def __init__(self, sources: Sequence[Source], say: Say = print, every_s: float = 1.0) -> None:
         self.sources = list(sources)
         self.say = say
         self.every_s = every_s
-        self._answering = list(sources)
-        self._all: dict[str, list[float]] = {}
-        self._taken: dict[str, int] = {}
+        self._answering = list(sources)  # those that have not failed
+        self._samples: dict[str, list[float]] = {}  # all so far, by curve name
+        self._num_taken: dict[str, int] = {}  # how many of them `take` has returned
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
-        # whether to go on: an error may end training unheard
+        # Whether to continue. An error may end training without a call of `__exit__`.
         self.is_needed: Callable[[], bool] = lambda: True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy has what was sampled, and neither thread nor sources: some are handles of a
-        driver.
+        """Copy and pickle with the samples, but without the thread and the sources.
+
+        Some sources hold handles of a driver.
         """
-        return type(self), ([], self.say, self.every_s), {"_all": self._all, "_taken": self._taken}
+        state = {"_samples": self._samples, "_num_taken": self._num_taken}
+        return type(self), ([], self.say, self.every_s), state
 
     def __enter__(self) -> Watch:
         if self._answering:
@@ -131,47 +130,46 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._end.set()
         if self._thread is not None:
-            # a driver that hangs is not waited for: the thread is a daemon
+            # Not longer, as a driver may hang; the thread is a daemon.
             self._thread.join(self.every_s)
             self._thread = None
 
     def take(self) -> dict[str, float]:
-        """Means of the samples since the last time, by curve name."""
+        """Means of the samples since the last call, by curve name."""
+        means = {}
         with self._lock:
-            fresh = {name: seen[self._taken.get(name, 0) :] for name, seen in self._all.items()}
-            self._taken = {name: len(seen) for name, seen in self._all.items()}
-        return {name: statistics.fmean(values) for name, values in fresh.items() if values}
+            for name, samples in self._samples.items():
+                if new := samples[self._num_taken.get(name, 0) :]:
+                    means[name] = statistics.fmean(new)
+                self._num_taken[name] = len(samples)
+        return means
 
     def summary(self) -> dict[str, dict[str, object]]:
-        """Medians of all samples, and the facts, source by source; empty where there are no
-        samples.
-        """
+        """Medians of all samples, and the facts, of each source that has samples."""
+        summaries: dict[str, dict[str, object]] = {}
         with self._lock:
-            seen = {name: statistics.median(values) for name, values in self._all.items()}
-        found: dict[str, dict[str, object]] = {}
-        for source in self.sources:
-            prefix = f"{source.name}/"
-            own = {
-                name.removeprefix(prefix): value
-                for name, value in seen.items()
-                if name.startswith(prefix)
-            }
-            if own:
-                found[source.name] = own | source.facts()
-        return found
+            for name, samples in self._samples.items():
+                source_name, _, figure = name.partition("/")
+                summaries.setdefault(source_name, {})[figure] = statistics.median(samples)
+        return {
+            source.name: summaries[source.name] | source.facts()
+            for source in self.sources
+            if source.name in summaries
+        }
 
     def look(self) -> None:
+        """Sample each source once; a source that fails is dropped."""
         for source in list(self._answering):
             try:
-                seen = source.sample()
+                sample = source.sample()
             except Exception as error:
-                # each driver raises its own classes, and a monitor must not end training
+                # Each driver raises classes of its own, and a monitor must not end training.
                 self._answering.remove(source)
                 self.say(f"{source.name}: no longer watched ({error}); training continues")
                 continue
             with self._lock:
-                for name, value in seen.items():
-                    self._all.setdefault(name, []).append(value)
+                for name, value in sample.items():
+                    self._samples.setdefault(name, []).append(value)
 
     def _sample_on(self) -> None:
         while self._answering and not self._end.wait(self.every_s) and self.is_needed():
@@ -200,17 +198,15 @@ class HardwareMonitor(CurveSource):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        self.end()  # the thread of a search or a training before, which an error ended
+        self.end()  # an error may have ended an earlier training, and left its thread
         if is_second(self, trainer):
-            self.say("HardwareMonitor: another one watches already; this one logs nothing")
+            self.say("HardwareMonitor: another one samples already; this one logs nothing")
             return
-        here = (
-            hardware_of(trainer.strategy.root_device)
-            if trainer.is_global_zero and self.sources is None
-            else []
-        )
+        sources = self.sources
+        if sources is None and trainer.is_global_zero:
+            sources = hardware_of(trainer.strategy.root_device)
         if self.sources is None or not self.watch.sources:  # a copy's watch has none
-            self.watch = Watch(self.sources or here, self.say, self.every_s)
+            self.watch = Watch(sources or [], self.say, self.every_s)
         self.watch.is_needed = lambda: trainer.state.status == TrainerStatus.RUNNING
         self.watch.__enter__()
 
@@ -226,6 +222,6 @@ class HardwareMonitor(CurveSource):
 
 
 def hardware_of(device: torch.device) -> list[Source]:
-    """This machine, and the card behind a CUDA device where the driver knows it."""
+    """Sources to sample: this machine, and the card behind a CUDA device if the driver knows it."""
     card = watched_card(device)
     return [Host()] if card is None else [Host(), card]

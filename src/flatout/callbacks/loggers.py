@@ -1,8 +1,9 @@
 """The loggers of a run: TensorBoard, CSV, W&B, MLflow, or your own, several at once.
 
-They are Lightning's loggers, in the Trainer, so what a module or a callback logs reaches them too.
-A run adds two things. A logger that fails is dropped with one warning, and training continues. All
-folders lie inside the run folder.
+They are Lightning's loggers, in the Trainer, so they also get what a module or a callback logs.
+`RunLoggers` wraps their methods: a logger that fails is dropped with one warning, and training
+continues. All files lie inside the run folder. Open this file to add a logger: its settings class
+goes into `LOGGERS`.
 """
 
 from __future__ import annotations
@@ -17,26 +18,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import xxhash
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
+from flatout.engine.lightning_internals import set_method, unset_method
 from flatout.errors import UserError, check_settings, did_you_mean, require, setting
 from flatout.files import is_plain_part
 from flatout.masking import mask_words
 
+# Methods of a logger that may fail without ending the training.
 _GUARDED = ("log_metrics", "log_hyperparams", "log_graph", "save", "after_save_checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """Where a run writes, and what it is called."""
+    """The folder and the names of a run, for its loggers."""
 
     folder: Path
     experiment: str
-    # the step that a resumed run continues from; 0: no checkpoint yet; None: a new run
+    # The step that a resumed run continues from; 0: it has no checkpoint yet; None: a new run.
     resumed_from: int | None = None
 
 
@@ -61,7 +64,7 @@ class TensorBoardConfig:
 
 @dataclass(kw_only=True, slots=True)
 class CSVConfig:
-    """Lightning's table of all that is logged, in a folder of the run folder."""
+    """Lightning's CSV table of all logged values, in a folder of the run folder."""
 
     folder: str = setting(
         "csv", "Its folder; a resumed run begins another table.", allowed="a name", example="curves"
@@ -81,7 +84,7 @@ class CSVConfig:
 
 @dataclass(kw_only=True, slots=True)
 class WandbConfig:
-    """A run in Weights & Biases; its files lie in the run folder."""
+    """A run in Weights & Biases, with its local files in the run folder."""
 
     project: str | None = setting(None, "Its project; null: the experiment's name.", example="news")
     name: str | None = setting(None, "Its name; null: that of the run folder.", example="first")
@@ -89,13 +92,14 @@ class WandbConfig:
     group: str | None = setting(None, "Group of runs in the project.", example="lstm")
     tags: list[str] = setting(list, "Tags of the run.", example="[lstm,news]")
     offline: bool = setting(
-        False, "Nothing is sent: `wandb sync` does it later. WANDB_MODE=offline does the same."
+        False, "Nothing is sent; `wandb sync` sends it later. WANDB_MODE=offline does the same."
     )
 
     def build(self, place: RunPlace) -> Logger:
         from lightning.pytorch.loggers import WandbLogger
 
-        where = f"{socket.gethostname()}:{place.folder.absolute()}"
+        # A resumed run finds its id again: it follows from the folder.
+        address = f"{socket.gethostname()}:{place.folder.absolute()}"
         return WandbLogger(
             name=self.name or place.folder.name,
             project=self.project or place.experiment,
@@ -103,7 +107,7 @@ class WandbConfig:
             group=self.group,
             tags=self.tags or None,
             save_dir=str(place.folder),
-            id=xxhash.xxh3_64_hexdigest(where.encode()),  # known to a resume
+            id=xxhash.xxh3_64_hexdigest(address.encode()),
             resume="allow",
             offline=self.offline,
         )
@@ -127,21 +131,25 @@ class MLflowConfig:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         folder = place.folder.absolute()
-        asked = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-        known = folder / "mlflow_run_id"  # of the run in MLflow that a resumed run continues
+        server = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        # The id of the run in MLflow, which a resumed run continues.
+        id_file = folder / "mlflow_run_id"
+        run_id = id_file.read_text(encoding="utf-8").strip() if id_file.is_file() else None
         with _foreign_warnings_ignored():
             logger = MLFlowLogger(
                 self.experiment or place.experiment,
                 run_name=self.name or folder.name,
-                tracking_uri=asked or f"sqlite:///{folder}/mlflow.db",
-                artifact_location=None if asked else str(folder / "mlflow"),
-                run_id=known.read_text(encoding="utf-8").strip() if known.is_file() else None,
+                tracking_uri=server or f"sqlite:///{folder}/mlflow.db",
+                artifact_location=None if server else str(folder / "mlflow"),
+                run_id=run_id,
             )
-            known.write_text(f"{logger.run_id}\n", encoding="utf-8")
+            id_file.write_text(f"{logger.run_id}\n", encoding="utf-8")
         return logger
 
 
-LOGGERS = {
+LoggerConfig: TypeAlias = TensorBoardConfig | CSVConfig | WandbConfig | MLflowConfig
+LoggersByName: TypeAlias = Mapping[str, Logger | LoggerConfig]
+LOGGERS: dict[str, type[LoggerConfig]] = {
     "tensorboard": TensorBoardConfig,
     "csv": CSVConfig,
     "wandb": WandbConfig,
@@ -150,57 +158,72 @@ LOGGERS = {
 """The settings class behind each name of `conf/logger/`."""
 
 
-def chosen_loggers(value: Any) -> dict[str, Any]:
-    """Loggers by name: settings of ours, or Lightning loggers, from a name, several names, or a
-    mapping.
+def chosen_loggers(
+    value: Logger | LoggersByName | Iterable[str] | bool | None,
+) -> dict[str, Logger | LoggerConfig]:
+    """The setting `logger` as loggers, or settings of them, by name.
+
+    `value`: a name, several names, a mapping by name, or a Lightning logger. None is
+    "tensorboard"; False and "none" are no logger.
     """
-    if value is None:
-        value = "tensorboard"
     if value is False or value == "none":
         return {}
-    names = [value] if isinstance(value, str) else value
-    if isinstance(names, Logger):
-        return {type(names).__name__: names}
-    if not isinstance(names, Mapping):
-        allowed = [*LOGGERS, "none"]
-        for name in names:
-            hint = did_you_mean(str(name), allowed)
-            require(name in allowed, "logger", repr(name), allowed=", ".join(allowed), hint=hint)
-        names = {name: LOGGERS[name]() for name in names if name != "none"}
-    for name, each in names.items():
-        is_logger = isinstance(each, (Logger, *LOGGERS.values()))
+    if isinstance(value, Logger):
+        return {type(value).__name__: value}
+    if not isinstance(value, Mapping):
+        value = _default_loggers(value)
+    for name, logger in value.items():
         require(
-            is_logger,
+            isinstance(logger, (Logger, *LOGGERS.values())),
             f"logger.{name}",
-            f"{type(each).__name__} is no logger",
+            f"{type(logger).__name__} is no logger",
             allowed=", ".join(LOGGERS),
         )
-        package = next((package for package, kind in LOGGERS.items() if type(each) is kind), "csv")
-        # each other's package has its name
-        if package != "csv" and importlib.util.find_spec(package) is None:
-            others = ", ".join(each for each in LOGGERS if each not in (package, "wandb", "mlflow"))
-            what, hint = (
-                f"the package {package} is not installed",
-                f"pip install 'flatout[{package}]'.",
-            )
-            raise UserError(f"logger={package}", what, allowed=f"{others} need no extra", hint=hint)
-    return dict(names)
+        for package, config_class in LOGGERS.items():
+            if package != "csv" and type(logger) is config_class:
+                _require_package(package)
+    return dict(value)
+
+
+def _default_loggers(names: Iterable[str] | bool | None) -> dict[str, LoggerConfig]:
+    """The loggers of these names with default settings."""
+    allowed = [*LOGGERS, "none"]
+    if isinstance(names, bool):
+        raise UserError("logger", "true", allowed=", ".join(allowed))
+    if names is None or isinstance(names, str):
+        names = [names or "tensorboard"]
+    for name in names:
+        hint = did_you_mean(str(name), allowed)
+        require(name in allowed, "logger", repr(name), allowed=", ".join(allowed), hint=hint)
+    return {name: LOGGERS[name]() for name in names if name != "none"}
+
+
+def _require_package(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        others = [name for name in ("tensorboard", "csv") if name != package]
+        raise UserError(
+            f"logger={package}",
+            f"the package {package} is not installed",
+            allowed=f"{', '.join(others)} need no extra",
+            hint=f"pip install 'flatout[{package}]'.",
+        )
 
 
 class RunTensorBoard(TensorBoardLogger):
-    """The event file lies in the run folder itself; settings come at the end, with the final
-    metrics.
+    """Lightning's TensorBoard logger, with its event file in the run folder itself.
+
+    It writes no settings: a run writes them at its end, with the final metrics.
     """
 
     def save(self) -> None:
-        """The writer flushes by time; a flush at each point would wait for the disk."""
+        """Do nothing: the writer flushes by time, as a flush for each point is slow."""
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """`report/dashboard.py` writes them, in an event file that a resumed run replaces."""
+        """Do nothing: `report/dashboard.py` writes them to a file that a resumed run replaces."""
 
 
 class RunLoggers:
-    """The loggers of one run: opened before training, closed when the final metrics are known."""
+    """Context manager: opens the loggers of a run, and closes them after the final metrics."""
 
     def __init__(
         self,
@@ -210,23 +233,23 @@ class RunLoggers:
         settings: Mapping[str, Any] | None = None,
         charts: dict[str, dict[str, list[Any]]] | None = None,
     ) -> None:
-        """`metrics`: names that the run logs itself, at their own step.
+        """`metrics`: names that the run logs itself, at their own step; Lightning's are dropped.
 
-        `charts`: layout of TensorBoard's curves.
+        `settings`: hyperparameters to log. `charts`: layout of TensorBoard's curves.
         """
         self.loggers = dict(loggers)
         self.settings = settings or {}
         self.charts = charts
         self._metrics = frozenset(metrics)
-        # `log_metrics` of each logger that still works
+        # `log_metrics` of each logger that has not failed.
         self._write: dict[str, Callable[..., Any]] = {}
         self._is_open = False
 
     def for_trainer(self, *, is_first: bool = True) -> list[Logger] | bool:
-        """The argument `logger` of Lightning's Trainer; ranks after the first have one that writes
-        nothing.
-        """
-        return (list(self.loggers.values()) or False) if is_first else [DummyLogger()]
+        """The argument `logger` of Lightning's Trainer. Ranks but the first write nothing."""
+        if not is_first:
+            return [DummyLogger()]
+        return list(self.loggers.values()) or False
 
     def __enter__(self) -> RunLoggers:
         for name, logger in self.loggers.items():
@@ -241,7 +264,7 @@ class RunLoggers:
         status = "success" if kind is None else "failed"
         for name, logger in self.loggers.items():
             for method in (*_GUARDED, "finalize"):
-                vars(logger).pop(method, None)
+                unset_method(logger, method)
             if name in self._write:
                 self._guarded(name, _close)(logger, status)
         self._write = {}
@@ -251,55 +274,59 @@ class RunLoggers:
             write(values, step)
 
     def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None:
-        """Log the metrics of a validation; Lightning logs those that the run does not
-        log itself.
-        """
+        """Log the metrics of a validation, unless Lightning logs them."""
         if self._metrics:
             self.on_flush(step, epoch, values)
 
     def log_final(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the metrics of the best checkpoint; TensorBoard has them on its page of settings."""
+        """Log the metrics of the best checkpoint. TensorBoard shows them beside the settings."""
         values = {f"final/{name.replace('/', '_')}": value for name, value in metrics.items()}
         for name, write in list(self._write.items()):
             if not isinstance(self.loggers[name], RunTensorBoard):
                 write(values, step)
 
     def close(self) -> None:
-        """Leaving the context closes the loggers, after the final metrics."""
+        """Do nothing: leaving the context closes the loggers, after the final metrics."""
 
     def _open(self, logger: Logger) -> None:
-        """Start a logger and log the settings; a missing key of W&B or a wrong address
-        shows here.
+        """Start a logger and log the settings.
+
+        Fails here where a key of W&B is missing, or an address is wrong.
         """
         with _command_masked():
-            experiment = getattr(logger, "experiment", None)
+            experiment = _experiment_of(logger)
         if not isinstance(logger, RunTensorBoard):
             logger.log_hyperparams(dict(self.settings))
         elif self.charts is not None and experiment is not None:
             experiment.add_custom_scalars(self.charts)
 
     def _guard(self, name: str, logger: Logger) -> None:
+        """Replace methods of the logger until the context ends."""
         for method in _GUARDED:
-            vars(logger)[method] = self._guarded(name, getattr(logger, method))
-        write = self._write[name] = vars(logger)["log_metrics"]
+            set_method(logger, method, self._guarded(name, getattr(logger, method)))
+        write: Callable[..., Any] = logger.log_metrics
+        self._write[name] = write
 
         def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> None:
-            kept = {name: value for name, value in metrics.items() if name not in self._metrics}
-            if kept.keys() - {"epoch"}:
-                write(kept, step)
+            others = {name: value for name, value in metrics.items() if name not in self._metrics}
+            if others.keys() - {"epoch"}:
+                write(others, step)
 
-        vars(logger)["log_metrics"] = log_metrics
-        # Lightning calls it after fit, after validate and after test
-        vars(logger)["finalize"] = lambda status: None
+        set_method(logger, "log_metrics", log_metrics)
+        # Lightning would finalize after each of fit, validate and test.
+        set_method(logger, "finalize", lambda status: None)
 
     def _guarded(self, name: str, act: Callable[..., Any]) -> Callable[..., Any]:
+        """`act`, but an error drops the logger `name` with a warning."""
+
         def guarded(*args: Any, **kwargs: Any) -> Any:
             if self._is_open and name not in self._write:
                 return None
             try:
                 with _foreign_warnings_ignored():
                     return act(*args, **kwargs)
-            except Exception as error:  # packages share no class for a full disk or lost network
+            except Exception as error:
+                # A full disk or a lost network is another class of error in each package.
                 self._write.pop(name, None)
                 warnings.warn(f"logger {name} ends here: {error}", RuntimeWarning, stacklevel=2)
                 return None
@@ -308,38 +335,46 @@ class RunLoggers:
 
 
 def build_loggers(
-    chosen: Mapping[str, Any], place: RunPlace, more: Any = None
+    chosen: LoggersByName, place: RunPlace, more: Logger | Iterable[Logger] | bool | None = None
 ) -> dict[str, Logger]:
-    """Lightning's loggers by name; `more`: the argument `logger` that settings of the Trainer
-    carry.
+    """Build Lightning's loggers, by name.
+
+    `more`: the setting `trainer.logger`, one logger or several; they are named by their number.
     """
-    found: dict[str, Logger] = {}
-    for name, each in chosen.items():
+    loggers: dict[str, Logger] = {}
+    for name, logger in chosen.items():
         with _starting(name):
-            found[name] = each if isinstance(each, Logger) else each.build(place)
-    extra: Iterable[Any] = (
-        [more] if isinstance(more, Logger) else more if isinstance(more, list | tuple) else []
-    )
-    return found | {f"trainer.logger {number}": each for number, each in enumerate(extra, 1)}
+            loggers[name] = logger if isinstance(logger, Logger) else logger.build(place)
+    if isinstance(more, Logger):
+        more = [more]
+    if isinstance(more, list | tuple):
+        for number, logger in enumerate(more, 1):
+            loggers[f"trainer.logger {number}"] = logger
+    return loggers
+
+
+def _experiment_of(logger: Logger) -> Any:
+    """The package's own object of a logger, which starts it; None if it has none."""
+    return getattr(logger, "experiment", None)
 
 
 def _close(logger: Logger, status: str) -> None:
     logger.finalize(status)
-    finish = getattr(getattr(logger, "experiment", None), "finish", None)
-    if finish is not None:  # W&B: the next run of this process is another run
+    finish = getattr(_experiment_of(logger), "finish", None)
+    if finish is not None:  # W&B would continue this run in the next run of the process
         finish(exit_code=0 if status == "success" else 1)
 
 
 @contextmanager
 def _starting(name: str) -> Iterator[None]:
-    """A logger that cannot start is a mistake to correct before training."""
+    """Context manager: an error means that a logger cannot start, and becomes a `UserError`."""
     try:
         with _foreign_warnings_ignored():
             yield
     except UserError:
         raise
     except Exception as error:
-        # packages of loggers share no class; any of theirs means: cannot start
+        # Each package raises classes of its own.
         raise UserError(
             f"logger={name}", f"cannot start: {error}", hint="Set logger=none to train without."
         ) from None
@@ -347,7 +382,7 @@ def _starting(name: str) -> Iterator[None]:
 
 @contextmanager
 def _command_masked() -> Iterator[None]:
-    """Hide the secrets of the command line, which W&B reads and sends as it starts."""
+    """Context manager: hide secrets of the command line, which W&B sends when it starts."""
     command = sys.argv
     sys.argv = mask_words(command)
     try:
@@ -358,7 +393,7 @@ def _command_masked() -> Iterator[None]:
 
 @contextmanager
 def _foreign_warnings_ignored() -> Iterator[None]:
-    """Packages of loggers warn of each other's deprecations."""
+    """Context manager: ignore deprecation warnings of loggers' packages about each other."""
     with warnings.catch_warnings():
         for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
             warnings.simplefilter("ignore", category)

@@ -1,8 +1,8 @@
-"""torch's profiler over one window of steps: the operators of a step, and the time of each.
+"""Runs torch's profiler over a few steps: which operators a step runs, and how long each takes.
 
-The window has some steps to warm up, then those that are kept: as a trace for Perfetto
-(ui.perfetto.dev) and as a table of the slowest operators. Weights and losses are those of a run
-without it. It lies between two validations.
+A window of steps lies between two validations. In its first steps the profiler warms up. The others
+are saved as a trace for Perfetto (ui.perfetto.dev) and as a table of the slowest operators. Weights
+and losses are those of a run without it.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from flatout.callbacks.curve_source import leave_out
-from flatout.engine.lightning_internals import is_second
+from flatout.data.batches.feed import Feed
+from flatout.engine.lightning_internals import is_second, unset_method
 from flatout.errors import check_settings, setting
 from flatout.files import write_table
 from flatout.run_log import Say
 
 TRACE = "trace.json.gz"
 TABLE = "operators.csv"
-_MOST_OPERATORS = 10
-_ENDLESS = 1 << 62
-# hooks that Lightning passes over after the window
-_LEFT_OUT = ("on_train_batch_end", "on_train_end", "on_exception")
-_MOST_PLACES = 64  # stretches between two validations to search for one that is long enough
+_MOST_OPERATORS = 10  # rows of the table
+_ENDLESS = 1 << 62  # steps of a training that has no limit
+# Hooks that are set to None after the window, so that Lightning does not call them.
+_HOOKS = ("on_train_batch_end", "on_train_end", "on_exception")
+_MOST_STARTS = 64  # pauses between validations that are searched for a long enough one
 
 
 @dataclass(kw_only=True, slots=True)
 class ProfileConfig:
-    """Which steps are profiled; monitor=profile switches it on."""
+    """Which steps are profiled. The override `monitor=profile` switches it on."""
 
     enabled: bool = setting(
         False, "Whether some steps are profiled, into trace and table.", example="monitor=profile"
@@ -77,33 +78,39 @@ class Operator(NamedTuple):
 def window(
     config: ProfileConfig, done: int, total: int, next_break: Callable[[int], int]
 ) -> Window | None:
-    """Where the profiler looks, of steps `done` to `total`; `next_break`: the first step after the
-    next pause.
+    """Choose which of the steps from `done` to `total` are profiled; None if no step is left.
+
+    `next_break` gives for a step the next one that follows a validation or the start of an epoch.
+    The window shall not reach over such a break. With 20 steps to wait, 3 to warm up, 8 to keep and
+    a break each 25 steps, it is the steps from 25 to 36: from 20 on, only 5 would fit. Where no
+    stretch between two breaks is long enough, the longest is taken.
     """
     wanted = config.warmup + config.active
     first = min(done + config.wait, total)
 
-    def places_from(place: int) -> list[int]:
-        places = [place]
-        while len(places) < _MOST_PLACES and (place := next_break(place)) < total:
-            places.append(place)
-        return places
+    def starts_from(step: int) -> list[int]:
+        starts = [step]
+        while len(starts) < _MOST_STARTS and (step := next_break(step)) < total:
+            starts.append(step)
+        return starts
 
-    def length(place: int) -> int:
-        return min(wanted, next_break(place) - place, total - place)
+    def length(start: int) -> int:
+        return min(wanted, next_break(start) - start, total - start)
 
-    best = max(
-        [*places_from(first), max(done, min(first, total - wanted)), *places_from(done)], key=length
-    )
+    # In the order of preference: after the wait, at the very end, without any wait.
+    last = max(done, min(first, total - wanted))
+    best = max([*starts_from(first), last, *starts_from(done)], key=length)
     steps = length(best)
     if steps < 1:
         return None
-    active = min(config.active, max(1, steps - max(1, min(config.warmup, steps // 3))))
+    # A short window warms up for a third of its steps at most.
+    warmup = max(1, min(config.warmup, steps // 3))
+    active = min(config.active, max(1, steps - warmup))
     return Window(best, steps - active, active)
 
 
 class ProfileSteps(Callback):
-    """Profiles one window of steps; afterwards it costs nothing. On the first rank only."""
+    """Profiles one window of steps on the first rank; after it the callback costs nothing."""
 
     _trainer: L.Trainer  # the one whose steps are profiled
 
@@ -122,22 +129,23 @@ class ProfileSteps(Callback):
         self.say = say
         self.window: Window | None = None
         self._profiler: profile | None = None
-        self._done = 0
-        self._seen = 0
-        self._kept = 0
+        self._done = 0  # optimizer steps so far; one in which several optimizers step counts once
+        self._global_step = 0  # Lightning's count at the last step, which counts each optimizer
+        self._kept = 0  # steps of the window after the warm-up, so far
         self._has_written = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        for hook in _LEFT_OUT:  # of a training before
-            vars(self).pop(hook, None)
+        for hook in _HOOKS:  # an earlier training has set them to None
+            unset_method(self, hook)
         self._has_written = False
-        log_dir = trainer.log_dir if self.folder is None else None  # all ranks ask for it, or none
+        # `log_dir` is a collective: all ranks ask for it, or none.
+        log_dir = trainer.log_dir if self.folder is None else None
         if not trainer.is_global_zero or is_second(self, trainer):
             self._leave()
             return
         self._trainer = trainer
         self._done = trainer.global_step
-        self._seen = trainer.global_step
+        self._global_step = trainer.global_step
         if self.folder is None:
             self.folder = Path(log_dir or trainer.default_root_dir)
         self.window = window(self.config, self._done, *_steps_and_breaks(trainer))
@@ -148,11 +156,10 @@ class ProfileSteps(Callback):
             self._begin(self.window)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        if trainer.global_step == self._seen or self.window is None:
+        if trainer.global_step == self._global_step or self.window is None:
             return
-        # a step of several optimizers is one
-        self._seen = trainer.global_step
-        self._done = self._done + 1
+        self._global_step = trainer.global_step
+        self._done += 1
         if self._profiler is not None:
             self._kept = max(0, self._done - self.window.start - self.window.warmup)
             self._profiler.step()
@@ -167,21 +174,21 @@ class ProfileSteps(Callback):
     def on_exception(self, *_: Any) -> None:
         self._close()
 
-    def _begin(self, at: Window) -> None:
-        # Its library announces each start and stop on stderr, at the highest of its levels.
+    def _begin(self, window: Window) -> None:
+        """Start torch's profiler for these steps, which come next."""
+        # Else the profiler's library prints each start and stop on stderr.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._is_cuda else [])]
         with warnings.catch_warnings():  # a run of one step has none to warm up in
             warnings.filterwarnings("ignore", message="Profiler won't be using warmup")
-            steps = schedule(wait=0, warmup=at.warmup, active=at.active, repeat=1)
+            steps = schedule(wait=0, warmup=window.warmup, active=window.active, repeat=1)
         started = time.perf_counter()
-        # There is one cycle, so no events pile up; without the word, torch 2.11 warns that they do
-        # not.
+        # `acc_events` changes nothing in one cycle, but without it torch 2.11 warns.
         profiler = profile(
             activities=activities, schedule=steps, on_trace_ready=self._write, acc_events=True
         )
         profiler.start()
-        # not before: torch 2.11 crashes where a profiler that failed to start is stopped
+        # Not earlier: torch 2.11 crashes when a profiler is stopped that failed to start.
         self._profiler = profiler
         leave_out(self._trainer, time.perf_counter() - started)
 
@@ -190,34 +197,37 @@ class ProfileSteps(Callback):
             self._profiler.stop()
             self._profiler = None
         if not self._has_written:
-            self.say("profile: training ended before a step was kept")
+            self.say("profile: training ended before the first step of the profile")
         self._leave()
 
     def _leave(self) -> None:
-        """Lightning passes over hooks that are None."""
-        for hook in _LEFT_OUT:
+        """Cost nothing from now on: Lightning skips hooks that are None."""
+        for hook in _HOOKS:
             setattr(self, hook, None)
 
-    def _write(self, done: profile) -> None:
+    def _write(self, profiler: profile) -> None:
+        """Write the trace and the table; print the table, and show it in TensorBoard."""
         if not self._kept or self.window is None or self.folder is None:
             return
         self._has_written = True
         started = time.perf_counter()
         first = self.window.start + self.window.warmup + 1
         wanted = "" if self._kept == self.config.active else f" of {self.config.active}"
-        beside = self.folder / f".new-{TRACE}"
+        unfinished = self.folder / f".new-{TRACE}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            done.export_chrome_trace(str(beside))
-            beside.replace(self.folder / TRACE)
-            averages = done.key_averages()
-            has_kernels = self._is_cuda and any(each.self_device_time_total for each in averages)
-            found = slowest(averages, self._kept, on_device=has_kernels)
-            rows = [[name, calls, f"{ms:.6g}", f"{share:.4f}"] for name, calls, ms, share in found]
+            profiler.export_chrome_trace(str(unfinished))
+            unfinished.replace(self.folder / TRACE)
+            averages = profiler.key_averages()
+            has_kernels = self._is_cuda and any(event.self_device_time_total for event in averages)
+            operators = slowest_operators(averages, self._kept, on_device=has_kernels)
+            rows = [
+                [name, calls, f"{ms:.6g}", f"{share:.4f}"] for name, calls, ms, share in operators
+            ]
             write_table(self.folder / TABLE, [Operator._fields, *rows])
         except OSError as error:
             self.say(f"profile: cannot be written ({error}); training continues")
-            beside.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
             return
         last = first + self._kept - 1
         self.say(
@@ -225,17 +235,11 @@ class ProfileSteps(Callback):
             f" {TABLE}"
         )
         if self._is_cuda and not has_kernels:
-            self.say("profile: the driver has no times of kernels; these are the host's")
-        table = as_lines(found)
-        for line in table:
+            self.say("profile: the driver reports no times of kernels; these are the host's times")
+        text = f"The slowest operators of steps {first} to {last}\n"
+        for line in as_lines(operators):
             self.say(line)
-        text = "\n".join(
-            [
-                f"The slowest operators of steps {first} to {last}",
-                "",
-                *(f"    {line}" for line in table),
-            ]
-        )
+            text += f"\n    {line}"
         for logger in self._trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_text("profile/operators", text, last)
@@ -247,50 +251,54 @@ class ProfileSteps(Callback):
 
 
 def _steps_and_breaks(trainer: L.Trainer) -> tuple[int, Callable[[int], int]]:
-    """Optimizer steps of the whole training, and for a step the next one with a validation or an
-    epoch's end.
+    """Optimizer steps of the whole training, and `next_break` for `window`.
+
+    With 10 steps an epoch and a validation every 4: after step 5 the next break is 8, after step 8
+    it is 10, the end of the epoch.
     """
-    batches = int(min(trainer.num_training_batches, _ENDLESS))  # of a stream nobody knows
-    accumulate = getattr(
-        getattr(trainer.train_dataloader, "plan", None),
-        "accumulate",
-        trainer.accumulate_grad_batches,
-    )
-    asked = trainer.val_check_batch
+    batches = int(min(trainer.num_training_batches, _ENDLESS))  # a stream's number is infinite
+    loader = trainer.train_dataloader
+    # The steps of flatout's feeds end where their plan says, not where Lightning's setting does.
+    is_feed = isinstance(loader, Feed)
+    accumulate = loader.plan.accumulate if is_feed else trainer.accumulate_grad_batches
+    val_every = trainer.val_check_batch  # batches; None: at the end of an epoch only
     epoch = max(1, -(-batches // accumulate))
-    between = epoch if asked is None else max(1, int(min(asked, batches)) // accumulate)
+    between = epoch if val_every is None else max(1, int(min(val_every, batches)) // accumulate)
     limits = [trainer.max_steps if trainer.max_steps != -1 else _ENDLESS]
-    limits += [epoch * trainer.max_epochs] if trainer.max_epochs not in (None, -1) else []
+    if trainer.max_epochs not in (None, -1):
+        limits.append(epoch * trainer.max_epochs)
 
     def next_break(step: int) -> int:
-        begun, at = step - step % epoch, step % epoch
-        return begun + min(epoch, (at // between + 1) * between)
+        in_epoch = step % epoch
+        return step - in_epoch + min(epoch, (in_epoch // between + 1) * between)
 
     return min(limits), next_break
 
 
-def slowest(averages: Iterable[Any], steps: int, *, on_device: bool) -> list[Operator]:
-    """Operators with the most self time, without that of operators they call; on a GPU, of their
-    kernels.
+def slowest_operators(averages: Iterable[Any], steps: int, *, on_device: bool) -> list[Operator]:
+    """Operators with the most time of their own: without the operators that they call.
+
+    `averages`: events of torch's profiler over `steps`. `on_device`: count the time of an
+    operator's kernels instead of the host's.
     """
     time_of = attrgetter("self_device_time_total" if on_device else "self_cpu_time_total")
-    # Kernels are listed again, as such.
-    operators = [
-        each
-        for each in averages
-        if each.device_type == DeviceType.CPU and not each.is_user_annotation
+    # Kernels are events too, but their operators contain their time already.
+    events = [
+        event
+        for event in averages
+        if event.device_type == DeviceType.CPU and not event.is_user_annotation
     ]
-    total = sum(map(time_of, operators)) or 1.0
-    ordered = sorted(operators, key=time_of, reverse=True)[:_MOST_OPERATORS]
-    return [
-        Operator(each.key, each.count, time_of(each) / 1000 / steps, time_of(each) / total)
-        for each in ordered
-    ]
+    total_us = sum(map(time_of, events)) or 1.0
+    operators = []
+    for event in sorted(events, key=time_of, reverse=True)[:_MOST_OPERATORS]:
+        own_us = time_of(event)
+        operators.append(Operator(event.key, event.count, own_us / 1000 / steps, own_us / total_us))
+    return operators
 
 
 def as_lines(operators: list[Operator]) -> list[str]:
-    """The table in even columns."""
-    width = max((len(each.operator) for each in operators), default=0)
+    """The table as text, in aligned columns."""
+    width = max((len(operator.operator) for operator in operators), default=0)
     lines = [f"  {'operator':<{width}}  {'calls':>8}  {'ms a step':>10}  {'share':>6}"]
     lines += [
         f"  {name:<{width}}  {calls:>8,}  {ms:>10.3f}  {share:>6.1%}"

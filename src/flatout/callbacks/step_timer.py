@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -104,9 +104,8 @@ class StepTimer(CurveSource):
             self._time_by_hooks(trainer)
         if fast is not None and self._device_times is not None:
             self.clock.replace_method(fast, "edge", self._device_times.edge)
-        elif (
-            fast is not None and device == "cpu"
-        ):  # elsewhere the host knows only how long enqueuing takes
+        elif fast is not None and device == "cpu":
+            # Elsewhere the host knows only how long enqueuing takes.
             self._phase_s = fast.phase_s
         self.clock.note_step(0)
         self._start_clock()
@@ -133,7 +132,7 @@ class StepTimer(CurveSource):
         if not self._is_fast:
             self._phase_s = self._hook_times.spent
 
-    def count(self, batch: Any) -> None:
+    def count(self, batch: object) -> None:
         if self._hook_times is not None:
             self._hook_times.edge(3)
         self.times.now.batches += 1
@@ -230,7 +229,7 @@ class StepTimer(CurveSource):
         self._since = time.perf_counter()
 
 
-def _timed_save(clock: Clock, save: Any, *args: Any, **kwargs: Any) -> None:
+def _timed_save(clock: Clock, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     with clock.spending("checkpoint"):
         save(*args, **kwargs)
 

@@ -74,7 +74,7 @@ class Throughput(CurveSource):
             self.peak = known_peak(trainer.strategy.root_device, str(trainer.precision))
         self._since = time.perf_counter()
 
-    def count(self, batch: Any) -> None:
+    def count(self, batch: object) -> None:
         now = self.volume.now
         world = self._world
         now.batches += 1
@@ -86,9 +86,7 @@ class Throughput(CurveSource):
         now.rows += world * batch.num_real
         now.tokens += world * batch.num_tokens
         now.computed += world * self._count_computed(batch)
-        self._lengths.append(
-            batch.lengths if batch.num_real == batch.num_rows else batch.lengths[: batch.num_real]
-        )
+        self._lengths.append(batch.lengths[: batch.num_real])
 
     def end_step(self, step: int) -> None:
         self.volume.now.steps += 1
@@ -133,7 +131,7 @@ class Throughput(CurveSource):
             self._lengths = []
 
 
-def rows_of(batch: Any, depth: int = 3) -> int:
+def rows_of(batch: object, depth: int = 3) -> int:
     """Rows of a batch of any kind: the length of the first tensor in it.
 
     Looks into lists, tuples, mappings and attributes of objects, `depth` levels deep; 0 if there is

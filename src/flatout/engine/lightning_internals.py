@@ -46,7 +46,7 @@ PHASES = ("forward", "backward", "optimizer")  # of a batch in training
 _LEFT_OUT = "_set_params_and_buffers_to_ignore_for_model"
 
 
-def set_method(owner: object, name: str, method: object) -> None:
+def set_method(owner: object, name: str, method: Callable[..., Any]) -> None:
     """Give this one object a method of its own, which hides the one of its class.
 
     Written past `__setattr__`: modules search their weights in it, and mypy knows no such method.
@@ -54,9 +54,9 @@ def set_method(owner: object, name: str, method: object) -> None:
     vars(owner)[name] = method
 
 
-def unset_method(owner: object, name: str) -> None:
-    """Undo `set_method`, if the object has such a method."""
-    vars(owner).pop(name, None)
+def unset_method(owner: object, name: str) -> Callable[..., Any] | None:
+    """Undo `set_method`; return the method that was set, None if there was none."""
+    return vars(owner).pop(name, None)
 
 
 def callbacks_of(trainer: L.Trainer) -> list[Callback]:
