@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from flatout import UserError
-from flatout.distributed.engine import _done, connect, on_ray, versions_here
+from flatout.distributed.engine import _run_work, connect, on_ray, versions_here
 
 
 def give(value: int) -> int:
@@ -49,18 +49,19 @@ def test_a_machine_does_its_part_only_with_this_version_and_with_the_disk_in_sig
     monkeypatch.chdir(tmp_path)
     (mark := tmp_path / "place" / ".ray-mark").mkdir(parents=True)
     assert (
-        _done(lambda: Path.cwd(), versions_here(), tmp_path / "place", mark) == tmp_path / "place"
+        _run_work(lambda: Path.cwd(), versions_here(), tmp_path / "place", mark)
+        == tmp_path / "place"
     )
     with pytest.raises(
         UserError,
         match=rf"has flatout {version('flatout')}, not 9.9. Every machine of the cluster needs",
     ):
-        _done(lambda: 1, versions_here() | {"flatout": "9.9"}, tmp_path, mark)
+        _run_work(lambda: 1, versions_here() | {"flatout": "9.9"}, tmp_path, mark)
     with pytest.raises(UserError, match=rf"has pyarrow {version('pyarrow')}, not 9.9. Every"):
-        _done(lambda: 1, versions_here() | {"pyarrow": "9.9"}, tmp_path, mark)
+        _run_work(lambda: 1, versions_here() | {"pyarrow": "9.9"}, tmp_path, mark)
     mark.rmdir()
     with pytest.raises(
         UserError,
         match=f"not all machines of the cluster see {tmp_path}/place. Name a folder of a disk",
     ):
-        _done(lambda: 1, versions_here(), tmp_path, mark)
+        _run_work(lambda: 1, versions_here(), tmp_path, mark)

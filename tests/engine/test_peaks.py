@@ -192,7 +192,7 @@ def test_on_a_busy_machine_one_thread_tells_for_all(
 ):
     monkeypatch.setattr(
         peaks,
-        "_fastest",
+        "_fastest_product",
         lambda device, dtype: (100e9 if torch.get_num_threads() == 1 else together, 512),
     )
     monkeypatch.setattr(peaks, "cores_here", lambda: [0, 1])

@@ -204,7 +204,7 @@ def test_native_bf16_is_chosen_on_a_cpu_only_where_its_products_are_faster(
     assert choice.value is chosen
     assert choice.why == f"bf16 is native on this CPU, {why}"
     assert choice.evidence.startswith(
-        f"a product takes {share} of its time in fp32, measured now and kept in /"
+        f"a matrix product in bf16 takes {share}× as long as in fp32, measured now and kept in /"
     )
     assert choose_precision(Precision.bf16, CPU).value is Precision.bf16
 
@@ -227,15 +227,10 @@ def test_the_answer_of_a_machine_stands_whatever_a_later_run_would_measure(tmp_p
     then = choose_precision(Precision.auto, CPU)
     assert (first.value, then.value) == (Precision.bf16, Precision.bf16)
     (kept,) = (tmp_path / "cache" / "precision").glob("*.json")
-    assert (
-        first.evidence
-        == f"a product takes 0.53 of its time in fp32, measured now and kept in {kept}"
-    )
+    took = "a matrix product in bf16 takes 0.53× as long as in fp32"
+    assert first.evidence == f"{took}, measured now and kept in {kept}"
     day = time.strftime("%Y-%m-%d")
-    assert (
-        then.evidence
-        == f"a product takes 0.53 of its time in fp32, measured on {day} and kept in {kept}"
-    )
+    assert then.evidence == f"{took}, measured on {day} and kept in {kept}"
     kept.write_text("{}")
     assert choose_precision(Precision.auto, CPU).value is Precision.fp32
 

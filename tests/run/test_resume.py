@@ -98,8 +98,8 @@ def test_a_run_goes_on_in_its_number_format_although_products_are_now_timed_othe
     with pytest.raises(Planted):
         train(replace(BROKEN, precision="auto"), tmp_path / "runs")
     assert (
-        "precision: fp32 (bf16 is native on this CPU, but not faster; a product takes 1.80"
-        in capfd.readouterr().out
+        "precision: fp32 (bf16 is native on this CPU, but not faster; a matrix product in bf16"
+        " takes 1.80×" in capfd.readouterr().out
     )
     monkeypatch.setattr(precision, "bf16_share", lambda: 0.2)
     result = train(replace(SMALL, precision="auto"), tmp_path / "runs")

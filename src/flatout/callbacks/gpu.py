@@ -70,7 +70,8 @@ def watched_card(device: torch.device) -> Card | None:
         return None
     properties = torch.cuda.get_device_properties(device)
     # Older versions of torch do not know the address.
-    address = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    address: list[Any] = [getattr(properties, name, None) for name in names]
     bus_id = None if None in address else "{:08X}:{:02X}:{:02X}.0".format(*address)
     number = torch.cuda.current_device() if device.index is None else device.index
     return find_card(pynvml, number, os.environ.get("CUDA_VISIBLE_DEVICES"), bus_id)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-# How often `SharedMaximum` communicates
+Value = TypeVar("Value")
+# How often `SharedMaximum` communicates.
 _WARM_UP = 8  # calls until the first time
 _SECONDS = 0.5  # between two times after that, about
 _MOST_LOOKS = 256  # calls at most, however fast steps are
@@ -27,16 +28,18 @@ def are_several() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def of_all_ranks(value: Any) -> list[Any]:
+def of_all_ranks(value: Value) -> list[Value]:
     """The value of every rank, in the order of ranks. A collective; values are pickled."""
+    values = [value]
     if not are_several():
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
+        return values
+    values *= dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 def sum_over_ranks(counts: NDArray[Any], device: torch.device) -> NDArray[Any]:
+    """The sum of the arrays of all ranks. A collective; `device` is the rank's, for its backend."""
     if not are_several():
         return counts
     summed = torch.tensor(counts, device=device)  # a copy, as `all_reduce` works in place

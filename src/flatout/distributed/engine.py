@@ -1,9 +1,9 @@
-"""Work in parts and trials: which part a process does, and Ray's tasks, where the machines of a
-cluster do them.
+"""Work in parts, by processes of this machine or by Ray on a cluster; training on Ray's workers.
 
-A part is a function of its number that writes to a disk all machines see. Where it is computed
-changes nothing, and one that is begun again finds what it has done. Ray starts a part again when
-its machine is lost.
+A part is a function of its number, such as part 2 of 8, that writes to a disk which all machines
+share. Its results do not depend on the machine, and a part that is started again finds what it has
+written. Ray starts a part again when its machine is lost. Open this file for the options `--part`,
+`--parts` and `--on`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from typing import Any
 from flatout.distributed.processes import OUTPUT, end_with_parent, redirect_output, warm_start
 from flatout.errors import OtherRankEnded, RunBroke, UserError, first_line, require
 
-_AGAIN = 3  # how often lost workers are begun again
-# what workers leave among the notes
+_AGAIN = 3  # how often a training is started again after workers were lost
+# Files that workers write to the shared folder of a training.
 _MISTAKES = "mistake-*.json"
 _OUTPUT = "output.txt"
-_LOOK_S = 0.2
-_REACHED_S = 10
-_PARTS = 8
+_LOOK_S = 0.2  # between two reads of the first rank's output
+_REACHED_S = 10  # seconds to reach a cluster's address
+_PARTS = 8  # of `--on ray` without `--parts`
 _SAME = "Every machine of the cluster needs this package and its requirements in the same versions."
+# Packages whose version decides what a part writes.
 _DECIDING = ("flatout", "pyarrow", "tokenizers", "torch")
 _SHARED = "Name a folder of a disk that they share, and that you may write to."
 Work = Callable[[], Any]
@@ -47,7 +48,7 @@ Place = StrEnum("Place", "here ray")
 
 
 def part_of(text: str) -> tuple[int, int]:
-    """A part's number and their count, as `2/8` names them."""
+    """The number of a part and the number of all parts: "2/8" is (2, 8)."""
     number, _, count = text.partition("/")
     is_known = number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)
     require(
@@ -57,7 +58,7 @@ def part_of(text: str) -> tuple[int, int]:
 
 
 def connect() -> Any:
-    """Ray, of the cluster that RAY_ADDRESS names; of this machine where it names none."""
+    """The package `ray`, connected to the cluster of RAY_ADDRESS, else to this machine."""
     try:
         import ray
     except ImportError:
@@ -82,27 +83,28 @@ def connect() -> Any:
 
 
 class RayTask:
-    """A function under way on some machine of a cluster: one core, and one GPU where it uses any
-    and there are some.
+    """A function that runs on some machine of a cluster, with one core.
+
+    It also gets one GPU if it uses any and the cluster has some.
     """
 
     def __init__(
         self, do: Work, *, uses_gpu: bool = False, times: int = 0, place: Path | None = None
     ) -> None:
-        """`times`: how often Ray begins it again when its machine is lost; -1: always.
+        """`times`: how often Ray starts it again when its machine is lost; -1: always.
 
-        `place`: what it must see.
+        `place`: a folder that its machine must see.
         """
         self._ray = connect()
-        self.why = ""
+        self.why = ""  # why its result is lost; empty if it is not
         num_gpus = 1 if uses_gpu and self._ray.cluster_resources().get("GPU") else 0
-        # A task is one of several on its machine: its tokenizer takes one core, as Ray counts it.
+        # Several tasks share a machine: tokenizers use one core, the one that Ray counts for it.
         needs = {
             "num_cpus": 1,
             "num_gpus": num_gpus,
             "runtime_env": {"env_vars": {"RAYON_NUM_THREADS": "1"}},
         }
-        task = self._ray.remote(**needs, max_retries=times, max_calls=1)(_done)
+        task = self._ray.remote(**needs, max_retries=times, max_calls=1)(_run_work)
         self._reference = task.remote(do, versions_here(), Path.cwd(), place)
 
     def is_alive(self) -> bool:
@@ -112,7 +114,7 @@ class RayTask:
         self._ray.wait([self._reference], timeout=timeout)
 
     def cancel(self, *, is_forced: bool) -> None:
-        """End it as Ctrl-C does, or at once; nothing where it has ended."""
+        """End it as Ctrl-C does, or with `is_forced` at once; do nothing if it has ended."""
         self._ray.cancel(self._reference, force=is_forced)
 
     def is_lost(self) -> bool:
@@ -121,9 +123,10 @@ class RayTask:
         return bool(self.why)
 
     def result(self) -> Any:
-        """What it gave, once it has ended; None with `why`, where that is lost.
+        """Wait for the end and return what the function returned.
 
-        A mistake in it is raised here.
+        None if the task was cancelled, or its result is lost, which sets `why`. A `UserError` of
+        the function is raised here.
         """
         from ray import exceptions
 
@@ -132,16 +135,11 @@ class RayTask:
         except exceptions.RayTaskError as error:
             if isinstance(error.cause, UserError):
                 raise error.cause from None
-            if "ModuleNotFoundError" in (said := str(error)):
-                missing = next(
-                    line for line in reversed(said.splitlines()) if "ModuleNotFoundError" in line
-                )
+            _, _, missing = str(error).rpartition("ModuleNotFoundError: ")
+            if "ModuleNotFoundError" in str(error):
                 raise UserError(
                     "on",
-                    (
-                        "a machine of the cluster lacks a package"
-                        f" ({missing.partition('ModuleNotFoundError: ')[2]})"
-                    ),
+                    f"a machine of the cluster lacks a package ({missing.splitlines()[0]})",
                     hint=_SAME,
                 ) from None
             raise
@@ -155,27 +153,30 @@ class RayTask:
 def on_ray(
     do: Callable[[int, int], Any], count: int, place: Path, *, uses_gpu: bool = False
 ) -> list[Any]:
-    """What each of so many parts gave, by the tasks of a Ray cluster; `do` does one, and all write
-    to `place`.
+    """Run `count` parts as tasks of a Ray cluster; return the result of each, in their order.
+
+    `do` gets a part's number and the count. All parts write to `place`, which is on a shared disk.
     """
     require(count > 0, "--parts", f"{count}", allowed="1 or more")
     ray = connect()
     try:
         with _mark(place) as mark:
-            given: dict[str, Any] = {"uses_gpu": uses_gpu, "times": 20, "place": mark}
-            tasks = [RayTask(partial(do, number, count), **given) for number in range(1, count + 1)]
-            found = [task.result() for task in tasks]
+            tasks = [
+                RayTask(partial(do, number, count), uses_gpu=uses_gpu, times=20, place=mark)
+                for number in range(1, count + 1)
+            ]
+            results = [task.result() for task in tasks]
     finally:
         ray.shutdown()
     for task in tasks:
         require(
             not task.why, "--on", task.why, hint="The same command continues with what is there."
         )
-    return found
+    return results
 
 
 def in_processes(do: Callable[[int, int], Any], count: int) -> list[Any]:
-    """The same by processes of this machine, which share its cores."""
+    """Run `count` parts in processes of this machine, which share its cores; as `on_ray`."""
     require(count > 0, "--parts", f"{count}", allowed="1 or more")
     from flatout.distributed.ranks import cores_here
 
@@ -195,9 +196,7 @@ def in_processes(do: Callable[[int, int], Any], count: int) -> list[Any]:
 
 
 def _take_cores(number: int) -> None:
-    """Be one of several processes: with some of the cores, no bar on the terminal, and silent when
-    Ctrl-C ends it.
-    """
+    """In a process of a part: use `number` cores, show no bar, and end silently on Ctrl-C."""
     os.environ |= {"RAYON_NUM_THREADS": str(number), "TTY_COMPATIBLE": "0"}
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     end_with_parent()
@@ -205,7 +204,7 @@ def _take_cores(number: int) -> None:
 
 @contextmanager
 def _mark(place: Path) -> Iterator[Path]:
-    """A folder by which machines see that `place` is on their disk too."""
+    """Context manager: a folder in `place`. A machine that sees it has `place` on its disk, too."""
     try:
         place.mkdir(parents=True, exist_ok=True)
         mark = tempfile.TemporaryDirectory(prefix=".ray-", dir=place)
@@ -216,12 +215,10 @@ def _mark(place: Path) -> Iterator[Path]:
 
 
 def device_of(workers: int) -> str:
-    """The kind of device that so many ranks take, one each: GPU where the cluster has any, else
-    CPU.
-    """
-    there = connect().cluster_resources()
-    kind = "GPU" if there.get("GPU") else "CPU"
-    most = int(there.get(kind, 0))
+    """The device that each rank takes one of: "GPU" if the cluster has any, else "CPU"."""
+    resources = connect().cluster_resources()
+    kind = "GPU" if resources.get("GPU") else "CPU"
+    most = int(resources.get(kind, 0))
     require(
         1 <= workers <= most,
         "workers",
@@ -232,15 +229,17 @@ def device_of(workers: int) -> str:
 
 
 def train_on_ray(train: Callable[[], Any], workers: int, device: str, place: Path) -> None:
-    """Train on the workers of Ray Train, a rank each, begun again up to three times; a mistake is
-    raised here.
+    """Train on the workers of Ray Train, one rank each. A `UserError` of a worker is raised here.
+
+    Ray starts the training again up to three times after workers were lost. `place`: a folder on a
+    disk that all machines share.
     """
     ray = connect()
     notes = Path(tempfile.mkdtemp(prefix=".ray-", dir=place))
-    given = {"train": train, "versions": versions_here(), "here": Path.cwd(), "notes": notes}
+    work = {"train": train, "versions": versions_here(), "here": Path.cwd(), "notes": notes}
     try:
-        with _shown(notes / _OUTPUT):
-            _fit(given, workers, uses_gpu=device == "GPU")
+        with _show_output(notes / _OUTPUT):
+            _fit(work, workers, uses_gpu=device == "GPU")
         if mistakes := sorted(notes.glob(_MISTAKES)):
             raise UserError(**json.loads(mistakes[0].read_text(encoding="utf-8")))
     finally:
@@ -249,10 +248,10 @@ def train_on_ray(train: Callable[[], Any], workers: int, device: str, place: Pat
 
 
 @contextmanager
-def _shown(output: Path) -> Iterator[None]:
-    """Print what the first rank writes to its output, as it comes."""
+def _show_output(output: Path) -> Iterator[None]:
+    """Context manager: print what the first rank writes to the file `output`, as it comes."""
     is_over = threading.Event()
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a look may end within a letter
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a letter
 
     def follow() -> None:
         output.touch()
@@ -270,33 +269,35 @@ def _shown(output: Path) -> Iterator[None]:
         thread.join()
 
 
-def _fit(given: dict[str, Any], workers: int, *, uses_gpu: bool) -> None:
+def _fit(work: dict[str, Any], workers: int, *, uses_gpu: bool) -> None:
+    """Let Ray's workers run `_rank`; `work` are its arguments."""
     from ray import train
     from ray.train.torch import TorchTrainer
 
     settings: dict[str, Any] = {
-        "storage_path": str(given["notes"]),
+        "storage_path": str(work["notes"]),
         "failure_config": train.FailureConfig(max_failures=_AGAIN),
-        # else lines stand there twice
+        # Else each line appears twice.
         "worker_runtime_env": {"env_vars": {"RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}},
     }
     ranks = train.ScalingConfig(num_workers=workers, use_gpu=uses_gpu)
-    around = train.RunConfig(**settings)
+    config = train.RunConfig(**settings)
     try:
-        TorchTrainer(_rank, train_loop_config=given, scaling_config=ranks, run_config=around).fit()
+        TorchTrainer(_rank, train_loop_config=work, scaling_config=ranks, run_config=config).fit()
     except train.TrainingFailedError as error:
-        if not any(given["notes"].glob(_MISTAKES)):
+        if not any(work["notes"].glob(_MISTAKES)):
             hint = "The same command with resume=auto resumes from the last checkpoint."
             raise RunBroke(
                 f"workers of Ray failed {_AGAIN + 1} times: {first_line(error)}. {hint}"
             ) from None
 
 
-def _rank(given: dict[str, Any]) -> None:
-    """What a worker does: the settings' paths are those of the folder where the command
-    was given.
+def _rank(work: dict[str, Any]) -> None:
+    """Train as one rank, in a worker of Ray.
+
+    Relative paths of the settings refer to the folder where the command was given.
     """
-    notes = given["notes"]
+    notes = work["notes"]
     rank = int(os.environ["RANK"])
     require(
         notes.is_dir(),
@@ -310,19 +311,18 @@ def _rank(given: dict[str, Any]) -> None:
         if rank == 0:
             os.environ[OUTPUT] = str(notes / _OUTPUT)
             redirect_output()
-        _done(given["train"], given["versions"], given["here"])
+        _run_work(work["train"], work["versions"], work["here"])
     except UserError as error:
-        # that one was lost, and Ray begins again, or has written its own
+        # `OtherRankEnded`: that rank has written its mistake, or was lost, and Ray starts again.
         if not isinstance(error, OtherRankEnded):
-            (notes / _MISTAKES.replace("*", f"{rank:06}")).write_text(
-                json.dumps(error.parts), encoding="utf-8"
-            )
+            note = notes / _MISTAKES.replace("*", f"{rank:06}")
+            note.write_text(json.dumps(error.parts), encoding="utf-8")
         logging.getLogger("ray.train").setLevel(logging.CRITICAL)  # it would print a traceback
-        raise  # or the other ranks would wait for this one
+        raise  # else the other ranks would wait for this one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where parts are computed, for the verbs that have any."""
+    """Add `--part`, `--on` and `--parts` to a command that works in parts."""
     one = parser.add_mutually_exclusive_group()
     places = [place.value for place in Place]
     one.add_argument(
@@ -339,15 +339,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parts_of(arguments: argparse.Namespace, *, may_be_here: bool) -> int | None:
-    """How many parts are done at once, by Ray or here by processes; None: one process does all."""
+    """How many parts run at once, by Ray or in processes here; None: this process does all.
+
+    `may_be_here`: whether the command can run its parts in processes of this machine.
+    """
     is_here = arguments.on == Place.here
-    hint = "Add it." if arguments.part is None else "Leave it out."
-    is_fine = arguments.parts is None or not is_here or (may_be_here and arguments.part is None)
+    is_allowed = may_be_here and arguments.part is None
     require(
-        is_fine,
+        arguments.parts is None or not is_here or is_allowed,
         "--parts",
         "is for all parts" if may_be_here else "is for --on ray alone",
-        hint=hint,
+        hint="Add it." if arguments.part is None else "Leave it out.",
     )
     count = arguments.parts
     require(count is None or count > 0, "--parts", f"{count}", allowed="1 or more")
@@ -355,18 +357,21 @@ def parts_of(arguments: argparse.Namespace, *, may_be_here: bool) -> int | None:
 
 
 def versions_here() -> dict[str, str]:
-    """Versions of the packages that decide what a part writes, without the kind of their build."""
+    """Versions of the packages that decide what a part writes, without the build ("+cu128")."""
     return {package: version(package).partition("+")[0] for package in _DECIDING}
 
 
-def _done(do: Work, versions: dict[str, str], here: Path, place: Path | None = None) -> Any:
-    """Do the work on a machine whose packages are those of the machine that asks."""
-    for package, here_is in versions_here().items():
-        asked = versions[package]
+def _run_work(do: Work, versions: dict[str, str], here: Path, place: Path | None = None) -> Any:
+    """Run `do` on a machine of the cluster; refused if its packages differ or it lacks the folder.
+
+    `versions` and `here` are the packages and the working folder of the command.
+    """
+    for package, found in versions_here().items():
+        needed = versions[package]
         require(
-            here_is == asked,
+            found == needed,
             "on",
-            f"a machine of the cluster has {package} {here_is}, not {asked}",
+            f"a machine of the cluster has {package} {found}, not {needed}",
             hint=_SAME,
         )
     if place is not None:
@@ -376,7 +381,7 @@ def _done(do: Work, versions: dict[str, str], here: Path, place: Path | None = N
             f"not all machines of the cluster see {place.parent}",
             hint=_SHARED,
         )
-    # a folder that this machine does not see matters to relative names alone
+    # If this machine does not see the folder, only relative names fail.
     with suppress(OSError):
         os.chdir(here)
     return do()

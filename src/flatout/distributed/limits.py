@@ -1,11 +1,10 @@
-"""How much of the machine a container lets this process use, and which memory a process keeps for
-itself.
+"""Limits of this machine and its container: cores, memory, and how malloc keeps freed memory.
 
-Cores and memory come from the files of control groups. On a CPU freed memory should stay with the
-process: glibc hands large freed blocks straight back to the system and fetches fresh, zeroed pages
-for the next step's gradients and activations. A BiLSTM of seven million parameters trains about a
-quarter faster when glibc keeps them. The process then holds its peak until it ends; where that
-matters, set MALLOC_TRIM_THRESHOLD_ yourself.
+Limits of a container are read from the files of control groups, version 2 or 1. On a CPU freed
+memory should stay with the process. By default glibc returns large blocks to the system, and gets
+new, zeroed pages for the gradients and activations of the next step. A BiLSTM of seven million
+parameters trains about a quarter faster when glibc keeps them. The process then holds its peak
+until it ends; where that matters, set MALLOC_TRIM_THRESHOLD_ yourself.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ from pathlib import Path
 
 import psutil
 
-_NO_LIMIT = 1 << 60  # version 1 writes "none" as the largest multiple of a page
-# parameters of mallopt, and the largest value of each
+# Bytes. Version 1 writes "no limit" as the largest multiple of a page, which is above this.
+_NO_LIMIT = 1 << 60
+# Parameters of mallopt (malloc.h), and the largest value of each, in bytes.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _NEVER = 2**31 - 1
@@ -30,30 +30,26 @@ _LARGEST = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What control groups allow; None where they set no limit."""
+    """What control groups allow this process; None for no limit."""
 
     cores: float | None
     memory_bytes: int | None
 
     def facts(self) -> dict[str, float | None]:
-        """Under the keys of `summary.json`."""
+        """The limits under the keys of `summary.json`."""
         memory_gb = None if self.memory_bytes is None else round(self.memory_bytes / 1e9, 1)
         return {"cores_allowed": self.cores, "memory_allowed_gb": memory_gb}
 
 
 def limits(root: Path = Path("/")) -> Limits:
-    """The tightest limits of this process's control groups and of those around them, version 2 or
-    1.
-    """
-    cores = [found for group in _groups(root, "cpu") if (found := _cores(group)) is not None]
-    files = (
-        group / name
-        for group in _groups(root, "memory")
-        for name in ("memory.max", "memory.limit_in_bytes")
-    )
-    memory = [
-        int(text) for text in map(_read, files) if text.strip().isdigit() and int(text) < _NO_LIMIT
-    ]
+    """The tightest limits of this process's control group and of the groups around it."""
+    cores = [limit for limit in map(_cores, _groups(root, "cpu")) if limit is not None]
+    memory = []
+    for group in _groups(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2 and of version 1
+            text = _read(group / name).strip()
+            if text.isdigit() and int(text) < _NO_LIMIT:
+                memory.append(int(text))
     return Limits(min(cores, default=None), min(memory, default=None))
 
 
@@ -61,83 +57,81 @@ def free_bytes() -> int:
     """Memory that this process may still take, by the machine and by its container."""
     free = int(psutil.virtual_memory().available)
     allowed = limits().memory_bytes
-    return (
-        free
-        if allowed is None
-        else min(free, max(0, allowed - int(psutil.Process().memory_info().rss)))
-    )
+    if allowed is None:
+        return free
+    return min(free, max(0, allowed - int(psutil.Process().memory_info().rss)))
 
 
 def processor_name() -> str:
-    """The processor's name, as far as the system knows it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(
-            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    """The processor's name, or its architecture if the system has no name."""
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def processor_seconds(process: psutil.Process) -> float:
-    """Processor time of a process and of its children so far, those that have ended included."""
-    taken = 0.0
-    for each in (process, *process.children(recursive=True)):
+    """Processor time of a process and its children so far, also of children that have ended."""
+    seconds = 0.0
+    for relative in (process, *process.children(recursive=True)):
         with suppress(psutil.Error):  # it has ended meanwhile
-            times = each.cpu_times()._asdict()
-            taken += sum(
-                times.get(name, 0.0)
-                for name in ("user", "system", "children_user", "children_system")
-            )
-    return taken
+            times = relative.cpu_times()._asdict()
+            for name in ("user", "system", "children_user", "children_system"):
+                seconds += times.get(name, 0.0)
+    return seconds
 
 
 def cpu_periods(root: Path = Path("/")) -> dict[str, float]:
-    """Count the scheduling periods of this process's own group, and those throttled; empty where it
-    has no limit.
+    """Scheduling periods so far (`nr_periods`), and those cut short by a limit (`nr_throttled`).
+
+    Of the innermost control group with a limit of cores; empty if there is none.
     """
     for group in _groups(root, "cpu"):
         if _cores(group) is not None:
-            pairs = (line.split() for line in _read(group / "cpu.stat").splitlines())
-            found = {pair[0]: float(pair[1]) for pair in pairs if len(pair) == 2}
-            return {name: found[name] for name in ("nr_periods", "nr_throttled") if name in found}
+            counters = {}
+            for line in _read(group / "cpu.stat").splitlines():
+                name, _, number = line.partition(" ")
+                if name in ("nr_periods", "nr_throttled"):
+                    counters[name] = float(number)
+            return counters
     return {}
 
 
 def _groups(root: Path, controller: str) -> list[Path]:
-    """Folders of this process's control group, the innermost first, where its limits stand."""
+    """Folders of this process's control group and those around it, the innermost first.
+
+    A line of `/proc/self/cgroup` is "4:cpu,cpuacct:/docker/ab" in version 1, "0::/docker/ab" in
+    version 2.
+    """
     mount = root / "sys/fs/cgroup"
-    is_second = (mount / "cgroup.controllers").is_file()
+    is_version_2 = (mount / "cgroup.controllers").is_file()
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if is_second and number == "0":
+        if is_version_2 and number == "0":
             top = mount
-        elif not is_second and controller in controllers.split(","):
-            # Mounted under all its names or under its own.
-            top = next(
-                (each for name in (controllers, controller) if (each := mount / name).is_dir()),
-                mount,
-            )
+        elif not is_version_2 and controller in controllers.split(","):
+            # The folder has the names of all its controllers ("cpu,cpuacct"), or just this one.
+            folders = [mount / controllers, mount / controller]
+            top = next(filter(Path.is_dir, folders), mount)
         else:
             continue
+        # In a container the path may be the host's, which does not exist here. What is mounted is
+        # the group itself then.
         inner = top / path.strip("/")
-        # In a container the path may be the host's, which is not there: then what is mounted is the
-        # group itself.
         group = inner if inner.is_dir() and ".." not in inner.parts else top
-        return [each for each in (group, *group.parents) if each.is_relative_to(top)]
+        return [folder for folder in (group, *group.parents) if folder.is_relative_to(top)]
     return []
 
 
 def _cores(group: Path) -> float | None:
+    """Cores that a control group allows; None for no limit. "150000 100000" is 1.5 cores."""
     quota, _, period = _read(group / "cpu.max").strip().partition(" ")
-    if not quota:
-        quota, period = (
-            _read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
-        )
-    return (
-        int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
-    )
+    if not quota:  # version 1 has two files
+        quota = _read(group / "cpu.cfs_quota_us").strip()
+        period = _read(group / "cpu.cfs_period_us").strip()
+    has_limit = quota.isdigit() and period.isdigit() and int(period)
+    return int(quota) / int(period) if has_limit else None
 
 
 def _read(path: Path) -> str:
@@ -148,14 +142,12 @@ def _read(path: Path) -> str:
 
 
 def keep_freed_memory() -> bool:
-    """Ask the C library to keep freed blocks; whether it could be asked.
+    """Make malloc keep freed blocks for this process; return whether it does now.
 
-    Your own setting stands.
+    Environment variables that you have set for malloc stay in force.
     """
-    if (
-        not sys.platform.startswith("linux")
-        or {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys()
-    ):
+    is_set = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys()
+    if is_set or not sys.platform.startswith("linux"):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -165,14 +157,15 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """Ask the C library to give freed blocks back, after work that does not come again."""
+    """Make malloc return freed blocks to the system, after work that will not be repeated."""
     if sys.platform.startswith("linux") and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)
 
 
 def let_segments_grow() -> bool:
-    """Have torch take a GPU's memory in segments that grow, as batches vary; whether your own
-    setting leaves it to.
+    """Make torch allocate a GPU's memory in segments that can grow; return whether it does.
+
+    Batches of varying size then leave fewer gaps. Your own setting of torch's allocator stays.
     """
     if not sys.platform.startswith("linux") or "PYTORCH_CUDA_ALLOC_CONF" in os.environ:
         return False

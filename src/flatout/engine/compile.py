@@ -1,9 +1,8 @@
-"""Compiling by torch: the layers of a flat encoder where that pays, or a whole model where it is
-asked for.
+"""torch.compile for training: the layers of a flat encoder, or a whole model.
 
-`compile=auto` compiles what follows attention in a layer, once for all layers and any number of
-tokens; attention stays eager. It is chosen where the gain that was measured, over the steps of the
-run, is more than what compiling takes.
+In a flat encoder the part of a layer after attention is compiled, once for all layers and numbers
+of tokens. Attention stays eager. `compile=auto` times one layer both ways before training, and
+compiles if the run saves more seconds than compiling takes. `compile=true` compiles any model.
 """
 
 from __future__ import annotations
@@ -27,13 +26,16 @@ from flatout.models.encoder.layers import FlatLayer
 from flatout.models.encoder.network import Transformer
 from flatout.run_log import Choice
 
-_USUAL_COMPILE_S = 25.0  # what compiling takes at least; measured with 2 cores
+_USUAL_COMPILE_S = 25.0  # compiling takes at least so long; measured with 2 cores
 _MOST_SAVED = 0.5  # fraction of the time after attention that compiling saves at most
-_ROUNDS = 5
+_ROUNDS = 5  # of timing a layer
 
 
 def compile_in_place(model: nn.Module, device: torch.device) -> None:
-    """Let torch compile a model when it is first trained; refused where it could not."""
+    """Let torch compile a model when it is first trained; validation stays eager.
+
+    Refused if torch cannot compile here.
+    """
     why = why_not(device)
     require(not why, "compile", why, hint="Set compile=false, or install one (g++ or clang).")
     if compiles_layers(model):
@@ -45,11 +47,12 @@ def compile_in_place(model: nn.Module, device: torch.device) -> None:
     def call(*inputs: Any, **named: Any) -> Any:
         return (compiled if model.training else plain)(*inputs, **named)
 
-    model._compiled_call_impl = call  # what Module.compile() sets, and no state holds
+    # `Module.compile()` sets this attribute, too. It is in no `state_dict`.
+    model._compiled_call_impl = call
 
 
 def compiles_layers(model: nn.Module) -> TypeGuard[Transformer]:
-    """Whether a model is a flat encoder, whose layers are compiled rather than the whole of it."""
+    """Whether a model is a flat encoder: its layers are compiled, not the whole model."""
     return isinstance(model, Transformer) and model.is_flat
 
 
@@ -61,8 +64,9 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def compile_layers(model: Transformer) -> None:
-    """Compile what follows attention, once for each kind of layer; after a failure they run
-    eagerly.
+    """Compile what follows attention, once for each class of layer.
+
+    After a failure all layers run eagerly, with a warning.
     """
     layers = model.flat_layers()
     kinds = {type(layer) for layer in layers}
@@ -71,17 +75,17 @@ def compile_layers(model: Transformer) -> None:
 
     def run(layer: FlatLayer, *inputs: Any) -> Tensor:
         try:
-            found: Tensor = compiled[type(layer)](layer, *inputs)
+            states: Tensor = compiled[type(layer)](layer, *inputs)
         except failures as error:
-            for each in layers:
-                each.compiled = None
+            for failed in layers:
+                failed.compiled = None
             reason = " ".join(str(error).split())[:200]
             warnings.warn(
                 f"compile: torch could not compile a layer ({reason}). Layers run eagerly.",
                 stacklevel=2,
             )
             return layer.finish(*inputs)
-        return found
+        return states
 
     for layer in layers:
         layer.compiled = run
@@ -90,14 +94,15 @@ def compile_layers(model: Transformer) -> None:
 def choose_compile(
     model: Transformer, device: torch.device, precision: Precision, *, tokens: int, passes: int
 ) -> Choice[bool]:
-    """Compile the layers of a flat encoder if that pays over so many forward passes of so many
-    tokens each.
+    """Compile the layers of a flat encoder if that saves time in this run.
+
+    The run has `passes` forward passes of about `tokens` tokens each.
     """
     if why := why_not(device):
         return Choice(False, why, "compile=auto")
-    choice = Choice(False, "a trial did not fit into the memory", f"a layer with {tokens:,} tokens")
+    choice = Choice(False, "a trial did not fit into memory", f"a layer with {tokens:,} tokens")
     with CatchOutOfMemory() as caught:
-        choice = _measured(model, device, precision, tokens=tokens, passes=passes)
+        choice = _measure(model, device, precision, tokens=tokens, passes=passes)
     if caught.message:
         give_back_memory()
     if not choice.value:
@@ -106,17 +111,19 @@ def choose_compile(
     return choice
 
 
-def _measured(
+def _measure(
     model: Transformer, device: torch.device, precision: Precision, tokens: int, passes: int
 ) -> Choice[bool]:
+    """Time a layer eagerly and compiled, and choose; the model's layers stay compiled."""
     with (
         torch.random.fork_rng([device] if device.type == "cuda" else []),
         arithmetic(precision, device),
     ):
         trial = _Trial(model, device, precision, tokens)
         eager_s = trial.time(trial.layer.finish)
-        total_s = passes * model.described.num_hidden_layers
-        if (most_s := eager_s * total_s * _MOST_SAVED) < _USUAL_COMPILE_S:
+        layer_passes = passes * model.described.num_hidden_layers
+        most_s = eager_s * layer_passes * _MOST_SAVED
+        if most_s < _USUAL_COMPILE_S:
             evidence = f"{most_s:.1f} s saved at most, {_USUAL_COMPILE_S:.0f} s to compile"
             return Choice(False, "the run is too short for it", evidence)
         compile_layers(model)
@@ -131,20 +138,21 @@ def _measured(
         if model.flat_layers()[0].compiled is None:
             return Choice(False, "torch could not compile a layer", str(caught[-1].message))
         compiled_s = trial.time(finish)
-    saved_s = (eager_s - compiled_s) * total_s
+    saved_s = (eager_s - compiled_s) * layer_passes
+    times = f"{1e3 * eager_s:.1f} ms, compiled {1e3 * compiled_s:.1f} ms"
     evidence = (
-        f"a layer without attention takes {1e3 * eager_s:.1f} ms, compiled"
-        f" {1e3 * compiled_s:.1f} ms:"
+        f"a layer without attention takes {times}: saves {saved_s:.0f} s, compiling took"
+        f" {compile_s:.0f} s"
     )
-    evidence += f" saves {saved_s:.0f} s, compiling took {compile_s:.0f} s"
     if saved_s > compile_s:
-        return Choice(True, "it pays for its time", evidence)
-    return Choice(False, "it would not pay for its time", evidence)
+        return Choice(True, "it saves more time than it takes", evidence)
+    return Choice(False, "it would save less time than it takes", evidence)
 
 
 class _Trial:
-    """What follows attention in one layer, forwards and backwards on random numbers; no gradient is
-    left behind.
+    """Times the part of a layer after attention, forward and backward, on random numbers.
+
+    It works on a copy of the layer and leaves no gradients.
     """
 
     def __init__(
@@ -153,24 +161,21 @@ class _Trial:
         self.layer = copy.deepcopy(model.flat_layers()[0]).to(device).train()
         self.device = device
         hidden = model.described.hidden_size
-        own = torch.randn(tokens, hidden, device=device, requires_grad=True)
-        read = torch.randn(
-            tokens, hidden, device=device, dtype=product_type(precision), requires_grad=True
-        )
-        self.states = (own, read)
-        self.wanted = [
-            own,
-            read,
-            *(weight for weight in self.layer.parameters() if weight.requires_grad),
-        ]
+        # The layer's input, and what attention returned in the format that it computes in.
+        states = torch.randn(tokens, hidden, device=device, requires_grad=True)
+        attended = torch.randn_like(states, dtype=product_type(precision), requires_grad=True)
+        self.states = (states, attended)
+        trained = [weight for weight in self.layer.parameters() if weight.requires_grad]
+        self.inputs = [states, attended, *trained]  # whose gradients are computed
 
     def run(self, finish: Callable[..., Tensor]) -> None:
-        found = finish(*self.states, *self.layer.prepare(self.states[0]))
-        torch.autograd.grad(found.sum(), self.wanted, allow_unused=True)
+        output = finish(*self.states, *self.layer.prepare(self.states[0]))
+        torch.autograd.grad(output.sum(), self.inputs, allow_unused=True)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def time(self, finish: Callable[..., Tensor]) -> float:
+        """Median seconds of `run`, after one to warm up."""
         self.run(finish)
         seconds = []
         for _ in range(_ROUNDS):
@@ -181,12 +186,12 @@ class _Trial:
 
 
 def why_not(device: torch.device) -> str:
-    """Why torch cannot compile here; empty where it can."""
+    """Why torch cannot compile here; empty if it can."""
     if device.type != "cpu":
         return ""
     try:
         importlib.import_module("torch._inductor.cpp_builder").get_cpp_compiler()
     except (AttributeError, ImportError, OSError, RuntimeError):
-        # no compiler, or a torch that looks for it elsewhere
+        # There is no compiler, or this torch searches it in another way.
         return "no C++ compiler is here, and torch compiles with it"
     return ""

@@ -1,11 +1,10 @@
-"""Weights shared out among ranks, for models that do not fit on one device: torch's FSDP2 under
-Lightning's strategy.
+"""FSDP2 for models that do not fit on one device: each rank holds a slice of every weight.
 
-Each rank keeps a slice of every weight, of its gradient and of what the optimizer remembers of it.
-Before a layer computes, its weights are gathered from all ranks; after it they are dropped again,
-and its gradients are summed where their slices lie. Results stay the same to rounding. Checkpoints
-hold whole tensors, so a run resumes on any number. A gathering needs every rank, so ranks go
-through the same passes at the same time, in validation too.
+A rank also holds the slices of the weight's gradient and of its optimizer state. Before a layer
+computes, its whole weights are gathered from all ranks, and dropped after it. Its gradients are
+summed, each slice on its rank. Results are the same up to rounding. Checkpoints hold whole tensors,
+so a run can resume on another number of ranks. Gathering is a collective: all ranks run the same
+passes at the same time, in validation, too.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
@@ -28,8 +28,11 @@ from flatout.distributed.collectives import share_of, whole
 from flatout.models.contract import contract
 
 
-class SharedOut(ModelParallelStrategy):
-    """Every weight shared out among all ranks; checkpoints are ours and hold whole tensors."""
+class ShardedStrategy(ModelParallelStrategy):
+    """Lightning's strategy for FSDP2, with every weight sliced over all ranks.
+
+    Checkpoints are flatout's and hold whole tensors.
+    """
 
     restore_checkpoint_after_setup = False
     lightning_restore_optimizer = True
@@ -38,30 +41,32 @@ class SharedOut(ModelParallelStrategy):
         super().__init__(
             data_parallel_size=ranks, tensor_parallel_size=1, save_distributed_checkpoint=False
         )
+        # The model without memory for its weights; None before they are sliced.
         self._skeleton: nn.Module | None = None
 
     def share_out(self, model: nn.Module) -> None:
-        """Leave this rank its slices of the first rank's weights; once, however often training or
-        judging begins.
+        """Replace the model's weights by this rank's slices of the first rank's weights.
+
+        A collective. Later calls do nothing.
         """
         if self._skeleton is not None:
             return
-        # A copy whose weights take no memory, to be filled when training is over.
+        # `gathered` fills this copy after training.
         empty = {
             id(weight): nn.Parameter(torch.empty_like(weight, device="meta"))
             for weight in model.parameters()
         }
         self._skeleton = copy.deepcopy(model, cast(dict[int, Any], empty))
-        # so the device never holds two whole weights
+        # One by one, so that the device never holds two whole weights.
         for tensor in [*model.parameters(), *model.buffers()]:
-            there = tensor.detach().to(self.root_device)
-            dist.broadcast(there, 0)
+            on_device = tensor.detach().to(self.root_device)
+            dist.broadcast(on_device, 0)
             with torch.no_grad():
-                tensor.copy_(there)
+                tensor.copy_(on_device)
         slice_weights(model, self.device_mesh["data_parallel"])
 
     def gathered(self, model: nn.Module) -> nn.Module:
-        """The model with whole weights, on the host of every rank."""
+        """The model with whole weights, on the CPU of every rank. A collective."""
         skeleton = self._skeleton
         if skeleton is None:
             return model
@@ -72,31 +77,35 @@ class SharedOut(ModelParallelStrategy):
         return skeleton.train(model.training)
 
     def let_thawed_train(self, model: nn.Module) -> None:
-        """Gathered copies of weights were made while these were frozen, and would stay so."""
+        """After layers were thawed, let FSDP train them too.
+
+        It keeps a second set of weights for the gathered state, which was frozen and would stay
+        so. That set is the model's weights between `unshard` and `reshard`.
+        """
         trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-        parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
-        for part in parts:
-            part.unshard()
+        blocks = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        for block in blocks:
+            block.unshard()
         for name, weight in model.named_parameters():
             weight.requires_grad_(name in trained)
-        for part in parts:
-            part.reshard()
+        for block in blocks:
+            block.reshard()
 
     def hand_out(self, module: nn.Module, state: dict[str, Tensor] | None) -> None:
-        """Give every rank its slices of the first one's `state_dict`, where that has one."""
+        """Load slices of the first rank's `state` on every rank; do nothing if it has None there.
+
+        `state` of the other ranks is ignored. A collective.
+        """
         if not self.broadcast(state is not None):
             return
         with torch.no_grad():
-            for name, own in module.state_dict().items():
-                is_first = self.is_global_zero and state is not None
-                given = (
-                    (state or {})[name].to(own.dtype)
-                    if is_first
-                    else torch.empty(own.shape, dtype=own.dtype)
-                )
-                given = given.to(own.device)
-                dist.broadcast(given, 0)
-                own.copy_(share_of(given, own))
+            for name, sliced in module.state_dict().items():
+                if self.is_global_zero and state is not None:
+                    full = state[name].to(sliced.device, sliced.dtype)
+                else:
+                    full = torch.empty(sliced.shape, dtype=sliced.dtype, device=sliced.device)
+                dist.broadcast(full, 0)
+                sliced.copy_(share_of(full, sliced))
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         assert self.lightning_module is not None
@@ -130,7 +139,7 @@ class SharedOut(ModelParallelStrategy):
             optimizer.load_state_dict({**saved, "state": states})
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
+        self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
         if self.is_global_zero:
             self.checkpoint_io.save_checkpoint(
@@ -138,33 +147,34 @@ class SharedOut(ModelParallelStrategy):
             )
 
     def load_checkpoint(
-        self, checkpoint_path: Any, weights_only: bool | None = None
+        self, checkpoint_path: _PATH, weights_only: bool | None = None
     ) -> dict[str, Any]:
         return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
 
     def setup_environment(self) -> None:
         mesh = self._device_mesh
         super().setup_environment()
-        if mesh is not None:  # the one that the weights lie on
+        if mesh is not None:  # the weights are sliced over this one, not over a new one
             self._device_mesh = mesh
 
 
 def slice_weights(model: nn.Module, ranks: DeviceMesh) -> None:
-    """Keep a slice of each weight on each rank, and gather them a layer at a time."""
-    # They are gathered in fp32 whatever layers compute in. bf16 would send half the bytes, but
-    # round norms and embeddings too, which autocast leaves in fp32: gradients were then measured
-    # four times as far from those of fp32. The view that a last layer returns is only read.
+    """Keep a slice of each weight on each rank; whole weights are gathered one layer at a time."""
+    # Weights are gathered in fp32 even where layers compute in bf16. bf16 would send half the
+    # bytes, but would round norms and embeddings too, which autocast leaves in fp32: gradients were
+    # measured four times as far from those of fp32.
+    # The warning is about a view that the last layer returns; it is only read.
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
     for part in [*contract(model).blocks(), model]:
-        # Dropped after each pass: what stayed gathered would not see a running mean put in its
-        # place.
+        # Whole weights are dropped after each pass. If they stayed, a running mean that replaces
+        # the slices for a validation would not reach them.
         fully_shard(part, mesh=ranks, reshard_after_forward=True)
 
 
 def _slice_state(state: Mapping[str, Any], weight: Tensor) -> dict[str, Any]:
     """This rank's slice of a weight's optimizer state.
 
-    Moments have the weight's shape and are sliced as it is; a step count is not.
+    Moments have the weight's shape and are sliced like the weight; a step count is not.
     """
     sliced = dict[str, Any]()
     for name, value in state.items():
@@ -174,7 +184,7 @@ def _slice_state(state: Mapping[str, Any], weight: Tensor) -> dict[str, Any]:
 
 
 def _on_first(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Gather whole tensors on the host of the first rank; other ranks get an empty mapping.
+    """Gather whole tensors on the CPU of the first rank; other ranks get an empty mapping.
 
     A collective: every rank calls it with the same names.
     """

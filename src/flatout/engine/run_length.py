@@ -1,5 +1,8 @@
-"""How long a Trainer's settings train: batches of an epoch, steps of a run; validations fall
-between steps.
+"""How long a run is by its settings: batches of an epoch, optimizer steps, validations.
+
+Lightning counts batches, and a step may accumulate several. `whole_steps` changes the Trainer's
+settings so that epochs end, and validations come, after a whole step. Open this file if a run has
+the wrong number of steps, or to see which settings of length are refused.
 """
 
 from __future__ import annotations
@@ -12,21 +15,23 @@ from flatout.data.batches.feed import Feed
 from flatout.errors import require
 from flatout.run_log import RunLog
 
-EPOCHS = 8  # epochs of a run whose settings name no number
+EPOCHS = 8  # of a run without `trainer.max_epochs`
 
 
 def whole_steps(trainer: dict[str, Any], feed: Feed, log: RunLog) -> dict[str, Any]:
-    """A Trainer's settings with epochs and validations that end where an optimizer step does, never
-    within one.
+    """Return the Trainer's settings with epochs and validations that end after whole steps.
+
+    With 4 batches a step, `limit_train_batches=10` becomes 12, `val_check_interval=6` becomes 8.
+    `overfit_batches` becomes limits of both splits.
     """
     accumulate = feed.plan.accumulate
     settings = dict(trainer)
-    # the plan repeats its first epoch, so a limit is enough
+    # The plan repeats its first epoch then, so limits are enough.
     if overfit := settings.pop("overfit_batches", 0):
         settings = {"limit_train_batches": overfit, "limit_val_batches": overfit, **settings}
     limit = settings.get("limit_train_batches")
     if limit is not None:
-        batches = _whole(_count(limit, len(feed)), accumulate)
+        batches = _round_up(_count(limit, len(feed)), accumulate)
         require(
             batches > 0, "trainer.limit_train_batches", f"{limit}", allowed="at least one batch"
         )
@@ -37,24 +42,28 @@ def whole_steps(trainer: dict[str, Any], feed: Feed, log: RunLog) -> dict[str, A
         not is_timed or accumulate == 1,
         "trainer.val_check_interval",
         f"{interval}",
-        hint="Count batches, or set data.accumulate=1: the clock knows no steps.",
+        hint="Give a number of batches, or set data.accumulate=1: a time may end within a step.",
     )
-    every = settings.get("check_val_every_n_epoch", 1)
-    most = batches_in_epoch(settings, feed)
-    require(every != 0, "trainer.check_val_every_n_epoch", "0", allowed="1 or more, or null")
-    fits = type(interval) is not int or 0 < interval <= (most if every else interval)
+    every_n_epochs = settings.get("check_val_every_n_epoch", 1)
+    in_epoch = batches_in_epoch(settings, feed)
     require(
-        fits,
+        every_n_epochs != 0, "trainer.check_val_every_n_epoch", "0", allowed="1 or more, or null"
+    )
+    # With null, Lightning counts batches across epochs: the interval may be longer than one.
+    most = in_epoch if every_n_epochs else math.inf
+    require(
+        type(interval) is not int or 0 < interval <= most,
         "trainer.val_check_interval",
-        f"{interval} of {most} batches an epoch",
-        allowed=f"1 to {most}, or a share",
-        hint="Or count on: +trainer.check_val_every_n_epoch=null.",
+        f"{interval} of {in_epoch} batches an epoch",
+        allowed=f"1 to {in_epoch}, or a share",
+        hint="To count across epochs: +trainer.check_val_every_n_epoch=null.",
     )
     if accumulate > 1 and isinstance(interval, int | float) and interval != 1.0:
-        asked = _count(interval, most)
-        settings["val_check_interval"] = batches = _whole(asked, accumulate)
-        if batches != asked:
-            evidence = f"{accumulate} batches make a step, {asked} were asked for"
+        typed = _count(interval, in_epoch)
+        batches = _round_up(typed, accumulate)
+        settings["val_check_interval"] = batches
+        if batches != typed:
+            evidence = f"{accumulate} batches make a step, {typed} were asked for"
             log.decision(
                 "validation every", f"{batches} batches", "a step is never cut in two", evidence
             )
@@ -64,41 +73,43 @@ def whole_steps(trainer: dict[str, Any], feed: Feed, log: RunLog) -> dict[str, A
 def batches_in_epoch(trainer: dict[str, Any], feed: Feed) -> int:
     """Batches of one rank in each epoch."""
     limit = trainer.get("limit_train_batches")
-    return len(feed) if limit is None else min(len(feed), _count(limit, len(feed)))
+    if limit is None:
+        return len(feed)
+    return min(len(feed), _count(limit, len(feed)))
 
 
 def planned_steps(trainer: dict[str, Any], feed: Feed) -> int:
     """Optimizer steps of the whole run."""
     epochs = trainer.get("max_epochs") or EPOCHS
     most = trainer.get("max_steps")
-    whole = epochs * batches_in_epoch(trainer, feed) // feed.plan.accumulate
+    by_epochs = epochs * batches_in_epoch(trainer, feed) // feed.plan.accumulate
     if most is None or most == -1:
-        return whole
+        return by_epochs
     require(most > 0, "trainer.max_steps", f"{most}", allowed="1 or more")
-    # Lightning ends at whichever comes first
-    return int(most) if epochs == -1 else min(int(most), whole)
+    # Lightning ends at the limit that comes first; -1 epochs are no limit.
+    return int(most) if epochs == -1 else min(int(most), by_epochs)
 
 
-def _count(given: float, total: int) -> int:
-    """A number of batches, given as such or as a share."""
-    return (
-        int(given)
-        if isinstance(given, int) and not isinstance(given, bool)
-        else math.floor(float(given) * total)
-    )
+def _count(limit: float, total: int) -> int:
+    """A number of batches: an int is one already, a float is a share of `total`; true is 1.0."""
+    if type(limit) is int:
+        return limit
+    return math.floor(float(limit) * total)
 
 
-def _whole(batches: int, accumulate: int) -> int:
+def _round_up(batches: int, accumulate: int) -> int:
     return -(-batches // accumulate) * accumulate
 
 
 def validations(trainer: Mapping[str, Any]) -> int | None:
-    """How many times a run validates, if nothing stops it early; None where that takes the batches
-    of an epoch.
+    """How many times a run validates if nothing stops it early.
+
+    None if the settings count steps or batches, as that depends on the length of an epoch. Two
+    epochs with `val_check_interval=0.25` validate 8 times.
     """
     epochs = trainer.get("max_epochs") or EPOCHS
     share = trainer.get("val_check_interval") or 1.0
     if epochs < 0 or not isinstance(share, float) or (trainer.get("max_steps") or -1) != -1:
         return None
-    in_epoch = int(1 / share) if isinstance(share, float) and share < 1 else 1
+    in_epoch = int(1 / share) if share < 1 else 1
     return max(1, epochs * in_epoch // int(trainer.get("check_val_every_n_epoch") or 1))

@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import Callback
 
 from flatout.data.batches.feed import free_memory
 from flatout.data.store_data import StoreData
+from flatout.engine.lightning_internals import datamodule_of, set_method, unset_method
 from flatout.engine.optimizer import ScaleRate
 from flatout.engine.precision import LIGHTNING_NAMES, by_lightning_name
 from flatout.engine.random_state import random_state, restore_random_state
@@ -85,14 +86,14 @@ class ScaleBatch(Callback):
         build = task.configure_optimizers
 
         def decide_and_build() -> Any:
-            del vars(task)["configure_optimizers"]
+            unset_method(task, "configure_optimizers")
             if self.batch_size is None:
                 self._decide(trainer, task, data)
             return build()
 
         # The last moment before the optimizer: the network is built, and a checkpoint has brought
         # its decision.
-        vars(task)["configure_optimizers"] = decide_and_build
+        set_method(task, "configure_optimizers", decide_and_build)
 
     def state_dict(self) -> dict[str, Any]:
         return {"batch_size": self.batch_size, "learning_rate": self.learning_rate}
@@ -131,7 +132,7 @@ class ScaleBatch(Callback):
         alone = copy.copy(task)
         # what callbacks put into it, which must not be shared
         for name in ("configure_optimizers", "is_in_fast_loop"):
-            vars(alone).pop(name, None)
+            unset_method(alone, name)
         alone = copy.deepcopy(alone)
         alone.total_steps = alone.total_steps or 1  # the rate does not matter here
         clip = float(trainer.gradient_clip_val or 0.0)
@@ -177,7 +178,7 @@ class ScaleBatch(Callback):
 
 
 def _parts_of(trainer: L.Trainer, module: L.LightningModule) -> tuple[Task, StoreData[Any, Any]]:
-    data = getattr(trainer, "datamodule", None)
+    data = datamodule_of(trainer)
     where = "ScaleBatch"
     if not (isinstance(module, Task) and isinstance(data, StoreData)):
         names = (

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import lightning as L
 from torch import nn
 
 from flatout.callbacks.profile_steps import TABLE, TRACE
@@ -222,7 +221,7 @@ def write_verdict(
 ) -> None:
     """Judge what limited the run, and write evidence and verdict into the summary."""
     if parts.ours is None:
-        evidence = _judge_own_parts(settings.asked, parts.module, training, folder)
+        evidence = _judge_own_parts(settings.asked, training, folder)
     else:
         evidence = judge(parts.ours, settings, training, folder)
     if evidence is None:
@@ -313,9 +312,7 @@ def _times_of_ranks(
     return of_all_ranks(times_ms)
 
 
-def _judge_own_parts(
-    config: RunConfig, module: L.LightningModule, training: Training, folder: RunFolder
-) -> Evidence | None:
+def _judge_own_parts(config: RunConfig, training: Training, folder: RunFolder) -> Evidence | None:
     """The evidence of a run of the user's own module, with trials of what could be faster."""
     trainer = training.trainer
     fetches = next(
@@ -324,7 +321,7 @@ def _judge_own_parts(
     evidence = evidence_of_own(training.curves, trainer, fetches.ms)
     if evidence is not None and config.monitor.verdict:
         trained_s = evidence.total_ms * evidence.batches / 1000
-        try_own(trainer, module, fetches.loader, evidence, seconds=MOST_S, trained_s=trained_s)
+        try_own(trainer, fetches.loader, evidence, seconds=MOST_S, trained_s=trained_s)
         for note in evidence.notes:
             folder.say(f"verdict: {note}")
     return evidence

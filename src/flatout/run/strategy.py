@@ -105,7 +105,7 @@ def _choose_fsdp(
         "batch normalisation would have other means on every rank",
         hint="Leave it out.",
     )
-    from flatout.engine.fsdp import SharedOut  # only such runs need it
+    from flatout.engine.fsdp import ShardedStrategy  # only such runs need it
 
     whole_bytes = _training_bytes(module)
     log.decision(
@@ -123,7 +123,7 @@ def _choose_fsdp(
             " trainer.strategy=auto keeps them so and sends less"
         )
     # Weights that were gathered in inference mode could not be trained afterwards.
-    return {"strategy": SharedOut(ranks.world), "inference_mode": False}
+    return {"strategy": ShardedStrategy(ranks.world), "inference_mode": False}
 
 
 def _training_bytes(module: nn.Module) -> int:

@@ -23,7 +23,7 @@ from flatout.callbacks.hardware_monitor import HardwareMonitor
 from flatout.callbacks.run_curves import EARLY, RunCurves
 from flatout.callbacks.step_timer import StepTimer
 from flatout.callbacks.throughput import FetchTimes, Throughput
-from flatout.engine.lightning_internals import callbacks_of
+from flatout.engine.lightning_internals import callbacks_of, set_callbacks
 from flatout.engine.precision import LIGHTNING_NAMES, Precision
 from flatout.errors import require
 from flatout.files import write_atomically
@@ -164,7 +164,6 @@ class Verdict(RunCurves):
             return
         try_own(
             trainer,
-            pl_module,
             self._fetches.loader,
             evidence,
             seconds=self.seconds,
@@ -216,14 +215,16 @@ def in_python(words: str) -> str:
 
 
 def attach(trainer: L.Trainer) -> Verdict:
-    """Add step timer, throughput, hardware monitor and verdict to a Trainer that is
-    there already.
+    """Add a verdict and the callbacks that it reads to an existing Trainer; return the verdict.
+
+    Callbacks of a class that the Trainer has already are not added.
     """
     require(
         isinstance(trainer, L.Trainer), "attach", f"takes a Trainer, not {type(trainer).__name__}"
     )
-    here = callbacks_of(trainer)
-    ours = [StepTimer(), Throughput(), HardwareMonitor(), Verdict()]
-    missing = [each for each in ours if not any(type(each) is type(other) for other in here)]
-    vars(trainer)["callbacks"] = [*missing, *here]
-    return next(each for each in callbacks_of(trainer) if isinstance(each, Verdict))
+    callbacks = callbacks_of(trainer)
+    classes = {type(callback) for callback in callbacks}
+    ours = (StepTimer(), Throughput(), HardwareMonitor(), Verdict())
+    callbacks = [callback for callback in ours if type(callback) not in classes] + callbacks
+    set_callbacks(trainer, callbacks)
+    return next(callback for callback in callbacks if isinstance(callback, Verdict))

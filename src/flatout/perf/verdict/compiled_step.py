@@ -1,9 +1,9 @@
 """Compile the training step of a foreign module within a time limit.
 
-`compiled` copies nothing itself: it wraps `training_step` of the task's copy in `torch.compile`,
-takes a few steps so that the compiler sees the usual shapes, and yields the compiled way of
-training to be raced. A compile that takes too long is ended by an alarm signal. Open this file to
-change how long a compile may take, or what is noted when it is left out.
+`compiled` wraps `training_step` of the task's copy in `torch.compile`. It takes a few steps, so
+that the compiler sees the usual shapes, and yields the compiled way of training, to be raced. An
+alarm signal ends a compile that takes too long. Open this file to change how long a compile may
+take, or what is noted when it is left out.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from flatout.engine.compile import why_not
+from flatout.engine.lightning_internals import set_method
 from flatout.perf.measure.steps import Steps, TrainingWay, endless
 from flatout.perf.verdict.evidence import Evidence
 from flatout.perf.verdict.ways import Refused
@@ -86,8 +87,8 @@ def _compile_step(way: TrainingWay, warm_rows: int) -> None:
     step = cast(Any, way.model)
     # Lightning keeps its own `log` out of the graph, too.
     uncompiled_log = torch.compiler.disable(_log_nothing)
-    vars(task.model)["log"] = uncompiled_log
-    vars(task.model)["log_dict"] = uncompiled_log
+    set_method(task.model, "log", uncompiled_log)
+    set_method(task.model, "log_dict", uncompiled_log)
     step.training_step = torch.compile(task.model.training_step, backend=_BACKEND)
     with closing(Steps(task, way, endless(feed), task.build(step))) as steps:
         steps.take(1 + warm_rows // steps.rows_a_step)

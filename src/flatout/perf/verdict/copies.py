@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import lightning as L
 import numpy as np
@@ -31,20 +31,24 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from flatout.callbacks.throughput import rows_of
 from flatout.data.batches.feed import Feed, free_memory
+from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
-from flatout.engine.lightning_internals import overrides
+from flatout.engine.lightning_internals import datamodule_of, overrides, set_method
 from flatout.engine.random_state import random_state, restore_random_state
 from flatout.errors import first_line
 from flatout.perf.verdict.ways import Refused, open_feed
 
+# Packages whose objects are shared, not copied: some would copy a whole table.
 _TABLES = ("pandas", "pyarrow", "polars", "datasets", "h5py", "zarr")
-"""Packages whose objects are shared: some copy a whole table whatever they are asked."""
 _MANY = 10_000  # items; longer containers are shared
 _LARGE_BYTES = 1 << 16  # larger arrays are shared
 _MOST_OBJECTS = 300_000  # a data set of more objects is not searched for large ones
+# Settings of a DataLoader that all tries share.
 _KEPT = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
-"""Settings of a DataLoader that all tries share."""
+_OF_WORKERS = ("num_workers", "persistent_workers", "prefetch_factor")
+_MOST_BATCHES = 2048  # whose rows are drawn for all tries
+# Hooks that move a batch to the device, in their order.
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -78,8 +82,15 @@ def nothing_stays(module: L.LightningModule, device: torch.device) -> Iterator[N
         restore_random_state(random, device)
 
 
-def copy_of_loader(loader: Any, trainer: L.Trainer) -> Any:
-    """A loader of the same rows, whose iteration does not disturb that of `loader`."""
+class HasTrainingStep(Protocol):
+    """A LightningModule, or a stand-in for it whose step is compiled."""
+
+    @property
+    def training_step(self) -> Callable[..., Any]: ...
+
+
+def copy_of_loader(loader: object, trainer: L.Trainer) -> Any:
+    """A loader of the same rows. Reading it does not disturb `loader`."""
     if isinstance(loader, Feed):
         return open_feed(loader)
     if _holds_loaders(loader):
@@ -90,7 +101,7 @@ def copy_of_loader(loader: Any, trainer: L.Trainer) -> Any:
         *_large_below(loader),
         trainer,
         trainer.lightning_module,
-        vars(trainer).get("datamodule"),
+        datamodule_of(trainer),
     ]
     memo: dict[int, Any] = {}
     for thing in shared:
@@ -100,27 +111,31 @@ def copy_of_loader(loader: Any, trainer: L.Trainer) -> Any:
     return _copied("loader", loader, memo)
 
 
-def _holds_loaders(loader: Any) -> bool:
+def _holds_loaders(loader: object) -> bool:
     """Whether it is a list, tuple or mapping of DataLoaders, as Lightning allows."""
+    items: Iterable[object] = ()
     if isinstance(loader, Mapping):
-        return any(isinstance(item, DataLoader) for item in loader.values())
-    if isinstance(loader, list | tuple):
-        return any(isinstance(item, DataLoader) for item in loader)
-    return False
+        items = loader.values()
+    elif isinstance(loader, list | tuple):
+        items = loader
+    return any(isinstance(item, DataLoader) for item in items)
 
 
-def _copied(what: str, part: Any, memo: dict[int, Any] | None = None) -> Any:
-    """A deep copy, but for what stands in `memo`; `what` names the part where it is refused."""
+def _copied(what: str, part: object, memo: dict[int, Any] | None = None) -> Any:
+    """A deep copy; objects in `memo` (by their id) are shared instead.
+
+    `Refused` if it cannot be copied; `what` names the part in the message.
+    """
     try:
         return copy.deepcopy(part, memo)
     except Exception as error:
-        # its own __deepcopy__ or __reduce__ may raise anything; the run must end well
+        # Your own __deepcopy__ or __reduce__ may raise anything. The run itself must not fail.
         is_once = what == "loader" and isinstance(error, TypeError) and "generator" in str(error)
         why = "can be read once" if is_once else f"cannot be copied ({first_line(error)})"
         raise Refused(f"its {what} {why}") from None
 
 
-def _large_below(root: Any) -> list[Any]:
+def _large_below(root: object) -> list[Any]:
     """Arrays, tables, long containers and started workers that an object holds, however deep."""
     seen: dict[int, Any] = {}
     large = list[Any]()
@@ -158,7 +173,7 @@ class OwnTask:
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule, device: torch.device) -> None:
         """`Refused` where the module is compiled, or a copy does not fit into memory."""
-        if getattr(module, "_compiler_ctx", None) is not None:
+        if module._compiler_ctx is not None:
             raise Refused("its module is compiled, and a copy would compute with the same weights")
         # Twice: its steps need room for gradients as well.
         if 2 * _copied_bytes(trainer, module) > free_memory(device):
@@ -186,16 +201,18 @@ class OwnTask:
         methods = _OF_A_COPY | {"optimizers": lambda use_pl_optimizer=True: optimizers}
         for submodule in self.model.modules():
             if isinstance(submodule, L.LightningModule):
-                vars(submodule).update(methods)
+                for name, method in methods.items():
+                    set_method(submodule, name, method)
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of a step; in manual optimisation `training_step` has its own."""
         is_one = self.model.automatic_optimization and len(self.optimizers) == 1
         return self.optimizers[0] if is_one else torch.optim.SGD([self._nothing])
 
-    def training_loss(self, batch: OwnBatch, model: Any) -> Tensor:
-        """The loss of a batch over those of its step; 0 where the module takes the step
-        by itself.
+    def training_loss(self, batch: OwnBatch, model: HasTrainingStep) -> Tensor:
+        """The loss of a batch, divided by the number of batches in a step.
+
+        0 in manual optimisation, where `training_step` computes its own backward pass.
         """
         step = model.training_step
         inputs = batch.batch
@@ -229,30 +246,31 @@ def _complete_optimizer(copied: torch.optim.Optimizer, original: torch.optim.Opt
     """Give a copied optimizer what copying leaves out, move it to the device, and stop its
     learning.
     """
-    # Copying an optimizer keeps torch's own attributes only, not what a subclass adds to them.
-    for name in vars(original).keys() - vars(copied).keys():
-        if not callable(vars(original)[name]):
-            vars(copied)[name] = vars(original)[name]
+    # Copying an optimizer keeps torch's own attributes only, not those that a subclass adds.
+    attributes = vars(original)
+    for name in attributes.keys() - vars(copied).keys():
+        if not callable(attributes[name]):
+            setattr(copied, name, attributes[name])
     copied.load_state_dict(copied.state_dict())  # moves it to the device
     for group in copied.param_groups:
         group["lr"] = 0.0
 
 
 def ignore(*_: Any, **__: Any) -> None:
-    """What a try logs is dropped."""
+    """Do nothing: what a try logs is dropped."""
 
 
-_OF_A_COPY = {
+# Methods of a LightningModule that are replaced in a copy.
+_OF_A_COPY: dict[str, Callable[..., Any]] = {
     "log": ignore,
     "log_dict": ignore,
     "print": ignore,
     "manual_backward": Tensor.backward,
 }
-"""Methods of a LightningModule that a copy has for itself."""
 
 
 class _Standing:
-    """A Trainer as a training step sees it, whose loggers write nothing."""
+    """The Trainer that a copied module sees: as the original, but its loggers write nothing."""
 
     def __init__(self, trainer: L.Trainer, optimizers: list[Any]) -> None:
         self._trainer = trainer
@@ -267,6 +285,8 @@ class _Standing:
 
 @dataclass(frozen=True, slots=True)
 class OwnBatch:
+    """A batch of a foreign loader, with the attributes of a `FlatBatch` that steps read."""
+
     batch: Any
     number: int
     num_real: int
@@ -276,7 +296,10 @@ class OwnBatch:
 
 @dataclass(kw_only=True)
 class OwnFeed:
-    """Batches of a copied loader on the device: the same ones for every way of reading them."""
+    """A copied loader in the shape of a `Feed`: its batches on the device.
+
+    All ways of reading it (`opened`) give the same batches.
+    """
 
     loader: Any
     task: OwnTask
@@ -294,39 +317,42 @@ class OwnFeed:
             rows_per_batch=max(1, round(self.rows)), accumulate=self.accumulate
         )
         self.num_rows = max(1, round(self.rows * self.batches))
-        self.num_workers = self.changed.get("num_workers", getattr(self.loader, "num_workers", 0))
+        settings = {
+            name: getattr(self.loader, name) for name in _OF_WORKERS if hasattr(self.loader, name)
+        }
+        settings |= self.changed
+        self.num_workers = settings.get("num_workers", 0)
         self.workers = max(1, self.num_workers)
         self.kind = FeedKind.workers if self.num_workers else FeedKind.resident
-        stays = self.changed.get(
-            "persistent_workers", getattr(self.loader, "persistent_workers", False)
-        )
-        self.prefetch = (
-            self.changed.get("prefetch_factor", getattr(self.loader, "prefetch_factor", None)) or 2
-        )
-        # how often an epoch starts the workers
+        self.prefetch = settings.get("prefetch_factor") or 2  # torch's default
+        # How often an epoch starts the workers.
+        stays = settings.get("persistent_workers", False)
         self.starts = 1 / max(1.0, self.epochs) if stays else 1.0
         self.is_torchs = (
             isinstance(self.loader, DataLoader)
             and type(self.loader).__iter__ is DataLoader.__iter__
         )
         self.is_stream = self.is_torchs and isinstance(self.loader.dataset, IterableDataset)
-        # drawn once for all ways
+        # Drawn once, so that all ways read the same rows.
         if self.is_torchs and not self.is_stream and self.rows_of_batches is None:
-            sampler = (
-                self.loader.sampler
-                if self.loader.batch_sampler is None
-                else self.loader.batch_sampler
-            )
-            self.rows_of_batches = list(itertools.islice(sampler, 2048))
+            loader = self.loader
+            sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+            self.rows_of_batches = list(itertools.islice(sampler, _MOST_BATCHES))
 
     def opened(self, **changed: Any) -> OwnFeed:
-        """The same batches by other arguments of the DataLoader."""
+        """The same batches with other arguments of the DataLoader."""
         return replace(self, changed=self.changed | changed)
 
     def grown(self, times: int) -> OwnFeed:
+        """The same rows in batches of `times` as many; a last, smaller batch is dropped.
+
+        With `times=2`, batches [0, 1], [2, 3], [4, 5] become [0, 1, 2, 3].
+        """
         assert self.rows_of_batches is not None
-        parts = [iter(self.rows_of_batches)] * times
-        rows = [list(itertools.chain(*some)) for some in zip(*parts, strict=False)]
+        batches = self.rows_of_batches
+        rows = []
+        for first in range(0, len(batches) - times + 1, times):
+            rows.append(list(itertools.chain(*batches[first : first + times])))
         return replace(
             self,
             rows_of_batches=rows,
@@ -345,20 +371,20 @@ class OwnFeed:
         number = 0
         move = _mover(self.task)
         for number, batch in enumerate(self._open(), 1):
-            rows = getattr(batch, "num_real", None) or rows_of(batch) or 1
-            yield OwnBatch(move(batch), number - 1, rows, number % self.accumulate == 0)
+            rows = batch.num_real if isinstance(batch, FlatBatch) else rows_of(batch)
+            yield OwnBatch(move(batch), number - 1, rows or 1, number % self.accumulate == 0)
         if not number:
             raise Refused("its loader can be read once")
 
     def _open(self) -> Iterable[Any]:
         if not self.is_torchs:
             return self.loader
-        place: dict[str, Any] = {"batch_sampler": self.rows_of_batches}
+        batching: dict[str, Any] = {"batch_sampler": self.rows_of_batches}
         if self.is_stream:
-            place = {"batch_size": self.loader.batch_size, "drop_last": self.loader.drop_last}
+            batching = {"batch_size": self.loader.batch_size, "drop_last": self.loader.drop_last}
         elif self.loader.batch_sampler is None:
-            place = {"batch_size": None, "sampler": self.rows_of_batches}
-        settings = {name: getattr(self.loader, name) for name in _KEPT} | place | self.changed
+            batching = {"batch_size": None, "sampler": self.rows_of_batches}
+        settings = {name: getattr(self.loader, name) for name in _KEPT} | batching | self.changed
         if not settings["num_workers"]:
             settings |= {"prefetch_factor": None, "persistent_workers": False}
         elif self.loader.num_workers:
@@ -369,13 +395,14 @@ class OwnFeed:
 
 
 def _mover(task: OwnTask) -> Callable[[Any], Any]:
-    """The way of a batch to the device, through the hooks of the module or of its DataModule."""
-    data = vars(task.trainer).get("datamodule")
-    has_own = {
-        name: data is not None and overrides(data, name, L.LightningDataModule)
-        for name in _TRANSFER
-    }
-    before, transfer, after = (
-        getattr(data if has_own[name] else task.model, name) for name in _TRANSFER
-    )
+    """A function that moves a batch to the device, by the hooks of the DataModule or the module.
+
+    As in Lightning, a hook of the DataModule is used if it overrides it.
+    """
+    data = datamodule_of(task.trainer)
+    hooks: list[Callable[..., Any]] = []
+    for name in _TRANSFER:
+        is_of_data = data is not None and overrides(data, name, L.LightningDataModule)
+        hooks.append(getattr(data if is_of_data else task.model, name))
+    before, transfer, after = hooks
     return lambda batch: after(transfer(before(batch, 0), task.device, 0), 0)

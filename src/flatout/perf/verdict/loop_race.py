@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from flatout.engine.fast_loop import FastLoop, fast_loop_of, reason_against
-from flatout.engine.lightning_internals import disable_signal_handling
+from flatout.engine.lightning_internals import disable_signal_handling, set_callbacks
 from flatout.engine.step_losses import NotFinite
 from flatout.errors import first_line
 from flatout.perf.measure.intervals import MOST_ROUNDS, speedup
@@ -27,7 +27,7 @@ from flatout.perf.verdict.evidence import ROUND_S, ROUNDS, Evidence, Tried
 from flatout.perf.verdict.ways import Refused
 
 if TYPE_CHECKING:
-    from flatout.perf.verdict.copies import OwnTask
+    from flatout.perf.verdict.copies import OwnBatch, OwnTask
 
 _LOOP_MS = 10.0  # the longest batch for which half a millisecond matters, which a loop may save
 _LOOP_SHARE = 0.3  # of the time that is left, what the race may take
@@ -35,33 +35,34 @@ _SETUP_S = 0.5  # a guess at what the race's Trainer takes to begin
 
 
 def try_fast_loop(
-    trainer: L.Trainer,
-    module: L.LightningModule,
     task: OwnTask,
-    some_batches: Callable[[], list[Any]],
+    some_batches: Callable[[], list[OwnBatch]],
     evidence: Evidence,
     until: float,
 ) -> None:
     """Add to `evidence` what the fast loop saves of each batch; nothing where batches are long.
 
-    Both loops train `task`, a copy of `module`, on the batches that `some_batches` reads.
+    Both loops train `task`, a copy of the module, on the batches that `some_batches` reads.
     `until` is the end of all tries, a time of `time.perf_counter`.
     """
+    trainer = task.trainer
     step_s = evidence.total_ms * evidence.accumulate / 1000
     left_s = until - time.perf_counter()
     batches_per_turn = evidence.accumulate * math.ceil(ROUND_S / max(step_s, 1e-6))
     turns_s = 2 * (ROUNDS + 1) * batches_per_turn * evidence.total_ms / 1000
     whole_ms = evidence.model_ms + evidence.ms.get("other", 0.0)
     is_worth_it = whole_ms <= _LOOP_MS and turns_s + _SETUP_S <= _LOOP_SHARE * left_s
-    if fast_loop_of(trainer) is not None or not is_worth_it or reason_against(trainer, module):
+    if fast_loop_of(trainer) is not None or not is_worth_it:
+        return
+    if reason_against(trainer, task.module):
         return
     turns = _InTurns(batches_per_turn, time.perf_counter() + _LOOP_SHARE * left_s)
     try:
-        _train(trainer, task, some_batches(), turns)
+        _train(task, some_batches(), turns)
     except Refused:
         raise
     except Exception as error:
-        # your own step may raise anything; the other ways are raced all the same
+        # Your own step may raise anything. The other ways are raced all the same.
         evidence.notes.append(f"the fast loop was left out: {first_line(error)}")
         return
     # Milliseconds carry over to the run, whose steps have more around them; ratios do not.
@@ -81,12 +82,13 @@ def try_fast_loop(
     evidence.tried.append(tried)
 
 
-def _train(trainer: L.Trainer, task: OwnTask, batches: list[Any], turns: _InTurns) -> None:
+def _train(task: OwnTask, batches: list[OwnBatch], turns: _InTurns) -> None:
     """Train the task's copy over `batches` again and again, in a bare Trainer, until `turns` end.
 
-    The Trainer has the precision, accumulation and clipping of `trainer`, and neither logger nor
-    checkpoints.
+    The Trainer has the precision, accumulation and clipping of the task's own, and neither logger
+    nor checkpoints.
     """
+    trainer = task.trainer
     device = task.device
     interrupt_handler = signal.getsignal(signal.SIGINT)
     devices: Any = 1 if device.type == "cpu" else [device.index or 0]
@@ -103,10 +105,10 @@ def _train(trainer: L.Trainer, task: OwnTask, batches: list[Any], turns: _InTurn
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    vars(inner)["callbacks"] = [turns]  # none that a factory adds
+    set_callbacks(inner, [turns])
     disable_signal_handling(inner)
 
-    def batches_of_all_turns() -> Iterator[tuple[Any]]:
+    def batches_of_all_turns() -> Iterator[tuple[OwnBatch]]:
         for batch in itertools.cycle(batches):
             if turns.is_done:
                 return
@@ -130,12 +132,12 @@ class _Step(L.LightningModule):
         super().__init__()
         self._task = task
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[OwnBatch], batch_idx: int) -> Tensor:
         return self._task.training_loss(batch[0], self._task.model)
 
     def transfer_batch_to_device(
-        self, batch: Any, device: torch.device, dataloader_idx: int
-    ) -> Any:
+        self, batch: object, device: torch.device, dataloader_idx: int
+    ) -> object:
         return batch
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

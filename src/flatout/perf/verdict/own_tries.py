@@ -34,14 +34,13 @@ _COMPILES = 0.3  # fraction of a step in the model's passes, from which on compi
 
 def try_own(
     trainer: L.Trainer,
-    module: L.LightningModule,
-    loader: Any,
+    loader: object,
     evidence: Evidence,
     *,
     seconds: float,
     trained_s: float,
 ) -> None:
-    """Race other ways of training, and add to `evidence` what each was worth.
+    """Race other ways of training the trainer's module, and add to `evidence` what each was worth.
 
     `evidence.not_tried` says why, where nothing is raced. All races together take `seconds` at
     most, and no more than a tenth of `trained_s`, the seconds that the run has trained.
@@ -55,21 +54,18 @@ def try_own(
     elif 4 * ROUNDS * evidence.total_ms * evidence.accumulate / 1000 > seconds:
         evidence.not_tried = "nothing was tried: a step takes too long for it"
     elif (finding := starved(evidence)) is not None:
-        # what is timed between turns of others means nothing
+        # Times would be those of the other processes' turns.
         evidence.not_tried = f"nothing was tried: {finding.limit} would disturb it"
     else:
         until = time.perf_counter() + seconds
-        with nothing_stays(module, device):
-            experiments.try_safely(
-                evidence, partial(_race, trainer, module, loader, evidence, until)
-            )
+        with nothing_stays(trainer.lightning_module, device):
+            experiments.try_safely(evidence, partial(_race, trainer, loader, evidence, until))
 
 
-def _race(
-    trainer: L.Trainer, module: L.LightningModule, loader: Any, evidence: Evidence, until: float
-) -> None:
-    """Race the ways that `evidence` speaks for; `Refused` where this run cannot be timed."""
+def _race(trainer: L.Trainer, loader: object, evidence: Evidence, until: float) -> None:
+    """Race the ways that `evidence` suggests; `Refused` where this run cannot be timed."""
     device = trainer.strategy.root_device
+    module = trainer.lightning_module
     precision = _precision_of(trainer)
     if module.automatic_optimization and _uses_lbfgs(trainer):
         raise Refused("LBFGS computes its loss again while it steps")
@@ -91,7 +87,7 @@ def _race(
     # ways waits for the start of workers.
     here = replace(was, feed=feed.opened(num_workers=0))
     some_batches = partial(experiments.some_batches, here.feed)
-    try_fast_loop(trainer, module, feed.task, some_batches, evidence, until)
+    try_fast_loop(task, some_batches, evidence, until)
     uncompiled = [here, *_larger_batches(here, evidence, until), *other_arithmetic(here, evidence)]
     if not _may_compile(module, evidence):
         experiments.try_models(task, uncompiled, evidence, until)
