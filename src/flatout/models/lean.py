@@ -60,10 +60,10 @@ class LeanEmbedding(nn.Embedding):
 
     keeps_gradient = False
 
-    # The two attributes below stand in `vars(self)`: `nn.Module` would look for them among its
-    # parameters first, and modules that became lean have no `__init__` of this class.
-    # _table   the gradient's table; missing before the first backward pass
-    # _added   the rows that were added to since it was cleared, a tensor for each backward pass
+    # Values of the class, as modules that became lean have no `__init__` of this class.
+    _table: Tensor | None = None  # the gradient's table; None before the first backward pass
+    # the rows that were added to since it was cleared, a tensor for each backward pass
+    _added: tuple[Tensor, ...] = ()
 
     def forward(self, input: Tensor) -> Tensor:
         is_lean = self.keeps_gradient and self.weight.requires_grad and torch.is_grad_enabled()
@@ -73,8 +73,10 @@ class LeanEmbedding(nn.Embedding):
 
     def clear(self) -> None:
         """Set to zero what the last step added to; the table stays for the next step."""
-        for ids in vars(self).pop("_added", []):
-            vars(self)["_table"].index_fill_(0, ids, 0.0)
+        if self._table is not None:
+            for ids in self._added:
+                self._table.index_fill_(0, ids, 0.0)
+        self._added = ()
 
     def exchange(self) -> None:
         """Average the gradient over all ranks, in the rows that any rank has added to."""
@@ -82,22 +84,22 @@ class LeanEmbedding(nn.Embedding):
             return
         table = self._put_table()
         touched = torch.zeros(len(self.weight), dtype=torch.int32)
-        for ids in vars(self).get("_added", []):
+        for ids in self._added:
             touched.index_fill_(0, ids, 1)
         dist.all_reduce(touched)
         ids = touched.nonzero().flatten()
         rows = table.index_select(0, ids)
         dist.all_reduce(rows)
         table.index_copy_(0, ids, rows.div_(dist.get_world_size()))
-        vars(self)["_added"] = [ids]
+        self._added = (ids,)
 
     def _put_table(self) -> Tensor:
         """The gradient, which is the kept table; cleared if the gradient has been dropped."""
         if self.weight.grad is None:
             self.clear()
-            if "_table" not in vars(self):
-                vars(self)["_table"] = torch.zeros_like(self.weight)
-            self.weight.grad = vars(self)["_table"]
+            if self._table is None:
+                self._table = torch.zeros_like(self.weight)
+            self.weight.grad = self._table
         return self.weight.grad
 
     def add(self, ids: Tensor, gradient: Tensor) -> None:
@@ -105,7 +107,7 @@ class LeanEmbedding(nn.Embedding):
         if self.padding_idx is not None:
             gradient = gradient.masked_fill((ids == self.padding_idx).unsqueeze(1), 0)
         self._put_table().index_add_(0, ids, gradient.to(self.weight.dtype))
-        vars(self).setdefault("_added", []).append(ids.long())
+        self._added = (*self._added, ids.long())
 
 
 class _LookupContext(FunctionCtx):

@@ -71,7 +71,7 @@ class Bounds:
 
 
 class AttentionKernel(Protocol):
-    """Attention of queries, keys and values `[T, H, D]`.
+    """Attention of queries `[T, H, D]` to keys and values `[T, 2, H, D]`.
 
     `is_first`: only first tokens read; then queries and answers are `[B, H, D]`.
     """
@@ -79,8 +79,7 @@ class AttentionKernel(Protocol):
     def __call__(
         self,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        keys_and_values: Tensor,
         rows: Bounds,
         how: Scores,
         *,
@@ -97,14 +96,14 @@ def pad_heads(size: int, *parts: Tensor) -> list[Tensor]:
 
 
 def _attend_varlen(
-    query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool
+    query: Tensor, keys_and_values: Tensor, rows: Bounds, how: Scores, *, is_first: bool
 ) -> Tensor:
     """The operator below torch's varlen_attn, which has no dropout; gradients are torch's own."""
     query_offsets, longest_query = _query_bounds(query, rows, is_first)
     # Window 3: two tokens to each side are seen.
     side = None if how.window is None else how.window - 1
     made = torch.ops.aten._flash_attention_forward(
-        *pad_heads(_HEAD_MULTIPLE, query, key, value),
+        *pad_heads(_HEAD_MULTIPLE, query, *keys_and_values.unbind(1)),
         query_offsets,
         rows.offsets,
         longest_query,
@@ -121,21 +120,21 @@ def _attend_varlen(
 
 
 def _attend_efficient(
-    query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool
+    query: Tensor, keys_and_values: Tensor, rows: Bounds, how: Scores, *, is_first: bool
 ) -> Tensor:
     """Torch's memory-efficient kernel, which takes `[1, T, H, D]` and offsets."""
     # Its backward refuses a bound above the number of tokens, and draws other numbers than its
     # forward (pytorch#115590).
     assert not how.dropout, "choose_kernel pads rows whose scores are dropped"
     query_offsets, longest_query = _query_bounds(query, rows, is_first)
-    padded = pad_heads(_HEAD_MULTIPLE, query, key, value)
+    padded = pad_heads(_HEAD_MULTIPLE, query, *keys_and_values.unbind(1))
     made = torch.ops.aten._efficient_attention_forward(
         *(part.unsqueeze(0) for part in padded),
         None,
         query_offsets,
         rows.offsets,
         min(longest_query, len(query)),
-        min(rows.longest, len(key)),
+        min(rows.longest, len(keys_and_values)),
         how.dropout,
         _NO_MASK,
         torch.is_grad_enabled(),  # the sums of scores are needed for gradients alone
@@ -146,10 +145,10 @@ def _attend_efficient(
 
 
 def _attend_padded(
-    query: Tensor, key: Tensor, value: Tensor, rows: Bounds, how: Scores, *, is_first: bool
+    query: Tensor, keys_and_values: Tensor, rows: Bounds, how: Scores, *, is_first: bool
 ) -> Tensor:
     """Rows padded on the device, from their offsets alone; the mask `[B, 1, L, L]` is booleans."""
-    index_BL, is_token_BL, back_T = pad_rows(rows, len(key))
+    index_BL, is_token_BL, back_T = pad_rows(rows, len(keys_and_values))
     place = torch.arange(rows.longest, device=query.device)
     mask = is_token_BL[:, None, None]
     if how.window is not None:
@@ -159,8 +158,7 @@ def _attend_padded(
         is_itself = place == place.unsqueeze(1)
         mask = mask | (is_itself & ~mask.any(-1, keepdim=True))
     queries = query.unsqueeze(2) if is_first else query[index_BL].transpose(1, 2)
-    keys = key[index_BL].transpose(1, 2)
-    values = value[index_BL].transpose(1, 2)
+    keys, values = (part[index_BL].transpose(1, 2) for part in keys_and_values.unbind(1))
     answer = functional.scaled_dot_product_attention(
         queries, keys, values, mask, how.dropout, False, scale=how.scale
     )

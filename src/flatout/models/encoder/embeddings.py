@@ -12,12 +12,14 @@ Shapes: T tokens, H numbers a token, D numbers of a head.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from flatout.models.encoder.families import FlatForm
 
 
@@ -61,7 +63,11 @@ def rotary_positions(
 
 
 def embed_tokens(
-    backbone: Any, form: FlatForm, tokens_T: Tensor, positions_T: Tensor, texts_T: Tensor | None
+    backbone: PreTrainedModel,
+    form: FlatForm,
+    tokens_T: Tensor,
+    positions_T: Tensor,
+    texts_T: Tensor | None,
 ) -> Tensor:
     """`[T, H]` states before the first layer.
 
@@ -69,19 +75,22 @@ def embed_tokens(
     """
     if form.embed is not None:
         return form.embed(backbone, tokens_T)
-    embeddings = backbone.embeddings
-    modules: dict[str, Any] = embeddings._modules
-    states_TH: Tensor = embeddings.word_embeddings(tokens_T)
+    embeddings = backbone.get_submodule("embeddings")
+    modules = embeddings._modules
+    states_TH: Tensor = embeddings.get_submodule("word_embeddings")(tokens_T)
     text_table = modules.get("token_type_embeddings")
-    if text_table is not None:
+    if isinstance(text_table, nn.Embedding):
         vectors = text_table.weight[0] if texts_T is None else text_table(texts_T)
         states_TH = states_TH + vectors
-    if embeddings.position_embeddings is not None:
-        states_TH = states_TH + embeddings.position_embeddings(positions_T)
+    position_table = modules.get("position_embeddings")
+    if position_table is not None:
+        states_TH = states_TH + position_table(positions_T)
     project = modules.get("embed_proj")  # of DeBERTa's tables that are narrower than its layers
     if project is not None:
         states_TH = project(states_TH)
-    states_TH = embeddings.dropout(embeddings.LayerNorm(states_TH))
+    states_TH = embeddings.get_submodule("dropout")(
+        embeddings.get_submodule("LayerNorm")(states_TH)
+    )
     widen = _find_widening(backbone)
     return states_TH if widen is None else widen(states_TH)
 

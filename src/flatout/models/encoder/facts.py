@@ -8,11 +8,14 @@ about a whole family stands in `families.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
-from flatout.models.encoder.families import Family, family_of, why_not_flat
+from flatout.models.encoder.families import Family, family_of, read_setting, why_not_flat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
@@ -44,25 +47,25 @@ class EncoderFacts:
         return family_of(self.family_name)
 
 
-def read_facts(net: Any) -> EncoderFacts:
+def read_facts(net: PreTrainedModel) -> EncoderFacts:
     """The facts about a model of transformers with its head."""
     config = net.config
     family = family_of(config.model_type)
     reason = why_not_flat(config)
-    is_typed = bool(reason) and (getattr(config, "type_vocab_size", 0) or 0) > 1
-    layer_kinds: list[str] = getattr(config, "layer_types", None) or []
-    longest = getattr(config, "max_position_embeddings", None)
-    dropouts = [getattr(config, name, None) or 0.0 for name in _ATTENTION_DROPOUTS]
-    is_decoder = getattr(config, "is_decoder", False)
+    # Families not in our table tell the texts of a pair apart where they have a table for it.
+    is_typed = bool(reason) and read_setting(config, "type_vocab_size", 0) > 1
+    layer_kinds = read_setting(config, "layer_types", list[str]())
+    longest = read_setting(config, "max_position_embeddings", 0)
+    is_decoder = read_setting(config, "is_decoder", False)
     return EncoderFacts(
         family_name=config.model_type,
         why_not_flat=reason,
         padding_id=config.pad_token_id,
         first_position=_first_position(net.base_model),
-        longest=int(longest) if longest and longest > 0 else None,
+        longest=int(longest) if longest > 0 else None,
         numbers_pairs=family.numbers_pairs or is_typed,
-        pooling=getattr(config, "classifier_pooling", ""),
-        attention_dropout=max(dropouts),
+        pooling=read_setting(config, "classifier_pooling", ""),
+        attention_dropout=max(read_setting(config, name, 0.0) for name in _ATTENTION_DROPOUTS),
         masks_itself=family.flat is None or family.masks_itself or is_decoder,
         has_windows="sliding_attention" in layer_kinds,
         rotary_kinds=tuple(dict.fromkeys(layer_kinds or [""])),
@@ -75,5 +78,6 @@ def _first_position(backbone: nn.Module) -> int:
     if embeddings is None:
         return 0
     table = embeddings._modules.get("position_embeddings")
-    padding_row = getattr(table, "padding_idx", None)
-    return 0 if padding_row is None else padding_row + 1
+    if not isinstance(table, nn.Embedding) or table.padding_idx is None:
+        return 0
+    return table.padding_idx + 1

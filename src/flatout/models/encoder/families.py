@@ -16,15 +16,19 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Reads or makes states with modules of the library's model, or of its backbone, whose classes
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+Value = TypeVar("Value")
+# Reads or makes states with modules of the library's model, or of its backbone, whose names
 # differ by family.
-Read = Callable[[Any, Tensor], Tensor]
+Read = Callable[["PreTrainedModel", Tensor], Tensor]
 Activation = Callable[[Tensor], Tensor]
 
 
@@ -101,103 +105,92 @@ def _flat_form(family: str, *, pool: Read, predict: Read, embed: Read | None = N
     return FlatForm(names=names, pool=pool, predict=predict, embed=embed, **values)
 
 
-def classify_tokens(net: Any, states_NH: Tensor) -> Tensor:
+def classify_tokens(net: PreTrainedModel, states_NH: Tensor) -> Tensor:
     """`[N, C]` logits of tags; most families have the same head."""
     if net.config.model_type == "modernbert":
-        return _pool_modernbert(net, states_NH)
-    return net.classifier(net.dropout(states_NH) if hasattr(net, "dropout") else states_NH)
+        return _read_through("head", "drop", "classifier")(net, states_NH)
+    modules = ["dropout", "classifier"] if "dropout" in net._modules else ["classifier"]
+    return _read_through(*modules)(net, states_NH)
 
 
-def _pool_albert(net: Any, states_NH: Tensor) -> Tensor:
-    pooled_NH = torch.tanh(net.albert.pooler(states_NH))
-    return net.classifier(net.dropout(pooled_NH))
+def _read_through(*steps: str | Activation) -> Read:
+    """States through modules of the library's model, each by its dotted name, and functions.
+
+    `_read_through("dense", torch.tanh, "classifier")`: `classifier(tanh(dense(states)))`.
+    """
+
+    def read(net: PreTrainedModel, states_NH: Tensor) -> Tensor:
+        for step in steps:
+            # looked up in each pass, as LoRA replaces modules
+            apply = net.get_submodule(step) if isinstance(step, str) else step
+            states_NH = apply(states_NH)
+        return states_NH
+
+    return read
 
 
-def _pool_bert(net: Any, states_NH: Tensor) -> Tensor:
-    pooled_NH = torch.tanh(net.bert.pooler.dense(states_NH))
-    return net.classifier(net.dropout(pooled_NH))
+def _as_first_tokens(states_NH: Tensor) -> Tensor:
+    """`[N, 1, H]` rows of one token, for a pooler that takes rows and reads their first token."""
+    return states_NH.unsqueeze(1)
 
 
-def _pool_deberta(net: Any, states_NH: Tensor) -> Tensor:
-    # its pooler takes whole rows and reads their first token
-    pooled_NH = net.pooler(states_NH.unsqueeze(1))
-    return net.classifier(net.dropout(pooled_NH))
-
-
-def _predict_deberta(net: Any, states_NH: Tensor) -> Tensor:
-    if net.legacy:
-        return net.cls(states_NH)
-    return net.lm_predictions(states_NH, net.get_input_embeddings())
-
-
-def _pool_distilbert(net: Any, states_NH: Tensor) -> Tensor:
-    pooled_NH = torch.relu(net.pre_classifier(states_NH))
-    return net.classifier(net.dropout(pooled_NH))
-
-
-def _predict_distilbert(net: Any, states_NH: Tensor) -> Tensor:
-    hidden_NH = net.activation(net.vocab_transform(states_NH))
-    return net.vocab_projector(net.vocab_layer_norm(hidden_NH))
-
-
-def _pool_eurobert(net: Any, states_NH: Tensor) -> Tensor:
-    return net.classifier(net.activation(net.dense(states_NH)))
-
-
-def _pool_modernbert(net: Any, states_NH: Tensor) -> Tensor:
-    return net.classifier(net.drop(net.head(states_NH)))
+def _predict_deberta(net: PreTrainedModel, states_NH: Tensor) -> Tensor:
+    if "cls" in net._modules:  # weights in the older format
+        return net.get_submodule("cls")(states_NH)
+    return net.get_submodule("lm_predictions")(states_NH, net.get_input_embeddings())
 
 
 def _drop_twice(activate: Activation) -> Read:
     """The head of RoBERTa and ELECTRA: dropout before each of its two linear layers."""
-
-    def pool(net: Any, states_NH: Tensor) -> Tensor:
-        head = net.classifier
-        hidden_NH = activate(head.dense(head.dropout(states_NH)))
-        return head.out_proj(head.dropout(hidden_NH))
-
-    return pool
+    drop = "classifier.dropout"
+    return _read_through(drop, "classifier.dense", activate, drop, "classifier.out_proj")
 
 
 def _roberta_form(family: str) -> FlatForm:
-    return _flat_form(
-        family,
-        pool=_drop_twice(torch.tanh),
-        predict=lambda net, states_NH: net.lm_head(states_NH),
-    )
+    return _flat_form(family, pool=_drop_twice(torch.tanh), predict=_read_through("lm_head"))
 
 
 # by transformers' name of the family, its `model_type`
 FLAT_FAMILIES = {
     "albert": _flat_form(
         "albert",
-        pool=_pool_albert,
-        predict=lambda net, states_NH: net.predictions(states_NH),
+        pool=_read_through("albert.pooler", torch.tanh, "dropout", "classifier"),
+        predict=_read_through("predictions"),
     ),
     "bert": _flat_form(
         "bert",
-        pool=_pool_bert,
-        predict=lambda net, states_NH: net.cls(states_NH),
+        pool=_read_through("bert.pooler.dense", torch.tanh, "dropout", "classifier"),
+        predict=_read_through("cls"),
     ),
     "camembert": _roberta_form("camembert"),
-    "deberta-v2": _flat_form("deberta-v2", pool=_pool_deberta, predict=_predict_deberta),
-    "distilbert": _flat_form("distilbert", pool=_pool_distilbert, predict=_predict_distilbert),
+    "deberta-v2": _flat_form(
+        "deberta-v2",
+        pool=_read_through(_as_first_tokens, "pooler", "dropout", "classifier"),
+        predict=_predict_deberta,
+    ),
+    "distilbert": _flat_form(
+        "distilbert",
+        pool=_read_through("pre_classifier", torch.relu, "dropout", "classifier"),
+        predict=_read_through(
+            "vocab_transform", "activation", "vocab_layer_norm", "vocab_projector"
+        ),
+    ),
     "electra": _flat_form(
         "electra",
         pool=_drop_twice(functional.gelu),
-        predict=lambda net, states_NH: net.generator_lm_head(net.generator_predictions(states_NH)),
+        predict=_read_through("generator_predictions", "generator_lm_head"),
     ),
     "eurobert": _flat_form(
         "eurobert",
-        pool=_pool_eurobert,
-        predict=lambda net, states_NH: net.lm_head(states_NH),
-        embed=lambda backbone, tokens_T: backbone.embed_tokens(tokens_T),
+        pool=_read_through("dense", "activation", "classifier"),
+        predict=_read_through("lm_head"),
+        embed=_read_through("embed_tokens"),
     ),
     "modernbert": _flat_form(
         "modernbert",
-        pool=_pool_modernbert,
-        predict=lambda net, states_NH: net.decoder(net.head(states_NH)),
-        embed=lambda backbone, tokens_T: backbone.embeddings(tokens_T),
+        pool=_read_through("head", "drop", "classifier"),
+        predict=_read_through("head", "decoder"),
+        embed=_read_through("embeddings"),
     ),
     "mpnet": _roberta_form("mpnet"),
     "roberta": _roberta_form("roberta"),
@@ -221,17 +214,24 @@ def family_of(name: str) -> Family:
     return _FAMILIES.get(name, _NOT_LISTED)
 
 
-def why_not_flat(config: Any) -> str:
+def read_setting(config: PretrainedConfig, name: str, otherwise: Value) -> Value:
+    """A setting of the library's configuration; `otherwise` where its family has none, or null."""
+    value = getattr(config, name, None)
+    return otherwise if value is None else value
+
+
+def why_not_flat(config: PretrainedConfig) -> str:
     """Why an encoder with this configuration of the library cannot run flat; empty where it can."""
-    if config.model_type not in FLAT_FAMILIES:
-        return f"{config.model_type} has no flat attention"
-    if getattr(config, "conv_kernel_size", 0):
-        return f"{config.model_type} with a convolution has no flat layers"
-    if getattr(config, "is_decoder", False):
-        return f"{config.model_type} has no flat attention as a decoder"
-    head_size = getattr(config, "attention_head_size", None)
-    if head_size is not None and head_size * config.num_attention_heads != config.hidden_size:
-        return f"{config.model_type} with heads of {head_size} numbers has no flat layers"
+    family = config.model_type
+    if family not in FLAT_FAMILIES:
+        return f"{family} has no flat attention"
+    if read_setting(config, "conv_kernel_size", 0):
+        return f"{family} with a convolution has no flat layers"
+    if read_setting(config, "is_decoder", False):
+        return f"{family} has no flat attention as a decoder"
+    head_size = read_setting(config, "attention_head_size", 0)
+    if head_size and head_size * config.num_attention_heads != config.hidden_size:
+        return f"{family} with heads of {head_size} numbers has no flat layers"
     return ""
 
 

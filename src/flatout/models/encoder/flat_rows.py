@@ -59,14 +59,11 @@ class FlatRows:
         assert scores.window is None or not is_first
         if scores.by_distance is None and self.kernel is Kernel.rectangles:
             return attend_by_rectangles(others_TKHD, first_BHD, self.layout, scores)
-        *queries, key, value = others_TKHD.unbind(1)
-        query = queries[0] if first_BHD is None else first_BHD
+        query = others_TKHD[:, 0] if first_BHD is None else first_BHD
+        kv_T2HD = others_TKHD[:, -2:]
         if scores.by_distance is not None:
-            keys_and_values = others_TKHD[:, -2:]
-            return scores.by_distance(
-                query, keys_and_values, self.layout, scores, is_first=is_first
-            )
-        return KERNELS[self.kernel](query, key, value, self.bounds, scores, is_first=is_first)
+            return scores.by_distance(query, kv_T2HD, self.layout, scores, is_first=is_first)
+        return KERNELS[self.kernel](query, kv_T2HD, self.bounds, scores, is_first=is_first)
 
 
 def lay_out_padded(rows: Bounds, tokens: int) -> RectangleLayout:

@@ -114,9 +114,8 @@ class FreezableEncoder(LayeredEncoder):
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
         if self.stored_layers:
-            backbone = self.net.base_model
-            below = getattr(backbone, "embeddings", self.net.get_input_embeddings())
-            below.eval()
+            modules = self.net.base_model._modules
+            modules.get("embeddings", self.net.get_input_embeddings()).eval()
             for layer in self.in_order()[: self.stored_layers]:
                 layer.eval()
         return self

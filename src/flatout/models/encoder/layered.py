@@ -10,12 +10,15 @@ or embeddings somewhere else.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from flatout.models.contract import Network
 from flatout.models.encoder.families import family_of
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 class LayeredEncoder(Network, nn.Module):
@@ -23,7 +26,7 @@ class LayeredEncoder(Network, nn.Module):
 
     net: Any  # the model of transformers, with its head
     family: str  # transformers' name of its family, such as "bert"
-    described: Any  # the library's configuration of this encoder
+    described: PretrainedConfig  # the library's configuration of this encoder
     is_flat: bool  # whether it runs over flat batches, by our layers
 
     def blocks(self) -> list[nn.Module]:

@@ -34,6 +34,8 @@ from flatout.models.encoder.joined_weights import Weights, join_weights
 from flatout.models.lean import draw_words, drop_by_words
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
     from flatout.models.encoder.flat_rows import FlatRows
     from flatout.models.encoder.relative import Distances
 
@@ -54,7 +56,7 @@ class Pass:
 class FlatLayer(nn.Module, ABC):
     """The modules of a layer of transformers, with a forward of our own."""
 
-    def __init__(self, block: nn.Module, config: Any, form: FlatForm) -> None:
+    def __init__(self, block: nn.Module, config: PretrainedConfig, form: FlatForm) -> None:
         """`config` is the library's configuration of the encoder."""
         super().__init__()
         self._modules.update(block._modules)
@@ -92,7 +94,7 @@ class FlatLayer(nn.Module, ABC):
 class PostNormLayer(FlatLayer):
     """BERT's layer, with the modules' names of a family."""
 
-    def __init__(self, block: nn.Module, config: Any, form: FlatForm) -> None:
+    def __init__(self, block: nn.Module, config: PretrainedConfig, form: FlatForm) -> None:
         super().__init__(block, config, form)
         self.names = form.names
         # the three linear layers of `finish`, a product each
@@ -259,9 +261,9 @@ class LayerGroup(nn.Module):
 class PreNormLayer(FlatLayer):
     """ModernBERT's layer: queries and keys have rotary positions, and some layers see a window."""
 
-    def __init__(self, block: Any, config: Any, form: FlatForm) -> None:
+    def __init__(self, block: nn.Module, config: PretrainedConfig, form: FlatForm) -> None:
         super().__init__(block, config, form)
-        self.kind: str = block.attention_type
+        self.kind = str(block.attention_type)
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
         """`[T, H]`, or `[K, H]` after the last layer."""
@@ -351,13 +353,15 @@ _LAYER_KINDS: dict[str, type[FlatLayer]] = {
 }
 
 
-def replace_layers(net: Any, form: FlatForm) -> None:
+def replace_layers(net: PreTrainedModel, form: FlatForm) -> None:
     """Put our layers in the place of the library's, with the library's modules in them."""
     layers = net.base_model.get_submodule(form.layers)
+    assert isinstance(layers, nn.ModuleList)
     config = net.config
     for number, block in enumerate(layers):
-        if hasattr(block, "albert_layers"):
-            group = [PostNormLayer(layer, config, form) for layer in block.albert_layers]
+        inner_layers = block._modules.get("albert_layers")
+        if isinstance(inner_layers, nn.ModuleList):
+            group = [PostNormLayer(layer, config, form) for layer in inner_layers]
             layers[number] = LayerGroup(group)
         else:
             layers[number] = _LAYER_KINDS[form.layer_kind](block, config, form)

@@ -8,11 +8,14 @@ what is exported is a plain encoder. Open this file for settings of LoRA, or ano
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from flatout.errors import UserError, check_settings, require, setting
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,7 +44,7 @@ class LoraConfig:
         check_settings(self, "model.lora")
 
 
-def add_lora(net: Any, config: LoraConfig) -> None:
+def add_lora(net: PreTrainedModel, config: LoraConfig) -> None:
     """Put small matrices into an encoder in place; everything but them and the head is frozen."""
     try:
         from peft import LoraConfig as PeftConfig

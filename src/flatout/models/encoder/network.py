@@ -20,7 +20,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,9 @@ from flatout.models.encoder.windows import Windows, cut_windows, join_answers, w
 from flatout.models.lean import make_lean
 from flatout.run_log import Choice
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
 _LARGEST_FLASH_HEAD = 256  # numbers of a head; torch's flash kernel takes no larger ones
 # In sixteen bits on a CPU the number of tokens of a batch is rounded up to steps of 1/64 to 1/32 of
 # it (2 ** -_STEP_BITS of the next power of two), and of 16 tokens at least.
@@ -62,7 +65,7 @@ class Transformer(FreezableEncoder):
 
     def __init__(
         self,
-        net: Any,
+        net: PreTrainedModel,
         is_tagging: bool,
         compute: Compute,
         separator_id: int | None,
@@ -80,7 +83,7 @@ class Transformer(FreezableEncoder):
         # whether it answers with words, at the batch's `places` or at all tokens
         self.predicts_words = predicts_words
         self.read_share = 1.0  # fraction of tokens that such a head reads, for counts of operations
-        self.described: Any = net.config
+        self.described: PretrainedConfig = net.config
         self.family: str = net.config.model_type
         self.facts = read_facts(net)
         # whether flat layers compute activations again in the backward pass, to save memory
@@ -460,7 +463,7 @@ def means_of_rows(states_TH: Tensor, lengths_B: Tensor) -> Tensor:
     return sums_BH / lengths_B.unsqueeze(1).to(states_TH.dtype)
 
 
-def _use_plain_attention(net: Any) -> None:
+def _use_plain_attention(net: PreTrainedModel) -> None:
     """Choose the library's attention by PyTorch, else its attention in plain products."""
     # Where a family has only one, setting it would warn.
     can_choose = getattr(net, "_can_set_attn_implementation", None)

@@ -22,7 +22,7 @@ import numpy as np
 from torch import nn
 
 from flatout.models.contract import Lengths, Product, look_up, through
-from flatout.models.encoder.families import family_of
+from flatout.models.encoder.families import family_of, read_setting
 
 # Names that families give to the layers that make queries, to those that make keys and values, and
 # to the one that makes all three at once.
@@ -53,7 +53,7 @@ class CountedEncoder(Protocol):
 def encoder_products(model: CountedEncoder, lengths: Lengths) -> list[Product]:
     """The products in the order in which they are computed; empty for families not counted."""
     family = family_of(model.family)
-    has_inner_layers = getattr(model.described, "inner_group_num", 1) != 1
+    has_inner_layers = read_setting(model.described, "inner_group_num", 1) != 1
     if family.flat is None or not family.is_counted or has_inner_layers:
         return []
     tokens = float(lengths.sum())

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -25,6 +25,9 @@ from flatout.models.encoder.families import FLAT_FAMILIES, WRITTEN
 from flatout.models.encoder.lora import LoraConfig, add_lora
 from flatout.models.encoder.network import Compute, Transformer
 from flatout.models.encoder.windows import Windows
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 ALL = "all"  # of the layers to freeze: each of them, for a head alone
 _CODE = (
@@ -207,7 +210,7 @@ class TransformerConfig:
             add_lora(model.net, self.lora)
         return model
 
-    def _require_words(self, described: Any) -> None:
+    def _require_words(self, described: PretrainedConfig) -> None:
         """Refuse an encoder that cannot predict masked words, or LoRA in pretraining."""
         from transformers import MODEL_FOR_MASKED_LM_MAPPING
 
@@ -225,7 +228,7 @@ class TransformerConfig:
             hint="Leave it out.",
         )
 
-    def read_description(self) -> Any:
+    def read_description(self) -> PretrainedConfig:
         """The library's configuration of the encoder, before our settings change it."""
         if self.pretrained is None:
             return self._describe_random()
@@ -245,7 +248,7 @@ class TransformerConfig:
         _require_no_code(vars(config), f"model.pretrained: {self.pretrained}")
         return config
 
-    def _describe_random(self) -> Any:
+    def _describe_random(self) -> PretrainedConfig:
         """The configuration of an encoder with random weights, by `family` and sizes."""
         names = WRITTEN["sizes"].get(self.family, WRITTEN["sizes"]["bert"])
         settings: dict[str, Any] = {
@@ -266,7 +269,9 @@ class TransformerConfig:
             config.num_key_value_heads = self.heads
         return config
 
-    def _set(self, described: Any, outputs: Outputs, vocabulary_size: int, padding_id: int) -> None:
+    def _set(
+        self, described: PretrainedConfig, outputs: Outputs, vocabulary_size: int, padding_id: int
+    ) -> None:
         """Write our settings and the outputs into the library's configuration."""
         self._set_dropout(described, "dropout", self.dropout)
         self._set_dropout(described, "attention_dropout", self.attention_dropout)
@@ -286,7 +291,7 @@ class TransformerConfig:
                     setattr(described, name, None)
         outputs.tell(described)
 
-    def _set_dropout(self, described: Any, key: str, share: float | None) -> None:
+    def _set_dropout(self, described: PretrainedConfig, key: str, share: float | None) -> None:
         """Write a dropout rate under the names that the family has for it; None: leave its own."""
         if share is None:
             return
@@ -301,14 +306,16 @@ class TransformerConfig:
         for name in names:
             setattr(described, name, share)
 
-    def _weighted(self, described: Any, outputs: Outputs) -> Any:
+    def _weighted(self, described: PretrainedConfig, outputs: Outputs) -> PreTrainedModel:
         """The library's model with its weights."""
         auto = outputs.auto_class
         if self.pretrained is None:
             with _refusing(self.family):
                 return auto.from_config(described)
         if run := model_of_run(self.pretrained):
-            return run.load_into(auto.from_config(described))
+            net: PreTrainedModel = auto.from_config(described)
+            run.load_into(net)
+            return net
         name = self.pretrained
         load = partial(
             auto.from_pretrained,
@@ -357,21 +364,24 @@ class Outputs:
             transformers, f"AutoModelFor{kinds.get(self.kind, 'SequenceClassification')}"
         )
 
-    def wrap(self, net: Any, compute: Compute, separator_id: int | None) -> Transformer:
+    def wrap(self, net: PreTrainedModel, compute: Compute, separator_id: int | None) -> Transformer:
         """The network around a model of transformers."""
         return Transformer(
             net, self.kind == "tags", compute, separator_id, predicts_words=self.kind == "words"
         )
 
-    def tell(self, described: Any) -> None:
+    def tell(self, described: PretrainedConfig) -> None:
         """Write the outputs into an encoder's configuration, as transformers knows them."""
         if self.kind == "words":
             return
-        described.num_labels = len(self.names)
-        described.id2label = dict(enumerate(self.names))
-        described.label2id = {name: number for number, name in enumerate(self.names)}
         kinds = {"single": "single_label_classification", "multi": "multi_label_classification"}
-        described.problem_type = None if self.kind == "tags" else kinds.get(self.kind, "regression")
+        values = {
+            "num_labels": len(self.names),
+            "id2label": dict(enumerate(self.names)),
+            "label2id": {name: number for number, name in enumerate(self.names)},
+            "problem_type": None if self.kind == "tags" else kinds.get(self.kind, "regression"),
+        }
+        described.update(values)
 
 
 @contextmanager
@@ -443,7 +453,7 @@ def _require_no_code(described: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _config_class(family: str) -> Any:
+def _config_class(family: str) -> type[PretrainedConfig]:
     """The library's class of configurations of a family that classifies; else a `UserError`."""
     from transformers import CONFIG_MAPPING, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
