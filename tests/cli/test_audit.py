@@ -268,10 +268,12 @@ def test_decisions_that_a_spreadsheet_saved_are_read_and_a_label_that_nobody_els
     known = table(rows)[0]["label"]
     path.write_text(table_of.format(label=known), encoding="utf-8", newline="")
     first = check(TextDataConfig(source=str(rows), relabel=str(path)))
-    assert not any("no row has but by data.relabel" in each.what for each in first.remarks)
+    assert not any("labels that only data.relabel gives" in each.what for each in first.remarks)
     path.write_text(table_of.format(label="mistyped"), encoding="utf-8", newline="")
     second = check(TextDataConfig(source=str(rows), relabel=str(path)))
-    (told,) = (each for each in second.remarks if "no row has but by data.relabel" in each.what)
+    (told,) = (
+        each for each in second.remarks if "labels that only data.relabel gives" in each.what
+    )
     assert "mistyped" in told.what and told.hint == "correct its file, if they are mistyped"
 
 
@@ -296,7 +298,9 @@ def test_labels_with_formulas_and_escape_codes_are_harmless_in_what_audit_writes
     left = check(TextDataConfig(source="rows.csv", exclude="audit/suspects.csv"))
     assert sum(left.rows.values()) == 120 - len(suspects)
     relabelled = check(TextDataConfig(source="rows.csv", relabel="audit/suspects.csv"))
-    assert not any("no row has but by data.relabel" in remark.what for remark in relabelled.remarks)
+    assert not any(
+        "labels that only data.relabel gives" in remark.what for remark in relabelled.remarks
+    )
 
 
 def test_a_group_with_an_escape_code_is_written_out_by_audit(tmp_path, monkeypatch, capfd):

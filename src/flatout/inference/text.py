@@ -24,7 +24,7 @@ from flatout.data.batches.flat_batch import flat_batch, multi_hot
 from flatout.data.checks.characters import decode_escapes
 from flatout.data.checks.cleaning import Escapes, clean_block, read_texts
 from flatout.data.checks.findings import Findings
-from flatout.data.checks.labels import normalise_labels, plainly
+from flatout.data.checks.labels import normalise_labels, simplify_label
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.data.tables.reading import ReadingConfig
@@ -331,10 +331,10 @@ def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
     is_multi = predictor.labels.problem is Problem.multi
     values = pc.list_flatten(labels) if is_multi else labels
     ids = pc.index_in(values, pa.array(classes, pa.large_string()))
-    plain = list(map(plainly, classes))
+    plain = list(map(simplify_label, classes))
     # written in another way, of which training may have made one
     if ids.null_count and len({*plain}) == len(plain):
-        given = pa.array([plainly(each) for each in values.to_pylist()], pa.large_string())
+        given = pa.array([simplify_label(each) for each in values.to_pylist()], pa.large_string())
         ids = pc.index_in(given, pa.array(plain, pa.large_string()))
     if ids.null_count:
         unknown = pc.unique(values.filter(pc.is_null(ids))).to_pylist()

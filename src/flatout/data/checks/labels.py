@@ -1,15 +1,17 @@
-"""Labels in one form and one order: texts, lists of texts, or numbers.
+"""Read labels into one form, number the classes of all splits, and report what stands out.
 
-A label is the text that is written: `007` is not `7`, `NA` is a label. Labels that differ in
-nothing but case, blanks around them or a zero after the point are reported, and merged only when
-asked.
+`normalise_labels` gives the labels of a block one type: texts, lists of texts, or numbers. A
+`LabelCensus` numbers and counts them in the first pass over a table; in the second pass it turns
+them into targets. A label is the text that is written: `007` is not `7`, and `NA` is a label.
+Labels that differ only in case, blanks around them or a zero after the point are reported. They
+become one class only with `data.clean.labels=merge`.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -32,14 +34,15 @@ from flatout.data.tables.table import (
 from flatout.errors import UserError, require
 
 Locate = Callable[[int], str]
-_CLASSES_NAMED = 6
-_SEEN_NAMED = 5
-_LONGEST_WHOLE = 18
+_CLASSES_NAMED = 6  # classes that the note on the training rows lists
+_EXAMPLES_NAMED = 5  # classes that a warning or an error lists
+_LONGEST_WHOLE = 18  # characters; longer whole numbers are ids, sorted by their spelling
 _NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
-_FEW_ROWS = 5
-_UNEVEN = 50
+_FEW_ROWS = 5  # training rows; a class with fewer is hardly learnt
+_UNEVEN = 50  # times the rows of the rarest class: more is worth class weights
+# More classes than that, and than half of the training rows, look like a column of ids.
 _IDS_FROM = 50
-_MOST_CLASSES = 20_000
+_MOST_CLASSES = 20_000  # allowed without data.max_classes, however many rows there are
 _NAME = "Name the column of the labels: data.label=COLUMN."
 
 
@@ -52,7 +55,11 @@ def normalise_labels(
     source: str,
     locate: Locate = str,
 ) -> pa.Array:
-    """Labels in one form: texts, lists of texts, or floats."""
+    """Convert the labels of a block to texts, lists of texts, or floats, as `problem` needs them.
+
+    `rows` are the row numbers in the table, counted from 0. `delimiter` parts the labels of a row
+    where the column has one text a row. `source` and `locate` name the file and row in an error.
+    """
     labels = decoded(labels)
     if problem is Problem.none:
         return labels
@@ -81,7 +88,16 @@ def _names(labels: pa.Array, source: str) -> pa.Array:
 
 
 def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
-    """Every label once a row; nulls and empty texts in a list are no labels."""
+    """Every label once a row; nulls and empty texts in a list are no labels.
+
+    Three rows going through: "a|b|a", "", "c" with the delimiter "|":
+
+        values   a  b  a  ""  c     flattened
+        row      0  0  0  1   2     the row of each value
+        kept     a  b  a  c         without empty ones; rows 0 0 0 2
+        first    0  1  3            places of the first of each label in its row
+        offsets  0  2  2  3         → [a, b], [], [c]
+    """
     has_lists = is_list(labels.type)
     if not has_lists:
         require(
@@ -92,17 +108,17 @@ def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
         )
         labels = pc.split_pattern(_names(labels, source), delimiter)
     values = decoded(pc.list_flatten(labels))
-    row = pc.list_parent_indices(labels).to_numpy(zero_copy_only=False)
-    values = values if has_lists else pc.utf8_trim_whitespace(values)
-    kept = ~mask_of(is_missing(values, Problem.single))
-    names = _names(values.filter(pa.array(kept)), source)
-    row = row[kept]
+    if not has_lists:
+        values = pc.utf8_trim_whitespace(values)
+    is_label = ~mask_of(is_missing(values, Problem.single))
+    names = _names(values.filter(pa.array(is_label)), source)
+    row = pc.list_parent_indices(labels).to_numpy(zero_copy_only=False)[is_label]
     codes = pc.dictionary_encode(names).indices.to_numpy(zero_copy_only=False)
+    # One number for a row and a label, so that equal pairs are found on the whole block at once.
     _, first = np.unique(row * (len(names) + 1) + codes, return_index=True)
     first.sort()
-    offsets = np.append(0, np.cumsum(np.bincount(row[first], minlength=len(labels)))).astype(
-        np.int32
-    )
+    counts = np.bincount(row[first], minlength=len(labels))
+    offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(first)))
 
 
@@ -110,31 +126,38 @@ def _numbers(labels: pa.Array, rows: Rows, source: str, locate: Locate) -> pa.Ar
     values = labels
     if is_text(labels.type):
         values = pc.utf8_trim_whitespace(labels)
-        # null: named below
+        # A text that is no number becomes null here, and is named in the error below.
         values = pc.if_else(pc.match_substring_regex(values, _NUMBER), values, None)
-    elif not (is_plain(labels.type) or pa.types.is_null(labels.type)) or pa.types.is_temporal(
-        labels.type
-    ):
-        raise UserError(
-            "data.label", f"the labels of {source} are of type {labels.type}", allowed="numbers"
+    else:
+        are_plain = is_plain(labels.type) or pa.types.is_null(labels.type)
+        require(
+            are_plain and not pa.types.is_temporal(labels.type),
+            "data.label",
+            f"the labels of {source} are of type {labels.type}",
+            allowed="numbers",
         )
     numbers = pc.cast(values, pa.float64())
     is_wrong = ~mask_of(pc.is_finite(numbers))
     if not is_wrong.any():
         return numbers
-    wrong = int(np.flatnonzero(is_wrong)[0])
-    what = (
-        f"{source} row {locate(int(rows[wrong]) + 1)}: {str(labels[wrong].as_py())[:60]!r} is no"
-        " number"
-    )
-    has_comma = re.fullmatch(r"\s*-?\d+,\d+\s*", str(labels[wrong].as_py()))
+    wrong = int(np.argmax(is_wrong))
+    written = str(labels[wrong].as_py())
     hint = "Correct the row; or set data.problem=single, if labels are classes."
-    raise UserError("data.label", what, hint="Write decimals with a point." if has_comma else hint)
+    if re.fullmatch(r"\s*-?\d+,\d+\s*", written):
+        hint = "Write decimals with a point."
+    raise UserError(
+        "data.label",
+        f"{source} row {locate(int(rows[wrong]) + 1)}: {written[:60]!r} is no number",
+        hint=hint,
+    )
 
 
 class LabelCensus:
-    """Numbers the labels of all splits as they are met, counts them, and then turns them into
-    targets.
+    """Numbers the labels of all splits, counts them, and then turns them into targets.
+
+    A label gets the next free number when it is met first. A *set* is what one row has: one label,
+    or several with `data.problem=multi`; sets are numbered too. After the first pass `unify`
+    merges labels, and `settle` counts the rows that each split keeps.
     """
 
     def __init__(
@@ -143,45 +166,65 @@ class LabelCensus:
         self.problem = problem
         self._merge = merge
         self._max_classes = max_classes
-        self.counts: dict[str, Counter[str]] = {}  # rows of each class, by split
-        self.rows: Counter[str] = (
-            Counter()
-        )  # rows by split, those without any of several labels too
+        # rows of each class, by split
+        self.counts: dict[str, Counter[str]] = {}
+        # rows by split, with those that have none of several labels
+        self.rows: Counter[str] = Counter()
+        # the number of each label
         self._codes: dict[str, int] = {}
-        # labels of a row: one, or several where there may be more
+        # the number of each set of labels, by the numbers of its labels
         self._sets: dict[tuple[int, ...], int] = {}
-        self._others: dict[str, str] = {}  # other ways of writing a class, and the one that is kept
+        # spellings that were merged, each with the spelling that stands for it
+        self._others: dict[str, str] = {}
+        # Of numbers to predict: how many, their mean, and the sum of squared distances from it.
         self._number = 0
         self._mean = 0.0
         self._squares = 0.0
 
-    def code(self, labels: pa.Array) -> NDArray[np.int32]:
-        """A number for each row's label, or set of labels: equal labels get equal numbers.
+    @property
+    def _train(self) -> Counter[str]:
+        """Training rows of each class."""
+        return self.counts.get("train", Counter())
 
-        Zeros without classes.
+    def code(self, labels: pa.Array) -> NDArray[np.int32]:
+        """Number the set of labels of each row: equal sets get equal numbers.
+
+        All rows get 0 where there are no classes.
         """
         if not self.problem.has_classes:
             return np.zeros(len(labels), np.int32)
         if self.problem is Problem.multi:
             return self._code_sets(labels)
-        found = self._numbered(labels)
+        codes = self._code_names(labels)
         self._sets |= {(code,): code for code in range(len(self._sets), len(self._codes))}
-        return found
+        return codes
 
     def numbers(self) -> tuple[list[str], list[list[int]]]:
-        """The labels by their numbers, and for each number that `code` gives its labels."""
+        """All labels in the order of their numbers, and the labels of each set, as numbers."""
         return list(self._codes), [list(labels) for labels in self._sets]
 
     def take_in(self, names: list[str], sets: list[list[int]]) -> NDArray[np.int32]:
-        """For each number that another census gives, the number here."""
-        own = [self._codes.setdefault(name, len(self._codes)) for name in names]
-        labels = [tuple(sorted(own[label] for label in each)) for each in sets]
-        return np.array(
-            [self._sets.setdefault(each, len(self._sets)) for each in labels] or [0], np.int32
-        )
+        """Add what `numbers` of another census returned.
+
+        Returns the number that each of its sets has here. The other counted b = 0, a = 1 and the
+        set [0, 1]; here a is 0 and b becomes 1, so its set is (0, 1) here.
+        """
+        numbers_here = [self._codes.setdefault(name, len(self._codes)) for name in names]
+        return self._number_sets(sets, numbers_here)
+
+    def _number_sets(
+        self, sets: Iterable[Iterable[int]], new_labels: Sequence[int]
+    ) -> NDArray[np.int32]:
+        """The number of each set, once its labels are replaced: label 3 by `new_labels[3]`."""
+        numbers = []
+        for labels in sets:
+            replaced = tuple(sorted({new_labels[label] for label in labels}))
+            numbers.append(self._sets.setdefault(replaced, len(self._sets)))
+        # Without rows there is no set: a zero for arrays that are indexed by codes all the same.
+        return np.array(numbers or [0], np.int32)
 
     def settle(self, split: str, rows_by_code: NDArray[np.integer]) -> None:
-        """Take in how many rows of a split have each number that `code` gave."""
+        """Count the rows that a split keeps: `rows_by_code` has their count for each set."""
         self.rows[split] += int(rows_by_code.sum())
         counts = self.counts.setdefault(split, Counter())
         names = list(self._codes)
@@ -191,9 +234,9 @@ class LabelCensus:
                 counts[self._others.get(names[label], names[label])] += int(rows_by_code[code])
 
     def add_numbers(self, values: NDArray[np.float64]) -> None:
-        """Merge means and squared distances from them (Chan, Golub and LeVeque 1979): exact for
-        large numbers too.
-        """
+        """Add numbers to predict to the mean and the standard deviation of all of them."""
+        # Chan, Golub and LeVeque (1979) merge means, and squared distances from them. A sum of
+        # plain squares would lose all digits of numbers that are large and close to each other.
         if len(values):
             total = self._number + len(values)
             mean = float(values.mean())
@@ -205,60 +248,56 @@ class LabelCensus:
             self._number = total
 
     def unify(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
-        """For each number of `code` the one that stands for it: another where classes written alike
-        are made one.
+        """The number of the set that stands for each set: another one where labels are merged.
+
+        With labels "Yes" = 0, "no" = 1 and "yes" = 2, and most rows with "yes": sets 0, 1, 2 → 2,
+        1, 2. Without `data.clean.labels=merge` each set stands for itself.
         """
         if self._merge:
-            total = self._by_label(rows_by_code)
-            for group in self._alike():
+            total = self._count_labels(rows_by_code)
+            for group in self._groups_alike():
                 common = max(group, key=lambda name: (total[self._codes[name]], -self._codes[name]))
                 self._others |= {name: common for name in group if name != common}
         codes = [self._codes[self._others.get(name, name)] for name in self._codes]
-        kept = [tuple(sorted({codes[label] for label in labels})) for labels in self._sets]
-        return np.array(
-            [self._sets.setdefault(each, len(self._sets)) for each in kept] or [0], np.int64
-        )
+        # A copy: new sets are added while these are read.
+        return self._number_sets(list(self._sets), codes)
 
     def strata(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
-        """For each number of `code`, the class by which its rows are dealt out: the rarest, hardest
-        to share.
+        """The stratum of each set, for stratified splits: that of its rarest label, counted from 1.
+
+        The rarest label is the hardest to share out. A set without labels is in stratum 0.
         """
-        total = self._by_label(rows_by_code)
-        names = list(self._codes)
-        rank = {
-            label: place
-            for place, label in enumerate(sorted(range(len(names)), key=names.__getitem__))
-        }
-        rarest = [
-            min(((total[each], rank[each]) for each in labels), default=(0, -1))[1]
-            for labels in self._sets
-        ]
-        return np.array(rarest or [-1], np.int64) + 1  # by name: in whatever order rows come
+        total = self._count_labels(rows_by_code)
+        # By name, so that the order in which rows come changes no split.
+        stratum = {self._codes[name]: place for place, name in enumerate(sorted(self._codes), 1)}
+        strata = []
+        for labels in self._sets:
+            by_rarity = sorted((total[label], stratum[label]) for label in labels)
+            strata.append(by_rarity[0][1] if labels else 0)
+        return np.array(strata or [0], np.int64)
 
     def classes(self) -> list[str]:
         """Every class of any split: by number where all are whole numbers, else by spelling."""
         if not self.problem.has_classes:
             return ["value"] if self.problem is Problem.regression else []
-        names = {name for counts in self.counts.values() for name in counts}
+        names = set[str]().union(*self.counts.values())
         all_whole = all(
             name.removeprefix("-").isdecimal() and len(name) <= _LONGEST_WHOLE for name in names
         )
         return sorted(names, key=(lambda name: (int(name), name)) if all_whole else None)
 
     def train_counts(self) -> list[int]:
-        counts = self.counts.get("train", Counter[str]())
-        return [
-            self._number if self.problem is Problem.regression else counts[name]
-            for name in self.classes()
-        ]
+        """Training rows of each of `classes`; of numbers to predict, how many there are."""
+        if self.problem is Problem.regression:
+            return [self._number]
+        return [self._train[name] for name in self.classes()]
 
     def scale(self) -> tuple[float, float]:
         """Mean and standard deviation of the training numbers; 0 and 1 for classes."""
         if self.problem is not Problem.regression or not self._number:
             return 0.0, 1.0
-        is_alike = self._number > 1 and not self._squares
         require(
-            not is_alike,
+            self._number == 1 or self._squares != 0,
             "data.label",
             f"each training row has the number {self._mean:g}",
             hint=_NAME,
@@ -269,156 +308,172 @@ class LabelCensus:
         """Whether there are more classes than half the rows, and no setting allows so many."""
         if self.problem is not Problem.single or self._max_classes is not None:
             return False
-        names = {name for counts in self.counts.values() for name in counts}
-        return 2 * len(names) > self.rows.total()
+        return 2 * len(self.classes()) > self.rows.total()
 
     def require_classes(self, where: str) -> None:
-        """One class cannot be learnt, and neither can none, nor one for each row, nor others than
-        those in training.
+        """Refuse labels that cannot be learnt; the error names the setting `where`.
+
+        Those are fewer than two classes in training, a class for about every second row, and a
+        split that shares no class with the training rows.
         """
         if not self.problem.has_classes:
             return
-        train = self.counts.get("train", Counter[str]())
+        train = self._train
         named = f"the training rows have only one class: {', '.join(map(repr, train))}"
         what = named if train else "no training row has one"
         require(len(train) > 1, where, what, allowed="two or more", hint=_NAME)
-        rows = sum(train.values())
+        rows = train.total()
         most = self._max_classes or min(_MOST_CLASSES, max(_IDS_FROM, rows // 2))
-        what = f"{len(train):,} classes in {rows:,} training rows, such as {_few(train)}"
-        are_numbers = all(re.fullmatch(_NUMBER, name.strip()) for name in train)
-        hint = "Are they numbers to predict? Set data.problem=regression. " if are_numbers else ""
-        hint += (
+        what = f"{len(train):,} classes in {rows:,} training rows, such as {_name_few(train)}"
+        hint = (
             "Is that a column of ids? Set data.label=COLUMN. If not, set"
             f" data.max_classes={len(train)}."
         )
+        if all(re.fullmatch(_NUMBER, name.strip()) for name in train):
+            hint = f"Are they numbers to predict? Set data.problem=regression. {hint}"
         require(len(train) <= most, where, what, allowed=f"{most:,} or fewer", hint=hint)
         for split, counts in self.counts.items():
             what = (
-                f"no label of the {split} rows is one of the training rows: {_few(counts)}, but"
-                f" there {_few(train)}"
+                f"no label of the {split} rows is one of the training rows: {_name_few(counts)},"
+                f" but there {_name_few(train)}"
             )
-            is_known = not counts or bool(counts.keys() & train.keys())
-            require(is_known, where, what, hint="Write the labels of all splits in one way.")
+            shares_a_class = not counts or bool(counts.keys() & train.keys())
+            require(shares_a_class, where, what, hint="Write the labels of all splits in one way.")
 
     def targets(
         self, labels: pa.Array
     ) -> NDArray[np.generic] | tuple[NDArray[np.generic], NDArray[np.generic]]:
-        """Labels as the arrays that the store keeps."""
+        """Labels as the arrays that the store keeps.
+
+        Of one label a row, its target; of several, the targets of all rows and their count for each
+        row: [a, c], [], [b] → [0, 2, 1] and [2, 0, 1]. Numbers to predict stay as they are.
+        """
         if not self.problem.has_classes:
             return labels.to_numpy(zero_copy_only=False)
         values = pc.list_flatten(labels) if self.problem is Problem.multi else labels
         ids = pc.index_in(values, pa.array(self._codes, pa.large_string()))
         assert ids.null_count == 0, "a label that was never counted"
-        found = self.targets_of(self._codes)[ids.to_numpy(zero_copy_only=False)]
+        targets = self.targets_of(self._codes)[ids.to_numpy(zero_copy_only=False)]
         if self.problem is Problem.single:
-            return found
-        return found, pc.list_value_length(labels).to_numpy(zero_copy_only=False)
+            return targets
+        return targets, pc.list_value_length(labels).to_numpy(zero_copy_only=False)
 
     def targets_of(self, names: Iterable[str]) -> NDArray[np.int32]:
-        """The target that each label means; -1 for one that no row has, or has no longer."""
-        place = {name: number for number, name in enumerate(self.classes())}
-        return np.array([place.get(self._others.get(name, name), -1) for name in names], np.int32)
+        """The target of each label: its place in `classes`, or -1 if no row has it any more."""
+        targets = {name: number for number, name in enumerate(self.classes())}
+        return np.array([targets.get(self._others.get(name, name), -1) for name in names], np.int32)
 
     def remarks(self, source: str, decided: Mapping[str, int] | None = None) -> list[Remark]:
-        """What stands out of the classes; `decided`: rows whose label somebody gave, by it."""
+        """What stands out of the classes.
+
+        `decided` has, for each label that data.relabel gives, how many rows get it.
+        """
         if not self.problem.has_classes:
             return []
-        train = self.counts.get("train", Counter[str]())
+        train = self._train
         remarks = [Remark(Level.note, source, self._list_classes())]
+
+        def warn(about: str, what: str, hint: str) -> None:
+            remarks.append(Remark(Level.warning, about, what, hint))
+
         commonest = max(train.values(), default=0)
         rarest = min(train.values(), default=0)
         if few := {name: count for name, count in train.items() if count < _FEW_ROWS}:
-            rare = counted(len(few), "class")
-            what = f"{rare} with fewer than {_FEW_ROWS} training rows: {_few(few, with_rows=True)}"
-            remarks.append(Remark(Level.warning, source, what, "task.class_weights=auto"))
+            classes = counted(len(few), "class")
+            named = _name_few(few, with_rows=True)
+            what = f"{classes} with fewer than {_FEW_ROWS} training rows: {named}"
+            warn(source, what, "task.class_weights=auto")
         elif rarest and commonest >= _UNEVEN * rarest:
             what = f"the commonest class has {commonest / rarest:,.0f} times the rows of the rarest"
-            remarks.append(Remark(Level.warning, source, what, "task.class_weights=auto"))
+            warn(source, what, "task.class_weights=auto")
         total = sum(self.counts.values(), Counter[str]())
+        # A label that only data.relabel gives may be a slip of the pen in its file.
         if alone := {
             name: count for name, count in (decided or {}).items() if count >= total[name] > 0
         }:
-            what = f"labels that no row has but by data.relabel: {_few(alone, with_rows=True)}"
-            remarks.append(
-                Remark(Level.warning, source, what, "correct its file, if they are mistyped")
-            )
-        for group in [] if self._merge else self._alike()[:_SEEN_NAMED]:
+            what = f"labels that only data.relabel gives: {_name_few(alone, with_rows=True)}"
+            warn(source, what, "correct its file, if they are mistyped")
+        for group in [] if self._merge else self._groups_alike()[:_EXAMPLES_NAMED]:
             named = ", ".join(f"{name!r} ({total[name]:,} rows)" for name in group)
             what = (
                 "labels that differ in case, blanks or a zero after the point, each a class:"
                 f" {named}"
             )
-            remarks.append(Remark(Level.warning, source, what, "data.clean.labels=merge"))
+            warn(source, what, "data.clean.labels=merge")
         for split, counts in self.counts.items():
             if unseen := {name: count for name, count in counts.items() if name not in train}:
-                named = _few(unseen, with_rows=True)
+                named = _name_few(unseen, with_rows=True)
                 what = (
                     f"{counted(len(unseen), 'class')} that no training row has, scored as misses:"
                     f" {named}"
                 )
-                remarks.append(
-                    Remark(
-                        Level.warning, split, what, "data.split_by=stratified where splits are made"
-                    )
-                )
+                warn(split, what, "data.split_by=stratified where splits are made")
         return remarks
 
     def _list_classes(self) -> str:
         """The classes of the training rows, each with its rows and their share of all rows."""
-        train = self.counts.get("train", Counter[str]())
         rows = max(1, self.rows["train"])
-        named = [f"{name!r} {count:,} ({count / rows:.1%})" for name, count in train.most_common()]
+        named = [
+            f"{name!r} {count:,} ({count / rows:.1%})" for name, count in self._train.most_common()
+        ]
+        several = f" in {counted(rows, 'row')}" if self.problem is Problem.multi else ""
+        classes = f"{len(named):,} classes{several}"
         if len(named) > _CLASSES_NAMED:
             named = [*named[:4], "…", *named[-2:]]
-        several = f" in {counted(rows, 'row')}" if self.problem is Problem.multi else ""
-        return f"{len(train):,} classes{several}: {', '.join(named)}"
+        return f"{classes}: {', '.join(named)}"
 
-    def _alike(self) -> list[list[str]]:
+    def _groups_alike(self) -> list[list[str]]:
+        """Labels that differ only in how they are written: [["Yes", "yes "], ["1", "1.0"]]."""
         groups: dict[str, list[str]] = {}
         for name in self._codes:
-            groups.setdefault(plainly(name), []).append(name)
+            groups.setdefault(simplify_label(name), []).append(name)
         return [group for group in groups.values() if len(group) > 1]
 
-    def _by_label(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
+    def _count_labels(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
         """Rows of each label, from the rows of each set of labels."""
         total = np.zeros(len(self._codes), np.int64)
         for labels, rows in zip(self._sets, rows_by_code, strict=False):
             total[list(labels)] += rows
         return total
 
-    def _numbered(self, names: pa.Array) -> NDArray[np.int32]:
-        found = pc.dictionary_encode(names)
+    def _code_names(self, names: pa.Array) -> NDArray[np.int32]:
+        """The number of each label; a new one gets the next free number."""
+        distinct = pc.dictionary_encode(names)
         codes = self._codes
-        of_found = [codes.setdefault(name, len(codes)) for name in found.dictionary.to_pylist()]
-        return np.array(of_found or [0], np.int32)[found.indices.to_numpy(zero_copy_only=False)]
+        numbers = [codes.setdefault(name, len(codes)) for name in distinct.dictionary.to_pylist()]
+        return np.array(numbers or [0], np.int32)[distinct.indices.to_numpy(zero_copy_only=False)]
 
     def _code_sets(self, labels: pa.Array) -> NDArray[np.int32]:
+        """The number of the set of labels that each row has.
+
+        Rows [b, a], [a, b], [a] with a = 0 and b = 1: sorted in each row, 0 1 · 0 1 · 0; the hashes
+        of the first two are equal, so the sets are (0, 1) and (0,), and the rows get 0, 0, 1.
+        """
         counts = pc.list_value_length(labels).to_numpy(zero_copy_only=False)
-        flat = self._numbered(pc.list_flatten(labels))
+        flat = self._code_names(pc.list_flatten(labels))
         row = np.repeat(np.arange(len(labels)), counts)
-        flat = flat[np.lexsort((flat, row))]  # one order of labels, so that one set has one number
-        offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
-        hashes = hash_bytes(flat.view(np.uint8), offsets.astype(np.int64) * flat.itemsize)
+        flat = flat[np.lexsort((flat, row))]
+        offsets = np.append(0, np.cumsum(counts)).astype(np.int64)
+        # A hash of each row's labels, so that the few distinct sets are found without a loop.
+        hashes = hash_bytes(flat.view(np.uint8), offsets * flat.itemsize)
         _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-        sets = [tuple(flat[offsets[i] : offsets[i + 1]].tolist()) for i in first]
-        return np.array([self._sets.setdefault(each, len(self._sets)) for each in sets], np.int32)[
-            inverse
-        ]
+        sets = (flat[offsets[row] : offsets[row + 1]].tolist() for row in first)
+        return self._number_sets(sets, range(len(self._codes)))[inverse]
 
 
-def plainly(name: str) -> str:
-    """A class without case, blanks around it and the zeros of a whole number."""
+def simplify_label(name: str) -> str:
+    """A label without case, blanks around it and the zeros of a whole number: " 1.0" → "1"."""
     plain = name.strip().casefold()
-    whole, point, zeros = plain.partition(".")
-    return (
-        whole if point and whole.removeprefix("-").isdecimal() and not zeros.strip("0") else plain
-    )
+    whole, point, decimals = plain.partition(".")
+    if point and whole.removeprefix("-").isdecimal() and not decimals.strip("0"):
+        return whole
+    return plain
 
 
-def _few(classes: dict[str, int], *, with_rows: bool = False) -> str:
-    first = list(classes.items())[:_SEEN_NAMED]
-    named = [
-        f"{name[:40]!r} ({counted(count, 'row')})" if with_rows else f"{name[:40]!r}"
-        for name, count in first
-    ]
-    return ", ".join(named) + (", …" if len(classes) > len(first) else "")
+def _name_few(classes: dict[str, int], *, with_rows: bool = False) -> str:
+    """The first few classes, quoted and shortened, with their rows where wanted."""
+    named = []
+    for name, count in list(classes.items())[:_EXAMPLES_NAMED]:
+        rows = f" ({counted(count, 'row')})" if with_rows else ""
+        named.append(f"{name[:40]!r}{rows}")
+    return ", ".join(named) + (", …" if len(classes) > len(named) else "")
