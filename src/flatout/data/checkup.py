@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.data.checks.characters import word_hashes
+from flatout.data.checks.characters import hash_words
 from flatout.data.checks.findings import Level, Remark, all_remarks, counted
 from flatout.data.checks.lengths import Lengths, loss_remarks, unknown_remarks
 from flatout.data.checks.survey import TextSurvey
@@ -50,7 +50,7 @@ def count_unknown(
         split: map(pc.utf8_lower, texts) if config.lowercase else texts
         for split, texts in splits.items()
     }
-    words = {split: np.concatenate([*map(word_hashes, texts)]) for split, texts in lowered.items()}
+    words = {split: np.concatenate([*map(hash_words, texts)]) for split, texts in lowered.items()}
     of_training, counts = np.unique(words["train"], return_counts=True)
     order = np.argsort(-counts, kind="stable")[: config.size - NUM_SPECIAL]
     known = of_training[order[counts[order] >= config.min_frequency]]

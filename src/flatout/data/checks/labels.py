@@ -247,7 +247,7 @@ class LabelCensus:
             self._mean += apart * len(values) / total
             self._number = total
 
-    def unify(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int64]:
+    def unify(self, rows_by_code: NDArray[np.integer]) -> NDArray[np.int32]:
         """The number of the set that stands for each set: another one where labels are merged.
 
         With labels "Yes" = 0, "no" = 1 and "yes" = 2, and most rows with "yes": sets 0, 1, 2 → 2,
