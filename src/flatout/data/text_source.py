@@ -7,7 +7,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -138,18 +137,17 @@ class TextSource:
         ]
 
     def _text_block(self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]) -> TextBlock:
-        source = self.tables[name].name
+        findings = Findings(self.tables[name].name)
         config = self.config
-        given = labels_of(block, self.roles)
-        texts, _ = read_texts(
-            block, self.roles, rows, Findings(source), escapes=config.clean.escapes
+        texts, _ = read_texts(block, self.roles, rows, findings, escapes=config.clean.escapes)
+        labels = normalise_labels(
+            labels_of(block, self.roles),
+            rows,
+            findings,
+            problem=config.problem,
+            delimiter=config.label_delimiter,
         )
-        how: dict[str, Any] = {
-            "problem": config.problem,
-            "delimiter": config.label_delimiter,
-            "source": source,
-        }
-        return TextBlock(pc.fill_null(texts, ""), normalise_labels(given, rows, **how), rows, block)
+        return TextBlock(pc.fill_null(texts, ""), labels, rows, block)
 
     def remarks(self) -> list[Remark]:
         """How the tables are written, and which columns are used."""
@@ -199,7 +197,7 @@ class TagSource(TextSource):
         scheme = self.census.scheme()
         for split, table in self.tagged.items():
             findings = of_splits[split]
-            table.tell(findings, scheme)
+            table.report_tags(findings, scheme)
             findings.rows_repaired += (
                 findings.found["repaired_tag"].count if "repaired_tag" in findings.found else 0
             )

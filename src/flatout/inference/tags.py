@@ -19,7 +19,7 @@ from flatout.data.checks.tags import (
     TaggedTable,
     as_bio,
     find_entities,
-    word_lists,
+    split_words,
 )
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, is_text, require_columns
@@ -252,7 +252,7 @@ class TagPredictor(RunPredictor):
                     [words_of(text or "") for text in given.to_pylist()],
                     pa.list_(pa.large_string()),
                 )
-            yield word_lists(given, name=column, table=table.name, key="--text"), block
+            yield split_words(given, name=column, table=table.name, key="--text"), block
 
     def rows(self, table: Table, options: FileOptions) -> Iterator[list[str]]:
         return (row for words, _ in self._words(table, options) for row in words.to_pylist())

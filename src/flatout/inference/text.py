@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import flat_batch, multi_hot
 from flatout.data.checks.characters import decode_escapes
-from flatout.data.checks.cleaning import Escapes, clean_block, read_texts
+from flatout.data.checks.cleaning import BlockRules, Escapes, clean_block, read_texts
 from flatout.data.checks.findings import Findings
 from flatout.data.checks.labels import normalise_labels, simplify_label
 from flatout.data.info import Labels
@@ -257,12 +257,11 @@ class Predictor(RunPredictor):
         # as answers are written
         problem = self.labels.problem
         delimiter = self.label_delimiter or "|"
+        rules = BlockRules(roles, problem, is_train=False)
         for rows, block in self.blocks(table, roles.columns):
-            clean = clean_block(
-                block, roles=roles, rows=rows, problem=problem, is_train=False, findings=findings
-            )
+            clean = clean_block(block, rows, rules, findings)
             labels = normalise_labels(
-                clean.labels, clean.rows, problem=problem, delimiter=delimiter, source=table.name
+                clean.labels, clean.rows, findings, problem=problem, delimiter=delimiter
             )
             if len(clean.rows):
                 yield clean.texts, _targets(self, labels, table.name)

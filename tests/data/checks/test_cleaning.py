@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.checks.cleaning import CleaningConfig, clean_block
+from flatout.data.checks.cleaning import BlockRules, CleaningConfig, clean_block
 from flatout.data.checks.findings import Findings, Level, Remark, lines_of
 from flatout.data.checks.labels import LabelCensus, normalise_labels
 from flatout.data.problem import Problem
@@ -27,9 +27,7 @@ def clean(is_train: bool, texts=TEXTS, labels=LABELS, problem=Problem.single):
     block = pa.RecordBatch.from_pydict({"text": texts, "label": labels})
     rows = np.arange(len(texts)) + 100
     return (
-        clean_block(
-            block, roles=ROLES, rows=rows, problem=problem, is_train=is_train, findings=findings
-        ),
+        clean_block(block, rows, BlockRules(ROLES, problem, is_train), findings),
         findings,
     )
 
@@ -80,8 +78,9 @@ def test_a_list_is_no_text():
 
 def normalised(labels, problem, delimiter=None):
     array = pa.array(labels)
+    rows = np.arange(len(array))
     return normalise_labels(
-        array, np.arange(len(array)), problem=problem, delimiter=delimiter, source="rows.csv"
+        array, rows, Findings("rows.csv"), problem=problem, delimiter=delimiter
     ).to_pylist()
 
 
@@ -190,10 +189,8 @@ def test_categories_are_read_as_their_words():
     findings = Findings("rows.csv")
     words = pa.array(["a", "", "b"]).dictionary_encode()
     block = pa.RecordBatch.from_arrays([words, words], names=["text", "label"])
-    rows = np.arange(3)
-    found = clean_block(
-        block, roles=ROLES, rows=rows, problem=Problem.single, is_train=True, findings=findings
-    )
+    rules = BlockRules(ROLES, Problem.single, is_train=True)
+    found = clean_block(block, np.arange(3), rules, findings)
     assert (found.texts.to_pylist(), normalised(found.labels, Problem.single)) == (
         ["a", "b"],
         ["a", "b"],
@@ -282,14 +279,8 @@ def test_no_row_is_lost_in_silence(labels, data):
         [pa.array(texts, pa.string()), pa.array(labels, pa.string())], ["text", "label"]
     )
     findings = Findings("rows.csv")
-    found = clean_block(
-        block,
-        roles=ROLES,
-        rows=np.arange(len(texts)),
-        problem=Problem.single,
-        is_train=is_train,
-        findings=findings,
-    )
+    rules = BlockRules(ROLES, Problem.single, is_train)
+    found = clean_block(block, np.arange(len(texts)), rules, findings)
     dropped = sum(one.count for name, one in findings.found.items() if "kept" not in name)
     assert findings.rows_read == len(texts) == findings.rows_kept + dropped
     assert findings.rows_dropped == dropped

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.data.checks.cleaning import CleaningConfig
-from flatout.data.checks.tags import Scheme, TagBlock, TagCensus, as_bio, misplaced, word_lists
+from flatout.data.checks.tags import (
+    Scheme,
+    TagBlock,
+    TagCensus,
+    as_bio,
+    find_misplaced,
+    split_words,
+)
 from flatout.data.checkup import check
 from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
@@ -62,7 +69,7 @@ def read(rows: list[list[str]]):
 def test_every_scheme_says_the_same_in_bio(scheme, given_sentences):
     census, block = read([write(sentence, scheme) for sentence in given_sentences])
     assert in_bio(census, block) == [write(sentence, Scheme.bio) for sentence in given_sentences]
-    assert not misplaced(block, scheme).any()
+    assert not find_misplaced(block, scheme).any()
 
 
 def test_schemes_are_told_apart():
@@ -82,7 +89,7 @@ def test_schemes_are_told_apart():
 )
 def test_what_is_against_a_scheme_is_counted_and_keeps_its_words(tags, scheme, wrong, repaired):
     census, block = read([tags])
-    assert np.flatnonzero(misplaced(block, scheme)).tolist() == wrong
+    assert np.flatnonzero(find_misplaced(block, scheme)).tolist() == wrong
     assert in_bio(census, block) == [repaired]
 
 
@@ -139,7 +146,7 @@ def test_words_and_tags_in_one_text_a_row_are_parted_at_blanks(tmp_path):
 )
 def test_words_are_parted_at_bars_where_no_text_has_a_blank(texts, words):
     assert (
-        word_lists(pa.array(texts), name="tokens", table="rows.csv", key="data.text").to_pylist()
+        split_words(pa.array(texts), name="tokens", table="rows.csv", key="data.text").to_pylist()
         == words
     )
 
@@ -168,5 +175,5 @@ def test_a_sentence_without_words_is_told_as_such(tmp_path):
 
 def test_a_word_that_is_null_is_a_blank_word_and_a_row_that_is_null_has_none():
     column = pa.array([["before"], ["a", None, "b"], None, ["c"]], pa.list_(pa.string())).slice(1)
-    lists = word_lists(column, name="tokens", table="rows.jsonl", key="data.text")
+    lists = split_words(column, name="tokens", table="rows.jsonl", key="data.text")
     assert lists.to_pylist() == [["a", "", "b"], [], ["c"]]

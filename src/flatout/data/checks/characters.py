@@ -1,17 +1,17 @@
 """Count words, find odd characters, and hash texts so that equal and like texts are found.
 
 `read_characters` does all of it for a block of texts. The texts lie in one array of bytes, one
-behind the other, and words and likeness are arithmetic over that array: numpy handles sixteen and
-more bytes at a time. Two texts are alike when their letters and digits are the same, whatever their
+behind the other. Words and likeness are arithmetic over that array: numpy handles sixteen and more
+bytes at a time. Two texts are alike when their letters and digits are the same, whatever their
 case, blanks and marks. Open this file to add an oddity, or to change what counts as a word.
-
-Two texts going through: `Hi you!` and `hi, YOU`
-
-    data       H i _ y o u ! h i , _ Y O U    offsets 0, 7, 14  (_ is a blank)
-    is_letter  1 1 0 1 1 1 0 1 1 0 0 1 1 1
-    starts     1 0 0 1 0 0 1 1 0 1 0 1 0 0    words 3 and 3: each run of marks is a word
-    alike      h i   y o u   h i     y o u    equal hashes: the texts are alike
 """
+
+# Two texts going through, `Hi you!` and `hi, YOU`:
+#
+#     data       H i _ y o u ! h i , _ Y O U    offsets 0, 7, 14  (_ is a blank)
+#     is_letter  1 1 0 1 1 1 0 1 1 0 0 1 1 1
+#     starts     1 0 0 1 0 0 1 1 0 1 0 1 0 0    words 3 and 3: each run of marks is a word
+#     alike      h i   y o u   h i     y o u    equal hashes: the texts are alike
 
 from __future__ import annotations
 

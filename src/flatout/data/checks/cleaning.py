@@ -1,14 +1,15 @@
-"""Rules for rows that cannot be trained on as written; each row is counted and reported once.
+"""Read texts and labels of a block of rows, and drop or repair rows that cannot be trained on.
 
-Rows are never lost in silence. A row without a label is dropped everywhere. A row without a text
-teaches nothing and is dropped from the training table, but stays in tables given for validation and
-test, as one unknown word, so that scores stay comparable. All of it is arithmetic over whole
-blocks; a row is looked at by itself only to name it in an error.
+`clean_block` applies the rules of `data.clean` that concern one row by itself, and counts each row
+it touches. A row without a label is dropped everywhere. A row without a text teaches nothing and is
+dropped from the training table. It stays in tables for validation and test, as one unknown word, so
+that scores stay comparable. All of it is arithmetic over whole blocks; a single row is looked at
+only to name it in an error. Rows that depend on other rows are judged in `survey`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -31,10 +32,9 @@ from flatout.data.tables.table import (
 )
 from flatout.errors import UserError, check_settings, require, setting
 
-RowRule = StrEnum("RowRule", "keep drop refuse")  # what is done with rows of some sort
+RowRule = StrEnum("RowRule", "keep drop refuse")  # what is done with rows of some kind
+# What is done with rows without a text; by_split: dropped in training, kept in validation and test.
 Empty = StrEnum("Empty", "by_split keep drop refuse")
-"""What is done with rows without a text; by_split: dropped in training, kept in validation and
-test."""
 Unlabelled = StrEnum("Unlabelled", "drop refuse")  # what is done with rows without a label
 Escapes = StrEnum("Escapes", "keep decode")  # what is done with `\u2019` and `&amp;` in a text
 # what is done with labels that differ in nothing but how they are written
@@ -43,9 +43,7 @@ Alike = StrEnum("Alike", "keep merge")
 
 @dataclass(kw_only=True, slots=True)
 class CleaningConfig:
-    """Rules for rows that cannot be trained on as written; `refuse` ends the run before
-    it starts.
-    """
+    """Rules for rows that cannot be trained on as written; `refuse` ends the run with an error."""
 
     empty: Empty = setting(
         Empty.by_split, "Rows without a text; by_split: dropped in training, else kept."
@@ -76,7 +74,7 @@ class CleaningConfig:
 
 @dataclass(frozen=True, slots=True)
 class CleanBlock:
-    """Rows that are used: their texts, labels and numbers in the source."""
+    """Rows that are used: their texts, labels and numbers in the table, counted from 0."""
 
     texts: pa.Array
     labels: pa.Array
@@ -86,9 +84,7 @@ class CleanBlock:
 
 @dataclass(frozen=True, slots=True)
 class TextBlock:
-    """Rows that are used, read again: their texts, labels and numbers in the source, and the block
-    they came from.
-    """
+    """Rows of a later pass, with all columns of the block that they came from."""
 
     texts: pa.Array
     labels: pa.Array
@@ -105,28 +101,41 @@ class TextBlock:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class BlockRules:
+    """How the rows of one table are read and cleaned."""
+
+    roles: Roles
+    problem: Problem
+    is_train: bool  # whether it is the training table
+    cleaning: CleaningConfig = field(default_factory=CleaningConfig)
+
+
 def clean_block(
-    block: pa.RecordBatch,
-    *,
-    roles: Roles,
-    rows: NDArray[np.int64],
-    problem: Problem,
-    is_train: bool,
-    findings: Findings,
-    cleaning: CleaningConfig | None = None,
+    block: pa.RecordBatch, rows: NDArray[np.int64], rules: BlockRules, findings: Findings
 ) -> CleanBlock:
-    """The rows of a block that are used; what happened to the others goes to `findings`."""
-    cleaning = cleaning or CleaningConfig()
+    """The rows of a block that are used; what happened to the others goes to `findings`.
+
+    `rows` are the numbers of the block's rows in the table. Three rows of the training table:
+
+        row  text    label
+        7    "fine"  "a"     used
+        8    null    "b"     dropped: counted as null_text_dropped
+        9    null    null    dropped: counted as null_label, and not a second time
+    """
+    roles = rules.roles
+    cleaning = rules.cleaning
     labels = labels_of(block, roles)
     texts, is_changed = read_texts(block, roles, rows, findings, escapes=cleaning.escapes)
     findings.rows_read += block.num_rows
-    has_no_label = mask_of(is_missing(labels, problem))
-    is_tagged = problem is Problem.tags  # as many tags as words: no tags where there are no words
+    has_no_label = mask_of(is_missing(labels, rules.problem))
+    # A sentence has as many tags as words, so one without tags is one without words.
+    is_tagged = rules.problem is Problem.tags
     findings.add("no_words" if is_tagged else "null_label", rows[has_no_label])
-    is_null, is_empty = (
-        mask_of(mask) & ~has_no_label for mask in (pc.is_null(texts), is_blank(texts))
-    )
-    drops_empty = cleaning.empty is Empty.drop or (cleaning.empty is Empty.by_split and is_train)
+    is_null = mask_of(pc.is_null(texts)) & ~has_no_label
+    is_empty = mask_of(is_blank(texts)) & ~has_no_label
+    drops_empty = cleaning.empty is Empty.drop
+    drops_empty |= cleaning.empty is Empty.by_split and rules.is_train
     outcome = "dropped" if drops_empty else "kept"
     findings.add(f"null_text_{outcome}", rows[is_null])
     findings.add(f"empty_text_{outcome}", rows[is_empty])
@@ -149,15 +158,14 @@ def clean_block(
 
 
 def labels_of(block: pa.RecordBatch, roles: Roles) -> pa.Array:
-    """The labels of a block; zeros where rows have none."""
-    return (
-        decoded(block.column(roles.label))
-        if roles.label
-        else pa.array(np.zeros(block.num_rows, np.float32))
-    )
+    """The labels of a block; zeros where the task has no column of labels."""
+    if roles.label:
+        return decoded(block.column(roles.label))
+    return pa.array(np.zeros(block.num_rows, np.float32))
 
 
 def _refuse(name: str, rows: NDArray[np.int64], what: str, findings: Findings) -> None:
+    """Raise an error that names the first of the rows, if there is one."""
     if len(rows):
         place = findings.locate(int(rows[0]) + 1)
         where = f"data.clean.{name}"
@@ -176,14 +184,15 @@ def read_texts(
     *,
     escapes: Escapes = Escapes.keep,
 ) -> tuple[pa.Array, NDArray[np.bool_]]:
-    """The texts of a block, and which were changed; several columns are joined, null where all of
-    them are.
+    """The texts of a block, and which of them were changed.
+
+    Several columns are joined: "Title", "body" → "Title body" with `data.join=" "`. A null is left
+    out; the text is null where all columns are.
     """
     is_changed = np.zeros(block.num_rows, np.bool_)
-    texts, *others = columns = [
-        _texts(block.column(name), name, rows, findings) for name in roles.texts
-    ]
-    if others:
+    columns = [_read_column(block.column(name), name, rows, findings) for name in roles.texts]
+    texts = columns[0]
+    if len(columns) > 1:
         joined = pc.binary_join_element_wise(
             *columns, pa.scalar(roles.join, pa.large_string()), null_handling="skip"
         )
@@ -193,15 +202,16 @@ def read_texts(
         texts, decoded_rows = decode_escapes(texts)
         findings.add("decoded", rows[decoded_rows])
         is_changed[decoded_rows] = True
+    # A number or a date that was written out counts as a repair.
     if any(not is_text(decoded(block.column(name)).type) for name in roles.texts):
         is_changed |= mask_of(pc.is_valid(texts))
     return texts, is_changed
 
 
-def _texts(column: pa.Array, name: str, rows: NDArray[np.int64], findings: Findings) -> pa.Array:
-    """A column as texts; numbers and dates are written out and counted, lists and the like are
-    refused.
-    """
+def _read_column(
+    column: pa.Array, name: str, rows: NDArray[np.int64], findings: Findings
+) -> pa.Array:
+    """A column as texts: numbers and dates are written out and counted, others are refused."""
     column = decoded(column)
     if is_text(column.type) or pa.types.is_null(column.type):
         return column.cast(pa.large_string())
@@ -216,6 +226,7 @@ def _texts(column: pa.Array, name: str, rows: NDArray[np.int64], findings: Findi
         ),
     )
     findings.add("text_cast", rows)
+    # NaN is how pandas writes a missing number.
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)
     return as_texts(column)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.checks.findings import Level, Remark, counted
+from flatout.data.checks.findings import Findings, Level, Remark, counted
 from flatout.data.problem import Problem
 from flatout.data.tables.splits import hash_bytes
 from flatout.data.tables.table import (
@@ -33,7 +33,6 @@ from flatout.data.tables.table import (
 )
 from flatout.errors import UserError, require
 
-Locate = Callable[[int], str]
 _CLASSES_NAMED = 6  # classes that the note on the training rows lists
 _EXAMPLES_NAMED = 5  # classes that a warning or an error lists
 _LONGEST_WHOLE = 18  # characters; longer whole numbers are ids, sorted by their spelling
@@ -47,24 +46,19 @@ _NAME = "Name the column of the labels: data.label=COLUMN."
 
 
 def normalise_labels(
-    labels: pa.Array,
-    rows: Rows,
-    *,
-    problem: Problem,
-    delimiter: str | None,
-    source: str,
-    locate: Locate = str,
+    labels: pa.Array, rows: Rows, findings: Findings, *, problem: Problem, delimiter: str | None
 ) -> pa.Array:
     """Convert the labels of a block to texts, lists of texts, or floats, as `problem` needs them.
 
     `rows` are the row numbers in the table, counted from 0. `delimiter` parts the labels of a row
-    where the column has one text a row. `source` and `locate` name the file and row in an error.
+    where the column has one text a row. `findings` name the file and the row in an error.
     """
+    source = findings.source
     labels = decoded(labels)
     if problem is Problem.none:
         return labels
     if problem is Problem.regression:
-        return _numbers(labels, rows, source, locate)
+        return _numbers(labels, rows, findings)
     if problem is Problem.multi:
         return _lists(labels, delimiter, source)
     require(
@@ -88,16 +82,14 @@ def _names(labels: pa.Array, source: str) -> pa.Array:
 
 
 def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
-    """Every label once a row; nulls and empty texts in a list are no labels.
-
-    Three rows going through: "a|b|a", "", "c" with the delimiter "|":
-
-        values   a  b  a  ""  c     flattened
-        row      0  0  0  1   2     the row of each value
-        kept     a  b  a  c         without empty ones; rows 0 0 0 2
-        first    0  1  3            places of the first of each label in its row
-        offsets  0  2  2  3         → [a, b], [], [c]
-    """
+    """Every label once a row; nulls and empty texts in a list are no labels."""
+    # Three rows going through, "a|b|a", "" and "c" with the delimiter "|":
+    #
+    #     values   a  b  a  ""  c     flattened
+    #     names    a  b  a  c         without empty ones
+    #     row      0  0  0  2         the row of each name
+    #     first    0  1  3            places of the first of each label in its row
+    #     offsets  0  2  2  3         → [a, b], [], [c]
     has_lists = is_list(labels.type)
     if not has_lists:
         require(
@@ -122,7 +114,8 @@ def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(first)))
 
 
-def _numbers(labels: pa.Array, rows: Rows, source: str, locate: Locate) -> pa.Array:
+def _numbers(labels: pa.Array, rows: Rows, findings: Findings) -> pa.Array:
+    source = findings.source
     values = labels
     if is_text(labels.type):
         values = pc.utf8_trim_whitespace(labels)
@@ -147,7 +140,7 @@ def _numbers(labels: pa.Array, rows: Rows, source: str, locate: Locate) -> pa.Ar
         hint = "Write decimals with a point."
     raise UserError(
         "data.label",
-        f"{source} row {locate(int(rows[wrong]) + 1)}: {written[:60]!r} is no number",
+        f"{source} row {findings.locate(int(rows[wrong]) + 1)}: {written[:60]!r} is no number",
         hint=hint,
     )
 
@@ -206,9 +199,10 @@ class LabelCensus:
     def take_in(self, names: list[str], sets: list[list[int]]) -> NDArray[np.int32]:
         """Add what `numbers` of another census returned.
 
-        Returns the number that each of its sets has here. The other counted b = 0, a = 1 and the
-        set [0, 1]; here a is 0 and b becomes 1, so its set is (0, 1) here.
+        Returns the number that each of its sets has here.
         """
+        # The other has the labels b = 0, a = 1 and the set [0]; here a is 0, and b becomes 1. So
+        # the set is (1,) here, and gets the number that this set has here.
         numbers_here = [self._codes.setdefault(name, len(self._codes)) for name in names]
         return self._number_sets(sets, numbers_here)
 
@@ -345,8 +339,8 @@ class LabelCensus:
     ) -> NDArray[np.generic] | tuple[NDArray[np.generic], NDArray[np.generic]]:
         """Labels as the arrays that the store keeps.
 
-        Of one label a row, its target; of several, the targets of all rows and their count for each
-        row: [a, c], [], [b] → [0, 2, 1] and [2, 0, 1]. Numbers to predict stay as they are.
+        With one label a row that is its target. With several it is all targets, row after row, and
+        the count of each row: [a, c], [], [b] → [0, 2, 1] and [2, 0, 1]. Numbers to predict stay.
         """
         if not self.problem.has_classes:
             return labels.to_numpy(zero_copy_only=False)
@@ -444,11 +438,9 @@ class LabelCensus:
         return np.array(numbers or [0], np.int32)[distinct.indices.to_numpy(zero_copy_only=False)]
 
     def _code_sets(self, labels: pa.Array) -> NDArray[np.int32]:
-        """The number of the set of labels that each row has.
-
-        Rows [b, a], [a, b], [a] with a = 0 and b = 1: sorted in each row, 0 1 · 0 1 · 0; the hashes
-        of the first two are equal, so the sets are (0, 1) and (0,), and the rows get 0, 0, 1.
-        """
+        """The number of the set of labels that each row has."""
+        # Rows [b, a], [a, b] and [a] with a = 0 and b = 1: sorted in each row, 0 1 · 0 1 · 0. The
+        # hashes of the first two are equal: the sets are (0, 1) and (0,), the rows get 0, 0, 1.
         counts = pc.list_value_length(labels).to_numpy(zero_copy_only=False)
         flat = self._code_names(pc.list_flatten(labels))
         row = np.repeat(np.arange(len(labels)), counts)

@@ -1,9 +1,10 @@
-"""What a table's rows show before they are compared: by the block, and kept for each file of many.
+"""Measure each row of a table by itself: words, odd characters, hashes, group and label.
 
-What each file of a large source shows is a small store in the cache, known by the file's bytes and
-by the rules it was read with. So a survey that was killed continues, processes that survey one
-source share the work, and one more file is read alone. What is found is the same, whether it was
-kept or not.
+`Rules.look` reads a table block by block and yields a record of fixed size for each row that can be
+used. `KeptFiles.look` does the same for a source of many files. It keeps the records of each file
+in the cache, as a small store; its key is made of the file's bytes and the rules. So a survey that
+was killed continues, processes that survey one source share the work, and a new file is read alone.
+Both yield the same blocks. Open this file to measure something more of each row.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from flatout.data.checks.characters import ODDITIES, read_characters
-from flatout.data.checks.cleaning import CleanBlock, CleaningConfig, clean_block
+from flatout.data.checks.cleaning import BlockRules, CleanBlock, CleaningConfig, clean_block
 from flatout.data.checks.findings import Findings
 from flatout.data.checks.labels import LabelCensus, normalise_labels
 from flatout.data.problem import Problem
@@ -40,41 +41,48 @@ from flatout.data.tables.table import (
 )
 from flatout.errors import require
 
-_THREADS = 2
-_WAITING = 4
+_THREADS = 2  # each reads a file, or measures a block
+_MOST_WAITING = 4  # blocks that are measured ahead of the one that is used
 _ROWS_PER_BLOCK = 32_768
-_MADE_AS = 2
-_DAYS_KEPT = 30
-_ROW = [
-    ("alike", "u8"),
-    ("exact", "u8"),
-    ("group", "u8"),
-    ("row", "i8"),
-    ("code", "i4"),
-    ("words", "i4"),
-]
-ROW = np.dtype([*_ROW, ("odd", "u1"), ("is_alone", "?"), ("is_changed", "?")], align=True)
-"""A row: hashes of its letters, its text and its group. Its number; its label's, or the bits of a
-number to predict. How many words it has; a bit for each of `ODDITIES`; whether it has no group, and
-whether it was repaired."""
+_FORMAT = 2  # part of each key; a higher number makes all that is kept be measured again
+_DAYS_KEPT = 30  # what no survey has used for so long is removed
+# The record of a row. Its bytes are kept in the cache: a change needs a new `_FORMAT`.
+ROW = np.dtype(
+    [
+        ("alike", "u8"),  # hash of its letters and digits
+        ("exact", "u8"),  # hash of its text
+        ("group", "u8"),  # hash of its value of `data.group`
+        ("row", "i8"),  # its number in the table
+        ("code", "i4"),  # the number of its label, or the bits of a number to predict
+        ("words", "i4"),  # how many words it has
+        ("odd", "u1"),  # a bit for each of `ODDITIES`
+        ("is_alone", "?"),  # whether it has no group
+        ("is_changed", "?"),  # whether it was repaired
+    ],
+    align=True,
+)
 Advance = Callable[[int], None]
+"""Is called with the number of rows read since the last call."""
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A block of rows: what those tell that are used."""
+    """The records of a block: those of its rows that are used."""
 
-    begin: int  # the number of its first row
-    num_rows: int
+    begin: int  # the number of the block's first row
+    num_rows: int  # rows of the block, used or not
     rows: NDArray[np.void]
     has_words: bool  # whether a text of the table, as far as it was read, is more than a number
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is looked at, and what is done with rows that cannot be trained on as written."""
+    """Which columns of a table are measured, and the rules for rows that cannot be trained on.
+
+    All fields are part of the key under which a file's records are kept.
+    """
 
     roles: Roles
     problem: Problem
@@ -86,16 +94,20 @@ class Rules:
     def look(
         self, table: Table, census: LabelCensus, findings: Findings, advance: Advance
     ) -> Iterator[Seen]:
-        """Every row of a table, by the block; labels are numbered by `census`."""
-        how: dict[str, Any] = {"problem": self.problem, "delimiter": self.delimiter}
-        how |= {"source": table.name, "locate": table.locate}
+        """Measure every row of a table, by the block; labels are numbered by `census`."""
         # words may be numbers
         has_words = self.problem is Problem.tags
-        cleaned = self._cleaned(table, findings)
+        cleaned = self._clean_blocks(table, findings)
         for (begin, block, clean), characters in ahead(
-            cleaned, lambda each: read_characters(each[2].texts)
+            cleaned, lambda item: read_characters(item[2].texts)
         ):
-            labels = normalise_labels(clean.labels, clean.rows, **how)
+            labels = normalise_labels(
+                clean.labels,
+                clean.rows,
+                findings,
+                problem=self.problem,
+                delimiter=self.delimiter,
+            )
             rows = np.zeros(len(clean.rows), ROW)
             rows["alike"] = characters.alike
             rows["exact"] = characters.exact
@@ -103,34 +115,32 @@ class Rules:
             rows["row"] = clean.rows
             rows["is_changed"] = clean.is_changed
             rows["code"] = census.code(labels)
-            for number, oddity in enumerate(ODDITIES):
-                rows["odd"][characters.odd.get(oddity, [])] |= 1 << number
-            if self.problem is Problem.regression:  # rows with other numbers differ
-                rows["code"] = (
-                    labels.to_numpy(zero_copy_only=False).astype(np.float32).view(np.int32)
-                )
+            for bit, oddity in enumerate(ODDITIES):
+                rows["odd"][characters.odd.get(oddity, [])] |= 1 << bit
+            # Equal texts with other numbers are no repeats: the bits of a float tell them apart.
+            if self.problem is Problem.regression:
+                numbers = labels.to_numpy(zero_copy_only=False)
+                rows["code"] = numbers.astype(np.float32).view(np.int32)
             if self.problem is Problem.multi:
                 findings.add("no_labels", clean.rows[np.diff(labels.offsets.to_numpy()) == 0])
             if self.group:
-                self._add_groups(
-                    rows, decoded(block.column(self.group)).take(pa.array(clean.rows - begin))
-                )
+                groups = decoded(block.column(self.group))
+                self._add_groups(rows, groups.take(pa.array(clean.rows - begin)))
             has_words = has_words or not are_numbers(clean.texts)
             advance(block.num_rows)
             yield Seen(begin, block.num_rows, rows, has_words)
 
-    def _cleaned(
+    def _clean_blocks(
         self, table: Table, findings: Findings
     ) -> Iterator[tuple[int, pa.RecordBatch, CleanBlock]]:
-        wanted = list(dict.fromkeys([*self.roles.columns, *filter(None, [self.group])]))
-        rules: dict[str, Any] = {
-            "roles": self.roles,
-            "problem": self.problem,
-            "cleaning": self.cleaning,
-        }
-        rules |= {"is_train": self.is_train, "findings": findings}
-        for rows, block in table.numbered(wanted, _ROWS_PER_BLOCK):
-            yield int(rows[0]) if len(rows) else 0, block, clean_block(block, rows=rows, **rules)
+        """The number of each block's first row, the block, and its rows that are used."""
+        columns = [*self.roles.columns]
+        if self.group and self.group not in columns:
+            columns.append(self.group)
+        rules = BlockRules(self.roles, self.problem, self.is_train, self.cleaning)
+        for rows, block in table.numbered(columns, _ROWS_PER_BLOCK):
+            first = int(rows[0]) if len(rows) else 0
+            yield first, block, clean_block(block, rows, rules, findings)
 
     def _add_groups(self, rows: NDArray[np.void], group: pa.Array) -> None:
         require(
@@ -144,23 +154,25 @@ class Rules:
 
 
 class BuildPart(NamedTuple):
-    """Which of several processes that build one store this is: `number` of `count`, from 1 on."""
+    """Which of several processes that build one store this is, counted from 1."""
 
     number: int = 1
     num_parts: int = 1
 
 
-WHOLE = BuildPart()
-"""A build that one process does alone."""
+WHOLE = BuildPart()  # a build that one process does alone
 
 
 class KeptFiles:
-    """What the files of a source show, read from the cache if it was worked out before."""
+    """The records of a source of many files; those of each file are kept in the cache."""
 
     def __init__(
         self, kept: Cache, rules: Rules, read: Recipe, prints: list[str], part: BuildPart
     ) -> None:
-        """`prints` are the fingerprints of the files. Each `part` begins with other files."""
+        """`prints` are the fingerprints of the files, `read` are the settings of `data.read`.
+
+        Each process, by its `part`, begins with other files, so that they share the work.
+        """
         self.kept = kept
         self.rules = rules
         self.read = read
@@ -170,18 +182,20 @@ class KeptFiles:
     def look(
         self, table: ManyFiles, census: LabelCensus, findings: Findings, advance: Advance
     ) -> Iterator[Seen]:
-        """As `Rules.look`, of the rows of several files."""
+        """As `Rules.look`, of the rows of several files.
+
+        First every file is measured that is not in the cache yet; then all are read from there.
+        """
         keys = self._keys(table)
         files = table.tables
         begin = 0
 
-        def store_of(place: int) -> Store:
-            return self.kept.kept(
-                keys[place], files[place].name, partial(self._keep, files[place], advance)
-            )
+        def store_of(number: int) -> Store:
+            file = files[number]
+            return self.kept.kept(keys[number], file.name, partial(self._keep, file, advance))
 
-        def keep(place: int) -> None:
-            store_of(place)  # which is not held: it is a file that stays open
+        def keep(number: int) -> None:
+            store_of(number)  # is not returned: each store that is held is an open file
 
         self.kept.remove_unused(_DAYS_KEPT)
         if known := sum((self.kept.folder / key).is_dir() for key in keys):
@@ -191,56 +205,72 @@ class KeptFiles:
         # the next file is read while one waits for the disk
         with ThreadPoolExecutor(_THREADS) as threads:
             deque(threads.map(keep, order), 0)
-        for place, store in enumerate(map(store_of, range(len(files)))):
-            table.begins(place, begin)
+        for number, store in enumerate(map(store_of, range(len(files)))):
+            table.begins(number, begin)
             facts = store.facts
             findings.take_in(facts["rows_read"], facts["found"], begin)
             yield from self._blocks(store, begin, census.take_in(facts["names"], facts["sets"]))
             begin += facts["rows_read"]
 
     def _keys(self, table: ManyFiles) -> list[str]:
-        made = {"made": _MADE_AS, "rules": asdict(self.rules), "read": self.read}
-        prints = zip(table.tables, self.prints, strict=True)
+        """The key of each file's records: the file's bytes, and all that decides how it is read."""
+        same = {"made": _FORMAT, "rules": asdict(self.rules), "read": self.read}
         return [
-            recipe_key(made | {"file": found, "how": [type(file).__name__, file.how()]})
-            for file, found in prints
+            recipe_key(same | {"file": print_of_file, "how": [type(file).__name__, file.how()]})
+            for file, print_of_file in zip(table.tables, self.prints, strict=True)
         ]
 
     def _keep(self, file: Table, advance: Advance, writer: StoreWriter) -> None:
+        """Measure a file and write its records; `census` and `findings` are of this file alone."""
         census = LabelCensus(self.rules.problem)
         findings = Findings(file.name, locate=file.locate)
-        into = writer.split("rows", {"bytes": Column("uint8", width=ROW.itemsize)})
-        blocks = list[Any]()
+        split = writer.split("rows", {"bytes": Column("uint8", width=ROW.itemsize)})
+        blocks = []
         for seen in self.rules.look(file, census, findings, advance):
-            into.append(bytes=seen.rows.view(np.uint8).reshape(-1, ROW.itemsize))
+            split.append(bytes=seen.rows.view(np.uint8).reshape(-1, ROW.itemsize))
             blocks.append((seen.num_rows, len(seen.rows), seen.has_words))
         if file.entries() is None:
             raise changed(file.name)
-        found = {name: (each.count, each.rows, each.other) for name, each in findings.found.items()}
         names, sets = census.numbers()
-        writer.facts |= {"names": names, "sets": sets, "blocks": blocks}
-        writer.facts |= {"rows_read": findings.rows_read, "found": found}
+        writer.facts |= {
+            "names": names,
+            "sets": sets,
+            "blocks": blocks,
+            "rows_read": findings.rows_read,
+            "found": {
+                key: (finding.count, finding.rows, finding.other)
+                for key, finding in findings.found.items()
+            },
+        }
 
     def _blocks(self, store: Store, begin: int, codes: NDArray[np.int32]) -> Iterator[Seen]:
+        """The blocks of one file, with row numbers of the source and label numbers of its census.
+
+        `begin` is the number of the file's first row, `codes` has the new number of each old one.
+        """
         of_file = store.splits["rows"].fixed("bytes").reshape(-1).view(ROW)
-        done = 0
         first = begin
+        done = 0
         for num_rows, used, has_words in store.facts["blocks"]:
             rows = of_file[done : done + used].copy()
+            done += used
             rows["row"] += first
             if self.rules.problem.has_classes:
                 rows["code"] = codes[rows["code"]]
             yield Seen(begin, num_rows, rows, has_words)
-            done, begin = done + used, begin + num_rows
+            begin += num_rows
 
 
 def ahead(items: Iterable[Given], work: Callable[[Given], Made]) -> Iterator[tuple[Given, Made]]:
-    """Items in their order, each with what a thread has made of it while the next ones are read."""
+    """Items in their order, each with the result of `work`.
+
+    Threads work on the next items while the caller uses this one.
+    """
     waiting: deque[tuple[Given, Future[Made]]] = deque()
     with ThreadPoolExecutor(_THREADS) as threads:
         for item in items:
             waiting.append((item, threads.submit(work, item)))
-            if len(waiting) >= _WAITING:
+            if len(waiting) >= _MOST_WAITING:
                 first, made = waiting.popleft()
                 yield first, made.result()
         for first, made in waiting:

@@ -269,8 +269,8 @@ class TextSurvey:
     def _judge_twins(self, records: Records, splits: NDArray[np.int8], twins: Twins) -> Mask:
         """Report texts that occur twice; returns the rows that are dropped for it.
 
-        A text that is judged stays: only the row of the earlier split is dropped, so training loses
-        what validation or test has too, and validation loses what test has too.
+        Only the row of the earlier split is ever dropped. So training loses what validation or test
+        has too, and validation loses what test has too.
         """
         is_train = splits == 0
         dropped = np.zeros(len(records), np.bool_)

@@ -1,10 +1,15 @@
-"""Tags of words that mark entities: which scheme they follow, what in them is against it, and all
-of them as BIO.
+"""Read tags of words that mark entities: find their scheme, report what is against it, return BIO.
 
 A tag is `O`, or a letter and a type: `B-person`. In BIO every entity begins with B. In IOB1 it
 begins with I, and with B only where it touches another of its type. IOBES and BILOU (also BMES)
 mark the last word of an entity (E, L) and an entity of one word (S, U, W) as well. What is against
-the scheme is repaired so that every marked word stays marked.
+the scheme is repaired so that every marked word stays marked. Open this file to add a scheme.
+
+One sentence in three schemes, `Ann Lee met Bo`:
+
+    BIO      B-person I-person O B-person
+    IOB1     I-person I-person O I-person
+    IOBES    B-person E-person O S-person
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from flatout.data.tables.table import Table, decoded, is_blank, is_list, is_text
 from flatout.errors import UserError, require
 
 _OUTSIDE, _BEGIN, _INSIDE, _END, _SINGLE = range(5)
+# The place in an entity that each letter means, whatever the scheme.
 _LETTERS = {
     "B": _BEGIN,
     "I": _INSIDE,
@@ -35,77 +41,82 @@ _LETTERS = {
     "U": _SINGLE,
     "W": _SINGLE,
 }
-_KNOWN = re.compile(f"O|[{''.join(_LETTERS)}][-_].+", re.DOTALL)
-COLUMNS = ("text", "label")
-LISTS = ("tokens", "tags")  # the same as lists, for a later pass
+_TAG = re.compile(f"O|[{''.join(_LETTERS)}][-_].+", re.DOTALL)
+COLUMNS = ("text", "label")  # columns of a `TaggedTable` in the first pass, a text each
+LISTS = ("tokens", "tags")  # and in a later pass, a list each
 _BLANK = pa.scalar(" ", pa.large_string())
+# Words of a row, and types of entities, so that an entity fits into one number of 64 bits.
 _MOST_WORDS = 1 << 18
 _MOST_KINDS = 1 << 10
+# How tags mark where an entity begins and ends.
 Scheme = StrEnum("Scheme", {"bio": "BIO", "iob1": "IOB1", "iobes": "IOBES", "bilou": "BILOU"})
-"""How tags mark where an entity begins and ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class TagBlock:
-    """The tags of some rows, as numbers: the letter and the type of each, and where rows begin."""
+    """The tags of some rows as numbers, row after row.
 
-    letters: NDArray[np.integer]
-    types: NDArray[np.integer]  # 0 for `O`
-    offsets: NDArray[np.int64]
+    Rows [B-x, O] and [S-y] have the letters [1, 0, 4], the types [1, 0, 2], the offsets [0, 2, 3].
+    """
+
+    letters: NDArray[np.integer]  # the place in an entity: `_BEGIN`, `_INSIDE` and so on
+    types: NDArray[np.integer]  # numbers of `TagCensus.types`; 0 for `O`
+    offsets: NDArray[np.int64]  # where each row begins, and the number of all tags
 
     def row_of(self) -> NDArray[np.int64]:
+        """The row of each tag."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
 @dataclass(slots=True)
 class TagCensus:
-    """Counts the tags of all rows, and finds their scheme."""
+    """Numbers the types of all tags, counts entities, and finds the scheme."""
 
-    source: str
+    source: str  # the name of the table, for errors
     types: dict[str, int] = field(default_factory=dict)  # number of each type, from 1
     # entities of each type, by split
     entities: dict[str, dict[str, int]] = field(default_factory=dict)
     tokens: int = 0
     _letters: set[str] = field(default_factory=set)
+    # Whether some entity begins with I, and whether some B does not touch an entity of its type.
     _has_inside_begins: bool = False
     _has_free_begins: bool = False
 
     def read(self, tags: pa.Array, rows: NDArray[np.int64], split: str) -> TagBlock:
-        """Tags as numbers, counted, and where an entity begins, by type."""
+        """Tags as numbers, as `numbered` returns them; their entities are counted for the split."""
         block = self.numbered(tags, rows)
         counts = self.entities.setdefault(split, {})
         self.tokens += len(block.types)
-        starts = begins(block)
+        starts = find_starts(block)
+        is_free_begin = (block.letters == _BEGIN) & ~_follows_same_type(block)
         self._has_inside_begins |= bool((starts & (block.letters == _INSIDE)).any())
-        self._has_free_begins |= bool(
-            ((block.letters == _BEGIN) & ~_follows_same_type(block)).any()
-        )
-        found = np.bincount(block.types[starts], minlength=len(self.types) + 1)
+        self._has_free_begins |= bool(is_free_begin.any())
+        entities = np.bincount(block.types[starts], minlength=len(self.types) + 1)
         for name, number in self.types.items():
-            if found[number]:
-                counts[name] = counts.get(name, 0) + int(found[number])
+            if entities[number]:
+                counts[name] = counts.get(name, 0) + int(entities[number])
         return block
 
     def numbered(self, tags: pa.Array, rows: NDArray[np.int64]) -> TagBlock:
+        """Lists of tags as numbers; a new type gets the next free number.
+
+        `rows` are the numbers of the rows in the table, to name one that has no tag of a scheme.
+        """
         values = pc.dictionary_encode(pc.fill_null(pc.list_flatten(tags), ""))
         offsets = np.append(0, np.cumsum(pc.list_value_length(tags))).astype(np.int64)
         codes = values.indices.to_numpy(zero_copy_only=False)
         names = values.dictionary.to_pylist()
-        if wrong := [name for name in names if not _KNOWN.fullmatch(name)]:
-            row = (
-                int(np.searchsorted(offsets, np.argmax(codes == names.index(wrong[0])), "right"))
-                - 1
-            )
+        if wrong := [name for name in names if not _TAG.fullmatch(name)]:
+            first = np.argmax(codes == names.index(wrong[0]))
+            row = rows[np.searchsorted(offsets, first, "right") - 1] + 1
+            named = ", ".join(map(repr, wrong[:5]))
             raise UserError(
                 "data.label",
-                (
-                    f"{self.source} row {rows[row] + 1}: no tag of a scheme we know:"
-                    f" {', '.join(map(repr, wrong[:5]))}"
-                ),
+                f"{self.source} row {row}: no tag of a scheme we know: {named}",
                 allowed="O, or a letter of BIO, IOBES or BILOU with a type: B-person",
                 hint="Write the tags so.",
             )
-        parsed = np.array([self._parsed(name) for name in names] or [(0, 0)], np.int32)
+        parsed = np.array([self._parse(name) for name in names] or [(0, 0)], np.int32)
         return TagBlock(parsed[codes, 0].astype(np.int8), parsed[codes, 1], offsets)
 
     def names(self) -> list[str]:
@@ -118,17 +129,22 @@ class TagCensus:
             return Scheme.iobes
         if self._letters & set("LU"):
             return Scheme.bilou
+        # Only IOB1 begins entities with I, and only IOB1 never writes B where nothing touches it.
         return Scheme.iob1 if self._has_inside_begins and not self._has_free_begins else Scheme.bio
 
-    def _parsed(self, name: str) -> tuple[int, int]:
+    def _parse(self, name: str) -> tuple[int, int]:
+        """The numbers of a tag's letter and type."""
         if name == "O":
             return _OUTSIDE, 0
         self._letters.add(name[0])
         return _LETTERS[name[0]], self.types.setdefault(name[2:], len(self.types) + 1)
 
 
-def begins(block: TagBlock) -> NDArray[np.bool_]:
-    """Where an entity begins, whatever the scheme."""
+def find_starts(block: TagBlock) -> NDArray[np.bool_]:
+    """Which tags begin an entity, whatever the scheme.
+
+    Every tag but `O` does, unless it continues the one before: `O I-x I-x I-y S-y` → 0 1 0 1 1.
+    """
     letters = block.letters
     is_inside = (letters == _INSIDE) | (letters == _END)
     has_ended = np.append(False, (letters == _END) | (letters == _SINGLE))[:-1]
@@ -137,33 +153,38 @@ def begins(block: TagBlock) -> NDArray[np.bool_]:
 
 
 def _follows_same_type(block: TagBlock) -> NDArray[np.bool_]:
+    """Which tags stand right behind a tag of their type, in the same row."""
     follows = (np.diff(block.types, prepend=0) == 0) & (block.types > 0)
     starts = block.offsets[:-1]
+    # Empty rows at the end begin behind the last tag.
     follows[starts[starts < len(follows)]] = False
     return follows
 
 
-def misplaced(block: TagBlock, scheme: Scheme) -> NDArray[np.bool_]:
-    """Tags that their scheme does not allow where they stand."""
-    begin = begins(block)
+def find_misplaced(block: TagBlock, scheme: Scheme) -> NDArray[np.bool_]:
+    """Which tags their scheme does not allow where they stand.
+
+    In IOB1 that is a B that touches no entity. In the others it is an I or E that continues
+    nothing; in IOBES and BILOU also a B or I that nothing continues.
+    """
+    is_start = find_starts(block)
     letters = block.letters
     if scheme is Scheme.iob1:
         return (letters == _BEGIN) & ~_follows_same_type(block)
-    wrong = begin & ((letters == _INSIDE) | (letters == _END))
+    continues_nothing = is_start & ((letters == _INSIDE) | (letters == _END))
     if scheme is Scheme.bio:
-        return wrong
+        return continues_nothing
     is_open = (letters == _BEGIN) | (letters == _INSIDE)
-    goes_on = np.append((~begin & (block.types > 0))[1:], False)[: len(letters)]
+    is_continued = np.append((~is_start & (block.types > 0))[1:], False)[: len(letters)]
     ends = block.offsets[1:] - 1
-    goes_on[ends[ends >= 0]] = False
-    return wrong | (is_open & ~goes_on)
+    is_continued[ends[ends >= 0]] = False
+    return continues_nothing | (is_open & ~is_continued)
 
 
 def as_bio(block: TagBlock) -> NDArray[np.int32]:
-    """The same entities with B at each beginning and I behind it, as places in
-    `TagCensus.names`.
-    """
-    return np.where(block.types == 0, 0, block.types * 2 - begins(block)).astype(np.int32)
+    """The same entities with B at each start and I behind it, as places in `TagCensus.names`."""
+    # Of type 1 these are 1 for B and 2 for I; of type 2 they are 3 and 4.
+    return np.where(block.types == 0, 0, block.types * 2 - find_starts(block)).astype(np.int32)
 
 
 class TaggedTable(Table):
@@ -181,8 +202,9 @@ class TaggedTable(Table):
         self.roles = roles
         self.split = split
         self.census = census
+        # The scheme is known only after the whole table: rows that would be wrong in each.
         self._misplaced: dict[Scheme, list[NDArray[np.int64]]] = {scheme: [] for scheme in Scheme}
-        self._blank: list[NDArray[np.int64]] = []
+        self._blank: list[NDArray[np.int64]] = []  # rows with a blank word
 
     def fingerprint(self) -> str:
         return self.inner.fingerprint()
@@ -191,77 +213,72 @@ class TaggedTable(Table):
         self, columns: Sequence[str], rows_per_block: int = 65_536
     ) -> Iterator[pa.RecordBatch]:
         for rows, block in self.inner.numbered(self.roles.columns, rows_per_block):
-            words = self.roles.texts[0]
-            marks = self.roles.label
-            tokens = word_lists(block.column(words), name=words, table=self.name, key="data.text")
-            tags = word_lists(block.column(marks), name=marks, table=self.name, key="data.label")
-            self._require_pairs(tokens, tags, rows)
-            held = {"tokens": tokens, "tags": tags}
+            words = self._lists(block, self.roles.texts[0], "data.text")
+            tags = self._lists(block, self.roles.label, "data.label")
+            self._require_pairs(words, tags, rows)
+            lists = {"tokens": words, "tags": tags}
             if "label" in columns:  # the first pass; what it counts is counted once
-                self._note(self.census.read(tags, rows, self.split), tokens, rows)
-                held |= {
-                    "text": pc.binary_join(tokens, _BLANK),
-                    "label": pc.binary_join(tags, _BLANK),
-                }
-            yield pa.RecordBatch.from_arrays([held[name] for name in columns], names=list(columns))
+                self._note(self.census.read(tags, rows, self.split), words, rows)
+                lists["text"] = pc.binary_join(words, _BLANK)
+                lists["label"] = pc.binary_join(tags, _BLANK)
+            yield pa.RecordBatch.from_arrays([lists[name] for name in columns], names=list(columns))
 
-    def tell(self, findings: Findings, scheme: Scheme) -> None:
-        """What was found in the tags, now that their scheme is known."""
-        for name, found in (
-            ("repaired_tag", self._misplaced[scheme]),
-            ("blank_token", self._blank),
-        ):
-            findings.add(name, np.concatenate(found) if found else np.empty(0, np.int64))
+    def report_tags(self, findings: Findings, scheme: Scheme) -> None:
+        """Add what was found in the tags to `findings`, now that their scheme is known."""
+        nothing = np.empty(0, np.int64)
+        findings.add("repaired_tag", np.concatenate([nothing, *self._misplaced[scheme]]))
+        findings.add("blank_token", np.concatenate([nothing, *self._blank]))
 
-    def _note(self, tags: TagBlock, tokens: pa.Array, rows: NDArray[np.int64]) -> None:
+    def _lists(self, block: pa.RecordBatch, name: str, key: str) -> pa.Array:
+        return split_words(block.column(name), name=name, table=self.name, key=key)
+
+    def _note(self, tags: TagBlock, words: pa.Array, rows: NDArray[np.int64]) -> None:
+        """Remember rows with misplaced tags or blank words."""
         row_of = tags.row_of()
-        for scheme, found in self._misplaced.items():
-            found.append(rows[np.unique(row_of[misplaced(tags, scheme)])])
-        self._blank.append(rows[np.unique(row_of[mask_of(is_blank(pc.list_flatten(tokens)))])])
+        for scheme, rows_misplaced in self._misplaced.items():
+            rows_misplaced.append(rows[np.unique(row_of[find_misplaced(tags, scheme)])])
+        self._blank.append(rows[np.unique(row_of[mask_of(is_blank(pc.list_flatten(words)))])])
 
-    def _require_pairs(self, tokens: pa.Array, tags: pa.Array, rows: NDArray[np.int64]) -> None:
-        words, marks = (pc.list_value_length(each).to_numpy() for each in (tokens, tags))
-        if (wrong := np.flatnonzero(words != marks)).size:
+    def _require_pairs(self, words: pa.Array, tags: pa.Array, rows: NDArray[np.int64]) -> None:
+        num_words = pc.list_value_length(words).to_numpy()
+        num_tags = pc.list_value_length(tags).to_numpy()
+        if (wrong := np.flatnonzero(num_words != num_tags)).size:
             row = int(wrong[0])
+            place = self.locate(int(rows[row]) + 1)
             raise UserError(
                 "data.label",
-                (
-                    f"{self.name} row {self.locate(int(rows[row]) + 1)}: {words[row]} words and"
-                    f" {marks[row]} tags"
-                ),
+                f"{self.name} row {place}: {num_words[row]} words and {num_tags[row]} tags",
                 hint="Give every word one tag.",
             )
 
 
-def word_lists(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array:
-    """Words or tags of each row of the column `name`; one text a row is parted at blanks, or at
-    bars.
+def split_words(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array:
+    """The words or tags of each row, as lists of texts.
+
+    Lists stay. A column with one text a row is split at blanks; if no row has a blank, at bars:
+    "a|b". `name`, `table` and `key`, the setting, are for the error about another column.
     """
     column = decoded(column)
     if is_text(column.type):
         column = pc.utf8_trim_whitespace(column)
-        parted, joined = (
-            pc.any(pc.match_substring_regex(column, each)).as_py()
-            for each in (r"\s", r"[^|]\|[^|]")
-        )
-        column = (
-            pc.split_pattern(column, "|")
-            if joined and not parted
-            else pc.ascii_split_whitespace(column)
-        )
+        has_blanks = pc.any(pc.match_substring_regex(column, r"\s")).as_py()
+        has_bars = pc.any(pc.match_substring_regex(column, r"[^|]\|[^|]")).as_py()
+        if has_bars and not has_blanks:
+            column = pc.split_pattern(column, "|")
+        else:
+            column = pc.ascii_split_whitespace(column)
     kind = column.type.value_type if is_list(column.type) else column.type
     texts = pa.list_(pa.large_string())
+    # A column of nothing but nulls, or of empty lists, has no type yet.
     if pa.types.is_null(kind):
         column = column.cast(texts)
         kind = texts.value_type
-    hint = "Write tags by their names, not by numbers." if pa.types.is_integer(kind) else ""
-    is_right = is_list(column.type) and is_text(kind)
     require(
-        is_right,
+        is_list(column.type) and is_text(kind),
         key,
         f"column {name!r} of {table} holds {column.type}",
         allowed="a list of texts in each row",
-        hint=hint,
+        hint="Write tags by their names, not by numbers." if pa.types.is_integer(kind) else "",
     )
     lists = pc.fill_null(column.cast(texts), pa.scalar([], texts))
     # a null is a blank word
@@ -270,14 +287,12 @@ def word_lists(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array
 
 @dataclass(frozen=True, slots=True)
 class Entities:
-    """Runs of words: the row, the first word, the word after the last, and the type's number from
-    0.
-    """
+    """Runs of words that are one entity each; all arrays have one value an entity."""
 
     row: NDArray[np.int64]
-    start: NDArray[np.int64]  # counted within the row
-    stop: NDArray[np.int64]
-    kind: NDArray[np.int64]
+    start: NDArray[np.int64]  # the first word, counted within the row
+    stop: NDArray[np.int64]  # the word after the last
+    kind: NDArray[np.int64]  # number of the type, from 0
 
     def keys(self) -> NDArray[np.int64]:
         """One number an entity; equal where all of it is equal."""
@@ -287,13 +302,20 @@ class Entities:
 
 
 def find_entities(ids: NDArray[np.integer], offsets: NDArray[np.integer]) -> Entities:
-    """The entities of rows of tags, numbered as `TagCensus.names`; an I that continues nothing
-    begins one.
+    """The entities of rows of tags; an I that continues nothing begins one.
+
+    `ids` are places in `TagCensus.names`, row after row; row r has those from `offsets[r]` on.
     """
+    # One row going through, with the types x and y:
+    #
+    #     tags    B-x  I-x  O  I-y       ids 1 2 0 4, types 1 1 0 2
+    #     first   0            3         where entities begin
+    #     breaks  0         2  3    4    where an entity ends, if one is open
+    #     length  2            1         to the next break: entities 0–2 of x and 3–4 of y
     types = (ids.astype(np.int64) + 1) // 2
     letters = np.where(types == 0, _OUTSIDE, np.where(ids % 2 == 1, _BEGIN, _INSIDE))
     block = TagBlock(letters, types, np.asarray(offsets, np.int64))
-    is_first = begins(block)
+    is_first = find_starts(block)
     first = np.flatnonzero(is_first)
     row = block.row_of()[is_first]
     # An entity runs until the next word that does not continue it.

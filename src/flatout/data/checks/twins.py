@@ -41,16 +41,16 @@ RECORD = np.dtype(
     align=True,
 )
 """What is kept of a row to compare it with others."""
-_NUM_FILES = 64
+# Bits of the hash `alike` that choose a record's file.
 _FILE_BITS = 6
-"""Bits of the hash `alike` that choose a record's file: 2 ** 6 files."""
+_NUM_FILES = 1 << _FILE_BITS
+# A file of records stays in memory up to so many bytes, then goes to the disk.
 _MEMORY_BYTES = 1 << 20
-"""A file of records stays in memory up to so many bytes, then goes to the disk."""
 _MOST_WAITING = 4  # blocks of records that wait to be written; a fifth makes the reader wait
 Records = NDArray[np.void]
 Mask = NDArray[np.bool_]
+# Gives the records of one file their splits: 0 training, 1 validation, 2 test.
 Assigner = Callable[[Records], NDArray[np.int8]]
-"""Gives the records of one file their splits: 0 training, 1 validation, 2 test."""
 
 
 class RecordFiles:
@@ -100,7 +100,7 @@ class RecordFiles:
 
 @contextmanager
 def _refusals_of_temporary_disk() -> Iterator[None]:
-    """Inside it a full temporary disk is told as a mistake that names TMPDIR."""
+    """Context manager: a full temporary disk becomes a `UserError` that names TMPDIR."""
     try:
         yield
     except OSError as error:
@@ -112,10 +112,10 @@ def _refusals_of_temporary_disk() -> Iterator[None]:
 
 
 def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:
-    """The function that gives records their splits, by the settings.
+    """The function that assigns splits to records, by the settings in `splitting`.
 
-    Rows of a table that was given for validation or test stay there. `strata` has a stratum for
-    each number of a label; it is used where splits are stratified.
+    Rows of a table that the user names for validation or test stay there. `strata` has a stratum
+    for each number of a label; it is used where splits are stratified.
     """
     if not any(splitting.shares.values()):
         return lambda records: records["table"].astype(np.int8)
@@ -124,7 +124,7 @@ def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]
     else:
         assign = _by_text(splitting, strata if splitting.by is SplitBy.stratified else None)
 
-    def assigned(records: Records) -> NDArray[np.int8]:
+    def assign_training_rows(records: Records) -> NDArray[np.int8]:
         splits = records["table"].astype(np.int8)
         is_of_training_table = splits == 0
         if is_of_training_table.all():
@@ -132,14 +132,14 @@ def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]
         splits[is_of_training_table] = assign(records[is_of_training_table])
         return splits
 
-    return assigned
+    return assign_training_rows
 
 
 def _by_text(splitting: Splitting, strata: NDArray[np.int64] | None) -> Assigner:
     """Assign splits by a hash of the text, or by its stratum.
 
-    With `strata`, texts are dealt out one by one within each stratum. A text that stands there with
-    several labels counts in the lowest of their strata, and all its rows get one split.
+    With `strata`, texts are dealt out one by one within each stratum. A text with several labels
+    counts in the lowest of their strata, and all its rows get one split.
     """
     if strata is None:
         return lambda records: split_by_hash(
@@ -149,6 +149,7 @@ def _by_text(splitting: Splitting, strata: NDArray[np.int64] | None) -> Assigner
 
     def assign(records: Records) -> NDArray[np.int8]:
         hashes = reseeded(records["alike"], splitting.seed)
+        # Rows "hi" of stratum 3, "hi" of stratum 1, "yo" of stratum 2: texts [hi, yo], strata [1, 2]
         texts, text_of_row = np.unique(hashes, return_inverse=True)
         lowest_stratum = np.full(len(texts), strata.max())
         np.minimum.at(lowest_stratum, text_of_row, strata[records["code"]])
@@ -161,6 +162,8 @@ def _by_group(splitting: Splitting, files: RecordFiles) -> Assigner:
     """Assign whole groups, after all records were read once to count the rows of each."""
     groups = np.empty(0, np.uint64)
     rows_of_group = np.empty(0, np.int64)
+    # Groups [4, 9] with [2, 1] rows, and a file whose records add 9 and 7 with 5 rows and 1:
+    # groups [4, 7, 9], number [0, 2, 2, 1] of 4, 9, 9, 7, rows [2, 1, 6].
     for records in files.parts():
         is_of_training_table = records["table"] == 0
         new_groups, counts = np.unique(records["group"][is_of_training_table], return_counts=True)
@@ -185,28 +188,26 @@ def _by_group(splitting: Splitting, files: RecordFiles) -> Assigner:
 class Twins:
     """Which of some records have a twin, and of what kind."""
 
+    # Training rows with the text and the label of an earlier training row.
     repeated: Mask
-    """Training rows with the text and the label of an earlier training row."""
+    # Training rows like an earlier one in letters and digits, but not equal to it.
     alike: Mask
-    """Training rows like an earlier one in letters and digits, but not equal to it."""
+    # Rows whose text has another label elsewhere.
     conflict: Mask
-    """Rows whose text has another label elsewhere."""
+    # The splits that have the row's text: bit 0 training, 1 validation, 2 test.
     exact_splits: NDArray[np.uint8]
-    """The splits in which the row's text stands: bit 0 training, 1 validation, 2 test."""
+    # The splits that have a text of the same letters and digits, as bits.
     alike_splits: NDArray[np.uint8]
-    """The splits in which a text of the same letters and digits stands, as bits."""
 
 
 def find_twins(records: Records, codes: NDArray[np.integer], splits: NDArray[np.int8]) -> Twins:
-    """Compare the records of one file; `codes` are their labels, `splits` are 0, 1 and 2.
-
-    Three rows of one text, letters and digits alike, going through:
-
-        row  text    label  split       exact_splits  alike_splits  conflict  repeated  alike
-        0    "A b."  0      training    0b001         0b011         no        no        no
-        1    "a B!"  1      training    0b011         0b011         yes       no        yes
-        2    "a B!"  0      validation  0b011         0b011         yes       no        no
-    """
+    """Compare the records of one file; `codes` are their labels, `splits` are 0, 1 and 2."""
+    # Three rows of one text, letters and digits alike, going through:
+    #
+    #     row  text    label  split       exact_splits  alike_splits  conflict  repeated  alike
+    #     0    "A b."  0      training    0b001         0b011         no        no        no
+    #     1    "a B!"  1      training    0b011         0b011         yes       no        yes
+    #     2    "a B!"  0      validation  0b011         0b011         yes       no        no
     split_bits = (np.uint8(1) << splits.astype(np.uint8)).astype(np.uint8)
     repeated = np.zeros(len(records), np.bool_)
     alike = np.zeros(len(records), np.bool_)
