@@ -328,7 +328,7 @@ def _look_at_recordings(
         found.splits[split] = counts | dict(
             zip(("shortest", "median", "longest"), lengths, strict=True)
         )
-        names = [survey.found[each.recording].name for each in own]
+        names = [survey.entries[each.recording].name for each in own]
         require_rows(config, split, [(each.first, each.stop) for each in own], names)
 
 

@@ -149,7 +149,7 @@ def _by_text(splitting: Splitting, strata: NDArray[np.int64] | None) -> Assigner
 
     def assign(records: Records) -> NDArray[np.int8]:
         hashes = reseeded(records["alike"], splitting.seed)
-        # Rows "hi" of stratum 3, "hi" of stratum 1, "yo" of stratum 2: texts [hi, yo], strata [1, 2]
+        # Rows "hi" of stratum 3, "hi" of 1 and "yo" of 2: texts [hi, yo], strata [1, 2]
         texts, text_of_row = np.unique(hashes, return_inverse=True)
         lowest_stratum = np.full(len(texts), strata.max())
         np.minimum.at(lowest_stratum, text_of_row, strata[records["code"]])

@@ -1,5 +1,8 @@
-"""What is known of recordings whose store is open: columns, scales, names, and the shape of a
-network's answers.
+"""Facts about recordings whose store is open: columns, scales, names, and the sizes of a network.
+
+`SequenceInfo` reads them from the store; tasks and predictors ask it. `Scaler` and `ColumnRanges`
+also serve new recordings at inference: one puts them in the store's units, the other says which
+columns lie where no training sample lay.
 """
 
 from __future__ import annotations
@@ -14,27 +17,33 @@ from numpy.typing import NDArray
 from flatout.data.info import DataInfo, Labels
 from flatout.data.problem import Problem
 from flatout.data.sequences.columns import Floats
+from flatout.data.sequences.moments import Moments
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.store.store import Ragged
 
 if TYPE_CHECKING:
     from flatout.data.sequences.views import Segments
 
-ROWS_A_BLOCK = 1 << 16
-_OTHER_UNIT = 10.0
-_MANY_SAMPLES = 1000
-"""From this ratio of root mean squares on another unit is suspected; fewer samples may lie where a
-column is small."""
+ROWS_A_BLOCK = 1 << 16  # samples that are read or scaled at once
+_OTHER_UNIT = 10.0  # ratio of root mean squares from which another unit is suspected
+_MANY_SAMPLES = 1000  # fewer may well lie where a column is small
+_MARGIN = 0.1  # part of a range by which a value may lie beside it
+_NEARLY_ALL = 0.9  # fraction of samples outside of a range from which a column is warned of
+_FAR = 4.0  # spreads between two means from which a column is warned of
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceShape:
-    """Sizes of a network's inputs and answers."""
+    """Sizes of a network's inputs and answers.
+
+    Three columns that are read and one that is estimated from windows of 50 samples: inputs 3,
+    targets 1, lookback 50. A forecast of all four over 10 samples: inputs 4, targets 4, horizon 10.
+    """
 
     inputs: int  # columns that are read: the first of a batch
     targets: int  # columns that are answered: the last of a batch. A forecast reads them as well
     lookback: int | None = None  # samples of a window; None where rows are recordings or chunks
-    horizon: int = 0  # samples that a forecast answers, which stand behind its window; 0: none
+    horizon: int = 0  # samples behind its window that a forecast answers; 0: none
     labels: int = 0  # outputs for a whole recording; 0: answers belong to times
     is_stateful: bool = False  # whether a row continues the row of the batch before
 
@@ -57,36 +66,42 @@ class Scaler:
     factor: list[float] = field(default_factory=list)
 
     @classmethod
-    def fit(cls, kind: str, moments: dict[str, Floats]) -> Scaler:
-        """From count, sum, squares, least and most of each column."""
-        count = moments["count"]
+    def fit(cls, kind: str, moments: Moments) -> Scaler:
+        """The scale that `data.scale` names: standard, minmax or none.
+
+        A column without spread, which a split other than training may have, keeps its unit.
+        """
+        count = len(moments.count)
         if kind == "none":
-            return cls([0.0] * len(count), [1.0] * len(count))
-        shift = moments["mean"]
-        factor = np.sqrt(moments["squares"] / count)
+            return cls([0.0] * count, [1.0] * count)
+        shift = moments.mean
+        factor = moments.spread
         if kind == "minmax":
-            shift = moments["least"]
-            factor = moments["most"] - moments["least"]
+            shift = moments.least
+            factor = moments.most - moments.least
         return cls(shift.tolist(), np.where(factor > 0, factor, 1.0).tolist())
 
-    def scale(self, values: NDArray[Any]) -> NDArray[np.float32]:
-        """Columns in their units as the store keeps them; block by block, so that
-        little is copied.
-        """
-        shift, factor = np.array(self.shift), np.array(self.factor)
+    def scale(self, values: NDArray[np.generic]) -> NDArray[np.float32]:
+        """Samples `[samples, columns]` as the store keeps them."""
+        shift = np.array(self.shift)
+        factor = np.array(self.factor)
         scaled = np.empty(values.shape, np.float32)
+        # By the block: the differences are float64, and would take twice the room of the result.
         for at in range(0, len(values), ROWS_A_BLOCK):
             block = slice(at, at + ROWS_A_BLOCK)
             scaled[block] = (values[block] - shift) / factor
         return scaled
 
     def of_targets(self, targets: int) -> tuple[list[float], list[float]]:
+        """Shift and factor of the last columns, which are the targets."""
         return self.shift[-targets:], self.factor[-targets:]
 
 
 def describe_units(names: list[str], ratios: NDArray[np.float64], samples: float) -> list[str]:
-    """A line for each column many times as large, or small, as in training; few small samples prove
-    no other unit.
+    """A line for each column that is many times as large, or as small, as in training.
+
+    `ratios` are its root mean square over that of training. A small one counts only with many
+    samples: few may well lie where the column is small.
     """
     least = 1 / _OTHER_UNIT if samples >= _MANY_SAMPLES else 0.0
     return [
@@ -95,13 +110,6 @@ def describe_units(names: list[str], ratios: NDArray[np.float64], samples: float
         for name, ratio in zip(names, ratios.tolist(), strict=True)
         if ratio > _OTHER_UNIT or 0 < ratio < least
     ]
-
-
-_MARGIN = 0.1
-_NEARLY_ALL = 0.9
-_FAR = 4.0
-"""Part of a range by which a value may lie beside it; share of samples outside, and spreads between
-two means, from which on a column is warned of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +122,24 @@ class ColumnRanges:
     spread: list[float]
 
     @classmethod
-    def of(cls, blocks: Iterable[NDArray[Any]]) -> ColumnRanges:
-        """Of blocks `[samples, columns]`, one of them at a time in memory."""
-        parts = []
+    def of(cls, blocks: Iterable[NDArray[np.generic]]) -> ColumnRanges:
+        """The ranges of blocks `[samples, columns]`, one of them at a time in memory."""
+        leasts = []
+        mosts = []
+        sums = []
+        squares = []
+        count = 0
         for block in blocks:
             values = block.astype(np.float64)
+            leasts.append(values.min(axis=0))
+            mosts.append(values.max(axis=0))
+            sums.append(values.sum(axis=0))
             with np.errstate(over="ignore"):  # a spread that is not finite is no reason to warn
-                squares = (values**2).sum(axis=0)
-            parts.append(
-                (values.min(axis=0), values.max(axis=0), values.sum(axis=0), squares, len(values))
-            )
-        leasts, mosts, sums, squares_of_parts, counts = zip(*parts, strict=True)
+                squares.append((values**2).sum(axis=0))
+            count += len(values)
         with np.errstate(over="ignore", invalid="ignore"):
-            mean = np.sum(sums, axis=0) / sum(counts)
-            variance = np.sum(squares_of_parts, axis=0) / sum(counts) - mean**2
+            mean = np.sum(sums, axis=0) / count
+            variance = np.sum(squares, axis=0) / count - mean**2
         spread = np.sqrt(np.maximum(variance, 0.0))
         least = np.min(leasts, axis=0)
         most = np.max(mosts, axis=0)
@@ -135,14 +147,18 @@ class ColumnRanges:
 
     def count_outside(self, block: Floats) -> NDArray[np.int64]:
         """How many values of each column lie outside of the range, and not just beside it."""
-        least, most = np.array(self.least), np.array(self.most)
+        least = np.array(self.least)
+        most = np.array(self.most)
+        # A range from 0 to 50 lets values from -5 to 55 pass.
         margin = _MARGIN * (most - least)
         return ((block < least - margin) | (block > most + margin)).sum(axis=0)
 
     def find_apart(
         self, other: ColumnRanges, outside: NDArray[np.int64], samples: int
     ) -> list[int]:
-        """Columns of which nearly all values lie outside of the range, or whose mean is several
+        """Columns of other samples that lie apart from these.
+
+        Nearly all their values are outside of the range, by `outside`, or their mean is several
         spreads away.
         """
         distance = np.abs(np.array(other.mean) - np.array(self.mean))
@@ -152,14 +168,15 @@ class ColumnRanges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceInfo(DataInfo):
-    """Recordings of sensors."""
+    """Facts of an open store of recordings; `facts` and `report` are those of its preparation."""
 
     config: SequenceDataConfig
     segments: dict[str, Segments] = field(default_factory=dict)  # the samples of each split
-    notes: list[str] = field(default_factory=list)  # what was found when rows were made of them
+    notes: list[str] = field(default_factory=list)  # warnings of recordings too short for a window
 
     @property
     def lines(self) -> list[str]:
+        """The lines that are printed about the data when a run begins."""
         return [self.report.line(), *self.facts["lines"], *self.notes]
 
     @property
@@ -191,14 +208,11 @@ class SequenceInfo(DataInfo):
     def labels(self) -> Labels:
         """The classes or the number of a recording, for data.problem=label."""
         facts = self.facts
-        problem = Problem.single if facts["classes"] else Problem.regression
-        classes = facts["classes"] or self.targets
-        rows = facts["splits"]["train"]["recordings"]
         return Labels(
-            problem,
-            classes,
+            Problem.single if facts["classes"] else Problem.regression,
+            facts["classes"] or self.targets,
             facts["class_counts"],
-            rows,
+            facts["splits"]["train"]["recordings"],
             facts["label_mean"],
             facts["label_spread"],
         )
@@ -219,48 +233,52 @@ class SequenceInfo(DataInfo):
 
     @property
     def floors(self) -> dict[str, float]:
-        """The lowest root mean square error that can be reached on each target of a built-in
-        sample.
-        """
-        is_known = self.config.is_sample and self.config.problem is SequenceProblem.estimate
-        found = {name: self.config.sample.floor(name) for name in self.targets} if is_known else {}
-        return {name: value for name, value in found.items() if value is not None}
+        """The lowest root mean square error that can be reached on targets of a built-in sample."""
+        floors = {}
+        if self.config.is_sample and self.config.problem is SequenceProblem.estimate:
+            for name in self.targets:
+                floor = self.config.sample.floor(name)
+                if floor is not None:
+                    floors[name] = floor
+        return floors
 
     def rows_of(self, split: str) -> Ragged:
         return self.store.splits[split].ragged("tokens")
 
     def measured(self, split: str) -> NDArray[np.uint8] | None:
-        """`[samples, K]` of the store: 1 where a target was measured, 0 where it repeats a value;
-        None: all were.
+        """`[samples, K]`: 1 where a target was measured, 0 where it repeats a value before it.
+
+        None if all were measured.
         """
         column = self.store.splits[split].columns.get("targets")
         return column.values if isinstance(column, Ragged) else None
 
     def measured_share(self, split: str) -> float:
-        """Share of the truths of a split's rows that were measured."""
+        """Fraction of the targets of a split's rows that were measured.
+
+        A window or a forecast is scored on its last samples only, so these alone count.
+        """
         measured = self.measured(split)
         rows = self.rows_of(split)
         shape = self.shape
         if measured is None:
             return 1.0
-        stop = rows.offsets[: len(rows.lengths)] + rows.lengths
-        first = (
-            rows.offsets[: len(rows.lengths)]
-            if shape.is_each_step
-            else stop - max(1, shape.horizon)
-        )
+        first = rows.offsets[: len(rows.lengths)]
+        stop = first + rows.lengths
+        if not shape.is_each_step:
+            first = stop - max(1, shape.horizon)
+        # measured 1 0 1 1 → count 0 1 1 2 3: samples 1 to before 3 have count[3] - count[1] = 1
         count = np.append(0, measured.sum(axis=1, dtype=np.int64).cumsum())
-        truths = int((stop - first).sum()) * shape.targets
-        return float((count[stop] - count[first]).sum()) / max(1, truths)
+        targets = int((stop - first).sum()) * shape.targets
+        return float((count[stop] - count[first]).sum()) / max(1, targets)
 
     def read_ranges(self) -> ColumnRanges:
-        """Where the training samples of each column that is read lie, in its unit; a block at a
-        time is in memory.
-        """
+        """Where the training samples of each column that is read lie, in its own unit."""
         width = self.shape.inputs
         segments = self.segments["train"]
         values = self.rows_of("train").values[:, :width]
-        shift, factor = np.array(self.scaler.shift[:width]), np.array(self.scaler.factor[:width])
+        shift = np.array(self.scaler.shift[:width])
+        factor = np.array(self.scaler.factor[:width])
 
         def read_blocks() -> Iterator[Floats]:
             for first, stop in zip(segments.first.tolist(), segments.stop.tolist(), strict=True):
@@ -274,6 +292,7 @@ class SequenceInfo(DataInfo):
         return self.store.splits[split].fixed("recording")
 
     def summary(self) -> dict[str, Any]:
+        """What `summary.json` says of the data."""
         splits = self.facts["splits"]
         lengths = self.rows_of("train").lengths
         return {
@@ -285,10 +304,8 @@ class SequenceInfo(DataInfo):
             "mean_length": float(lengths.mean()),
             "truncated_rows": 0,
             "sequences": {
-                **{
-                    kind: {name: counts[kind] for name, counts in splits.items()}
-                    for kind in ("recordings", "samples")
-                },
+                "recordings": {name: counts["recordings"] for name, counts in splits.items()},
+                "samples": {name: counts["samples"] for name, counts in splits.items()},
                 "step_s": self.facts["step"],
                 "floor": self.floors,
             },

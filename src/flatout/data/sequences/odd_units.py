@@ -1,8 +1,8 @@
-"""Recordings that may be in another unit than the others: each one's halves are compared with the
-median recording.
+"""Find recordings that may hold a column in another unit than the others do.
 
-A column is suspected where it is ten times as large, or where its mean is many spreads away. Half a
-recording is compared by itself, since a logger may change its unit in the middle of a file.
+Each half of a recording is compared with the median recording: a logger may change its unit in the
+middle of a file. A column is suspected where it is ten times as large, or where its mean is many
+spreads away. Shapes: R recordings, H their two halves, C columns.
 """
 
 from __future__ import annotations
@@ -20,44 +20,41 @@ if TYPE_CHECKING:
     from flatout.data.sequences.splitting import RecordingEntry
 
 _LEAST_RECORDINGS = 3  # of fewer the median says nothing
-_TIMES = 10.0
-_SPREADS = 3.0
+_TIMES = 10.0  # the usual root mean square; metres for centimetres are 100 times off
+_SPREADS = 3.0  # from the usual mean: degrees Fahrenheit for Celsius are far off
 _SIGMAS = 1.4826  # a normal distribution's deviation, in median distances from its median
-_SHOWN = 3
+_SHOWN = 3  # recordings that a line names
 
 
 def describe_odd_units(columns: Sequence[str], recordings: Sequence[RecordingEntry]) -> list[str]:
-    """A line for each column that some recordings seem to hold in another unit than the median
-    recording.
-    """
-    recordings = [recording for recording in recordings if recording.halves]
+    """A line for each column that some recordings seem to hold in another unit."""
     if len(recordings) < _LEAST_RECORDINGS:
         return []
-    mean_RHC = np.stack([[half["mean"] for half in recording.halves] for recording in recordings])
-    variance_RHC = np.stack(
-        [[half["squares"] / half["count"] for half in recording.halves] for recording in recordings]
-    )
+    halves = [half for recording in recordings for half in recording.halves]
+    shape = (len(recordings), 2, len(columns))
+    mean_RHC = np.array([half.mean for half in halves]).reshape(shape)
+    variance_RHC = np.array([half.squares / half.count for half in halves]).reshape(shape)
     is_odd_RHC = _find_odd(mean_RHC, variance_RHC)
     usual_C = np.median(mean_RHC, axis=(0, 1))
     lines = []
     for number in np.flatnonzero(is_odd_RHC.any(axis=(0, 1))).tolist():
-        places = np.flatnonzero(is_odd_RHC[:, :, number].any(axis=1)).tolist()
-        named = [
-            _name(recordings[place], mean_RHC[place, :, number], is_odd_RHC[place, :, number])
-            for place in places
-        ]
-        listed = f"{', '.join(named[:_SHOWN])}{', …' if len(named) > _SHOWN else ''}"
-        what = f"of {counted(len(places), 'recording')} lies elsewhere than in the median recording"
+        mean_RH = mean_RHC[:, :, number]
+        is_odd_RH = is_odd_RHC[:, :, number]
+        odd = np.flatnonzero(is_odd_RH.any(axis=1)).tolist()
+        named = [_name(recordings[row], mean_RH[row], is_odd_RH[row]) for row in odd[:_SHOWN]]
+        listed = f"{', '.join(named)}{', …' if len(odd) > _SHOWN else ''}"
         lines.append(
-            f"{columns[number]} {what} (mean {usual_C[number]:.4g}): {listed}; is it in another"
-            " unit?"
+            f"{columns[number]} of {counted(len(odd), 'recording')} lies elsewhere than in the"
+            f" median recording (mean {usual_C[number]:.4g}): {listed}; is it in another unit?"
         )
     return lines
 
 
 def _find_odd(mean_RHC: Floats, variance_RHC: Floats) -> NDArray[np.bool_]:
     """Whether each half of each recording seems to be in another unit, by column."""
-    # values that no scale can hold are refused by name
+    # Means 20, 21 and 70 (Fahrenheit) with spreads of 2: the usual mean is 21, the distances are 1,
+    # 0 and 49, so recordings lie about 1.5 apart. 49 is more than 3 * (2 + 1.5): the third is odd.
+    # Values that no scale can hold are refused by name elsewhere.
     with np.errstate(over="ignore", invalid="ignore"):
         size_RHC = np.sqrt(mean_RHC**2 + variance_RHC)
         usual_size_C = np.median(size_RHC, axis=(0, 1))

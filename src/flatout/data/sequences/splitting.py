@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from flatout.data.checks.findings import counted
-from flatout.data.sequences.columns import Floats
 from flatout.data.sequences.leaks import Hashes
+from flatout.data.sequences.moments import Moments
 from flatout.data.sequences.settings import PartBy, SequenceDataConfig
 from flatout.data.tables.splits import SPLITS, hash_texts, split_groups
 from flatout.errors import require
@@ -43,13 +43,11 @@ class RecordingEntry:
     label: str | None
     digest: str  # of its values
     runs: Hashes
-    moments: dict[tuple[int, int], dict[str, Floats]] = field(default_factory=dict)
-    """Moments of the samples from the first number to before the second.
-
-    They are there for the whole recording, and for the parts that a cut in time would make.
-    """
-    halves: list[dict[str, Floats]] = field(default_factory=list)
-    """Moments of its first and of its second half."""
+    # Moments of the samples from the first number to before the second. They are there for the
+    # whole recording, and for the parts that a cut in time would make.
+    moments: dict[tuple[int, int], Moments] = field(default_factory=dict)
+    # Moments of its first and of its second half.
+    halves: list[Moments] = field(default_factory=list)
 
 
 class Splitter:
@@ -67,8 +65,8 @@ class Splitter:
         self.shares = shares
         self.num_files = num_files
         self.num_splits = 1 + sum(share > 0 for share in shares)
+        # What stays whole, once `split` has decided; None: each recording by itself.
         self.by: PartBy | None = None
-        """What stays whole, once `split` has decided; None: each recording by itself."""
         self.how = ""  # the same in words, for the line that is printed
 
     def split(self, recordings: list[RecordingEntry]) -> list[Segment]:
@@ -191,9 +189,10 @@ class Splitter:
         return [Segment(split, number, first, stop) for split, first, stop in parts if first < stop]
 
     def _cuts(self, samples: int) -> list[int]:
-        """Where each split of a recording ends: of 100 samples and shares 0.2 and 0.1, 70, 90, 100.
+        """Where each split of a recording ends.
 
-        They are as set, or follow from the shares.
+        The numbers are as set, or follow from the shares: 100 samples and the shares 0.2 and 0.1
+        give 70, 90, 100.
         """
         if self.config.split_at is not None:
             return self.config.split_at

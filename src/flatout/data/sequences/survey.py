@@ -1,9 +1,10 @@
-"""Recordings, made ready: split, checked, scaled, and written once as flat columns of float32.
+"""Make a store of recordings: split, check and scale them, and write each sample once as float32.
 
-Two passes over the tables, a file at a time: the first finds what the splits and scales depend on
-(lengths, moments of each column, labels, recordings that leak), the second writes. The store holds
-each sample once. What a network reads of it (windows, chunks, whole recordings) is an index, made
-when the store is opened.
+`SequencePreparation` passes over the tables twice, a file at a time. In the first pass a `Survey`
+adds up what splits and scales depend on: lengths, moments of each column, labels, and recordings
+that leak. The second pass writes the scaled samples. What a network reads of them (windows, chunks,
+whole recordings) is an index that `views` makes when the store is opened. Open this file to change
+what a store of recordings holds, or what is checked before it is written.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from flatout.data.samples.cells import CellsTable
 from flatout.data.sequences.columns import Floats, RecordingRules
 from flatout.data.sequences.info import ROWS_A_BLOCK, Scaler, describe_units
 from flatout.data.sequences.leaks import CopyFinder, find_overlaps, hash_runs
+from flatout.data.sequences.moments import Moments
 from flatout.data.sequences.odd_units import describe_odd_units
 from flatout.data.sequences.recordings import (
     ReadingNotes,
     Recording,
     Scratch,
+    ScratchValues,
     blocks_of,
     measured_targets,
     read_recordings,
@@ -44,12 +47,13 @@ from flatout.data.tables.splits import SPLITS
 from flatout.data.tables.table import Table
 from flatout.errors import require
 
-_VERSION = 4
-_FEW = 10  # different labels from which on whole numbers are hardly classes
+_VERSION = 4  # of what is written; a higher number makes all stores of recordings anew
+_FEW_LABELS = 10  # fewer different whole numbers as labels look like classes
+_LEAST_SIZE = 1e-30  # a column of zeros would be a division by zero
 
 
 class SequencePreparation:
-    """From settings to a store, a stage a method."""
+    """From settings to a store of recordings, a stage a method."""
 
     def __init__(self, config: SequenceDataConfig) -> None:
         self.config = config
@@ -70,20 +74,20 @@ class SequencePreparation:
         self.source = self.tables["train"].name
 
     def open(self) -> tuple[Store, CacheReport]:
+        """Open the store of these settings and files; write it first if the cache has none."""
         config = self.config
         cache = Cache(self.config.cache)
         fingerprints = fingerprints_of(self.tables, cache.folder)
         shares = config.taken_shares(self.tables)
         kind = "label" if config.problem is SequenceProblem.label else "values"
+        rules = asdict(self.rules)
+        # Both follow from settings that are in the recipe themselves.
+        del rules["targets"], rules["past_only"]
         recipe: Recipe = {
             "kind": f"sequences {kind} {_VERSION}",
             "source": fingerprints,
             "read": asdict(config.read),
-            "rules": {
-                name: value
-                for name, value in asdict(self.rules).items()
-                if name not in ("targets", "past_only")
-            },
+            "rules": rules,
             "targets": config.targets,
             "problem": config.problem,
             "scale": config.scale,
@@ -111,54 +115,53 @@ class SequencePreparation:
             survey.finish()
             repeated = self._write(writer, survey, progress, scratch)
         require_unchanged(self.tables, fingerprints, Cache(self.config.cache).folder)
-        writer.facts |= survey.facts()
-        writer.facts["lines"] = [*survey.lines(), *notes.lines()]
+        facts = survey.facts()
+        facts["lines"] = [*survey.lines(), *notes.lines()]
         if repeated:
-            writer.facts["repeated"] = repeated
-            line = (
+            facts["repeated"] = repeated
+            facts["lines"].append(
                 f"targets: {repeated:,} repeat the value before; they are in no loss and no score"
             )
-            writer.facts["lines"].append(line)
-        writer.facts["step"] = self.config.step or (
-            float(np.median(notes.steps)) if self.rules.time else None
-        )
+        facts["step"] = self.config.step
+        if not self.config.step and self.rules.time:
+            facts["step"] = float(np.median(notes.steps))
+        writer.facts |= facts
 
     def survey(
         self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None = None
     ) -> Survey:
-        """All recordings, looked at once."""
-        splitter = Splitter(
-            self.config,
-            self.config.taken_shares(self.tables),
-            len(self.tables["train"].tables) or 1,
-        )
-        found = Survey(self.config, self.rules.names, splitter)
+        """The first pass: read all recordings and add them up."""
+        shares = self.config.taken_shares(self.tables)
+        splitter = Splitter(self.config, shares, len(self.tables["train"].tables) or 1)
+        survey = Survey(self.config, self.rules.names, splitter)
         for split, recording in self._read(notes, progress, scratch):
-            found.add(split, recording)
-        return found
+            survey.add(split, recording)
+        return survey
 
     def _read(
-        self, notes: ReadingNotes, told: Progress, scratch: Scratch | None
+        self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None
     ) -> Iterator[tuple[str, Recording]]:
-        """The recordings of all tables, each with the split of its table; large files by way of
-        `scratch`.
+        """The recordings of all tables, each with the split of its table.
+
+        A large file is copied to a scratch file, if there may be any, and read from there.
         """
-        advance = told.task("reading")
+        advance = progress.task("reading")
         for split, table in self.tables.items():
             for file in table.tables or [table]:
-                if scratch is not None and (long := scratch.read(file, notes)) is not None:
-                    yield split, long
-                    advance(len(long.values))
-                else:
-                    yield from (
-                        (split, each) for each in read_recordings(file, self.rules, notes, advance)
-                    )
+                if scratch is not None and (recording := scratch.read(file, notes)) is not None:
+                    yield split, recording
+                    advance(len(recording.values))
+                    continue
+                for recording in read_recordings(file, self.rules, notes, advance):
+                    yield split, recording
 
     def _write(
         self, writer: StoreWriter, survey: Survey, progress: Progress, scratch: Scratch
     ) -> int:
-        """Write all samples, and where values are carried forward which targets were measured; how
-        many were not.
+        """The second pass: write all samples; returns how many targets were not measured.
+
+        Where values are carried forward, the store also says of each target whether it was
+        measured, or repeats the value before.
         """
         columns = {"values": Column("float32", ragged=True), "label": Column("float32")}
         if self.rules.carries_forward:
@@ -166,8 +169,11 @@ class SequencePreparation:
         recordings = writer.split(RECORDINGS, columns)
         targets = len(self.config.targets)
         repeated = 0
-        found = self._read(ReadingNotes(), progress, scratch)
-        for (_, recording), label in zip(found, survey.numbers.astype(np.float32), strict=False):
+        all_recordings = self._read(ReadingNotes(), progress, scratch)
+        labels = survey.numbers.astype(np.float32)
+        for (_, recording), label in zip(all_recordings, labels, strict=False):
+            # The values go in block by block; the row that is appended behind them has only their
+            # length left to add.
             for block in blocks_of(recording.values, ROWS_A_BLOCK):
                 recordings.extend("values", survey.scaler.scale(block).reshape(-1))
             length = np.array([np.prod(recording.values.shape)], np.int32)
@@ -181,8 +187,8 @@ class SequencePreparation:
             )
         names = ("split", "recording", "first", "stop")
         places = [
-            (SPLITS.index(each.split), each.recording, each.first, each.stop)
-            for each in survey.segments
+            (SPLITS.index(segment.split), segment.recording, segment.first, segment.stop)
+            for segment in survey.segments
         ]
         segments = writer.split(SEGMENTS, {name: Column("int64") for name in names})
         segments.append(**dict(zip(names, np.array(places).T, strict=True)))
@@ -190,16 +196,16 @@ class SequencePreparation:
 
 
 class Survey:
-    """Adds up recordings, then decides splits and scales."""
+    """Adds up recordings with `add`; `finish` then decides splits and scales, and checks them."""
 
     def __init__(self, config: SequenceDataConfig, columns: list[str], splitter: Splitter) -> None:
         self.config = config
         self.columns = columns
         self.splitter = splitter
-        self.found: list[RecordingEntry] = []
+        self.entries: list[RecordingEntry] = []
         self.segments: list[Segment] = []
         self.scaler = Scaler([])
-        self.train: dict[str, Floats] = {}  # moments of each column over the training samples
+        self.train: Moments | None = None  # of the training samples, once `finish` has split
         self.classes: list[str] = []
         # the label of each recording as a number; zeros where there are none
         self.numbers = np.empty(0)
@@ -209,6 +215,7 @@ class Survey:
         self._copies = CopyFinder(columns, config.targets if is_estimate else [])
 
     def add(self, split: str, recording: Recording) -> None:
+        """Add up a recording of a table that is named for `split`."""
         values = recording.values
         digest = xxhash.xxh3_128()
         runs = []
@@ -226,72 +233,70 @@ class Survey:
             digest=digest.hexdigest(),
             runs=np.unique(np.concatenate(runs)),
         )
-        entry.moments = {
-            span: _moments_of(values, *span)
-            for span in {(0, len(values)), *self.splitter.spans(entry)}
-        }
+        spans = {(0, len(values)), *self.splitter.spans(entry)}
+        entry.moments = {span: _moments_of(values, *span) for span in spans}
         middle = len(values) // 2
         entry.halves = [_moments_of(values, 0, middle), _moments_of(values, middle, len(values))]
-        self.found.append(entry)
+        self.entries.append(entry)
 
     def finish(self) -> None:
         """Decide splits, then scales and classes, by the training samples."""
         cuts = {"step": self.config.step, "max_gap": self.config.max_gap}
-        named = " or ".join(
-            f"data.{name}={value:g}" for name, value in cuts.items() if value is not None
-        )
-        require(
-            bool(self.found),
-            "data",
-            "no recording has two samples or more",
-            hint=f"Name longer recordings{f', or change {named}' if named else ''}.",
-        )
-        self.segments = self.splitter.split(self.found)
+        hint = "Name longer recordings"
+        if settings := [f"data.{name}={value:g}" for name, value in cuts.items() if value]:
+            hint += f", or change {' or '.join(settings)}"
+        require(bool(self.entries), "data", "no recording has two samples or more", hint=f"{hint}.")
+        self.segments = self.splitter.split(self.entries)
         self._require_no_leak()
-        moments: dict[str, dict[str, Floats]] = {}
+        moments: dict[str, Moments] = {}
         for split in SPLITS:
-            own = [each for each in self.segments if each.split == split]
+            parts = [
+                self.entries[segment.recording].moments[segment.first, segment.stop]
+                for segment in self._segments_of(split)
+            ]
             require(
-                bool(own) or split == "test",
+                bool(parts) or split == "test",
                 "data.split_by",
                 f"no recordings are left for the {split} split",
                 hint="Name more recordings.",
             )
-            if own:
-                moments[split] = _merge(
-                    [self.found[each.recording].moments[each.first, each.stop] for each in own]
-                )
-        self.train = moments.pop("train")
-        self._require_usable()
-        self.scaler = Scaler.fit(self.config.scale.value, self.train)
+            if parts:
+                moments[split] = Moments.merge(parts)
+        train = moments.pop("train")
+        self.train = train
+        self._require_usable(train)
+        self.scaler = Scaler.fit(self.config.scale.value, train)
         for split, other in moments.items():
-            ratio = _rms(other) / np.maximum(_rms(self.train), 1e-30)
-            units = describe_units(self.columns, ratio, other["count"].max())
+            ratio = other.root_mean_square / np.maximum(train.root_mean_square, _LEAST_SIZE)
+            units = describe_units(self.columns, ratio, other.count.max())
             self._warnings += [f"warning {split}: {line}" for line in units]
-        odd = describe_odd_units(self.columns, self.found)
+        odd = describe_odd_units(self.columns, self.entries)
         self._warnings += [f"warning recordings: {line}" for line in odd]
         self._number_labels()
 
+    def _segments_of(self, split: str) -> list[Segment]:
+        return [segment for segment in self.segments if segment.split == split]
+
     def facts(self) -> dict[str, Any]:
         """What the store keeps beside the values."""
-        own = {split: [each for each in self.segments if each.split == split] for split in SPLITS}
-        samples = {
-            split: sum(each.stop - each.first for each in parts) for split, parts in own.items()
-        }
-        numbers = self.numbers[sorted({each.recording for each in own["train"]})]
+        assert self.train is not None, "facts are asked for before `finish`"
+        splits = {}
+        for split in SPLITS:
+            segments = self._segments_of(split)
+            samples = sum(segment.stop - segment.first for segment in segments)
+            if segments:
+                splits[split] = {"recordings": len(segments), "samples": samples}
+        of_training = sorted({segment.recording for segment in self._segments_of("train")})
+        numbers = self.numbers[of_training]
         codes = numbers.astype(int) if self.classes else np.zeros(len(numbers), int)
         labels = np.zeros(1) if self.classes else numbers
         return {
             "columns": self.columns,
             "scaler": asdict(self.scaler),
-            "sizes": _rms(self.train).tolist(),
-            "recordings": [each.name for each in self.found],
-            "parts": [each.part for each in self.found],
-            "splits": {
-                name: {"recordings": len(own[name]), "samples": samples[name]}
-                for name in SPLITS
-                if own[name]
-            },
+            "sizes": self.train.root_mean_square.tolist(),
+            "recordings": [entry.name for entry in self.entries],
+            "parts": [entry.part for entry in self.entries],
+            "splits": splits,
             "classes": self.classes,
             "class_counts": np.bincount(codes, minlength=len(self.classes)).tolist(),
             "label_mean": float(labels.mean()),
@@ -300,62 +305,74 @@ class Survey:
 
     def describe_columns(self) -> dict[str, dict[str, float]]:
         """Mean, spread, least and most of each column over the training samples."""
-        found = self.train | {"spread": np.sqrt(self.train["squares"] / self.train["count"])}
+        moments = self.train
+        if moments is None:
+            return {}
+        numbers = np.stack([moments.mean, moments.spread, moments.least, moments.most], axis=1)
+        names = ("mean", "spread", "least", "most")
         return {
-            column: {
-                name: float(found[name][place]) for name in ("mean", "spread", "least", "most")
-            }
-            for place, column in enumerate(self.columns)
+            column: dict(zip(names, row, strict=True))
+            for column, row in zip(self.columns, numbers.tolist(), strict=True)
         }
 
     def lines(self) -> list[str]:
+        """How many recordings each split has, and all warnings."""
         splits = self.facts()["splits"].items()
         counts = ", ".join(
-            f"{name} {each['recordings']:,} ({each['samples']:,} samples)" for name, each in splits
+            f"{split} {count['recordings']:,} ({count['samples']:,} samples)"
+            for split, count in splits
         )
         return [f"recordings: {counts}; {self.splitter.how}", *self._warnings]
 
     def _number_labels(self) -> None:
-        """Labels are classes where one of them is no number."""
-        labels = ["0" if each.label is None else each.label for each in self.found]
+        """Read labels as numbers to predict; as classes where one of them is no number."""
+        labels = ["0" if entry.label is None else entry.label for entry in self.entries]
         try:
             self.numbers = np.array(list(map(float, labels)))
         except ValueError:
-            self.classes = sorted(
-                {labels[each.recording] for each in self.segments if each.split == "train"}
-            )
-            unknown = sorted(set(labels) - set(self.classes))
-            require(
-                not unknown,
-                "data.target",
-                f"{', '.join(map(repr, unknown[:3]))} stands in no training recording",
-                hint="Give the training recordings of each class.",
-            )
-            require(len(self.classes) > 1, "data.target", "one class", allowed="two or more")
-            places = {name: number for number, name in enumerate(self.classes)}
-            self.numbers = np.array([places[label] for label in labels], dtype=np.float64)
+            self._number_classes(labels)
         else:
-            broken = [
-                each
-                for each, number in zip(self.found, self.numbers, strict=True)
-                if not math.isfinite(number)
-            ]
-            what = "".join(f"the label of {each.name} is {each.label}" for each in broken[:1])
-            require(
-                not broken, "data.target", what, hint="Write a number, or leave the recording out."
-            )
-            known = set(self.numbers.tolist())
-            is_label = self.config.problem is SequenceProblem.label
-            if is_label and len(known) < _FEW and all(each.is_integer() for each in known):
-                note = (
-                    "labels: whole numbers are predicted as numbers; write them as texts (c0, c1)"
-                    " for classes"
-                )
-                self._warnings.append(note)
+            self._check_numbers()
 
-    def _require_usable(self) -> None:
-        moments = (self.train[name].tolist() for name in ("least", "most", "squares"))
-        for name, least, most, squares in zip(self.columns, *moments, strict=True):
+    def _number_classes(self, labels: list[str]) -> None:
+        """Number the classes of the training recordings: ["up", "down", "up"] → 1, 0, 1."""
+        self.classes = sorted({labels[segment.recording] for segment in self._segments_of("train")})
+        unknown = sorted(set(labels) - set(self.classes))
+        require(
+            not unknown,
+            "data.target",
+            f"{', '.join(map(repr, unknown[:3]))} stands in no training recording",
+            hint="Give the training recordings of each class.",
+        )
+        require(len(self.classes) > 1, "data.target", "one class", allowed="two or more")
+        self.numbers = np.searchsorted(self.classes, labels).astype(np.float64)
+
+    def _check_numbers(self) -> None:
+        """Refuse a label that is not finite; warn of labels that look like classes."""
+        for entry, number in zip(self.entries, self.numbers.tolist(), strict=True):
+            require(
+                math.isfinite(number),
+                "data.target",
+                f"the label of {entry.name} is {entry.label}",
+                hint="Write a number, or leave the recording out.",
+            )
+        labels = set(self.numbers.tolist())
+        is_label = self.config.problem is SequenceProblem.label
+        if is_label and len(labels) < _FEW_LABELS and all(map(float.is_integer, labels)):
+            self._warnings.append(
+                "labels: whole numbers are predicted as numbers; write them as texts (c0, c1)"
+                " for classes"
+            )
+
+    def _require_usable(self, train: Moments) -> None:
+        """Refuse columns that teach nothing or overflow, and features that equal a target."""
+        for name, least, most, squares in zip(
+            self.columns,
+            train.least.tolist(),
+            train.most.tolist(),
+            train.squares.tolist(),
+            strict=True,
+        ):
             key = "data.target" if name in self.config.targets else "data.features"
             require(
                 least != most,
@@ -388,14 +405,14 @@ class Survey:
         # Every segment is a whole recording, and they come in the order of the recordings.
         first_with: dict[str, Segment] = {}
         for segment in self.segments:
-            entry = self.found[segment.recording]
+            entry = self.entries[segment.recording]
             keys = {"holds the samples of": entry.digest}
             # each file has its own groups
             if self.config.group and self.splitter.by is not PartBy.file:
                 keys["is the group of"] = entry.whole.partition(": ")[2]
             for how, key in keys.items():
                 first = first_with.setdefault(key, segment)
-                earlier = self.found[first.recording].name
+                earlier = self.entries[first.recording].name
                 require(
                     not key or first.split == segment.split,
                     f"data.{segment.split}",
@@ -405,11 +422,11 @@ class Survey:
         self._warn_of_overlaps()
 
     def _warn_of_overlaps(self) -> None:
-        runs = [entry.runs for entry in self.found]
+        runs = [entry.runs for entry in self.entries]
         splits = [SPLITS.index(segment.split) for segment in self.segments]
         for overlap in find_overlaps(runs, splits):
-            name = self.found[overlap.recording].name
-            earlier = self.found[overlap.earlier].name
+            name = self.entries[overlap.recording].name
+            earlier = self.entries[overlap.earlier].name
             split = self.segments[overlap.recording].split
             earlier_split = self.segments[overlap.earlier].split
             self._warnings.append(
@@ -418,38 +435,6 @@ class Survey:
             )
 
 
-def _moments_of(values: Any, first: int, stop: int) -> dict[str, Floats]:
-    parts = []
-    for block in blocks_of(values, ROWS_A_BLOCK, first, stop):
-        with np.errstate(over="ignore"):  # a variance that is not finite is refused later, by name
-            mean = block.mean(axis=0)
-            squares = ((block - mean) ** 2).sum(axis=0)
-        least = block.min(axis=0)
-        most = block.max(axis=0)
-        count = np.full_like(mean, len(block))
-        parts.append(
-            {"count": count, "mean": mean, "squares": squares, "least": least, "most": most}
-        )
-    return parts[0] if len(parts) == 1 else _merge(parts)
-
-
-def _merge(parts: list[dict[str, Floats]]) -> dict[str, Floats]:
-    """Moments of several runs of samples together, without the loss of digits of plain sums."""
-    counts, means, squares, least, most = (
-        np.stack([part[name] for part in parts]) for name in parts[0]
-    )
-    count = counts.sum(axis=0)
-    with np.errstate(over="ignore"):
-        mean = (counts * means).sum(axis=0) / count
-        apart = squares.sum(axis=0) + (counts * (means - mean) ** 2).sum(axis=0)
-    return {
-        "count": count,
-        "mean": mean,
-        "squares": apart,
-        "least": least.min(axis=0),
-        "most": most.max(axis=0),
-    }
-
-
-def _rms(moments: dict[str, Floats]) -> Floats:
-    return np.sqrt(moments["mean"] ** 2 + moments["squares"] / moments["count"])
+def _moments_of(values: Floats | ScratchValues, first: int, stop: int) -> Moments:
+    """The moments of the samples from `first` to before `stop`."""
+    return Moments.of(blocks_of(values, ROWS_A_BLOCK, first, stop))
