@@ -58,6 +58,7 @@ SCHEMA = {
         "seconds",
         "seconds_to_first_step",
         "resumed_from",
+        "best_epoch",
         "skipped_steps",
         "out_of_memory",
     },
@@ -83,6 +84,7 @@ SCHEMA = {
     "metric": None,
     "metrics": None,
     "intervals": None,
+    "findings": None,
     "artifacts": None,
 }
 

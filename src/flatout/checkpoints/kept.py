@@ -8,6 +8,7 @@ older ones are deleted. Open this file to change which checkpoints stay.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -34,6 +35,8 @@ class Best:
     min_delta: float = 0.0
     value: float | None = None
     step: int | None = None
+    # The loss of that validation, which decides where the metric ties; None: no loss is logged.
+    loss: float | None = None
     # Its epoch, counted from 1. Checkpoints of earlier versions do not have it.
     epoch: int | None = None
 
@@ -48,7 +51,9 @@ class Best:
     def judge(self, trainer: L.Trainer, step: int) -> None:
         """Compare the metric of a validation that has just ended; note it if it is better.
 
-        `step`: optimizer steps so far. Raises `UserError` if the metric was not logged.
+        Where the metric is the same as before, the lower loss is better: a metric that counts
+        right answers stands still while a network still learns. `step`: optimizer steps so far.
+        Raises `UserError` if the metric was not logged.
         """
         if self.monitor is None:
             return
@@ -61,26 +66,33 @@ class Best:
         known = ", ".join(logged) or "none"
         require(self.monitor in logged, "ExactCheckpoint.monitor", what, allowed=known, hint=hint)
         value = float(logged[self.monitor])
-        sign = 1 if self.mode == "max" else -1
-        if (
-            self.value is None
-            or self.value != self.value  # NaN: any value is better
-            or sign * (value - self.value) > self.min_delta
-        ):
+        loss = logged.get(f"{self.monitor.rpartition('/')[0]}/loss")
+        if self._is_better(value, None if loss is None else float(loss)):
             self.value = value
+            self.loss = None if loss is None else float(loss)
             self.step = step
             self.epoch = trainer.current_epoch + 1
+
+    def _is_better(self, value: float, loss: float | None) -> bool:
+        if self.value is None or math.isnan(self.value):
+            return True
+        if value == self.value:
+            return loss is not None and self.loss is not None and loss < self.loss
+        sign = 1 if self.mode == "max" else -1
+        return sign * (value - self.value) > self.min_delta
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "monitor": self.monitor,
             "best_value": self.value,
+            "best_loss": self.loss,
             "best_step": self.step,
             "best_epoch": self.epoch,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.value = state["best_value"]
+        self.loss = state.get("best_loss")
         self.step = state["best_step"]
         self.epoch = state.get("best_epoch")
 

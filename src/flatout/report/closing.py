@@ -36,7 +36,13 @@ def print_closing(
         console.print(class_table(per_class))
     table = plain_table("", "", texts=2, show_header=False, title=Text(_title(summary)))
     table.columns[0].style = "bold"
-    rows = [*_metric_rows(summary), ("ended early", early_end(summary)), *_speed_rows(summary)]
+    rows = [
+        *_metric_rows(summary),
+        ("best epoch", best_epoch_text(summary)),
+        ("ended early", early_end(summary)),
+        *finding_rows(summary),
+        *_speed_rows(summary),
+    ]
     for name, text in rows:
         if text:
             table.add_row(Text(name), Text(text))
@@ -80,6 +86,20 @@ def early_end(summary: Mapping[str, Any]) -> str:
         if choice["name"] == EARLY_END:
             return f"{choice['value']}: {choice['why']}; {choice['evidence']}"
     return ""
+
+
+def best_epoch_text(summary: Mapping[str, Any]) -> str:
+    """Which epoch's weights answer, and by which metric; empty where none was chosen."""
+    training = summary["training"]
+    best = training.get("best_epoch")
+    if best is None or summary["metric"] is None:
+        return ""
+    return f"{best} of {training['epochs']}, by val/{summary['metric']}"
+
+
+def finding_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the result says against itself, as a name and a sentence each."""
+    return [(finding["name"], finding["text"]) for finding in summary.get("findings") or []]
 
 
 def _title(summary: dict[str, Any]) -> str:
@@ -188,7 +208,13 @@ def closing_markdown(summary: dict[str, Any]) -> str:
     parts = [f"**{_cell(_title(summary))}**"]
     if text := verdict_text(summary["verdict"]):
         parts.append(f"**Verdict:** {_cell(text)}")
-    rows = [*_metric_rows(summary), *_speed_rows(summary)]
+    best_epoch = ("best epoch", best_epoch_text(summary))
+    rows = [
+        *_metric_rows(summary),
+        best_epoch,
+        *finding_rows(summary),
+        *_speed_rows(summary),
+    ]
     shown = [(name, text) for name, text in rows if text and name not in ("verdict", "")]
     if shown:
         parts.append(_markdown_table(["result and speed", ""], shown))

@@ -80,6 +80,8 @@ def write_page(
         summary=summary,
         about=f"{about} on {summary['data']['source'] or 'no data yet'}",
         figures=[*_metric_tiles(summary), *_speed_tiles(summary)],
+        best_epoch=closing.best_epoch_text(summary),
+        findings=closing.finding_rows(summary),
         early_end=closing.early_end(summary),
         rival=closing.rival_text(summary),
         truncation=closing.truncation_text(summary),
@@ -231,6 +233,8 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows of errors as CSV, numbers with six digits; without rows the file is empty."""
     table = [list(rows[0]) if rows else []]
     for row in rows:
-        shortened = {name: f"{value:.6g}" for name, value in row.items() if isinstance(value, float)}
+        shortened = {
+            name: f"{value:.6g}" for name, value in row.items() if isinstance(value, float)
+        }
         table.append(list((row | shortened).values()))
     write_table(path, table)

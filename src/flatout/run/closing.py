@@ -30,6 +30,7 @@ from flatout.engine.lightning_internals import callbacks_of
 from flatout.engine.passes import TRAINING
 from flatout.engine.peaks import measured_peak
 from flatout.engine.precision import LIGHTNING_NAMES, Precision, choose_precision
+from flatout.engine.run_length import EPOCHS
 from flatout.inference.run_predictor import RunPredictor
 from flatout.models.encoder.transformer import Transformer
 from flatout.perf.notes import measured_before
@@ -47,6 +48,7 @@ from flatout.run.context import OurParts, RunContext, RunParts
 from flatout.run.kinds import kind_of, load_predictor
 from flatout.run.own_parts import NoAnswers
 from flatout.run.resolve import Settings
+from flatout.run.result_findings import find_in_result
 from flatout.run.rival import find_rival
 from flatout.run.run_folder import RunFolder
 from flatout.run.trainer import Training, settings_to_compare
@@ -175,6 +177,7 @@ def summarise(parts: RunParts, training: Training, seconds: float, folder: RunFo
             "steps": trainer.global_step,
             "rows_per_step": rows_per_step,
             "seconds": round(seconds, 2),
+            "best_epoch": training.checkpoints.best_so_far.epoch,
             "seconds_to_first_step": timer.seconds_to_first_step,
             "skipped_steps": len(loop.skipped),
             "out_of_memory": loop.passes.num_out_of_memory,
@@ -347,6 +350,9 @@ def write_reports(
     settings: Settings, parts: RunParts, answers: RunAnswers, folder: RunFolder
 ) -> None:
     """Write the page, print the closing table, and complete what TensorBoard shows."""
+    max_epochs = int(settings.trainer.get("max_epochs") or EPOCHS)
+    findings = find_in_result(folder.summary.values, answers.per_class, max_epochs)
+    folder.summary.set("findings", findings)
     values = {**folder.summary.values, "status": "finished"}
     curves = read_curves(folder.path)
     write_page(folder.path, values, curves, answers.per_class, answers.charts)

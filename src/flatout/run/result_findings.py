@@ -1,0 +1,70 @@
+"""What a result says against itself: one line each, printed below the scores.
+
+A finished run may have answered one class only, may have been best in its last epoch, or may have
+taken too few steps to learn. Each finding is a name and a sentence that ends in the settings to try
+next. They are read off `summary.json` and the scores of each class. To add one, write a function
+and name it in `find_in_result`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Below so many steps a network had no time to learn. On eight sets of up to 2,000 texts, more and
+# smaller steps raised the accuracy of a BiLSTM by up to 15 points, and lowered it on one by 0.3.
+_FEW_STEPS = 300
+_LEAST_ROWS_PER_STEP = 16  # that are advised
+_LEAST_OF_A_CLASS = 5  # test rows; where every class has fewer, scores of classes say nothing
+
+
+def find_in_result(
+    summary: Mapping[str, Any], per_class: Sequence[Mapping[str, Any]], max_epochs: int
+) -> list[dict[str, str]]:
+    """The findings of a finished run as `{"name": …, "text": …}`, the gravest first."""
+    texts = {
+        "one class": _one_class_text(per_class),
+        "few steps": _few_steps_text(summary),
+        "still rising": _still_rising_text(summary, max_epochs),
+    }
+    return [{"name": name, "text": text} for name, text in texts.items() if text]
+
+
+def _one_class_text(per_class: Sequence[Mapping[str, Any]]) -> str:
+    """Said where one class alone is ever answered rightly, though others have rows."""
+    with_rows = [row for row in per_class if row["support"] > 0]
+    right = [row for row in with_rows if row["recall"] > 0]
+    largest_other = max((row["support"] for row in with_rows if row not in right), default=0)
+    if len(with_rows) < 2 or len(right) != 1 or largest_other < _LEAST_OF_A_CLASS:
+        return ""
+    share = right[0]["support"] / sum(row["support"] for row in with_rows)
+    return (
+        f"right for {right[0]['class']!r} alone, which {share:.1%} of the rows have;"
+        " try checkpoint.metric=macro_f1 task.class_weights=auto"
+    )
+
+
+def _few_steps_text(summary: Mapping[str, Any]) -> str:
+    """Said of a run that took few steps although its rows would give more in smaller batches."""
+    steps = summary["training"]["steps"]
+    rows_per_step = summary["training"]["rows_per_step"]
+    rows = summary["data"]["rows"]["train"]
+    if not (steps and rows_per_step and rows):
+        return ""
+    wanted = max(_LEAST_ROWS_PER_STEP, rows_per_step * steps / _FEW_STEPS)
+    smaller = 2 ** math.floor(math.log2(wanted))
+    if steps >= _FEW_STEPS or smaller > rows_per_step / 2:
+        return ""
+    return (
+        f"{steps:,} in all is little for a network to learn from;"
+        f" try data.batch_size={smaller}, about {steps * rows_per_step // smaller:,} steps"
+    )
+
+
+def _still_rising_text(summary: Mapping[str, Any], max_epochs: int) -> str:
+    """Said where the last of several epochs is the best one."""
+    best_epoch = summary["training"]["best_epoch"]
+    if max_epochs < 2 or best_epoch != max_epochs:
+        return ""
+    return f"the last epoch is the best; try trainer.max_epochs={2 * max_epochs}"
