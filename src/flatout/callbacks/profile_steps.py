@@ -258,9 +258,9 @@ def _steps_and_breaks(trainer: L.Trainer) -> tuple[int, Callable[[int], int]]:
     """
     batches = int(min(trainer.num_training_batches, _ENDLESS))  # a stream's number is infinite
     loader = trainer.train_dataloader
-    # The steps of flatout's feeds end where their plan says, not where Lightning's setting does.
-    is_feed = isinstance(loader, Feed)
-    accumulate = loader.plan.accumulate if is_feed else trainer.accumulate_grad_batches
+    accumulate = trainer.accumulate_grad_batches
+    if isinstance(loader, Feed):  # its plan decides where steps end
+        accumulate = loader.plan.accumulate
     val_every = trainer.val_check_batch  # batches; None: at the end of an epoch only
     epoch = max(1, -(-batches // accumulate))
     between = epoch if val_every is None else max(1, int(min(val_every, batches)) // accumulate)

@@ -1,11 +1,10 @@
-"""`ScaleBatch`: the batch size that is fastest and fits into memory, and the learning rate for it,
-in any `L.Trainer`.
+"""`ScaleBatch`: a callback that finds the fastest batch size that fits into memory.
 
-Training steps of growing size are timed on a copy of the module, by the same search that
-`tune=auto` uses: sizes double until twice as many rows bring less than `gain`, or would not fit. It
-happens just before Lightning builds the optimizer, so nothing must be undone: module and random
-numbers are as if the size had been set from the start. A training on several ranks is refused: rank
-by rank the times differ, and so would the sizes.
+It also scales the learning rate to that size, and works in any `L.Trainer`. A copy of the module is
+timed with growing sizes, by the search of `tune=auto`. Sizes double until twice as many rows bring
+less than `gain`, or do not fit. This happens just before Lightning builds the optimizer: module and
+random numbers are as if the size had been set from the start. Several ranks are refused, as their
+times differ, and so would their sizes.
 """
 
 from __future__ import annotations
@@ -36,8 +35,9 @@ from flatout.tasks.task import Task
 
 
 class ScaleBatch(Callback):
-    """Sets the batch size of a DataModule of flatout before the first step, and scales the learning
-    rate of its task.
+    """Sets the batch size of flatout's DataModule before the first step.
+
+    It scales the learning rate of the task, too.
 
     >>> trainer = L.Trainer(  # doctest: +SKIP
     ...     callbacks=[ScaleBatch(lr="sqrt", max_batch_size=1024)]
@@ -55,28 +55,29 @@ class ScaleBatch(Callback):
         memory_margin: float = 0.1,
         log: RunLog | None = None,
     ) -> None:
-        """`lr`: sqrt, linear, or None to leave the rate alone; `gain`: how much faster twice as
-        many rows must be.
+        """Choose what is measured, and how long.
 
-        `steps` are timed of each size, at most `budget_s` seconds of all; `memory_margin` of the
-        memory stays free.
+        `lr`: how the learning rate grows, "sqrt" or "linear"; None leaves it.
+        `gain`: twice as many rows must be faster by this fraction.
+        `steps`: how many are timed of each size; all of them take at most `budget_s` seconds.
+        `memory_margin`: fraction of the memory that stays free.
         """
         super().__init__()
         self.scale_lr = as_choice(ScaleRate, lr or ScaleRate.none, "ScaleBatch.lr")
-        is_sound = max_batch_size is None or max_batch_size >= 1
-        require(is_sound, "ScaleBatch.max_batch_size", f"{max_batch_size}", allowed="1 or more")
+        _require_most(max_batch_size, 1, "1 or more")
         self.max_batch_size = max_batch_size
-        asked: dict[str, Any] = {
-            "budget_s": budget_s,
-            "gain": gain,
-            "steps": steps,
-            "memory_margin": memory_margin,
-        }
-        self.settings = TuneConfig(enabled=True, effective_batch=StepRows.free, **asked)
+        self.settings = TuneConfig(
+            enabled=True,
+            effective_batch=StepRows.free,
+            budget_s=budget_s,
+            gain=gain,
+            steps=steps,
+            memory_margin=memory_margin,
+        )
         self.run_log: RunLog = log or RunLog()
         self.batch_size: int | None = None  # the size in use, once it is decided
         self.learning_rate: float | None = None
-        # what was tried; None where a checkpoint has brought the decision
+        # Of the search; None if the decision comes from a checkpoint.
         self.answers: Answers | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -91,8 +92,8 @@ class ScaleBatch(Callback):
                 self._decide(trainer, task, data)
             return build()
 
-        # The last moment before the optimizer: the network is built, and a checkpoint has brought
-        # its decision.
+        # The last moment before the optimizer. The network is built by now, and a checkpoint is
+        # loaded, which may hold the decision.
         set_method(task, "configure_optimizers", decide_and_build)
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,7 +102,7 @@ class ScaleBatch(Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Take the decision over before other callbacks count the steps of an epoch."""
+        """Use a checkpoint's decision, before other callbacks count the steps of an epoch."""
         state = checkpoint["callbacks"].get(self.state_key)
         if trainer.state.fn == "fit" and state and state["batch_size"] is not None:
             self._apply(
@@ -113,8 +114,7 @@ class ScaleBatch(Callback):
         optim = task.optim
         device = trainer.strategy.root_device
         allowed = f"{before} or more, the DataModule's batch_size"
-        is_sound = self.max_batch_size is None or self.max_batch_size >= before
-        require(is_sound, "ScaleBatch.max_batch_size", f"{self.max_batch_size}", allowed=allowed)
+        _require_most(self.max_batch_size, before, allowed)
         random = random_state(device)
         try:
             rows = self._search(trainer, task, data, device)
@@ -128,20 +128,22 @@ class ScaleBatch(Callback):
     def _search(
         self, trainer: L.Trainer, task: Task, data: StoreData[Any, Any], device: torch.device
     ) -> int:
+        """The batch size that is fastest for a copy of the task."""
         feed = data.feeds.train
-        alone = copy.copy(task)
-        # what callbacks put into it, which must not be shared
+        task_copy = copy.copy(task)
+        # Callbacks have set these on the task itself.
         for name in ("configure_optimizers", "is_in_fast_loop"):
-            unset_method(alone, name)
-        alone = copy.deepcopy(alone)
-        alone.total_steps = alone.total_steps or 1  # the rate does not matter here
+            unset_method(task_copy, name)
+        task_copy = copy.deepcopy(task_copy)
+        task_copy.total_steps = task_copy.total_steps or 1  # the learning rate has no effect here
         clip = float(trainer.gradient_clip_val or 0.0)
         precision = by_lightning_name(str(trainer.precision))
-        parts = Parts(alone, feed.split, feed.plan, device, data.config.workers, clip)
+        parts = Parts(task_copy, feed.split, feed.plan, device, data.config.workers, clip)
         start = ProbedSetting(
             feed=feed.kind, precision=precision, rows=data.config.batch_size, accumulate=1
         )
-        asked = OpenSettings(
+        free_bytes = free_memory(device) + held_bytes(device)
+        open_settings = OpenSettings(
             settings=self.settings,
             start=start,
             step_rows=start.rows,
@@ -149,47 +151,57 @@ class ScaleBatch(Callback):
             most_rows=self.max_batch_size,
             planned_steps=1,
             kept=dict.fromkeys(("data.feed", "precision", "optim.lr", "compile"), ""),
-            room_bytes=int(
-                (free_memory(device) + held_bytes(device)) * (1 - self.settings.memory_margin)
-            ),
+            room_bytes=int(free_bytes * (1 - self.settings.memory_margin)),
             is_cpu=device.type == "cpu",
             counts_time=False,
         )
-        search = Search(asked, Here(parts), AnswerStore(data.config.cache))
+        search = Search(open_settings, Here(parts), AnswerStore(data.config.cache))
         self.answers = search.decide()
         return search.now.rows
 
     def _apply(self, task: Task, data: StoreData[Any, Any], rows: int, rate: float | None) -> None:
-        self.batch_size, self.learning_rate = rows, rate
+        self.batch_size = rows
+        self.learning_rate = rate
         data.config.batch_size = rows
         if rate is not None:
             task.optim = replace(task.optim, lr=rate)
 
     def _report(self, before: int, rate_before: float, rate: float | None) -> None:
         assert self.answers is not None
-        choice = next(each for each in self.answers.choices if each.name in ("micro-batch", "tune"))
+        # "tune" says why nothing was measured.
+        choice = next(
+            choice for choice in self.answers.choices if choice.name in ("micro-batch", "tune")
+        )
         evidence = f"{choice.evidence}; {self.answers.seconds:.1f} s"
         self.run_log.decision(
             "data.batch_size", f"{before} → {self.batch_size}", choice.why, evidence
         )
         if rate is not None:
-            why, growth = f"scaled by {self.scale_lr.value}", f"{self.batch_size} rows for {before}"
-            self.run_log.decision("optim.lr", f"{rate_before:g} → {rate:g}", why, growth)
+            self.run_log.decision(
+                "optim.lr",
+                f"{rate_before:g} → {rate:g}",
+                f"scaled by {self.scale_lr.value}",
+                f"{self.batch_size} rows for {before}",
+            )
+
+
+def _require_most(max_batch_size: int | None, least: int, allowed: str) -> None:
+    is_sound = max_batch_size is None or max_batch_size >= least
+    require(is_sound, "ScaleBatch.max_batch_size", f"{max_batch_size}", allowed=allowed)
 
 
 def _parts_of(trainer: L.Trainer, module: L.LightningModule) -> tuple[Task, StoreData[Any, Any]]:
+    """The task and the DataModule, if both are flatout's and the batch size may change."""
     data = datamodule_of(trainer)
     where = "ScaleBatch"
     if not (isinstance(module, Task) and isinstance(data, StoreData)):
-        names = (
-            f"{type(module).__name__} with"
-            f" {type(data).__name__ if data is not None else 'no DataModule'}"
+        name = "no DataModule" if data is None else type(data).__name__
+        raise UserError(
+            where,
+            f"{type(module).__name__} with {name}",
+            allowed="a task and a DataModule of flatout",
+            hint="Use Lightning's BatchSizeFinder for other modules.",
         )
-        hint, allowed = (
-            "Use Lightning's BatchSizeFinder for other modules.",
-            "a task and a DataModule of flatout",
-        )
-        raise UserError(where, names, allowed=allowed, hint=hint)
     require(
         trainer.world_size == 1,
         where,
@@ -198,17 +210,18 @@ def _parts_of(trainer: L.Trainer, module: L.LightningModule) -> tuple[Task, Stor
         hint="Find the size on one device, then set batch_size.",
     )
     for name in ("tokens_per_batch", "effective_batch"):
-        is_open = getattr(data.config, name) is None
         require(
-            is_open, where, f"data.{name} fixes the size of a batch", hint="Leave one of them out."
+            getattr(data.config, name) is None,
+            where,
+            f"data.{name} fixes the size of a batch",
+            hint="Leave one of them out.",
         )
-    known = ", ".join(LIGHTNING_NAMES.values())
-    is_known = str(trainer.precision) in LIGHTNING_NAMES.values()
+    precisions = LIGHTNING_NAMES.values()
     require(
-        is_known,
+        str(trainer.precision) in precisions,
         where,
         f"precision {trainer.precision}",
-        allowed=known,
+        allowed=", ".join(precisions),
         hint="Leave ScaleBatch out.",
     )
     return module, data

@@ -57,7 +57,7 @@ def test_a_folder_that_cannot_be_written_costs_only_measuring_again(tmp_path):
     store = AnswerStore(tmp_path)
     with store.measuring("a", 1.0):
         pass
-    with pytest.warns(UserWarning, match="cannot be kept"):
+    with pytest.warns(UserWarning, match="cannot be written"):
         store.write("a", ANSWERS)
 
 

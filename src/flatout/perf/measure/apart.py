@@ -1,8 +1,8 @@
-"""Measure in a process of its own: whatever happens there is an answer, and nothing of it is left.
+"""Measure in a separate process, which may fail or run out of memory without harm.
 
-`run` calls one function there. An `Apart` keeps its process for several questions about one thing
-that is made there. Tuning, ladders and the short runs of `doctor --confirm` measure so. The process
-is forked from the warm server.
+`run` calls one function in such a process. `Apart` keeps a process that makes an object and answers
+several questions about it. If the process fails, `Failed` says why. It is forked from the warm
+server (`distributed/processes.py`). Tuning, ladders and `doctor --confirm` measure this way.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from typing import Any, TypeVar
 
 from flatout.distributed.processes import OUTPUT, stand_apart, use_own_resource_tracker, warm_start
 from flatout.engine.passes import is_out_of_memory
-from flatout.errors import UserError
+from flatout.errors import UserError, first_line
 
 Answer = TypeVar("Answer")
-_GRACE_S = 1.0
+_GRACE_S = 1.0  # that a process may take to end, or to answer late
+# Environment variables that tell a rank its number. The process is no rank: it must not see them.
 _LAUNCHERS = ("TORCHELASTIC_", "GROUP_", "ROLE_", "SLURM_")
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -33,9 +34,12 @@ class Failed(Exception):
     def __init__(
         self, why: str, *, is_memory: bool = False, code: int | None = None, is_unread: bool = False
     ) -> None:
-        # `is_memory`: it took, or may have taken, too much memory; `is_unread`: the process could
-        # not even begin; `code`: of a process that ended without a word, as a shell knows it; below
-        # 0 the signal that ended it.
+        """`why`: a clause, such as "out of memory".
+
+        `is_memory`: whether memory was, or may have been, the reason.
+        `code`: exit code of a process that ended without an answer; below 0 a signal.
+        `is_unread`: whether the process could not even start the function.
+        """
         super().__init__(why)
         self.why = why
         self.is_memory = is_memory
@@ -48,13 +52,15 @@ def run(
     limit_s: float | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Answer:
-    """What a function answers in a process of its own; `Failed` where it ended early, or ran beyond
-    `limit_s`.
+    """Call a function in a separate process, and return what it returns.
+
+    `Failed` if the process ends before that, or `limit_s` is over. `environment`: as of `Apart`.
     """
     apart = Apart(function, environment)
     try:
-        answer: Answer = apart.ask(_itself, None if limit_s is None else time.time() + limit_s)
-        apart.close(_GRACE_S)  # it may leave in peace: files are closed, temporary ones removed
+        latest = None if limit_s is None else time.time() + limit_s
+        answer: Answer = apart.ask(_itself, latest)
+        apart.close(_GRACE_S)  # time to close files and to remove temporary ones
         return answer
     finally:
         apart.close()
@@ -65,27 +71,27 @@ def _itself(made: Answer) -> Answer:
 
 
 class Apart:
-    """A process that makes something and answers questions about it."""
+    """A process that makes an object and answers questions about it."""
 
     def __init__(
         self, make: Callable[[], Any], environment: Mapping[str, str] | None = None
     ) -> None:
-        """`environment`: words beside this process's own; without OUTPUT among them nothing is
-        printed.
+        """`environment`: variables in addition to this process's own.
+
+        The process prints to the file of the variable `OUTPUT`; without it, nothing is printed.
         """
         context: Any = multiprocessing.get_context("forkserver")
         warm_start()
         self.output = (environment or {}).get(OUTPUT, "")
-        # Without what tells a rank who it is.
-        own = {
+        inherited = {
             key: text
             for key, text in os.environ.items()
             if not key.startswith(_LAUNCHERS) and key not in _RANKS
         }
-        given = {**own, OUTPUT: os.devnull, **(environment or {})}
+        variables = {**inherited, OUTPUT: os.devnull, **(environment or {})}
         self._pipe: Connection
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(make, given, theirs))
+        self._process = context.Process(target=_serve, args=(make, variables, theirs))
         self._process.start()
         self._has_begun = False
         theirs.close()
@@ -95,44 +101,50 @@ class Apart:
         return int(self._process.pid)
 
     def ask(self, question: Callable[[Any], Answer], latest: float | None = None) -> Answer:
-        """What a function says of the thing; `Failed` where the process ended, or was at `latest`:
-        then close it.
+        """Call `question` with the object, in its process, and return the answer.
+
+        `latest`: a time of `time.time` to wait until. `Failed` if there is no answer by then, or
+        the process ended; close it then.
         """
         try:
-            with suppress(ConnectionError):  # it is gone already; its last words may be there
+            # If the process has ended, its last message may still be in the pipe.
+            with suppress(ConnectionError):
                 self._pipe.send(question)
-            while self._pipe.poll(
-                None if latest is None else max(0.0, latest + _GRACE_S - time.time())
-            ):
-                kind, said = self._pipe.recv()
+            while True:
+                left_s = None if latest is None else max(0.0, latest + _GRACE_S - time.time())
+                if not self._pipe.poll(left_s):
+                    break
+                kind, content = self._pipe.recv()
                 if kind == "answer":
-                    return said
+                    return content
                 if kind == "failed":
-                    raise Failed(**said)
+                    raise Failed(**content)
                 self._has_begun = True
         except (EOFError, ConnectionError):
-            raise self._without_a_word() from None
+            raise self._why_ended() from None
         raise Failed("the time was over, and its process was ended")
 
     def close(self, grace_s: float = 0.0) -> None:
-        """End the process with all that it started; `grace_s`: how long it may take to end by
-        itself.
+        """End the process and all processes that it started.
+
+        It may take `grace_s` seconds to end by itself first.
         """
         if self._process is None:
             return
         self._pipe.close()
         self._process.join(grace_s)
         if self._process.is_alive():
-            # Python's tracker of semaphores, which outlives its process to remove them, ignores the
-            # group's signal.
             self._process.kill()
-            with suppress(ProcessLookupError):  # it was not yet the head of a group
+            # Python's tracker of semaphores ignores this signal: it must outlive the process, to
+            # remove them.
+            with suppress(ProcessLookupError):  # the process was not yet the head of a group
                 os.killpg(self.pid, signal.SIGTERM)
         self._process.join()
         self._process.close()
         self._process = None
 
-    def _without_a_word(self) -> Failed:
+    def _why_ended(self) -> Failed:
+        """Why the process ended without an answer, from its exit code."""
         self._process.join(_GRACE_S)
         code = 1 if self._process.exitcode is None else int(self._process.exitcode)
         where = f"; {self.output} has its output" if self.output else ""
@@ -149,6 +161,7 @@ class Apart:
 
 
 def _serve(make: Callable[[], Any], environment: Mapping[str, str], pipe: Connection) -> None:
+    """Run in the process: make the object, and answer questions until the pipe is closed."""
     pipe.send(("begun", None))
     stand_apart(environment)
     use_own_resource_tracker()
@@ -163,12 +176,10 @@ def _serve(make: Callable[[], Any], environment: Mapping[str, str], pipe: Connec
     except UserError as mistake:
         pipe.send(("failed", {"why": str(mistake)}))
     except Exception as error:
-        # your own model may raise anything; who asks continues without this answer
+        # Your own model may raise anything. The other process continues without this answer.
         traceback.print_exc()
-        first = next(iter(str(error).strip().splitlines()), "")
-        if is_out_of_memory(error) or any(
-            sign in first for sign in ("ALLOC_FAILED", "out of memory")
-        ):
+        first = first_line(error)
+        if is_out_of_memory(error) or "ALLOC_FAILED" in first or "out of memory" in first:
             pipe.send(("failed", {"why": "out of memory", "is_memory": True}))
         else:
             pipe.send(("failed", {"why": f"{type(error).__name__}: {first}"[:200]}))

@@ -1,8 +1,8 @@
-"""Optimizer steps of a task in one way, timed: forward, backward, clipping and optimizer, without a
-Trainer around.
+"""Time optimizer steps of a task without a Trainer: forward, backward, clipping and optimizer.
 
-Beside them a feed is timed with no model behind it, and the memory is read that steps have taken.
-The learning rate is zero, so the weights stay, and the time is that of a real step.
+The learning rate is zero, so weights do not change, and a step takes as long as a real one. Other
+functions time a feed without a model, and read how much memory steps have taken. Tuning and the
+verdict's tries measure with this.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class TrainingWay:
-    """One way to train: the parts that a step is made of, and the override that asks for them."""
+    """One way to train: the parts of a step, and the override that sets them."""
 
     feed: Feed
     precision: Precision
     threads: int = field(default_factory=torch.get_num_threads)
     model: nn.Module
-    cause: str = "as it was"
+    cause: str = "as it was"  # the cause of lost time that this way removes
     override: str = ""
 
 
 @dataclass(slots=True)
 class Taken:
-    """Some steps, and what they took."""
+    """Sums over some steps."""
 
     seconds: float = 0.0
-    wait_s: float = 0.0  # of it, waiting for batches
+    wait_s: float = 0.0  # the part of `seconds` that was spent waiting for batches
     batches: int = 0
     rows: int = 0
     tokens: int = 0
@@ -60,47 +60,50 @@ class Taken:
 
     @property
     def computing_s(self) -> float:
-        """What the model took: all but waiting for batches."""
+        """Seconds without waiting for batches."""
         return max(self.seconds - self.wait_s, 1e-9)
 
     @property
     def computing_ms(self) -> float:
-        """Of a batch."""
+        """Milliseconds of a batch without waiting for it."""
         return 1000 * self.computing_s / self.batches
 
     @property
     def computing_rate(self) -> float:
-        """Rows a second of the model alone."""
+        """Rows a second without waiting for batches."""
         return self.rows / self.computing_s
 
 
 def endless(feed: Feed) -> Iterator[FlatBatch]:
-    """A feed's batches, epoch after epoch."""
+    """A feed's batches, epoch after epoch, without end."""
     for epoch in itertools.count():
         feed.set_epoch(epoch)
         yield from feed
 
 
 def measure_feed(feed: Feed, seconds: float) -> tuple[float, float] | None:
-    """Rows a second of a feed, and the cores it kept busy; the first batch, which starts it, is not
-    counted.
+    """Rows a second of a feed, and how many cores it kept busy; None if it has one batch only.
+
+    The first batch is not timed: the feed starts with it.
     """
     batches = iter(feed)
-    own = psutil.Process()
+    process = psutil.Process()
     next(batches, None)
     began = time.perf_counter()
-    busy_s = processor_seconds(own)
+    cores_before_s = processor_seconds(process)
     rows = 0
     for batch in batches:
         rows += batch.num_real
         if time.perf_counter() - began > seconds:
             break
-    took = max(time.perf_counter() - began, 1e-9)
-    return (rows / took, (processor_seconds(own) - busy_s) / took) if rows else None
+    if not rows:
+        return None
+    took_s = max(time.perf_counter() - began, 1e-9)
+    return rows / took_s, (processor_seconds(process) - cores_before_s) / took_s
 
 
 def standing_optimizer(model: nn.Module, task: Task) -> torch.optim.Optimizer:
-    """An optimizer that computes its steps and changes no weight."""
+    """The task's optimizer with a learning rate of 0: it computes its steps but changes nothing."""
     optimizer = task.optim.build(model)
     for group in optimizer.param_groups:
         group["lr"] = 0.0
@@ -108,7 +111,7 @@ def standing_optimizer(model: nn.Module, task: Task) -> torch.optim.Optimizer:
 
 
 def held_bytes(device: torch.device) -> int:
-    """Memory held now: the process's on a CPU, the device's elsewhere."""
+    """Memory that the process holds now; on a GPU, that of the device."""
     return int(
         torch.cuda.memory_reserved(device)
         if device.type == "cuda"
@@ -117,9 +120,7 @@ def held_bytes(device: torch.device) -> int:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Most memory held since `forget_peak`, or since the beginning; None where the system does not
-    say.
-    """
+    """Most memory held since `forget_peak`; None if the system does not report it."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device))
     with suppress(OSError, ValueError, StopIteration):
@@ -129,17 +130,19 @@ def peak_bytes(device: torch.device) -> int | None:
 
 
 def forget_peak(device: torch.device) -> None:
+    """Let `peak_bytes` count from now on."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         return
-    # elsewhere the peak is that of the largest batch so far, which comes last
+    # Where the system does not allow it, the peak of all batches so far stays. The largest batch
+    # comes last anyway.
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 class Steps:
-    """Steps of one way over batches that never end."""
+    """Takes optimizer steps of one way to train, over batches without end."""
 
     def __init__(
         self,
@@ -150,7 +153,10 @@ class Steps:
         *,
         clip: float = 0.0,
     ) -> None:
-        """`optimizer`: a standing one, which ways of one model share, as its state is large."""
+        """`optimizer`: from `standing_optimizer`; ways of one model share it, as it is large.
+
+        `clip`: largest gradient norm; 0: no clipping.
+        """
         self.task = task
         self.way = way
         self.batches = batches
@@ -170,10 +176,10 @@ class Steps:
         self.losses: list[Tensor] = []  # of the latest step
 
     def take(self, least: int, seconds: float = 0.0) -> Taken:
-        """Train so many optimizer steps, and more of them until so many seconds are over."""
+        """Take `least` optimizer steps, and more until `seconds` are over; return their sums."""
         if torch.get_num_threads() != self.way.threads:
             torch.set_num_threads(self.way.threads)
-            self._step(Taken())  # threads that slept must wake
+            self._step(Taken())  # the first step wakes the threads
         taken = Taken()
         count = 0
         began = time.perf_counter()
@@ -186,7 +192,7 @@ class Steps:
         return taken
 
     def close(self) -> None:
-        """End the feed's workers, and let go of gradients."""
+        """End the feed's workers, and free the gradients."""
         self.batches = iter(())
         self.optimizer.zero_grad()
         for embedding in self.lean:
@@ -197,13 +203,13 @@ class Steps:
         self.losses = []
         ends_step = False
         while not ends_step:
-            asked = time.perf_counter()
+            began = time.perf_counter()
             batch = next(self.batches)
-            taken.wait_s += time.perf_counter() - asked
+            taken.wait_s += time.perf_counter() - began
             with arithmetic(self.way.precision, self.device):
                 loss = self.task.training_loss(batch, self.way.model)
             self.scaler.scale(loss).backward()
-            self.losses.append(loss.detach())  # of micro-batches: each is its share of the step's
+            self.losses.append(loss.detach())  # the step's loss is their sum
             ends_step = bool(batch.ends_step)
             taken.batches += 1
             taken.rows += batch.num_real

@@ -1,7 +1,7 @@
-"""What was measured before is not measured again: answers by a key of all that they depend on, a
-file each.
+"""Answers of tuning, saved so that a later run with the same key does not measure again.
 
-The files lie in the cache folder, in `tune/`.
+The key covers all that the answers depend on. Each key has a file in the folder `tune/` of the
+cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SCHEMA = 1
 
 @dataclass(slots=True, kw_only=True)
 class TuneAnswer:
-    """One answer: of what, why, and what that was read off."""
+    """The value chosen for one setting, the reason, and the measurements behind it."""
 
     name: str
     value: str
@@ -36,51 +36,54 @@ class TuneAnswer:
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """A line of the table of what was tried."""
+    """A row of the table of all that was measured."""
 
-    what: str
+    what: str  # the setting that is searched, such as "feed"
     value: str
     rows_per_s: float | None = None
     tokens_per_s: float | None = None
     memory_gb: float | None = None
-    is_predicted: bool = False  # whether the memory was not seen, but reckoned from smaller batches
+    is_predicted: bool = False  # whether the memory was computed from smaller batches, not measured
     verdict: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
 class Answers:
-    """What was decided, by the dotted keys of settings, and how."""
+    """The result of one search."""
 
-    values: dict[str, Any] = field(default_factory=dict)  # to be set; those that stay, too
+    # By the dotted keys of settings, also of those that stay as they were.
+    values: dict[str, Any] = field(default_factory=dict)
     choices: list[TuneAnswer] = field(default_factory=list)
     tried: list[Attempt] = field(default_factory=list)
-    seconds: float = 0.0  # what measuring took
-    allowed_s: float = 0.0  # what it might have taken
-    step_s: float | None = None  # seconds of an optimizer step with the settings as they were
-    planned_steps: int = 0  # optimizer steps of the run that was to come
-    # how many times as fast a setting was at its best as at its worst: above 1 on a busy machine
+    seconds: float = 0.0  # how long measuring took
+    allowed_s: float = 0.0  # how long it was allowed to take
+    step_s: float | None = None  # of an optimizer step with the settings as they were
+    planned_steps: int = 0  # optimizer steps of the run
+    # The fastest measurement of a setting over its slowest one: above 1 on a busy machine.
     unrest: float = 1.0
-    row_key: str = ""  # `micro_batch_key` of the model in the arithmetic that was decided
-    is_complete: bool = True  # whether the time was enough for everything that was asked
+    row_key: str = ""  # `micro_batch_key` of the model in the chosen precision
+    is_complete: bool = True  # whether the time was enough to measure everything
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Answers:
-        """From what `asdict` gave; anything else is a ValueError."""
+        """The answers whose `asdict` this is; ValueError for anything else."""
         try:
-            plain = {each.name: values[each.name] for each in fields(cls)}
-            plain["choices"] = [TuneAnswer(**each) for each in values["choices"]]
-            plain["tried"] = [Attempt(**each) for each in values["tried"]]
-            found = cls(**plain)
-            if isinstance(found.values, dict) and isinstance(
-                found.seconds + found.allowed_s, int | float
-            ):
-                return found
+            arguments = {field.name: values[field.name] for field in fields(cls)}
+            arguments["choices"] = [TuneAnswer(**choice) for choice in values["choices"]]
+            arguments["tried"] = [Attempt(**attempt) for attempt in values["tried"]]
+            answers = cls(**arguments)
+            # Raises a TypeError where they are no numbers.
+            total_s = answers.seconds + answers.allowed_s
+            if isinstance(answers.values, dict) and isinstance(total_s, int | float):
+                return answers
         except (KeyError, TypeError) as error:
             raise ValueError(f"no answers: {error}") from None
         raise ValueError("no answers")
 
 
 class AnswerStore:
+    """Reads and writes answers by their key."""
+
     def __init__(self, cache: Path | str | None = None) -> None:
         self.cache = Path(cache).expanduser() if cache else default_cache_folder()
         self.folder = self.cache / FOLDER
@@ -89,7 +92,7 @@ class AnswerStore:
         return self.folder / f"{key}.json"
 
     def read(self, key: str) -> Answers | None:
-        """What is known; a file that is not whole is named, and counts as not there."""
+        """The saved answers; None if there are none, or with a warning if the file is damaged."""
         try:
             values = json.loads(self.path(key).read_text(encoding="utf-8"))
             if isinstance(values, dict) and values.pop("schema", None) == _SCHEMA:
@@ -104,7 +107,7 @@ class AnswerStore:
         return None
 
     def write(self, key: str, answers: Answers) -> None:
-        """Replace the file in one step. Answers that a disk refuses are only measured again."""
+        """Replace the file in one step. If that fails there is a warning: a later run measures."""
         path = self.path(key)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -112,16 +115,19 @@ class AnswerStore:
             sync_folder(self.folder)
         except OSError as error:
             warnings.warn(
-                f"tune: {path} cannot be kept: {error.strerror}", UserWarning, stacklevel=2
+                f"tune: {path} cannot be written: {error.strerror}", UserWarning, stacklevel=2
             )
 
     @contextmanager
     def measuring(
         self, key: str, patience_s: float, say: Callable[[str], None] = print
     ) -> Iterator[None]:
-        """Let one process measure at a time; a process that waits finds the answers afterwards."""
+        """Context manager in which only one process at a time measures what has this key.
+
+        Others wait up to `patience_s`, and find the answers in the store then.
+        """
         lock = None
-        # a cache that is read-only, or one who takes too long: measure all the same
+        # If the cache is read-only, or the other process takes too long, measure without the lock.
         with suppress(OSError, Timeout):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = file_lock(self.folder / f".{key}.lock")
@@ -139,7 +145,7 @@ class AnswerStore:
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """Why a question has none."""
+    """Why something could not be measured."""
 
     why: str
-    is_memory: bool = False  # whether it was, or may have been, too much memory
+    is_memory: bool = False  # whether memory was, or may have been, the reason

@@ -1,11 +1,9 @@
-"""What is read off measurements: which rows at once to try, what memory they will take, and a
-learning rate.
+"""Rules of tuning: rows at once to try, the memory they will take, and a learning rate.
 
-Rows: sizes to try, and the memory that more of them will take. The rate: after Smith (2017,
-"Cyclical learning rates for training neural networks"), of steps whose rate rises until the loss
-does too. What is suggested is a rate at which the smoothed loss falls fastest, not one at which it
-is lowest: there it is about to rise. A short test sees the first steps only; for an encoder its
-authors' rate is worth more.
+All functions are pure. The learning rate comes from a range test (Smith 2017, "Cyclical learning
+rates for training neural networks"): steps whose rate rises until the loss rises, too. The
+suggested rate is the one at which the smoothed loss falls fastest. Where it is lowest it is about
+to rise. A short test sees the first steps only; for an encoder the rate of its authors is better.
 """
 
 from __future__ import annotations
@@ -13,92 +11,92 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-_MOST = 1 << 14
-# of a range test: at most, and fewer of which tell nothing
-RANGE_STEPS = 80
-LEAST_STEPS = 12
+_MOST = 1 << 14  # rows at once that are tried
+RANGE_STEPS = 80  # of a range test, at most
+LEAST_STEPS = 12  # of a range test; fewer give no rate
 LEAST_RATE = 1e-6
 MOST_RATE = 1.0
-_MEMORY = 0.9  # share of the mean so far in a smoothed loss
+_MEMORY = 0.9  # weight of the mean so far in a smoothed loss
+_REACH = 3  # steps before and after, over which the fall of the loss is measured
+# Memory of a card in GB, and rows of 128 tokens that a BERT of 110 M weights trains on it: a rule
+# of old guides.
 _GUESSES = ((12, 16), (16, 32), (24, 48), (40, 64), (80, 128))
-"""Memory of a card in GB, and rows of 128 tokens that a BERT of 110 M weights trains on it: old
-guides' rule."""
 _GUESSED_WEIGHTS = 110e6
 _GUESSED_TOKENS = 128
 
 
 def first_guess(memory_bytes: float, weights: int, longest: int) -> int:
-    """Rows to begin with where they may grow: the guides' table, for this model and these rows; a
-    power of two.
+    """Rows at once to try first, a power of two from 8 to 1024.
+
+    The guides' table, scaled to this model and its longest row. A card of 24 GB takes 48 rows of
+    128 tokens of BERT; for rows of 256 tokens that is 24, and so 16.
     """
-    rows = max(
-        [rows for gigabytes, rows in _GUESSES if memory_bytes >= 0.9e9 * gigabytes], default=8
-    )
-    rows = int(
-        rows * min(64.0, _GUESSED_WEIGHTS / max(weights, 1)) * _GUESSED_TOKENS / max(longest, 1)
-    )
+    rows = 8
+    for gigabytes, rows_of_card in _GUESSES:
+        if memory_bytes >= 0.9e9 * gigabytes:
+            rows = rows_of_card
+    by_weights = min(64.0, _GUESSED_WEIGHTS / max(weights, 1))
+    rows = int(rows * by_weights * _GUESSED_TOKENS / max(longest, 1))
     return min(1024, max(8, 1 << max(0, rows.bit_length() - 1)))
 
 
-def divisors(share: int) -> list[int]:
-    """Sizes into which `share` rows can be divided evenly, each about half of the one before;
-    smallest first.
-    """
-    found = [share]
-    while found[-1] > 1:
-        found.append(next(rows for rows in range(found[-1] // 2, 0, -1) if share % rows == 0))
-    return found[::-1]
+def divisors(rows: int) -> list[int]:
+    """Divisors of `rows`, each at most half of the next: 12 gives [1, 3, 6, 12]."""
+    sizes = [rows]
+    while sizes[-1] > 1:
+        halved = range(sizes[-1] // 2, 0, -1)
+        sizes.append(next(size for size in halved if rows % size == 0))
+    return sizes[::-1]
 
 
 def doublings(first: int, most: int) -> list[int]:
-    return [
-        size
-        for size in (first << times for times in range(_MOST.bit_length()))
-        if size <= min(most, _MOST)
-    ]
+    """`first`, twice as many, and so on up to `most`; `first` is 1 or more."""
+    sizes = []
+    while first <= min(most, _MOST):
+        sizes.append(first)
+        first *= 2
+    return sizes
 
 
 def predicted_bytes(seen: Sequence[tuple[int, int]], rows: int, *, base: int, fixed: int) -> int:
-    """Memory that so many rows will take, from sizes that were tried (rows, bytes) in one
-    arithmetic.
+    """Memory that `rows` at once will take, by a line through the two largest sizes in `seen`.
+
+    `seen`: rows and bytes of sizes that were measured in one precision. If there is one only, the
+    other point of the line is no rows: the model (`base`) and what each weight adds (`fixed`: its
+    gradient and the optimizer's means). From 8 rows with 3 GB and 16 with 5 GB, 32 rows need 9 GB.
     """
-    # Of one size the growth a row is what it took beyond the model (`base`) and what each weight
-    # brings (`fixed`: its gradient and the optimizer's means); of two or more it is the growth
-    # between the largest two.
-    (before_rows, before), (last_rows, last) = [(0, base + fixed), *sorted(dict(seen).items())][-2:]
-    return int(last + max(0.0, (last - before) / (last_rows - before_rows)) * (rows - last_rows))
+    points = [(0, base + fixed), *sorted(dict(seen).items())]
+    (fewer_rows, fewer_bytes), (most_rows, most_bytes) = points[-2:]
+    bytes_a_row = max(0.0, (most_bytes - fewer_bytes) / (most_rows - fewer_rows))
+    return int(most_bytes + bytes_a_row * (rows - most_rows))
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:
-    """A running mean that forgets, corrected for its beginning."""
+    """An exponential running mean, corrected for its start at 0 as in Adam."""
     mean = 0.0
-    found = []
+    means = []
     for number, loss in enumerate(losses, 1):
         mean = _MEMORY * mean + (1 - _MEMORY) * loss
-        found.append(mean / (1 - _MEMORY**number))
-    return found
+        means.append(mean / (1 - _MEMORY**number))
+    return means
 
 
 def suggested(rates: Sequence[float], losses: Sequence[float]) -> tuple[float, str] | None:
-    """The rate at which the smoothed loss falls fastest, and the losses it is read off; None where
-    it does not fall.
+    """The rate at which the smoothed loss falls fastest, and the losses as text.
+
+    None if the loss does not fall by 2 %, or fewer than `LEAST_STEPS` losses are finite.
     """
-    kept = [(rate, loss) for rate, loss in zip(rates, losses, strict=True) if math.isfinite(loss)]
-    if len(kept) < LEAST_STEPS:
+    finite = [(rate, loss) for rate, loss in zip(rates, losses, strict=True) if math.isfinite(loss)]
+    if len(finite) < LEAST_STEPS:
         return None
-    rates = [rate for rate, _ in kept]
-    seen = smoothed([loss for _, loss in kept])
-    lowest = seen.index(min(seen))
-    reach = 3
-    falls = {
-        place: seen[place + reach] - seen[place - reach]
-        for place in range(reach, min(lowest, len(seen) - reach))
-    }
-    if not falls or seen[lowest] > 0.98 * seen[0]:
+    rates = [rate for rate, _ in finite]
+    means = smoothed([loss for _, loss in finite])
+    lowest = means.index(min(means))
+    steps = range(_REACH, min(lowest, len(means) - _REACH))
+    if not steps or means[lowest] > 0.98 * means[0]:
         return None
-    steepest = min(falls, key=lambda place: falls[place])
-    first, least = f"{seen[0]:.3f} at {rates[0]:.0e}", f"{seen[lowest]:.3f} at {rates[lowest]:.1e}"
-    evidence = (
-        f"smoothed loss {first}, {seen[steepest]:.3f} here, lowest {least}; {len(rates)} steps"
-    )
-    return float(f"{rates[steepest]:.1e}"), evidence
+    steepest = min(steps, key=lambda step: means[step + _REACH] - means[step - _REACH])
+    first = f"{means[0]:.3f} at {rates[0]:.0e}"
+    least = f"{means[lowest]:.3f} at {rates[lowest]:.1e}"
+    losses_as_text = f"smoothed loss {first}, {means[steepest]:.3f} here, lowest {least}"
+    return float(f"{rates[steepest]:.1e}"), f"{losses_as_text}; {len(rates)} steps"

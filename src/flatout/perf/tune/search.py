@@ -1,10 +1,10 @@
 """Search settings before training, one after the other and within a budget of seconds.
 
 The order is feed, precision, rows at once, learning rate, compile (`_DECISIONS`). The settings as
-they are get measured first. Another value replaces one of them only where it is faster by `gain` in
-two measurements, the two values measured in turn. What the time was too short for stays unchanged,
-and the run reports it. Open this file to change how one of the settings is decided, or what is said
-of it.
+they are get measured first. Another value replaces one of them only if it is faster by `gain` in
+two measurements, in which the two values take turns. Settings for which there was no time stay
+unchanged, and the run reports that. Open this file to change how one of the settings is chosen, or
+the reason that is printed for it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from flatout.perf.tune.reading import RANGE_STEPS, divisors, doublings, first_gu
 from flatout.perf.tune.settings import StepRows
 from flatout.perf.tune.speeds import OpenSettings, Speeds, allowed_seconds
 
-_SMALL = 8  # rows; on a CPU their memory is measured before that of more is predicted
-_LEAST_PROBES = 2  # where the time is too short for so many more, nothing is measured
+_SMALL = 8  # rows; on a CPU their memory is measured first, to predict the memory of more
+_LEAST_PROBES = 2  # if there is no time for so many more, nothing is measured
 _COMPILE_S = 20.0  # a guess: what a compile takes at least
 _COMPILE_GAIN = 0.4  # a guess: the fraction of a step that it saves at most
 _LEAST_STEPS_AN_EPOCH = 8
@@ -34,7 +34,7 @@ _LOSS_ROWS = 32  # most rows whose loss is compared between precisions
 
 
 class Search:
-    """One search; `decide` once."""
+    """One search of the open settings. Call `decide` once."""
 
     def __init__(self, asked: OpenSettings, prober: Child | Here, store: AnswerStore) -> None:
         self.asked = asked
@@ -44,9 +44,11 @@ class Search:
         self.answers = Answers()
         self.speeds = Speeds(asked, prober, self.answers)
         self.now = asked.start
-        self._most: int | None = None  # rows at once that are known to fit, where more once did not
+        # Most rows at once, from a note of an earlier run that ran out of memory.
+        self._most: int | None = None
 
     def decide(self) -> Answers:
+        """Search all open settings; the answers also say why, if nothing was measured."""
         try:
             why_none = self._decide()
         finally:
@@ -64,47 +66,48 @@ class Search:
         return self.answers
 
     def _decide(self) -> str:
-        """Decide one after the other; why nothing is measured, where nothing is."""
+        """Search one setting after the other.
+
+        Returns why nothing was measured; empty if something was.
+        """
         start = self.asked.start
         as_set = {
             "data.feed": start.feed,
             "precision": start.precision,
             "data.batch_size": f"{start.rows}",
+            "compile": str(start.compile).lower(),
         }
-        as_set |= {"compile": str(start.compile).lower()}
         for name, why in self.asked.kept.items():
             if why:
                 shown = as_set.get(name, "as set")
                 self.answers.choices.append(
                     _choice(_DECISIONS[name][0], shown, f"kept: {why}", f"{name}={shown}")
                 )
-        if isinstance(first := self._begin(), NoAnswer):
+        first = self._begin()
+        if isinstance(first, NoAnswer):
             return f"nothing was measured: {first.why}"
-        self.answers.step_s, self.answers.planned_steps = first.step_s, self.asked.planned_steps
+        self.answers.step_s = first.step_s
+        self.answers.planned_steps = self.asked.planned_steps
         self.answers.allowed_s = allowed_seconds(self.asked, first.step_s)
         self.speeds.until = self.speeds.began + self.answers.allowed_s
         if not self.speeds.affords(_LEAST_PROBES):
             why = "too little to measure anything"
             settings = self.settings
             if self.answers.allowed_s < settings.budget_s:
-                return (
-                    f"the run takes about {self._run_s(first):,.0f} s, {settings.share:.0%} of it"
-                    f" is {why}"
-                )
+                run_s = f"the run takes about {self._run_s(first):,.0f} s"
+                return f"{run_s}, {settings.share:.0%} of it is {why}"
             return f"{settings.budget_s:g} s are {why}"
         for name, (_, decide) in _DECISIONS.items():
             if name not in self.asked.kept:
                 self.answers.choices.append(decide(self))
         return ""
 
-    def _run_s(self, found: SettingMeasurement) -> float:
-        """Seconds of the whole run at this speed, its rows and not its steps counted: these may
-        change.
-        """
-        return self.asked.planned_steps * self.asked.step_rows / max(found.rows_per_s, 1e-9)
+    def _run_s(self, measured: SettingMeasurement) -> float:
+        """Seconds of the whole run at this speed, by its rows: the number of steps may change."""
+        return self.asked.planned_steps * self.asked.step_rows / max(measured.rows_per_s, 1e-9)
 
     def _begin(self) -> SettingMeasurement | NoAnswer:
-        """Measure the settings as they are, with fewer rows at once where so many do not fit."""
+        """Measure the settings as they are; with fewer rows at once if so many do not fit."""
         about = self.prober.ask("about", self.speeds.until)
         if isinstance(about, NoAnswer):
             return about
@@ -117,7 +120,7 @@ class Search:
         if self._most is not None and start.rows > self._most:
             start = self._with_rows(start, sizes[-1])
         if self.asked.is_cpu and start.rows > _SMALL and not self.asked.is_capped:
-            # What a few rows take predicts what more will: a CPU's memory must not run out.
+            # The memory of a few rows predicts that of more: a CPU's memory must not run out.
             small = max([rows for rows in divisors(start.rows) if rows <= _SMALL], default=1)
             few_rows = replace(start, rows=small, accumulate=1)
             memory = self.speeds.measure(few_rows, "memory", steps=2)
@@ -170,7 +173,7 @@ class Search:
         evidence = f"alone, rows/s: {listed}; {share:.1%} of a step waits for {before}"
         self.answers.values["data.feed"] = str(before)
         if share < self.settings.gain:
-            return _choice("feed", before, "no other can save as much as counts", evidence)
+            return _choice("feed", before, "no other can save enough to count", evidence)
         others = [kind for kind in kinds if kind is not before]
         for kind in sorted(others, key=lambda kind: -alone.get(kind, 0.0)):
             self.speeds.attempt(replace(self.now, feed=kind), "feed")
@@ -201,7 +204,7 @@ class Search:
         ]
         if Precision.fp32 not in measured:
             return _choice("precision", self.now.precision, "fp32 was not measured", listed)
-        # The exact one is the one to beat: sixteen bits must bring something.
+        # fp32 is exact, so a 16-bit format has to be faster to be chosen.
         before = self.now
         self.now = replace(before, precision=Precision.fp32)
         if before.precision in measured and before != self.now:
@@ -223,10 +226,10 @@ class Search:
         return _choice("precision", self.now.precision, why, evidence)
 
     def _measure_until_it_wins(self, challenger: ProbedSetting) -> None:
-        """Measure the setting of today and the challenger again, in turn, while it does not win.
+        """Measure the current setting and the challenger again, in turn, until it wins.
 
-        The challenger is what the device's rule says, and a few slow moments are no reason to give
-        it up. It gets `_ROUNDS_AGAIN` rounds, within the time.
+        The challenger is what the device's rule chooses, and a few slow moments are no reason to
+        drop it. It gets `_ROUNDS_AGAIN` rounds, within the time.
         """
         for _ in range(_ROUNDS_AGAIN):
             if self._wins(challenger) or not self.speeds.affords(2):
@@ -235,9 +238,9 @@ class Search:
             self.speeds.measure(challenger, "precision again")
 
     def _sound_precisions(self, losses: dict[str, float]) -> list[Precision]:
-        """Precisions whose loss is near enough to that of fp32; the speed of each is measured."""
+        """Precisions whose loss is near enough to that of fp32; measures the speed of each."""
         exact = losses[Precision.fp32]
-        # A loss of fp32 that is no number makes this none, either: then no precision is near.
+        # If the loss of fp32 is NaN, this is NaN, too: no precision is near then.
         tolerated = self.settings.loss_tolerance * abs(exact)
         sound = []
         for precision in self.asked.precisions:
@@ -284,7 +287,7 @@ class Search:
         return _choice("micro-batch", f"{now.rows} × {now.accumulate}", why, evidence)
 
     def _climb(self, sizes: list[int]) -> None:
-        """Take faster rows at once, where the rows of a step stay: larger ones first, else smaller.
+        """Choose rows at once for steps of the same rows: larger sizes first, then smaller ones.
 
         Sizes 8, 16, 32, 64, 128 with 32 set: tries 64; where it is not faster, 128. Where neither
         is, tries 16, then 8.
@@ -298,7 +301,7 @@ class Search:
                 return
 
     def _follow(self, sizes: list[int]) -> None:
-        """Try sizes in this order, and keep each that is faster, until some in a row are not."""
+        """Try sizes in this order, and take each that is faster, until some in a row are not."""
         misses = 0
         for rows in sizes:
             setting = self._with_rows(self.now, rows)
@@ -309,7 +312,7 @@ class Search:
                 return
 
     def _double(self, sizes: list[int]) -> None:
-        """Take the fewest rows that are as fast as the next larger size, and not below what is set.
+        """Choose the fewest rows that are as fast as the next larger size, but not fewer than set.
 
         On a GPU the first size is a guess by its memory. From there larger sizes are tried while
         they pay. Where not even the first of these pays, smaller ones are tried.
@@ -343,7 +346,7 @@ class Search:
         return more_rate >= fewer_rate * (1 + self.settings.gain)
 
     def _rate_of_rows(self, rows: int) -> float:
-        """Rows a second with so many at once, measured now if it was not; 0 where it cannot be."""
+        """Rows a second with so many at once, measured now if needed; 0 if that is impossible."""
         setting = self._with_rows(self.now, rows)
         if not self.speeds.rate(setting):
             self.speeds.attempt(setting, "rows at once")
@@ -356,7 +359,7 @@ class Search:
             self.answers.is_complete = False
             why = f"{RANGE_STEPS} steps take longer than the time that is left"
             return _choice("optim.lr", "as set", "not measured", why)
-        self.prober.close()  # what was measured before has trained its weights
+        self.prober.close()  # a new process, with untrained weights
         tested = self.prober.ask("range", until, setting=self.now, until=until)
         if isinstance(tested, NoAnswer):
             return _choice("optim.lr", "as set", "not measured", tested.why)
@@ -367,7 +370,7 @@ class Search:
             return _choice("optim.lr", "as set", "the loss does not fall anywhere", steps)
         rate, evidence = suggestion
         self.answers.values["optim.lr"] = rate
-        self.prober.close()  # such steps have spoilt the weights
+        self.prober.close()  # the range test has spoilt its weights
         return _choice("optim.lr", f"{rate:g}", "the loss falls fastest there", evidence)
 
     def _decide_compile(self) -> TuneAnswer:
@@ -376,12 +379,12 @@ class Search:
         why_not_tried = self._why_no_compile(run_s)
         if why_not_tried:
             return _choice("compile", False, "not tried", why_not_tried)
-        self.prober.close()  # what is compiled stays so
+        self.prober.close()  # compiling cannot be undone: a new process
         compiled = self.speeds.measure(
             replace(self.now, compile=True), "compile", steps=self.settings.steps
         )
         if isinstance(compiled, NoAnswer):
-            return _choice("compile", False, "it did not come to an end here", compiled.why)
+            return _choice("compile", False, "a compiled step failed here", compiled.why)
         saved_s = run_s - self._run_s(compiled)
         rate = self.speeds.rate(self.now)
         speeds = f"{compiled.rows_per_s:,.0f} rows/s against {rate:,.0f}"
@@ -389,12 +392,12 @@ class Search:
         is_faster = compiled.rows_per_s > rate * (1 + self.settings.gain)
         if not is_faster or saved_s <= compiled.warm_s:
             evidence += f"; {max(saved_s, 0):.0f} s saved"
-            return _choice("compile", False, "it does not pay in this run", evidence)
+            return _choice("compile", False, "it saves too little in this run", evidence)
         self.answers.values["compile"] = True
         return _choice("compile", True, f"it saves about {saved_s:,.0f} s of this run", evidence)
 
     def _why_no_compile(self, run_s: float) -> str:
-        """Why compiling is not tried in a run of so many seconds; empty where it is."""
+        """Why compiling is not tried in a run of so many seconds; empty if it is."""
         if self.asked.compile_why_not:
             return self.asked.compile_why_not
         if self.speeds.about["is_recurrent"]:
@@ -408,10 +411,10 @@ class Search:
         return ""
 
     def _keep_faster(self, challengers: list[ProbedSetting], what: str) -> bool:
-        """Replace the setting of today by the fastest challenger, if that wins; whether one did.
+        """Replace the current setting by the fastest challenger that wins; return whether one did.
 
-        It must win twice: by what is measured so far, and after both were measured again, where
-        there is time for that.
+        It must win twice: by the measurements so far, and after both were measured again, if there
+        is time for that.
         """
         measured = [challenger for challenger in challengers if self.speeds.rate(challenger)]
         for challenger in sorted(measured, key=self.speeds.rate, reverse=True):
@@ -434,7 +437,7 @@ class Search:
         return self.speeds.rate(challenger) > self.speeds.rate(self.now) * (1 + self.settings.gain)
 
     def _rates(self, name: str, values: Sequence[FeedKind] | Sequence[Precision]) -> str:
-        """The speeds of the setting of today with each of these values, as one text."""
+        """The speeds of the current setting with each of these values, as one text."""
         listed = []
         for value in values:
             changed: dict[str, Any] = {name: value}
@@ -449,10 +452,11 @@ def _choice(name: str, value: object, why: str, evidence: str) -> TuneAnswer:
     return TuneAnswer(name=name, value=shown, why=why, evidence=evidence)
 
 
+# The searched settings in their order: by key, the name that a run prints, and the method.
 _DECISIONS: dict[str, tuple[str, Callable[[Search], TuneAnswer]]] = {
     "data.feed": ("feed", Search._decide_feed),
     "precision": ("precision", Search._decide_precision),
     "data.batch_size": ("micro-batch", Search._decide_rows),
     "optim.lr": ("optim.lr", Search._decide_rate),
     "compile": ("compile", Search._decide_compile),
-}  # what is decided, in this order: the name that a run prints, and how
+}

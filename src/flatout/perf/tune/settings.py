@@ -1,4 +1,4 @@
-"""What is measured before training, and how long that may take."""
+"""Settings of tuning: which open settings are measured before training, and for how long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ StepRows = StrEnum("StepRows", "kept free")
 
 @dataclass(kw_only=True, slots=True)
 class TuneConfig:
-    """What is left open is measured here before training, in processes that are thrown away."""
+    """Settings that are left open are measured before training, in separate processes."""
 
     enabled: bool = setting(False, "Whether anything is measured.", example="tune=auto")
     feed: bool = setting(True, "Whether to look for the fastest feed, where data.feed=auto.")
@@ -64,7 +64,7 @@ class TuneConfig:
 
 
 def tune_of(word: str) -> TuneConfig:
-    """What `tune=off`, `tune=auto` and `tune=cut` stand for, for those who write it in Python."""
+    """The settings that `tune=off`, `tune=auto` and `tune=cut` stand for; for use in Python."""
     require(
         word in MODES, "tune", repr(word), allowed=", ".join(MODES), hint=did_you_mean(word, MODES)
     )
@@ -72,4 +72,5 @@ def tune_of(word: str) -> TuneConfig:
 
 
 def is_typed(key: str, overrides: Sequence[str]) -> bool:
+    """Whether an override of the command line sets this key: `+tune.gain=0.1` sets `tune.gain`."""
     return any(word.lstrip("+~").partition("=")[0] == key for word in overrides)

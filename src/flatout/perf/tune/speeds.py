@@ -1,5 +1,7 @@
-"""What was measured so far: the speed and the memory of each setting, within the time and the
-memory there is.
+"""Measure settings within the time and memory that a search has, and remember their speeds.
+
+`OpenSettings` says what is searched and within which limits. `Speeds` asks the prober for each
+measurement, refuses sizes that would take too much memory, and adds a row to the table of attempts.
 """
 
 from __future__ import annotations
@@ -17,43 +19,41 @@ from flatout.perf.tune.settings import TuneConfig
 if TYPE_CHECKING:
     from flatout.perf.tune.probe import Child, Here, ProbedSetting, SettingMeasurement
 
-_PROBES_A_SEARCH = 6
+_PROBES_A_SEARCH = 6  # a probe takes at most this part of the time that is left
 
 
 @dataclass(slots=True, kw_only=True)
 class OpenSettings:
-    """What is open, and what it is measured against."""
+    """Which settings are searched, and the limits of the search."""
 
     settings: TuneConfig
-    start: ProbedSetting  # the settings as they are, with the rules' answers where nothing was set
+    # The settings as they are; where nothing was set, by the rules that need no measurement.
+    start: ProbedSetting
     feeds: list[FeedKind] = field(default_factory=list)
     precisions: list[Precision] = field(default_factory=list)
     step_rows: int  # rows of one device in an optimizer step
     num_rows: int  # rows of the training split
     most_rows: int | None = None  # most rows at once that may be chosen; None: what fits
-    planned_steps: int
-    # not looked at, and why; empty without a reason to print
+    planned_steps: int  # optimizer steps of the run
+    # Settings that are not searched, with the reason; "" if none shall be printed.
     kept: dict[str, str] = field(default_factory=dict)
-    room_bytes: int  # memory that may be taken, the margin left out
+    room_bytes: int  # memory that may be taken; the margin is subtracted already
     is_cpu: bool
     is_capped: bool = False  # whether tokens, not rows, decide how much is computed at once
-    counts_time: bool = True  # whether the expected run bounds the time; false for a search alone
-    compile_why_not: str = ""
+    counts_time: bool = True  # whether the search may take only a share of the expected run
+    compile_why_not: str = ""  # why compiling is not tried
 
 
 def allowed_seconds(asked: OpenSettings, step_s: float) -> float:
-    """What measuring may take, once it is known what a step takes."""
+    """How long the search may take, if a step takes `step_s`."""
     settings = asked.settings
-    run_s = asked.planned_steps * step_s
-    return (
-        min(settings.budget_s, settings.share * run_s) if asked.counts_time else settings.budget_s
-    )
+    if not asked.counts_time:
+        return settings.budget_s
+    return min(settings.budget_s, settings.share * asked.planned_steps * step_s)
 
 
 class Speeds:
-    """Measures settings and knows what each has reached; every try becomes a line of the answers'
-    table.
-    """
+    """Measures settings, and remembers the speed of each; every attempt is a row of the table."""
 
     def __init__(self, asked: OpenSettings, prober: Child | Here, answers: Answers) -> None:
         self.asked = asked
@@ -61,16 +61,16 @@ class Speeds:
         self.answers = answers
         self.began = time.time()
         self.until = self.began + asked.settings.budget_s
-        # what the prober knows of the model before anything is computed
+        # Facts of the model, which the prober knows before anything is computed.
         self.about: dict[str, Any] = {}
-        # each time that a setting was measured, the latest last
+        # All measurements of a setting, the latest last.
         self.seen: dict[ProbedSetting, list[SettingMeasurement]] = {}
-        # most memory of sizes tried to predict others
+        # Bytes of small sizes, by precision and rows; measured only to predict larger ones.
         self._small: dict[tuple[Precision, int], int] = {}
-        self._probe_s = 0.0
+        self._probe_s = 0.0  # of the longest probe so far
 
     def attempt(self, setting: ProbedSetting, what: str) -> None:
-        """Measure where the time allows it."""
+        """Measure a setting if there is time for it; else note that there was none."""
         if self.affords(1):
             self.measure(setting, what)
             return
@@ -81,24 +81,25 @@ class Speeds:
     def measure(
         self, setting: ProbedSetting, what: str, steps: int | None = None
     ) -> SettingMeasurement | NoAnswer:
-        """Measure, whatever the time; what would take too much memory is refused before, or
-        afterwards.
+        """Measure a setting, even if the time is over.
+
+        `NoAnswer` if it takes too much memory: by a prediction before, or as measured.
         """
         row = Attempt(what=what, value=_value(setting, what))
         self.answers.tried.append(row)
         room = f"{self.asked.room_bytes / 1e9:.1f} GB may be taken"
-        predicted = self._predicted(setting) if self.asked.is_cpu else None
+        # Only on a CPU: a GPU that is full raises an error, which does no harm.
+        predicted = self._predict_bytes(setting) if self.asked.is_cpu else None
         if predicted is not None and predicted > self.asked.room_bytes:
             row.memory_gb = predicted / 1e9
             row.is_predicted = True
             row.verdict = f"not run: {room}"
-            return NoAnswer(
-                f"{setting.rows} rows at once would take {row.memory_gb:.1f} GB, {room}",
-                is_memory=True,
-            )
+            why = f"{setting.rows} rows at once would take {row.memory_gb:.1f} GB, {room}"
+            return NoAnswer(why, is_memory=True)
         began = time.time()
         steps = steps or self.asked.settings.steps
-        soon = began + (self.until - began) / (_PROBES_A_SEARCH if what != "compile" else 1)
+        probes = 1 if what == "compile" else _PROBES_A_SEARCH
+        soon = began + (self.until - began) / probes
         found = self.prober.ask("measure", self.until, setting=setting, steps=steps, until=soon)
         took_s = time.time() - began
         if isinstance(found, NoAnswer):
@@ -111,51 +112,63 @@ class Speeds:
             row.verdict = "to predict what more rows take"
             self._small[setting.precision, setting.rows] = found.peak_bytes
             return found
-        if what != "compile":  # which takes much longer than a probe
+        if what != "compile":  # a compile takes much longer than a probe
             self._probe_s = max(self._probe_s, took_s)
         if found.peak_bytes > self.asked.room_bytes:
-            row.verdict = f"too near the edge: {room}"
+            row.verdict = f"too much memory: {room}"
             return NoAnswer(row.verdict, is_memory=True)
         self.seen.setdefault(setting, []).append(found)
         row.verdict = f"{found.steps} steps, {1000 * found.step_s:.1f} ms each"
         return found
 
-    def _predicted(self, setting: ProbedSetting) -> int | None:
-        """Memory that a size will take which was not tried yet; None where nothing was that tells
-        it.
+    def _predict_bytes(self, setting: ProbedSetting) -> int | None:
+        """Memory that a setting will take, from smaller sizes; None if they do not tell it.
+
+        Sizes in another precision serve if there are none in its own. Then all memory that grows
+        with the rows is counted twice, as the other numbers may be half as wide.
         """
         if self.asked.is_capped:
             return None
-        seen = dict(self._small)
-        for each, found in self.seen.items():
-            if not each.compile:
-                seen[each.precision, each.rows] = max(one.peak_bytes for one in found)
-        base, fixed = self.about["base_bytes"], self.about["fixed_bytes"]
-        fewer = [(name, rows, peak) for (name, rows), peak in seen.items() if rows <= setting.rows]
-        if alike := [
-            (rows, peak)
-            for name, rows, peak in fewer
-            if name is setting.precision and rows < setting.rows
-        ]:
+        peaks = dict(self._small)
+        for measured, measurements in self.seen.items():
+            if not measured.compile:
+                peak = max(measurement.peak_bytes for measurement in measurements)
+                peaks[measured.precision, measured.rows] = peak
+        alike = []
+        others = []
+        for (precision, rows), peak in peaks.items():
+            if precision is setting.precision and rows < setting.rows:
+                alike.append((rows, peak))
+            if rows <= setting.rows:
+                others.append((rows, peak))
+        base = self.about["base_bytes"]
+        fixed = self.about["fixed_bytes"]
+        if alike:
             return predicted_bytes(alike, setting.rows, base=base, fixed=fixed)
-        if not fewer or (setting.precision, setting.rows) in seen:
+        if not others or (setting.precision, setting.rows) in peaks:
             return None
-        there = predicted_bytes([each[1:] for each in fewer], setting.rows, base=base, fixed=fixed)
-        return there + max(0, there - base - fixed)  # as if all that grows were twice as wide
+        predicted = predicted_bytes(others, setting.rows, base=base, fixed=fixed)
+        return predicted + max(0, predicted - base - fixed)
 
     def rate(self, setting: ProbedSetting) -> float:
-        """Rows a second, the best of all tries: others on the machine only ever slow one down."""
-        return max((found.rows_per_s for found in self.seen.get(setting, [])), default=0.0)
+        """Rows a second, the best of all measurements: other processes can only slow one down.
+
+        0 if it was not measured.
+        """
+        measurements = self.seen.get(setting, [])
+        return max((measurement.rows_per_s for measurement in measurements), default=0.0)
 
     def affords(self, probes: int) -> bool:
+        """Whether there is time for so many probes."""
         return time.time() + probes * self._probe_s <= self.until
 
     def unrest(self) -> float:
-        """The fastest of several tries of one setting, over the slowest; the largest
-        such number.
-        """
-        rates = [[each.rows_per_s for each in found] for found in self.seen.values()]
-        return round(max((max(each) / min(each) for each in rates), default=1.0), 2)
+        """The fastest measurement of a setting over its slowest one: the largest such ratio."""
+        largest = 1.0
+        for measurements in self.seen.values():
+            rates = [measurement.rows_per_s for measurement in measurements]
+            largest = max(largest, max(rates) / min(rates))
+        return round(largest, 2)
 
 
 def _value(setting: ProbedSetting, what: str) -> str:
