@@ -254,7 +254,7 @@ def test_a_card_at_its_power_limit_whose_clocks_hardly_sink_is_not_held_down():
     assert verdict(replace(CARD, gpu=held | {"sm_clock_mhz": 1900.0}))["cause"] == "nothing"
     told = verdict(replace(CARD, gpu=held | {"sm_clock_mhz": 1320.0}))
     assert told["cause"] == "throttling" and told["share"] == pytest.approx(1 / 3, abs=1e-3)
-    assert "in 90% of the looks" in told["sentence"] and "1320 MHz of 1980" in told["sentence"]
+    assert "in 90% of the samples" in told["sentence"] and "1320 MHz of 1980" in told["sentence"]
 
 
 def test_a_card_whose_host_works_ahead_is_not_waiting_for_reads_of_a_few_numbers():

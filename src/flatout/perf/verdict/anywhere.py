@@ -1,8 +1,8 @@
-"""The verdict in anybody's Trainer: what limited the run, and what races on copies say of each fix.
+"""`Verdict`: a callback for any `L.Trainer` that says what limited the training.
 
-`Trainer(callbacks=[Verdict()])` is all there is to it. While training it reads clocks. At the end
-of `fit` copies of module and loader train in each way, in turn, over the same batches. Weights,
-random numbers and loader stay the same.
+`Trainer(callbacks=[Verdict()])` is enough. During training it reads clocks. At the end of `fit`,
+copies of the module and the loader are trained in other ways, in turn and over the same batches, to
+see what each fix is worth. The module, random numbers and the loader do not change.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from flatout.perf.verdict.own_tries import try_own
 from flatout.perf.verdict.rules import findings, verdict
 from flatout.run_log import RunLog
 
-# a look takes some 2 ms of the processor: each second it would be the most that the verdict costs
-_LOOK_S = 2.0
+# Seconds between samples of the hardware. A sample takes 2 ms of a core, more than all the rest.
+_SAMPLE_S = 2.0
+# Patterns of overrides, and what a script writes instead.
 _IN_PYTHON: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"~callbacks\.(TQDM|Rich)ProgressBar\b": "Trainer(enable_progress_bar=False)",
     r"~callbacks\.(\w+(?: \d+)?)": r"leaving \1 out of Trainer(callbacks=…)",
@@ -48,68 +49,65 @@ _IN_PYTHON: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"checkpoint\.every_steps=null checkpoint\.\S+": (
         "ModelCheckpoint(every_n_epochs=1), or ExactCheckpoint()"
     ),
-}  # words of the command line, and what a script says instead
+}
 
 
 class Verdict(RunCurves):
     """Says what limited the training of any module, and what each fix would be worth."""
 
     def __init__(self, *, seconds: float = 20.0, log: RunLog | None = None) -> None:
-        """`seconds`: most that the races at the end of `fit` take; they never take more than a
-        tenth of the run.
+        """`seconds`: the longest that the races at the end of `fit` may take.
+
+        They never take more than a tenth of the run.
         """
         require(seconds >= 0, "seconds", f"{seconds:g}", allowed="0 or more")
         super().__init__([])
         self.seconds = seconds
         self._log = log or RunLog()
+        # As in `summary.json`; None before the end of a training that was long enough.
         self.verdict: dict[str, Any] | None = None
-        """In the words of `summary.json`; None before the end of a training that was long
-        enough."""
         self.evidence: Evidence | None = None
         self.why_none = "no training has ended yet"
-        self.is_judging, self._is_early = False, True
+        self.is_judging = False
+        self._is_early = True
         self._fetches = FetchTimes()
         self._began = 0.0
 
     def save(self, path: str | Path) -> None:
-        """Write the verdict and what it rests on as JSON; without a verdict, why there is none."""
-        kept = None if self.evidence is None else asdict(self.evidence)
-        found = {
+        """Write the verdict and its evidence as JSON; without a verdict, why there is none."""
+        values = {
             "verdict": self.verdict,
-            "evidence": kept,
+            "evidence": None if self.evidence is None else asdict(self.evidence),
             "why_none": None if self.verdict else self.why_none,
         }
-        write_atomically(Path(path), json.dumps(found, indent=1, ensure_ascii=False))
+        write_atomically(Path(path), json.dumps(values, indent=1, ensure_ascii=False))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        others = [each for each in callbacks_of(trainer) if each is not self]
+        others = [callback for callback in callbacks_of(trainer) if callback is not self]
         self.is_judging = False
         self.verdict = None
         self.evidence = None
         if trainer.barebones:
             self._leave("the Trainer is barebones, and runs without clocks")
-        elif any(isinstance(each, Verdict) and each.is_judging for each in others):
+        elif any(isinstance(other, Verdict) and other.is_judging for other in others):
             self._leave("another one judges this training")
         else:
-            # A step timer or a monitor that is here already counts for both.
-            timer = next((each for each in others if type(each) is StepTimer), StepTimer())
-            monitor = next((each for each in others if type(each) is HardwareMonitor), None)
-            super().__init__(
-                [],
-                timer=timer,
-                monitor=monitor or HardwareMonitor(every_s=_LOOK_S, say=self._log.say),
-            )
-            self.parts = tuple(
-                each for each in (self.throughput, self.timer, self.monitor) if each not in others
-            )
+            # A step timer or a monitor of the Trainer is read, instead of a second one.
+            timer = next((other for other in others if type(other) is StepTimer), StepTimer())
+            monitor = HardwareMonitor(every_s=_SAMPLE_S, say=self._log.say)
+            monitor = next((other for other in others if type(other) is HardwareMonitor), monitor)
+            super().__init__([], timer=timer, monitor=monitor)
+            own_parts = (self.throughput, self.timer, self.monitor)
+            self.parts = tuple(part for part in own_parts if part not in others)
             self.is_judging = True
             self._is_early = True
             self._fetches = FetchTimes()
             super().setup(trainer, pl_module, stage)
 
     def _leave(self, why: str) -> None:
+        """Do without a verdict, and say why."""
         self.why_none = why
         self.parts = ()
         self._log.say(f"verdict: none, {why}")
@@ -118,7 +116,7 @@ class Verdict(RunCurves):
         self._began = time.perf_counter()
         self._counts = dict(self.clock.counts)
         if self.timer not in self.parts and trainer.global_step >= FIRST_STEPS:
-            # it may have counted trainings before, or this one before a resume
+            # The timer may have counted earlier trainings, or this one before a resume.
             self.timer.times.mark_first()
         super().begin(trainer, pl_module)
         if self.is_judging:
@@ -133,13 +131,15 @@ class Verdict(RunCurves):
         self.settle()
         if self.is_judging and self._is_early and self.throughput.volume.total.steps >= EARLY:
             self._is_early = False
-            if trainer.is_global_zero and (evidence := self._evidence(trainer)) is not None:
+            evidence = self._evidence(trainer) if trainer.is_global_zero else None
+            if evidence is not None:
                 self._log.say(f"verdict: after {evidence.steps} steps, {split_line(evidence)}")
-                if plain := [each for each in findings(evidence) if each.is_plain]:
+                plain = [finding for finding in findings(evidence) if finding.is_plain]
+                if plain:
                     self._log.say(f"verdict: {plain[0].in_words(in_python).sentence()}")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # what the module logs there is its own
+        # Without `RunCurves`: metrics of a validation are logged by the module itself.
         CurveSource.on_validation_end(self, trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -157,7 +157,8 @@ class Verdict(RunCurves):
         """Judge now: the last checkpoint is written, and the loader's workers have ended."""
         if not (self.is_judging and trainer.is_global_zero):
             return
-        if (evidence := self._evidence(trainer)) is None:
+        evidence = self._evidence(trainer)
+        if evidence is None:
             needed = f"{LEAST_STEPS} steps after the first {FIRST_STEPS}"
             had = self.throughput.volume.total.steps
             self._leave(f"a verdict needs {needed}, this training had {had}")
@@ -171,46 +172,43 @@ class Verdict(RunCurves):
         )
         self.evidence = evidence
         self.verdict = verdict(evidence, in_python)
-        for line in (
-            *evidence.notes,
-            f"{evidence.steps:,} steps, {split_line(evidence)}",
-            self.verdict["sentence"],
-        ):
+        lines = [*evidence.notes, f"{evidence.steps:,} steps, {split_line(evidence)}"]
+        for line in (*lines, self.verdict["sentence"]):
             self._log.say(f"verdict: {line}")
 
     @property
     def state_key(self) -> str:
-        """Of this one: Lightning refuses two of the same, and this one says by itself that it steps
-        aside.
+        """A key of this object: Lightning refuses two callbacks with the same key.
+
+        A second verdict prints that it does nothing instead. Lightning reads this with every hook.
         """
-        return f"{type(self).__qualname__} {id(self)}"  # asked for with every hook
+        return f"{type(self).__qualname__} {id(self)}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing of it is in a checkpoint."""
+        """Nothing: a verdict leaves no trace in checkpoints."""
         return {}
 
     def _evidence(self, trainer: L.Trainer) -> Evidence | None:
+        """The evidence so far, with counts of this training only; None if it is too little."""
         self.timer.close()
-        if (found := evidence_of_own(self, trainer, self._fetches.ms)) is not None:
-            found.counts = {
-                name: number - self._counts[name] for name, number in found.counts.items()
-            }
-        return found
+        evidence = evidence_of_own(self, trainer, self._fetches.ms)
+        if evidence is not None:
+            for name, before in self._counts.items():
+                evidence.counts[name] -= before
+        return evidence
 
 
 def split_line(evidence: Evidence) -> str:
-    """The time of a batch, and the shares of its parts."""
-    parts = ", ".join(
-        f"{each} {evidence.share(each):.0%}"
-        for each in evidence.ms
-        if evidence.share(each) >= 0.005
-    )
-    return f"{evidence.total_ms:.1f} ms a batch: {parts}"
+    """The time of a batch and the shares of its parts: "5.1 ms a batch: wait 60%, forward 40%"."""
+    shares = {part: evidence.share(part) for part in evidence.ms}
+    parts = [f"{part} {share:.0%}" for part, share in shares.items() if share >= 0.005]
+    return f"{evidence.total_ms:.1f} ms a batch: {', '.join(parts)}"
 
 
 def in_python(words: str) -> str:
-    for pattern, said in _IN_PYTHON.items():
-        words = re.sub(pattern, said, words)
+    """Rewrite overrides for a script: "+trainer.max_epochs=2" is "Trainer(max_epochs=2)"."""
+    for pattern, replacement in _IN_PYTHON.items():
+        words = re.sub(pattern, replacement, words)
     return words
 
 

@@ -1,5 +1,7 @@
-"""What a fix was worth when it was run: kept beside the run, in `confirmation.json`, and read by
-`tune`.
+"""Confirmed fixes of a verdict: how much faster a run was with an override.
+
+`doctor --confirm` measures it in short runs and writes `confirmation.json` into the run folder.
+`tune` reads the file, and does not measure the same again.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ _SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverrideConfirmation:
-    """An override beside the original settings, in rounds of short runs."""
+    """The speedup of an override, measured in rounds of short runs with and without it."""
 
     override: str
-    predicted: SpeedupInterval | None  # by the verdict; None where it had not tried the override
+    predicted: SpeedupInterval | None  # by the verdict; None if it had not tried the override
     measured: SpeedupInterval
     steps: int  # optimizer steps of each run with the original settings
-    # rows a second of each round: as it was, and with the override
+    # Rows a second of each round: without and with the override.
     rates: tuple[tuple[float, ...], tuple[float, ...]]
     device: str
     version: str
@@ -60,42 +62,41 @@ class OverrideConfirmation:
         }
 
     @staticmethod
-    def from_dict(kept: Mapping[str, Any]) -> OverrideConfirmation:
-        """From what `as_dict` gave; anything else is a KeyError, TypeError or ValueError."""
-        predicted = kept["predicted"]
-        before, after = kept["rates"]
+    def from_dict(values: Mapping[str, Any]) -> OverrideConfirmation:
+        """The confirmation whose `as_dict` this is.
+
+        KeyError, TypeError or ValueError for anything else.
+        """
+        predicted = values["predicted"]
+        before, after = values["rates"]
         return OverrideConfirmation(
-            override=str(kept["override"]),
+            override=str(values["override"]),
             predicted=None if predicted is None else SpeedupInterval(**predicted),
-            measured=SpeedupInterval(**kept["measured"]),
-            steps=int(kept["steps"]),
+            measured=SpeedupInterval(**values["measured"]),
+            steps=int(values["steps"]),
             rates=(tuple(before), tuple(after)),
-            device=str(kept["device"]),
-            version=str(kept["version"]),
+            device=str(values["device"]),
+            version=str(values["version"]),
         )
 
 
 @dataclass(slots=True)
 class Confirmed:
-    """What confirmations have found for some settings: `tune` does not measure it again."""
+    """What confirmations of a run say about settings: `tune` does not measure these again."""
 
     values: dict[str, Any] = field(default_factory=dict)  # settings that made the run faster
-    why: dict[str, str] = field(default_factory=dict)  # of each of them, by its key
+    why: dict[str, str] = field(default_factory=dict)  # the reason for each of them
     slower: frozenset[str] = frozenset()  # overrides that slowed it
 
 
 def read_confirmations(folder: Path) -> list[OverrideConfirmation]:
-    """The confirmations beside a run, the newest first; a damaged file is named and
-    counts as none.
-    """
+    """The confirmations in a run folder, the newest first; a warning and none if it is damaged."""
     path = folder / FILE
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return (
-            [OverrideConfirmation.from_dict(each) for each in kept["confirmations"]]
-            if kept["schema"] == _SCHEMA
-            else []
-        )
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["schema"] != _SCHEMA:
+            return []
+        return list(map(OverrideConfirmation.from_dict, values["confirmations"]))
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -106,12 +107,12 @@ def read_confirmations(folder: Path) -> list[OverrideConfirmation]:
 
 
 def keep_confirmation(folder: Path, confirmation: OverrideConfirmation) -> Path:
-    """Write a confirmation beside the run; it replaces an older one of the same override."""
-    others = [each for each in read_confirmations(folder) if each.override != confirmation.override]
-    values = {
-        "schema": _SCHEMA,
-        "confirmations": [each.as_dict() for each in (confirmation, *others)],
-    }
+    """Write a confirmation to the run folder; it replaces an older one of the same override."""
+    confirmations = [confirmation.as_dict()]
+    for other in read_confirmations(folder):
+        if other.override != confirmation.override:
+            confirmations.append(other.as_dict())
+    values = {"schema": _SCHEMA, "confirmations": confirmations}
     path = folder / FILE
     write_atomically(path, json.dumps(values, indent=1))
     return path

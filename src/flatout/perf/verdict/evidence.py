@@ -1,4 +1,7 @@
-"""What a run has measured of itself: all that a verdict is made of, kept in `summary.json`."""
+"""`Evidence`: all measurements of a run that its verdict is computed from.
+
+`summary.json` contains it, so that `doctor` can judge a run again later, or one of another version.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from typing import Any
 
 from flatout.perf.measure.intervals import SpeedupInterval
 
-LEAST_GAIN = 1.1  # what a fix must be worth to be named
-# a gain whose lower bound is too small is named only where it may be as large as this
+LEAST_GAIN = 1.1  # a fix is named if it gains at least so much
+# A gain whose lower bound is too small must be at least so large.
 LEAST_UNCERTAIN = 1.25
-ROUNDS = 5  # of a race, at least: their extreme ratios hold the median in nine of ten cases
+ROUNDS = 5  # of a race, at least: their extreme ratios contain the median in nine of ten cases
 ROUND_S = 0.05  # least seconds that each way trains in a round
-LEAST_STEPS = 30  # optimizer steps from which on there is something to tell
-LEAST_COMPILING = 0.1  # the share of the time from which on compiling is named
-_MANY_GRAPHS = 3  # a few are made once; from so many on a run compiles again and again
+LEAST_STEPS = 30  # optimizer steps that a verdict needs
+LEAST_COMPILING = 0.1  # fraction of the time from which on compiling is named
+_MANY_GRAPHS = 3  # fewer are usual; a run with so many compiles again and again
 OWN_LOADER = "own"  # the feed of a run with the user's own DataModule
 MODEL = ("forward", "backward", "optimizer")  # parts that another model changes
 COMPUTED = ("wait", "transfer", *MODEL)  # parts that another feed or model changes
@@ -23,24 +26,22 @@ COMPUTED = ("wait", "transfer", *MODEL)  # parts that another feed or model chan
 
 @dataclass(kw_only=True, slots=True)
 class Tried:
-    """Steps of the finished run's model in another way, timed side by side with steps
-    as they were.
-    """
+    """Steps of the run's model in another way, timed in turn with steps as they were."""
 
     cause: str
     override: str
     rows_per_s: float
-    # rows a second without the override: of the same try, or of the run itself for feeds
+    # Rows a second without the override: in the same race, or of the run itself for feeds.
     as_was: float
     rows_per_batch: float
     batches_per_step: int = 1
+    # Bounds of the speedup; None in runs of earlier versions.
     low: float | None = None
-    # how many times as fast, at least and at most; None in runs of earlier versions
     high: float | None = None
 
     @staticmethod
     def by(gain: SpeedupInterval, as_was: float, **about: Any) -> Tried:
-        """From how many times as fast its steps were."""
+        """A try whose steps had this speedup; `about`: the other fields."""
         return Tried(
             rows_per_s=as_was * gain.value, as_was=as_was, low=gain.low, high=gain.high, **about
         )
@@ -54,7 +55,7 @@ class Tried:
 
 @dataclass(kw_only=True, slots=True)
 class Evidence:
-    """One run's measurements, its first few steps left out."""
+    """Measurements of one run, without its first few steps."""
 
     device: str
     steps: int
@@ -62,10 +63,11 @@ class Evidence:
     rows_per_batch: float  # over all ranks
     accumulate: int = 1
     world: int = 1
-    batch_size: int | None = None  # as it was set; None where tokens decide
-    effective_batch: int | None = None  # rows of a step over all devices, where these were set
-    pieces: int = 1  # of a batch, as memory did not suffice for it whole
-    # what precision=auto would choose here, where another was asked for and none was measured
+    batch_size: int | None = None  # as it was set; None if tokens limit a batch
+    effective_batch: int | None = None  # rows of a step over all devices, if they were set
+    pieces: int = 1  # of a batch that did not fit into memory as a whole
+    # The precision that precision=auto would choose here, if another was set and nothing was
+    # measured.
     native: str = ""
     ms: dict[str, float] = field(default_factory=dict)  # milliseconds of each part, for each batch
     padding_share: float = 0.0
@@ -76,32 +78,31 @@ class Evidence:
     cores: int = 1  # that this process may use
     machine_cores: int = 1
     flush_every: int = 50
-    # how many validations, checkpoints and flushes
+    # Number of validations, checkpoints and flushes.
     counts: dict[str, int] = field(default_factory=dict)
     epochs: float = 1.0
-    # milliseconds of each of your own, a batch
+    # By callback of the user: milliseconds a batch, and reads of the device's numbers a step.
     callbacks: dict[str, float] = field(default_factory=dict)
-    # how often each reads a number of the device a step
     reads: dict[str, float] = field(default_factory=dict)
-    # graphs of torch.compile after the first steps; seconds
+    # `graphs` of torch.compile after the first steps, and its `seconds`.
     compiled: dict[str, float] = field(default_factory=dict)
     host: dict[str, Any] = field(default_factory=dict)
     gpu: dict[str, Any] = field(default_factory=dict)
+    # Of each rank the milliseconds of each part of a batch; `alone` is the model's part in steps
+    # without other ranks.
     ranks: list[dict[str, float]] = field(default_factory=list)
-    """Of each rank, the parts of a batch, and under `alone` a step's phases with no other rank to
-    wait for."""
-    feed_alone: float | None = None  # rows a second of the feed with no model
-    feed_cores: float | None = None  # cores that it kept busy meanwhile
-    # milliseconds of a batch in steps with nothing between them, where that was tried
+    feed_alone: float | None = None  # rows a second of the feed without a model
+    feed_cores: float | None = None  # cores that it kept busy
+    # Milliseconds of a batch in steps without interruptions, if they were tried.
     alone_ms: float | None = None
-    # of a batch's model in uncompiled steps, where a run compiles again and again
+    # Milliseconds of a batch's model in eager steps, if a run compiles again and again.
     eager_ms: float | None = None
-    tuned_layers: int = 0  # layers of a pretrained encoder that is tuned whole; 0 for all others
-    untested: str = ""  # the override of a feed that there was no time to try
+    tuned_layers: int = 0  # layers of a pretrained encoder if all are trained; else 0
+    untested: str = ""  # the override of a feed for which there was no time
     tried: list[Tried] = field(default_factory=list)
-    not_tried: str = ""  # why nothing was tried, where nothing was
-    compile_s: float = 0.0  # what torch.compile took where a compiled step was tried
-    notes: list[str] = field(default_factory=list)  # what is to be known of single tries
+    not_tried: str = ""  # why nothing was tried; empty if something was
+    compile_s: float = 0.0  # that torch.compile took, if a compiled step was tried
+    notes: list[str] = field(default_factory=list)  # remarks on single tries
 
     @property
     def total_ms(self) -> float:
@@ -113,35 +114,33 @@ class Evidence:
 
     @property
     def model_rows_per_s(self) -> float:
-        """Rows a second with nothing but feed and model."""
+        """Rows a second if there were nothing but feed and model."""
         return 1000 * self.rows_per_batch / max(self.ms_of(*COMPUTED), 1e-9)
 
     def ms_of(self, *parts: str) -> float:
         return sum(self.ms.get(part, 0.0) for part in parts)
 
     def share(self, *parts: str) -> float:
-        """Of all the time, what these parts took."""
+        """The fraction of the time that these parts took."""
         return self.ms_of(*parts) / max(self.total_ms, 1e-9)
 
     @property
     def compiling_share(self) -> float:
-        """Of all the time, what torch.compile took for graph after graph; 0 where there
-        were few.
-        """
+        """The fraction of the time that torch.compile took; 0 if it made a few graphs only."""
         if self.compiled.get("graphs", 0) < _MANY_GRAPHS:
             return 0.0
-        return min(
-            1.0, 1000 * self.compiled.get("seconds", 0.0) / max(self.total_ms * self.batches, 1e-9)
-        )
+        compiling_ms = 1000 * self.compiled.get("seconds", 0.0)
+        return min(1.0, compiling_ms / max(self.total_ms * self.batches, 1e-9))
 
     @staticmethod
-    def from_dict(kept: Mapping[str, Any]) -> Evidence:
-        """From `asdict` of this version or another: what it does not know is left out."""
-        given = _known(Evidence, kept)
-        given["tried"] = [Tried(**_known(Tried, each)) for each in given.get("tried", [])]
-        return Evidence(**given)
+    def from_dict(values: Mapping[str, Any]) -> Evidence:
+        """The evidence whose `asdict` this is; unknown keys, of another version, are ignored."""
+        arguments = _select_fields(Evidence, values)
+        tries = arguments.get("tried", [])
+        arguments["tried"] = [Tried(**_select_fields(Tried, tried)) for tried in tries]
+        return Evidence(**arguments)
 
 
-def _known(kind: type, kept: Mapping[str, Any]) -> dict[str, Any]:
-    names = {each.name for each in fields(kind)}
-    return {name: value for name, value in kept.items() if name in names}
+def _select_fields(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(record)}
+    return {name: value for name, value in values.items() if name in names}

@@ -1,8 +1,9 @@
-"""Try other ways to train when a run has finished, side by side with steps as they were.
+"""Try other ways to train after a run has finished, in turn with steps as they were.
 
-Nothing of it stays: the learning rate is zero, weights and random numbers are put back, and the
-time it may take is a small share of the run's. So a verdict can say what a fix is worth here, on
-this machine, with these rows.
+So a verdict can say what a fix is worth on this machine, with these rows. The tries take a small
+fraction of the run's time and change nothing: the learning rate is zero, and random numbers are
+restored. Feeds are raced from their start (`try_feeds`), models and batch sizes by their steps
+alone (`try_models`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -50,49 +52,47 @@ from flatout.perf.verdict.ways import (
 )
 from flatout.tasks.task import Task
 
-SHARE = 0.1  # of the time of training, what trying may take
+# All tries together take this fraction of the training's time; with less than `LEAST_S` for them
+# nothing is tried.
+SHARE = 0.1
 LEAST_S = 0.2
 MOST_S = 20.0
-# of a short run trying may take more: so many seconds, and such a share
+# In a short run they may take so many seconds, but no larger fraction than this.
 _SHORT_S = 3.0
 _SHORT_SHARE = 0.3
-# share of waiting from which on other feeds are tried, and seconds for it in a short run
-WAITS = 0.05
-_FEEDS_S = 6.0
+WAITS = 0.05  # fraction of time spent waiting, from which on other feeds are tried
+_FEEDS_S = 6.0  # for feeds, in a short run
 ROWS_AROUND = 256  # rows of the batches that are raced, and of those that warm up
-# of steps that nothing interrupts: fewest; most of all, and s
+# Steps that nothing interrupts: the fewest, and their time as a fraction of all tries, and at most.
 _CALM_STEPS = 2
 _CALM_SHARE = 0.2
 _CALM_S = 1.0
-_MOSTLY_WAITS = 0.3  # share of waiting from which on nothing but the feed is worth trying
+_MOSTLY_WAITS = 0.3  # fraction of time spent waiting, from which on only feeds are tried
+# Rounds of a race of feeds, and steps and seconds of a round, at least: cores that slept while they
+# waited are slow at first.
 _FED_ROUNDS = 2
 _FED_STEPS = 12
 _FED_S = 0.3
-"""Fewest rounds; fewest steps and seconds of a round: cores that slept while they waited are slow
-at first."""
-_START_S = 0.3  # a guess at what it takes to start a feed
+_START_S = 0.3  # a guess: how long starting a feed takes
 
 
 def try_safely(evidence: Evidence, tries: Callable[[], None]) -> None:
-    """Try other ways; what goes wrong there is noted, and the run keeps its verdict
-    without them.
-    """
+    """Call `tries`. If it fails, the verdict does without tries, and the evidence says why."""
     try:
         tries()
+        return
     except Refused as why:
-        evidence.tried = []
         evidence.not_tried = f"nothing was tried: {why}"
     except Exception as error:
-        # your own model may raise anything; the trained weights are not lost by a try
-        evidence.tried = []
+        # Your own model may raise anything, and a try must not lose the trained weights.
         evidence.not_tried = f"trying other ways failed: {first_line(error)}"
-    except KeyboardInterrupt:  # the run itself is done, and has only to be reported
-        evidence.tried = []
+    except KeyboardInterrupt:  # the training itself is done, and only has to be reported
         evidence.not_tried = "trying other ways was stopped"
+    evidence.tried = []
 
 
 def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) -> None:
-    """Fill what was tried into the evidence, or why nothing was."""
+    """Race other ways to train, and add the results to the evidence, or why nothing was tried."""
     trained_s = evidence.total_ms * evidence.batches / 1000
     waits = evidence.share("wait") >= WAITS
     seconds = min(SHARE * trained_s, MOST_S)
@@ -100,7 +100,8 @@ def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) 
         seconds = max(seconds, min(_SHORT_S, _SHORT_SHARE * trained_s))
     if waits:
         seconds = max(seconds, min(_FEEDS_S, trained_s / 2))
-    is_calm = seconds >= LEAST_S and evidence.pieces == 1 and starved(evidence) is None
+    starving = starved(evidence)
+    is_calm = seconds >= LEAST_S and evidence.pieces == 1 and starving is None
     if is_calm and evidence.compiling_share >= LEAST_COMPILING:
         with torch.compiler.set_stance("force_eager"):
             evidence.eager_ms = alone_ms(task, feeds, min(_CALM_S, _CALM_SHARE * seconds))
@@ -110,9 +111,9 @@ def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) 
         evidence.not_tried = "nothing was tried: whole batches do not fit into memory"
     elif is_compiled:
         evidence.not_tried = "nothing was tried: each way would be compiled first"
-    elif (found := starved(evidence)) is not None:
-        # what is timed between turns of others means nothing
-        evidence.not_tried = f"nothing was tried: {found.limit} would disturb it"
+    elif starving is not None:
+        # Times would be those of the other processes' turns.
+        evidence.not_tried = f"nothing was tried: {starving.limit} would disturb it"
     else:
         with _nothing_stays(task):
             until = time.perf_counter() + seconds
@@ -129,18 +130,19 @@ def try_feeds(
     evidence: Evidence,
     until: float,
 ) -> bool:
-    """Measure the feed by itself and fill in what others are worth; whether training mostly waited
-    for it.
+    """Measure the feed `was` without a model, and race it against others.
+
+    Returns whether training mostly waited for its feed: then no other try is worth its time.
+    `until`: the end of the tries, a time of `time.perf_counter`.
     """
-    if alone := measure_feed(was.feed, (until - time.perf_counter()) / 10):
+    alone = measure_feed(was.feed, (until - time.perf_counter()) / 10)
+    if alone is not None:
         evidence.feed_alone, evidence.feed_cores = alone
     ways = [was, *others(was, evidence)]
-    if len(ways) == 1:
-        evidence.not_tried = (
-            evidence.not_tried or "no other feed was tried: none makes more rows here"
-        )
-    else:
-        _try_feeds(task, ways, evidence, until)
+    if len(ways) > 1:
+        _race_feeds(task, ways, evidence, until)
+    elif not evidence.not_tried:
+        evidence.not_tried = "no other feed was tried: none makes more rows here"
     return evidence.share("wait") >= _MOSTLY_WAITS
 
 
@@ -152,79 +154,73 @@ def _way_of(task: Task, feed: Feed) -> TrainingWay:
 
 @contextmanager
 def _nothing_stays(task: Task) -> Iterator[None]:
-    """Weights, running statistics, gradients and random numbers are afterwards what they were."""
-    kept = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
+    """Context manager that restores weights, running statistics and random numbers.
+
+    Gradients are removed.
+    """
+    state = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
     threads = torch.get_num_threads()
     was_training = task.model.training
-    recombined = [(each, each.next) for each in getattr(task, "recombined", [])]
+    # A task of bit strings cycles through recombined texts: the next one is restored, too.
+    recombined = [(texts, texts.next) for texts in getattr(task, "recombined", [])]
     with torch.random.fork_rng([task.device] if task.device.type == "cuda" else []):
         task.model.train()
         try:
             yield
         finally:
-            task.model.load_state_dict(kept)
+            task.model.load_state_dict(state)
             task.model.train(was_training)
             task.zero_grad()
             torch.set_num_threads(threads)
-            for each, place in recombined:
-                each.next = place
+            for texts, number in recombined:
+                texts.next = number
 
 
 def try_models(task: Task, ways: list[TrainingWay], evidence: Evidence, until: float) -> None:
-    """Fill in what steps of another kind are worth beside those of the first way, in rounds that
-    take turns.
-    """
+    """Race the steps of each way against those of the first, and add the results to `evidence`."""
     optimizers = {id(way.model): standing_optimizer(way.model, task) for way in ways}
     calm_s = min(_CALM_S, _CALM_SHARE * (until - time.perf_counter()))
     calm = _time_calm(task, ways[0], optimizers[id(ways[0].model)], calm_s)
     evidence.alone_ms = calm.computing_ms
-    # Flat batches have a shape of their own each, and new shapes cost: the same few again would
-    # flatter them.
-    is_fed = any(way.model is not ways[0].model for way in ways)
-    batches = [
-        endless(way.feed) if is_fed else itertools.cycle(some_batches(way.feed)) for way in ways
-    ]
-    made = [
-        _steps(task, way, given, optimizers[id(way.model)])
-        for way, given in zip(ways, batches, strict=True)
-    ]
+    # Each flat batch has another shape, and a new shape costs time. If one of the models is flat,
+    # repeating the same few batches would make it look faster than it is.
+    has_other_model = any(way.model is not ways[0].model for way in ways)
+    all_sides = []
+    for way in ways:
+        batches = endless(way.feed) if has_other_model else itertools.cycle(some_batches(way.feed))
+        all_sides.append(_steps(task, way, batches, optimizers[id(way.model)]))
     try:
-        sides = _affordable(made, calm.computing_rate, until)
+        sides = _affordable(all_sides, calm.computing_rate, until)
         if len(sides) < 2:
-            if len(ways) > 1 and not evidence.tried:
-                evidence.not_tried = (
-                    evidence.not_tried or "nothing was tried: a step takes too long for it"
-                )
+            if len(ways) > 1 and not (evidence.tried or evidence.not_tried):
+                evidence.not_tried = "nothing was tried: a step takes too long for it"
             return
-        turns = [
-            lambda steps=steps, count=count: steps.take(count).computing_rate
-            for steps, count in sides.items()
-        ]
+        turns = [partial(_computing_rate, steps, count) for steps, count in sides.items()]
         was, *rates = take_turns(turns, least=ROUNDS, most=MOST_ROUNDS, until=until)
-        for steps, found in zip(list(sides)[1:], rates, strict=True):
-            tried = _tried(steps.way, was, found)
+        for steps, rates_of_way in zip(list(sides)[1:], rates, strict=True):
+            tried = _tried(steps.way, was, rates_of_way)
             of_run = tried.rows_per_s / tried.as_was * evidence.model_ms / evidence.alone_ms
-            evidence.tried.append(_with_witnesses(tried, of_run))
+            evidence.tried.append(_with_estimates(tried, of_run))
     finally:
-        for steps in made:
+        for steps in all_sides:
             steps.close()
+
+
+def _computing_rate(steps: Steps, count: int) -> float:
+    return steps.take(count).computing_rate
 
 
 def _time_calm(
     task: Task, way: TrainingWay, optimizer: torch.optim.Optimizer, seconds: float
 ) -> Taken:
-    """Steps that nothing interrupts, over batches as the run's feed gives them: of all lengths, not
-    a few.
-    """
+    """Time steps that nothing interrupts, on batches of all lengths from the run's feed."""
     with closing(_steps(task, way, endless(way.feed), optimizer)) as steps:
         steps.take(1)  # warms up
         return steps.take(_CALM_STEPS, seconds)
 
 
-def _with_witnesses(tried: Tried, *others: float) -> Tried:
-    """Other witnesses beside the try, such as the run's own pace: where they differ, both bounds
-    count.
-    """
+def _with_estimates(tried: Tried, *others: float) -> Tried:
+    """Widen the bounds of a try to contain other estimates, such as by the run's own speed."""
     bounds = tried.speedup
     tried.low = min(bounds.low, *others)
     tried.high = max(bounds.high, *others)
@@ -232,10 +228,9 @@ def _with_witnesses(tried: Tried, *others: float) -> Tried:
 
 
 def _open_in_process(feed: Feed) -> Feed:
-    """A feed without processes: what they make is waited for, which no way of computing changes."""
-    return open_feed(
-        feed, kind=FeedKind.resident if feed.kind is FeedKind.resident else FeedKind.threaded
-    )
+    """The feed without worker processes: they would only add noise to what is computed."""
+    kind = FeedKind.resident if feed.kind is FeedKind.resident else FeedKind.threaded
+    return open_feed(feed, kind=kind)
 
 
 def _steps(
@@ -245,35 +240,41 @@ def _steps(
 
 
 def _affordable(sides: list[Steps], rate: float, until: float) -> dict[Steps, int]:
-    """The sides whose rounds fit into the time, warmed up, and their steps a round; the first
-    (`rate`) always.
+    """Sides that can be raced until `until`, warmed up, and how many steps each takes in a round.
+
+    The first side, which trains `rate` rows a second, is always among them. All sides train the
+    same rows in a round: with 32 and 128 rows in a step and rounds of 200 rows, that is 8 and 2
+    steps.
     """
-    kept: list[Steps] = []
+    affordable: list[Steps] = []
     round_rows = ROUND_S * rate
-    row_s = 0.0
+    row_s = 0.0  # seconds of a row in all affordable sides together
     for side in sides:
-        if kept and time.perf_counter() > until:
+        if affordable and time.perf_counter() > until:
             break
         try:
             side.take(max(1, ROWS_AROUND // side.rows_a_step))  # warms up
             taken = side.take(1)
-        except (RuntimeError, UserError):  # not enough memory, most likely: then it is no way
-            if not kept:
+        except (RuntimeError, UserError):  # it does not fit into memory, most likely
+            if not affordable:
                 return {}
             continue
-        most = max(round_rows, side.rows_a_step)
+        rows = max(round_rows, side.rows_a_step)
         all_s = row_s + taken.seconds / taken.rows
-        if kept and time.perf_counter() + ROUNDS * most * all_s > until:
-            continue  # another may be quicker
-        round_rows, row_s = most, all_s
-        kept.append(side)
-    largest = max(side.rows_a_step for side in kept)
-    return {side: math.ceil(round_rows / largest) * largest // side.rows_a_step for side in kept}
+        if affordable and time.perf_counter() + ROUNDS * rows * all_s > until:
+            continue  # a later one may be faster
+        round_rows = rows
+        row_s = all_s
+        affordable.append(side)
+    largest = max(side.rows_a_step for side in affordable)
+    rows = math.ceil(round_rows / largest) * largest
+    return {side: rows // side.rows_a_step for side in affordable}
 
 
 def some_batches(feed: Feed) -> list[FlatBatch]:
-    """The first batches of the fewest whole steps with so many rows."""
-    feed.consumed, rows = 0, 0
+    """The first batches of a feed: whole steps, with `ROWS_AROUND` rows or more."""
+    feed.consumed = 0
+    rows = 0
     batches: list[FlatBatch] = []
     for batch in feed:
         batches.append(batch)
@@ -284,23 +285,26 @@ def some_batches(feed: Feed) -> list[FlatBatch]:
 
 
 def _tried(way: TrainingWay, before: list[float], after: list[float]) -> Tried:
-    about = {
-        "cause": way.cause,
-        "override": way.override,
-        "batches_per_step": way.feed.plan.accumulate,
-    }
-    rows = way.feed.num_rows / max(1, len(way.feed))
-    return Tried.by(speedup(before, after), statistics.median(before), rows_per_batch=rows, **about)
+    """The result of a way, from rows a second of each round before it and with it."""
+    return Tried.by(
+        speedup(before, after),
+        statistics.median(before),
+        cause=way.cause,
+        override=way.override,
+        rows_per_batch=way.feed.num_rows / max(1, len(way.feed)),
+        batches_per_step=way.feed.plan.accumulate,
+    )
 
 
-def _try_feeds(task: Task, ways: list[TrainingWay], evidence: Evidence, until: float) -> None:
-    """Fill in what each feed was worth; one that the time is too short for is named, as
-    untested.
+def _race_feeds(task: Task, ways: list[TrainingWay], evidence: Evidence, until: float) -> None:
+    """Race the feeds of all ways against the first one, and add the results to `evidence`.
+
+    A feed for which there is no time is `untested`.
     """
     optimizer = standing_optimizer(task.model, task)
-    # An epoch starts its feed's workers for training, and for each validation.
+    # An epoch of the run starts workers for training, and for each validation.
     usual = 1 + evidence.counts.get("validation", 0) / max(evidence.epochs, 1e-9)
-    sides = [_Stretch(task, way, optimizer, getattr(way.feed, "starts", usual)) for way in ways]
+    sides = [_FeedSide(task, way, optimizer, getattr(way.feed, "starts", usual)) for way in ways]
     while len(sides) > 1 and _needed_s(sides, evidence) > until - time.perf_counter():
         evidence.untested = sides.pop().way.override
     if len(sides) == 1:
@@ -308,48 +312,54 @@ def _try_feeds(task: Task, ways: list[TrainingWay], evidence: Evidence, until: f
     was, *rates = take_turns(
         [side.rate for side in sides], least=_FED_ROUNDS, most=MOST_ROUNDS // 2, until=until
     )
-    for side, found in zip(sides[1:], rates, strict=True):
+    for side, rates_of_way in zip(sides[1:], rates, strict=True):
         most = most_fed(side.way.feed, ways[0].feed, evidence.feed_alone)
-        tried = _tried(side.way, was, [min(rate, most) for rate in found])
+        tried = _tried(side.way, was, [min(rate, most) for rate in rates_of_way])
         even = min(statistics.median(side.even), most) / statistics.median(sides[0].even)
-        of_run = statistics.median(found) / evidence.model_rows_per_s
-        evidence.tried.append(_with_witnesses(tried, of_run, even))
+        of_run = statistics.median(rates_of_way) / evidence.model_rows_per_s
+        evidence.tried.append(_with_estimates(tried, of_run, even))
 
 
-def _needed_s(sides: list[_Stretch], evidence: Evidence) -> float:
+def _needed_s(sides: list[_FeedSide], evidence: Evidence) -> float:
+    """Seconds that the fewest rounds of these sides will take."""
     step_s = evidence.ms_of(*COMPUTED) * evidence.accumulate / 1000
     starts_s = _START_S * sum(side.way.feed.kind is FeedKind.workers for side in sides)
     return _FED_ROUNDS * (starts_s + sum(max(_FED_S, side.steps * step_s) for side in sides))
 
 
 @dataclass(slots=True)
-class _Stretch:
-    """Steps of one way from the start of its feed on, as an epoch has them."""
+class _FeedSide:
+    """One side of a race of feeds: steps of a way from the start of its feed."""
 
     task: Task
     way: TrainingWay
     optimizer: torch.optim.Optimizer
-    starts: float
+    starts: float  # how often an epoch starts the feed's workers
+    # Rows a second of each round without the start of the feed.
     even: list[float] = field(default_factory=list)
-    """Rows a second of each round but for the start, which weighs less in a longer epoch."""
 
     @property
     def ahead(self) -> int:
-        """Steps that live on what was gathered while the feed started: what workers read ahead, or
-        a run.
-        """
+        """Steps whose batches were gathered while the feed started."""
         feed = self.way.feed
-        of_workers = getattr(feed, "prefetch", 2) * feed.workers  # torch's own default is two
-        batches = {FeedKind.workers: of_workers, FeedKind.threaded: BATCHES_A_RUN}.get(feed.kind, 1)
+        batches = 1
+        if feed.kind is FeedKind.workers:
+            batches = getattr(feed, "prefetch", 2) * feed.workers  # torch's default is 2
+        elif feed.kind is FeedKind.threaded:
+            batches = BATCHES_A_RUN
         return -(-batches // feed.plan.accumulate)
 
     @property
     def steps(self) -> int:
-        """Of one round."""
+        """Steps of one round."""
         return 1 + self.ahead + max(_FED_STEPS, 2 * self.ahead)
 
     def rate(self) -> float:
-        """Rows a second of an epoch: the start, then steps at the even pace."""
+        """Rows a second of a whole epoch, from a round of its steps.
+
+        The start of the feed is measured by the first step. Steps with batches that were gathered
+        ahead are not timed, and the others give the speed of all further steps.
+        """
         feed = self.way.feed
         feed.consumed = 0
         with closing(_steps(self.task, self.way, endless(feed), self.optimizer)) as steps:
@@ -364,7 +374,7 @@ class _Stretch:
 
 
 def alone_ms(task: Task, feeds: Feeds, seconds: float) -> float:
-    """Milliseconds that this rank computes for a batch where it waits for no other."""
+    """Milliseconds that this rank computes for a batch if it waits for no other rank."""
     way = _way_of(task, _open_in_process(feeds.train))
     with _nothing_stays(task):
         return _time_calm(task, way, standing_optimizer(task.model, task), seconds).computing_ms

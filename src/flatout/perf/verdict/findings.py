@@ -1,10 +1,10 @@
-"""One cause of lost time, in words and for `summary.json`, and the gain of what removes it.
+"""`VerdictFinding`, one cause of lost time with its fix, and the gain that the fix predicts.
 
-A fix is recommended only where even the lower bound of its gain is worth it. Otherwise only the
-cause stands. Each gain is an interval: how many times as fast a run would be, from parts that a fix
-removes, or from ways that were tried. Its inner part is the spread of what was measured. Around
-that lies what earlier predictions missed by when they were confirmed (`bench doctor`): steps timed
-apart are not quite the steps of a run.
+A gain is an interval: how many times as fast the run would be. It comes from the parts of the time
+that a fix removes, or from ways that were tried. The spread of the measurements is widened by the
+error of earlier predictions, as `bench doctor` confirmed them: steps that are timed alone are not
+quite the steps of a run. A fix is recommended only if even the lower bound is worth it. Otherwise
+only the cause is named.
 """
 
 from __future__ import annotations
@@ -17,54 +17,56 @@ from typing import Any
 from flatout.perf.measure.intervals import SpeedupInterval
 from flatout.perf.verdict.evidence import LEAST_GAIN, LEAST_UNCERTAIN, MODEL, Evidence, Tried
 
-RECOMMENDED = 1.05  # what the lower bound of a gain must exceed
-# from where on a run that has just begun says so
+RECOMMENDED = 1.05  # a fix is recommended if the lower bound of its gain is above this
+# A cause that costs so much is reported soon after training has started.
 _PLAIN_GAIN = 1.25
 _PLAIN_SHARE = 0.5
-# how far a prediction may miss, in logarithms: at least; for a gain's logarithm
+# Error of a prediction, in logarithms: a constant, and a fraction of the gain's logarithm.
 _MISSED = 0.06
 _MISSED_OF_GAIN = 0.1
-# by how much steps that nothing interrupts may be quicker than between callbacks: threads stay
-# awake
+# Steps that nothing interrupts may be faster by this fraction: threads stay awake.
 _QUICKER = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictFinding:
+    """One cause of lost time, and how to remove it."""
+
     cause: str
-    limit: str  # in words, as they stand after "limited by"
-    share: float  # of the time, what it takes
+    limit: str  # the cause in words, after "limited by"
+    share: float  # fraction of the time that it takes
     evidence: str
     _: KW_ONLY
-    override: str | None = None  # what to type, where that removes the cause
-    advice: str | None = None  # what to do where no override does it
-    # how many times as fast the run would be, where that was measured
+    override: str | None = None  # removes the cause
+    advice: str | None = None  # what to do if no override removes it
+    # How many times as fast the run would be; None if that was not measured.
     gain: SpeedupInterval | None = None
-    # whether `share` is how often it was seen, not what it costs: known gains come first
+    # Whether `share` is how often it was seen, not what it costs. Known gains come first.
     is_only_seen: bool = False
-    # whether its fix changes what is learned: it takes more to name it first
+    # Whether the fix changes what is learned. Then it needs a larger gain to come first.
     changes_training: bool = False
-    # whether it stands after all else, as a choice of the reader's, never the verdict
+    # Whether it comes after all others, as a choice for the reader; it is never the verdict.
     comes_last: bool = False
-    # whether others have the cores: these are not there, whatever else holds the run back
+    # Whether others use the cores: those cores are missing whatever else limits the run.
     takes_cores: bool = False
 
     @property
     def is_recommended(self) -> bool:
-        """Whether the fix makes the run faster at its lower bound, too."""
+        """Whether the fix makes the run faster even at the lower bound of its gain."""
         return self.gain is not None and self.gain.low > RECOMMENDED
 
     @property
     def fix(self) -> str | None:
-        """What to do; an override that is only worth a try says so."""
+        """What to do: "data.workers=4", or "try data.workers=4" if the gain is uncertain."""
         if self.override is None:
             return self.advice
         if self.is_recommended:
             return self.override
-        return f"try {self.override}" if self.gain is None or self.gain.high > RECOMMENDED else None
+        may_help = self.gain is None or self.gain.high > RECOMMENDED
+        return f"try {self.override}" if may_help else None
 
     def in_words(self, say: Callable[[str], str]) -> VerdictFinding:
-        """The same with another way of writing its override and its advice."""
+        """The same finding with its override and its advice rewritten by `say`."""
         return replace(
             self,
             override=self.override and say(self.override),
@@ -100,14 +102,14 @@ class VerdictFinding:
 
     @property
     def worth(self) -> float:
-        """Its gain, or what would be gained if all of its share went."""
-        return (
-            self.gain.value if self.is_recommended and self.gain else 1 / max(1e-3, 1 - self.share)
-        )
+        """Its gain; if that is unknown or uncertain, the gain if all of its share was saved."""
+        if self.is_recommended and self.gain:
+            return self.gain.value
+        return 1 / max(1e-3, 1 - self.share)
 
     @property
     def weight(self) -> float:
-        """What decides which cause comes first."""
+        """The number by which findings are ordered; the largest comes first."""
         if self.takes_cores:
             return 1 / (1 - min(self.share, _PLAIN_SHARE))
         if self.gain is None and self.is_only_seen:
@@ -116,81 +118,94 @@ class VerdictFinding:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it costs so much that the run reports it at once: you can still end
-        and fix it.
-        """
-        return (
-            self.share >= _PLAIN_SHARE
-            if self.gain is None and self.is_only_seen
-            else self.worth >= _PLAIN_GAIN
-        )
+        """Whether it costs so much that the run reports it early: you can still stop and fix it."""
+        if self.gain is None and self.is_only_seen:
+            return self.share >= _PLAIN_SHARE
+        return self.worth >= _PLAIN_GAIN
 
 
 def carried_over(value: float, low: float, high: float) -> SpeedupInterval:
-    """A gain of steps as the gain of a run: the bounds with what predictions miss by."""
+    """Widen the bounds by the error of predictions: the gain of steps becomes that of a run."""
     missed = math.exp(_MISSED + _MISSED_OF_GAIN * abs(math.log(value)))
     return SpeedupInterval(value, low / missed, high * missed)
 
 
 def gain_without(evidence: Evidence, ms: float, *, quicker: float = _QUICKER) -> SpeedupInterval:
-    """The gain when so many milliseconds of each batch are not spent: the other steps may become
-    quicker, too.
+    """The gain if `ms` milliseconds of each batch are saved.
+
+    The rest of a step may become faster, too, as nothing interrupts it. The upper bound assumes so:
+    by the times of such steps if they were tried, else by a quarter, and at least by the fraction
+    `quicker`. A batch of 10 ms without 2 ms takes 8 ms: low is 10 / 8. If its 6 ms of the model
+    become 4.5, high is 10 / 6.5.
     """
-    # The upper bound counts steps that nothing interrupts: as they were timed, and at least by
-    # `quicker` quicker.
-    total, model = max(evidence.total_ms, 1e-9), max(evidence.model_ms, 1e-9)
-    kept = 1 - _QUICKER if evidence.alone_ms is None else min(1.0, evidence.alone_ms / model)
-    kept = min(kept, 1 - quicker)
+    total = max(evidence.total_ms, 1e-9)
+    model = max(evidence.model_ms, 1e-9)
+    timed = 1 - _QUICKER if evidence.alone_ms is None else evidence.alone_ms / model
+    remaining = min(timed, 1 - quicker)
     left = max(total - ms, 1e-3 * total)
-    spared = (1 - kept) * min(left, model + evidence.ms.get("other", 0.0))
-    low, high = total / left, total / max(left - spared, 1e-3 * total)
+    spared = (1 - remaining) * min(left, model + evidence.ms.get("other", 0.0))
+    low = total / left
+    high = total / max(left - spared, 1e-3 * total)
     return carried_over(math.sqrt(low * high), low, high)
 
 
 def gain_of(evidence: Evidence, tried: Tried) -> SpeedupInterval:
-    """The gain of the run in the way that was tried; what is not of the model costs what it did."""
-    ms_of, rows = evidence.ms_of, evidence.rows_per_batch
-    fed = ms_of("wait", "transfer") / rows
-    own, around = ((*MODEL, "other"), ()) if tried.cause == "loop" else (MODEL, ("other",))
-    changed = ms_of(*own) / rows + (fed if tried.cause == "data" else 0.0)
-    each_batch = ms_of(*around, "callbacks") / tried.rows_per_batch
+    """The gain of the whole run if it trains in the way that was tried.
+
+    All times are milliseconds of a row. Only the time of the parts that the way changes (`changed`)
+    is divided by the measured speedup; the rest stays, or scales with the number of batches.
+    """
+    ms_of = evidence.ms_of
+    rows = evidence.rows_per_batch
+    changed = ms_of(*MODEL) / rows
+    each_batch = ms_of("callbacks") / tried.rows_per_batch
+    if tried.cause == "loop":
+        changed += ms_of("other") / rows
+    else:
+        each_batch += ms_of("other") / tried.rows_per_batch
     # Logging comes with optimizer steps, checkpoints and validations with epochs.
     steps_change = rows * evidence.accumulate / (tried.rows_per_batch * tried.batches_per_step)
-    kept = ms_of("logging") / rows * steps_change + ms_of("checkpoint", "validation") / rows
-    kept += 0.0 if tried.cause == "data" else fed
-    kept += 1000 * evidence.compile_s / (evidence.batches * rows) if tried.cause == "eager" else 0.0
+    same = ms_of("logging") / rows * steps_change + ms_of("checkpoint", "validation") / rows
+    feed = ms_of("wait", "transfer") / rows
+    if tried.cause == "data":
+        changed += feed
+    else:
+        same += feed
+    if tried.cause == "eager":
+        same += 1000 * evidence.compile_s / (evidence.batches * rows)
     total = max(evidence.total_ms, 1e-9) / rows
-    steps = tried.speedup
-    bounds = (
-        changed / max(times, 1e-9) + each_batch + kept
-        for times in (steps.value, steps.low, steps.high)
-    )
-    return carried_over(*(total / max(left, 1e-9) for left in bounds))
+    gains = []
+    for times in (tried.speedup.value, tried.speedup.low, tried.speedup.high):
+        left = changed / max(times, 1e-9) + each_batch + same
+        gains.append(total / max(left, 1e-9))
+    return carried_over(*gains)
 
 
 def best_tried(evidence: Evidence, cause: str) -> tuple[Tried, SpeedupInterval] | None:
-    """What was tried against a cause and gains most, where that is worth naming; of nearly equals
-    the first.
+    """The way that was tried against a cause and gains most, and its gain.
+
+    None if the gain is not worth naming. Of ways within 5 % of the best, the first one.
     """
     gains = [(tried, gain_of(evidence, tried)) for tried in evidence.tried if tried.cause == cause]
     most = max((gain.value for _, gain in gains), default=0.0)
-    return (
-        next((each for each in gains if each[1].value >= 0.95 * most), None)
-        if most >= LEAST_GAIN
-        else None
-    )
+    if most < LEAST_GAIN:
+        return None
+    return next((tried, gain) for tried, gain in gains if gain.value >= 0.95 * most)
 
 
 def by_trying(
     evidence: Evidence, cause: str, limit: str, also: str = "", *, changes_training: bool = False
 ) -> VerdictFinding | None:
-    """The best that was tried against a cause; silent where it may be noise."""
-    found = best_tried(evidence, cause)
-    if found is None or found[1].value < (
-        LEAST_GAIN if found[1].low > RECOMMENDED else LEAST_UNCERTAIN
-    ):
+    """A finding by the best way that was tried against a cause; None if that may be noise.
+
+    `also`: what the evidence says first.
+    """
+    best = best_tried(evidence, cause)
+    if best is None:
         return None
-    tried, gain = found
+    tried, gain = best
+    if gain.value < (LEAST_GAIN if gain.low > RECOMMENDED else LEAST_UNCERTAIN):
+        return None
     why = f"tried here: {tried.rows_per_s:,.0f} rows/s of it against {tried.as_was:,.0f} as it was"
     why = f"{also}; {why}" if also else why
     share = 1 - 1 / gain.value
@@ -201,17 +216,13 @@ def by_trying(
 
 
 def by_removing(
-    evidence: Evidence,
-    ms: float,
-    cause: str,
-    limit: str,
-    why: str,
-    *,
-    quicker: float = _QUICKER,
-    **more: Any,
+    evidence: Evidence, ms: float, cause: str, limit: str, why: str, **more: Any
 ) -> VerdictFinding | None:
-    """A part that its fix takes away, where that is worth naming; `quicker`: see `gain_without`."""
+    """A finding whose fix saves `ms` of each batch; None if that is not worth naming.
+
+    `more`: further fields of the finding; without `gain` among them it is `gain_without`.
+    """
     if ms <= 0 or evidence.total_ms < LEAST_GAIN * (evidence.total_ms - ms):
         return None
-    gain = gain_without(evidence, ms, quicker=quicker)
-    return VerdictFinding(cause, limit, ms / evidence.total_ms, why, gain=gain, **more)
+    more = {"gain": gain_without(evidence, ms)} | more
+    return VerdictFinding(cause, limit, ms / evidence.total_ms, why, **more)

@@ -1,4 +1,8 @@
-"""The evidence of a run: while it trains, at its end, and for a run folder."""
+"""Gather the evidence of a run: while it trains, at its end, or later from its folder.
+
+Evidence of a training comes from its callbacks (`evidence_of`). `doctor` reads the summary of a run
+folder, or its curves if the run has not ended (`evidence_in`).
+"""
 
 from __future__ import annotations
 
@@ -31,26 +35,25 @@ from flatout.run_log import RunLog
 def report_early(
     curves: RunCurves, feed: Feed, precision: str, batches_an_epoch: int, log: RunLog
 ) -> None:
-    """After some dozens of steps, report what plainly holds the run back: you can still end and fix
-    it.
-    """
+    """Report a cause that costs much, soon after the start: you can still stop the run."""
     batches = curves.throughput.volume.counted().batches
     evidence = evidence_of(curves, feed, precision, batches / max(1, batches_an_epoch))
-    if evidence is not None and (found := [each for each in findings(evidence) if each.is_plain]):
-        log.say(f"after {evidence.steps} steps: {found[0].sentence()}")
+    if evidence is None:
+        return
+    plain = [finding for finding in findings(evidence) if finding.is_plain]
+    if plain:
+        log.say(f"after {evidence.steps} steps: {plain[0].sentence()}")
 
 
 def evidence_in(folder: Path) -> Evidence:
-    """What a run's folder tells: all its evidence where it has ended, else what its curves say so
-    far.
-    """
+    """The evidence in a run folder; from the curves so far if the run has not ended."""
     summary = read_summary(folder)
-    kept = summary.get("evidence")
+    evidence = summary.get("evidence")
     is_known = summary["schema"] == SCHEMA
-    if kept and is_known:
+    if evidence and is_known:
         with suppress(TypeError):  # another version may have written other keys
-            return Evidence.from_dict(kept)
-    if kept or not is_known:
+            return Evidence.from_dict(evidence)
+    if evidence or not is_known:
         theirs = (summary.get("versions") or {}).get("flatout", "an unknown version")
         raise UserError(
             str(folder),
@@ -70,24 +73,22 @@ def evidence_in(folder: Path) -> Evidence:
     later = rows[1:] or rows  # the first steps warm up
 
     def mean(name: str) -> float:
+        """Mean of a curve; 0 if it has no values."""
         values = [float(row[name]) for row in later if row.get(name)]
         return sum(values) / len(values) if values else 0.0
 
-    ms = {part: value for part in PARTS if (value := mean(f"time/{part}_ms"))}
-    gpu = {
-        name.removeprefix("gpu/"): value
-        for name in rows[0]
-        if name.startswith("gpu/") and (value := mean(name))
-    }
+    ms = {part: mean(f"time/{part}_ms") for part in PARTS}
+    gpu = {name.removeprefix("gpu/"): mean(name) for name in rows[0] if name.startswith("gpu/")}
+    gpu = {name: value for name, value in gpu.items() if value}
     hardware = summary["hardware"]
-    # Shares of cores mean nothing where their number is not known.
+    # Fractions of cores mean nothing if their number is unknown.
     host = [name for name in rows[0] if name.startswith("host/") and hardware["cores"]]
     return Evidence(
         device="cuda" if gpu else "cpu",
         steps=steps,
         batches=steps,
         rows_per_batch=statistics.mean(map(_rows_a_batch, later)),
-        ms=ms,
+        ms={part: value for part, value in ms.items() if value},
         host={name.removeprefix("host/"): mean(name) for name in host},
         gpu=gpu,
         world=hardware["count"] or 1,
@@ -105,7 +106,7 @@ def evidence_in(folder: Path) -> Evidence:
 
 
 def _rows_a_batch(row: Mapping[str, str]) -> float:
-    """Of one row of the curves: the product of two means would be another number."""
+    """Rows of a batch, by one row of the curves: the product of two means would differ."""
     ms = sum(float(row.get(f"time/{part}_ms") or 0.0) for part in PARTS if part != "validation")
     return float(row["speed/rows_per_s"]) * ms / 1000
 
@@ -113,28 +114,33 @@ def _rows_a_batch(row: Mapping[str, str]) -> float:
 def evidence_of_own(
     curves: RunCurves, trainer: L.Trainer, fetch_ms: float | None = None
 ) -> Evidence | None:
-    """What was measured with the user's own loader; `fetch_ms`: what a batch took to come,
-    Lightning's work apart.
+    """The evidence of a training with the user's own loader; None if it was too short.
+
+    `fetch_ms`: how long the loader took for a batch. The timer's wait also contains Lightning's own
+    work between batches, which counts as `other` then.
     """
     plan = PlanSettings(rows_per_batch=1, accumulate=max(1, trainer.accumulate_grad_batches))
-    epochs = curves.throughput.volume.counted().batches / max(
-        1.0, float(trainer.num_training_batches)
-    )
+    batches = curves.throughput.volume.counted().batches
+    epochs = batches / max(1.0, float(trainer.num_training_batches))
+    # The loader in the shape of a feed.
     loader: Any = SimpleNamespace(
         plan=plan, device=trainer.strategy.root_device, kind=FeedKind.threaded
     )
-    if (found := evidence_of(curves, loader, str(trainer.precision), epochs)) is None:
+    evidence = evidence_of(curves, loader, str(trainer.precision), epochs)
+    if evidence is None:
         return None
-    wait = found.ms.get("wait", 0.0)
-    fetched = wait if fetch_ms is None else min(wait, fetch_ms)
-    found.ms |= {"wait": fetched, "other": found.ms.get("other", 0.0) + wait - fetched}
+    if fetch_ms is not None:
+        wait = evidence.ms.get("wait", 0.0)
+        fetched = min(wait, fetch_ms)
+        evidence.ms["wait"] = fetched
+        evidence.ms["other"] = evidence.ms.get("other", 0.0) + wait - fetched
     return replace(
-        found, feed=OWN_LOADER, world=trainer.world_size, batch_size=None, padding_share=0.0
+        evidence, feed=OWN_LOADER, world=trainer.world_size, batch_size=None, padding_share=0.0
     )
 
 
 def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) -> Evidence | None:
-    """What was measured so far; None where it is too little for a verdict."""
+    """The evidence so far; None if it is too little for a verdict."""
     throughput = curves.throughput
     plan = feed.plan
     clock = curves.clock
@@ -142,15 +148,17 @@ def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) ->
     batches, steps = counted.batches, counted.steps
     if steps < LEAST_STEPS:
         return None
-    seen = curves.monitor.summary()
+    hardware = curves.monitor.summary()
     split = curves.timer.times.counted().split()
-    # Of what callbacks took, a device's own work behind them costs nothing.
+    # Time of callbacks costs nothing while the device computes. The split counts the rest, which is
+    # divided among them.
     scale = split["callbacks"] / max(sum(clock.callbacks.values()), 1e-9)
+    callbacks = {name: seconds for name, seconds in clock.callbacks.items() if seconds}
     return Evidence(
         device=feed.device.type,
         steps=steps,
         batches=batches,
-        # of some batches the rows are not known
+        # The rows of some kinds of batches are unknown: count batches then.
         rows_per_batch=(counted.rows or batches) / batches,
         accumulate=plan.accumulate,
         world=plan.world,
@@ -166,15 +174,15 @@ def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) ->
         flush_every=curves.every_n_steps,
         counts=dict(clock.counts),
         epochs=epochs,
-        callbacks={
-            name: 1000 * scale * seconds / batches
-            for name, seconds in clock.callbacks.items()
-            if seconds
-        },
+        callbacks={name: 1000 * scale * s / batches for name, s in callbacks.items()},
         reads=clock.reads_a_step,
         compiled={
             name: now - clock.compiled.get(name, 0.0) for name, now in compiled_so_far().items()
         },
-        host={name: value for name, value in seen.get("host", {}).items() if value is not None},
-        gpu={name: value for name, value in seen.get("gpu", {}).items() if value is not None},
+        host=_without_none(hardware.get("host", {})),
+        gpu=_without_none(hardware.get("gpu", {})),
     )
+
+
+def _without_none(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in figures.items() if value is not None}

@@ -1,15 +1,15 @@
-"""The verdict: what held a run back, by how much, and the override that would fix it.
+"""The verdict: what limits the speed of a run, by how much, and the override that would fix it.
 
-Each cause is a small rule over what was measured: the share of the time its cause takes, the
-evidence, the fix, and how many times as fast the run would be. The cause with the greatest gain is
-the verdict; others that count follow. A new rule is a function here and its name in `RULES`; what
-it tries, if it tries something, is a way in `ways.py`.
+Each cause of lost time has a rule: a function that reads the evidence and returns a finding, or
+None if the cause does not count. A finding has the share of the time, the fix, and how many times
+as fast the run would be. The finding with the greatest gain is the verdict, and others follow it.
+To add a rule, write a function and put it into `RULES`; a way that it tries is added in `ways.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from statistics import fmean as mean
 from typing import Any
@@ -32,75 +32,75 @@ from flatout.perf.verdict.findings import (
     gain_without,
 )
 
-_NEAR_ROOF = 0.5  # share of the peak from which on a run is as fast as such a model gets
-_USUAL_FLUSH = 50
-_HOLDING = {
+_NEAR_PEAK = 0.5  # MFU from which on a model is about as fast as it can be
+_USUAL_FLUSH = 50  # optimizer steps
+# Reasons for throttled clocks that a user can change, and how. "clocks set by hand" is intended.
+_CURES = {
     "heat": "cool the card",
     "power limit": "raise the power limit (nvidia-smi -pl)",
     "power supply": "look at the card's power supply",
     "the card slowed itself": "cool the card",
-}  # limits of the clocks that you can change, such as clocks set by hand
+}
 _CARD = {"temperature_c": "°C", "power_w": "W", "sm_clock_mhz": "MHz"}
-# by how much steps may be quicker where no checkpoint is still being written behind them
-_WRITES_ON = 0.4
-# share of the machine that other processes take, from which on they count where no core is idle
-_OTHERS = 0.2
-_ALL_IT_ASKED = 0.9  # share of its threads' cores from which on a run has what it asked for
+# Steps may be faster by this fraction while no checkpoint is being written in the background.
+_QUICKER_WITHOUT_WRITES = 0.4
+_OTHERS = 0.2  # fraction of the machine's cores in other processes that counts, if no core is idle
+_ALL_IT_ASKED = 0.9  # fraction of its threads' cores with which a run lacks none
 
 
 def verdict(evidence: Evidence, in_words: Callable[[str], str] = str) -> dict[str, Any]:
-    """What limits the run, in the words of `summary.json`; `in_words`: what stands in place of an
-    override.
+    """What limits the run, as the dict of `summary.json`.
+
+    `in_words` rewrites overrides, such as for a script that has no command line.
     """
-    found = [each.in_words(in_words) for each in findings(evidence)]
-    if not found or found[0].comes_last:
-        found.insert(0, _nothing_left(evidence))
-    first, *others = found
-    words = first.as_dict()
-    sentence = words["evidence"] if first.cause == "nothing" else words["sentence"]
-    return {
-        **{
-            name: words[name]
-            for name in ("cause", "limit", "share", "fix", "override", "gain_low", "gain_high")
-        },
-        "mend": words["fix"],
-        "predicted_gain": words["gain"],
-        "sentence": sentence + (f" [{evidence.not_tried}]" if evidence.not_tried else ""),
-        "others": [each.as_dict() for each in others[:3]],
+    ordered = [finding.in_words(in_words) for finding in findings(evidence)]
+    if not ordered or ordered[0].comes_last:
+        ordered.insert(0, _nothing_left(evidence))
+    first, *others = ordered
+    facts = first.as_dict()
+    sentence = facts["evidence"] if first.cause == "nothing" else facts["sentence"]
+    if evidence.not_tried:
+        sentence += f" [{evidence.not_tried}]"
+    names = ("cause", "limit", "share", "fix", "override", "gain_low", "gain_high")
+    return {name: facts[name] for name in names} | {
+        "mend": facts["fix"],
+        "predicted_gain": facts["gain"],
+        "sentence": sentence,
+        "others": [finding.as_dict() for finding in others[:3]],
     }
 
 
 def findings(evidence: Evidence) -> list[VerdictFinding]:
-    """Every cause that counts, the one whose fix gains most first."""
-    found = [*(rule(evidence) for rule in RULES), *_by_other_ways(evidence)]
+    """All causes that count; first the one whose fix gains most."""
+    found = [rule(evidence) for rule in RULES]
+    found += _by_other_ways(evidence)
     return sorted(
-        filter(None, found), key=lambda each: (not each.comes_last, each.weight), reverse=True
+        filter(None, found),
+        key=lambda finding: (not finding.comes_last, finding.weight),
+        reverse=True,
     )
 
 
 def waiting(evidence: Evidence) -> VerdictFinding | None:
     """The model waits for batches."""
-    if (share := evidence.share("wait", "transfer")) < 1 - 1 / LEAST_GAIN:
+    share = evidence.share("wait", "transfer")
+    if share < 1 - 1 / LEAST_GAIN:
         return None
-    why = (
-        f"the model takes {1000 * evidence.rows_per_batch / max(evidence.model_ms, 1e-9):,.0f}"
-        " rows/s"
-    )
+    model_rate = 1000 * evidence.rows_per_batch / max(evidence.model_ms, 1e-9)
+    why = f"the model takes {model_rate:,.0f} rows/s"
     if evidence.feed_alone is not None:
-        busy = (
-            ""
-            if evidence.feed_cores is None
-            else f" and keeps {evidence.feed_cores:.1f} cores busy"
-        )
-        why = f"measured: the feed alone gives {evidence.feed_alone:,.0f} rows/s{busy}, {why}"
+        feed = f"the feed alone gives {evidence.feed_alone:,.0f} rows/s"
+        if evidence.feed_cores is not None:
+            feed += f" and keeps {evidence.feed_cores:.1f} cores busy"
+        why = f"measured: {feed}, {why}"
     finding = partial(VerdictFinding, "data", "waiting for data", share, why)
-    if (found := best_tried(evidence, "data")) is not None:
-        return finding(override=found[0].override, gain=found[1])
-    if (
-        evidence.device == "cpu"
-        and evidence.feed_cores is not None
-        and _gain_by_hiding(evidence) < LEAST_UNCERTAIN
-    ):
+    best = best_tried(evidence, "data")
+    if best is not None:
+        tried, gain = best
+        return finding(override=tried.override, gain=gain)
+    # On a CPU another feed takes cores from the model.
+    is_measured_cpu = evidence.device == "cpu" and evidence.feed_cores is not None
+    if is_measured_cpu and _gain_by_overlap(evidence) < LEAST_UNCERTAIN:
         return None
     if evidence.untested or any(tried.cause == "data" for tried in evidence.tried):
         return finding(override=evidence.untested or None)
@@ -110,9 +110,11 @@ def waiting(evidence: Evidence) -> VerdictFinding | None:
     return finding(override=others.get(evidence.feed), advice="try more data.workers")
 
 
-def _gain_by_hiding(evidence: Evidence) -> float:
-    """The most that batches made beside the model can gain on a processor, whose cores both then
-    share.
+def _gain_by_overlap(evidence: Evidence) -> float:
+    """The largest gain on a CPU if batches are made while the model computes; both share the cores.
+
+    A model that takes 6 ms with 2 threads, and a wait of 4 ms with 1 core busy, take (12 + 4) / 2 =
+    8 ms together on 2 cores, instead of 10 ms.
     """
     wait = evidence.ms_of("wait")
     model = evidence.model_ms
@@ -122,49 +124,53 @@ def _gain_by_hiding(evidence: Evidence) -> float:
 
 def callbacks(evidence: Evidence) -> VerdictFinding | None:
     """A callback takes time, or makes the host wait for the device."""
-    if not evidence.callbacks:  # curves do not name them
+    if not evidence.callbacks:  # evidence that comes from curves does not name them
         ms = evidence.ms.get("callbacks", 0.0)
         why = f"{ms:.1f} ms of each batch"
         return by_removing(
             evidence, ms, "callbacks", "callbacks of your own", why, advice="leave them out"
         )
-    name, ms = max(evidence.callbacks.items(), key=lambda each: each[1])
+    name = max(evidence.callbacks, key=lambda name: evidence.callbacks[name])
+    ms = evidence.callbacks[name]
+    why = f"{ms:.1f} ms of each batch"
+    limit = f"the callback {name}"
     reads = evidence.reads.get(name, 0)
-    why = f"{ms:.1f} ms of each batch" + (
-        f", {reads:.0f} reads of the device's numbers a step" if reads else ""
-    )
-    limit = f"the callback {name}" + (
-        ", which waits for the device," if reads and evidence.device != "cpu" else ""
-    )
+    if reads:
+        why += f", {reads:.0f} reads of the device's numbers a step"
+        if evidence.device != "cpu":
+            limit += ", which waits for the device,"
     return by_removing(evidence, ms, "callbacks", limit, why, override=f"~callbacks.{name}")
 
 
 def host_reads(evidence: Evidence) -> VerdictFinding | None:
-    """Numbers of the device asked for in every step keep the host from working ahead."""
+    """Numbers are read from the device in each step, so the host cannot work ahead."""
     reads = sum(evidence.reads.values())
     share = evidence.share("other", "callbacks")
     if evidence.device == "cpu" or reads < 1 or share < 0.1:
         return None
-    override = f"~callbacks.{max(evidence.reads, key=lambda each: evidence.reads[each])}"
+    reader = max(evidence.reads, key=lambda name: evidence.reads[name])
     why = f"{reads:.0f} reads a step; the device idles {share:.0%} of the time"
-    # The host may need some of that time itself: nothing is sure to be gained.
+    # The host may need some of that time itself: the lower bound is no gain.
     most = 1 / max(1 - share, 1e-3)
     gain = carried_over(most, 1.0, most)
     return VerdictFinding(
-        "reads", "waiting for numbers of the device", share, why, override=override, gain=gain
+        "reads",
+        "waiting for numbers of the device",
+        share,
+        why,
+        override=f"~callbacks.{reader}",
+        gain=gain,
     )
 
 
 def logging(evidence: Evidence) -> VerdictFinding | None:
-    """Curves are written more often than anyone reads them."""
+    """Curves are written more often than usual."""
     times = evidence.counts.get("logging", 0)
     spent = evidence.ms.get("logging", 0.0)
     if evidence.flush_every >= _USUAL_FLUSH or not times:
         return None
-    why = (
-        f"{times:,} times, {spent * evidence.batches / times:.1f} ms each, every"
-        f" {evidence.flush_every} steps"
-    )
+    each_ms = spent * evidence.batches / times
+    why = f"{times:,} times, {each_ms:.1f} ms each, every {evidence.flush_every} steps"
     saved = spent * (1 - evidence.flush_every / _USUAL_FLUSH)
     fix = f"monitor.flush_every={_USUAL_FLUSH}"
     return by_removing(evidence, saved, "logging", "writing curves", why, override=fix)
@@ -177,16 +183,13 @@ def validating(evidence: Evidence) -> VerdictFinding | None:
     needed = max(1.0, evidence.epochs)
     if times <= 1.5 * needed:
         return None
-    # Each validation is followed by a checkpoint.
-    saving = evidence.ms.get("checkpoint", 0.0) * (
-        times / max(evidence.counts.get("checkpoint", 0), times)
-    )
-    why = (
-        f"{times:,} validations in {evidence.epochs:.3g} epochs,"
-        f" {spent * evidence.batches / times:.0f} ms each"
-    )
+    # A checkpoint follows each validation, so that time is saved, too.
+    checkpoints = max(evidence.counts.get("checkpoint", 0), times)
+    saving = evidence.ms.get("checkpoint", 0.0) * times / checkpoints
+    each_ms = spent * evidence.batches / times
+    why = f"{times:,} validations in {evidence.epochs:.3g} epochs, {each_ms:.0f} ms each"
     saved = (spent + saving) * (1 - needed / times)
-    # null takes no share
+    # Both: where the epochs are null, Lightning accepts no float for the interval.
     fix = "++trainer.val_check_interval=1.0 ++trainer.check_val_every_n_epoch=1"
     return by_removing(evidence, saved, "validation", "validations", why, override=fix)
 
@@ -201,21 +204,17 @@ def saving(evidence: Evidence) -> VerdictFinding | None:
     why = f"{times:,} checkpoints, {spent * evidence.batches / times:.0f} ms each"
     saved = spent * (1 - needed / times)
     fix = "checkpoint.every_steps=null checkpoint.every_minutes=10"
-    return by_removing(
-        evidence, saved, "checkpoint", "checkpoints", why, override=fix, quicker=_WRITES_ON
-    )
+    gain = gain_without(evidence, saved, quicker=_QUICKER_WITHOUT_WRITES)
+    return by_removing(evidence, saved, "checkpoint", "checkpoints", why, override=fix, gain=gain)
 
 
 def precision(evidence: Evidence) -> VerdictFinding | None:
-    """Sixteen bits would be faster here."""
+    """A 16-bit format would be faster here."""
     names = {"32-true": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
     limit = f"arithmetic in {names.get(evidence.precision, evidence.precision)}"
-    is_card = evidence.device == "cuda"  # on a processor small models are slower in sixteen bits
-    if (
-        not is_card
-        or evidence.native in ("", "fp32")
-        or any(each.cause == "precision" for each in evidence.tried)
-    ):
+    # Untried it is named for a GPU only: on a CPU small models are slower in 16-bit formats.
+    is_untried_gpu = evidence.device == "cuda" and evidence.native not in ("", "fp32")
+    if not is_untried_gpu or any(tried.cause == "precision" for tried in evidence.tried):
         return by_trying(evidence, "precision", limit)
     why = f"{evidence.native} is native here, and was not tried"
     share = evidence.share("forward", "backward")
@@ -225,10 +224,11 @@ def precision(evidence: Evidence) -> VerdictFinding | None:
 
 
 def padding(evidence: Evidence) -> VerdictFinding | None:
-    """Padding is computed."""
+    """The model computes much padding."""
     also = f"{evidence.padding_share:.0%} of the computed tokens were padding"
-    if (found := by_trying(evidence, "padding", "padding", also)) is not None:
-        return found
+    finding = by_trying(evidence, "padding", "padding", also)
+    if finding is not None:
+        return finding
     if evidence.padding_share < 0.3:
         return None
     share = evidence.padding_share * evidence.share("forward", "backward")
@@ -236,98 +236,91 @@ def padding(evidence: Evidence) -> VerdictFinding | None:
 
 
 def _by_other_ways(evidence: Evidence) -> Iterator[VerdictFinding | None]:
-    """Causes that only trying shows: needlessly many or small batches, threads, a step not
-    compiled, the loop.
-    """
+    """Causes that only a try shows: accumulation, small batches, threads, eager steps, the loop."""
     rows = f"{evidence.rows_per_batch:.0f} rows"
     also = f"{evidence.accumulate} batches of {rows} a step; the step stays the same"
     yield by_trying(evidence, "accumulation", "needless accumulation", also)
-    if evidence.accumulate == 1:  # else batches can grow while the step stays
+    if evidence.accumulate == 1:  # else batches can grow without changing the step
         also = f"{rows} a batch; it is another step: mind optim.scale_lr"
         yield by_trying(evidence, "batch", "small batches", also, changes_training=True)
-    limit = (
-        f"{evidence.threads} thread{'s' if evidence.threads > 1 else ''} on {evidence.cores} cores"
-    )
-    yield by_trying(evidence, "threads", limit)
+    threads = f"{evidence.threads} thread{'s' if evidence.threads > 1 else ''}"
+    yield by_trying(evidence, "threads", f"{threads} on {evidence.cores} cores")
     also = f"compiling took {evidence.compile_s:.0f} s, which is counted"
     yield by_trying(evidence, "eager", "a step that is not compiled", also)
     yield by_trying(evidence, "loop", "Lightning's own loop")
 
 
 def optimizing(evidence: Evidence) -> VerdictFinding | None:
-    """Steps are mostly the optimizer's."""
-    if (share := evidence.share("optimizer")) < 0.4:
+    """The optimizer takes most of a step."""
+    share = evidence.share("optimizer")
+    if share < 0.4:
         return None
     why = f"{evidence.ms['optimizer']:.1f} ms of each batch, whatever its size"
-    found = best_tried(evidence, "batch")
-    fix: dict[str, Any] = {} if found is None else {"override": found[0].override, "gain": found[1]}
-    return VerdictFinding("optimizer", "the optimizer", share, why, **fix)
+    finding = partial(VerdictFinding, "optimizer", "the optimizer", share, why)
+    best = best_tried(evidence, "batch")
+    if best is None:
+        return finding()
+    tried, gain = best
+    return finding(override=tried.override, gain=gain)
 
 
 def _gain_uncompiled(evidence: Evidence, ms: float) -> SpeedupInterval:
-    """The gain when nothing is compiled: by the compiler's own clock, `ms` of each batch, and by
-    steps without it.
+    """The gain of a run that compiles nothing; `ms` of each batch is the compiler's own time.
+
+    The value comes from eager steps, if they were tried.
     """
-    # That clock leaves out what torch does around a compilation, so it is the lower bound. The
-    # upper one leaves out what else stands between steps, too: garbage of the compiler is cleared
-    # away there.
+    # The compiler's clock omits work of torch around a compilation: it gives the lower bound. The
+    # upper bound also removes `other`, as garbage of the compiler is collected between steps.
     clocked = gain_without(evidence, ms)
     if evidence.eager_ms is None:
         return clocked
     total = max(evidence.total_ms, 1e-9)
     left = max(total - evidence.model_ms + evidence.eager_ms, 1e-3 * total)
-    tried, most = total / left, total / max(left - evidence.ms.get("other", 0.0), 1e-3 * total)
+    tried = total / left
+    most = total / max(left - evidence.ms.get("other", 0.0), 1e-3 * total)
     return carried_over(tried, min(tried, clocked.value), max(most, clocked.value))
 
 
 def compiling(evidence: Evidence) -> VerdictFinding | None:
-    """torch.compile makes graph after graph."""
-    if (share := evidence.compiling_share) < LEAST_COMPILING:
+    """torch.compile compiles again and again."""
+    share = evidence.compiling_share
+    if share < LEAST_COMPILING:
         return None
     why = f"{evidence.compiled['graphs']:.0f} graphs in {evidence.compiled['seconds']:.0f} s"
     gain = _gain_uncompiled(evidence, min(share, 0.9) * evidence.total_ms)
     if evidence.eager_ms is not None:
-        why += (
-            f"; tried here: {evidence.eager_ms:.1f} ms a batch uncompiled, {evidence.model_ms:.1f}"
-            " as it was"
-        )
+        eager = f"{evidence.eager_ms:.1f} ms a batch uncompiled"
+        why += f"; tried here: {eager}, {evidence.model_ms:.1f} as it was"
     return VerdictFinding(
         "compile", "compiling again and again", share, why, override="compile=false", gain=gain
     )
 
 
 def framework(evidence: Evidence) -> VerdictFinding | None:
-    """What is left of a step besides the model: launches of small kernels, the loop itself."""
+    """Much of a step is outside the model: launches of small kernels, and the loop itself."""
     share = evidence.share("other")
     if share < 0.3 or any(tried.cause in ("batch", "accumulation") for tried in evidence.tried):
         return None
-    why = (
-        f"{evidence.ms['other']:.1f} ms of each batch of {evidence.rows_per_batch:.0f} rows are no"
-        " work of the model"
-    )
-    advice = (
-        "try larger batches in your DataLoader"
-        if evidence.feed == OWN_LOADER
-        else "try a larger data.batch_size"
-    )
+    batch = f"each batch of {evidence.rows_per_batch:.0f} rows"
+    why = f"{evidence.ms['other']:.1f} ms of {batch} are no work of the model"
+    advice = "try a larger data.batch_size"
+    if evidence.feed == OWN_LOADER:
+        advice = "try larger batches in your DataLoader"
     return VerdictFinding(
         "batch", "small batches", share, why, advice=advice, changes_training=True
     )
 
 
 def tuning_whole(evidence: Evidence) -> VerdictFinding | None:
-    """All layers of a pretrained encoder are trained, where most could be frozen and
-    computed once.
-    """
-    layers, epochs = evidence.tuned_layers, evidence.epochs
+    """All layers of a pretrained encoder are trained; most could be frozen and computed once."""
+    layers = evidence.tuned_layers
+    epochs = evidence.epochs
     cut = 2 * layers // 3
     if not cut or epochs < 2:
         return None
-    forward_ms, backward_ms = (
-        evidence.ms.get(part, 0.0) * cut / layers for part in ("forward", "backward")
-    )
-    # They are computed once, forwards, where they were computed both ways in each epoch.
-    saved_ms = forward_ms * (1 - 1 / epochs) + backward_ms
+    # Frozen layers need one forward pass in the whole run, and no backward pass.
+    forward_ms = evidence.ms.get("forward", 0.0) * (1 - 1 / epochs)
+    saved_ms = (forward_ms + evidence.ms.get("backward", 0.0)) * cut / layers
     limit = f"tuning all {layers} layers, and freezing {cut} changes what is learned"
     share = saved_ms / max(evidence.total_ms, 1e-9)
     gain = gain_without(evidence, saved_ms, quicker=0.0)
@@ -339,18 +332,17 @@ def tuning_whole(evidence: Evidence) -> VerdictFinding | None:
 
 
 def _nothing_left(evidence: Evidence) -> VerdictFinding:
+    """The verdict of a run in which no cause counts."""
     share = evidence.share("forward", "backward")
     limit = "the model's own arithmetic"
-    is_near = evidence.mfu is not None and evidence.mfu >= _NEAR_ROOF
-    begin = (
-        "nothing left to gain: near the roof,"
-        if is_near
-        else "nothing found that would make it faster:"
-    )
-    mfu = "" if evidence.mfu is None else f", {evidence.mfu:.0%} of the device's peak"
-    return VerdictFinding(
-        "nothing", limit, share, f"{begin} {share:.0%} of the time in {limit}{mfu}"
-    )
+    why = f"{share:.0%} of the time in {limit}"
+    if evidence.mfu is not None:
+        why += f", {evidence.mfu:.0%} of the device's peak"
+    if evidence.mfu is not None and evidence.mfu >= _NEAR_PEAK:
+        why = f"nothing left to gain: near the roof, {why}"
+    else:
+        why = f"nothing found that would make it faster: {why}"
+    return VerdictFinding("nothing", limit, share, why)
 
 
 # The machine around a run: memory, the card, other processes, and the other ranks.
@@ -361,20 +353,21 @@ def swapping(evidence: Evidence) -> VerdictFinding | None:
     moved = sum(evidence.host.get(f"swap_{way}_mb_per_s") or 0.0 for way in ("in", "out"))
     if moved < 10.0:  # MB/s
         return None
+    why = f"{moved:.0f} MB/s to swap and back"
     left = evidence.host.get("available_memory_gb")
-    why = f"{moved:.0f} MB/s to swap and back" + (
-        "" if left is None else f", {left:.1f} GB of memory left"
-    )
+    if left is not None:
+        why += f", {left:.1f} GB of memory left"
     share = evidence.share("wait", *MODEL)
-    fix = "a smaller data.batch_size or data.eval_batch_size, or data.feed=threaded"
-    fix = "smaller batches in your DataLoader" if evidence.feed == OWN_LOADER else fix
+    advice = "a smaller data.batch_size or data.eval_batch_size, or data.feed=threaded"
+    if evidence.feed == OWN_LOADER:
+        advice = "smaller batches in your DataLoader"
     return VerdictFinding(
-        "memory", "memory that is swapped", share, why, advice=fix, is_only_seen=True
+        "memory", "memory that is swapped", share, why, advice=advice, is_only_seen=True
     )
 
 
 def cut_batches(evidence: Evidence) -> VerdictFinding | None:
-    """Memory does not suffice for whole batches."""
+    """Whole batches do not fit into memory."""
     if evidence.pieces <= 1:
         return None
     why = f"each batch goes through in {evidence.pieces} pieces, as it ran out of memory whole"
@@ -388,38 +381,35 @@ def cut_batches(evidence: Evidence) -> VerdictFinding | None:
 
 
 def throttling(evidence: Evidence) -> VerdictFinding | None:
-    """The card holds its clocks down."""
-    reasons = {
-        reason: share
-        for reason, share in (evidence.gpu.get("throttled") or {}).items()
-        if reason in _HOLDING
-    }
+    """Something keeps the card's clocks down."""
+    throttled = evidence.gpu.get("throttled") or {}
+    reasons = {reason: share for reason, share in throttled.items() if reason in _CURES}
     share = max(reasons.values(), default=0.0)
-    now, most = (evidence.gpu.get(name) for name in ("sm_clock_mhz", "most_sm_clock_mhz"))
-    if now and most:  # a card that is well used sits at its power limit, and may lose little by it
+    now = evidence.gpu.get("sm_clock_mhz")
+    most = evidence.gpu.get("most_sm_clock_mhz")
+    # A card that works hard is at its power limit most of the time, and may lose little by it.
+    if now and most:
         share = min(share, max(0.0, 1 - now / most))
     if share < (0.2 if most is None else 1 - 1 / LEAST_GAIN):
         return None
-    reason = max(reasons, key=lambda each: reasons[each])
-    facts = [
-        f"{evidence.gpu[name]:.0f} {unit}"
-        for name, unit in _CARD.items()
-        if evidence.gpu.get(name) is not None
-    ]
-    why = ", ".join([f"held down by {reason} in {reasons[reason]:.0%} of the looks", *facts])
+    reason = max(reasons, key=lambda reason: reasons[reason])
+    facts = [f"held down by {reason} in {reasons[reason]:.0%} of the samples"]
+    for name, unit in _CARD.items():
+        if evidence.gpu.get(name) is not None:
+            facts.append(f"{evidence.gpu[name]:.0f} {unit}")
+    why = ", ".join(facts)
     why += f" of {most:.0f}" if most else ""
     limit = "the card's clocks being held down"
-    return VerdictFinding(
-        "throttling", limit, share, why, advice=_HOLDING[reason], is_only_seen=True
-    )
+    return VerdictFinding("throttling", limit, share, why, advice=_CURES[reason], is_only_seen=True)
 
 
 def shared_card(evidence: Evidence) -> VerdictFinding | None:
     """Another process computes on the card."""
     others = evidence.gpu.get("others") or {}
-    if (share := others.get("share", 0.0)) < 0.3:
+    share = others.get("share", 0.0)
+    if share < 0.3:
         return None
-    why = f"{others['processes']} other processes in {share:.0%} of the looks"
+    why = f"{others['processes']} other processes in {share:.0%} of the samples"
     fix = "another card by CUDA_VISIBLE_DEVICES"
     return VerdictFinding(
         "shared", "a card that others use too", share, why, advice=fix, is_only_seen=True
@@ -427,87 +417,89 @@ def shared_card(evidence: Evidence) -> VerdictFinding | None:
 
 
 def starved(evidence: Evidence) -> VerdictFinding | None:
-    """A container's limit, or other processes, keep this one from the cores."""
-    starving: dict[str, Any] = {"is_only_seen": True, "takes_cores": True}
-    if (held := evidence.host.get("cpu_held_back_share") or 0.0) >= 0.2:
-        why = f"throttled in {held:.0%} of its periods"
+    """A container's limit, or other processes, keep this run from the cores."""
+    finding = partial(VerdictFinding, "cpu", is_only_seen=True, takes_cores=True)
+    throttled = evidence.host.get("cpu_held_back_share") or 0.0
+    if throttled >= 0.2:
+        why = f"throttled in {throttled:.0%} of its periods"
         limit = "the container's limit of cores"
-        return VerdictFinding("cpu", limit, held, why, advice="allow it more cores", **starving)
-    machine, own = evidence.host.get("machine_cpu_share"), evidence.host.get("process_cpu_cores")
-    # ranks are other processes too
-    if machine is None or own is None or machine < 0.9 or evidence.world > 1:
+        return finding(limit, throttled, why, advice="allow it more cores")
+    busy_share = evidence.host.get("machine_cpu_share")
+    own = evidence.host.get("process_cpu_cores")
+    # Other ranks would count as other processes.
+    if busy_share is None or own is None or busy_share < 0.9 or evidence.world > 1:
         return None
-    # others have what this run leaves them
-    if evidence.device == "cpu" and own >= _ALL_IT_ASKED * evidence.threads:
+    cores = evidence.machine_cores
+    others = busy_share * cores - own
+    lost = 1.0
+    if evidence.device == "cpu":
+        # If it has the cores of its threads, others only use the cores that it leaves.
+        if own >= _ALL_IT_ASKED * evidence.threads:
+            return None
+        lost = 1 - own / evidence.threads
+    share = min(others / cores, lost)
+    if share < _OTHERS:
         return None
-    others = machine * evidence.machine_cores - own
-    # it has the rest of what it asked for
-    lost = 1 - own / evidence.threads if evidence.device == "cpu" else 1.0
-    if (share := min(others / evidence.machine_cores, lost)) < _OTHERS:
-        return None
-    why = (
-        f"{machine:.0%} of {evidence.machine_cores} cores are busy, {own:.1f} of them for this run"
-    )
+    why = f"{busy_share:.0%} of {cores} cores are busy, {own:.1f} of them for this run"
     advice = "end or move what else runs"
-    left = max(1, round(evidence.machine_cores - others))
-    # threads of one product wait for the slowest of them
+    left = max(1, round(cores - others))
+    # Threads of a matrix product wait for the slowest of them: fewer threads may be faster.
     if evidence.device == "cpu" and left < evidence.threads:
         advice += f"; until then threads={left}"
-    return VerdictFinding(
-        "cpu", "other processes on these cores", share, why, advice=advice, **starving
-    )
+    return finding("other processes on these cores", share, why, advice=advice)
 
 
 def uneven_ranks(evidence: Evidence) -> VerdictFinding | None:
     """Ranks wait for the slowest of them."""
-    own = [
-        sum(each.get(part, 0.0) for part in ("wait", "forward", "callbacks", "other"))
-        for each in evidence.ranks
-    ]
-    if len(own) < 2:
+    # Parts in which a rank does not wait for the others.
+    own_ms = [_sum_of(parts, "wait", "forward", "callbacks", "other") for parts in evidence.ranks]
+    if len(own_ms) < 2:
         return None
-    slowest = own.index(max(own))
-    usual = mean(ms for rank, ms in enumerate(own) if rank != slowest)
-    why = (
-        f"rank {slowest} takes {own[slowest]:.1f} ms of its own for each batch, the others"
-        f" {usual:.1f}"
-    )
-    fix = f"look at rank {slowest}'s machine, or leave it out"
+    most_ms = max(own_ms)
+    slowest = own_ms.index(most_ms)
+    usual_ms = mean(ms for rank, ms in enumerate(own_ms) if rank != slowest)
+    why = f"rank {slowest} takes {most_ms:.1f} ms of its own for each batch, the others"
+    why += f" {usual_ms:.1f}"
+    advice = f"look at rank {slowest}'s machine, or leave it out"
+    lost_ms = most_ms - usual_ms
+    gain = gain_without(evidence, lost_ms, quicker=0.0)
     return by_removing(
-        evidence, own[slowest] - usual, "ranks", "the slowest rank", why, advice=fix, quicker=0.0
+        evidence, lost_ms, "ranks", "the slowest rank", why, advice=advice, gain=gain
     )
+
+
+def _sum_of(parts_ms: Mapping[str, float], *parts: str) -> float:
+    return sum(parts_ms.get(part, 0.0) for part in parts)
 
 
 def communicating(evidence: Evidence) -> VerdictFinding | None:
-    """Ranks exchange gradients for longer than that can hide behind computing."""
-    alone = [each["alone"] for each in evidence.ranks if each.get("alone")]
-    together = [sum(each.get(part, 0.0) for part in MODEL) for each in evidence.ranks]
-    if not alone or len(together) < 2:
+    """Exchanging gradients takes longer than the computing that it overlaps with."""
+    alone_ms = [parts["alone"] for parts in evidence.ranks if parts.get("alone")]
+    together_ms = [_sum_of(parts, *MODEL) for parts in evidence.ranks]
+    if not alone_ms or len(together_ms) < 2:
         return None
-    spent = mean(together) - mean(alone)
-    saved, share = spent / 2, spent / evidence.total_ms  # twice the rows a step halve it
-    if evidence.total_ms < LEAST_GAIN * (evidence.total_ms - saved):
+    spent_ms = mean(together_ms) - mean(alone_ms)
+    saved_ms = spent_ms / 2  # with twice the rows in a step there are half as many exchanges
+    if evidence.total_ms < LEAST_GAIN * (evidence.total_ms - saved_ms):
         return None
-    why = (
-        f"forward, backward and optimizer take {mean(together):.1f} ms a batch, without the other"
-        " ranks"
-    )
-    why += f" {mean(alone):.1f}; it is another step: mind optim.scale_lr"
-    whole = evidence.effective_batch
-    name, now = ("accumulate", evidence.accumulate) if whole is None else ("effective_batch", whole)
-    fix = f"data.{name}={2 * now}"
-    gain = gain_without(evidence, saved, quicker=0.0)
+    why = f"forward, backward and optimizer take {mean(together_ms):.1f} ms a batch, without the"
+    why += f" other ranks {mean(alone_ms):.1f}; it is another step: mind optim.scale_lr"
+    if evidence.effective_batch is None:
+        fix = f"data.accumulate={2 * evidence.accumulate}"
+    else:
+        fix = f"data.effective_batch={2 * evidence.effective_batch}"
     return VerdictFinding(
         "communication",
         "exchanging gradients",
-        share,
+        spent_ms / evidence.total_ms,
         why,
         override=fix,
-        gain=gain,
+        gain=gain_without(evidence, saved_ms, quicker=0.0),
         changes_training=True,
     )
 
 
+# All rules that look at the evidence alone.
 RULES = [
     waiting,
     padding,
@@ -519,8 +511,6 @@ RULES = [
     precision,
     optimizing,
     compiling,
-]
-RULES += [
     swapping,
     cut_batches,
     throttling,

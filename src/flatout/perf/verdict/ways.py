@@ -1,5 +1,7 @@
-"""What a finished run tries: the ways to train that could be faster here, what is
-likeliest first.
+"""Ways to train that a finished run tries, as they could be faster here; the likeliest come first.
+
+Each function yields `TrainingWay`s for one kind of change: another feed, another number format,
+larger batches, no padding. `experiments.py` races them. Open this file to add a way.
 """
 
 from __future__ import annotations
@@ -19,77 +21,78 @@ from flatout.perf.measure.steps import TrainingWay
 from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence
 from flatout.tasks.task import Task
 
-BATCHES_A_RUN = 4  # gathered at once: a try is over before the many of a usual run would have come
-# batches below this are tried larger
+BATCHES_A_RUN = 4  # gathered at once; a run gathers more, for which a try is too short
+# Batches below both are tried larger.
 _SMALL_TOKENS = 2048
 SMALL_ROWS = 128
-LEAST_STEPS_AN_EPOCH = 8
-FREE_BYTES = 4 << 30
+LEAST_STEPS_AN_EPOCH = 8  # larger batches must leave so many
+FREE_BYTES = 4 << 30  # of memory, without which no larger batches are tried on a CPU
 MOST_WORKERS = 8
-# from this share on, making batches takes the processor; below it sleeps, or reads a disk
+# Cores that a feed keeps busy, from which on making batches is work of the CPU. Below, it waits,
+# such as for a disk.
 BUSY = 0.5
 
 
 class Refused(Exception):
-    """Why nothing is tried."""
+    """Nothing is tried; the message says why."""
 
 
 def open_feed(
     feed: Feed, *, kind: FeedKind | None = None, workers: int | None = None, **changed: Any
 ) -> Feed:
-    """A feed of this rank's rows alone, which moves no other."""
+    """A new feed of the same rows, as a single rank; `changed`: settings of its plan.
+
+    Reading it does not move `feed`.
+    """
     plan: PlanSettings = replace(feed.plan, rank=0, world=1, **changed)
-    kept: dict[str, Any] = {
-        "device": feed.device,
-        "transform": feed.transform,
-        "complete": feed.complete,
-        "batches_a_run": BATCHES_A_RUN,
-    }
-    return Feed(feed.split, plan, kind=kind or feed.kind, workers=workers or feed.workers, **kept)
+    return Feed(
+        feed.split,
+        plan,
+        kind=kind or feed.kind,
+        workers=workers or feed.workers,
+        device=feed.device,
+        transform=feed.transform,
+        complete=feed.complete,
+        batches_a_run=BATCHES_A_RUN,
+    )
 
 
 def other_feeds(was: TrainingWay, evidence: Evidence) -> Iterator[TrainingWay]:
-    """At most two, chosen by what the feed waits for: the processor, or something else."""
+    """Ways with another feed, at most two. Which ones depends on whether the feed needs the CPU."""
     feed = was.feed
     for override, kind, workers, threads in _feed_overrides(feed, evidence):
-        made = open_feed(feed, kind=kind, workers=workers)
-        if most_fed(made, feed, evidence.feed_alone) >= LEAST_GAIN * evidence.model_rows_per_s:
+        other = open_feed(feed, kind=kind, workers=workers)
+        if most_fed(other, feed, evidence.feed_alone) >= LEAST_GAIN * evidence.model_rows_per_s:
             yield replace(
-                was, cause="data", override=override, feed=made, threads=threads or was.threads
+                was, cause="data", override=override, feed=other, threads=threads or was.threads
             )
 
 
 def _feed_overrides(
     feed: Feed, evidence: Evidence
 ) -> Iterator[tuple[str, FeedKind, int | None, int | None]]:
-    """Override, kind, workers and threads of each feed."""
+    """Override, kind, workers and threads of each feed to try; None: as they are."""
     model_ms = max(evidence.model_ms, 1e-3)
     is_busy = (evidence.feed_cores or 0.0) >= BUSY
     is_plain = feed.transform is None and feed.complete is None
-    may_reside = feed.kind is not FeedKind.resident and not is_busy and is_plain
-    if (
-        may_reside
-        and choose_feed(FeedKind.auto, feed.split.num_bytes, feed.device).value is FeedKind.resident
-    ):
-        yield "data.feed=resident", FeedKind.resident, None, None
+    if feed.kind is not FeedKind.resident and not is_busy and is_plain:
+        best = choose_feed(FeedKind.auto, feed.split.num_bytes, feed.device).value
+        if best is FeedKind.resident:
+            yield "data.feed=resident", FeedKind.resident, None, None
     is_slow = (evidence.feed_alone or 0.0) < 1000 * evidence.rows_per_batch / model_ms
-    # a thread hides what is quicker than the model
+    # A thread is enough if the feed is faster than the model: it reads ahead meanwhile.
     if not is_slow and feed.kind is not FeedKind.threaded:
         yield "data.feed=threaded", FeedKind.threaded, None, None
     needed = 1 + round((evidence.ms.get("wait", 0.0) + model_ms) / model_ms)
     workers = min(MOST_WORKERS, needed * (feed.workers if feed.kind is FeedKind.workers else 1))
     has_fewer = feed.kind is not FeedKind.workers or workers > feed.workers
     if feed.device.type == "cpu" and is_busy:
-        # workers and threads share the cores out: more of either take turns on one core
-        hands = evidence.cores // 2
-        if hands and feed.kind is not FeedKind.workers:
-            threads = evidence.cores - hands
-            yield (
-                f"data.feed=workers data.workers={hands} threads={threads}",
-                FeedKind.workers,
-                hands,
-                threads,
-            )
+        # Workers and the model's threads share the cores: more of either would take turns on one.
+        workers = evidence.cores // 2
+        if workers and feed.kind is not FeedKind.workers:
+            threads = evidence.cores - workers
+            override = f"data.feed=workers data.workers={workers} threads={threads}"
+            yield override, FeedKind.workers, workers, threads
     elif has_fewer:
         yield f"data.feed=workers data.workers={workers}", FeedKind.workers, workers, None
     if is_slow and not is_busy and feed.kind is FeedKind.resident:
@@ -97,23 +100,26 @@ def _feed_overrides(
 
 
 def most_fed(feed: Feed, was: Feed, alone: float | None) -> float:
-    """Rows a second that a feed gives in the long run: a try may live on what was
-    gathered ahead.
+    """Most rows a second of `feed` in the long run; infinite if that is unknown.
+
+    `alone`: rows a second of the feed `was` without a model. Each worker reads as fast as another.
+    A short try may be faster, as it reads batches that were gathered ahead.
     """
     is_leaving_workers = was.kind is FeedKind.workers and feed.kind is not FeedKind.workers
-    if (
-        alone is None
-        or is_leaving_workers
-        or (feed.kind is FeedKind.resident and was.kind is not feed.kind)
-    ):
+    is_becoming_resident = feed.kind is FeedKind.resident and was.kind is not feed.kind
+    if alone is None or is_leaving_workers or is_becoming_resident:
         return float("inf")
-    hands = [each.workers if each.kind is FeedKind.workers else 1 for each in (feed, was)]
-    return alone * hands[0] / hands[1]
+    return alone * _num_readers(feed) / _num_readers(was)
+
+
+def _num_readers(feed: Feed) -> int:
+    return feed.workers if feed.kind is FeedKind.workers else 1
 
 
 def other_models(task: Task, was: TrainingWay, evidence: Evidence) -> Iterator[TrainingWay]:
-    """Steps of another kind on the same feed."""
-    if (flat := _flat(task, evidence)) is not None:
+    """Ways with another model, number format or batch size, on the same kind of feed."""
+    flat = _flat_copy(task, evidence)
+    if flat is not None:
         feed = open_feed(was.feed, layout=BatchLayout.flat)
         yield replace(was, cause="padding", override="model.compute=flat", feed=feed, model=flat)
     yield from other_arithmetic(was, evidence)
@@ -121,7 +127,7 @@ def other_models(task: Task, was: TrainingWay, evidence: Evidence) -> Iterator[T
 
 
 def other_arithmetic(was: TrainingWay, evidence: Evidence) -> Iterator[TrainingWay]:
-    """The same steps in another number format, and with all cores."""
+    """The same steps in the native number format, and with all cores."""
     if evidence.native not in ("", was.precision):
         precision = Precision(evidence.native)
         yield replace(
@@ -134,10 +140,9 @@ def other_arithmetic(was: TrainingWay, evidence: Evidence) -> Iterator[TrainingW
 
 
 def _larger_batches(was: TrainingWay, evidence: Evidence) -> Iterator[TrainingWay]:
-    """The batches of a step in one, where there are several; else larger ones, where these are
-    small.
-    """
-    plan, rows = was.feed.plan, evidence.batch_size
+    """All batches of a step in one, if it has several; else larger batches, if they are small."""
+    plan = was.feed.plan
+    rows = evidence.batch_size
     if rows is None or (was.feed.device.type == "cpu" and free_bytes() < FREE_BYTES):
         return
     tokens_a_row = was.feed.split.lengths(TOKENS).mean()
@@ -158,9 +163,13 @@ def _larger_batches(was: TrainingWay, evidence: Evidence) -> Iterator[TrainingWa
             yield replace(was, cause="batch", override=f"data.batch_size={size}{also}", feed=feed)
 
 
-def _flat(task: Task, evidence: Evidence) -> Transformer | None:
-    """The same encoder without padding, where padding was asked for and is much."""
-    model, settings = task.model, task.model_config
+def _flat_copy(task: Task, evidence: Evidence) -> Transformer | None:
+    """A copy of the encoder that computes without padding; None if there is little padding.
+
+    Also None for models that compute flat already, or cannot.
+    """
+    model = task.model
+    settings = task.model_config
     is_padded = (
         isinstance(model, Transformer) and not model.is_flat and model.family in FLAT_FAMILIES
     )
@@ -169,6 +178,6 @@ def _flat(task: Task, evidence: Evidence) -> Transformer | None:
     flat = task.build_model(replace(settings, compute=Compute.flat), task.info)
     flat.load_state_dict(model.state_dict())
     for ours, theirs in zip(flat.parameters(), model.parameters(), strict=True):
-        ours.requires_grad_(theirs.requires_grad)  # layers may have thawed meanwhile
+        ours.requires_grad_(theirs.requires_grad)  # some layers may have thawed in training
     assert isinstance(flat, Transformer)
     return flat.to(task.device).train()
