@@ -169,7 +169,7 @@ def test_a_trial_that_does_not_fit_into_the_memory_leaves_the_run_eager(monkeypa
 
     monkeypatch.setattr(compiling._Trial, "run", fail)
     choice = choose_compile(model, CPU, Precision.fp32, tokens=12, passes=10**9)
-    assert (choice.value, choice.why) == (False, "a trial did not fit into the memory")
+    assert (choice.value, choice.why) == (False, "a trial did not fit into memory")
     assert not is_compiled(model)
 
 

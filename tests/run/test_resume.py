@@ -488,7 +488,7 @@ def test_a_callback_with_an_odd_state_is_named_before_a_step_is_taken(tmp_path):
 
 def test_the_clock_ends_no_step_of_several_batches(tmp_path):
     spec = replace(SMALL, accumulate=3, batch_size=4, trainer={"val_check_interval": "00:00:00:01"})
-    with pytest.raises(UserError, match="Count batches, or set"):
+    with pytest.raises(UserError, match="Give a number of batches, or set"):
         train(spec, tmp_path / "runs")
 
 

@@ -177,7 +177,6 @@ def on_ray(
 
 def in_processes(do: Callable[[int, int], Any], count: int) -> list[Any]:
     """Run `count` parts in processes of this machine, which share its cores; as `on_ray`."""
-    require(count > 0, "--parts", f"{count}", allowed="1 or more")
     from flatout.distributed.ranks import cores_here
 
     warm_start()

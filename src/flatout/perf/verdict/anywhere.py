@@ -30,7 +30,7 @@ from flatout.files import write_atomically
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
 from flatout.perf.verdict.gathering import evidence_of_own
 from flatout.perf.verdict.own_tries import try_own
-from flatout.perf.verdict.rules import findings, verdict
+from flatout.perf.verdict.rules import plain_finding, verdict
 from flatout.run_log import RunLog
 
 # Seconds between samples of the hardware. A sample takes 2 ms of a core, more than all the rest.
@@ -134,9 +134,9 @@ class Verdict(RunCurves):
             evidence = self._evidence(trainer) if trainer.is_global_zero else None
             if evidence is not None:
                 self._log.say(f"verdict: after {evidence.steps} steps, {split_line(evidence)}")
-                plain = [finding for finding in findings(evidence) if finding.is_plain]
-                if plain:
-                    self._log.say(f"verdict: {plain[0].in_words(in_python).sentence()}")
+                finding = plain_finding(evidence)
+                if finding is not None:
+                    self._log.say(f"verdict: {finding.in_words(in_python).sentence()}")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Without `RunCurves`: metrics of a validation are logged by the module itself.

@@ -25,6 +25,7 @@ from torch import nn
 from flatout.engine.compile import why_not
 from flatout.engine.lightning_internals import set_method
 from flatout.perf.measure.steps import Steps, TrainingWay, endless
+from flatout.perf.verdict.copies import ignore
 from flatout.perf.verdict.evidence import Evidence
 from flatout.perf.verdict.ways import Refused
 
@@ -86,16 +87,12 @@ def _compile_step(way: TrainingWay, warm_rows: int) -> None:
     task = feed.task
     step = cast(Any, way.model)
     # Lightning keeps its own `log` out of the graph, too.
-    uncompiled_log = torch.compiler.disable(_log_nothing)
+    uncompiled_log = torch.compiler.disable(ignore)
     set_method(task.model, "log", uncompiled_log)
     set_method(task.model, "log_dict", uncompiled_log)
     step.training_step = torch.compile(task.model.training_step, backend=_BACKEND)
     with closing(Steps(task, way, endless(feed), task.build(step))) as steps:
         steps.take(1 + warm_rows // steps.rows_a_step)
-
-
-def _log_nothing(*_: object, **__: object) -> None:
-    """Stands for `log` and `log_dict` of the copy: what a try logs is dropped."""
 
 
 class _TooLong(BaseException):

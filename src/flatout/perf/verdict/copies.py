@@ -113,12 +113,9 @@ def copy_of_loader(loader: object, trainer: L.Trainer) -> Any:
 
 def _holds_loaders(loader: object) -> bool:
     """Whether it is a list, tuple or mapping of DataLoaders, as Lightning allows."""
-    items: Iterable[object] = ()
     if isinstance(loader, Mapping):
-        items = loader.values()
-    elif isinstance(loader, list | tuple):
-        items = loader
-    return any(isinstance(item, DataLoader) for item in items)
+        loader = list(loader.values())
+    return isinstance(loader, list | tuple) and any(isinstance(item, DataLoader) for item in loader)
 
 
 def _copied(what: str, part: object, memo: dict[int, Any] | None = None) -> Any:

@@ -26,7 +26,7 @@ from flatout.data.batches.plan import FeedKind, PlanSettings
 from flatout.distributed.ranks import cores_here
 from flatout.errors import UserError, require
 from flatout.perf.verdict.evidence import LEAST_STEPS, OWN_LOADER, Evidence
-from flatout.perf.verdict.rules import findings
+from flatout.perf.verdict.rules import plain_finding
 from flatout.report.page import read_curves
 from flatout.report.summary import SCHEMA, read_summary
 from flatout.run_log import RunLog
@@ -38,11 +38,8 @@ def report_early(
     """Report a cause that costs much, soon after the start: you can still stop the run."""
     batches = curves.throughput.volume.counted().batches
     evidence = evidence_of(curves, feed, precision, batches / max(1, batches_an_epoch))
-    if evidence is None:
-        return
-    plain = [finding for finding in findings(evidence) if finding.is_plain]
-    if plain:
-        log.say(f"after {evidence.steps} steps: {plain[0].sentence()}")
+    if evidence is not None and (finding := plain_finding(evidence)) is not None:
+        log.say(f"after {evidence.steps} steps: {finding.sentence()}")
 
 
 def evidence_in(folder: Path) -> Evidence:

@@ -36,7 +36,7 @@ _SETUP_S = 0.5  # a guess at what the race's Trainer takes to begin
 
 def try_fast_loop(
     task: OwnTask,
-    some_batches: Callable[[], list[OwnBatch]],
+    some_batches: Callable[[], list[Any]],
     evidence: Evidence,
     until: float,
 ) -> None:

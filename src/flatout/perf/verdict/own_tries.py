@@ -17,7 +17,12 @@ import lightning as L
 import torch
 
 from flatout.distributed.limits import free_bytes
-from flatout.engine.precision import LIGHTNING_NAMES, Precision, bf16_is_native_on_cpu
+from flatout.engine.precision import (
+    LIGHTNING_NAMES,
+    Precision,
+    bf16_is_native_on_cpu,
+    by_lightning_name,
+)
 from flatout.perf.measure.steps import TrainingWay
 from flatout.perf.verdict import experiments, ways
 from flatout.perf.verdict.compiled_step import compiled
@@ -66,7 +71,10 @@ def _race(trainer: L.Trainer, loader: object, evidence: Evidence, until: float) 
     """Race the ways that `evidence` suggests; `Refused` where this run cannot be timed."""
     device = trainer.strategy.root_device
     module = trainer.lightning_module
-    precision = _precision_of(trainer)
+    lightning_name = str(trainer.precision)
+    if lightning_name not in LIGHTNING_NAMES.values():
+        raise Refused(f"steps of precision {lightning_name} are not timed")
+    precision = by_lightning_name(lightning_name)
     if module.automatic_optimization and _uses_lbfgs(trainer):
         raise Refused("LBFGS computes its loss again while it steps")
     task: Any = OwnTask(trainer, module, device)
@@ -98,13 +106,6 @@ def _race(trainer: L.Trainer, loader: object, evidence: Evidence, until: float) 
     compiled_ways = list(compiled(here, evidence, until, experiments.ROWS_AROUND))
     if compiled_ways:
         experiments.try_models(task, [here, *compiled_ways], evidence, until)
-
-
-def _precision_of(trainer: L.Trainer) -> Precision:
-    for precision, lightning_name in LIGHTNING_NAMES.items():
-        if lightning_name == str(trainer.precision):
-            return precision
-    raise Refused(f"steps of precision {trainer.precision} are not timed")
 
 
 def _uses_lbfgs(trainer: L.Trainer) -> bool:

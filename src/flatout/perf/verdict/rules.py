@@ -81,6 +81,11 @@ def findings(evidence: Evidence) -> list[VerdictFinding]:
     )
 
 
+def plain_finding(evidence: Evidence) -> VerdictFinding | None:
+    """A cause that costs so much that a run reports it early; None if there is none."""
+    return next((finding for finding in findings(evidence) if finding.is_plain), None)
+
+
 def waiting(evidence: Evidence) -> VerdictFinding | None:
     """The model waits for batches."""
     share = evidence.share("wait", "transfer")
