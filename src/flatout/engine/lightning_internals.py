@@ -81,8 +81,8 @@ def is_fitting(trainer: L.Trainer) -> bool:
 
 def is_second(callback: Callback, trainer: L.Trainer) -> bool:
     """Whether a callback of the same class comes before this one, and does the work of both."""
-    same_class = [other for other in callbacks_of(trainer) if type(other) is type(callback)]
-    return bool(same_class) and same_class[0] is not callback
+    same = (other for other in callbacks_of(trainer) if type(other) is type(callback))
+    return next(same, callback) is not callback
 
 
 def step_of_loggers(trainer: L.Trainer) -> int:
@@ -97,11 +97,8 @@ def step_of_loggers(trainer: L.Trainer) -> int:
 def passes_of(trainer: L.Trainer) -> Passes | None:
     """The passes of the trainer's fast loop; None if there is no fast loop."""
     # Importing FastLoop here would be circular, so its attribute is searched.
-    for callback in callbacks_of(trainer):
-        passes: Passes | None = getattr(callback, "passes", None)
-        if passes is not None:
-            return passes
-    return None
+    loops = (callback for callback in callbacks_of(trainer) if hasattr(callback, "passes"))
+    return next((loop.passes for loop in loops), None)
 
 
 def overrides(part: object, name: str, base: type) -> bool:

@@ -19,8 +19,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, cast
 
+import lightning as L
 import torch
-from torch import nn
 
 from flatout.engine.compile import why_not
 from flatout.engine.lightning_internals import set_method
@@ -46,7 +46,7 @@ def compiled(
     began = time.perf_counter()
     if until - began < _LEAST_COMPILE_S:
         return
-    way = replace(was, cause="eager", override="torch.compile(module)", model=nn.Module())
+    way = replace(was, cause="eager", override="torch.compile(module)", model=L.LightningModule())
     # One compile thread: a pool of processes would be left behind.
     inductor_settings = importlib.import_module("torch._inductor.config")
     with inductor_settings.patch(compile_threads=1):
@@ -85,12 +85,13 @@ def _compile_step(way: TrainingWay, warm_rows: int) -> None:
     """
     feed: Any = way.feed
     task = feed.task
-    step = cast(Any, way.model)
+    # A LightningModule with nothing but the compiled step.
+    step = cast(L.LightningModule, way.model)
     # Lightning keeps its own `log` out of the graph, too.
     uncompiled_log = torch.compiler.disable(ignore)
     set_method(task.model, "log", uncompiled_log)
     set_method(task.model, "log_dict", uncompiled_log)
-    step.training_step = torch.compile(task.model.training_step, backend=_BACKEND)
+    set_method(step, "training_step", torch.compile(task.model.training_step, backend=_BACKEND))
     with closing(Steps(task, way, endless(feed), task.build(step))) as steps:
         steps.take(1 + warm_rows // steps.rows_a_step)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from types import FunctionType, ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -80,13 +80,6 @@ def nothing_stays(module: L.LightningModule, device: torch.device) -> Iterator[N
                 buffer.data.copy_(before)
         torch.set_num_threads(threads)
         restore_random_state(random, device)
-
-
-class HasTrainingStep(Protocol):
-    """A LightningModule, or a stand-in for it whose step is compiled."""
-
-    @property
-    def training_step(self) -> Callable[..., Any]: ...
 
 
 def copy_of_loader(loader: object, trainer: L.Trainer) -> Any:
@@ -206,7 +199,7 @@ class OwnTask:
         is_one = self.model.automatic_optimization and len(self.optimizers) == 1
         return self.optimizers[0] if is_one else torch.optim.SGD([self._nothing])
 
-    def training_loss(self, batch: OwnBatch, model: HasTrainingStep) -> Tensor:
+    def training_loss(self, batch: OwnBatch, model: L.LightningModule) -> Tensor:
         """The loss of a batch, divided by the number of batches in a step.
 
         0 in manual optimisation, where `training_step` computes its own backward pass.

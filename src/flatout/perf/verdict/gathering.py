@@ -150,7 +150,6 @@ def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) ->
     # Time of callbacks costs nothing while the device computes. The split counts the rest, which is
     # divided among them.
     scale = split["callbacks"] / max(sum(clock.callbacks.values()), 1e-9)
-    callbacks = {name: seconds for name, seconds in clock.callbacks.items() if seconds}
     return Evidence(
         device=feed.device.type,
         steps=steps,
@@ -171,7 +170,11 @@ def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) ->
         flush_every=curves.every_n_steps,
         counts=dict(clock.counts),
         epochs=epochs,
-        callbacks={name: 1000 * scale * s / batches for name, s in callbacks.items()},
+        callbacks={
+            name: 1000 * scale * seconds / batches
+            for name, seconds in clock.callbacks.items()
+            if seconds
+        },
         reads=clock.reads_a_step,
         compiled={
             name: now - clock.compiled.get(name, 0.0) for name, now in compiled_so_far().items()
