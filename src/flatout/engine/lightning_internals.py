@@ -97,8 +97,8 @@ def step_of_loggers(trainer: L.Trainer) -> int:
 def passes_of(trainer: L.Trainer) -> Passes | None:
     """The passes of the trainer's fast loop; None if there is no fast loop."""
     # Importing FastLoop here would be circular, so its attribute is searched.
-    loops = (callback for callback in callbacks_of(trainer) if hasattr(callback, "passes"))
-    return next((loop.passes for loop in loops), None)
+    callbacks = callbacks_of(trainer)
+    return next((loop.passes for loop in callbacks if hasattr(loop, "passes")), None)
 
 
 def overrides(part: object, name: str, base: type) -> bool:
