@@ -81,9 +81,9 @@ def window(
     """Choose which of the steps from `done` to `total` are profiled; None if no step is left.
 
     `next_break` gives for a step the next one that follows a validation or the start of an epoch.
-    The window shall not reach over such a break. With 20 steps to wait, 3 to warm up, 8 to keep and
-    a break each 25 steps, it is the steps from 25 to 36: from 20 on, only 5 would fit. Where no
-    stretch between two breaks is long enough, the longest is taken.
+    The window must not reach over such a break. Example: 20 steps to wait, 3 to warm up, 8 to keep,
+    and a break every 25 steps. From step 20 on only 5 would fit, so the window is steps 25 to 36.
+    Where no stretch between two breaks is long enough, the longest is taken.
     """
     wanted = config.warmup + config.active
     first = min(done + config.wait, total)
@@ -253,7 +253,7 @@ class ProfileSteps(Callback):
 def _steps_and_breaks(trainer: L.Trainer) -> tuple[int, Callable[[int], int]]:
     """Optimizer steps of the whole training, and `next_break` for `window`.
 
-    With 10 steps an epoch and a validation every 4: after step 5 the next break is 8, after step 8
+    Example: 10 steps an epoch, a validation every 4. After step 5 the next break is 8. After step 8
     it is 10, the end of the epoch.
     """
     batches = int(min(trainer.num_training_batches, _ENDLESS))  # a stream's number is infinite

@@ -153,7 +153,7 @@ class Steps:
         *,
         clip: float = 0.0,
     ) -> None:
-        """`optimizer`: from `standing_optimizer`; ways of one model share it, as it is large.
+        """`optimizer`: from `standing_optimizer`; ways of one model share it, since it is large.
 
         `clip`: largest gradient norm; 0: no clipping.
         """

@@ -61,9 +61,9 @@ def doublings(first: int, most: int) -> list[int]:
 def predicted_bytes(seen: Sequence[tuple[int, int]], rows: int, *, base: int, fixed: int) -> int:
     """Memory that `rows` at once will take, by a line through the two largest sizes in `seen`.
 
-    `seen`: rows and bytes of sizes that were measured in one precision. If there is one only, the
-    other point of the line is no rows: the model (`base`) and what each weight adds (`fixed`: its
-    gradient and the optimizer's means). From 8 rows with 3 GB and 16 with 5 GB, 32 rows need 9 GB.
+    `seen`: rows and bytes of sizes that were measured in one precision. With a single size, the
+    line starts at 0 rows with `base + fixed` bytes: the model, and for each weight its gradient and
+    the optimizer's means. Example: 8 rows with 3 GB and 16 with 5 GB give 9 GB for 32 rows.
     """
     points = [(0, base + fixed), *sorted(dict(seen).items())]
     (fewer_rows, fewer_bytes), (most_rows, most_bytes) = points[-2:]

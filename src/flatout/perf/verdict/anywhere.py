@@ -1,8 +1,8 @@
 """`Verdict`: a callback for any `L.Trainer` that says what limited the training.
 
-`Trainer(callbacks=[Verdict()])` is enough. During training it reads clocks. At the end of `fit`,
-copies of the module and the loader are trained in other ways, in turn and over the same batches, to
-see what each fix is worth. The module, random numbers and the loader do not change.
+`Trainer(callbacks=[Verdict()])` is enough. During training it reads clocks. At the end of `fit` it
+measures what each fix is worth. For that, copies of the module and the loader are trained in other
+ways, in turn and over the same batches. The module, random numbers and the loader do not change.
 """
 
 from __future__ import annotations

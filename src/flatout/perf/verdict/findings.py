@@ -1,10 +1,10 @@
 """`VerdictFinding`, one cause of lost time with its fix, and the gain that the fix predicts.
 
 A gain is an interval: how many times as fast the run would be. It comes from the parts of the time
-that a fix removes, or from ways that were tried. The spread of the measurements is widened by the
-error of earlier predictions, as `bench doctor` confirmed them: steps that are timed alone are not
-quite the steps of a run. A fix is recommended only if even the lower bound is worth it. Otherwise
-only the cause is named.
+that a fix removes, or from ways that were tried. Steps that are timed alone are not quite the steps
+of a run. So the spread of the measurements is widened by the error of earlier predictions, which
+`bench doctor` has measured. A fix is recommended only if even the lower bound is worth it.
+Otherwise only the cause is named.
 """
 
 from __future__ import annotations

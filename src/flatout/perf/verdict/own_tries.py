@@ -194,8 +194,8 @@ def _loader_arguments(
 def _workers_to_keep_up(feed: OwnFeed, evidence: Evidence, reading_is_busy: bool) -> int:
     """So many workers that a batch is ready when the model asks for it, within what is sensible.
 
-    A batch of which the model computes 2 ms and then waits 6 ms takes 8 ms to read: one worker
-    gives a batch in 8 ms, and 4 would do. One more is for uneven batches: 5.
+    Example: the model computes 2 ms for a batch, then waits 6 ms for the next. So one worker reads
+    a batch in 8 ms, and 4 would be enough. One more is for uneven batches: 5.
     """
     model_ms = max(evidence.model_ms, 1e-3)
     wait_ms = evidence.ms.get("wait", 0.0)
