@@ -118,8 +118,8 @@ def waiting(evidence: Evidence) -> VerdictFinding | None:
 def _gain_by_overlap(evidence: Evidence) -> float:
     """The largest gain on a CPU if batches are made while the model computes; both share the cores.
 
-    Example on 2 cores: the model takes 6 ms with 2 threads, the wait 4 ms with 1 busy core. Together
-    they need (12 + 4) / 2 = 8 ms instead of 10 ms.
+    Example on 2 cores: the model takes 6 ms with 2 threads, the wait 4 ms with 1 busy core. Both
+    together need (12 + 4) / 2 = 8 ms instead of 10 ms.
     """
     wait = evidence.ms_of("wait")
     model = evidence.model_ms
