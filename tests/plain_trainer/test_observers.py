@@ -205,7 +205,7 @@ def test_two_of_one_callback_are_one_with_a_line(tmp_path, capsys):
         Small(forward=0.01),
     )
     said = capsys.readouterr().out
-    assert said.count("another one watches already; this one logs nothing") == 1
+    assert said.count("another one samples already; this one logs nothing") == 1
     assert said.count("steps, 3 to 4: trace.json.gz") == 1
 
 
