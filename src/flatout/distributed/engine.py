@@ -89,11 +89,11 @@ class RayTask:
     """
 
     def __init__(
-        self, do: Work, *, uses_gpu: bool = False, times: int = 0, place: Path | None = None
+        self, do: Work, *, uses_gpu: bool = False, times: int = 0, folder: Path | None = None
     ) -> None:
         """`times`: how often Ray starts it again when its machine is lost; -1: always.
 
-        `place`: a folder that its machine must see.
+        `folder`: a folder that its machine must see.
         """
         self._ray = connect()
         self.why = ""  # why its result is lost; empty if it is not
@@ -105,7 +105,7 @@ class RayTask:
             "runtime_env": {"env_vars": {"RAYON_NUM_THREADS": "1"}},
         }
         task = self._ray.remote(**needs, max_retries=times, max_calls=1)(_run_work)
-        self._reference = task.remote(do, versions_here(), Path.cwd(), place)
+        self._reference = task.remote(do, versions_here(), Path.cwd(), folder)
 
     def is_alive(self) -> bool:
         return bool(self._ray.wait([self._reference], timeout=0)[1])
@@ -151,18 +151,18 @@ class RayTask:
 
 
 def on_ray(
-    do: Callable[[int, int], Any], count: int, place: Path, *, uses_gpu: bool = False
+    do: Callable[[int, int], Any], count: int, folder: Path, *, uses_gpu: bool = False
 ) -> list[Any]:
     """Run `count` parts as tasks of a Ray cluster; return the result of each, in their order.
 
-    `do` gets a part's number and the count. All parts write to `place`, which is on a shared disk.
+    `do` gets a part's number and the count. All parts write to `folder`, which is on a shared disk.
     """
     require(count > 0, "--parts", f"{count}", allowed="1 or more")
     ray = connect()
     try:
-        with _mark(place) as mark:
+        with _mark(folder) as mark:
             tasks = [
-                RayTask(partial(do, number, count), uses_gpu=uses_gpu, times=20, place=mark)
+                RayTask(partial(do, number, count), uses_gpu=uses_gpu, times=20, folder=mark)
                 for number in range(1, count + 1)
             ]
             results = [task.result() for task in tasks]
@@ -202,13 +202,13 @@ def _take_cores(number: int) -> None:
 
 
 @contextmanager
-def _mark(place: Path) -> Iterator[Path]:
-    """Context manager: a folder in `place`. A machine that sees it has `place` on its disk, too."""
+def _mark(folder: Path) -> Iterator[Path]:
+    """Context manager: a folder in `folder`. A machine that sees it has `folder` on its disk, too."""
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        mark = tempfile.TemporaryDirectory(prefix=".ray-", dir=place)
+        folder.mkdir(parents=True, exist_ok=True)
+        mark = tempfile.TemporaryDirectory(prefix=".ray-", dir=folder)
     except OSError as error:
-        raise UserError("--on", f"cannot write {place}: {error.strerror}", hint=_SHARED) from None
+        raise UserError("--on", f"cannot write {folder}: {error.strerror}", hint=_SHARED) from None
     with mark as name:
         yield Path(name).absolute()
 
@@ -227,14 +227,14 @@ def device_of(workers: int) -> str:
     return kind
 
 
-def train_on_ray(train: Callable[[], Any], workers: int, device: str, place: Path) -> None:
+def train_on_ray(train: Callable[[], Any], workers: int, device: str, folder: Path) -> None:
     """Train on the workers of Ray Train, one rank each. A `UserError` of a worker is raised here.
 
-    Ray starts the training again up to three times after workers were lost. `place`: a folder on a
+    Ray starts the training again up to three times after workers were lost. `folder`: a folder on a
     disk that all machines share.
     """
     ray = connect()
-    notes = Path(tempfile.mkdtemp(prefix=".ray-", dir=place))
+    notes = Path(tempfile.mkdtemp(prefix=".ray-", dir=folder))
     work = {"train": train, "versions": versions_here(), "here": Path.cwd(), "notes": notes}
     try:
         with _show_output(notes / _OUTPUT):
@@ -360,7 +360,7 @@ def versions_here() -> dict[str, str]:
     return {package: version(package).partition("+")[0] for package in _DECIDING}
 
 
-def _run_work(do: Work, versions: dict[str, str], here: Path, place: Path | None = None) -> Any:
+def _run_work(do: Work, versions: dict[str, str], here: Path, folder: Path | None = None) -> Any:
     """Run `do` on a machine of the cluster; refused if its packages differ or it lacks the folder.
 
     `versions` and `here` are the packages and the working folder of the command.
@@ -373,11 +373,11 @@ def _run_work(do: Work, versions: dict[str, str], here: Path, place: Path | None
             f"a machine of the cluster has {package} {found}, not {needed}",
             hint=_SAME,
         )
-    if place is not None:
+    if folder is not None:
         require(
-            place.is_dir(),
+            folder.is_dir(),
             "on",
-            f"not all machines of the cluster see {place.parent}",
+            f"not all machines of the cluster see {folder.parent}",
             hint=_SHARED,
         )
     # If this machine does not see the folder, only relative names fail.

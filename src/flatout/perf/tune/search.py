@@ -36,14 +36,16 @@ _LOSS_ROWS = 32  # most rows whose loss is compared between precisions
 class Search:
     """One search of the open settings. Call `decide` once."""
 
-    def __init__(self, asked: OpenSettings, prober: Child | Here, store: AnswerStore) -> None:
-        self.asked = asked
+    def __init__(
+        self, open_settings: OpenSettings, prober: Child | Here, store: AnswerStore
+    ) -> None:
+        self.open = open_settings
         self.prober = prober
         self.store = store
-        self.settings = asked.settings
+        self.settings = open_settings.settings
         self.answers = Answers()
-        self.speeds = Speeds(asked, prober, self.answers)
-        self.now = asked.start
+        self.speeds = Speeds(open_settings, prober, self.answers)
+        self.now = open_settings.start
         # Most rows at once, from a note of an earlier run that ran out of memory.
         self._most: int | None = None
 
@@ -70,14 +72,14 @@ class Search:
 
         Returns why nothing was measured; empty if something was.
         """
-        start = self.asked.start
+        start = self.open.start
         as_set = {
             "data.feed": start.feed,
             "precision": start.precision,
             "data.batch_size": f"{start.rows}",
             "compile": str(start.compile).lower(),
         }
-        for name, why in self.asked.kept.items():
+        for name, why in self.open.kept.items():
             if why:
                 shown = as_set.get(name, "as set")
                 self.answers.choices.append(
@@ -87,8 +89,8 @@ class Search:
         if isinstance(first, NoAnswer):
             return f"nothing was measured: {first.why}"
         self.answers.step_s = first.step_s
-        self.answers.planned_steps = self.asked.planned_steps
-        self.answers.allowed_s = allowed_seconds(self.asked, first.step_s)
+        self.answers.planned_steps = self.open.planned_steps
+        self.answers.allowed_s = allowed_seconds(self.open, first.step_s)
         self.speeds.until = self.speeds.began + self.answers.allowed_s
         if not self.speeds.affords(_LEAST_PROBES):
             why = "too little to measure anything"
@@ -98,13 +100,13 @@ class Search:
                 return f"{run_s}, {settings.share:.0%} of it is {why}"
             return f"{settings.budget_s:g} s are {why}"
         for name, (_, decide) in _DECISIONS.items():
-            if name not in self.asked.kept:
+            if name not in self.open.kept:
                 self.answers.choices.append(decide(self))
         return ""
 
     def _run_s(self, measured: SettingMeasurement) -> float:
         """Seconds of the whole run at this speed, by its rows: the number of steps may change."""
-        return self.asked.planned_steps * self.asked.step_rows / max(measured.rows_per_s, 1e-9)
+        return self.open.planned_steps * self.open.step_rows / max(measured.rows_per_s, 1e-9)
 
     def _begin(self) -> SettingMeasurement | NoAnswer:
         """Measure the settings as they are; with fewer rows at once if so many do not fit."""
@@ -112,14 +114,14 @@ class Search:
         if isinstance(about, NoAnswer):
             return about
         self.speeds.about = about
-        start = self.asked.start
-        rows_are_open = "data.batch_size" not in self.asked.kept
+        start = self.open.start
+        rows_are_open = "data.batch_size" not in self.open.kept
         if rows_are_open:
             self._most = known_rows(self.store.cache, about["row_keys"][start.precision])
         sizes = self._sizes()
         if self._most is not None and start.rows > self._most:
             start = self._with_rows(start, sizes[-1])
-        if self.asked.is_cpu and start.rows > _SMALL and not self.asked.is_capped:
+        if self.open.is_cpu and start.rows > _SMALL and not self.open.is_capped:
             # The memory of a few rows predicts that of more: a CPU's memory must not run out.
             small = max([rows for rows in divisors(start.rows) if rows <= _SMALL], default=1)
             few_rows = replace(start, rows=small, accumulate=1)
@@ -143,24 +145,24 @@ class Search:
         doublings.
         """
         if self.settings.effective_batch is StepRows.kept:
-            sizes = divisors(self.asked.step_rows)
+            sizes = divisors(self.open.step_rows)
         else:
-            set_rows = self.asked.start.rows
-            most = max(set_rows, self.asked.num_rows // _LEAST_STEPS_AN_EPOCH)
+            set_rows = self.open.start.rows
+            most = max(set_rows, self.open.num_rows // _LEAST_STEPS_AN_EPOCH)
             sizes = [*divisors(set_rows), *doublings(2 * set_rows, most)]
         allowed = sizes
-        for limit in (self._most, self.asked.most_rows):
+        for limit in (self._most, self.open.most_rows):
             if limit is not None:
                 allowed = [rows for rows in allowed if rows <= limit]
         return allowed or sizes[:1]
 
     def _with_rows(self, setting: ProbedSetting, rows: int) -> ProbedSetting:
         is_kept = self.settings.effective_batch is StepRows.kept
-        accumulate = self.asked.step_rows // rows if is_kept else 1
+        accumulate = self.open.step_rows // rows if is_kept else 1
         return replace(setting, rows=rows, accumulate=accumulate)
 
     def _decide_feed(self) -> TuneAnswer:
-        kinds, before = self.asked.feeds, self.now.feed
+        kinds, before = self.open.feeds, self.now.feed
         alone = self.prober.ask("feeds", self.speeds.until, kinds=[str(kind) for kind in kinds])
         if isinstance(alone, NoAnswer):
             return _choice("feed", before, "not measured", alone.why)
@@ -185,7 +187,7 @@ class Search:
 
     def _decide_precision(self) -> TuneAnswer:
         """The fastest precision whose loss is near that of fp32; fp32 unless another is faster."""
-        names = [str(precision) for precision in self.asked.precisions]
+        names = [str(precision) for precision in self.open.precisions]
         if len(names) == 1:
             self.answers.values["precision"] = names[0]
             why = "the only one this device has in hardware"
@@ -243,7 +245,7 @@ class Search:
         # If the loss of fp32 is NaN, this is NaN, too: no precision is near then.
         tolerated = self.settings.loss_tolerance * abs(exact)
         sound = []
-        for precision in self.asked.precisions:
+        for precision in self.open.precisions:
             if abs(losses[precision] - exact) <= tolerated:
                 sound.append(precision)
                 setting = replace(self.now, precision=precision)
@@ -259,7 +261,7 @@ class Search:
     def _decide_rows(self) -> TuneAnswer:
         before = self.now
         sizes = self._sizes()
-        start = self.asked.start
+        start = self.open.start
         is_kept = self.settings.effective_batch is StepRows.kept
         if is_kept:
             self._climb(sizes)
@@ -273,7 +275,7 @@ class Search:
             why = f"{start.rows} do not fit; {step}"
         elif not is_kept:
             gain = f"twice as many bring less than {self.settings.gain:.0%}"
-            why = f"{gain}; {step}, {self.asked.step_rows} were set"
+            why = f"{gain}; {step}, {self.open.step_rows} were set"
         elif now.rows != start.rows:
             why = f"fastest; still {step}"
         else:
@@ -281,7 +283,7 @@ class Search:
         rates = {rows: self.speeds.rate(self._with_rows(now, rows)) for rows in sizes}
         listed = ", ".join(f"{rows}: {rate:,.0f}" for rows, rate in rates.items() if rate)
         peak_gb = max(measured.peak_bytes for measured in self.speeds.seen[now]) / 1e9
-        room_gb = self.asked.room_bytes / 1e9
+        room_gb = self.open.room_bytes / 1e9
         memory = f"with the longest rows {peak_gb:.1f} of {room_gb:.1f} GB"
         evidence = f"rows/s by rows at once: {listed}; {memory}"
         return _choice("micro-batch", f"{now.rows} × {now.accumulate}", why, evidence)
@@ -323,8 +325,8 @@ class Search:
         ladder = [rows for rows in sizes if rows >= self.now.rows]
         about = self.speeds.about
         guess = ladder[0]
-        if not self.asked.is_cpu:
-            by_memory = first_guess(self.asked.room_bytes, about["weights"], about["longest"])
+        if not self.open.is_cpu:
+            by_memory = first_guess(self.open.room_bytes, about["weights"], about["longest"])
             guess = max(guess, by_memory)
         rung = max(number for number, rows in enumerate(ladder) if rows <= guess)
         while rung and not self._rate_of_rows(ladder[rung]):
@@ -398,8 +400,8 @@ class Search:
 
     def _why_no_compile(self, run_s: float) -> str:
         """Why compiling is not tried in a run of so many seconds; empty if it is."""
-        if self.asked.compile_why_not:
-            return self.asked.compile_why_not
+        if self.open.compile_why_not:
+            return self.open.compile_why_not
         if self.speeds.about["is_recurrent"]:
             return "recurrent layers break the compiled graph"
         if run_s * _COMPILE_GAIN < _COMPILE_S:
@@ -410,7 +412,7 @@ class Search:
             return f"{max(left_s, 0):.0f} s are left, a compile takes {_COMPILE_S:.0f} s or more"
         return ""
 
-    def _keep_faster(self, challengers: list[ProbedSetting], what: str) -> bool:
+    def _keep_faster(self, challengers: list[ProbedSetting], purpose: str) -> bool:
         """Replace the current setting by the fastest challenger that wins; return whether one did.
 
         It must win twice: by the measurements so far, and after both were measured again, if there
@@ -420,15 +422,15 @@ class Search:
         for challenger in sorted(measured, key=self.speeds.rate, reverse=True):
             if not self._wins(challenger):
                 return False
-            if self.speeds.affords(2) and not self._wins_again(challenger, what):
+            if self.speeds.affords(2) and not self._wins_again(challenger, purpose):
                 continue
             self.now = challenger
             return True
         return False
 
-    def _wins_again(self, challenger: ProbedSetting, what: str) -> bool:
-        now_again = self.speeds.measure(self.now, f"{what} again")
-        challenger_again = self.speeds.measure(challenger, f"{what} again")
+    def _wins_again(self, challenger: ProbedSetting, purpose: str) -> bool:
+        now_again = self.speeds.measure(self.now, f"{purpose} again")
+        challenger_again = self.speeds.measure(challenger, f"{purpose} again")
         if isinstance(now_again, NoAnswer) or isinstance(challenger_again, NoAnswer):
             return False
         return self._wins(challenger)

@@ -44,23 +44,23 @@ class OpenSettings:
     compile_why_not: str = ""  # why compiling is not tried
 
 
-def allowed_seconds(asked: OpenSettings, step_s: float) -> float:
+def allowed_seconds(open_settings: OpenSettings, step_s: float) -> float:
     """How long the search may take, if a step takes `step_s`."""
-    settings = asked.settings
-    if not asked.counts_time:
+    settings = open_settings.settings
+    if not open_settings.counts_time:
         return settings.budget_s
-    return min(settings.budget_s, settings.share * asked.planned_steps * step_s)
+    return min(settings.budget_s, settings.share * open_settings.planned_steps * step_s)
 
 
 class Speeds:
     """Measures settings, and remembers the speed of each; every attempt is a row of the table."""
 
-    def __init__(self, asked: OpenSettings, prober: Child | Here, answers: Answers) -> None:
-        self.asked = asked
+    def __init__(self, open_settings: OpenSettings, prober: Child | Here, answers: Answers) -> None:
+        self.open = open_settings
         self.prober = prober
         self.answers = answers
         self.began = time.time()
-        self.until = self.began + asked.settings.budget_s
+        self.until = self.began + open_settings.settings.budget_s
         # Facts of the model, which the prober knows before anything is computed.
         self.about: dict[str, Any] = {}
         # All measurements of a setting, the latest last.
@@ -69,57 +69,59 @@ class Speeds:
         self._small: dict[tuple[Precision, int], int] = {}
         self._probe_s = 0.0  # of the longest probe so far
 
-    def attempt(self, setting: ProbedSetting, what: str) -> None:
+    def attempt(self, setting: ProbedSetting, purpose: str) -> None:
         """Measure a setting if there is time for it; else note that there was none."""
         if self.affords(1):
-            self.measure(setting, what)
+            self.measure(setting, purpose)
             return
         self.answers.is_complete = False
-        row = Attempt(what=what, value=_value(setting, what), verdict="not run: the time was spent")
+        row = Attempt(
+            what=purpose, value=_value(setting, purpose), verdict="not run: the time was spent"
+        )
         self.answers.tried.append(row)
 
     def measure(
-        self, setting: ProbedSetting, what: str, steps: int | None = None
+        self, setting: ProbedSetting, purpose: str, steps: int | None = None
     ) -> SettingMeasurement | NoAnswer:
         """Measure a setting, even if the time is over.
 
         `NoAnswer` if it takes too much memory: by a prediction before, or as measured.
         """
-        row = Attempt(what=what, value=_value(setting, what))
+        row = Attempt(what=purpose, value=_value(setting, purpose))
         self.answers.tried.append(row)
-        room = f"{self.asked.room_bytes / 1e9:.1f} GB may be taken"
+        room = f"{self.open.room_bytes / 1e9:.1f} GB may be taken"
         # Only on a CPU: a GPU that is full raises an error, which does no harm.
-        predicted = self._predict_bytes(setting) if self.asked.is_cpu else None
-        if predicted is not None and predicted > self.asked.room_bytes:
+        predicted = self._predict_bytes(setting) if self.open.is_cpu else None
+        if predicted is not None and predicted > self.open.room_bytes:
             row.memory_gb = predicted / 1e9
             row.is_predicted = True
             row.verdict = f"not run: {room}"
             why = f"{setting.rows} rows at once would take {row.memory_gb:.1f} GB, {room}"
             return NoAnswer(why, is_memory=True)
         began = time.time()
-        steps = steps or self.asked.settings.steps
-        probes = 1 if what == "compile" else _PROBES_A_SEARCH
+        steps = steps or self.open.settings.steps
+        probes = 1 if purpose == "compile" else _PROBES_A_SEARCH
         soon = began + (self.until - began) / probes
-        found = self.prober.ask("measure", self.until, setting=setting, steps=steps, until=soon)
+        measured = self.prober.ask("measure", self.until, setting=setting, steps=steps, until=soon)
         took_s = time.time() - began
-        if isinstance(found, NoAnswer):
-            row.verdict = found.why
-            return found
-        row.rows_per_s = found.rows_per_s
-        row.tokens_per_s = found.tokens_per_s
-        row.memory_gb = found.peak_bytes / 1e9
-        if what == "memory":
+        if isinstance(measured, NoAnswer):
+            row.verdict = measured.why
+            return measured
+        row.rows_per_s = measured.rows_per_s
+        row.tokens_per_s = measured.tokens_per_s
+        row.memory_gb = measured.peak_bytes / 1e9
+        if purpose == "memory":
             row.verdict = "to predict what more rows take"
-            self._small[setting.precision, setting.rows] = found.peak_bytes
-            return found
-        if what != "compile":  # a compile takes much longer than a probe
+            self._small[setting.precision, setting.rows] = measured.peak_bytes
+            return measured
+        if purpose != "compile":  # a compile takes much longer than a probe
             self._probe_s = max(self._probe_s, took_s)
-        if found.peak_bytes > self.asked.room_bytes:
+        if measured.peak_bytes > self.open.room_bytes:
             row.verdict = f"too much memory: {room}"
             return NoAnswer(row.verdict, is_memory=True)
-        self.seen.setdefault(setting, []).append(found)
-        row.verdict = f"{found.steps} steps, {1000 * found.step_s:.1f} ms each"
-        return found
+        self.seen.setdefault(setting, []).append(measured)
+        row.verdict = f"{measured.steps} steps, {1000 * measured.step_s:.1f} ms each"
+        return measured
 
     def _predict_bytes(self, setting: ProbedSetting) -> int | None:
         """Memory that a setting will take, from smaller sizes; None if they do not tell it.
@@ -127,7 +129,7 @@ class Speeds:
         Sizes in another precision serve if there are none in its own. Then all memory that grows
         with the rows is counted twice, as the other numbers may be half as wide.
         """
-        if self.asked.is_capped:
+        if self.open.is_capped:
             return None
         peaks = dict(self._small)
         for measured, measurements in self.seen.items():
@@ -171,8 +173,8 @@ class Speeds:
         return round(largest, 2)
 
 
-def _value(setting: ProbedSetting, what: str) -> str:
+def _value(setting: ProbedSetting, purpose: str) -> str:
     rows = f"{setting.rows} × {setting.accumulate}"
     shown = {"feed": str(setting.feed), "precision": str(setting.precision), "compile": "true"}
     shown["as set"] = f"{setting.feed}, {setting.precision}, {rows}"
-    return shown.get(what.removesuffix(" again"), rows)
+    return shown.get(purpose.removesuffix(" again"), rows)
