@@ -203,7 +203,7 @@ def _take_cores(number: int) -> None:
 
 @contextmanager
 def _mark(folder: Path) -> Iterator[Path]:
-    """Context manager: a folder in `folder`. A machine that sees it has `folder` on its disk, too."""
+    """Context manager: a temporary folder in `folder`, by which machines see that they share it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         mark = tempfile.TemporaryDirectory(prefix=".ray-", dir=folder)

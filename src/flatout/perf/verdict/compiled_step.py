@@ -25,7 +25,6 @@ import torch
 from flatout.engine.compile import why_not
 from flatout.engine.lightning_internals import set_method
 from flatout.perf.measure.steps import Steps, TrainingWay, endless
-from flatout.perf.verdict.copies import ignore
 from flatout.perf.verdict.evidence import Evidence
 from flatout.perf.verdict.ways import Refused
 
@@ -87,8 +86,8 @@ def _compile_step(way: TrainingWay, warm_rows: int) -> None:
     task = feed.task
     # A LightningModule with nothing but the compiled step.
     step = cast(L.LightningModule, way.model)
-    # Lightning keeps its own `log` out of the graph, too.
-    uncompiled_log = torch.compiler.disable(ignore)
+    # Lightning keeps its own `log` out of the graph, too. That of the copy does nothing.
+    uncompiled_log = torch.compiler.disable(task.model.log)
     set_method(task.model, "log", uncompiled_log)
     set_method(task.model, "log_dict", uncompiled_log)
     set_method(step, "training_step", torch.compile(task.model.training_step, backend=_BACKEND))
