@@ -179,9 +179,17 @@ def chosen_loggers(
             f"{type(logger).__name__} is no logger",
             allowed=", ".join(LOGGERS),
         )
-        for package, config_class in LOGGERS.items():
-            if package != "csv" and type(logger) is config_class:
-                _require_package(package)
+        # The names of the others are those of their packages.
+        packages = [name for name, config in LOGGERS.items() if type(logger) is config]
+        if packages and packages != ["csv"] and importlib.util.find_spec(packages[0]) is None:
+            package = packages[0]
+            others = [name for name in ("tensorboard", "csv") if name != package]
+            raise UserError(
+                f"logger={package}",
+                f"the package {package} is not installed",
+                allowed=f"{', '.join(others)} need no extra",
+                hint=f"pip install 'flatout[{package}]'.",
+            )
     return dict(value)
 
 
@@ -190,23 +198,14 @@ def _default_loggers(names: Iterable[str] | bool | None) -> dict[str, LoggerConf
     allowed = [*LOGGERS, "none"]
     if isinstance(names, bool):
         raise UserError("logger", "true", allowed=", ".join(allowed))
-    if names is None or isinstance(names, str):
-        names = [names or "tensorboard"]
+    if names is None:
+        names = "tensorboard"
+    if isinstance(names, str):
+        names = [names]
     for name in names:
         hint = did_you_mean(str(name), allowed)
         require(name in allowed, "logger", repr(name), allowed=", ".join(allowed), hint=hint)
     return {name: LOGGERS[name]() for name in names if name != "none"}
-
-
-def _require_package(package: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        others = [name for name in ("tensorboard", "csv") if name != package]
-        raise UserError(
-            f"logger={package}",
-            f"the package {package} is not installed",
-            allowed=f"{', '.join(others)} need no extra",
-            hint=f"pip install 'flatout[{package}]'.",
-        )
 
 
 class RunTensorBoard(TensorBoardLogger):

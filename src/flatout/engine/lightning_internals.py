@@ -331,9 +331,13 @@ def resume_after_batch(
     set_method(loop, "on_run_start", start_again)
 
 
-def _warn_of(name: str) -> None:
-    message = f"lightning {L.__version__} has no {name} as flatout expects it"
-    warnings.warn(f"{message}: the ordinary, slower way is used", RuntimeWarning, stacklevel=3)
+def _warn_of(
+    name: str,
+    library: str = f"lightning {L.__version__}",
+    consequence: str = "the ordinary, slower way is used",
+) -> None:
+    message = f"{library} has no {name} as flatout expects it: {consequence}"
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def leave_out_of_ddp(module: nn.Module, names: Sequence[str]) -> bool:
@@ -345,8 +349,7 @@ def leave_out_of_ddp(module: nn.Module, names: Sequence[str]) -> bool:
     arguments = [] if method is None else list(inspect.signature(method).parameters)
     if method is None or arguments != ["module", "params_and_buffers_to_ignore"]:
         name = f"DistributedDataParallel.{_LEFT_OUT}"
-        message = f"torch {torch.__version__} has no {name} as flatout expects it"
-        warnings.warn(f"{message}: embeddings exchange whole tables", RuntimeWarning, stacklevel=2)
+        _warn_of(name, f"torch {torch.__version__}", "embeddings exchange whole tables")
         return False
     method(module, list(names))
     return True

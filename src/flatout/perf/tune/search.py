@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
@@ -31,6 +31,9 @@ _LEAST_STEPS_AN_EPOCH = 8
 _ROUNDS_AGAIN = 3  # most measurements again of a precision that lost by a slow moment
 _MOST_MISSES = 2  # sizes in a row that are not faster; one may be noise
 _LOSS_ROWS = 32  # most rows whose loss is compared between precisions
+
+# The chosen value, the reason, and the measurements behind it.
+Decision: TypeAlias = tuple[object, str, str]
 
 
 class Search:
@@ -59,7 +62,7 @@ class Search:
             self.answers.values = {}
             self.answers.is_complete = False
             spent = f"{time.time() - self.speeds.began:.1f} s spent"
-            self.answers.choices.append(_choice("tune", "nothing is changed", why_none, spent))
+            self._note_choice("tune", "nothing is changed", why_none, spent)
         self.answers.seconds = round(time.time() - self.speeds.began, 2)
         self.answers.unrest = self.speeds.unrest()
         self.answers.row_key = self.speeds.about.get("row_keys", {}).get(
@@ -82,9 +85,7 @@ class Search:
         for name, why in self.open.kept.items():
             if why:
                 shown = as_set.get(name, "as set")
-                self.answers.choices.append(
-                    _choice(_DECISIONS[name][0], shown, f"kept: {why}", f"{name}={shown}")
-                )
+                self._note_choice(_DECISIONS[name][0], shown, f"kept: {why}", f"{name}={shown}")
         first = self._begin()
         if isinstance(first, NoAnswer):
             return f"nothing was measured: {first.why}"
@@ -99,10 +100,14 @@ class Search:
                 run_s = f"the run takes about {self._run_s(first):,.0f} s"
                 return f"{run_s}, {settings.share:.0%} of it is {why}"
             return f"{settings.budget_s:g} s are {why}"
-        for name, (_, decide) in _DECISIONS.items():
-            if name not in self.open.kept:
-                self.answers.choices.append(decide(self))
+        for key, (name, decide) in _DECISIONS.items():
+            if key not in self.open.kept:
+                self._note_choice(name, *decide(self))
         return ""
+
+    def _note_choice(self, name: str, value: object, why: str, evidence: str) -> None:
+        shown = str(value).lower() if isinstance(value, bool) else str(value)
+        self.answers.choices.append(TuneAnswer(name=name, value=shown, why=why, evidence=evidence))
 
     def _run_s(self, measured: SettingMeasurement) -> float:
         """Seconds of the whole run at this speed, by its rows: the number of steps may change."""
@@ -161,11 +166,11 @@ class Search:
         accumulate = self.open.step_rows // rows if is_kept else 1
         return replace(setting, rows=rows, accumulate=accumulate)
 
-    def _decide_feed(self) -> TuneAnswer:
+    def _decide_feed(self) -> Decision:
         kinds, before = self.open.feeds, self.now.feed
         alone = self.prober.ask("feeds", self.speeds.until, kinds=[str(kind) for kind in kinds])
         if isinstance(alone, NoAnswer):
-            return _choice("feed", before, "not measured", alone.why)
+            return before, "not measured", alone.why
         row = Attempt(what="feed alone", value="", verdict="no model behind it")
         self.answers.tried += [
             replace(row, value=kind, rows_per_s=rate) for kind, rate in alone.items()
@@ -175,7 +180,7 @@ class Search:
         evidence = f"alone, rows/s: {listed}; {share:.1%} of a step waits for {before}"
         self.answers.values["data.feed"] = str(before)
         if share < self.settings.gain:
-            return _choice("feed", before, "no other can save enough to count", evidence)
+            return before, "no other can save enough to count", evidence
         others = [kind for kind in kinds if kind is not before]
         for kind in sorted(others, key=lambda kind: -alone.get(kind, 0.0)):
             self.speeds.attempt(replace(self.now, feed=kind), "feed")
@@ -183,19 +188,19 @@ class Search:
         self.answers.values["data.feed"] = str(self.now.feed)
         why = "nothing faster in the step" if self.now.feed is before else "fastest in the step"
         evidence += f"; in the step: {self._rates('feed', kinds)}"
-        return _choice("feed", self.now.feed, why, evidence)
+        return self.now.feed, why, evidence
 
-    def _decide_precision(self) -> TuneAnswer:
+    def _decide_precision(self) -> Decision:
         """The fastest precision whose loss is near that of fp32; fp32 unless another is faster."""
         names = [str(precision) for precision in self.open.precisions]
         if len(names) == 1:
             self.answers.values["precision"] = names[0]
             why = "the only one this device has in hardware"
-            return _choice("precision", names[0], why, "no native sixteen bits")
+            return names[0], why, "no native sixteen bits"
         rows = min(_LOSS_ROWS, self.now.rows)
         losses = self.prober.ask("losses", self.speeds.until, precisions=names, rows=rows)
         if isinstance(losses, NoAnswer):
-            return _choice("precision", self.now.precision, "not measured", losses.why)
+            return self.now.precision, "not measured", losses.why
         sound = self._sound_precisions(losses)
         listed = ", ".join(f"{name} {losses[name]:.4f}" for name in names)
         listed = f"loss on the same rows: {listed}"
@@ -205,7 +210,7 @@ class Search:
             if self.speeds.rate(replace(self.now, precision=precision))
         ]
         if Precision.fp32 not in measured:
-            return _choice("precision", self.now.precision, "fp32 was not measured", listed)
+            return self.now.precision, "fp32 was not measured", listed
         # fp32 is exact, so a 16-bit format has to be faster to be chosen.
         before = self.now
         self.now = replace(before, precision=Precision.fp32)
@@ -225,7 +230,7 @@ class Search:
         is_exact = self.now.precision is Precision.fp32
         why = "nothing faster is as exact" if is_exact else "fastest, and the loss is that of fp32"
         self.answers.values["precision"] = str(self.now.precision)
-        return _choice("precision", self.now.precision, why, evidence)
+        return self.now.precision, why, evidence
 
     def _measure_until_it_wins(self, challenger: ProbedSetting) -> None:
         """Measure the current setting and the challenger again, in turn, until it wins.
@@ -258,7 +263,7 @@ class Search:
                 )
         return sound
 
-    def _decide_rows(self) -> TuneAnswer:
+    def _decide_rows(self) -> Decision:
         before = self.now
         sizes = self._sizes()
         start = self.open.start
@@ -286,7 +291,7 @@ class Search:
         room_gb = self.open.room_bytes / 1e9
         memory = f"with the longest rows {peak_gb:.1f} of {room_gb:.1f} GB"
         evidence = f"rows/s by rows at once: {listed}; {memory}"
-        return _choice("micro-batch", f"{now.rows} × {now.accumulate}", why, evidence)
+        return f"{now.rows} × {now.accumulate}", why, evidence
 
     def _climb(self, sizes: list[int]) -> None:
         """Choose rows at once for steps of the same rows: larger sizes first, then smaller ones.
@@ -354,39 +359,39 @@ class Search:
             self.speeds.attempt(setting, "rows at once")
         return self.speeds.rate(setting)
 
-    def _decide_rate(self) -> TuneAnswer:
+    def _decide_rate(self) -> Decision:
         step_s = self.speeds.seen[self.now][-1].step_s
         until = self.speeds.until
         if time.time() + RANGE_STEPS * step_s / 2 > until:
             self.answers.is_complete = False
             why = f"{RANGE_STEPS} steps take longer than the time that is left"
-            return _choice("optim.lr", "as set", "not measured", why)
+            return "as set", "not measured", why
         self.prober.close()  # a new process, with untrained weights
         tested = self.prober.ask("range", until, setting=self.now, until=until)
         if isinstance(tested, NoAnswer):
-            return _choice("optim.lr", "as set", "not measured", tested.why)
+            return "as set", "not measured", tested.why
         rates = tested["rates"]
         suggestion = suggested(rates, tested["losses"])
         if suggestion is None:
             steps = f"{len(rates)} steps up to a rate of {rates[-1]:.1e}" if rates else "no step"
-            return _choice("optim.lr", "as set", "the loss does not fall anywhere", steps)
+            return "as set", "the loss does not fall anywhere", steps
         rate, evidence = suggestion
         self.answers.values["optim.lr"] = rate
         self.prober.close()  # the range test has spoilt its weights
-        return _choice("optim.lr", f"{rate:g}", "the loss falls fastest there", evidence)
+        return f"{rate:g}", "the loss falls fastest there", evidence
 
-    def _decide_compile(self) -> TuneAnswer:
+    def _decide_compile(self) -> Decision:
         self.answers.values["compile"] = False
         run_s = self._run_s(self.speeds.seen[self.now][-1])
         why_not_tried = self._why_no_compile(run_s)
         if why_not_tried:
-            return _choice("compile", False, "not tried", why_not_tried)
+            return False, "not tried", why_not_tried
         self.prober.close()  # compiling cannot be undone: a new process
         compiled = self.speeds.measure(
             replace(self.now, compile=True), "compile", steps=self.settings.steps
         )
         if isinstance(compiled, NoAnswer):
-            return _choice("compile", False, "a compiled step failed here", compiled.why)
+            return False, "a compiled step failed here", compiled.why
         saved_s = run_s - self._run_s(compiled)
         rate = self.speeds.rate(self.now)
         speeds = f"{compiled.rows_per_s:,.0f} rows/s against {rate:,.0f}"
@@ -394,9 +399,9 @@ class Search:
         is_faster = compiled.rows_per_s > rate * (1 + self.settings.gain)
         if not is_faster or saved_s <= compiled.warm_s:
             evidence += f"; {max(saved_s, 0):.0f} s saved"
-            return _choice("compile", False, "it saves too little in this run", evidence)
+            return False, "it saves too little in this run", evidence
         self.answers.values["compile"] = True
-        return _choice("compile", True, f"it saves about {saved_s:,.0f} s of this run", evidence)
+        return True, f"it saves about {saved_s:,.0f} s of this run", evidence
 
     def _why_no_compile(self, run_s: float) -> str:
         """Why compiling is not tried in a run of so many seconds; empty if it is."""
@@ -449,13 +454,8 @@ class Search:
         return ", ".join(listed)
 
 
-def _choice(name: str, value: object, why: str, evidence: str) -> TuneAnswer:
-    shown = str(value).lower() if isinstance(value, bool) else str(value)
-    return TuneAnswer(name=name, value=shown, why=why, evidence=evidence)
-
-
 # The searched settings in their order: by key, the name that a run prints, and the method.
-_DECISIONS: dict[str, tuple[str, Callable[[Search], TuneAnswer]]] = {
+_DECISIONS: dict[str, tuple[str, Callable[[Search], Decision]]] = {
     "data.feed": ("feed", Search._decide_feed),
     "precision": ("precision", Search._decide_precision),
     "data.batch_size": ("micro-batch", Search._decide_rows),
