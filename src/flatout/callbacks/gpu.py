@@ -43,11 +43,11 @@ _SLOWED = 0x08  # set beside a closer reason, or alone where the card knows none
 _CLOSER_REASONS = 0xC0  # heat or power supply
 # Errors of NVML after which a card will not answer again.
 _LOST = (
-    "GPU_IS_LOST",
-    "UNINITIALIZED",
-    "DRIVER_NOT_LOADED",
-    "GPU_NOT_FOUND",
-    "RESET_REQUIRED",
+    "NVML_ERROR_GPU_IS_LOST",
+    "NVML_ERROR_UNINITIALIZED",
+    "NVML_ERROR_DRIVER_NOT_LOADED",
+    "NVML_ERROR_GPU_NOT_FOUND",
+    "NVML_ERROR_RESET_REQUIRED",
 )
 # Facts of the bus, and NVML's name for each.
 _LINK = {
@@ -143,8 +143,7 @@ class Card:
         self.reasons: Counter[str] = Counter()  # samples with each reason for throttling
         self.link: dict[str, int] = {}
         self.most_clock: float | None = None
-        names = [f"NVML_ERROR_{name}" for name in _LOST]
-        self._lost = {getattr(nvml, name) for name in names if hasattr(nvml, name)}
+        self._lost = {getattr(nvml, name) for name in _LOST if hasattr(nvml, name)}
 
     def sample(self) -> dict[str, float]:
         """The card's figures now, by curve name. Raises NVML's error if the card is lost."""

@@ -56,9 +56,13 @@ class TensorBoardConfig:
 
     def build(self, place: RunPlace) -> Logger:
         purge = None if place.resumed_from is None else place.resumed_from + 1
-        settings: dict[str, Any] = {"purge_step": purge, "flush_secs": self.flush_seconds}
         return RunTensorBoard(
-            str(place.folder), name="", version="", default_hp_metric=False, **settings
+            str(place.folder),
+            name="",
+            version="",
+            default_hp_metric=False,
+            purge_step=purge,
+            flush_secs=self.flush_seconds,
         )
 
 
@@ -179,17 +183,16 @@ def chosen_loggers(
             f"{type(logger).__name__} is no logger",
             allowed=", ".join(LOGGERS),
         )
-        # The names of the others are those of their packages.
-        packages = [name for name, config in LOGGERS.items() if type(logger) is config]
-        if packages and packages != ["csv"] and importlib.util.find_spec(packages[0]) is None:
-            package = packages[0]
-            others = [name for name in ("tensorboard", "csv") if name != package]
-            raise UserError(
-                f"logger={package}",
-                f"the package {package} is not installed",
-                allowed=f"{', '.join(others)} need no extra",
-                hint=f"pip install 'flatout[{package}]'.",
-            )
+        for package, config in LOGGERS.items():  # each but csv has the name of its package
+            is_used = package != "csv" and type(logger) is config
+            if is_used and importlib.util.find_spec(package) is None:
+                others = [name for name in ("tensorboard", "csv") if name != package]
+                raise UserError(
+                    f"logger={package}",
+                    f"the package {package} is not installed",
+                    allowed=f"{', '.join(others)} need no extra",
+                    hint=f"pip install 'flatout[{package}]'.",
+                )
     return dict(value)
 
 

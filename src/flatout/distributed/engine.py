@@ -99,12 +99,14 @@ class RayTask:
         self.why = ""  # why its result is lost; empty if it is not
         num_gpus = 1 if uses_gpu and self._ray.cluster_resources().get("GPU") else 0
         # Several tasks share a machine: tokenizers use one core, the one that Ray counts for it.
-        needs = {
-            "num_cpus": 1,
-            "num_gpus": num_gpus,
-            "runtime_env": {"env_vars": {"RAYON_NUM_THREADS": "1"}},
-        }
-        task = self._ray.remote(**needs, max_retries=times, max_calls=1)(_run_work)
+        remote = self._ray.remote(
+            num_cpus=1,
+            num_gpus=num_gpus,
+            runtime_env={"env_vars": {"RAYON_NUM_THREADS": "1"}},
+            max_retries=times,
+            max_calls=1,
+        )
+        task = remote(_run_work)
         self._reference = task.remote(do, versions_here(), Path.cwd(), folder)
 
     def is_alive(self) -> bool:
@@ -273,14 +275,13 @@ def _fit(work: dict[str, Any], workers: int, *, uses_gpu: bool) -> None:
     from ray import train
     from ray.train.torch import TorchTrainer
 
-    settings: dict[str, Any] = {
-        "storage_path": str(work["notes"]),
-        "failure_config": train.FailureConfig(max_failures=_AGAIN),
+    config = train.RunConfig(
+        storage_path=str(work["notes"]),
+        failure_config=train.FailureConfig(max_failures=_AGAIN),
         # Else each line appears twice.
-        "worker_runtime_env": {"env_vars": {"RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}},
-    }
+        worker_runtime_env={"env_vars": {"RAY_TRAIN_ENABLE_PRINT_PATCH": "0"}},
+    )
     ranks = train.ScalingConfig(num_workers=workers, use_gpu=uses_gpu)
-    config = train.RunConfig(**settings)
     try:
         TorchTrainer(_rank, train_loop_config=work, scaling_config=ranks, run_config=config).fit()
     except train.TrainingFailedError as error:

@@ -101,8 +101,13 @@ def choose_compile(
     if why := why_not(device):
         return Choice(False, why, "compile=auto")
     choice = Choice(False, "a trial did not fit into memory", f"a layer with {tokens:,} tokens")
-    with CatchOutOfMemory() as caught:
-        choice = _measure(model, device, precision, tokens=tokens, passes=passes)
+    random_devices = [device] if device.type == "cuda" else []
+    with (
+        CatchOutOfMemory() as caught,
+        torch.random.fork_rng(random_devices),
+        arithmetic(precision, device),
+    ):
+        choice = _measure(model, _Trial(model, device, precision, tokens), passes)
     if caught.message:
         give_back_memory()
     if not choice.value:
@@ -111,33 +116,26 @@ def choose_compile(
     return choice
 
 
-def _measure(
-    model: Transformer, device: torch.device, precision: Precision, tokens: int, passes: int
-) -> Choice[bool]:
+def _measure(model: Transformer, trial: _Trial, passes: int) -> Choice[bool]:
     """Time a layer eagerly and compiled, and choose; the model's layers stay compiled."""
-    with (
-        torch.random.fork_rng([device] if device.type == "cuda" else []),
-        arithmetic(precision, device),
-    ):
-        trial = _Trial(model, device, precision, tokens)
-        eager_s = trial.time(trial.layer.finish)
-        layer_passes = passes * model.described.num_hidden_layers
-        most_s = eager_s * layer_passes * _MOST_SAVED
-        if most_s < _USUAL_COMPILE_S:
-            evidence = f"{most_s:.1f} s saved at most, {_USUAL_COMPILE_S:.0f} s to compile"
-            return Choice(False, "the run is too short for it", evidence)
-        compile_layers(model)
-        compiled = model.flat_layers()[0].compiled
-        assert compiled is not None
-        finish = partial(compiled, trial.layer)
-        began = time.perf_counter()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            trial.run(finish)
-        compile_s = time.perf_counter() - began
-        if model.flat_layers()[0].compiled is None:
-            return Choice(False, "torch could not compile a layer", str(caught[-1].message))
-        compiled_s = trial.time(finish)
+    eager_s = trial.time(trial.layer.finish)
+    layer_passes = passes * model.described.num_hidden_layers
+    most_s = eager_s * layer_passes * _MOST_SAVED
+    if most_s < _USUAL_COMPILE_S:
+        evidence = f"{most_s:.1f} s saved at most, {_USUAL_COMPILE_S:.0f} s to compile"
+        return Choice(False, "the run is too short for it", evidence)
+    compile_layers(model)
+    compiled = model.flat_layers()[0].compiled
+    assert compiled is not None
+    finish = partial(compiled, trial.layer)
+    began = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trial.run(finish)
+    compile_s = time.perf_counter() - began
+    if model.flat_layers()[0].compiled is None:
+        return Choice(False, "torch could not compile a layer", str(caught[-1].message))
+    compiled_s = trial.time(finish)
     saved_s = (eager_s - compiled_s) * layer_passes
     times = f"{1e3 * eager_s:.1f} ms, compiled {1e3 * compiled_s:.1f} ms"
     evidence = (

@@ -30,7 +30,6 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher
-from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.optimization.automatic import ClosureResult, _AutomaticOptimization
 from lightning.pytorch.overrides.distributed import prepare_for_backward as prepare_for_backward
 from lightning.pytorch.strategies import DDPStrategy, Strategy
@@ -317,9 +316,8 @@ def resume_after_batch(
     def start_again(fetcher: _DataFetcher) -> None:
         unset_method(loop, "on_run_start")
         start(fetcher)
-        loops: list[_Loop] = [trainer.fit_loop, loop, loop.val_loop]
-        loops += [loop.manual_optimization, loop.automatic_optimization]
-        for restarted in loops:
+        optimizations = (loop.manual_optimization, loop.automatic_optimization)
+        for restarted in (trainer.fit_loop, loop, loop.val_loop, *optimizations):
             restarted._restarting = False
         restore()
         if is_validation_due:
