@@ -214,6 +214,7 @@ class Card:
         return factor * number
 
     def _note_link(self) -> None:
+        """Note the generation and width of the bus, now and at most."""
         for name, question in _LINK.items():
             # The maximum never changes: one answer is enough.
             if question.startswith("Max") and name in self.link:

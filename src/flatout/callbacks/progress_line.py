@@ -132,6 +132,7 @@ class ProgressLine(ProgressBar):
         self.close()
 
     def _open(self) -> Progress:
+        """The live line, which starts with the first call; invisible where it is not wanted."""
         if self._bar is None:
             console = Console(stderr=True)
             of_total = f"/{self._total}" if self._total else ""

@@ -43,9 +43,8 @@ class Signals:
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in ASKING:
-                if (
-                    signal.getsignal(number) is not signal.SIG_IGN
-                ):  # `nohup` ignores SIGHUP on purpose
+                # `nohup` ignores SIGHUP on purpose: leave that.
+                if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._take)
         return self
 
@@ -64,6 +63,7 @@ class Signals:
             self._waits = False
 
     def _take(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: set `number` while training waits for it, else end the process."""
         now = time.monotonic()
         if self.number and now - self._asked_at < _ECHO_S and self._has_echo:
             return

@@ -110,6 +110,7 @@ class ScaleBatch(Callback):
             )
 
     def _decide(self, trainer: L.Trainer, task: Task, data: StoreData[Any, Any]) -> None:
+        """Search the batch size, and set it and the learning rate."""
         before = data.config.batch_size
         optim = task.optim
         device = trainer.strategy.root_device
@@ -167,6 +168,7 @@ class ScaleBatch(Callback):
             task.optim = replace(task.optim, lr=rate)
 
     def _report(self, before: int, rate_before: float, rate: float | None) -> None:
+        """Log both decisions with their reasons."""
         assert self.answers is not None
         # "tune" says why nothing was measured.
         choice = next(

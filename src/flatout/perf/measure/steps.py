@@ -200,6 +200,7 @@ class Steps:
             embedding.keeps_gradient = False
 
     def _step(self, taken: Taken) -> None:
+        """Take one optimizer step over all its micro-batches, and add it to `taken`."""
         self.losses = []
         ends_step = False
         while not ends_step:

@@ -167,6 +167,7 @@ class Search:
         return replace(setting, rows=rows, accumulate=accumulate)
 
     def _decide_feed(self) -> Decision:
+        """The fastest feed in the step; others are tried only if steps wait for this one."""
         kinds, before = self.open.feeds, self.now.feed
         alone = self.prober.ask("feeds", self.speeds.until, kinds=[str(kind) for kind in kinds])
         if isinstance(alone, NoAnswer):
@@ -264,6 +265,7 @@ class Search:
         return sound
 
     def _decide_rows(self) -> Decision:
+        """The fastest number of rows at once that fits into memory."""
         before = self.now
         sizes = self._sizes()
         start = self.open.start
@@ -360,6 +362,7 @@ class Search:
         return self.speeds.rate(setting)
 
     def _decide_rate(self) -> Decision:
+        """A learning rate by a range test."""
         step_s = self.speeds.seen[self.now][-1].step_s
         until = self.speeds.until
         if time.time() + RANGE_STEPS * step_s / 2 > until:
@@ -381,6 +384,7 @@ class Search:
         return f"{rate:g}", "the loss falls fastest there", evidence
 
     def _decide_compile(self) -> Decision:
+        """Whether compiling saves more seconds of the run than it takes."""
         self.answers.values["compile"] = False
         run_s = self._run_s(self.speeds.seen[self.now][-1])
         why_not_tried = self._why_no_compile(run_s)

@@ -367,6 +367,7 @@ class OwnFeed:
             raise Refused("its loader can be read once")
 
     def _open(self) -> Iterable[Any]:
+        """The loader itself if it is foreign; else a DataLoader with the changed arguments."""
         if not self.is_torchs:
             return self.loader
         batching: dict[str, Any] = {"batch_sampler": self.rows_of_batches}

@@ -74,6 +74,7 @@ class VerdictFinding:
         )
 
     def sentence(self) -> str:
+        """The finding in one sentence, with its share, its fix and the evidence."""
         text = f"limited by {self.limit}: {self.share:.0%} of the time"
         if self.override and self.is_recommended:
             text += f"; {self.override} would make this run ≈ {self.gain} as fast"
@@ -86,6 +87,7 @@ class VerdictFinding:
         return f"{text} ({self.evidence})"
 
     def as_dict(self) -> dict[str, Any]:
+        """The finding for `summary.json`; a gain that is too uncertain is None."""
         gain = self.gain if self.is_recommended else None
         return {
             "cause": self.cause,
