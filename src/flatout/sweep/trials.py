@@ -267,7 +267,7 @@ class _Process(ForkServerProcess):
 class _Task(RayTask):
     def __init__(self, trial: Trial, *, resumes: bool) -> None:
         super().__init__(
-            partial(_trained_apart, trial, resumes=resumes), uses_gpu=True, place=trial.folder
+            partial(_trained_apart, trial, resumes=resumes), uses_gpu=True, folder=trial.folder
         )
 
     def signal(self, number: signal.Signals) -> None:
