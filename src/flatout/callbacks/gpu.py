@@ -199,7 +199,7 @@ class Card:
         try:
             return getattr(self.nvml, f"nvmlDeviceGet{question}")(*arguments)
         except self.nvml.NVMLError as error:
-            if getattr(error, "value", None) in self._lost:
+            if error.value in self._lost:
                 raise
             return None
 

@@ -109,7 +109,7 @@ def _rows_a_batch(row: Mapping[str, str]) -> float:
 
 
 def evidence_of_own(
-    curves: RunCurves, trainer: L.Trainer, fetch_ms: float | None = None
+    curves: RunCurves, trainer: L.Trainer, fetch_ms: float | None
 ) -> Evidence | None:
     """The evidence of a training with the user's own loader; None if it was too short.
 
