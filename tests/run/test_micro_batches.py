@@ -227,7 +227,7 @@ def test_a_damaged_note_is_named_and_passed_over(tmp_path):
     ):
         noted.path.write_text(text)
         found, word = noted.read()
-        assert found == {} and str(noted.path) in word and "passed over" in word
+        assert found == {} and str(noted.path) in word and "ignored" in word
     noted.note("training rows", Limit(8))
     assert json.loads(noted.path.read_text())["limits"] == {
         "training rows": {"most": 8, "has_ended": False}
