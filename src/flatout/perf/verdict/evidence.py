@@ -125,6 +125,16 @@ class Evidence:
         return self.ms_of(*parts) / max(self.total_ms, 1e-9)
 
     @property
+    def readers_to_keep_up(self) -> int:
+        """How many times as many workers would have a batch ready whenever the model needs one.
+
+        Example: the model computes 2 ms for a batch, then waits 6 ms for the next. So one worker
+        reads a batch in 8 ms, and 4 would be enough. One more is for uneven batches: 5.
+        """
+        model_ms = max(self.model_ms, 1e-3)
+        return 1 + round((self.ms_of("wait") + model_ms) / model_ms)
+
+    @property
     def compiling_share(self) -> float:
         """The fraction of the time that torch.compile took; 0 if it made a few graphs only."""
         if self.compiled.get("graphs", 0) < _MANY_GRAPHS:

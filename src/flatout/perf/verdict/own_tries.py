@@ -192,21 +192,14 @@ def _loader_arguments(
 
 
 def _workers_to_keep_up(feed: OwnFeed, evidence: Evidence, reading_is_busy: bool) -> int:
-    """So many workers that a batch is ready when the model asks for it, within what is sensible.
-
-    Example: the model computes 2 ms for a batch, then waits 6 ms for the next. So one worker reads
-    a batch in 8 ms, and 4 would be enough. One more is for uneven batches: 5.
-    """
-    model_ms = max(evidence.model_ms, 1e-3)
-    wait_ms = evidence.ms.get("wait", 0.0)
-    needed = 1 + round((wait_ms + model_ms) / model_ms)
+    """So many workers that a batch is ready when the model needs it, within what is sensible."""
     if feed.is_stream:
         most = 1  # each worker would give the whole stream
     elif reading_is_busy:
         most = evidence.cores
     else:
         most = ways.MOST_WORKERS
-    return min(most, needed * max(1, feed.num_workers))
+    return min(most, evidence.readers_to_keep_up * feed.workers)
 
 
 def _larger_batches(was: TrainingWay, evidence: Evidence, until: float) -> Iterator[TrainingWay]:

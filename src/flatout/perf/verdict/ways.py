@@ -83,8 +83,7 @@ def _feed_overrides(
     # A thread is enough if the feed is faster than the model: it reads ahead meanwhile.
     if not is_slow and feed.kind is not FeedKind.threaded:
         yield "data.feed=threaded", FeedKind.threaded, None, None
-    needed = 1 + round((evidence.ms.get("wait", 0.0) + model_ms) / model_ms)
-    workers = min(MOST_WORKERS, needed * (feed.workers if feed.kind is FeedKind.workers else 1))
+    workers = min(MOST_WORKERS, evidence.readers_to_keep_up * _num_readers(feed))
     has_fewer = feed.kind is not FeedKind.workers or workers > feed.workers
     if feed.device.type == "cpu" and is_busy:
         # Workers and the model's threads share the cores: more of either would take turns on one.
