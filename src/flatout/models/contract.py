@@ -19,7 +19,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -33,6 +33,15 @@ if TYPE_CHECKING:
     from flatout.models.series import WindowRidge
 
 Lengths = NDArray[np.integer]  # [B] real tokens of each row
+
+
+class ModelConfig(Protocol):
+    """The settings of a network, which build it: a dataclass, of flatout's or of your own."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def build(self, *args: Any, **sizes: Any) -> nn.Module:
+        """A new network; `sizes` are what only the data says, such as the number of classes."""
 
 
 @dataclass(frozen=True, slots=True)

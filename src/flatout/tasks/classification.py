@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import TOKENS
-from flatout.data.info import Labels, TextInfo
+from flatout.data.info import DataInfo, Labels, TextInfo
 from flatout.data.problem import Problem
 from flatout.data.store.store import StoreSplit
-from flatout.errors import require
+from flatout.errors import UserError, require
+from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs
 from flatout.run_log import RunLog
 from flatout.tasks.calibration import as_two_classes, best_thresholds, calibrated
@@ -28,6 +29,7 @@ from flatout.tasks.networks import build_text_network, require_no_windows
 from flatout.tasks.score_intervals import OverRanks
 from flatout.tasks.task import Task, real_rows
 
+_MOST_ROWS = 20_000  # to find temperature and thresholds by
 _LEAST_ROWS = 30  # rows that were cut, and whole ones, below which a score says little
 _LEAST_SHARE = 0.9  # of the rows as long as the cut, so many must have been cut
 
@@ -37,7 +39,7 @@ class ClassificationConfig(NamedClassesConfig):
     """The loss of a classifier."""
 
 
-class Classifier(Task):
+class Classifier(Task[Labels]):
     """Trains a classifier or a regression on flat batches."""
 
     settings = ClassificationConfig
@@ -64,25 +66,26 @@ class Classifier(Task):
         weights = class_weights(labels) if is_auto else named(self.config.weights, labels.classes)
         self.register_buffer("weights_C", weights, persistent=False)
 
-    def take_info(self, info: Any) -> None:
+    def take_info(self, info: DataInfo) -> None:
+        if not isinstance(info, TextInfo):
+            raise UserError(
+                "Classifier",
+                f"{type(info).__name__} has no classes",
+                hint="Use Tagger for tags and GramDecoder for bit strings.",
+            )
         require(
-            isinstance(getattr(info, "labels", None), Labels),
+            info.problem is not Problem.none,
             "Classifier",
-            f"{type(info).__name__} has no classes",
-            hint="Use Tagger for tags and GramDecoder for bit strings.",
-        )
-        what, hint = (
             "data.problem=none has no classes",
-            "Use MaskedLanguageModel for texts without labels.",
+            hint="Use MaskedLanguageModel for texts without labels.",
         )
-        require(info.labels.problem is not Problem.none, "Classifier", what, hint=hint)
-        require_no_windows(self, info)
+        if self.is_built:
+            require_no_windows(info)
         self.take_labels(info.labels)
 
-    def build_model(self, config: Any, info: Any) -> nn.Module:
-        return build_text_network(
-            config, info, Outputs(self.labels.classes, self.labels.problem.value)
-        )
+    def build_model(self, config: ModelConfig, info: DataInfo) -> nn.Module:
+        outputs = Outputs(self.labels.classes, self.labels.problem.value)
+        return build_text_network(config, info, outputs)
 
     @property
     def metric_names(self) -> list[str]:
@@ -111,18 +114,18 @@ class Classifier(Task):
     def start_judging(self, split: str) -> None:
         super().start_judging(split)
         self.cut_scores = None
-        feed = getattr(self._trainer, "test_dataloaders", None)
-        splits = self.info.store.splits if isinstance(self.info, TextInfo) else {}
-        if split == "test" and split in splits and getattr(feed, "split", None) is splits[split]:
+        feed = None if self._trainer is None else self._trainer.test_dataloaders
+        if split != "test" or not isinstance(feed, Feed) or not isinstance(self.info, TextInfo):
+            return
+        # a loader of other rows says nothing of those of the store
+        if feed.split is self.info.store.splits.get(split):
             cut_rows = self.info.facts["splits"][split]["truncated_rows"]
-            self.cut_scores = CutScores.of(splits[split], cut_rows, self.metrics)
+            self.cut_scores = CutScores.of(feed.split, cut_rows, self.metrics)
 
     def truncation(self, metric: str | None = None) -> dict[str, Any]:
-        return (
-            {}
-            if self.cut_scores is None
-            else self.cut_scores.report(metric, self.usual_metric, self.over_ranks)
-        )
+        if self.cut_scores is None:
+            return {}
+        return self.cut_scores.report(metric, self.usual_metric, self.over_ranks)
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
         """Probabilities of the classes, or the values of a regression."""
@@ -130,19 +133,16 @@ class Classifier(Task):
         if self.labels.problem is Problem.regression:
             return {"values": self.unscaled(outputs)}
         scaled = outputs / self.temperature
-        return {
-            "probabilities": scaled.softmax(-1)
-            if self.labels.problem is Problem.single
-            else scaled.sigmoid()
-        }
+        is_single = self.labels.problem is Problem.single
+        return {"probabilities": scaled.softmax(-1) if is_single else scaled.sigmoid()}
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
         short = {"validation": "val"}
-        ceilings = getattr(self.info, "ceilings", {})
-        metrics = {
-            f"{short.get(split, split)}/accuracy": value for split, value in ceilings.items()
-        }
-        return {"baseline": {"name": "known ceiling", "metrics": metrics}} if metrics else {}
+        ceilings = self.info.ceilings if isinstance(self.info, TextInfo) else {}
+        if not ceilings:
+            return {}
+        metrics = {f"{short.get(split, split)}/accuracy": best for split, best in ceilings.items()}
+        return {"baseline": {"name": "known ceiling", "metrics": metrics}}
 
     def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
         """Temperature and thresholds, found on the validation rows."""
@@ -150,22 +150,20 @@ class Classifier(Task):
         if problem is Problem.regression:
             return {}
         outputs, targets, rows = self.answers(feeds.validation)
-        choices = (
-            (outputs, targets, rows)
-            if problem is Problem.single
-            else as_two_classes(outputs, targets, rows)
-        )
-        found = calibrated(*choices)
-        self.temperature = found.temperature
-        facts = found.report(log)
+        choices = outputs, targets, rows
+        if problem is Problem.multi:
+            choices = as_two_classes(outputs, targets, rows)
+        calibration = calibrated(*choices)
+        self.temperature = calibration.temperature
+        facts = calibration.report(log)
         if problem is Problem.single:
             return facts
         self.thresholds = best_thresholds((outputs / self.temperature).sigmoid(), targets)
         assert isinstance(self.metrics, MultiMetrics)
         self.metrics.thresholds.copy_(torch.tensor(self.thresholds))
         span = f"{min(self.thresholds):.2f} to {max(self.thresholds):.2f}"
-        known = "on the validation rows; 0.50 where fewer than 20 of them have it"
-        log.decision("thresholds", span, "best F1 of each label", known)
+        evidence = "on the validation rows; 0.50 where fewer than 20 of them have it"
+        log.decision("thresholds", span, "best F1 of each label", evidence)
         return facts
 
     def count_answers(self) -> None:
@@ -174,14 +172,14 @@ class Classifier(Task):
     def answers(self, feed: Feed) -> list[Tensor]:
         """Outputs, targets and numbers of a feed's first rows, on the host."""
 
-        def of_rows(batch: FlatBatch) -> tuple[Tensor, ...]:
+        def answer_rows(batch: FlatBatch) -> tuple[Tensor, ...]:
             return (
                 real_rows(self.outputs(batch), batch).float(),
                 self._targets(batch),
                 real_rows(batch.rows, batch),
             )
 
-        return self.gathered(feed, of_rows, most=20_000)
+        return self.gathered(feed, answer_rows, most=_MOST_ROWS)
 
     def unscaled(self, outputs: Tensor) -> Tensor:
         """Outputs as they are judged: a regression learns standardised ones; thresholds are of
@@ -251,10 +249,10 @@ class CutScores:
         lengths = torch.from_numpy(split.lengths(TOKENS).copy())
         is_full = lengths == lengths.max()
         filled = int(is_full.sum())
-        is_told = (
-            cut >= max(_LEAST_ROWS, _LEAST_SHARE * filled) and len(lengths) - filled >= _LEAST_ROWS
-        )
-        return cls(copy.deepcopy(metrics), is_full, cut) if is_told else None
+        whole = len(lengths) - filled
+        if cut < max(_LEAST_ROWS, _LEAST_SHARE * filled) or whole < _LEAST_ROWS:
+            return None
+        return cls(copy.deepcopy(metrics), is_full, cut)
 
     def add(self, outputs: Tensor, targets: Tensor, rows: Tensor) -> None:
         """Take in answers to the rows of these numbers."""

@@ -26,13 +26,15 @@ from torch import Tensor, nn
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.flat_batch import FlatBatch, cut_batch, on_device
 from flatout.data.batches.gather import TOKENS
+from flatout.data.info import DataInfo, TokenInfo
 from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.errors import UserError, check_settings, require, setting
-from flatout.models.encoder.transformer import Outputs
+from flatout.models.contract import ModelConfig
+from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.run_log import RunLog
 from flatout.tasks.networks import build_text_network
 from flatout.tasks.score_intervals import Interval, RowSums, bootstrap
-from flatout.tasks.task import Task
+from flatout.tasks.task import Forward, Task
 
 Numbers = TypeVar("Numbers", int, Tensor)
 NO_TARGET = -100  # the target of a place that counts in no loss
@@ -81,7 +83,7 @@ class MaskedLanguageConfig:
         )
 
 
-class MaskedLanguageModel(Task):
+class MaskedLanguageModel(Task[None]):
     """Trains an encoder to predict masked words."""
 
     settings = MaskedLanguageConfig
@@ -94,13 +96,14 @@ class MaskedLanguageModel(Task):
     _read_share = 1.0
     _seed = 0
 
-    def take_info(self, info: Any) -> None:
-        encoder = getattr(info, "vocabulary", None)
-        hint = "Set data.vocabulary.kind=wordpiece, or data.tokenizer."
-        if not isinstance(encoder, Subwords):
+    def take_info(self, info: DataInfo) -> None:
+        if not isinstance(info, TokenInfo) or not isinstance(info.vocabulary, Subwords):
             raise UserError(
-                "MaskedLanguageModel", f"{type(info).__name__} has no pieces of words", hint=hint
+                "MaskedLanguageModel",
+                f"{type(info).__name__} has no pieces of words",
+                hint="Set data.vocabulary.kind=wordpiece, or data.tokenizer.",
             )
+        encoder = info.vocabulary
         special_tokens = encoder.frame.size  # that each row has around its text
         if info.roles.join == PAIR:
             special_tokens += len(encoder.frame.parting)
@@ -115,9 +118,10 @@ class MaskedLanguageModel(Task):
         self.masked_per_row = max(1.0, float(counts.mean()))
         self._read_share = float(counts.sum() / max(1, lengths.sum()))
 
-    def build_model(self, config: Any, info: Any) -> nn.Module:
+    def build_model(self, config: ModelConfig, info: DataInfo) -> nn.Module:
         network = build_text_network(config, info, Outputs([], "words"))
-        vars(network)["read_share"] = self._read_share
+        if isinstance(network, Transformer):
+            network.read_share = self._read_share
         return network
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
@@ -127,7 +131,7 @@ class MaskedLanguageModel(Task):
         log.decision("masked tokens", f"{self._read_share:.1%}", why, evidence)
         return {}
 
-    def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
+    def training_loss(self, batch: FlatBatch, model: Forward | None = None) -> Tensor:
         # Where only the speed of a step is measured there is no trainer.
         epoch = 0 if self._trainer is None else self._trainer.current_epoch
         return super().training_loss(self.mask(batch, self._seed, epoch + 1), model)

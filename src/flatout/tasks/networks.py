@@ -4,32 +4,31 @@ training.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
-from flatout.data.tokens.long_texts import CUT
-from flatout.data.tokens.subwords import pair_separator
+from flatout.data.info import DataInfo, TokenInfo
+from flatout.data.tokens.subwords import Subwords, pair_separator
 from flatout.errors import require
-from flatout.models.contract import contract
+from flatout.models.contract import ModelConfig, contract
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from flatout.models.words import WordsConfig
 from flatout.run_log import RunLog
 
 
-def require_no_windows(task: Any, info: Any) -> None:
-    """Refuse windows where the network was given: it does not know of them."""
-    is_whole = not (task.is_built and getattr(info, "long_texts", CUT).window)
+def require_no_windows(info: TokenInfo) -> None:
+    """Refuse data in windows, for a network that was given to its task: it knows of none."""
     require(
-        is_whole,
+        not info.long_texts.window,
         "data.long",
         "windows, which a network of your own does not read",
         hint="Set data.long=cut.",
     )
 
 
-def build_text_network(config: Any, info: Any, outputs: Outputs) -> nn.Module:
+def build_text_network(config: ModelConfig, info: DataInfo, outputs: Outputs) -> nn.Module:
     """The network that reads the data's vocabulary and answers `outputs`."""
+    assert isinstance(info, TokenInfo)  # the task has looked (`take_info`)
     encoder = info.vocabulary
     if not isinstance(config, TransformerConfig):
         require(
@@ -38,12 +37,19 @@ def build_text_network(config: Any, info: Any, outputs: Outputs) -> nn.Module:
             "windows are for encoders",
             hint="Set model=transformer.",
         )
-        words = encoder.tokenizer.get_vocab() if getattr(config, "vectors", None) else None
+        words = None
+        if isinstance(config, WordsConfig) and config.vectors:
+            words = encoder.tokenizer.get_vocab()
         return config.build(
             num_outputs=len(outputs.names), vocabulary_size=encoder.size, vocabulary=words
         )
-    ids = {"padding_id": encoder.frame.padding, "separator_id": pair_separator(encoder, info.roles)}
-    model = config.build(outputs, vocabulary_size=encoder.size, **ids)
+    assert isinstance(encoder, Subwords)  # encoders read no others
+    model = config.build(
+        outputs,
+        vocabulary_size=encoder.size,
+        padding_id=encoder.frame.padding,
+        separator_id=pair_separator(encoder, info.roles),
+    )
     model.read_windows(info.long_texts.window, config.windows)
     longest = model.longest_row()
     read = model.window or info.max_length
@@ -65,7 +71,9 @@ def build_text_network(config: Any, info: Any, outputs: Outputs) -> nn.Module:
     return model
 
 
-def report_network(network: nn.Module, config: Any, info: Any, log: RunLog) -> None:
+def report_network(
+    network: nn.Module, config: ModelConfig | None, info: DataInfo, log: RunLog
+) -> None:
     """Report how an encoder's batches are laid out, and how many words have vectors."""
     if isinstance(network, Transformer) and network.is_flat:
         log.decision(
@@ -76,9 +84,10 @@ def report_network(network: nn.Module, config: Any, info: Any, log: RunLog) -> N
         )
     elif isinstance(network, Transformer):
         log.decision("batches", "padded", network.why_padded, "rows of like length go together")
-    if vectors := getattr(config, "vectors", None):
+    if isinstance(config, WordsConfig) and config.vectors and isinstance(info, TokenInfo):
         found = contract(network).vectors_found or 0.0
-        log.say(f"word vectors: {found:.1%} of {info.vocabulary.size:,} words found in {vectors}")
+        words = f"{info.vocabulary.size:,} words"
+        log.say(f"word vectors: {found:.1%} of {words} found in {config.vectors}")
 
 
 def report_attention(

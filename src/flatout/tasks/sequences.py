@@ -20,8 +20,10 @@ from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.info import DataInfo
 from flatout.data.sequences.info import SequenceInfo
-from flatout.errors import check_settings, require, setting
+from flatout.errors import UserError, check_settings, require, setting
+from flatout.models.contract import ModelConfig
 from flatout.models.rnn import smooth
 from flatout.models.series import answers_of, flatten, rectangle
 from flatout.run_log import RunLog
@@ -29,7 +31,7 @@ from flatout.tasks.classification import Classifier
 from flatout.tasks.score_intervals import Interval
 from flatout.tasks.sequence_baselines import Baseline, build_baselines, judge_label_ridge
 from flatout.tasks.sequence_scores import SequenceScores, names_of
-from flatout.tasks.task import SPLITS, Task, real_rows, real_tokens
+from flatout.tasks.task import SPLITS, Forward, Task, real_rows, real_tokens
 
 _SHOWN = ("rmse", "mae", "max_error", "r2")
 SequenceLoss = StrEnum("SequenceLoss", "mse mae huber")
@@ -51,7 +53,7 @@ class SequenceRegressionConfig:
         check_settings(self, "task")
 
 
-class SequenceRegressor(Task):
+class SequenceRegressor(Task[None]):
     """Trains a network on recordings."""
 
     settings = SequenceRegressionConfig
@@ -63,14 +65,14 @@ class SequenceRegressor(Task):
     _split = "train"
     _mark: Any = None
 
-    def take_info(self, info: Any) -> None:
-        require(
-            isinstance(info, SequenceInfo) and not info.shape.labels,
-            "SequenceRegressor",
-            f"{type(info).__name__} has no recordings",
-            hint="Use SequenceData.",
-        )
-        vars(self)["info"] = info
+    def take_info(self, info: DataInfo) -> None:
+        if not isinstance(info, SequenceInfo) or info.shape.labels:
+            raise UserError(
+                "SequenceRegressor",
+                f"{type(info).__name__} has no recordings",
+                hint="Use SequenceData.",
+            )
+        self.info = info
         self.shape = info.shape
         self.shift_K, self.factor_K = map(torch.tensor, info.scaler.of_targets(self.shape.targets))
         self.scores = SequenceScores(
@@ -101,8 +103,8 @@ class SequenceRegressor(Task):
                 return float(np.mean(lengths))
         return float(max(1, self.shape.horizon))
 
-    def build_model(self, config: Any, info: Any) -> nn.Module:
-        return config.build(shape=info.shape)
+    def build_model(self, config: ModelConfig, info: DataInfo) -> nn.Module:
+        return config.build(shape=self.shape)
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
         """Solve the baselines; a network that learns what the ridge leaves gets it here."""
@@ -131,7 +133,7 @@ class SequenceRegressor(Task):
     def metric_names(self) -> list[str]:
         return names_of(self.scores.targets)
 
-    def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
+    def training_loss(self, batch: FlatBatch, model: Forward | None = None) -> Tensor:
         self._begin(batch, "train")
         return super().training_loss(self._augment(batch), model)
 
@@ -264,24 +266,24 @@ class SequenceLabeller(Classifier):
 
     needs_info = True
 
-    def take_info(self, info: Any) -> None:
-        is_fine = isinstance(info, SequenceInfo) and bool(info.shape.labels)
-        require(
-            is_fine,
-            "SequenceLabeller",
-            f"{type(info).__name__} has no labels",
-            hint="Use data.problem=label.",
-        )
+    def take_info(self, info: DataInfo) -> None:
+        if not isinstance(info, SequenceInfo) or not info.shape.labels:
+            raise UserError(
+                "SequenceLabeller",
+                f"{type(info).__name__} has no labels",
+                hint="Use data.problem=label.",
+            )
+        self.shape = info.shape
         self._augment = Augment(info)
         self.take_labels(info.labels)
 
-    def build_model(self, config: Any, info: Any) -> nn.Module:
-        return config.build(shape=info.shape)
+    def build_model(self, config: ModelConfig, info: DataInfo) -> nn.Module:
+        return config.build(shape=self.shape)
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
         return {"baseline": judge_label_ridge(self.info)}
 
-    def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
+    def training_loss(self, batch: FlatBatch, model: Forward | None = None) -> Tensor:
         return super().training_loss(self._augment(batch), model)
 
 

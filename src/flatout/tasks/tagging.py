@@ -26,8 +26,9 @@ from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import TOKENS
 from flatout.data.checks.tags import find_entities
-from flatout.data.info import NO_TAG, TagLabels
-from flatout.errors import require
+from flatout.data.info import NO_TAG, DataInfo, TagInfo, TagLabels
+from flatout.errors import UserError
+from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs
 from flatout.run_log import RunLog
 from flatout.tasks.calibration import calibrated
@@ -47,7 +48,7 @@ class TaggingConfig(NamedClassesConfig):
     """The loss of a tagger."""
 
 
-class Tagger(Task):
+class Tagger(Task[TagLabels]):
     """Trains a tagger on flat batches."""
 
     settings = TaggingConfig
@@ -64,20 +65,21 @@ class Tagger(Task):
         weights = balanced(labels.counts) if is_auto else named(self.config.weights, labels.names)
         self.register_buffer("weights_C", weights, persistent=False)
 
-    def take_info(self, info: Any) -> None:
-        require(
-            isinstance(getattr(info, "labels", None), TagLabels),
-            "Tagger",
-            f"{type(info).__name__} has no tags",
-            hint="Use Classifier for classes and GramDecoder for bit strings.",
-        )
-        require_no_windows(self, info)
+    def take_info(self, info: DataInfo) -> None:
+        if not isinstance(info, TagInfo):
+            raise UserError(
+                "Tagger",
+                f"{type(info).__name__} has no tags",
+                hint="Use Classifier for classes and GramDecoder for bit strings.",
+            )
+        if self.is_built:
+            require_no_windows(info)
         labels = info.labels
         if self.config.class_weights is ClassWeights.auto:
             labels = replace(labels, counts=info.count_tags())
         self.take_labels(labels)
 
-    def build_model(self, config: Any, info: Any) -> nn.Module:
+    def build_model(self, config: ModelConfig, info: DataInfo) -> nn.Module:
         return build_text_network(config, info, Outputs(self.labels.names, "tags"))
 
     def intervals(self) -> dict[str, Interval]:

@@ -12,12 +12,13 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.strategies import DDPStrategy
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import FlatBatch
@@ -27,13 +28,18 @@ from flatout.engine.optimizer import OptimConfig
 from flatout.engine.schedule import StepSchedule
 from flatout.engine.weight_average import WeightAverage
 from flatout.errors import UserError, require, settings_of
-from flatout.models.contract import Network, contract
+from flatout.models.contract import ModelConfig, Network, contract
 from flatout.run_log import RunLog
 from flatout.tasks.metrics import Counted
 from flatout.tasks.score_intervals import Interval
 
 if TYPE_CHECKING:
     from flatout.data.batches.feed import Feed, Feeds
+    from flatout.data.info import DataInfo
+
+# What the outputs of a task mean; None: they have no names.
+OutputLabels = TypeVar("OutputLabels")
+Forward = Callable[[FlatBatch], Tensor]  # a network, or what stands in for it: a compiled one
 
 AVERAGE = "average"  # where a checkpoint keeps the running mean of the weights
 EPOCHS_DONE = "epochs_done"
@@ -41,7 +47,7 @@ EPOCHS_DONE = "epochs_done"
 SPLITS = {"val": "validation", "test": "test"}
 
 
-class Task(L.LightningModule):
+class Task(L.LightningModule, Generic[OutputLabels]):
     """A network, a loss and an optimizer; subclasses define the loss and the metrics."""
 
     labels_are_of_tokens = False  # whether targets belong to tokens rather than to rows
@@ -63,24 +69,28 @@ class Task(L.LightningModule):
 
     def __init__(
         self,
-        model: Any,
-        config: Any = None,
+        model: nn.Module | ModelConfig | Mapping[str, Any],
+        config: object = None,
         optim: OptimConfig | None = None,
         *,
-        labels: Any = None,
+        labels: OutputLabels | None = None,
         total_steps: int | None = None,
     ) -> None:
         """`model`: a network, or a Config that the datamodule's `info` completes; `labels`: what
         its outputs mean.
         """
         super().__init__()
-        if isinstance(model, Mapping):  # of a checkpoint
+        self.is_built = isinstance(model, nn.Module)
+        self.model: nn.Module = nn.Identity()
+        self.model_config: ModelConfig | None = None
+        if isinstance(model, nn.Module):
+            self.model = model
+        elif isinstance(model, Mapping):  # of a checkpoint
             from flatout.models import model_class  # all models: only a checkpoint needs them here
 
-            model = settings_of(model_class(model["kind"], "model"), model["config"])
-        self.is_built = isinstance(model, nn.Module)
-        self.model: nn.Module = model if self.is_built else nn.Identity()
-        self.model_config = None if self.is_built else model
+            self.model_config = settings_of(model_class(model["kind"], "model"), model["config"])
+        else:
+            self.model_config = model
         self.config: Any = settings_of(self.settings, config)
         self.optim = settings_of(OptimConfig, optim)
         self.total_steps = total_steps
@@ -111,14 +121,14 @@ class Task(L.LightningModule):
     # What subclasses define.
 
     @abstractmethod
-    def build_model(self, config: Any, info: Any) -> nn.Module:
+    def build_model(self, config: ModelConfig, info: DataInfo) -> nn.Module:
         """The network of a Config, for the data that `info` describes."""
 
     @abstractmethod
-    def take_info(self, info: Any) -> None:
+    def take_info(self, info: DataInfo) -> None:
         """Learn from the data's description what the outputs mean; makes loss and metrics ready."""
 
-    def take_labels(self, labels: Any) -> None:
+    def take_labels(self, labels: OutputLabels) -> None:
         """Learn what the outputs mean; makes loss and metrics ready.
 
         For tasks whose outputs have names.
@@ -145,11 +155,12 @@ class Task(L.LightningModule):
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
         """Sum of the losses of the real rows, divided by `batch.step_rows`."""
 
-    def training_loss(self, batch: FlatBatch, model: Any = None) -> Tensor:
+    def training_loss(self, batch: FlatBatch, model: Forward | None = None) -> Tensor:
         """The loss of a training batch; `model`: another form of the network, such as a compiled
         one.
         """
-        return self.loss((self.model if model is None else model)(batch), batch)
+        forward = self.model if model is None else model
+        return self.loss(forward(batch), batch)
 
     @abstractmethod
     def judge(self, batch: FlatBatch) -> Tensor:
@@ -212,7 +223,7 @@ class Task(L.LightningModule):
                 self.info is None and (self.needs_info or not hasattr(self, "labels"))
             ):
                 name = type(self).__name__
-                info = getattr(data, "info", None)
+                info: Any = getattr(data, "info", None)
                 require(
                     info is not None,
                     name,
@@ -231,11 +242,11 @@ class Task(L.LightningModule):
             share_out(self.model)
             self.is_sharded = True
 
-    def build(self, info: Any) -> nn.Module:
+    def build(self, info: DataInfo) -> nn.Module:
         """Build the network for some data, once; a network that was given stays."""
-        vars(self)["info"] = info
+        self.info = info
         self.take_info(info)
-        if not self.is_built:
+        if self.model_config is not None and not self.is_built:
             self.model = self.build_model(self.model_config, info)
             self.is_built = True
             if self._kept_weights:
@@ -424,7 +435,7 @@ class Task(L.LightningModule):
         """Numbers of the rows of a batch that count, where what they add to the metrics is kept."""
         return real_rows(batch.rows, batch) if self.keeps_rows else None
 
-    def over_ranks(self, counts: Any) -> Any:
+    def over_ranks(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sums of some counts over all ranks."""
         return sum_over_ranks(counts, self.device)
 
