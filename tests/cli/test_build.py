@@ -151,13 +151,13 @@ def test_a_part_that_is_asked_for_with_other_settings_than_those_before_says_so(
         (
             [],
             (
-                "more rows later encode all rows again: the vocabulary is made of them, and"
-                " data.tokenizer=FOLDER would"
+                "more rows later encode all rows again: the vocabulary is made from them;"
+                " data.tokenizer=FOLDER names"
             ),
         ),
         (
             ["data.tokenizer=tokenizer", "data.split_by=stratified"],
-            "again: the splits deal them out anew, and",
+            "again: they may change the split of old rows;",
         ),
         (["data.tokenizer=tokenizer"], ""),
     ],

@@ -492,18 +492,18 @@ def test_a_disk_that_gives_other_bytes_than_were_written_ends_the_build_after_so
             with pytest.warns(UserWarning, match="is damaged"):
                 cache.open_or_build("rows.csv", RECIPE, build_on_bad_disk)
         else:
-            cache.kept(recipe_key(RECIPE), "rows.csv", build_on_bad_disk)
+            cache.open_or_build_key(recipe_key(RECIPE), "rows.csv", build_on_bad_disk)
     assert len(builds) == 3
 
 
 def test_a_damaged_unit_is_renamed_before_it_is_removed(tmp_path):
     key = recipe_key(RECIPE)
     cache = Cache(tmp_path)
-    folder = cache.kept(key, "rows.csv", build).folder
+    folder = cache.open_or_build_key(key, "rows.csv", build).folder
     (folder / "labels.json").write_text("{}", encoding="utf-8")
     held = os.open(folder, os.O_RDONLY)
     try:
-        assert cache.kept(key, "rows.csv", build).read_text("labels.json") == "[]"
+        assert cache.open_or_build_key(key, "rows.csv", build).read_text("labels.json") == "[]"
         assert os.fstat(held).st_ino != (tmp_path / key).stat().st_ino
     finally:
         os.close(held)

@@ -176,14 +176,14 @@ def killed_at_unit(source: str, cache: Path, tokenizer: str, number: int) -> Non
 
     def build() -> None:
         units = iter(range(number))
-        write = Cache.kept
+        write = Cache.open_or_build_key
 
         def writing(*given: Any) -> Any:
             if next(units, None) is None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return write(*given)
 
-        Cache.kept = writing
+        Cache.open_or_build_key = writing
         data_of(source, cache, tokenizer=tokenizer).prepare_data()
 
     process = multiprocessing.get_context("fork").Process(target=build)

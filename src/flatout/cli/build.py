@@ -43,7 +43,11 @@ def run(arguments: argparse.Namespace) -> None:
 def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Namespace) -> None:
     """Build or open the store, with the lines that a run would print of its data."""
     from flatout.data.store.cache import Cache
-    from flatout.data.text_preparation import compare_with_part_before, encode_part, why_all_again
+    from flatout.data.text_preparation import (
+        compare_with_part_before,
+        encode_part,
+        why_rows_are_encoded_again,
+    )
     from flatout.run.kinds import kind_of
     from flatout.run_log import RunLog
 
@@ -63,7 +67,7 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
         hint="Build without it: one process is enough.",
     )
     part = None if arguments.part is None else engine.part_of(arguments.part)
-    if kind.in_parts and (why := why_all_again(config.data)):
+    if kind.in_parts and (why := why_rows_are_encoded_again(config.data)):
         print_line(f"more rows later encode all rows again: {why}")
     if part is not None:
         number, count = part

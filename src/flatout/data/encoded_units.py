@@ -1,11 +1,12 @@
-"""Texts encoded by the unit: what one build has encoded, no other one encodes again.
+"""Texts encoded in units: what one build has encoded, no other build encodes again.
 
-A unit is some hundred thousand texts in a row of files that are read together, known by the bytes
-of these files, by what becomes of each row, and by how texts are encoded. Each becomes a small
-store beside the others as soon as it is encoded, and stays: stores of large sources keep no tokens
-of their own but name those of their units, their shards. So nothing is copied, a build that was
-killed continues, builds on several machines that share a cache can each take a part of the units,
-and one more file encodes its own rows alone.
+A unit is some hundred thousand texts that stand one after the other in a piece of a source. Its key
+is a hash of the bytes of the piece's files, of the split of each row, and of how texts are encoded.
+Each unit becomes a small store in the cache as soon as it is encoded. The store of a large source
+has no tokens: its manifest names those of the units, which are then called its shards. So nothing
+is copied, a killed build continues, builds on several machines that share a cache each take a part
+of the units, and one more file encodes its own rows alone. Open this file to change how large
+sources are encoded.
 """
 
 from __future__ import annotations
@@ -23,31 +24,33 @@ from flatout.data.store.cache import Build, Cache, Recipe, recipe_key
 from flatout.data.store.store import SCHEMA, Store, StoreWriter
 from flatout.data.tables.splits import SPLITS
 
-# a unit is full with so many texts, or when they have so many bytes
+# A unit is full with so many texts, or with so many bytes of them. Smaller ones would cost opening
+# many stores, larger ones lose more work when a build is killed.
 UNIT_ROWS = 1 << 18
 UNIT_BYTES = 1 << 26
-# blocks of texts one after the other, each with the split it goes to
+# blocks of texts one after the other, each with the split of its rows
 Unit = list[tuple[str, TextBlock]]
 Encode = Callable[[Unit, StoreWriter], None]
 
 
 def least_rows() -> int:
-    """Files are taken together until they have so many rows, and no unit has rows of
-    files beyond.
+    """Rows of a piece: files are put together until they have so many. A unit has rows of one
+    piece.
     """
     return UNIT_ROWS // 2
 
 
 class WaitingRows:
-    """The rows of a piece that no unit has yet: of each split, those from some row on."""
+    """The rows of a piece that are in no unit yet: for each split, those from some row on."""
 
     # A unit ends behind a block of one split, so each split has its own place where the next unit
     # begins. With fates [0, 1, 0, 0, 1] and a first unit of train rows 0 and 2:
     # begins {train: 3, validation: 0}; the next unit must have train row 3 and validation row 1.
 
     def __init__(self, fates: NDArray[np.int8], first: int) -> None:
-        """`fates`: the split of each row of the piece, below 0 for one that is not used; `first`:
-        the number of the piece's first row in its table.
+        """`fates`: the split of each row of the piece; below 0 for a row that is not used.
+
+        `first`: the number of the piece's first row in its table.
         """
         self._fates = fates
         self._first = first
@@ -59,11 +62,11 @@ class WaitingRows:
 
     @property
     def begins(self) -> list[int]:
-        """For each split the row of the piece from which on its rows are in no unit."""
+        """For each split the first row of the piece that may be in no unit yet."""
         return list(self._begins.values())
 
     def begin_with(self, shard: Store) -> bool:
-        """Whether the rows of a unit are exactly the next ones of each split."""
+        """Whether the rows of a shard are exactly the next ones of each split."""
         return all(
             self._are_next(name, split.fixed("rows")) for name, split in shard.splits.items()
         )
@@ -78,7 +81,7 @@ class WaitingRows:
         return int(is_of_split.sum()) == len(rows) and bool(is_of_split[rows - begin].all())
 
     def take(self, split: str, rows: NDArray[np.int64]) -> None:
-        """Rows that a unit has now, by their numbers in the piece."""
+        """Remove rows that are in a unit now; `rows` are their numbers in the piece."""
         if len(rows):
             self._begins[split] = int(rows[-1]) + 1
             self._count -= len(rows)
@@ -92,15 +95,15 @@ class WaitingRows:
             self.take(name, split.fixed("rows"))
 
     def next_unit(self, blocks: Iterator[tuple[str, TextBlock]]) -> Unit:
-        """Read blocks until their waiting rows are a full unit."""
+        """Read blocks until their waiting rows fill a unit."""
         unit = Unit()
         rows = 0
         num_bytes = 0
         for split, block in blocks:
-            taken = int(np.searchsorted(block.rows, self._first + self._begins[split]))
-            if taken == len(block.rows):
+            num_taken = int(np.searchsorted(block.rows, self._first + self._begins[split]))
+            if num_taken == len(block.rows):
                 continue
-            waiting = block.rows_from(taken) if taken else block
+            waiting = block.rows_from(num_taken)
             unit.append((split, waiting))
             rows += len(waiting.texts)
             num_bytes += waiting.texts.nbytes
@@ -111,7 +114,7 @@ class WaitingRows:
 
 
 class Turn(NamedTuple):
-    """Units of a piece that one process encodes: each `step`-th one, from number `first` on."""
+    """The units of a piece that one process encodes: each `step`-th one, from number `first` on."""
 
     first: int = 0
     step: int = 1
@@ -124,49 +127,48 @@ ALL_UNITS = Turn()
 
 
 class EncodedUnits:
-    """The units of one way of encoding: those that lie in the cache, and those that are encoded
-    now.
-    """
+    """The units of one way of encoding: opened from the cache, or encoded now."""
 
-    def __init__(self, cache: Cache, name: str, how: Recipe) -> None:
-        """`name`: whose data it is; `how`: all that texts become tokens by, and are read by."""
+    def __init__(self, cache: Cache, name: str, recipe: Recipe) -> None:
+        """`name`: of the source. `recipe`: all that decides which tokens a text becomes."""
         self.cache = cache.of_units()
         self.name = name
-        self.how = how | {"schema": SCHEMA, "unit": [UNIT_ROWS, UNIT_BYTES]}
+        self.recipe = recipe | {"schema": SCHEMA, "unit": [UNIT_ROWS, UNIT_BYTES]}
         self.cache.remove_leftovers()
-        # units that were there, and that were not
-        self.found = 0
-        self.made = 0
+        self.num_reused = 0  # units that were in the cache
+        self.num_encoded = 0
 
-    def of(
+    def open_or_encode(
         self,
-        known: Recipe,
+        rows_recipe: Recipe,
         waiting: WaitingRows,
         blocks: Iterator[tuple[str, TextBlock]],
         encode: Encode,
         turn: Turn = ALL_UNITS,
     ) -> Iterator[Store]:
-        """The units of the waiting rows; `blocks` are read as far as a unit is missing.
+        """The units of the waiting rows that are in this process's `turn`.
 
-        `known`: what these rows are known by. `turn`: which of the units this process encodes.
+        `rows_recipe`: files and splits of these rows, for the key. `blocks`: the rows themselves,
+        which are read as far as a unit is missing.
         """
-        for place in itertools.count():
+        for number in itertools.count():
             if not waiting:
                 return
-            recipe = self.how | known | {"number": place}
+            recipe = self.recipe | rows_recipe | {"number": number}
             # Another version of a reader ends its units at other rows. A unit that has other rows
             # than the next ones stays, as stores may list it; the right one gets the second key.
             keys = recipe_key(recipe), recipe_key(recipe | {"begins": waiting.begins})
-            is_own = turn.has(place)
+            is_own = turn.has(number)
             shard = self._find(keys, waiting)
-            self.found += is_own and shard is not None
+            self.num_reused += is_own and shard is not None
             if shard is None:
                 unit = waiting.next_unit(blocks)
                 if not is_own:
+                    # Another process encodes it; this one needs to know where the next one begins.
                     waiting.take_unit(unit)
                     continue
                 shard = self._encode(keys, waiting, partial(encode, unit))
-                self.made += 1
+                self.num_encoded += 1
             waiting.take_shard(shard)
             if is_own:
                 yield shard
@@ -177,5 +179,5 @@ class EncodedUnits:
 
     def _encode(self, keys: Iterable[str], waiting: WaitingRows, build: Build) -> Store:
         """Build the unit under the first key that no unit of other rows has."""
-        shards = (self.cache.kept(key, self.name, build) for key in keys)
+        shards = (self.cache.open_or_build_key(key, self.name, build) for key in keys)
         return next(filter(waiting.begin_with, shards))

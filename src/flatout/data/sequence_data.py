@@ -1,8 +1,10 @@
-"""The DataModule of recordings: from settings to an open store and views of its rows."""
+"""The DataModule of recordings: from settings to an open store, whose rows are views.
+
+The store keeps whole recordings; a row is a recording, a window or a chunk of one. Open this file
+to change what `SequenceData` accepts; `sequences/` has how recordings are read and cut.
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.settings import SequenceDataConfig
@@ -12,7 +14,7 @@ from flatout.data.store_data import StoreData
 
 
 class SequenceData(StoreData[SequenceDataConfig, SequenceInfo]):
-    """Recordings of sensors: whole, in windows, or in chunks whose hidden state is carried on.
+    """Recordings of sensors: whole, in windows, or in chunks that pass on their hidden state.
 
     >>> data = SequenceData(  # doctest: +SKIP
     ...     source="cells/", features=["voltage", "current"], target="soc", time="t"
@@ -26,9 +28,13 @@ class SequenceData(StoreData[SequenceDataConfig, SequenceInfo]):
         preparation = SequencePreparation(self.config)
         store, report = preparation.open()
         segments, notes = open_views(store, self.config)
-        about: dict[str, Any] = {"segments": segments, "notes": notes}
         return SequenceInfo(
-            store=store, report=report, source=preparation.source, config=self.config, **about
+            store=store,
+            report=report,
+            source=preparation.source,
+            config=self.config,
+            segments=segments,
+            notes=notes,
         )
 
     @property

@@ -1,4 +1,8 @@
-"""The DataModule of tagged words: from settings to an open store and batches."""
+"""Words with a tag each: their DataModule, and how their tables become a store.
+
+Rows are prepared as texts are, but for the targets: a tag stands at the first token of its word.
+Open this file to change what a tagger trains on; `checks/tags` reads the tags themselves.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,13 @@ from flatout.data.checks.survey import TextSurvey
 from flatout.data.checks.tags import TagCensus, as_bio, find_entities
 from flatout.data.info import NO_TAG, TagInfo, TagLabels
 from flatout.data.problem import Problem
+from flatout.data.ragged import numbers_in_row
 from flatout.data.store_data import StoreData
 from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import (
     Blocks,
     EncodedRows,
-    Known,
+    EncodingPlan,
     TextPreparation,
     open_tables,
 )
@@ -30,8 +35,10 @@ from flatout.run_log import RunLog
 
 
 class TagData(StoreData[TextDataConfig, TagInfo]):
-    """Words with a tag each, at their first piece: the vocabulary is one of word pieces, or
-    `tokenizer` names one.
+    """Words with a tag each. The vocabulary is one of word pieces, or `tokenizer` names one.
+
+    >>> data = TagData(source="entities.conll", batch_size=32)  # doctest: +SKIP
+    >>> trainer.fit(module, datamodule=data)  # doctest: +SKIP
     """
 
     settings = TextDataConfig
@@ -61,24 +68,27 @@ class TagData(StoreData[TextDataConfig, TagInfo]):
     def open_store(self) -> TagInfo:
         opened = TagPreparation(TagSource(self.config, open_tables(self.config))).open()
         facts = opened["store"].facts
-        lost, rows = facts["tags"], facts["splits"]["train"]["rows"]
-        kept = lost["train"]["words"] - lost["train"]["words_lost"]
-        return TagInfo(
-            **opened, labels=TagLabels(list(facts["classes"]), max(1.0, kept / max(1, rows)), lost)
-        )
+        lost = facts["tags"]
+        rows = max(1, facts["splits"]["train"]["rows"])
+        words = lost["train"]["words"] - lost["train"]["words_lost"]
+        labels = TagLabels(list(facts["classes"]), max(1.0, words / rows), lost)
+        return TagInfo(**opened, labels=labels)
 
 
 class TagPreparation(TextPreparation):
-    """From words and tags to a store: as from texts, but each row is a list of words and each word
-    has a tag.
-    """
+    """Builds a store as TextPreparation does, of rows that are lists of words with a tag each."""
 
-    # Tags of whatever scheme become BIO. A tag stands at the first token of its word; all other
-    # tokens are marked so that no loss and no metric counts them. Entities beyond the longest row
-    # count as missed.
+    # Tags of any scheme become BIO. A tag stands at the first token of its word; all other tokens
+    # are marked, so that no loss and no metric counts them:
+    #
+    #     words    Ada       Lovelace
+    #     tokens   [CLS]  Ada     Love    ##lace  [SEP]
+    #     targets  -100   B-PER   I-PER   -100    -100
+    #
+    # Entities beyond the longest row count as missed.
 
     source: TagSource
-    in_units = False
+    has_units = False
 
     def __init__(self, source: TagSource) -> None:
         super().__init__(source)
@@ -99,8 +109,9 @@ class TagPreparation(TextPreparation):
         lost = {split: lost.facts() for split, lost in self.lost.items()}
         return {"classes": self.source.census.names(), "class_counts": [], "tags": lost}
 
-    def _encoded(self, blocks: Blocks, known: Known) -> EncodedRows:
-        encoder, config = known.encoder, self.config
+    def _encode_blocks(self, blocks: Blocks, plan: EncodingPlan) -> EncodedRows:
+        encoder = plan.encoder
+        config = self.config
         assert isinstance(encoder, Subwords), (
             "RunConfig gives every encoder a tokenizer with a frame"
         )
@@ -110,18 +121,17 @@ class TagPreparation(TextPreparation):
             )
             tags = self.source.census.numbered(block.labels, block.rows)
             ids = as_bio(tags)
-            self.lost.setdefault(split, LostWords(self.source.census)).add(
-                ids, tags.offsets, encoded.words
-            )
+            lost = self.lost.setdefault(split, LostWords(self.source.census))
+            lost.add(ids, tags.offsets, encoded.words)
+            # Words behind the cut have no token, so their tags are left out.
+            is_read = numbers_in_row(np.diff(tags.offsets)) < encoded.words[tags.row_of()]
             targets = np.full(len(encoded.block.tokens), NO_TAG, np.int32)
-            targets[encoded.firsts] = ids[
-                np.arange(len(ids)) < (tags.offsets[:-1] + encoded.words)[tags.row_of()]
-            ]
+            targets[encoded.firsts] = ids[is_read]
             yield split, block, encoded.block, (targets, encoded.block.lengths)
 
 
 class LostWords:
-    """Counts words and entities of a split, and those that were cut off."""
+    """Counts the words of a split, and the words and entities that were cut off."""
 
     def __init__(self, census: TagCensus) -> None:
         self.census = census
@@ -134,23 +144,29 @@ class LostWords:
     def add(
         self, ids: NDArray[np.int32], offsets: NDArray[np.int64], kept: NDArray[np.int64]
     ) -> None:
-        """Take in some rows, of which the first `kept` words each were kept."""
+        """Count rows, of which the first `kept` words each are read.
+
+        `ids`: the tag of each word; `offsets`: where the words of each row begin.
+        """
         first = self.rows
         lengths = np.diff(offsets)
         self.rows += len(lengths)
         self.words += int(lengths.sum())
         self.words_lost += int((lengths - kept).sum())
         if (lengths > kept).any():
-            found = find_entities(ids, offsets)
+            entities = find_entities(ids, offsets)
             names = list(self.census.types)
-            end = kept[found.row]
-            self.entities_lost.update(names[kind] for kind in found.kind[found.start >= end])
-            self.straddling += (
-                found.row[(found.start < end) & (found.stop > end)] + first
-            ).tolist()
+            end = kept[entities.row]
+            is_lost = entities.start >= end
+            self.entities_lost.update(names[kind] for kind in entities.kind[is_lost])
+            # B-PER I-PER | I-PER: a metric must not take the beginning for the whole entity.
+            is_cut_in_two = ~is_lost & (entities.stop > end)
+            self.straddling += (entities.row[is_cut_in_two] + first).tolist()
 
     def facts(self) -> dict[str, Any]:
         return {
-            name: getattr(self, name)
-            for name in ("words", "words_lost", "entities_lost", "straddling")
+            "words": self.words,
+            "words_lost": self.words_lost,
+            "entities_lost": self.entities_lost,
+            "straddling": self.straddling,
         }

@@ -1,8 +1,11 @@
-"""The DataModule of texts: from settings to an open store and batches."""
+"""The DataModule of texts: from settings to an open store and its batches.
+
+`open_store` builds the store where the cache has none; StoreData makes feeds of it. Open this file
+to change what `TextData` accepts; `text_preparation` has how a store is built.
+"""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -29,8 +32,8 @@ from flatout.run_log import RunLog
 
 
 class TextData(StoreData[TextDataConfig, TextInfo]):
-    """Texts with one class a row, several, or a number; `problem="none"`: texts alone, in the
-    pieces of an encoder.
+    """Texts with one class a row, several, or a number. `problem="none"`: texts alone, in word
+    pieces, for masked words.
 
     >>> data = TextData(  # doctest: +SKIP
     ...     source="news.csv", text="title", label="topic", batch_size=64
@@ -43,8 +46,8 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
     def __init__(
         self, *, seed: int = 0, log: RunLog | None = None, predict: Any = None, **settings: Any
     ) -> None:
-        """`predict`: a table of texts for `trainer.predict`, without labels; other keywords are of
-        TextDataConfig.
+        """`predict`: a table of texts without labels, for `trainer.predict`. All other keywords are
+        fields of TextDataConfig.
         """
         self.predict = predict
         if settings.get("problem") in (Problem.none, Problem.none.value):
@@ -60,11 +63,16 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
 
     def open_store(self) -> TextInfo:
         config = self.config
-        opened = TextPreparation(open_source(self.config)).open()
+        opened = TextPreparation(open_source(config)).open()
         facts = opened["store"].facts
-        rows = facts["splits"]["train"]["rows"]
-        scale = (facts["target_mean"], facts["target_spread"])
-        labels = Labels(config.problem, list(facts["classes"]), facts["class_counts"], rows, *scale)
+        labels = Labels(
+            problem=config.problem,
+            classes=list(facts["classes"]),
+            counts=facts["class_counts"],
+            num_rows=facts["splits"]["train"]["rows"],
+            mean=facts["target_mean"],
+            spread=facts["target_spread"],
+        )
         return TextInfo(
             **opened,
             labels=labels,
@@ -73,8 +81,9 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
         )
 
     def predict_dataloader(self) -> Feed:
-        """The texts of `predict` as the training rows were read, else the test rows; `batch.rows`
-        numbers them.
+        """The texts of `predict`, read as the training rows were. Without them the test rows.
+
+        `batch.rows` numbers the rows of a batch, which are sorted by length.
         """
         if self.predict is None:
             return super().predict_dataloader()
@@ -82,16 +91,14 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
         where = "TextData.predict"
         table = sources.open_source(self.predict, where=where, reading=self.config.read)
         require_columns(table, dict.fromkeys([where], info.roles.texts[0]))
-        read = partial(
-            read_texts, roles=info.roles, findings=Findings(table.name), escapes=info.escapes
-        )
-        blocks = [
-            read(block, rows=rows)[0] for rows, block in table.numbered(list(info.roles.texts))
-        ]
+        findings = Findings(table.name)
+        blocks = []
+        for rows, block in table.numbered(info.roles.texts):
+            texts_of_block, _ = read_texts(block, info.roles, rows, findings, escapes=info.escapes)
+            blocks.append(texts_of_block)
         texts = pc.fill_null(pa.chunked_array(blocks, pa.large_string()).combine_chunks(), "")
         encoded = encode_texts(info.vocabulary, texts, info.max_length, info.long_texts)
-        split = StoreSplit(
-            "predict", len(texts), {"tokens": Ragged.of(encoded.tokens, encoded.lengths)}
-        )
-        place = self._current_placement()
-        return Feed(split, self._plan(split.name, place), device=place.device)
+        tokens = Ragged.of(encoded.tokens, encoded.lengths)
+        split = StoreSplit("predict", len(texts), {"tokens": tokens})
+        placement = self._current_placement()
+        return Feed(split, self._plan(split.name, placement), device=placement.device)

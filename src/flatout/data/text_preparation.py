@@ -1,8 +1,10 @@
-"""A table of texts, made ready: read, checked, split, labelled and encoded once, into a store.
+"""From a table of texts to a store: rows are read, checked, split, labelled and encoded once.
 
-Three passes over the source, each by the block: the first looks at every row and decides its fate,
-the second trains the vocabulary, the third encodes. Everything that was found on the way is kept in
-the store's facts.
+Three passes over the source, each block by block. The first looks at every row and decides its
+fate: its split, or none. The second trains the vocabulary. The third encodes. Remarks and counts go
+into the facts of the store. Sources of many rows are encoded by units (see `encoded_units`), so
+that several processes can share the third pass and a killed one continues. Open this file to change
+what happens between a source and its store; `TagPreparation` is the same for tagged words.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -28,11 +30,19 @@ from flatout.data.checks.survey import TextSurvey
 from flatout.data.decisions import decide, given_labels
 from flatout.data.encoded_units import ALL_UNITS, EncodedUnits, Turn, Unit, WaitingRows, least_rows
 from flatout.data.problem import Problem
-from flatout.data.store.cache import Cache, Recipe, differences, recipe_key
+from flatout.data.store.cache import Cache, CacheReport, Recipe, differences, recipe_key
 from flatout.data.store.progress import Progress
-from flatout.data.store.store import SCHEMA, Column, Ragged, Store, StoreWriter, smallest_token_type
+from flatout.data.store.store import (
+    SCHEMA,
+    Array,
+    Column,
+    Ragged,
+    Store,
+    StoreWriter,
+    smallest_token_type,
+)
 from flatout.data.tables.prints import NOTES, heads_noted
-from flatout.data.tables.roles import find_roles
+from flatout.data.tables.roles import Roles, find_roles
 from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS, SplitBy, hash_texts
 from flatout.data.tables.table import Table, require_columns
@@ -51,26 +61,28 @@ from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyKind
 from flatout.errors import require
 from flatout.files import write_atomically
 
+Targets = Array | tuple[Array, Array]
+"""One value a row; or values, and how many of them each row has."""
 Blocks = Iterable[tuple[str, TextBlock]]  # rows, and their splits
-EncodedRows = Iterator[tuple[str, TextBlock, EncodedBlock, Any]]  # the same with ids and targets
-# of more training rows a sample makes the vocabulary, taken by a hash of the text
+EncodedRows = Iterator[tuple[str, TextBlock, EncodedBlock, Targets]]
+# Of more training rows a sample makes the vocabulary: more texts would hardly change it.
 VOCABULARY_ROWS = 1 << 22
-_TAKEN = {
+_HOW_TAKEN = {
     SplitBy.content: "by a hash of the text",
     SplitBy.stratified: "with the same share of each class",
     SplitBy.group: "by whole groups",
 }
-_TARGETS = {
+_TARGET_COLUMNS = {
     Problem.single: {"targets": Column("int32")},
     Problem.multi: {"targets": Column("int32", ragged=True)},
     Problem.regression: {"targets": Column("float32")},
     Problem.tags: {"targets": Column("int32", ragged=True)},
     Problem.none: {},
-}  # the column of targets, where there is one
+}
 
 
 def open_tables(config: TextDataConfig) -> dict[str, Table]:
-    """The table of each split that is given, or those of the built-in sample."""
+    """Open the table of each split that settings name, or those of the built-in sample."""
     if not config.is_sample:
         with heads_noted(Cache(config.cache).folder, [config.source, *config.given.values()]):
             return open_splits(config.source, config.given, config.read)
@@ -78,7 +90,7 @@ def open_tables(config: TextDataConfig) -> dict[str, Table]:
 
 
 def open_source(config: TextDataConfig) -> TextSource:
-    """The tables of some texts: the columns found, and all that settings name checked."""
+    """Open the tables of texts, find their columns, and check all that settings name."""
     tables = open_tables(config)
     join = PAIR if config.pair else config.join
     is_labelled = config.problem is not Problem.none
@@ -86,11 +98,13 @@ def open_source(config: TextDataConfig) -> TextSource:
         tables["train"], text=config.text, label=config.label, join=join, is_labelled=is_labelled
     )
     for table in tables.values():
-        wanted = {
-            f"data.text[{number}]" if number else "data.text": name
-            for number, name in enumerate(roles.texts)
+        wanted = {"data.text": roles.texts[0]}
+        wanted |= {
+            f"data.text[{number}]": name for number, name in enumerate(roles.texts) if number
         }
-        require_columns(table, wanted | ({"data.label": roles.label} if is_labelled else {}))
+        if is_labelled:
+            wanted["data.label"] = roles.label
+        require_columns(table, wanted)
     if config.group is not None and any(config.taken_shares(tables)):
         require_columns(tables["train"], {"data.group": config.group})
     if config.exclude is not None or config.relabel is not None:
@@ -98,134 +112,140 @@ def open_source(config: TextDataConfig) -> TextSource:
     return TextSource(config, tables, roles, config.group)
 
 
-def why_all_again(config: TextDataConfig) -> str:
-    """Why more rows would mean that all of some texts are encoded again; empty where the new ones
-    are enough.
-    """
+def why_rows_are_encoded_again(config: TextDataConfig) -> str:
+    """Why more rows make a source be encoded again as a whole; empty where only new rows are."""
     if config.is_sample:
         return ""
     if config.tokenizer is None:
-        return "the vocabulary is made of them, and data.tokenizer=FOLDER would name one"
+        return "the vocabulary is made from them; data.tokenizer=FOLDER names a fixed one"
     is_dealt = config.split_by is not SplitBy.content
-    return "the splits deal them out anew, and data.split_by=content would not" if is_dealt else ""
+    return (
+        "they may change the split of old rows; data.split_by=content keeps it" if is_dealt else ""
+    )
 
 
 def encode_part(config: TextDataConfig, number: int, count: int) -> tuple[int, int]:
-    """Encode a part of the units of some texts; how many these are, and how many were there (see
-    `encoded_units`).
-    """
+    """Encode the units of part `number` of `count` (see `TextPreparation.encode_part`)."""
     return TextPreparation(open_source(config)).encode_part(number, count)
 
 
 def compare_with_part_before(config: TextDataConfig, count: int) -> str:
-    """A line that says which settings differ from those of the part that was asked for before;
-    empty where none does, or where a store was made of those parts.
+    """A line that says which settings differ from those of the part that was encoded before this
+    one. Empty where none does, or where those parts were joined to a store.
     """
     return TextPreparation(open_source(config)).compare_with_part_before(count)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What two passes over some texts tell: what becomes of each row, and how texts
-    become tokens.
-    """
+class EncodingPlan:
+    """What the third pass needs of the first two: the fate of each row, and the encoder."""
 
     survey: TextSurvey
     encoder: Encoder
 
 
-class TextPreparation:
-    """From the tables of some texts to a store, a stage a method."""
+class OpenedTexts(TypedDict):
+    """The fields that infos of texts and of tagged words have in common."""
 
-    in_units = True  # where there are rows enough
+    store: Store
+    report: CacheReport
+    source: str
+    vocabulary: Encoder
+    roles: Roles
+    max_length: int
+    long_texts: LongTexts
+
+
+class TextPreparation:
+    """Builds the store of a source, one stage a method."""
+
+    has_units = True  # whether sources of many rows are encoded by units
 
     def __init__(self, source: TextSource) -> None:
         self.config = source.config
         self.source = source
-        name = self.config.tokenizer
-        self.given = (
-            Subwords.load(name, words=self.config.problem is Problem.tags)
-            if name is not None
-            else None
-        )
-        """The tokenizer that is not made here."""
-        if self.given is not None and self.config.problem is Problem.none:
-            self.given.require_mask(str(name))
+        config = self.config
+        self.tokenizer: Subwords | None = None
+        """The tokenizer that settings name; None: a vocabulary is trained."""
+        if config.tokenizer is not None:
+            self.tokenizer = Subwords.load(config.tokenizer, words=config.problem is Problem.tags)
+            if config.problem is Problem.none:
+                self.tokenizer.require_mask(config.tokenizer)
+            self._require_room(self.tokenizer)
         is_encoder = (
-            self.given is not None or self.config.vocabulary.kind is VocabularyKind.wordpiece
+            self.tokenizer is not None or config.vocabulary.kind is VocabularyKind.wordpiece
         )
         require(
-            is_encoder or self.config.long is Long.cut,
+            is_encoder or config.long is Long.cut,
             "data.long",
-            f"{self.config.long} is for encoders",
+            f"{config.long} is for encoders",
             hint="Set model=transformer.",
         )
-        if self.given is not None:
-            self._require_room(self.given)
 
     def _require_room(self, encoder: Encoder) -> None:
-        """Refuse windows, or both ends of a text, that have no room beside special tokens."""
+        """Refuse windows, or two ends of a text, that special tokens leave no room for."""
         config = self.config
         special = encoder.frame.size if isinstance(encoder, Subwords) else 0
         if config.long is Long.windows:
-            what = f"{config.window} tokens, {special} of them special and {config.overlap} shared"
-            fits = config.window - special > config.overlap
-            require(fits, "data.window", what, allowed=f"more than {special + config.overlap}")
-        elif config.long is Long.head_tail:
-            fits = config.max_length - special > 1
+            least = special + config.overlap
             require(
-                fits,
+                config.window > least,
+                "data.window",
+                f"{config.window} tokens, {special} of them special and {config.overlap} shared",
+                allowed=f"more than {least}",
+            )
+        elif config.long is Long.head_tail:
+            require(
+                config.max_length > special + 1,
                 "data.max_length",
                 f"{config.max_length} tokens, {special} of them special",
                 allowed=f"more than {special + 1}",
             )
 
-    def open(self) -> dict[str, Any]:
-        """What the infos of texts and of tags have in common; the store is built where it is
-        missing.
-        """
-        cache = Cache(self.config.cache)
+    def open(self) -> OpenedTexts:
+        """Open the store; it is built first where the cache has none."""
         source = self.source
         config = self.config
+        cache = Cache(config.cache)
         store, report = cache.open_or_build(source.name, self._recipe(), self._build)
-        # another run may have named the column
+        # The store may come from a run that named a column of numbers; this one may not have.
         source.require_words(store.facts.get("has_words", True))
-        vocabulary = read_encoder(store.read_text("tokenizer.json"))
-        about = {
+        return {
+            "store": store,
+            "report": report,
+            "source": source.name,
+            "vocabulary": read_encoder(store.read_text("tokenizer.json")),
             "roles": source.columns,
             "max_length": config.max_length,
             "long_texts": config.long_texts,
         }
-        return {
-            "store": store,
-            "report": report,
-            "vocabulary": vocabulary,
-            "source": source.name,
-            **about,
-        }
 
     def _recipe(self) -> Recipe:
+        """All that the store depends on: its hash is the key of the store."""
         config = self.config
-        splitting = self.source.splitting
-        roles = self.source.columns
-        return {
+        recipe = {
             "source": self.source.fingerprints,
             "read": asdict(config.read),
-            "column": asdict(roles),
+            "column": asdict(self.source.columns),
             "problem": config.problem.value,
             "label_delimiter": config.label_delimiter,
             "max_classes": config.max_classes,
-            "split": asdict(splitting),
+            "split": asdict(self.source.splitting),
             "clean": asdict(config.clean),
             "vocabulary": (
-                asdict(config.vocabulary) if self.given is None else self.given.fingerprint()
+                asdict(config.vocabulary)
+                if self.tokenizer is None
+                else self.tokenizer.fingerprint()
             ),
             "max_length": config.max_length,
-            **({} if config.long is Long.cut else {"long": asdict(config.long_texts)}),
-            "schema": SCHEMA,
         }
+        # Only where it says something: stores of cut texts keep the keys that they have.
+        if config.long is not Long.cut:
+            recipe["long"] = asdict(config.long_texts)
+        return recipe | {"schema": SCHEMA}
 
     def compare_with_part_before(self, count: int) -> str:
+        """See the function of this name; the settings of this part are noted for the next one."""
         recipe = self._recipe()
         cache = Cache(self.config.cache).folder
         note = cache / NOTES / f"parts-{recipe_key(recipe['source'])}"
@@ -234,7 +254,8 @@ class TextPreparation:
             before: Recipe = dict(json.loads(note.read_bytes()))
         except (OSError, ValueError, TypeError):
             before = asked
-        with suppress(OSError):  # a cache that cannot be written to
+        # A cache that cannot be written to fails later, with a message.
+        with suppress(OSError):
             note.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(note, json.dumps(asked))
         key_before = recipe_key({name: before[name] for name in before.keys() - {"parts"}})
@@ -254,9 +275,9 @@ class TextPreparation:
         takes every other unit of it.
         """
         with Progress() as progress:
-            known = self._known(progress, BuildPart(number, count))
-            units = self._units(known)
-            pieces = self._pieces(known)
+            plan = self._plan_encoding(progress, BuildPart(number, count))
+            units = self._units(plan)
+            pieces = self._pieces(plan)
             advance = progress.task("encoding")
             # a part reads its own files alone, where there are enough
             step = count if len(pieces) >= count else 1
@@ -264,12 +285,12 @@ class TextPreparation:
                 # Parts that take the same pieces take their units in turn.
                 parts_of_piece = count // step
                 turn = Turn(((number - 1) // step - place) % parts_of_piece, parts_of_piece)
-                deque(self._encoded_units(piece, units, known, advance, turn), 0)
+                deque(self._open_units(piece, units, plan, advance, turn), 0)
         self.source.require_unchanged()
-        return units.found + units.made, units.found
+        return units.num_reused + units.num_encoded, units.num_reused
 
-    def _known(self, progress: Progress, part: BuildPart = WHOLE) -> Known:
-        """Two passes: the fate of each row, and the vocabulary."""
+    def _plan_encoding(self, progress: Progress, part: BuildPart = WHOLE) -> EncodingPlan:
+        """The first two passes: the fate of each row, and the vocabulary."""
         surveyed = TextSurvey(self.source, Cache(self.config.cache), part).run(
             progress.task("checking")
         )
@@ -277,24 +298,23 @@ class TextPreparation:
         surveyed.require_columns_as_named()
         self._require_rows(surveyed)
         self._require_classes(surveyed)
-        return Known(surveyed, self._train_vocabulary(surveyed, progress.task("reading")))
+        return EncodingPlan(surveyed, self._train_vocabulary(surveyed, progress.task("reading")))
 
     def _build(self, writer: StoreWriter) -> None:
         with Progress() as progress:
-            known = self._known(progress)
-            surveyed = known.survey
-            pieces = self._pieces(known)
+            plan = self._plan_encoding(progress)
+            surveyed = plan.survey
+            pieces = self._pieces(plan)
             advance = progress.task("encoding")
             writer.expected_rows = sum(surveyed.rows.values())
             if pieces:
-                totals = self._join(writer, pieces, known, advance)
+                totals = self._join(writer, pieces, plan, advance)
             else:
                 blocks = self.source.texts_and_labels(surveyed.fates, advance)
-                totals = self._encode(
-                    writer, self.config.split_names(self.source.tables), blocks, known
-                )
+                splits = self.config.split_names(self.source.tables)
+                totals = self._encode(writer, splits, blocks, plan)
         self.source.require_unchanged()
-        writer.write_text("tokenizer.json", known.encoder.to_json())
+        writer.write_text("tokenizer.json", plan.encoder.to_json())
         remarks = self._remarks(surveyed, totals)
         writer.facts |= {
             **self._label_facts(surveyed),
@@ -318,31 +338,35 @@ class TextPreparation:
     def _label_facts(self, surveyed: TextSurvey) -> dict[str, Any]:
         census = surveyed.census
         mean, spread = census.scale()
-        counts = {"classes": census.classes(), "class_counts": census.train_counts()}
-        return {**counts, "target_mean": mean, "target_spread": spread}
+        return {
+            "classes": census.classes(),
+            "class_counts": census.train_counts(),
+            "target_mean": mean,
+            "target_spread": spread,
+        }
 
     def _require_rows(self, surveyed: TextSurvey) -> None:
-        tables, rows = self.source.tables, surveyed.rows
+        tables = self.source.tables
         for split in self.config.split_names(tables):
             key = split if split in tables else "train"
             if self.config.source is not None:
                 key = "source"
             require(
-                split in rows,
+                split in surveyed.rows,
                 f"data.{key}",
                 f"no rows are left for the {split} split of {self.source.name}",
                 hint=(
-                    "Give more rows, or a file for each split; python -m flatout check counts what"
-                    " was left out."
+                    "Add rows, or name a file for each split. python -m flatout check counts the"
+                    " rows that are left out."
                 ),
             )
 
     def _train_vocabulary(self, surveyed: TextSurvey, advance: Advance) -> Encoder:
-        """Second pass, over the training rows: make the vocabulary, where none was named.
+        """Second pass, over the training rows: make the vocabulary, unless settings name one.
 
         Where labels are numbers, the same pass adds up their mean and spread.
         """
-        sampled = VOCABULARY_ROWS / surveyed.rows["train"]  # of the texts; all from 1 on
+        sampled_share = VOCABULARY_ROWS / surveyed.rows["train"]  # from 1 on all texts are taken
         has_numbers = self.config.problem is Problem.regression
 
         def training_texts() -> Iterator[pa.Array]:
@@ -351,165 +375,170 @@ class TextPreparation:
             ):
                 if has_numbers:
                     surveyed.census.add_numbers(block.labels.to_numpy(zero_copy_only=False))
-                if sampled >= 1:
+                if sampled_share >= 1:
                     yield block.texts
                 else:
                     # by a hash, so that every part of a build draws the same texts
-                    is_drawn = hash_texts(block.texts) < np.uint64(sampled * 2.0**64)
+                    is_drawn = hash_texts(block.texts) < np.uint64(sampled_share * 2.0**64)
                     yield block.texts.filter(pa.array(is_drawn))
 
-        def make() -> Encoder:
+        def train() -> Encoder:
             return train_encoder(training_texts(), self.config.vocabulary)
 
-        if self.given is None:
-            is_kept = surveyed.rows["train"] >= least_rows() and not has_numbers
-            vocabulary = self._kept_encoder(make) if is_kept else make()
+        if self.tokenizer is None:
+            # The numbers are counted while texts are read, so a vocabulary from the cache would
+            # leave them uncounted.
+            is_cached = surveyed.rows["train"] >= least_rows() and not has_numbers
+            vocabulary = self._train_or_reuse(train) if is_cached else train()
             self._require_room(vocabulary)
             return vocabulary
         if has_numbers:
-            for _ in training_texts():
-                pass  # `training_texts` counts the numbers on the way
-        return self.given
+            deque(training_texts(), 0)  # counts the numbers on the way
+        return self.tokenizer
 
-    def _kept_encoder(self, make: Callable[[], Encoder]) -> Encoder:
-        """A vocabulary that another part, or a build that was killed, may have made."""
+    def _train_or_reuse(self, train: Callable[[], Encoder]) -> Encoder:
+        """The vocabulary from the cache if another part, or a build that was killed, has trained
+        it; else train it.
+        """
         recipe = self._recipe()
         key = recipe_key({name: recipe[name] for name in recipe.keys() - {"max_length", "long"}})
 
         def build(writer: StoreWriter) -> None:
-            made = make().to_json()
+            vocabulary = train().to_json()
             self.source.require_unchanged()
-            writer.write_text("tokenizer.json", made)
+            writer.write_text("tokenizer.json", vocabulary)
 
-        kept = Cache(self.config.cache).of_surveys().kept(key, self.source.name, build)
-        return read_encoder(kept.read_text("tokenizer.json"))
+        store = (
+            Cache(self.config.cache).of_surveys().open_or_build_key(key, self.source.name, build)
+        )
+        return read_encoder(store.read_text("tokenizer.json"))
 
-    def _columns(self, known: Known) -> dict[str, Column]:
-        tokens = Column(smallest_token_type(known.encoder.size), ragged=True)
-        return {"tokens": tokens, **_TARGETS[self.config.problem], "rows": Column("int64")}
+    def _columns(self, plan: EncodingPlan) -> dict[str, Column]:
+        tokens = Column(smallest_token_type(plan.encoder.size), ragged=True)
+        targets = _TARGET_COLUMNS[self.config.problem]
+        return {"tokens": tokens, **targets, "rows": Column("int64")}
 
     def _encode(
         self,
         writer: StoreWriter,
         splits: Iterable[str],
         blocks: Blocks,
-        known: Known,
+        plan: EncodingPlan,
         first: int = 0,
     ) -> dict[str, _Totals]:
-        """Third pass: tokens, targets and numbers of the rows of some splits; the latter count from
-        `first`.
-        """
-        writers = {split: writer.split(split, self._columns(known)) for split in splits}
+        """Third pass: write tokens, targets and row numbers. Numbers count from row `first`."""
+        writers = {split: writer.split(split, self._columns(plan)) for split in splits}
         totals = {split: _Totals() for split in writers}
-        for split, block, encoded, targets in self._encoded(blocks, known):
-            given: dict[str, Any] = dict.fromkeys(_TARGETS[self.config.problem], targets)
-            writers[split].append(
-                tokens=(encoded.tokens, encoded.lengths), rows=block.rows - first, **given
-            )
+        for split, block, encoded, targets in self._encode_blocks(blocks, plan):
+            columns = {"tokens": (encoded.tokens, encoded.lengths), "rows": block.rows - first}
+            writers[split].append(**columns, **self._name_targets(targets))
             totals[split].add(encoded, self.config.long_texts)
             if self.config.is_sample and TOPIC in block.block.schema.names:
                 is_clean = pc.equal(block.block.column("label"), block.block.column(TOPIC))
                 totals[split].counts["clean"] += pc.sum(is_clean).as_py() or 0
         return totals
 
-    def _encoded(self, blocks: Blocks, known: Known) -> EncodedRows:
+    def _encode_blocks(self, blocks: Blocks, plan: EncodingPlan) -> EncodedRows:
         """Blocks with their ids and targets."""
         for split, block in blocks:
             encoded = encode_texts(
-                known.encoder, block.texts, self.config.max_length, self.config.long_texts
+                plan.encoder, block.texts, self.config.max_length, self.config.long_texts
             )
-            yield split, block, encoded, known.survey.census.targets(block.labels)
+            yield split, block, encoded, plan.survey.census.targets(block.labels)
 
-    def _pieces(self, known: Known) -> Pieces:
-        """The rows in parts that are encoded by units of their own; none where there are few: one
-        store has them.
+    def _pieces(self, plan: EncodingPlan) -> Pieces:
+        """The pieces of the source that are encoded by units. None where rows are so few that one
+        store holds them.
         """
-        pieces = self.source.pieces(known.survey.fates, least_rows())
-        return (
-            pieces
-            if self.in_units and any(len(rows) >= least_rows() for _, rows, _ in pieces)
-            else ()
-        )
+        if not self.has_units:
+            return ()
+        pieces = self.source.pieces(plan.survey.fates, least_rows())
+        return pieces if any(len(rows) >= least_rows() for _, rows, _ in pieces) else ()
 
-    def _units(self, known: Known) -> EncodedUnits:
-        other = ("source", "split", "vocabulary", "max_classes")
-        how = {name: value for name, value in self._recipe().items() if name not in other}
-        return EncodedUnits(
-            Cache(self.config.cache), self.source.name, how | {"encoder": known.encoder.to_json()}
-        )
+    def _units(self, plan: EncodingPlan) -> EncodedUnits:
+        # A unit depends on what its rows are and how they are encoded, not on the rest of the
+        # source: new files, another split or other classes leave its tokens as they were.
+        elsewhere = ("source", "split", "vocabulary", "max_classes")
+        recipe = {name: value for name, value in self._recipe().items() if name not in elsewhere}
+        recipe["encoder"] = plan.encoder.to_json()
+        return EncodedUnits(Cache(self.config.cache), self.source.name, recipe)
 
-    def _encoded_units(
+    def _open_units(
         self,
         piece: Piece,
         units: EncodedUnits,
-        known: Known,
+        plan: EncodingPlan,
         advance: Advance,
         turn: Turn = ALL_UNITS,
     ) -> Iterator[Store]:
-        """The units of a piece that are in this process's turn, from the cache or encoded now."""
+        """The units of a piece that this process takes, from the cache or encoded now."""
         name, rows, _ = piece
-        fates = known.survey.fates[name][rows.start : rows.stop]
+        fates = plan.survey.fates[name][rows.start : rows.stop]
 
         def encode(unit: Unit, writer: StoreWriter) -> None:
-            totals = self._encode(
-                writer, dict.fromkeys(split for split, _ in unit), unit, known, rows.start
-            )
-            writer.facts |= {"totals": {split: total.noted() for split, total in totals.items()}}
-            writer.facts |= {"classes": known.survey.census.classes()}
+            splits = dict.fromkeys(split for split, _ in unit)
+            totals = self._encode(writer, splits, unit, plan, rows.start)
+            writer.facts |= {
+                "totals": {split: total.as_dict() for split, total in totals.items()},
+                "classes": plan.survey.census.classes(),
+            }
             self.source.require_as_known(piece)
 
-        about = {
+        recipe = {
             "files": self.source.prints(piece),
             "fates": xxhash.xxh3_128_hexdigest(fates.tobytes()),
         }
-        blocks = self.source.texts_and_labels(known.survey.fates, advance, pieces=[piece])
-        return units.of(about, WaitingRows(fates, rows.start), blocks, encode, turn)
+        blocks = self.source.texts_and_labels(plan.survey.fates, advance, pieces=[piece])
+        return units.open_or_encode(recipe, WaitingRows(fates, rows.start), blocks, encode, turn)
 
     def _join(
-        self, writer: StoreWriter, pieces: Pieces, known: Known, advance: Advance
+        self, writer: StoreWriter, pieces: Pieces, plan: EncodingPlan, advance: Advance
     ) -> dict[str, _Totals]:
-        """As `_encode`, by units: their tokens stay where they are, and what else they have of a
-        row is copied.
-        """
+        """Third pass, by units: their tokens stay where they are, all else is copied."""
         splits = self.config.split_names(self.source.tables)
-        units = self._units(known)
-        census = known.survey.census
-        writers = {
-            split: writer.split(split, self._columns(known), sharded="tokens") for split in splits
-        }
+        units = self._units(plan)
+        columns = self._columns(plan)
+        writers = {split: writer.split(split, columns, sharded="tokens") for split in splits}
         totals = {split: _Totals() for split in splits}
         for piece in pieces:
-            for shard in self._encoded_units(piece, units, known, advance):
-                numbers = np.append(census.targets_of(shard.facts["classes"]), -1)
+            for shard in self._open_units(piece, units, plan, advance):
+                # A unit numbers the classes that were known when it was encoded. Its classes
+                # [cat, dog] among [ant, cat, dog] → numbers [1, 2]. The -1 at the end takes those
+                # that had no number then.
+                numbers = np.append(plan.survey.census.targets_of(shard.facts["classes"]), -1)
                 for name, split in shard.splits.items():
-                    targets: Any = split.columns.get("targets")
-                    if isinstance(targets, Ragged):
-                        targets = numbers[targets.values], targets.lengths
-                    elif self.config.problem.has_classes:
-                        targets = numbers[targets]
-                    given: dict[str, Any] = dict.fromkeys(_TARGETS[self.config.problem], targets)
-                    writers[name].append_shard(
-                        shard, rows=split.fixed("rows") + piece[1].start, **given
-                    )
-                    totals[name].take_in(shard.facts["totals"][name])
-        if units.found:
+                    column = split.columns.get("targets")
+                    targets: Targets | None = None
+                    if isinstance(column, Ragged):
+                        targets = numbers[column.values], column.lengths
+                    elif column is not None:
+                        targets = numbers[column] if self.config.problem.has_classes else column
+                    rows = split.fixed("rows") + piece[1].start
+                    writers[name].append_shard(shard, rows=rows, **self._name_targets(targets))
+                    totals[name].merge(shard.facts["totals"][name])
+        if units.num_reused:
+            num_units = units.num_reused + units.num_encoded
             print(
-                f"cache: {units.found} of {units.found + units.made} units were encoded before",
+                f"cache: {units.num_reused} of {num_units} units were encoded before",
                 file=sys.stderr,
             )
         return totals
 
+    def _name_targets(self, targets: Targets | None) -> dict[str, Targets]:
+        """Targets as a column of the store; no column where rows have no labels."""
+        if targets is None or self.config.problem is Problem.none:
+            return {}
+        return {"targets": targets}
+
     def _lines(self, totals: dict[str, _Totals]) -> list[str]:
-        counts = ", ".join(f"{split} {total.lengths.rows:,}" for split, total in totals.items())
-        made = [split for split in totals if split not in self.source.tables]
-        how = (
-            f" ({' and '.join(made)} taken from the training rows {_TAKEN[self.config.split_by]})"
-            if made
-            else ""
-        )
-        lines = [f"rows: {counts}{how}"]
+        """What a run prints of its rows, its vocabulary and its windows."""
+        rows = ", ".join(f"{split} {total.lengths.rows:,}" for split, total in totals.items())
+        if taken := [split for split in totals if split not in self.source.tables]:
+            how = _HOW_TAKEN[self.config.split_by]
+            rows += f" ({' and '.join(taken)} taken from the training rows {how})"
+        lines = [f"rows: {rows}"]
         long = self.config.long_texts
-        if self.given is None and totals["train"].lengths.rows > VOCABULARY_ROWS:
+        if self.tokenizer is None and totals["train"].lengths.rows > VOCABULARY_ROWS:
             lines.append(
                 f"vocabulary: of some {VOCABULARY_ROWS:,} training rows, taken by a hash of the"
                 " text"
@@ -529,17 +558,17 @@ class TextPreparation:
         losses = {
             split: (total.counts["unknown"], total.lengths) for split, total in totals.items()
         }
-        lost = loss_remarks(
-            losses, self.config.max_length, are_given=self.config.tokenizer is not None
-        )
+        lost = loss_remarks(losses, self.config.max_length, are_given=self.tokenizer is not None)
         return [*self.source.remarks(), *account, *self._class_remarks(surveyed), *found, *lost]
 
 
 @dataclass(slots=True)
 class _Totals:
+    """What encoding has counted in the rows of one split."""
+
     counts: Counter[str] = field(default_factory=Counter)
-    """Tokens, those unknown, what was cut, windows, and in a sample that knows them the rows with
-    their clean label."""
+    """Of tokens, unknown tokens, windows, rows and tokens cut; `clean`: rows of a sample whose
+    label is the true one."""
     lengths: Lengths = field(default_factory=Lengths)  # lengths before anything is cut
 
     def add(self, block: EncodedBlock, long: LongTexts) -> None:
@@ -552,22 +581,27 @@ class _Totals:
         )
         self.lengths.add(block.whole_lengths)
 
-    def noted(self) -> dict[str, Any]:
-        """Plain values that `take_in` knows."""
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as the facts of a unit keep them."""
         return {"counts": dict(self.counts), "lengths": self.lengths.noted()}
 
-    def take_in(self, noted: dict[str, Any]) -> None:
-        """Add the rows of another."""
-        self.counts.update(noted["counts"])
-        self.lengths.take_in(noted["lengths"])
+    def merge(self, other: dict[str, Any]) -> None:
+        """Add the counts of other rows, as `as_dict` wrote them."""
+        self.counts.update(other["counts"])
+        self.lengths.take_in(other["lengths"])
 
     def facts(self) -> dict[str, Any]:
+        """What the facts of a store say of a split."""
+        counts = self.counts
         rows = max(1, self.lengths.rows)
-        tokens = self.counts["tokens"]
-        shares = {
-            "mean_length": tokens / rows,
-            "unknown_share": self.counts["unknown"] / max(1, tokens),
+        facts = {
+            "rows": self.lengths.rows,
+            "tokens": counts["tokens"],
+            "mean_length": counts["tokens"] / rows,
+            "unknown_share": counts["unknown"] / max(1, counts["tokens"]),
+            "truncated_rows": counts["truncated_rows"],
+            "truncated_tokens": counts["truncated_tokens"],
         }
-        cut = {name: self.counts[name] for name in ("truncated_rows", "truncated_tokens")}
-        known = {"ceiling": self.counts["clean"] / rows} if "clean" in self.counts else {}
-        return {"rows": self.lengths.rows, "tokens": tokens, **shares, **cut, **known}
+        if "clean" in counts:
+            facts["ceiling"] = counts["clean"] / rows
+        return facts

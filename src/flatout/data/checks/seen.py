@@ -192,7 +192,9 @@ class KeptFiles:
 
         def store_of(number: int) -> Store:
             file = files[number]
-            return self.kept.kept(keys[number], file.name, partial(self._keep, file, advance))
+            return self.kept.open_or_build_key(
+                keys[number], file.name, partial(self._keep, file, advance)
+            )
 
         def keep(number: int) -> None:
             store_of(number)  # is not returned: each store that is held is an open file

@@ -116,27 +116,63 @@ class Cache:
         self.folder = Path(folder).expanduser() if folder else default_cache_folder()
 
     def open_or_build(self, name: str, recipe: Recipe, build: Build) -> tuple[Store, CacheReport]:
-        """The store of `recipe`; `build` fills it when it is not there.
+        """The store of `recipe`; `build` fills it when the cache has none.
 
-        `name` says whose data it is.
+        `name`: of the source, by which older stores of the same data are found.
         """
         started = time.perf_counter()
         key = recipe_key(recipe)
         reasons: list[str] = []
+
+        def make_room(is_locked: bool, damaged: Identity | None) -> None:
+            reasons.append(self._reason_for_miss(key, name, recipe))
+            if damaged is not None:
+                self._remove_damaged(key, damaged)
+            self.remove_leftovers(key if is_locked else None)
+
+        about = {"key": key, "name": name, "recipe": recipe}
+        store = self._open_or_build(key, about, build, make_room)
+        reason = "".join(reasons[:1])
+        return store, CacheReport(key, not reasons, time.perf_counter() - started, reason)
+
+    def open_or_build_key(self, key: str, name: str, build: Build) -> Store:
+        """The store of a key without a recipe, such as a unit; `build` fills it when the cache has
+        none.
+        """
+
+        def make_room(is_locked: bool, damaged: Identity | None) -> None:
+            if damaged is not None:
+                with written():
+                    self._remove(self.folder / key, damaged)
+
+        return self._open_or_build(key, {"key": key, "name": name, "recipe": {}}, build, make_room)
+
+    def _open_or_build(
+        self,
+        key: str,
+        about: dict[str, Any],
+        build: Build,
+        make_room: Callable[[bool, Identity | None], None],
+    ) -> Store:
+        """`make_room` is called before each build: whether its lock is held, and the damaged store
+        that has the name.
+        """
+        tries = 0
         while (store := self.opened(key)) is None:
-            with self._refusals_told(), self._locked(key) as is_locked:
-                there = _identity(self.folder / key)
+            with self._explain_failures(), self._locked(key) as is_locked:
+                damaged = _identity(self.folder / key)
                 if self.opened(key) is not None:
                     continue  # another process was quicker
-                self._require_tries_left(key, len(reasons))
-                reasons.append(self._reason_for_miss(key, name, recipe))
-                if there is not None:
-                    self._remove_damaged(key, there)
-                self.remove_leftovers(key if is_locked else None)
-                self._build(key, build, {"key": key, "name": name, "recipe": recipe})
-        return store, CacheReport(
-            key, not reasons, time.perf_counter() - started, "".join(reasons[:1])
-        )
+                require(
+                    tries < _TRIES,
+                    f"cache {self.folder / key}",
+                    "the store is damaged just after it was built",
+                    hint=_DISK,
+                )
+                tries += 1
+                make_room(is_locked, damaged)
+                self._build(key, build, about)
+        return store
 
     def of_units(self) -> Cache:
         """The stores of units, which are the shards of others (see `encoded_units`)."""
@@ -155,30 +191,6 @@ class Cache:
             if time.time() - folder.stat().st_mtime > days * 86_400
         ]
         self.remove(old)
-
-    def kept(self, key: str, name: str, build: Build) -> Store:
-        """The store of a key that is all that is known of it, built where it is missing."""
-        tries = 0
-        while (store := self.opened(key)) is None:
-            with self._refusals_told(), self._locked(key):
-                there = _identity(self.folder / key)
-                if self.opened(key) is not None:
-                    continue  # another process was quicker
-                self._require_tries_left(key, tries)
-                tries += 1
-                if there is not None:
-                    with written():
-                        self._remove(self.folder / key, there)
-                self._build(key, build, {"key": key, "name": name, "recipe": {}})
-        return store
-
-    def _require_tries_left(self, key: str, tries: int) -> None:
-        require(
-            tries < _TRIES,
-            f"cache {self.folder / key}",
-            "the store is damaged just after it was built",
-            hint=_DISK,
-        )
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove stores that are no longer needed, and the locks that they were built under."""
@@ -237,7 +249,7 @@ class Cache:
                 "cache clear", f"no store {key!r}", allowed=", ".join(keys) or "the cache is empty"
             )
         shards = shards_of(entry for entry in self.entries() if entry.key == key)
-        with self._refusals_told(), written():
+        with self._explain_failures(), written():
             for gone in [key] if key else keys:
                 self._remove(self.folder / gone)
         self.of_units().remove(shards - shards_of(self.entries()))
@@ -300,16 +312,14 @@ class Cache:
         return "first time for this data"
 
     @contextmanager
-    def _refusals_told(self) -> Iterator[None]:
+    def _explain_failures(self) -> Iterator[None]:
+        """Within it, a disk that refuses to be written to is an error with a hint."""
         try:
             yield
         except WriteFailed as failed:
-            is_full = failed.error.errno in (errno.ENOSPC, errno.EDQUOT)
-            hint = (
-                "Make room (python -m flatout cache clear), or set data.cache=FOLDER."
-                if is_full
-                else _ELSEWHERE
-            )
+            hint = _ELSEWHERE
+            if failed.error.errno in (errno.ENOSPC, errno.EDQUOT):
+                hint = "Make room (python -m flatout cache clear), or set data.cache=FOLDER."
             raise out_of_space(
                 failed.error, self.folder, failed.needed, "data.cache", hint
             ) from None
@@ -336,7 +346,7 @@ class Cache:
         folder = self.folder / key
         damaged = damaged_files(folder)
         what = ", ".join(damaged) or "it cannot be opened"
-        warnings.warn(f"store {folder} is damaged ({what}): it is built again", stacklevel=4)
+        warnings.warn(f"store {folder} is damaged ({what}): it is built again", stacklevel=6)
         self.of_units().remove(Path(name).parts[2] for name in damaged if name.startswith(".."))
         with written():
             self._remove(folder, there)
