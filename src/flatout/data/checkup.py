@@ -1,8 +1,8 @@
-"""Everything that a run would find out about its data before training, without a store: what
-`flatout check` tells.
+"""What `flatout check` prints: all that a run would find out about its data before training.
 
-Rows are counted, compared and measured all of them; what only a tokenizer can tell is read off the
-first rows.
+No store is built. All rows are counted, compared and measured; what needs a tokenizer is measured
+on the first rows. A mistake that would end a run becomes a remark, and the check continues. Open
+this file to change what a check reports; `checks/` has the rules themselves.
 """
 
 from __future__ import annotations
@@ -36,29 +36,34 @@ from flatout.data.tokens.subwords import Subwords, train_encoder
 from flatout.data.tokens.vocabulary import NUM_SPECIAL, VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
 
-_ROWS_SAMPLED = 20_000
+_ROWS_SAMPLED = 20_000  # of each table, for what needs a tokenizer: a few seconds of work
 Samples = dict[str, list[pa.Array]]  # some texts of each split
 
 
 def count_unknown(
     splits: Mapping[str, Sequence[pa.Array]], config: VocabularyConfig
 ) -> dict[str, tuple[int, int]]:
-    """Of each split its words that training does not know, and all, without a tokenizer; by hashes,
-    so it is quick.
+    """For each split the number of words that a vocabulary would not hold, and of all words.
+
+    Words are compared by their hashes, which is much quicker than training a tokenizer.
     """
-    lowered = {
-        split: map(pc.utf8_lower, texts) if config.lowercase else texts
-        for split, texts in splits.items()
-    }
-    words = {split: np.concatenate([*map(hash_words, texts)]) for split, texts in lowered.items()}
-    of_training, counts = np.unique(words["train"], return_counts=True)
-    order = np.argsort(-counts, kind="stable")[: config.size - NUM_SPECIAL]
-    known = of_training[order[counts[order] >= config.min_frequency]]
-    return {split: (int((~np.isin(each, known)).sum()), len(each)) for split, each in words.items()}
+    words = {}
+    for split, texts in splits.items():
+        cased = map(pc.utf8_lower, texts) if config.lowercase else texts
+        words[split] = np.concatenate([*map(hash_words, cased)])
+    # The vocabulary: the commonest words of the training rows, as `Vocabulary.train` takes them.
+    train_words, counts = np.unique(words["train"], return_counts=True)
+    commonest = np.argsort(-counts, kind="stable")[: config.size - NUM_SPECIAL]
+    vocabulary = train_words[commonest[counts[commonest] >= config.min_frequency]]
+    unknown = {}
+    for split, hashes in words.items():
+        num_unknown = int((~np.isin(hashes, vocabulary)).sum())
+        unknown[split] = (num_unknown, len(hashes))
+    return unknown
 
 
 @dataclass(slots=True)
-class _Found:
+class _Report:
     source: str
     remarks: list[Remark] = field(default_factory=list, kw_only=True)
 
@@ -67,8 +72,8 @@ class _Found:
 
 
 @dataclass(slots=True)
-class Checkup(_Found):
-    """What was found out about texts or tagged words."""
+class Checkup(_Report):
+    """What a check found in texts or tagged words."""
 
     problem: Problem
     columns: dict[str, Any]
@@ -99,61 +104,59 @@ class Checkup(_Found):
         return [*lines, "", f"rows for {rows or 'nothing'}"]
 
     def command(self, key: str, source: str, settings: Sequence[str]) -> str:
-        tagging = " data.problem=tags task=tagging model=transformer"
-        more = {Problem.none: " model=transformer task=mlm", Problem.tags: tagging}.get(
-            self.problem, ""
-        )
-        settings = [setting for setting in settings if setting not in more]
-        return (
-            f"python -m train data.{key}={shlex.quote(source)} {shlex.join(settings)}".rstrip()
-            + more
-        )
+        """The command that trains on this data; `key` is the setting that names the source."""
+        more = {
+            Problem.none: " model=transformer task=mlm",
+            Problem.tags: " data.problem=tags task=tagging model=transformer",
+        }.get(self.problem, "")
+        words = shlex.join(setting for setting in settings if setting not in more)
+        return f"python -m train data.{key}={shlex.quote(source)} {words}".rstrip() + more
 
 
 def check(config: TextDataConfig) -> Checkup:
-    """Look at all rows of some data; a mistake that would end a run becomes a remark, and the check
-    continues.
-    """
-    is_open = (
+    """Look at all rows of texts, or of tagged words."""
+    # Where no setting says what the rows are, names of columns may: words and tags.
+    may_be_tags = (
         config.problem is Problem.single
         and config.text is None
         and config.label is None
         and not config.is_sample
     )
-    if config.problem is Problem.tags or (
-        is_open and has_tags(next(iter(open_tables(config).values())))
-    ):
-        # no setting says otherwise, and the columns are words and tags by their names
+    if config.problem is Problem.tags:
+        return _check_tags(config)
+    if may_be_tags and has_tags(next(iter(open_tables(config).values()))):
         return _check_tags(config)
     source = open_source(config)
     with Progress() as progress:
         surveyed = TextSurvey(source).run(progress.task("checking"))
         source.require_words(surveyed.has_words)
         columns = {"text": list(source.roles.texts), "label": source.roles.label or None}
-        found = Checkup(source.name, config.problem, columns, surveyed.rows, surveyed.census.counts)
-        found.remarks += [
-            *source.remarks(),
-            *surveyed.account(),
-            *all_remarks(surveyed.findings.values()),
-        ]
-        found.remarks += surveyed.census.remarks("training rows", given_labels(source.tables))
-        found.remarks += _errors(surveyed, found, config.split_names(source.tables))
-        if found.rows.get("train"):
-            found.remarks += _tokenised(config, _first_texts(source, surveyed), surveyed, found)
-    return found
+        checkup = Checkup(
+            source.name, config.problem, columns, surveyed.rows, surveyed.census.counts
+        )
+        checkup.remarks += source.remarks()
+        checkup.remarks += surveyed.account()
+        checkup.remarks += all_remarks(surveyed.findings.values())
+        checkup.remarks += surveyed.census.remarks("training rows", given_labels(source.tables))
+        checkup.remarks += _find_errors(surveyed, checkup, config.split_names(source.tables))
+        if checkup.rows.get("train"):
+            samples = _first_texts(source, surveyed)
+            checkup.remarks += _measure_tokens(config, samples, surveyed, checkup)
+    return checkup
 
 
-def _errors(surveyed: TextSurvey, found: Checkup, wanted: list[str]) -> Iterator[Remark]:
+def _find_errors(surveyed: TextSurvey, checkup: Checkup, wanted: list[str]) -> Iterator[Remark]:
+    """What would end a run; `wanted`: the splits that it needs."""
     try:
         surveyed.require_columns_as_named()
     except UserError as mistake:
         yield Remark(Level.error, "columns", mistake.what, mistake.hint.rstrip("."))
         return  # the others would follow from that
     for split in wanted:
-        if not found.rows.get(split):
+        if not checkup.rows.get(split):
             what = f"no rows are left for the {split} split"
-            hint = "give more rows, or a file for each split"
-            yield Remark(Level.error, found.source, what, hint)
+            hint = "add rows, or name a file for each split"
+            yield Remark(Level.error, checkup.source, what, hint)
     try:
         surveyed.census.require_classes("labels")
     except UserError as mistake:
@@ -165,41 +168,46 @@ def _first_texts(source: TextSource, surveyed: TextSurvey) -> Samples:
     """Texts of the first rows of each table, by the split they belong to."""
     texts: Samples = {}
     for piece in source.pieces(surveyed.fates, sys.maxsize):
-        for split, block in source.texts_and_labels(
-            surveyed.fates, lambda rows: None, pieces=[piece]
-        ):
+        blocks = source.texts_and_labels(surveyed.fates, lambda rows: None, pieces=[piece])
+        for split, block in blocks:
             if block.rows[0] >= _ROWS_SAMPLED:
                 break
-            texts.setdefault(split, []).append(
-                block.texts.filter(pa.array(block.rows < _ROWS_SAMPLED))
-            )
+            is_sampled = pa.array(block.rows < _ROWS_SAMPLED)
+            texts.setdefault(split, []).append(block.texts.filter(is_sampled))
     return texts
 
 
-def _tokenised(
-    config: TextDataConfig, samples: Samples, surveyed: TextSurvey, found: Checkup
+def _measure_tokens(
+    config: TextDataConfig, samples: Samples, surveyed: TextSurvey, checkup: Checkup
 ) -> list[Remark]:
-    """Lengths, what would be cut, and how many words of the other splits training does not know."""
+    """Measure lengths, rows that would be cut, and words of each split that training lacks.
+
+    Lengths are written into `checkup`.
+    """
     rows_sampled = sum(len(texts) for blocks in samples.values() for texts in blocks)
-    is_part = rows_sampled < sum(found.rows.values()) and "train" in samples
+    is_part = rows_sampled < sum(checkup.rows.values()) and "train" in samples
     if is_part and config.vocabulary.kind is VocabularyKind.word and config.tokenizer is None:
+        # The survey has counted the words of all rows, so no tokenizer is needed for lengths.
         unknown = count_unknown(samples, config.vocabulary)
-        found.lengths = {name: words for name, words in surveyed.words.items() if words.rows}
-        cut = loss_remarks(
-            {split: (0, each) for split, each in found.lengths.items()}, config.max_length
-        )[1:]
+        checkup.lengths = {name: words for name, words in surveyed.words.items() if words.rows}
+        losses = {split: (0, lengths) for split, lengths in checkup.lengths.items()}
+        cut = loss_remarks(losses, config.max_length)[1:]  # the first is of unknown words
         return [*unknown_remarks(unknown, f" in the first {rows_sampled:,} rows"), *cut]
-    few = {split: blocks[:1] if is_part else blocks for split, blocks in samples.items()}
-    given = None if config.tokenizer is None else Subwords.load(config.tokenizer)
-    vocabulary = given or train_encoder(few.get("train", []), config.vocabulary)
+    tokenizer = None if config.tokenizer is None else Subwords.load(config.tokenizer)
+    # Of a large source a block of each split is enough.
+    most_blocks = 1 if is_part else None
+    train_blocks = samples.get("train", [])[:most_blocks]
+    encoder = tokenizer or train_encoder(train_blocks, config.vocabulary)
     losses = {}
-    for split, blocks in few.items():
-        encoded = [vocabulary.encode(texts, max_length=config.max_length) for texts in blocks]
-        lengths = found.lengths[split] = Lengths()
-        for each in encoded:
-            lengths.add(each.whole_lengths)
-        losses[split] = (sum(each.unknown for each in encoded), lengths)
-    return loss_remarks(losses, config.max_length, are_given=given is not None)
+    for split, blocks in samples.items():
+        lengths = checkup.lengths[split] = Lengths()
+        num_unknown = 0
+        for texts in blocks[:most_blocks]:
+            encoded = encoder.encode(texts, max_length=config.max_length)
+            lengths.add(encoded.whole_lengths)
+            num_unknown += encoded.unknown
+        losses[split] = (num_unknown, lengths)
+    return loss_remarks(losses, config.max_length, are_given=tokenizer is not None)
 
 
 def _check_tags(config: TextDataConfig) -> Checkup:
@@ -207,11 +215,11 @@ def _check_tags(config: TextDataConfig) -> Checkup:
     source = TagSource(config, open_tables(config))
     with Progress() as progress:
         surveyed = TextSurvey(source).run(progress.task("checking"))
-    of_tags = source.tag_remarks(surveyed.findings)
+    tag_remarks = source.tag_remarks(surveyed.findings)
     remarks = [
         *source.remarks(),
         *surveyed.account(),
-        *of_tags,
+        *tag_remarks,
         *all_remarks(surveyed.findings.values()),
     ]
     columns = {"text": source.columns.texts[0], "label": source.columns.label}
@@ -222,37 +230,34 @@ def _check_tags(config: TextDataConfig) -> Checkup:
 
 
 @dataclass(slots=True)
-class SequenceCheckup(_Found):
-    """What was found out about recordings."""
+class SequenceCheckup(_Report):
+    """What a check found in recordings."""
 
     splits: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Recordings of each split, their samples, and the samples of the shortest, the median and the
-    longest."""
+    """For each split the number of recordings and of samples, and the samples of the shortest, the
+    median and the longest recording."""
     columns: dict[str, dict[str, float]] = field(default_factory=dict)
     """Mean, spread, least and most of each column over the training samples."""
     steps_s: list[float] = field(default_factory=list)
-    """Least, median and most of the recordings' seconds between two samples; empty without
+    """Least, median and most seconds between two samples, over the recordings; empty without
     data.time."""
 
     def as_dict(self) -> dict[str, Any]:
-        facts = {
+        return {
             "source": self.source,
             "splits": self.splits,
             "columns": self.columns,
             "steps_s": self.steps_s,
+            "remarks": [remark.as_dict() for remark in self.remarks],
         }
-        return {**facts, "remarks": [remark.as_dict() for remark in self.remarks]}
 
     def lines(self) -> list[str]:
         """Lengths, sampling and columns as tables."""
         lines = []
         for split, counts in self.splits.items():
-            shortest, median, longest = (
-                f"{counts[name]:,}" for name in ("shortest", "median", "longest")
-            )
-            lengths = (
-                shortest if shortest == longest else f"{shortest} to {longest}, median {median}"
-            )
+            lengths = f"{counts['shortest']:,}"
+            if counts["shortest"] != counts["longest"]:
+                lengths += f" to {counts['longest']:,}, median {counts['median']:,}"
             recordings = counted(counts["recordings"], "recording")
             lines.append(f"{split}: {recordings}, {counts['samples']:,} samples; length {lengths}")
         if self.steps_s:
@@ -261,82 +266,82 @@ class SequenceCheckup(_Found):
         if self.columns:
             names = ("mean", "spread", "least", "most")
             width = max(map(len, [*self.columns, "training samples"]))
-            lines += [
-                "",
-                "training samples".ljust(width) + "".join(f"{name:>12}" for name in names),
-            ]
+            head = "".join(f"{name:>12}" for name in names)
+            lines += ["", "training samples".ljust(width) + head]
             for column, values in self.columns.items():
-                lines.append(
-                    column.ljust(width) + "".join(f"{values[name]:>12.5g}" for name in names)
-                )
+                cells = "".join(f"{values[name]:>12.5g}" for name in names)
+                lines.append(column.ljust(width) + cells)
         return ["", *lines, ""]
 
     def command(self, key: str, source: str, settings: Sequence[str]) -> str:
+        """The command that trains on this data; `key` is the setting that names the source."""
         task = "" if f"data.problem={SequenceProblem.label}" in settings else " task=sequence"
-        # which `train` takes with a plus sign
-        by_feature = "data.noise.", "data.offset.", "data.low_pass."
-        words = [
-            f"+{setting}" if setting.startswith(by_feature) else setting for setting in settings
-        ]
+        # Settings of single features are keys that Hydra does not know yet: they need a plus sign.
+        of_features = "data.noise.", "data.offset.", "data.low_pass."
+        words = []
+        for setting in settings:
+            words.append("+" * setting.startswith(of_features) + setting)
         start = f"python -m train data=sequence model=rnn{task} precision=fp32"
         return f"{start} data.{key}={shlex.quote(source)} {shlex.join(words)}".rstrip()
 
 
 def check_recordings(config: SequenceDataConfig) -> SequenceCheckup:
-    """Read all recordings, a file at a time; a mistake that would end a run is a remark, and what
-    can be told is told.
+    """Read all recordings, a file at a time, and report as much as the first mistake leaves.
 
-    Rows with a missing value that are to be refused are one mistake: the recordings are read again
-    without them.
+    Where settings refuse missing values, the first one is a mistake; then the recordings are read
+    again without such rows, so that other mistakes are found, too.
     """
-    found = SequenceCheckup(str(config.source or config.train or "the built-in cells"))
+    checkup = SequenceCheckup(str(config.source or config.train or "the built-in cells"))
     notes = ReadingNotes()
     try:
-        _look_at_recordings(config, found, notes)
+        _survey_recordings(config, checkup, notes)
     except UserError as error:
-        found.remarks.append(_error(error))
+        checkup.remarks.append(_error_remark(error))
         if error.where == "data.missing" and config.missing is Missing.refuse:
             notes = ReadingNotes()
             try:
-                _look_at_recordings(replace(config, missing=Missing.drop), found, notes)
+                _survey_recordings(replace(config, missing=Missing.drop), checkup, notes)
             except UserError as further:
-                found.remarks.append(_error(further))
+                checkup.remarks.append(_error_remark(further))
             notes.dropped.clear()  # the error names these rows
-    found.remarks += map(_remark, notes.lines())
+    checkup.remarks += map(_remark_of_line, notes.lines())
     if notes.steps and config.time is not None:
-        found.steps_s = np.quantile(notes.steps, (0, 0.5, 1)).tolist()
-    return found
+        checkup.steps_s = np.quantile(notes.steps, (0, 0.5, 1)).tolist()
+    return checkup
 
 
-def _look_at_recordings(
-    config: SequenceDataConfig, found: SequenceCheckup, notes: ReadingNotes
+def _survey_recordings(
+    config: SequenceDataConfig, checkup: SequenceCheckup, notes: ReadingNotes
 ) -> None:
-    """Write what is found into `found` and `notes`, up to the first mistake."""
+    """Fill in `checkup` and `notes`, up to the first mistake."""
     with Progress() as progress:
         survey = SequencePreparation(config).survey(notes, progress)
     try:
         survey.finish()
     finally:
         if survey.train:
-            found.columns = survey.describe_columns()
-    found.remarks += map(_remark, survey.lines())
+            checkup.columns = survey.describe_columns()
+    checkup.remarks += map(_remark_of_line, survey.lines())
     for split, counts in survey.facts()["splits"].items():
-        own = [each for each in survey.segments if each.split == split]
-        lengths = (
-            np.quantile([each.stop - each.first for each in own], (0, 0.5, 1)).astype(int).tolist()
-        )
-        found.splits[split] = counts | dict(
-            zip(("shortest", "median", "longest"), lengths, strict=True)
-        )
-        names = [survey.entries[each.recording].name for each in own]
-        require_rows(config, split, [(each.first, each.stop) for each in own], names)
+        segments = [segment for segment in survey.segments if segment.split == split]
+        spans = [(segment.first, segment.stop) for segment in segments]
+        quantiles = np.quantile([stop - first for first, stop in spans], (0, 0.5, 1)).astype(int)
+        shortest, median, longest = quantiles.tolist()
+        checkup.splits[split] = counts | {
+            "shortest": shortest,
+            "median": median,
+            "longest": longest,
+        }
+        names = [survey.entries[segment.recording].name for segment in segments]
+        require_rows(config, split, spans, names)
 
 
-def _error(error: UserError) -> Remark:
+def _error_remark(error: UserError) -> Remark:
     return Remark(Level.error, error.where, str(error).removeprefix(f"{error.where}: "))
 
 
-def _remark(line: str) -> Remark:
+def _remark_of_line(line: str) -> Remark:
+    """`warning cells.csv: no time` → a warning about cells.csv."""
     level = Level.warning if line.startswith("warning ") else Level.note
     source, _, what = line.removeprefix("warning ").partition(": ")
     return Remark(level, source, what)

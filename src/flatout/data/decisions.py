@@ -1,8 +1,8 @@
-"""Decisions about single rows: which are left out (`data.exclude`), which get another label
-(`data.relabel`).
+"""Decisions about single rows: `data.exclude` leaves rows out, `data.relabel` gives new labels.
 
-Both files name rows by number, from 1, and by file where there are several. A row that is another
-ends the run.
+Both are csv files. They name a row by its number, from 1, and by its file where there are several.
+If a line also quotes the text of its row, another text there ends the run. Open this file to change
+what such a file may say.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +25,18 @@ from flatout.data.tokens.subwords import PAIR
 from flatout.errors import UserError, printable, require
 from flatout.files import unguard_cell
 
-Line = dict[str, str]  # a line of a file, by its columns
+Line = dict[str, str]  # the cells of a line of such a file, by column
+
+
+class DecisionFile(NamedTuple):
+    """A file of decisions and the setting that names it."""
+
+    key: str
+    path: str
 
 
 class DecidedTable(Table):
-    """A table with some of its rows to be left out, and others with a new label."""
+    """A table some of whose rows are left out (by the survey, later) or have a new label."""
 
     def __init__(
         self, table: Table, roles: Roles, excluded: Sequence[int], labels: Mapping[int, str]
@@ -48,48 +56,54 @@ class DecidedTable(Table):
         return xxhash.xxh3_128_hexdigest(decided.encode())
 
     def entries(self) -> None:
-        """None: its fingerprint is of the decisions too, and no file's note."""
+        """None: the fingerprint depends on decisions, too, so it cannot be noted for a file."""
 
     def blocks(
         self, columns: Sequence[str], rows_per_block: int = 65_536
     ) -> Iterator[pa.RecordBatch]:
         name = self._roles.label
         for rows, block in self.inner.numbered(columns, rows_per_block):
-            places = np.flatnonzero(np.isin(rows, self.relabelled)).tolist()
-            if places and name in block.schema.names:
-                values = as_texts(decoded(block.column(name))).to_pylist()
-                for place in places:
-                    values[place] = self.labels[int(rows[place])]
-                block = block.set_column(
-                    block.schema.names.index(name), name, pa.array(values, pa.large_string())
-                )
+            relabelled = np.flatnonzero(np.isin(rows, self.relabelled)).tolist()
+            if relabelled and name in block.schema.names:
+                labels = as_texts(decoded(block.column(name))).to_pylist()
+                for number in relabelled:
+                    labels[number] = self.labels[int(rows[number])]
+                column = block.schema.names.index(name)
+                block = block.set_column(column, name, pa.array(labels, pa.large_string()))
             yield block
 
 
 def given_labels(tables: Mapping[str, Table]) -> Counter[str]:
-    """The labels that `data.relabel` gives, and to how many rows."""
-    decided = (table.labels for table in tables.values() if isinstance(table, DecidedTable))
-    return Counter(label for labels in decided for label in labels.values())
+    """For each label that `data.relabel` gives, the number of rows that get it."""
+    counts = Counter[str]()
+    for table in tables.values():
+        if isinstance(table, DecidedTable):
+            counts.update(table.labels.values())
+    return counts
 
 
 def decide(
     tables: dict[str, Table], roles: Roles, files: Sequence[str | None], escapes: Escapes
 ) -> dict[str, Table]:
-    """The tables of each split with what two files, `data.exclude` and `data.relabel`, decide of
-    their rows.
+    """The tables of each split, with the decisions of two files about their rows.
+
+    `files`: `data.exclude` and `data.relabel`, None where a setting names none.
     """
-    decided: list[dict[str, dict[int, str]]] = [{split: {} for split in tables} for _ in files]
-    for key, file, into in zip(("data.exclude", "data.relabel"), files, decided, strict=True):
-        for split, lines in _read(key, file, tables).items() if file is not None else ():
-            _require_rows(key, str(file), tables[split], roles, lines, escapes)
-            into[split] = {row: _label(line) for row, line in lines.items()}
+    decided = []
+    for key, file in zip(("data.exclude", "data.relabel"), files, strict=True):
+        labels_of_splits = {split: dict[int, str]() for split in tables}
+        lines_of_splits = {} if file is None else _read_decisions(key, file, tables)
+        for split, lines in lines_of_splits.items():
+            _require_rows(DecisionFile(key, str(file)), tables[split], roles, lines, escapes)
+            labels_of_splits[split] = {row: _label_of(line) for row, line in lines.items()}
+        decided.append(labels_of_splits)
     excluded, labels = decided
     both = {row + 1 for split in tables for row in excluded[split].keys() & labels[split].keys()}
     require(
         not both,
         "data.relabel",
         f"row {min(both, default=0)} is in data.exclude, too",
-        hint="Leave it in one of them.",
+        hint="Leave it in one of the two files.",
     )
     return {
         split: DecidedTable(table, roles, [*excluded[split]], labels[split])
@@ -97,11 +111,13 @@ def decide(
     }
 
 
-def _read(key: str, file: str, tables: Mapping[str, Table]) -> dict[str, dict[int, Line]]:
+def _read_decisions(key: str, file: str, tables: Mapping[str, Table]) -> dict[str, dict[int, Line]]:
     """The lines of a file, by split and number of the row from 0."""
-    found: dict[str, dict[int, Line]] = {split: {} for split in tables}
-    for number, line in enumerate(_lines(key, file), 2):
+    lines = {split: dict[int, Line]() for split in tables}
+    # The first line names the columns.
+    for number, line in enumerate(_read_lines(key, file), 2):
         place = f"{file}:{number}"
+        # Spreadsheets and pandas write 12.0 where a cell of the column is empty.
         row = (line.get("row") or "").strip().removesuffix(".0")
         require(
             row.isdecimal() and int(row) > 0,
@@ -111,28 +127,29 @@ def _read(key: str, file: str, tables: Mapping[str, Table]) -> dict[str, dict[in
             hint="Rows count from 1.",
         )
         require(
-            key != "data.relabel" or bool(_label(line)),
+            key != "data.relabel" or bool(_label_of(line)),
             key,
             f"{place} has no label",
             hint="Fill in its label.",
         )
-        of_split = found[_split_of(key, place, line, tables)]
-        is_same = _label(of_split.get(int(row) - 1, line)) == _label(line) or key != "data.relabel"
+        lines_of_split = lines[_find_split(key, place, line, tables)]
+        before = lines_of_split.get(int(row) - 1, line)
         require(
-            is_same,
+            key != "data.relabel" or _label_of(before) == _label_of(line),
             key,
             f"{place} gives row {row} another label than a line above",
             hint="Leave one of them.",
         )
-        of_split[int(row) - 1] = line
-    return found
+        lines_of_split[int(row) - 1] = line
+    return lines
 
 
-def _label(line: Line) -> str:
+def _label_of(line: Line) -> str:
+    """The new label; `likely` is the column that an audit fills in."""
     return (line.get("label") or line.get("likely") or "").strip()
 
 
-def _lines(key: str, file: str) -> list[Line]:
+def _read_lines(key: str, file: str) -> list[Line]:
     path = Path(file)
     require(path.is_file(), key, f"no such file: {file}", hint="Name a csv with the column row.")
     try:
@@ -142,15 +159,16 @@ def _lines(key: str, file: str) -> list[Line]:
             reader = csv.DictReader(opened, delimiter=max(",;\t", key=head.count))
             reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
             names = set(reader.fieldnames)
-            has_label = key != "data.relabel" or bool(names & {"label", "likely"})
-            missing = "row" if "row" not in names else "" if has_label else "label"
+            missing = "label" if key == "data.relabel" and not names & {"label", "likely"} else ""
+            if "row" not in names:
+                missing = "row"
             require(
                 not missing,
                 key,
                 f"{file} has no column {missing}",
                 hint="Write it as audit writes suspects.csv.",
             )
-            lines = [_without_guards(line) for line in reader]
+            lines = map(_remove_guards, reader)
             return [line for line in lines if any(map(str.strip, filter(None, line.values())))]
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(
@@ -158,46 +176,50 @@ def _lines(key: str, file: str) -> list[Line]:
         ) from None
 
 
-def _without_guards(line: Line) -> Line:
-    """The cells as they were before `write_table` kept a spreadsheet from running them."""
-    return {name: cell if cell is None else unguard_cell(cell) for name, cell in line.items()}
+def _remove_guards(line: Line) -> Line:
+    """The cells without the mark by which `write_table` keeps spreadsheets from running them."""
+    # Cells behind the end of a short line are None.
+    return {name: cell and unguard_cell(cell) for name, cell in line.items()}
 
 
-def _split_of(key: str, place: str, line: Line, tables: Mapping[str, Table]) -> str:
-    given = line.get("file")
+def _find_split(key: str, place: str, line: Line, tables: Mapping[str, Table]) -> str:
+    """The split whose table has the file that a line names; without a name there must be one."""
+    file = line.get("file")
     names = {split: table.name for split, table in tables.items()}
-    found = [split for split, name in names.items() if not given or given == name]
-    found = found or [
-        split for split, name in names.items() if Path(name).name == Path(given or "").name
-    ]
-    what = f"{place} names the file {given!r}" if given else f"{place} names no file"
-    require(len(found) == 1, key, what, allowed=", ".join(names.values()))
-    return found[0]
+    splits = [split for split, name in names.items() if not file or file == name]
+    if not splits:
+        # The data may lie in another folder than it did for the audit.
+        same_name = Path(file or "").name
+        splits = [split for split, name in names.items() if Path(name).name == same_name]
+    what = f"{place} names the file {file!r}" if file else f"{place} names no file"
+    require(len(splits) == 1, key, what, allowed=", ".join(names.values()))
+    return splits[0]
 
 
 def _require_rows(
-    key: str, file: str, table: Table, roles: Roles, lines: dict[int, Line], escapes: Escapes
+    file: DecisionFile, table: Table, roles: Roles, lines: dict[int, Line], escapes: Escapes
 ) -> None:
+    """Refuse lines whose row is not there, or has another text than the line quotes."""
     waiting = dict(lines)
     num_rows = 0
     for rows, block in table.numbered(roles.texts) if waiting else ():
-        found, _ = read_texts(block, roles, rows, Findings(table.name), escapes=escapes)
+        texts, _ = read_texts(block, roles, rows, Findings(table.name), escapes=escapes)
         num_rows += block.num_rows
         for row in [row for row in waiting if rows[0] <= row <= rows[-1]]:
-            text = found[row - int(rows[0])].as_py() or ""
-            begins = waiting.pop(row).get("text")
-            is_same = begins is None or printable(text.replace(PAIR, " | ")).startswith(begins)
+            text = texts[row - int(rows[0])].as_py() or ""
+            quoted = waiting.pop(row).get("text")
+            is_same = quoted is None or printable(text.replace(PAIR, " | ")).startswith(quoted)
             require(
                 is_same,
-                key,
-                f"row {row + 1} of {table.name} is not {begins!r:.60}, as {file} has it",
+                file.key,
+                f"row {row + 1} of {table.name} is not {quoted!r:.60}, as {file.path} has it",
                 hint="Was the data changed, or sorted? Audit it again.",
             )
     few = ", ".join(str(row + 1) for row in list(waiting)[:5])
     require(
         not waiting,
-        key,
-        f"{file} names rows that are not there: {few} of {table.name}",
+        file.key,
+        f"{file.path} names rows that are not there: {few} of {table.name}",
         allowed=f"1 to {num_rows:,}",
         hint="Was the data changed? Audit it again.",
     )

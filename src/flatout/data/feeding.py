@@ -1,7 +1,12 @@
-"""What every kind of data says of its splits, its batches and its store."""
+"""Settings that every kind of data shares: splits, batches, feed and store.
+
+Open this file to add a setting for all of texts, bit strings and recordings, or to change how
+`data.effective_batch` is divided among devices.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -16,7 +21,7 @@ from flatout.errors import UserError, check_settings, require, setting
 FILES = "a file, a pattern, a list of files; from Python a table"
 FOLDERS = "a file, a pattern, a list of files, a folder; from Python a table"
 SOURCES = "a file, a pattern, a list of files, a folder, a name of the Hub; from Python a table"
-_FURTHEST = 4096  # how far from the wanted number others are looked for
+_FURTHEST = 4096  # rows; an error looks so far for numbers that can be divided
 
 
 @dataclass(kw_only=True, slots=True)
@@ -71,7 +76,8 @@ class FeedingConfig:
         check_settings(self, "data")
         wanted = self.effective_batch
         if wanted is not None:
-            where, hint = "data.effective_batch", "Leave one of them out."
+            where = "data.effective_batch"
+            hint = "Leave one of them out."
             require(
                 self.accumulate == 1,
                 where,
@@ -92,23 +98,22 @@ class FeedingConfig:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What is named for each split."""
+        """The source of each split, None where settings name none."""
         return {split: getattr(self, split, None) for split in SPLITS}
 
     def batches(self, world: int) -> tuple[int, int]:
-        """Rows that each of so many devices computes at once, and how many such batches make a
-        step.
-        """
+        """Rows that each of `world` devices computes at once, and batches of a step on each."""
         if self.effective_batch is None:
             return self.batch_size, self.accumulate
         return divided(self.effective_batch, self.batch_size, world)
 
     def taken_shares(self, given: Collection[str]) -> tuple[float, float]:
-        """Shares of the training rows that become validation and test, where files are given for
-        some splits.
+        """Shares of the training rows that become validation and test; `given`: splits with rows of
+        their own.
         """
         validation = 0.0 if "validation" in given else self.validation_share
-        return validation, 0.0 if {"test", "validation"} & set(given) else self.test_share
+        test = 0.0 if {"test", "validation"} & set(given) else self.test_share
+        return validation, test
 
     def split_names(self, given: Collection[str]) -> list[str]:
         """The splits there will be."""
@@ -117,8 +122,9 @@ class FeedingConfig:
 
 
 def require_other_files(given: dict[str, object], source_keys: Sequence[str]) -> None:
-    """One setting names the training rows, files for validation and test need it, and no file
-    stands for two splits.
+    """Refuse settings that name training rows twice or not at all, or one file for two splits.
+
+    `given`: settings and their values; `source_keys`: those that name training rows.
     """
     both = given.get("source") is not None and given.get("train") is not None
     require(not both, "data.train", "is set beside data.source", hint="Set one of the two.")
@@ -146,36 +152,31 @@ def require_other_files(given: dict[str, object], source_keys: Sequence[str]) ->
 
 
 def divided(wanted: int, most: int, world: int) -> tuple[int, int]:
-    """Rows of a batch, at most `most`, and batches a step: their product times the devices is
-    exactly `wanted`.
+    """Rows of a batch, at most `most`, and batches of a step; times the devices they are `wanted`.
 
     >>> divided(512, most=64, world=4)
     (64, 2)
     """
-    if (found := _divided(wanted, most, world)) is not None:
-        return found
-    reaches = (
-        range(wanted - 1, max(0, wanted - _FURTHEST), -1),
-        range(wanted + 1, wanted + _FURTHEST),
-    )
-    nearest = [
-        next((str(near) for near in reach if _divided(near, most, world)), "") for reach in reaches
-    ]
+    if (parts := _divided(wanted, most, world)) is not None:
+        return parts
+    below = range(wanted - 1, max(0, wanted - _FURTHEST), -1)
+    above = range(wanted + 1, wanted + _FURTHEST)
+    nearest = []
+    for rows in (below, above):
+        can_divide = (str(near) for near in rows if _divided(near, most, world))
+        nearest += itertools.islice(can_divide, 1)
     shared = f"{world} devices" if world > 1 else "one device"
     raise UserError(
         "data.effective_batch",
         f"{wanted} rows cannot be divided evenly among {shared} in batches of {-(-most // 2)} to"
         f" {most} rows",
-        hint=f"Set {' or '.join(filter(None, nearest))}, or another data.batch_size.",
+        hint=f"Set {' or '.join(nearest)}, or another data.batch_size.",
     )
 
 
 def _divided(wanted: int, most: int, world: int) -> tuple[int, int] | None:
-    """The largest batch that divides a device's share; None where only ones less than half as large
-    could be.
-    """
-    # Such would cost more steps of the device than they save: rows are never dropped or filled up
-    # for it.
+    """The largest batch that divides a device's share; None where it is under half of `most`."""
+    # Smaller batches would leave the device idle. Rows are never dropped or filled up instead.
     share, rest = divmod(wanted, world)
     if rest or not share:
         return None

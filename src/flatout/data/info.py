@@ -1,6 +1,7 @@
 """What is known of data whose store is open: labels, vocabulary, columns, counts.
 
-A task builds its network from it, a predictor answers with it, and a report prints it.
+A task builds its network from it, a predictor answers with it, and a report prints it. Open this
+file to add a fact of texts or tags that a task needs.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from flatout.data.tables.roles import Roles
     from flatout.data.tokens.subwords import Encoder
 
-NO_TAG = -100  # stands where a token begins no word
-_TOKENS_A_PIECE = 1 << 22
+NO_TAG = -100  # the target of a token that begins no word; losses of torch leave it out
+_TOKENS_A_PIECE = 1 << 22  # tokens that are counted at once, so that memory stays flat
+# Of the spread of regression targets: rounding to fp32 may change them by so much.
 _MOST_LOST = 1e-3
 
 
@@ -40,7 +42,8 @@ class Labels:
     spread: float = 1.0  # their standard deviation
 
     def __post_init__(self) -> None:
-        lost = abs(self.mean) * 2**-24  # by so much numbers change that are kept as fp32
+        # fp32 has 24 bits: numbers around a million that differ by 0.01 become equal.
+        lost = abs(self.mean) * 2**-24
         what = (
             f"numbers around {self.mean:.6g} that differ by {self.spread:.3g}, which fp32 keeps to"
             f" {lost:.2g}"
@@ -55,14 +58,14 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class TagLabels:
-    """What a tagger's outputs mean, and what of each split it never sees."""
+    """What the outputs of a tagger mean, and which words of each split it never sees."""
 
     names: list[str]  # O, then B and I of each type
-    words_per_row: float  # words of a training row on average, by which the loss is divided
-    # the words and entities of each split that lie beyond the longest row
+    words_per_row: float  # mean of the training rows, by which the loss is divided
+    # words and entities of each split that were cut off with the ends of long rows
     lost: dict[str, dict[str, Any]]
     counts: list[int] = field(default_factory=list)
-    """Training words of each tag, of those that the model sees; empty until they are counted."""
+    """Training words of each tag that the model sees; empty until they are counted."""
 
     @property
     def types(self) -> list[str]:

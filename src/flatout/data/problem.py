@@ -1,6 +1,4 @@
-"""What the rows of a table are labelled with: the one word that targets, losses and metrics all
-turn on.
-"""
+"""What the rows of a table are labelled with: targets, losses and metrics depend on it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The DataModule under all others: a store, built once and memory-mapped, and a feed for each of
-its splits.
+"""The base of all DataModules: a store, built once and memory-mapped, and a feed for each split.
 
 It works in any `L.Trainer`. The Trainer's accumulation and world size go into the plan of the
-training rows, so each batch holds the number of real rows of its whole optimizer step
-(`batch.step_rows`). Feeds divide the rows among ranks on their own: Lightning's distributed sampler
-finds nothing to replace. The position in the plan is the state.
+training rows, so each batch knows the number of real rows of its whole optimizer step
+(`batch.step_rows`). Feeds divide the rows among ranks, so Lightning's distributed sampler has
+nothing to replace. The state is the position in the plan. Open this file to change what a Trainer
+gets from a store; a subclass has what is special about texts, tags or recordings.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         settings class.
         """
         super().__init__()
-        names = [field.name for field in fields(self.settings)]
+        names = [setting.name for setting in fields(self.settings)]
         for name in settings:
             require(
                 name in names,
@@ -83,11 +83,8 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
     @classmethod
     def of(cls, config: Config, *, seed: int = 0, log: RunLog | None = None) -> Self:
         """The same from a settings object, as Hydra builds it."""
-        return cls(
-            seed=seed,
-            log=log,
-            **{field.name: getattr(config, field.name) for field in fields(config)},
-        )
+        settings = {setting.name: getattr(config, setting.name) for setting in fields(config)}
+        return cls(seed=seed, log=log, **settings)
 
     @abstractmethod
     def open_store(self) -> Info:
@@ -137,8 +134,9 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         return self.info.store
 
     def place(self, placement: Placement, config: Config | None = None) -> None:
-        """Set rank, device and layout instead of reading them from the Trainer; batches follow what
-        was measured.
+        """Set rank, device and layout instead of reading them from the Trainer.
+
+        `config`: settings with a measured batch size, which replace those of the constructor.
         """
         self._placement = placement
         self.config = self.config if config is None else config
@@ -154,17 +152,16 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         if self.trainer is not None and self._placement is None:
             # An epoch may not end inside a step: its batches are weighted by the rows of the whole
             # step.
-            limit, accumulate = self.trainer.limit_train_batches, feed.plan.accumulate
+            limit = self.trainer.limit_train_batches
+            accumulate = feed.plan.accumulate
             batches = limit if isinstance(limit, int) else int(limit * len(feed))
+            whole = max(1, batches // accumulate) * accumulate
             is_whole = batches >= len(feed) or batches % accumulate == 0
             require(
                 is_whole,
                 "limit_train_batches",
                 f"{limit} ends an epoch inside a step of {accumulate} batches",
-                hint=(
-                    "Set Trainer(limit_train_batches="
-                    f"{max(1, batches // accumulate) * accumulate})."
-                ),
+                hint=f"Set Trainer(limit_train_batches={whole}).",
             )
         return feed
 
@@ -187,40 +184,47 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             return super().transfer_batch_to_device(batch, device, dataloader_idx)
         return batch if batch.tokens.device == device else batch.to(device)
 
-    def _plan(self, name: str, place: Placement) -> PlanSettings:
-        """Training rows in random order, by steps; all other rows by length, the same
-        in each pass.
-        """
-        config, is_stream = self.config, self.is_stream
+    def _plan(self, name: str, placement: Placement) -> PlanSettings:
+        """Training rows in random order, by steps; all others by length, the same in each pass."""
+        config = self.config
         plan = PlanSettings(
-            layout=place.layout, rank=place.rank, world=place.world, is_stream=is_stream
+            layout=placement.layout,
+            rank=placement.rank,
+            world=placement.world,
+            is_stream=self.is_stream,
         )
         if name != "train":
             return replace(plan, rows_per_batch=config.eval_batch_size, shuffle=False)
-        rows = config.batches(place.world)[0]
-        cap = config.tokens_per_batch
-        plan = replace(
-            plan, rows_per_batch=rows, tokens_per_batch=cap, accumulate=self._accumulation(place)
+        return replace(
+            plan,
+            rows_per_batch=config.batches(placement.world)[0],
+            tokens_per_batch=config.tokens_per_batch,
+            accumulate=self._accumulation(placement),
+            repeats=placement.repeats,
+            seed=self.seed,
         )
-        return replace(plan, repeats=place.repeats, seed=self.seed)
 
     def _feed(self, name: str) -> Feed:
-        """The feed of a split: the one there is where nothing has changed, so that its position is
-        kept.
-        """
-        place = self._current_placement()
-        plan = self._plan(name, place)
-        device = place.device
+        """The feed of a split. While nothing changes it is the same one, and keeps its position."""
+        placement = self._current_placement()
+        plan = self._plan(name, placement)
+        device = placement.device
         is_train = name == "train"
         kind = self._choose_kind(device)
         if not is_train and kind is not FeedKind.resident:
             kind = FeedKind.threaded  # rows that are only evaluated need no worker processes
-        kept = self._feeds.get(name)
-        if kept is not None and (kept.plan, kept.kind, kept.device) == (plan, kind, device):
-            return kept
+        before = self._feeds.get(name)
+        if before is not None and (before.plan, before.kind, before.device) == (plan, kind, device):
+            return before
         split = self.store.splits[name]
-        workers = self.config.workers
-        feed = Feed(split, plan, kind=kind, device=device, workers=workers, keeps_position=is_train)
+        feed = Feed(
+            split,
+            plan,
+            kind=kind,
+            device=device,
+            workers=self.config.workers,
+            keeps_position=is_train,
+        )
         if is_train:
             feed.load_state_dict(self._position)
             if plan.world > 1:
@@ -242,17 +246,17 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             )
             self._kinds[device] = choice.value
             self._report("feed", choice.value.value, choice.why, choice.evidence)
-            self._read_with_care()
+            self._limit_reading_ahead()
         return self._kinds[device]
 
-    def _read_with_care(self) -> None:
-        """Read no pages ahead where the rows that are shuffled together are more than
-        memory holds.
+    def _limit_reading_ahead(self) -> None:
+        """Let the system read no pages ahead if memory cannot hold the rows that are shuffled
+        together.
         """
         train = self.store.splits["train"]
-        share = (
-            1.0 if self.config.tokens_per_batch else min(1.0, WINDOW_ROWS / max(1, train.num_rows))
-        )
+        share = 1.0
+        if not self.config.tokens_per_batch:
+            share = min(1.0, WINDOW_ROWS / max(1, train.num_rows))
         together = train.num_bytes * share
         free = free_bytes()
         if together > free:
@@ -272,28 +276,33 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             return self._placement
         if trainer is None:
             return Placement()
-        layout = BatchLayout.of(getattr(trainer.lightning_module, "model", None))
-        repeats = bool(getattr(trainer, "overfit_batches", 0))
+        # Any LightningModule is trained; those of ours keep the network in `model`.
+        network = getattr(trainer.lightning_module, "model", None)
         return Placement(
-            trainer.global_rank, trainer.world_size, trainer.strategy.root_device, layout, repeats
+            rank=trainer.global_rank,
+            world=trainer.world_size,
+            device=trainer.strategy.root_device,
+            layout=BatchLayout.of(network),
+            repeats=bool(trainer.overfit_batches),
         )
 
     def _accumulation(self, placement: Placement) -> int:
         """Batches of a step: the Trainer's, which must agree with the settings."""
-        config, trainer = self.config, self.trainer
+        config = self.config
+        trainer = self.trainer
         wanted = config.batches(placement.world)[1]
         if trainer is None or self._placement is not None:
             return wanted
         callbacks = vars(trainer)["callbacks"]  # Lightning sets the list without declaring it
         changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
-        hint = (
-            "Set Trainer(accumulate_grad_batches=…) instead of the GradientAccumulationScheduler."
-        )
         require(
             not changes,
             "accumulate_grad_batches",
             "changes from epoch to epoch, but the rows of each step are planned before training",
-            hint=hint,
+            hint=(
+                "Set Trainer(accumulate_grad_batches=…) instead of the"
+                " GradientAccumulationScheduler."
+            ),
         )
         given = trainer.accumulate_grad_batches
         hint = f"Set Trainer(accumulate_grad_batches={wanted})"
@@ -335,9 +344,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             self.run_log.decision(name, value, why, evidence)
 
     def _warn_of_order(self, split: StoreSplit, plan: PlanSettings) -> None:
-        """Tell where rows that are too many to be shuffled at once lie in the order of their
-        labels.
-        """
+        """Warn if rows are sorted by label and too many to be shuffled at once."""
         targets = split.columns.get("targets")
         if targets is None or isinstance(targets, Ragged) or targets.dtype.kind != "i":
             return

@@ -1,4 +1,8 @@
-"""Settings of texts: where they are, what their columns are, how they become batches."""
+"""Settings of texts and tagged words: sources, columns, labels, splits, tokens.
+
+Each setting is checked by itself when it is typed, and together with others in `__post_init__`.
+Open this file to add a setting of texts, or a built-in sample.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,8 @@ SAMPLES: dict[type, Callable[[Any, str], Table]] = {
     HeadlinesConfig: HeadlinesTable,
     TweetsConfig: TweetsTable,
     TaggedTweetsConfig: TaggedTweetsTable,
-}  # the built-in samples: the settings of each, and its table of one split
+}
+"""The built-in samples: the settings of each, and its table of one split."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -163,13 +168,9 @@ class TextDataConfig(FeedingConfig):
         self._require_fitting_sample()
         if self.text is not None:
             names = [self.text] if isinstance(self.text, str) else self.text
-            is_named = (
-                isinstance(names, list | tuple)
-                and names
-                and all(isinstance(name, str) for name in names)
-            )
+            are_names = isinstance(names, list | tuple) and len(names) > 0
             require(
-                bool(is_named),
+                are_names and all(isinstance(name, str) for name in names),
                 "data.text",
                 f"{self.text!r}",
                 allowed="a column, or a list of columns",
@@ -193,11 +194,10 @@ class TextDataConfig(FeedingConfig):
 
     @property
     def long_texts(self) -> LongTexts:
-        return (
-            LongTexts(self.long, self.window, self.overlap)
-            if self.long is Long.windows
-            else LongTexts(self.long)
-        )
+        """How long texts become rows; window and overlap are 0 without windows."""
+        if self.long is Long.windows:
+            return LongTexts(self.long, self.window, self.overlap)
+        return LongTexts(self.long)
 
     def _require_fitting_sample(self) -> None:
         is_tagged = self.problem is Problem.tags

@@ -430,8 +430,11 @@ class TextPreparation:
         writers = {split: writer.split(split, self._columns(plan)) for split in splits}
         totals = {split: _Totals() for split in writers}
         for split, block, encoded, targets in self._encode_blocks(blocks, plan):
-            columns = {"tokens": (encoded.tokens, encoded.lengths), "rows": block.rows - first}
-            writers[split].append(**columns, **self._name_targets(targets))
+            writers[split].append(
+                tokens=(encoded.tokens, encoded.lengths),
+                rows=block.rows - first,
+                **self._name_targets(targets),
+            )
             totals[split].add(encoded, self.config.long_texts)
             if self.config.is_sample and TOPIC in block.block.schema.names:
                 is_clean = pc.equal(block.block.column("label"), block.block.column(TOPIC))

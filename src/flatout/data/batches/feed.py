@@ -166,7 +166,7 @@ class Feed:
         if self.kind is FeedKind.workers:
             return self._load_in_workers(plan, start)
         planned = (plan.batches(first, stop) for first, stop in self._spans(plan, start))
-        runs = map(self._gatherer.run, planned)
+        runs: Iterator[Run] = map(self._gatherer.run, planned)
         if self.kind is FeedKind.threaded:
             runs = self._gather_ahead(runs)
         batches = (batch for run in runs for batch in cut_run(run))
