@@ -261,7 +261,7 @@ def test_columns_that_do_not_fit_are_named_by_row():
     )
     assert refusal({}).startswith("windows: the table in memory has no rows")
     assert refusal(3).startswith("windows: cannot read rows from a int")
-    assert refusal([3]).startswith("windows: a TimeSeriesDataSet says itself what its windows are")
+    assert refusal([3]).startswith("windows: a TimeSeriesDataSet defines its own windows")
     with pytest.raises(
         UserError, match=r"windows: cannot read a dict .a table, a mapping of arrays, or Time"
     ):

@@ -1,7 +1,10 @@
-"""Tables as recordings: parted by file, group and gap, checked, filled and resampled to a fixed
-step.
+"""Read tables as recordings: split them by file, group and gap, check, fill and resample them.
 
-A large file that is one recording as it stands is read block by block, by way of a scratch file.
+`read_recordings` has one file in memory at a time. Of each recording it checks that times rise,
+fills or drops missing values, cuts at long gaps, resamples to a fixed step, and adds integrals, as
+the `RecordingRules` say. `ReadingNotes` collect what was changed or looks odd, for the lines that
+are printed. A large file that needs none of this is copied once to a scratch file of numbers, and
+read from there block by block (`Scratch`).
 """
 
 from __future__ import annotations
@@ -40,97 +43,91 @@ class Recording:
     part: str  # what splits keep together: its file, or the first column of its group
     values: Any  # [samples, columns] float64; of a large file `ScratchValues`
     times: Any  # [samples] seconds; numbers from 0 where there is no column of times
+    # [samples] rows in their file, from 0. A resampled one has the row at or before it; a large
+    # file has none.
     rows: NDArray[np.int64]
-    """[samples] rows in their file, from 0; of resampled ones the row at or before; none of a large
-    file."""
     step: float = 1.0  # median seconds between two samples, as they were written
     longest_s: float = 0.0  # of a large file with times: the most seconds between two samples
     label: str | None = None
     whole: str = ""  # of a recording with a group: its name before gaps part it
     is_dated: bool = False  # whether `times` were dates, and count from 1970
+    # [samples, columns] False where a value repeats one that was measured before; None where all
+    # were measured.
     measured: NDArray[np.bool_] | None = None
-    """[samples, columns] False where a value repeats one that was measured before; None where all
-    were measured."""
 
     def take(self, chosen: slice | NDArray[np.int64]) -> Recording:
-        taken = replace(
-            self, values=self.values[chosen], times=self.times[chosen], rows=self.rows[chosen]
+        """The recording with some of its samples."""
+        return replace(
+            self,
+            values=self.values[chosen],
+            times=self.times[chosen],
+            rows=self.rows[chosen],
+            measured=None if self.measured is None else self.measured[chosen],
         )
-        return taken if self.measured is None else replace(taken, measured=self.measured[chosen])
 
 
 @dataclass(slots=True)
 class ReadingNotes:
-    """What was found while recordings were read."""
+    """What was changed or looks odd, noted while recordings are read.
+
+    The first three say in words which rows of a recording it is, by the recording's name.
+    """
 
     filled: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
+    # Rows that were to be filled and have no value before them.
     headless: dict[str, str] = field(default_factory=dict)
-    """Rows that were to be filled and have no value before them."""
+    # Recordings with a gap of many steps: seconds of the longest one, and of a step.
     holes: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Recordings with a gap of many steps: seconds of the longest one, and of a step."""
-    gaps: int = 0
+    gaps: int = 0  # longer than `data.max_gap`
     short: int = 0  # recordings of a single sample, which are left out
-    brief: list[str] = field(default_factory=list)  # and those too short for what is asked of them
+    brief: list[str] = field(default_factory=list)  # recordings too short for a window, left out
+    # The median seconds between two samples of each recording, as they were written.
     steps: list[float] = field(default_factory=list)
-    """The median seconds between two samples of each recording, as they were written."""
-    is_resampled: bool = False  # whether recordings get one step, whatever they were written with
+    is_resampled: bool = False  # whether `data.step` gives all recordings one step
 
     def look_at_steps(self, name: str, longest_s: float, step_s: float) -> None:
-        """Note the step of a recording, and its longest gap where that is far longer."""
+        """Note the step of a recording, and its longest gap if that is many steps long."""
         self.steps.append(step_s)
         if longest_s > _STEPS_OF_A_HOLE * step_s:
             self.holes[name] = longest_s, step_s
 
     def lines(self) -> list[str]:
-        """In words, with the setting that changes it."""
-        found = [
-            f"warning {name}: {what} filled; data.missing=drop"
-            for name, what in self.filled.items()
-        ]
-        found += [
-            f"warning {name}: {what} dropped: no value before"
-            for name, what in self.headless.items()
-        ]
-        found += [
-            f"warning {name}: {what} dropped; data.missing=fill"
-            for name, what in self.dropped.items()
-        ]
-        found += (
-            [f"gaps: {self.gaps:,} longer than data.max_gap split recordings"] if self.gaps else []
-        )
-        found += self._describe_holes()
-        found += self._describe_rates()
-        found += (
-            [f"warning recordings: {self.short:,} of a single sample left out"]
-            if self.short
-            else []
-        )
-        named = f"{', '.join(self.brief[:3])}{', …' if len(self.brief) > 3 else ''}"
-        found += (
-            [f"warning recordings: {len(self.brief):,} too short, left out: {named}"]
-            if self.brief
-            else []
-        )
-        return found
+        """A line for each note, with the setting that changes what is done."""
+        lines = []
+        for rows_of, outcome in (
+            (self.filled, "filled; data.missing=drop"),
+            (self.headless, "dropped: no value before"),
+            (self.dropped, "dropped; data.missing=fill"),
+        ):
+            lines += [f"warning {name}: {rows} {outcome}" for name, rows in rows_of.items()]
+        if self.gaps:
+            lines.append(f"gaps: {self.gaps:,} longer than data.max_gap split recordings")
+        if self.holes:
+            lines.append(self._describe_holes())
+        lines += self._describe_rates()
+        if self.short:
+            lines.append(f"warning recordings: {self.short:,} of a single sample left out")
+        if self.brief:
+            named = ", ".join(self.brief[:3]) + (", …" if len(self.brief) > 3 else "")
+            count = len(self.brief)
+            lines.append(f"warning recordings: {count:,} too short, left out: {named}")
+        return lines
 
-    def _describe_holes(self) -> list[str]:
-        if not self.holes:
-            return []
+    def _describe_holes(self) -> str:
+        """The longest gap of all, and how many other recordings have gaps."""
         name = max(self.holes, key=lambda hole: self.holes[hole][0])
         longest_s, step_s = self.holes[name]
-        others = (
-            f"; {counted(len(self.holes) - 1, 'recording')} more with such gaps"
-            if len(self.holes) > 1
-            else ""
-        )
-        what = f"longest gap {longest_s:,.10g} s, with a sample every {step_s:.10g} s{others}"
-        return [
+        what = f"longest gap {longest_s:,.10g} s, with a sample every {step_s:.10g} s"
+        if len(self.holes) > 1:
+            what += f"; {counted(len(self.holes) - 1, 'recording')} more with such gaps"
+        return (
             f"warning {name}: {what}; windows reach across it unless data.max_gap parts recordings"
             " there"
-        ]
+        )
 
     def _describe_rates(self) -> list[str]:
+        """A warning where recordings were sampled at different rates."""
         if self.is_resampled or not self.steps:
             return []
         least_s, median_s, most_s = np.quantile(self.steps, (0, 0.5, 1)).tolist()
@@ -140,8 +137,8 @@ class ReadingNotes:
         return [f"warning recordings: {what}; data.step={median_s:.10g} resamples them"]
 
 
-OTHER_RATE = 0.05  # share by which the median time between samples may differ between recordings
-_STEPS_OF_A_HOLE = 10.0  # from so many steps between two samples on a gap is warned of
+OTHER_RATE = 0.05  # fraction by which the median time between samples may differ
+_STEPS_OF_A_HOLE = 10.0  # between two samples: a longer gap is warned of
 
 
 def read_recordings(
@@ -152,12 +149,12 @@ def read_recordings(
 ) -> Iterator[Recording]:
     """The recordings of a table, file by file; one file is in memory at a time."""
     for file in table.tables or [table]:
-        for recording in _parted(file, rules):
-            yield from _made_even(file, recording, rules, notes)
+        for recording in _split_by_group(file, rules):
+            yield from _apply_rules(file, recording, rules, notes)
             advance(len(recording.rows))
 
 
-def _parted(file: Table, rules: RecordingRules) -> Iterator[Recording]:
+def _split_by_group(file: Table, rules: RecordingRules) -> Iterator[Recording]:
     """The recordings of a file as they are written, in the order in which they begin."""
     groups = GroupNumbers(rules.group)
     values = []
@@ -165,112 +162,118 @@ def _parted(file: Table, rules: RecordingRules) -> Iterator[Recording]:
     labels = []
     codes = []
     is_dated = False
-    for block, own_values, own_times, are_dates in read_blocks(file, rules):
-        values.append(own_values)
-        times.append(own_times)
+    num_rows = 0
+    for block, block_values, block_times, are_dates in read_blocks(file, rules):
+        values.append(block_values)
+        times.append(block_times)
         is_dated = is_dated or are_dates
         if rules.label is not None:
             labels.append(as_texts(decoded(block.column(rules.label))))
         if rules.group:
             columns = [as_texts(decoded(block.column(name))) for name in rules.group]
             for name, column in zip(rules.group, columns, strict=True):
-                lacking = np.flatnonzero(mask_of(pc.fill_null(is_blank(column), True))) + sum(
-                    map(len, values[:-1])
-                )
+                blank = np.flatnonzero(mask_of(pc.fill_null(is_blank(column), True))) + num_rows
                 require(
-                    not lacking.size,
+                    not blank.size,
                     "data.group",
-                    f"{file.name}: {name} is missing in row {name_rows(lacking, file)}",
+                    f"{file.name}: {name} is missing in row {name_rows(blank, file)}",
                     hint="Write the group in each row.",
                 )
             codes.append(groups.number(columns))
-    places = np.arange(sum(map(len, times)))
-    require(len(places) > 0, file.name, "no rows", hint="Name a file that holds some.")
-    column = pa.chunked_array(labels).combine_chunks() if labels else None
-    numbers: dict[str, Any] = {
-        "values": np.concatenate(values),
-        "times": np.concatenate(times),
-        "rows": places,
-    }
-    whole = Recording(name=file.name, part=file.name, **numbers, is_dated=is_dated)
-    chosen: list[Any] = [slice(None)]
+        num_rows += len(block_times)
+    require(num_rows > 0, file.name, "no rows", hint="Name a file that holds some.")
+    label_column = pa.chunked_array(labels).combine_chunks() if labels else None
+    whole = Recording(
+        name=file.name,
+        part=file.name,
+        values=np.concatenate(values),
+        times=np.concatenate(times),
+        rows=np.arange(num_rows),
+        is_dated=is_dated,
+    )
+    rows_of_groups: list[slice | NDArray[np.int64]] = [slice(None)]
     if rules.group:
+        # Groups 0 1 0 2 of four rows: order 0 2 1 3, where groups 1 and 2 begin at 2 and 3, so the
+        # rows are [0, 2], [1] and [3].
         code = np.concatenate(codes)
         order = np.argsort(code, kind="stable")
-        chosen = np.split(order, np.searchsorted(code[order], np.arange(1, len(groups.part_of))))
-    for (name, part), rows in zip((groups.part_of or {"": file.name}).items(), chosen, strict=True):
-        full = f"{file.name}: {name}" if name else file.name
-        one = replace(whole.take(rows), name=full, whole=full, part=part)
-        seconds = (
-            one.times if rules.time is not None else np.arange(len(one.rows), dtype=np.float64)
-        )
-        label = None if column is None else _label_of(column.take(pa.array(one.rows)), one.name)
-        yield replace(one, times=seconds, label=label)
+        begins = np.searchsorted(code[order], np.arange(1, len(groups.part_of)))
+        rows_of_groups = list(np.split(order, begins))
+    parts = groups.part_of or {"": file.name}
+    for (name, part), rows in zip(parts.items(), rows_of_groups, strict=True):
+        full_name = f"{file.name}: {name}" if name else file.name
+        recording = replace(whole.take(rows), name=full_name, whole=full_name, part=part)
+        # Rows were counted over the whole file; without times each recording counts from 0.
+        if rules.time is None:
+            recording = replace(recording, times=np.arange(len(recording.rows), dtype=np.float64))
+        if label_column is not None:
+            label = _only_label(label_column.take(pa.array(recording.rows)), full_name)
+            recording = replace(recording, label=label)
+        yield recording
 
 
-def _label_of(column: pa.Array, whose: str) -> str:
-    found = pc.unique(column.filter(pc.invert(is_blank(column)))).to_pylist()
-    hint = "Write the same value in all rows of a recording, or part recordings with data.group."
-    listed = ", ".join(map(repr, found[:3]))
+def _only_label(column: pa.Array, recording: str) -> str:
+    """The one label in the rows of a recording; blank rows do not count."""
+    labels = pc.unique(column.filter(pc.invert(is_blank(column)))).to_pylist()
     require(
-        len(found) == 1,
+        len(labels) == 1,
         "data.target",
-        f"{whose} has {len(found)} labels ({listed})",
+        f"{recording} has {len(labels)} labels ({', '.join(map(repr, labels[:3]))})",
         allowed="one",
-        hint=hint,
+        hint=(
+            "Write the same value in all rows of a recording, or part recordings with data.group."
+        ),
     )
-    return str(found[0])
+    return str(labels[0])
 
 
-def _made_even(
+def _apply_rules(
     file: Table, recording: Recording, rules: RecordingRules, notes: ReadingNotes
 ) -> Iterator[Recording]:
+    """Check, fill, cut and resample a recording; its pieces between gaps come one by one."""
     if rules.time is not None:
         _require_rising(file, recording, rules.time)
-    whole = _without_missing(file, recording, rules, notes)
+    whole = _replace_missing(file, recording, rules, notes)
     pieces = [whole] if rules.max_gap is None else _cut_at_gaps(whole, rules.max_gap)
     notes.gaps += len(pieces) - 1
     for piece in pieces:
-        even = (
-            piece if rules.step is None else resample(piece, rules.step, past_only=rules.past_only)
-        )
+        even = piece
+        if rules.step is not None:
+            even = resample(piece, rules.step, past_only=rules.past_only)
         if len(even.times) < 2:
             notes.short += 1
             continue
-        apart = np.diff(piece.times)
-        step_s = float(np.median(apart))
+        steps = np.diff(piece.times)
+        step_s = float(np.median(steps))
+        longest_s = float(steps.max()) if rules.time is not None else 0.0
         notes.is_resampled = rules.step is not None
-        notes.look_at_steps(
-            piece.name, float(apart.max()) if rules.time is not None else 0.0, step_s
-        )
-        yield replace(_with_integrals(even, rules) if rules.cumulate else even, step=step_s)
+        notes.look_at_steps(piece.name, longest_s, step_s)
+        yield replace(_add_integrals(even, rules) if rules.cumulate else even, step=step_s)
 
 
-def _with_integrals(recording: Recording, rules: RecordingRules) -> Recording:
-    """Integrals over time by trapezoids, before the other columns."""
+def _add_integrals(recording: Recording, rules: RecordingRules) -> Recording:
+    """Put integrals over time, by trapezoids, before the other columns."""
+    # Currents 2, 4, 4 A at 0, 1 and 3 h: areas 3 and 8, integrals 0, 3, 11 Ah.
     columns = recording.values[:, [rules.columns.index(name) for name in rules.cumulate]]
     hours = np.diff(recording.times)[:, None] / (1.0 if rules.time is None else 3600.0)
     areas = (columns[1:] + columns[:-1]) / 2 * hours
     integrals = np.concatenate([np.zeros_like(columns[:1]), areas.cumsum(axis=0)])
-    whole = replace(recording, values=np.concatenate([integrals, recording.values], axis=1))
-    if recording.measured is None:
-        return whole
-    of_integrals = np.ones(integrals.shape, np.bool_)
-    return replace(whole, measured=np.concatenate([of_integrals, recording.measured], axis=1))
+    measured = recording.measured
+    if measured is not None:
+        measured = np.concatenate([np.ones(integrals.shape, np.bool_), measured], axis=1)
+    values = np.concatenate([integrals, recording.values], axis=1)
+    return replace(recording, values=values, measured=measured)
 
 
 def _require_rising(file: Table, recording: Recording, name: str) -> None:
+    """Refuse a time that is not later than the one before, with its row."""
     falls = np.flatnonzero(np.diff(recording.times) <= 0)
     if not falls.size:
         return
-    place = int(falls[0])
-    are_dates = recording.is_dated
-    moments = recording.times[place : place + 2].tolist()
-    before, after = (
-        str(np.datetime64(round(at * 1e3), "ms")) if are_dates else f"{at:.15g}" for at in moments
-    )
+    first = int(falls[0])
+    before, after = (_name_time(recording, row) for row in (first, first + 1))
     how = f"repeats {after}" if before == after else f"goes back from {before} to {after}"
-    row = file.locate(int(recording.rows[place + 1]) + 1)
+    row = file.locate(int(recording.rows[first + 1]) + 1)
     raise UserError(
         "data.time",
         f"{recording.name}: {name} {how} in row {row}",
@@ -280,16 +283,24 @@ def _require_rising(file: Table, recording: Recording, name: str) -> None:
     )
 
 
-def _without_missing(
+def _name_time(recording: Recording, row: int) -> str:
+    time = float(recording.times[row])
+    if recording.is_dated:
+        return str(np.datetime64(round(time * 1e3), "ms"))
+    return f"{time:.15g}"
+
+
+def _replace_missing(
     file: Table, recording: Recording, rules: RecordingRules, notes: ReadingNotes
 ) -> Recording:
+    """Refuse, drop or fill the rows without a value, as `data.missing` says."""
     is_missing = np.isnan(recording.values)
-    lacking = is_missing.any(axis=1)
-    if not lacking.any():
+    is_incomplete = is_missing.any(axis=1)
+    if not is_incomplete.any():
         return recording
     columns = ", ".join(np.array(rules.columns)[is_missing.any(axis=0)])
-    count = int(lacking.sum())
-    where = f"{'row' if count == 1 else 'rows'} {name_rows(recording.rows[lacking], file)}"
+    count = int(is_incomplete.sum())
+    where = f"{'row' if count == 1 else 'rows'} {name_rows(recording.rows[is_incomplete], file)}"
     what = f"{counted(count, 'row')} without {columns} ({where})"
     if rules.missing is Missing.refuse:
         raise UserError(
@@ -299,17 +310,16 @@ def _without_missing(
         )
     if rules.missing is Missing.drop:
         notes.dropped[recording.name] = what
-        is_bare = bool(lacking.all())
         require(
-            not is_bare,
+            not is_incomplete.all(),
             "data.missing",
             f"{recording.name}: no row is whole",
             hint="Leave out the column.",
         )
-        return recording.take(np.flatnonzero(~lacking))
-    for name, is_bare in zip(rules.columns, is_missing.all(axis=0).tolist(), strict=True):
+        return recording.take(np.flatnonzero(~is_incomplete))
+    for name, is_empty in zip(rules.columns, is_missing.all(axis=0).tolist(), strict=True):
         require(
-            not is_bare,
+            not is_empty,
             "data.missing",
             f"{recording.name}: {name} has no value",
             hint="Leave it out.",
@@ -320,18 +330,18 @@ def _without_missing(
         if left_out := len(recording.times) - len(carried.times):
             notes.headless[recording.name] = f"{counted(left_out, 'first row')} without {columns}"
         return carried
+    times = recording.times
     values = recording.values.copy()
     for number in range(len(rules.columns)):
-        known = ~is_missing[:, number]
-        values[:, number] = np.interp(
-            recording.times, recording.times[known], values[known, number]
-        )
+        is_known = ~is_missing[:, number]
+        values[:, number] = np.interp(times, times[is_known], values[is_known, number])
     return replace(recording, values=values)
 
 
 def _carry_forward(recording: Recording, is_missing: NDArray[np.bool_]) -> Recording:
-    """Each missing value as the last one before it; rows before the first value of some column are
-    left out.
+    """Fill each missing value with the last one before it.
+
+    Rows before the first value of some column are left out.
     """
     # [nan, 5, nan, 7] → [-1, 1, 1, 3] → [5, 5, 7] behind the first row
     source = _last_measured(~is_missing)
@@ -341,81 +351,90 @@ def _carry_forward(recording: Recording, is_missing: NDArray[np.bool_]) -> Recor
 
 
 def _last_measured(measured: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """`[samples, columns]` the last row up to each one whose value was measured; -1 where there is
-    none.
+    """`[samples, columns]`: for each value the last row, up to its own, that was measured, or -1.
+
+    One column measured no, yes, no, yes → -1, 1, 1, 3.
     """
     rows = np.arange(len(measured))[:, None]
     return np.maximum.accumulate(np.where(measured, rows, -1), axis=0)
 
 
 def _cut_at_gaps(recording: Recording, max_gap: float) -> list[Recording]:
+    """The pieces between gaps longer than `max_gap` seconds, numbered from 1."""
     cuts = np.flatnonzero(np.diff(recording.times) > max_gap) + 1
     if not len(cuts):
         return [recording]
-    pieces = [
-        recording.take(slice(*ends))
-        for ends in itertools.pairwise([0, *cuts.tolist(), len(recording.times)])
-    ]
-    return [
-        replace(piece, name=f"{piece.name} part {number}") for number, piece in enumerate(pieces, 1)
-    ]
+    pieces = []
+    ends = [0, *cuts.tolist(), len(recording.times)]
+    for number, (first, stop) in enumerate(itertools.pairwise(ends), 1):
+        piece = recording.take(slice(first, stop))
+        pieces.append(replace(piece, name=f"{piece.name} part {number}"))
+    return pieces
 
 
 def resample(recording: Recording, step: float, *, past_only: bool = False) -> Recording:
-    """Samples at a fixed step from the first one on: linear between two samples, or the last one at
-    or before.
+    """Samples at a fixed step from the first one on, linear between two samples.
+
+    With `past_only` each is the last sample at or before its time.
     """
     times = recording.times
+    # The last time counts even where its distance is a rounding less than a whole step.
     count = int(np.floor((times[-1] - times[0]) / step * (1 + 1e-12))) + 1
-    wanted = times[0] + step * np.arange(count)
+    new_times = times[0] + step * np.arange(count)
     if past_only:
-        return _hold(recording, wanted, step)
-    columns = [np.interp(wanted, times, column) for column in recording.values.T]
-    place = np.clip(np.searchsorted(times, wanted, side="right") - 1, 0, len(times) - 1)
+        return _hold(recording, new_times, step)
+    columns = [np.interp(new_times, times, column) for column in recording.values.T]
+    source = np.clip(np.searchsorted(times, new_times, side="right") - 1, 0, len(times) - 1)
     return replace(
-        recording, values=np.stack(columns, axis=1), times=wanted, rows=recording.rows[place]
+        recording, values=np.stack(columns, axis=1), times=new_times, rows=recording.rows[source]
     )
 
 
-def measured_targets(recording: Recording, targets: int) -> NDArray[np.bool_]:
-    """`[samples, targets]` whether each target, the last columns, was measured then, and is no
-    repeated value.
-    """
+def measured_columns(recording: Recording) -> NDArray[np.bool_]:
+    """`[samples, columns]`, read only: whether each value was measured, and repeats none before."""
     if recording.measured is None:
-        return np.ones((len(recording.values), targets), np.bool_)
-    return recording.measured[:, -targets:]
+        return np.broadcast_to(np.True_, recording.values.shape)
+    return recording.measured
 
 
+def measured_targets(recording: Recording, targets: int) -> NDArray[np.bool_]:
+    """`measured_columns` of the targets, which are the last columns."""
+    return measured_columns(recording)[:, -targets:].copy()
+
+
+# A sample may stand behind the time that it was written for by this part of a step, and by so many
+# roundings of the largest time.
 _STEPS_OFF = 1e-6
 _ROUNDINGS_OFF = 4
-"""Part of a step, and roundings of a time, by which a sample may stand behind the time that it was
-written for."""
 
 
-def _hold(recording: Recording, wanted: Floats, step: float) -> Recording:
-    """At each of these times the last sample at or before; measured is what is newer than the time
-    before.
+def _hold(recording: Recording, new_times: Floats, step: float) -> Recording:
+    """The last sample at or before each of these times.
+
+    A value counts as measured where it is newer than the one at the time before.
     """
-    # times 0 2 4, wanted 0 1 2 3 4 → rows 0 0 1 1 2, measured yes no yes no yes
-    times, values = recording.times, recording.values
+    # times 0 2 4, new_times 0 1 2 3 4 → source 0 0 1 1 2, measured yes no yes no yes
+    times = recording.times
     slack = step * _STEPS_OFF + _ROUNDINGS_OFF * np.spacing(np.abs(times[[0, -1]]).max())
-    place = np.searchsorted(times, wanted + slack, side="right") - 1
-    before = np.append(-1, place[:-1])
-    measured = np.ones(values.shape, np.bool_) if recording.measured is None else recording.measured
-    is_new = _last_measured(measured)[place] > before[:, None]
-    held = replace(recording, values=values[place], times=wanted, rows=recording.rows[place])
-    return replace(held, measured=None if is_new.all() else is_new)
+    source = np.searchsorted(times, new_times + slack, side="right") - 1
+    source_before = np.append(-1, source[:-1])
+    is_new = _last_measured(measured_columns(recording))[source] > source_before[:, None]
+    return replace(
+        recording,
+        values=recording.values[source],
+        times=new_times,
+        rows=recording.rows[source],
+        measured=None if is_new.all() else is_new,
+    )
 
 
-# smaller files are read as a whole: a copy on disk would cost more than it saves
+# Smaller files are read as a whole: a copy on disk would cost more than it saves.
 LEAST_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class ScratchValues:
-    """Some columns of `[samples, width]` float64 in a file; a slice of rows is read when it is
-    asked for.
-    """
+    """Columns of a file of float64 `[samples, width]`; `[first:stop]` reads these rows only."""
 
     path: Path
     samples: int
@@ -433,42 +452,44 @@ class ScratchValues:
         start, stop, _ = rows.indices(len(self))
         width = self.width
         count = max(0, stop - start)
-        read = np.fromfile(
-            self.path, np.float64, count * width, offset=start * width * np.float64().itemsize
-        )
-        return read.reshape(count, width)[:, self.columns]
+        offset = start * width * np.float64().itemsize
+        numbers = np.fromfile(self.path, np.float64, count * width, offset=offset)
+        return numbers.reshape(count, width)[:, self.columns]
 
 
 class Scratch:
-    """The scratch files of the large files of one preparation, so that memory does not grow with a
-    file.
+    """Scratch files of numbers for the large files of a source; memory does not grow with a file.
+
+    A file is copied once, and then read from there twice: for the scales and for the store. Only a
+    recording that needs no rule can be copied. Any other one is read as a whole, which also reports
+    what is wrong with it.
     """
 
-    # Its numbers go to a scratch file beside the store, once; scales and store are then made from
-    # that file. It serves a recording that is written down as it stands. Any other one is read as a
-    # whole, which also reports what is wrong.
-
     def __init__(self, folder: Path, rules: RecordingRules, *, keeps_times: bool = False) -> None:
+        """Scratch files go to `folder`; with `keeps_times` they have a last column of times."""
         self.folder = folder
         self.rules = rules
         self.keeps_times = keeps_times
-        self._found: dict[str, Recording | None] = {}
+        self._recordings: dict[str, Recording | None] = {}
 
     def read(self, file: Table, notes: ReadingNotes) -> Recording | None:
-        """A large file as a recording; None where it has to be read as a whole."""
+        """A large file as a recording; None if it has to be read as a whole."""
         rules = self.rules
         is_changed = rules.group or rules.label or rules.step or rules.max_gap or rules.cumulate
         if is_changed or not isinstance(file, FileTable) or file.path.stat().st_size < LEAST_BYTES:
             return None
-        if file.name not in self._found:
-            self._found[file.name] = self._copy(file, self.folder / f"{len(self._found)}.float64")
-        if (found := self._found[file.name]) is not None:
-            notes.look_at_steps(file.name, found.longest_s, found.step)
-        return found
+        if file.name not in self._recordings:
+            path = self.folder / f"{len(self._recordings)}.float64"
+            self._recordings[file.name] = self._copy(file, path)
+        recording = self._recordings[file.name]
+        if recording is not None:
+            notes.look_at_steps(file.name, recording.longest_s, recording.step)
+        return recording
 
     def _copy(self, file: FileTable, path: Path) -> Recording | None:
-        """Write the numbers of a file to the scratch file; None where a value is missing or a time
-        does not rise.
+        """Write the numbers of a file to the scratch file.
+
+        None if a value is missing, a time does not rise, or there are fewer than two samples.
         """
         rules = self.rules
         samples = 0
@@ -481,32 +502,39 @@ class Scratch:
         with output:
             for _, values, times, are_dates in read_blocks(file, rules):
                 is_dated = is_dated or are_dates
-                apart = np.diff(times if last is None else np.append(last, times))
-                if np.isnan(values).any() or (apart <= 0).any():
+                # The last time of the block before belongs to the first step of this one.
+                block_steps = np.diff(times if last is None else np.append(last, times))
+                if np.isnan(values).any() or (block_steps <= 0).any():
                     path.unlink()
                     return None
-                steps += [float(np.median(apart))] if len(apart) else []
-                longest_s = max(longest_s, float(apart.max(initial=0.0)))
+                if len(block_steps):
+                    steps.append(float(np.median(block_steps)))
+                longest_s = max(longest_s, float(block_steps.max(initial=0.0)))
                 last = times[-1:]
-                samples = samples + len(values)
+                samples += len(values)
                 numbers = np.column_stack([values, times]) if self.keeps_times else values
                 with written():
                     output.write(np.ascontiguousarray(numbers).data)
         if samples < 2:
             return None
-        width = (columns := len(rules.columns)) + self.keeps_times
-        kept: dict[str, Any] = {"values": ScratchValues(path, samples, width, slice(columns))}
-        kept |= {"times": ScratchValues(path, samples, width, -1), "rows": np.empty(0, np.int64)}
-        kept |= {"longest_s": longest_s if rules.time is not None else 0.0}
+        columns = len(rules.columns)
+        width = columns + self.keeps_times
         return Recording(
-            name=file.name, part=file.name, **kept, step=float(np.median(steps)), is_dated=is_dated
+            name=file.name,
+            part=file.name,
+            values=ScratchValues(path, samples, width, slice(columns)),
+            times=ScratchValues(path, samples, width, -1),
+            rows=np.empty(0, np.int64),
+            longest_s=longest_s if rules.time is not None else 0.0,
+            step=float(np.median(steps)),
+            is_dated=is_dated,
         )
 
 
 def blocks_of(
     values: Floats | ScratchValues, rows: int, first: int = 0, stop: int | None = None
 ) -> Iterator[Floats]:
-    """Samples from `first` to before `stop`, so many at a time."""
+    """Samples from `first` to before `stop`, `rows` at a time."""
     end = len(values) if stop is None else stop
     for at in range(first, end, rows):
         yield values[at : min(at + rows, end)]

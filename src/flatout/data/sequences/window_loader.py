@@ -1,9 +1,9 @@
 """`windows`: a DataLoader of windows of a table, for any module that takes lookback and horizon.
 
-A usual loader makes a window a row: Python cuts each out, then stacks 64 of them. A DataLoader asks
-a dataset that has `__getitems__` for all numbers of a batch at once, so each group of columns is
-copied by one index. Samplers, distributed ones too, and workers are torch's own. Memory is the
-table's numbers once, and 12 bytes a window.
+A usual loader cuts out each window in Python, then stacks 64 of them. A DataLoader asks a dataset
+that has `__getitems__` for all numbers of a batch at once, so each group of columns is copied by
+one index. Samplers, distributed ones too, and workers are torch's own. Memory is the table's
+numbers once, and 12 bytes a window.
 
 The batches of pytorch-forecasting's `TimeSeriesDataSet` are gathered from the tensors that it has
 encoded. Encoders, scalers and normalizers stay its own: its `to_dataloader` and this give a model
@@ -17,7 +17,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,12 @@ from flatout.data.batches.gather import HostColumn, runs_of
 from flatout.data.batches.plan import stream
 from flatout.data.checks.findings import counted
 from flatout.data.sequences.columns import RecordingRules
-from flatout.data.sequences.recordings import ReadingNotes, Recording, read_recordings
+from flatout.data.sequences.recordings import (
+    ReadingNotes,
+    Recording,
+    measured_columns,
+    read_recordings,
+)
 from flatout.data.sequences.settings import Missing
 from flatout.data.sequences.views import Cut, Places, Segments
 from flatout.data.store.store import Array, Ragged
@@ -40,13 +45,53 @@ from flatout.errors import UserError, as_choice, require
 
 # what is read of a `TimeSeriesDataSet`
 _COLUMNS = ("reals", "categoricals", "time", "weight", "groups")
-_NUMBERS_AT_ONCE = 65_536
+_NUMBERS_AT_ONCE = 65_536  # window numbers that are a list of Python numbers at one time
 Names = str | list[str] | tuple[str, ...] | None
 Roles = dict[str, list[str]]  # columns by what they are for: target, features, known, static
+Lengths = NDArray[np.int32]  # [B] rows of each window
+Pair = tuple[Tensor, Tensor]  # values of encoder and decoder: [B, T] or [B, T, C]
+Columns = dict[str, Any]  # arrays of a table or of its windows, by name; None where there is none
+Batch = TypeVar("Batch")
+Nested = Tensor | None | dict[str, "Nested"] | tuple["Nested", ...] | list["Nested"]
+
+
+class Normalizer(Protocol):
+    """What is used of a normalizer of pytorch-forecasting."""
+
+    def fit(self, y: Tensor) -> Normalizer: ...
+
+    def transform(self, y: Tensor, target_scale: Tensor) -> Tensor: ...
+
+    def get_parameters(
+        self, groups: Tensor | None = None, group_names: list[str] | None = None
+    ) -> Tensor: ...
+
+
+class ForecastingDataset(Protocol):
+    """What is used of a `TimeSeriesDataSet` of pytorch-forecasting."""
+
+    data: dict[str, Any]
+    index: Any  # a pandas table with a row for each window
+    reals: list[str]
+    target_names: list[str]
+    target_normalizers: list[Normalizer]
+    group_ids: list[str]
+    max_encoder_length: int
+    multi_target: bool
+    add_relative_time_idx: bool
+    add_encoder_length: bool
+    add_target_scales: bool
+    randomize_length: object
+
+    def calculate_decoder_length(
+        self, time_last: NDArray[np.integer], sequence_length: NDArray[np.integer]
+    ) -> NDArray[np.integer]: ...
+
+    def get_transformer(self, name: str) -> object: ...
 
 
 def windows(
-    source: Any,
+    source: object,
     *,
     lookback: int = 0,
     horizon: int = 1,
@@ -77,46 +122,58 @@ def windows(
     in turn. It defines its own windows: of the other settings those from `batch_size` on count.
     """
     require(batch_size > 0, "batch_size", f"{batch_size}", allowed="1 or more")
-    if is_forecasting(source) or isinstance(source, Iterator | list | tuple):
-        has_said = not (lookback or target or group or time or features or known or static)
+    dataset: WindowBatches
+    if is_forecasting(source):
+        source = [source]
+    if isinstance(source, Iterator | list | tuple):
         require(
-            has_said,
+            not (lookback or target or group or time or features or known or static),
             "windows",
-            "a TimeSeriesDataSet says itself what its windows are",
+            "a TimeSeriesDataSet defines its own windows",
             hint="Leave out lookback and columns.",
         )
-        found: WindowBatches = ForecastingWindows([source] if is_forecasting(source) else source)
+        dataset = ForecastingWindows(source)
     else:
-        named = {"target": target, "features": features, "known": known, "static": static}
-        roles = {role: _listed(columns) for role, columns in named.items()}
-        columns = [name for names in roles.values() for name in names]
-        how = as_choice(Missing, missing, "missing")
-        ways: dict[str, Any] = {"max_gap": max_gap, "missing": how, "past_only": True}
-        rules = RecordingRules(columns=columns, time=time, group=_listed(group), **ways)
+        roles = {
+            "target": _as_list(target),
+            "features": _as_list(features),
+            "known": _as_list(known),
+            "static": _as_list(static),
+        }
+        rules = RecordingRules(
+            columns=[name for names in roles.values() for name in names],
+            time=time,
+            group=_as_list(group),
+            max_gap=max_gap,
+            missing=as_choice(Missing, missing, "missing"),
+            past_only=True,
+        )
         for name, value in (("lookback", lookback), ("horizon", horizon), ("stride", stride)):
             require(isinstance(value, int) and value > 0, name, f"{value!r}", allowed="1 or more")
         is_span = max_gap is None or (isinstance(max_gap, int | float) and max_gap > 0)
         require(is_span, "max_gap", f"{max_gap!r}", allowed="seconds above 0, or None")
-        found = TableWindows(
-            _recordings(source, roles, rules), roles, Cut(lookback, horizon, stride=stride)
-        )
-    order = SeededOrder(found, seed) if shuffle else None
-    settings: dict[str, Any] = {
-        "drop_last": drop_last,
-        "num_workers": num_workers,
-        "pin_memory": pin_memory,
-    }
-    return DataLoader(found, batch_size, sampler=order, collate_fn=take_whole, **settings)
+        cut = Cut(lookback, horizon, stride=stride)
+        dataset = TableWindows(_read_groups(source, roles, rules), roles, cut)
+    return DataLoader(
+        dataset,
+        batch_size,
+        sampler=SeededOrder(dataset, seed) if shuffle else None,
+        collate_fn=take_whole,
+        drop_last=drop_last,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+    )
 
 
-def take_whole(batch: Any) -> Any:
-    """The `collate_fn` of a batch that is whole already."""
+def take_whole(batch: Batch) -> Batch:
+    """The `collate_fn` of a dataset whose `__getitems__` returns whole batches."""
     return batch
 
 
 class SeededOrder(RandomSampler):
-    """Each window once an epoch, in an order of seed and epoch alone; counts the epochs where they
-    are not set.
+    """Each window once an epoch, in an order that depends on the seed and the epoch only.
+
+    Lightning calls `set_epoch`; without it each iteration is the next epoch.
     """
 
     def __init__(self, windows: WindowBatches, seed: int) -> None:
@@ -130,23 +187,22 @@ class SeededOrder(RandomSampler):
     def __iter__(self) -> Iterator[int]:
         random = stream(self.seed, self.epoch)
         self.epoch += 1
-        order = np.arange(
-            self.num_samples, dtype=np.int32 if self.num_samples < 2**31 else np.int64
-        )
+        kind = np.int32 if self.num_samples < 2**31 else np.int64
+        order = np.arange(self.num_samples, dtype=kind)
         random.shuffle(order)
-        # a list of all would take 40 bytes a window
+        # A list of all numbers would take 40 bytes a window.
         for first in range(0, len(order), _NUMBERS_AT_ONCE):
             yield from order[first : first + _NUMBERS_AT_ONCE].tolist()
 
 
 class WindowBatches(Dataset[Any], ABC):
-    """Windows by number: `[3]` is one, `__getitems__` a batch that needs no collating."""
+    """Windows by number: `[3]` is one window, `__getitems__([3, 7])` a whole batch."""
 
     start: Places  # the first row of each window
 
     @abstractmethod
     def batch(self, numbers: Places) -> Any:
-        """The windows of these numbers, put together."""
+        """A batch of the windows with these numbers."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -159,9 +215,11 @@ class WindowBatches(Dataset[Any], ABC):
 
 
 def gather_runs(values: Array, start_B: Places, length: int | NDArray[np.integer]) -> Tensor:
-    """`[B, longest, C]`: the rows of `values` from each start; shorter runs end in zeros, others
-    need no padding.
+    """`[B, longest, C]`: the rows of `values` from each start; shorter runs end in zeros.
+
+    Values 10 to 19, starts [2, 5] and lengths [3, 1] give [[12, 13, 14], [15, 0, 0]].
     """
+    # Runs of one length are rows of a view: one index copies them, without padding.
     if not isinstance(length, int) and (length == length[0]).all():
         length = int(length[0])
     if isinstance(length, int):
@@ -174,16 +232,18 @@ def gather_runs(values: Array, start_B: Places, length: int | NDArray[np.integer
     return padded
 
 
-def first_of(batch: Any) -> Any:
-    """The first row of a batch, of whatever it is made."""
+def first_of(batch: Nested) -> Nested:
+    """The first row of a batch, whatever containers its tensors are in."""
     if isinstance(batch, dict):
         return {name: first_of(part) for name, part in batch.items()}
-    if isinstance(batch, tuple | list):
-        return type(batch)(map(first_of, batch))
+    if isinstance(batch, tuple):
+        return tuple(map(first_of, batch))
+    if isinstance(batch, list):
+        return list(map(first_of, batch))
     return None if batch is None else batch[0]
 
 
-def is_forecasting(source: Any) -> bool:
+def is_forecasting(source: object) -> TypeGuard[ForecastingDataset]:
     """Whether this is a `TimeSeriesDataSet`."""
     return hasattr(source, "calculate_decoder_length") and hasattr(source, "index")
 
@@ -192,19 +252,19 @@ class TableWindows(WindowBatches):
     """Windows of a table's rows, group after group, as pairs of lookback and horizon."""
 
     def __init__(self, recordings: Iterator[Recording], roles: Roles, cut: Cut) -> None:
+        # Columns lie in the order target, features, known, static: with 1, 3 and 2 of the first
+        # three, `ends` are 1, 4, 6.
         ends = np.cumsum([len(roles[role]) for role in ("target", "features", "known")])
         blocks = []
         statics = []
         lengths = {}
-        filled = []
-        for each in recordings:
-            blocks.append(each.values[:, : ends[-1]].astype(np.float32))
-            statics.append(_only_row(each, roles["static"], ends[-1]))
-            lengths[each.name] = len(each.rows)
-            nothing = np.zeros(len(each.rows), np.bool_)
-            filled.append(
-                nothing if each.measured is None else (~each.measured[:, : ends[0]]).any(axis=1)
-            )
+        are_filled = []
+        for recording in recordings:
+            blocks.append(recording.values[:, : ends[-1]].astype(np.float32))
+            statics.append(_only_row(recording, roles["static"], ends[-1]))
+            lengths[recording.name] = len(recording.rows)
+            measured = measured_columns(recording)[:, : ends[0]]
+            are_filled.append((~measured).any(axis=1))
         _require_long_enough(lengths, cut)
         end = np.cumsum(list(lengths.values()))
         self.begin = np.append(0, end[:-1])
@@ -212,12 +272,14 @@ class TableWindows(WindowBatches):
         self.lookback = cut.lookback or 0
         self.horizon = cut.horizon
         self.static = np.stack(statics)
-        self._leave_out(np.concatenate(filled))
-        self.values = _joined(blocks)
-        self.target, self.known = self.values[:, : ends[0]], self.values[:, ends[1] :]
+        self._leave_out(np.concatenate(are_filled))
+        self.values = _join(blocks)
+        self.target = self.values[:, : ends[0]]
+        self.known = self.values[:, ends[1] :]
 
     def _leave_out(self, is_filled: NDArray[np.bool_]) -> None:
-        """Leave out the windows with a target in their horizon that was filled: it is no truth."""
+        """Leave out the windows with a filled target in their horizon: it was never measured."""
+        # is_filled 0 1 0 0 → count 0 0 1 1 1: rows 1 and 2 have count[3] - count[1] = 1 filled one
         count = np.append(0, np.cumsum(is_filled))
         first = self.start + self.lookback
         is_whole = count[first + self.horizon] == count[first]
@@ -236,10 +298,8 @@ class TableWindows(WindowBatches):
     def batch(self, numbers: Places) -> Any:
         start = self.start[numbers]
         behind = start + self.lookback
-        past, y = (
-            gather_runs(self.values, start, self.lookback),
-            gather_runs(self.target, behind, self.horizon),
-        )
+        past = gather_runs(self.values, start, self.lookback)
+        y = gather_runs(self.target, behind, self.horizon)
         if not (self.known.size or self.static.size):
             return past, y
         known = gather_runs(self.known, behind, self.horizon) if self.known.size else None
@@ -248,11 +308,11 @@ class TableWindows(WindowBatches):
         return {"past": past, "known": known, "static": static}, y
 
 
-def _listed(names: Names) -> list[str]:
+def _as_list(names: Names) -> list[str]:
     return [names] if isinstance(names, str) else list(names or ())
 
 
-def _recordings(source: Any, roles: Roles, rules: RecordingRules) -> Iterator[Recording]:
+def _read_groups(source: object, roles: Roles, rules: RecordingRules) -> Iterator[Recording]:
     """The groups of a table, one by one; messages name the settings of `windows`."""
     require(
         bool(roles["target"]),
@@ -260,14 +320,12 @@ def _recordings(source: Any, roles: Roles, rules: RecordingRules) -> Iterator[Re
         "no column is named",
         hint="Name what is forecast: target=COLUMN.",
     )
-    # arrays as they stand: lists of their numbers take ten times the memory
+    # An arrow table takes arrays without a copy; lists of their numbers take ten times the memory.
     if isinstance(source, Mapping):
-        source = {name: np.asarray(values) for name, values in source.items()}
-        is_table = (
-            all(each.ndim == 1 for each in source.values())
-            and len({*map(len, source.values())}) == 1
-        )
-        source = pa.table(source) if is_table else source
+        arrays = {name: np.asarray(values) for name, values in source.items()}
+        are_flat = all(array.ndim == 1 for array in arrays.values())
+        is_table = are_flat and len({*map(len, arrays.values())}) == 1
+        source = pa.table(arrays) if is_table else arrays
     table = table_of(source, where="windows")
     require_columns(
         table, {f"{role}[{name}]": name for role, names in roles.items() for name in names}
@@ -276,8 +334,12 @@ def _recordings(source: Any, roles: Roles, rules: RecordingRules) -> Iterator[Re
     try:
         yield from read_recordings(table, rules, notes)
     except UserError as error:
-        where, hint = (text.replace("data.", "") for text in (error.where, error.hint))
-        raise UserError(where, error.what, allowed=error.allowed, hint=hint) from None
+        raise UserError(
+            error.where.replace("data.", ""),
+            error.what,
+            allowed=error.allowed,
+            hint=error.hint.replace("data.", ""),
+        ) from None
     if notes.short:
         warnings.warn(f"{counted(notes.short, 'group')} of a single row left out", stacklevel=5)
 
@@ -285,16 +347,20 @@ def _recordings(source: Any, roles: Roles, rules: RecordingRules) -> Iterator[Re
 def _only_row(recording: Recording, names: list[str], first: int) -> NDArray[np.float32]:
     """The values of the static columns, from `first` on, which must be the same in all rows."""
     values = recording.values[:, first:]
-    for place in np.flatnonzero((values != values[:1]).any(axis=0)):
+    for column in np.flatnonzero((values != values[:1]).any(axis=0)):
         raise UserError(
             "static",
-            f"{recording.name} has several values of {names[place]}",
+            f"{recording.name} has several values of {names[column]}",
             hint="Name it in features or known.",
         )
     return values[0].astype(np.float32)
 
 
 def _require_long_enough(lengths: dict[str, int], cut: Cut) -> None:
+    """Refuse groups that are all too short for a window, and warn of those that are.
+
+    `lengths` are the rows of each group, by its name.
+    """
     needed = (cut.lookback or 0) + cut.horizon
     longest = max(lengths.values(), default=1)
     keys = f"lookback={cut.lookback} and horizon={cut.horizon}"
@@ -305,56 +371,60 @@ def _require_long_enough(lengths: dict[str, int], cut: Cut) -> None:
         hint="Lower one of them, or pass longer groups.",
     )
     if short := [name for name, length in lengths.items() if length < needed]:
-        what = (
-            f"{counted(len(short), 'group')} shorter than the {needed:,} rows of {keys} left out: "
-        )
-        warnings.warn(what + ", ".join(short[:3]) + (", …" if len(short) > 3 else ""), stacklevel=4)
+        what = f"{counted(len(short), 'group')} shorter than the {needed:,} rows of {keys} left out"
+        names = ", ".join(short[:3]) + (", …" if len(short) > 3 else "")
+        warnings.warn(f"{what}: {names}", stacklevel=4)
 
 
 class ForecastingWindows(WindowBatches):
     """Windows of one or several `TimeSeriesDataSet`s, in the order of their index."""
 
-    def __init__(self, sources: Iterable[Any]) -> None:
-        parts: list[dict[str, Any]] = []
+    def __init__(self, sources: Iterable[object]) -> None:
+        parts: list[Columns] = []
         for source in sources:
-            require(
-                is_forecasting(source),
-                "windows",
-                f"cannot read a {type(source).__name__}",
-                allowed="a table, a mapping of arrays, or TimeSeriesDataSets",
-            )
+            if not is_forecasting(source):
+                raise UserError(
+                    "windows",
+                    f"cannot read a {type(source).__name__}",
+                    allowed="a table, a mapping of arrays, or TimeSeriesDataSets",
+                )
             if not parts:
                 self.about = source
             parts.append(_read(source, sum(len(part["time"]) for part in parts)))
         require(
             bool(parts), "windows", "no TimeSeriesDataSet in the iterable", hint="Pass one or more."
         )
-        self.columns = {name: _joined([part[name] for part in parts]) for name in parts[0]}
-        self.start, self.past, self.future = (
-            self.columns.pop(name) for name in ("start", "past", "future")
-        )
+        self.columns: Columns = {}
+        for name in parts[0]:
+            self.columns[name] = _join([part[name] for part in parts])
+        self.start = self.columns["start"]
 
     def batch(self, numbers: NDArray[np.int64]) -> Any:
         """What `TimeSeriesDataSet._collate_fn` makes of the same windows."""
-        start = self.start[numbers]
-        past = self.past[numbers]
-        future = self.future[numbers]
         columns = self.columns
         about = self.about
+        start = self.start[numbers]
+        past = columns["past"][numbers]
+        future = columns["future"][numbers]
         after = start + past
 
-        def cut(values: NDArray[Any]) -> tuple[Tensor, Tensor]:
+        def cut(values: Array) -> Pair:
             return gather_runs(values, start, past), gather_runs(values, after, future)
 
-        reals, categoricals = cut(columns["reals"]), cut(columns["categoricals"])
-        places = [name for name in columns if name.startswith("target")]
-        targets = [cut(columns[name]) for name in places]
+        reals = cut(columns["reals"])
+        categoricals = cut(columns["categoricals"])
+        names = [name for name in columns if name.startswith("target")]
+        targets = [cut(columns[name]) for name in names]
         group = np.searchsorted(columns["begin"], start, "right") - 1
-        scales = [torch.from_numpy(columns[f"scale of {name}"][group]) for name in places]
+        scales = [torch.from_numpy(columns[f"scale of {name}"][group]) for name in names]
         self._write_lengths(reals, past, future)
         self._write_targets(reals, targets, scales, (past, future))
-        sides = map(list, zip(*targets, strict=True))
-        encoder_target, target = (side if about.multi_target else side[0] for side in sides)
+        # Without several targets the dataset hands out the one target, not a list of one.
+        encoder_target: Tensor | list[Tensor] = targets[0][0]
+        target: Tensor | list[Tensor] = targets[0][1]
+        if about.multi_target:
+            encoder_target = [encoder for encoder, _ in targets]
+            target = [decoder for _, decoder in targets]
         first = torch.from_numpy(columns["time"][start] + past)
         weight = columns["weight"]
         x = {
@@ -372,43 +442,49 @@ class ForecastingWindows(WindowBatches):
         }
         return x, (target, None if weight is None else gather_runs(weight, after, future))
 
-    def _write_targets(self, reals: Any, targets: Any, scales: list[Tensor], lengths: Any) -> None:
-        """The scales of targets that are scaled by their own window; and these targets, where they
-        are inputs too.
-        """
-        names, places = self.about.target_names, self.about.reals
-        for number, normalizer in enumerate(self.about.target_normalizers):
-            if _is_per_window(normalizer):
-                scales[number] = _scale(targets[number][0], lengths[0], normalizer)
-                for values, side, length in zip(reals, targets[number], lengths, strict=True):
-                    if names[number] in places:
-                        scaled = normalizer.transform(side, target_scale=scales[number])
-                        values[:, :, places.index(names[number])] = _blanked(scaled, length)
-
-    def _write_lengths(
-        self, reals: tuple[Tensor, Tensor], past: NDArray[Any], future: NDArray[Any]
+    def _write_targets(
+        self,
+        reals: Pair,
+        targets: list[Pair],
+        scales: list[Tensor],
+        lengths: tuple[Lengths, Lengths],
     ) -> None:
-        """The columns of the dataset that depend on where a window is cut."""
-        about, most = self.about, self.about.max_encoder_length
+        """Scale targets by their own window, where the dataset does: in `scales` and `reals`."""
+        about = self.about
+        for number, normalizer in enumerate(about.target_normalizers):
+            if not _is_per_window(normalizer):
+                continue
+            scales[number] = _scale(targets[number][0], lengths[0], normalizer)
+            # A target may be an input too: then the scaled one is read.
+            name = about.target_names[number]
+            if name not in about.reals:
+                continue
+            for values, side, length in zip(reals, targets[number], lengths, strict=True):
+                scaled = normalizer.transform(side, target_scale=scales[number])
+                values[:, :, about.reals.index(name)] = _blank(scaled, length)
+
+    def _write_lengths(self, reals: Pair, past: Lengths, future: Lengths) -> None:
+        """Write the inputs that depend on where a window is cut: relative time, encoder length."""
+        about = self.about
+        most = about.max_encoder_length
         share = torch.from_numpy((past - 0.5 * most) / most * 2.0)[:, None]
+        # An encoder of 3 rows has the times -3, -2, -1, its decoder 0, 1, …, all divided by `most`.
         for values, first, length in zip(reals, (-past, 0 * past), (past, future), strict=True):
             if about.add_relative_time_idx:
-                steps = torch.from_numpy(first[:, None] + np.arange(values.shape[1])).to(
-                    values.dtype
-                )
-                values[:, :, about.reals.index("relative_time_idx")] = _blanked(
-                    steps / most, length
-                )
+                steps = torch.from_numpy(first[:, None] + np.arange(values.shape[1]))
+                times = _blank(steps.to(values.dtype) / most, length)
+                values[:, :, about.reals.index("relative_time_idx")] = times
             if about.add_encoder_length:
                 shares = share.expand(values.shape[:2]).to(values.dtype)
-                values[:, :, about.reals.index("encoder_length")] = _blanked(shares, length)
+                values[:, :, about.reals.index("encoder_length")] = _blank(shares, length)
 
 
-def _is_per_window(normalizer: Any) -> bool:
+def _is_per_window(normalizer: object) -> bool:
+    """Whether a normalizer is fitted on each window; by name, so that nothing is imported."""
     return "EncoderNormalizer" in {kind.__name__ for kind in type(normalizer).__mro__}
 
 
-def _scale(target: Tensor, past: NDArray[Any], normalizer: Any) -> Tensor:
+def _scale(target: Tensor, past: Lengths, normalizer: Normalizer) -> Tensor:
     """`[B, 2]` center and scale of each window's encoder, for all windows of one length at once."""
     scale = target.new_empty(len(target), 2)
     for length in np.unique(past).tolist():
@@ -417,54 +493,53 @@ def _scale(target: Tensor, past: NDArray[Any], normalizer: Any) -> Tensor:
     return scale
 
 
-def _blanked(values: Tensor, length: NDArray[Any]) -> Tensor:
+def _blank(values: Tensor, length: Lengths) -> Tensor:
     """`[B, T]` with zeros behind the end of each window."""
     return values.where(torch.from_numpy(np.arange(values.shape[1]) < length[:, None]), 0)
 
 
-def _read(source: Any, before: int) -> dict[str, Any]:
-    """The columns of a dataset, and its windows; `before` are the rows of the datasets
-    before it.
+def _read(source: ForecastingDataset, before: int) -> Columns:
+    """The columns of a dataset, and its windows; `before` counts the rows of earlier datasets.
+
+    Windows have a start row, and rows of encoder and decoder (`past`, `future`). Groups have a
+    first row (`begin`), their codes, and for each target a scale.
     """
     _require_plain(source)
-    found: dict[str, Any] = {
-        name: None if (part := source.data[name]) is None else part.numpy() for name in _COLUMNS
-    }
-    index = {
-        name: source.index[name].to_numpy()
-        for name in ("index_start", "index_end", "sequence_length")
-    }
-    rows = index["index_end"] - index["index_start"] + 1
+    columns: Columns = {}
+    for name in _COLUMNS:
+        values = source.data[name]
+        columns[name] = None if values is None else values.numpy()
+    first = source.index["index_start"].to_numpy()
+    last = source.index["index_end"].to_numpy()
+    rows = last - first + 1
+    is_whole = bool((rows == source.index["sequence_length"].to_numpy()).all())
     what = "some windows lack time steps, which it fills while it loads"
-    is_whole = rows == index["sequence_length"]
-    _require(bool(is_whole.all()), "allow_missing_timesteps", what, "Write a row for each step")
-    future = source.calculate_decoder_length(found["time"][index["index_end"]], rows)
-    groups = found["groups"]
+    _require(is_whole, "allow_missing_timesteps", what, "Write a row for each step")
+    future = source.calculate_decoder_length(columns["time"][last], rows)
+    groups = columns["groups"]
     begin = np.append(0, np.flatnonzero((groups[1:] != groups[:-1]).any(axis=1)) + 1)
-    found |= {
-        "begin": begin + before,
-        "groups": groups[begin],
-        "start": index["index_start"] + before,
-    }
-    found |= {"past": (rows - future).astype(np.int32), "future": future.astype(np.int32)}
-    for number, (values, normalizer) in enumerate(
-        zip(source.data["target"], source.target_normalizers, strict=True)
-    ):
-        names = [torch.from_numpy(group) for group in found["groups"]]
-        scale = [
-            np.asarray(normalizer.get_parameters(name, source.group_ids), np.float32)
-            for name in names
+    columns["begin"] = begin + before
+    columns["groups"] = groups[begin]
+    columns["start"] = first + before
+    columns["past"] = (rows - future).astype(np.int32)
+    columns["future"] = future.astype(np.int32)
+    for number, normalizer in enumerate(source.target_normalizers):
+        columns[f"target {number}"] = source.data["target"][number].numpy()
+        scales = [
+            np.asarray(normalizer.get_parameters(group, source.group_ids), np.float32)
+            for group in map(torch.from_numpy, columns["groups"])
         ]
-        found |= {f"target {number}": values.numpy(), f"scale of target {number}": np.stack(scale)}
-    return found
+        columns[f"scale of target {number}"] = np.stack(scales)
+    return columns
 
 
-def _joined(parts: list[Any]) -> Any:
+def _join(parts: list[Any]) -> Any:
+    """Arrays behind each other; without a copy where there is one, None where there are none."""
     return parts[0] if len(parts) == 1 or parts[0] is None else np.concatenate(parts)
 
 
-def _require_plain(source: Any) -> None:
-    """What the dataset changes in a window while it loads must be what is done here too."""
+def _require_plain(source: ForecastingDataset) -> None:
+    """Refuse a dataset that changes windows while it loads in ways that are not done here."""
     _require(
         source.randomize_length is None,
         "randomize_length",
