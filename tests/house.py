@@ -31,13 +31,9 @@ def trees() -> Iterator[tuple[str, ast.Module]]:
 
 
 def last_name(node: ast.expr) -> str:
-    return (
-        node.attr
-        if isinstance(node, ast.Attribute)
-        else node.id
-        if isinstance(node, ast.Name)
-        else ""
-    )
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def asked_for_a_kind() -> list[str]:
@@ -160,12 +156,10 @@ def main() -> None:
             rows[f"{figure}, {folder}"] = len(places)
     rows["classes that share a name"] = len(repeated_class_names("src"))
     for what, value in rows.items():
-        print(f"{what}: {len(value) if isinstance(value, list) else value}")
-        print(
-            *(f"    {each}\n" for each in (value if isinstance(value, list) else [])),
-            sep="",
-            end="",
-        )
+        places = value if isinstance(value, list) else []
+        print(f"{what}: {len(places) if isinstance(value, list) else value}")
+        for place in places:
+            print(f"    {place}")
 
 
 if __name__ == "__main__":

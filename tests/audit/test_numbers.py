@@ -111,13 +111,10 @@ def test_twice_as_many_recordings_gain_no_more_than_was_said():
         )
         said = measure_numbers(few, 5).forecast
         assert said is not None and said.more == 20
-        errors = [
-            error_on_others(
-                inputs_ND[:count], answers_NO[:count], *(each[1_000:] for each in halves[:2])
-            )
-            for count in (300, 400)
-        ]
-        gains.append(errors[0] - errors[1])
+        others = (inputs_ND[1_000:], answers_NO[1_000:])
+        error_of_few = error_on_others(inputs_ND[:300], answers_NO[:300], *others)
+        error_of_more = error_on_others(inputs_ND[:400], answers_NO[:400], *others)
+        gains.append(error_of_few - error_of_more)
         assert gains[-1] <= said.high
     assert min(gains) > 0.003  # they do help
 
@@ -165,15 +162,12 @@ def test_recordings_of_a_group_are_answered_by_models_that_saw_none_of_it(
     data.setup()
     folds = RidgeFolds(read_number_rows(data, 100), 4)
     assert {name.split("unit=")[1][0] for name in folds.rows.names} == set("01234567")
-    of_unit = [
-        {
-            int(folds.fold_R[row])
-            for row, name in enumerate(folds.rows.names)
-            if f"unit={unit} " in name
-        }
-        for unit in range(8)
-    ]
-    assert all(len(found) == 1 for found in of_unit) and set.union(*of_unit) == {0, 1, 2, 3}
+    folds_of_unit: dict[str, set[int]] = {}
+    for name, fold in zip(folds.rows.names, folds.fold_R.tolist(), strict=True):
+        folds_of_unit.setdefault(name.split("unit=")[1][0], set()).add(fold)
+    assert len(folds_of_unit) == 8
+    assert all(len(numbers) == 1 for numbers in folds_of_unit.values())
+    assert set.union(*folds_of_unit.values()) == {0, 1, 2, 3}
     Path("one.csv").write_text(
         "\n".join(line for line in lines if line[0] in "u0"), encoding="utf-8"
     )
@@ -267,8 +261,9 @@ def test_a_recording_in_another_unit_stands_on_top(scale, tmp_path, monkeypatch,
     random = np.random.default_rng(0)
     for number in range(30):
         value, other = random.normal(size=(2, 40))
+        unit = 1000 if number == 4 else 1
         lines = [
-            f"{v * (1000 if number == 4 else 1)},{w},{v - w + e / 10}"
+            f"{v * unit},{w},{v - w + e / 10}"
             for v, w, e in zip(value, other, random.normal(size=40), strict=True)
         ]
         Path(f"r{number}.csv").write_text("\n".join(["v,w,y", *lines]), encoding="utf-8")

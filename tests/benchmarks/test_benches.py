@@ -181,7 +181,8 @@ def write_data_set(folder: Path, suffix: str) -> None:
 
     folder.mkdir(parents=True)
     for number, split in enumerate(("train", "validation", "test")):
-        rows = [(f"{'good' if row % 2 else 'bad'} day {number}{row}", row % 2) for row in range(40)]
+        words = ["bad", "good"]
+        rows = [(f"{words[row % 2]} day {number}{row}", row % 2) for row in range(40)]
         frame = pd.DataFrame(rows, columns=["text", "label"])
         frame.to_csv(
             folder / f"{split}.csv", index=False

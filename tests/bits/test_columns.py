@@ -40,9 +40,8 @@ def test_written_forms_are_those_of_everybody(rows):
     assert write_bits(packed, Form.base64).to_pylist() == [
         base64.b64encode(row).decode().rstrip("=") for row in rows
     ]
-    assert write_bits(packed, Form.binary).to_pylist() == [
-        "".join(f"{byte:08b}" for byte in row) for row in rows
-    ]
+    digits = ["".join(map("{:08b}".format, row)) for row in rows]
+    assert write_bits(packed, Form.binary).to_pylist() == digits
 
 
 def test_base64_with_its_padding_is_read_too():

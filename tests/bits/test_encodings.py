@@ -8,6 +8,7 @@ import csv
 import gzip
 import hashlib
 import hmac
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -61,9 +62,9 @@ def slow_bloom(text: str, config: EncodingConfig) -> list[int]:
         order = (
             random_stream(config.secret, "diffusion").random((len(bits), len(bits))).argsort(axis=1)
         )
+        before_diffusion = np.array(bits)
         bits = [
-            sum(bits[source] for source in order[place, : config.diffusion]) % 2
-            for place in range(len(bits))
+            int(before_diffusion[sources].sum()) % 2 for sources in order[:, : config.diffusion]
         ]
     return bits
 
@@ -71,9 +72,9 @@ def slow_bloom(text: str, config: EncodingConfig) -> list[int]:
 def slow_minhash(text: str, config: EncodingConfig) -> list[int]:
     encoder = MinHashEncoder(config)
     hashes = [encoder.hashes(gram).tolist() for gram in grams_of(text, config.padding)]
-    return (
-        [min(column) & 1 for column in zip(*hashes, strict=True)] if hashes else [0] * config.size
-    )
+    if not hashes:
+        return [0] * config.size
+    return [min(column) & 1 for column in zip(*hashes, strict=True)]
 
 
 def slow_two_step(text: str, config: EncodingConfig) -> list[int]:
@@ -166,9 +167,8 @@ def test_the_keyed_bits_are_those_of_published_filters():
 def test_two_thousand_published_filters_come_out_bit_for_bit():
     with gzip.open(PUBLISHED, "rt", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    fields = [
-        pa.array([row[name] for row in rows]) for name in ("GivenName", "Surname", "Birthday")
-    ]
+    names = ("GivenName", "Surname", "Birthday")
+    fields = [pa.array(map(itemgetter(name), rows)) for name in names]
     made = EncodingConfig(secret=PUBLISHED_SECRET).build().encode(join_fields(fields))
     published = np.array(
         [np.frombuffer(row["bloomfilter"].encode(), np.uint8) - ord("0") for row in rows]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given
@@ -22,9 +24,14 @@ CLOSE = st.lists(st.text(alphabet="ab1 é/\U0001f600", max_size=12), max_size=20
 
 
 def split(ids: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
-    return (
-        [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if len(lengths) else []
-    )
+    if not len(lengths):
+        return []
+    return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+
+
+def grams_of_rows(rows: list[list[int]], names: Sequence[str]) -> list[set[str]]:
+    """The pairs of letters of each row, by the names of their numbers."""
+    return [set(map(names.__getitem__, row)) for row in rows]
 
 
 def plain_grams(text: str) -> set[str]:
@@ -47,18 +54,15 @@ def test_the_labels_are_the_published_ones():
 def test_an_index_numbers_the_pairs_that_a_plain_loop_finds(texts):
     index = GramIndex()
     rows = split(*index.rows(pa.array(texts, pa.large_string())))
-    assert [{index.names[number] for number in row} for row in rows] == [
-        plain_grams(text) for text in texts
-    ]
+    assert grams_of_rows(rows, index.names) == [plain_grams(text) for text in texts]
     assert all(row == sorted(set(row)) for row in rows)
 
 
 @given(TEXTS | CLOSE)
 def test_a_frozen_index_leaves_out_what_it_does_not_know(texts):
     rows = split(*LABEL_INDEX.rows(pa.array(texts, pa.large_string())))
-    assert [{LABELS[number] for number in row} for row in rows] == [
-        plain_grams(t) & set(LABELS) for t in texts
-    ]
+    expected = [plain_grams(text) & set(LABELS) for text in texts]
+    assert grams_of_rows(rows, LABELS) == expected
 
 
 @given(TEXTS)
@@ -67,9 +71,7 @@ def test_numbers_do_not_depend_on_how_a_column_is_cut(texts):
     column = pa.array(["xx", *texts, "yy"], pa.large_string())
     expected = split(*whole.rows(column.slice(1, len(texts))))
     found = [row for text in texts for row in split(*cut.rows(pa.array([text], pa.large_string())))]
-    assert [{whole.names[i] for i in row} for row in expected] == [
-        {cut.names[i] for i in row} for row in found
-    ]
+    assert grams_of_rows(expected, whole.names) == grams_of_rows(found, cut.names)
 
 
 @given(TEXTS)

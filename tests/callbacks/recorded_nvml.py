@@ -129,11 +129,9 @@ def _named(value: Any, **parts: Any) -> Any:
 
 
 def _processes(found: list[tuple[int, int | None]] | None) -> Any:
-    return (
-        None
-        if found is None
-        else [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in found]
-    )
+    if found is None:
+        return None
+    return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in found]
 
 
 def clocks(sm: int, memory: int) -> dict[int, int]:
@@ -146,22 +144,23 @@ def bus_load(to_card: int, from_card: int) -> dict[int, int]:
 
 def a16_board() -> RecordedNvml:
     """Four GPUs on one board, each a card to the driver; training runs on the third."""
-    cards = [
-        Record(
+    cards = []
+    for number in range(4):
+        is_busy = number == 2
+        card = Record(
             uuid=f"GPU-{number}a16c0de-1111-2222-3333-444455556666",
             bus=f"00000000:{0x41 + number:02X}:00.0",
-            utilisation=96 if number == 2 else 0,
-            memory=(9 if number == 2 else 0) * 10**9,
-            power_mw=58_000 if number == 2 else 14_000,
+            utilisation=96 if is_busy else 0,
+            memory=9 * 10**9 if is_busy else 0,
+            power_mw=58_000 if is_busy else 14_000,
             temperature=61,
             clocks=clocks(1695, 6251),
-            reasons=0 if number == 2 else 1,
+            reasons=0 if is_busy else 1,
             pcie_kb=bus_load(1_200_000, 45_000),
             link=(4, 8, 4, 8),
-            processes=[(ME, 9 * 10**9)] if number == 2 else [],
+            processes=[(ME, 9 * 10**9)] if is_busy else [],
         )
-        for number in range(4)
-    ]
+        cards.append(card)
     return RecordedNvml(cards)
 
 
@@ -169,14 +168,15 @@ def cut_a100() -> RecordedNvml:
     """An A100 in three slices, of which the driver tells no load; beside it a T4 of an older
     driver's making.
     """
+    process_of = {0: 4000, 1: 4001, 3: ME}
     slices = {
         place: Record(
             uuid=f"MIG-5{place}11ce00-aaaa-bbbb-cccc-dddd0000000{place}",
             memory=(place + 1) * 10**9,
-            processes=[(ME, 10**9)] if place == 3 else [(4000 + place, 10**9)],
+            processes=[(process, 10**9)],
             instance=(7 + place, 0),
         )
-        for place in (0, 1, 3)
+        for place, process in process_of.items()
     }
     whole = Record(
         uuid="GPU-a100a100-0000-1111-2222-333344445555",

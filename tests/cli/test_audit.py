@@ -5,6 +5,7 @@ refuses.
 import csv
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -227,9 +228,11 @@ def test_pairs_are_shown_with_a_bar_between_them_and_an_exclusion_reads_it(
 ):
     monkeypatch.chdir(tmp_path)
     words = "one two three four five six seven eight nine ten".split()
-    lines = [
-        (a, b, "same" if a == b else "other") for a in words for b in words if a == b or a < b
-    ] * 2
+    lines = []
+    for first, second in product(words, words):
+        if first <= second:
+            lines.append((first, second, "same" if first == second else "other"))
+    lines *= 2
     with Path("pairs.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("first", "second", "label"), *lines])
     config = {"source": "pairs.csv", "text": ["first", "second"], "label": "label", "pair": True}

@@ -46,10 +46,8 @@ def slow_run(tmp_path_factory):
     """A run of a file of rows that a callback holds back."""
     warm_start()
     place = tmp_path_factory.mktemp("confirm")
-    rows = [
-        f"word{number % 50} {'good' if number % 2 else 'bad'} day,{number % 2}"
-        for number in range(600)
-    ]
+    words = ["bad", "good"]
+    rows = [f"word{number % 50} {words[number % 2]} day,{number % 2}" for number in range(600)]
     (place / "rows.csv").write_text("text,label\n" + "\n".join(rows), encoding="utf-8")
     words = [*WORDS, f"data.source={place}/rows.csv", f"data.cache={place}/cache", *SLOW]
     train_apart([*words, "+allow_targets=[tests]"], place / "run")

@@ -171,7 +171,7 @@ def pairs() -> TextDataConfig:
     random = np.random.default_rng(0)
     words = np.array("oak fern rose slate".split())
     first, second = words[random.integers(4, size=200)], words[random.integers(4, size=200)]
-    same = ["same" if a == b else "other" for a, b in zip(first, second, strict=True)]
+    same = np.where(first == second, "same", "other").tolist()
     return TextDataConfig(
         train={
             "a": [f"{word} {row}" for row, word in enumerate(first)],
@@ -195,7 +195,7 @@ def test_the_texts_of_pairs_are_told_apart_as_in_training(tmp_path: Path) -> Non
 def several() -> TextDataConfig:
     random = np.random.default_rng(0)
     words = np.array("oak fern rose slate".split())[random.integers(4, size=200)]
-    labels = [f"{word}|odd" if row % 3 == 0 else str(word) for row, word in enumerate(words)]
+    labels = [word + ["|odd", "", ""][row % 3] for row, word in enumerate(words.tolist())]
     return TextDataConfig(
         train={"text": [f"{word} {row}" for row, word in enumerate(words)], "label": labels},
         problem=Problem.multi,

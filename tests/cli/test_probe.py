@@ -23,9 +23,9 @@ ENCODER = [
 def rows(tmp_path_factory):
     """Texts whose class a word tells."""
     path = tmp_path_factory.mktemp("probe") / "rows.jsonl"
+    words = ["cat", "rose"]
     rows = [
-        {"text": f"w{n % 7} {'rose' if n % 2 else 'cat'} w{n % 5} {n}", "label": f"k{n % 2}"}
-        for n in range(300)
+        {"text": f"w{n % 7} {words[n % 2]} w{n % 5} {n}", "label": f"k{n % 2}"} for n in range(300)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path

@@ -185,13 +185,10 @@ def require_rows_at_once(folder: Path) -> None:
     assert ("state" in described) == (len(described["inputs"]) > 1)
     random = np.random.default_rng(0)
     axes = {name: shape.index("rows") for name, shape in described["inputs"].items()}
-    sizes = {
-        name: [5 if size == "rows" else size for size in shape]
-        for name, shape in described["inputs"].items()
-    }
-    given = {
-        name: random.standard_normal(shape).astype(np.float32) for name, shape in sizes.items()
-    }
+    given = {}
+    for name, shape in described["inputs"].items():
+        sizes = [5 if size == "rows" else size for size in shape]
+        given[name] = random.standard_normal(sizes).astype(np.float32)
     answers, *_ = session.run(None, given)
     for row in range(5):
         alone, *_ = session.run(
@@ -698,10 +695,10 @@ def test_a_check_names_a_constant_column_beside_missing_values_and_shows_the_ran
     tmp_path, capsys
 ):
     def with_gaps(columns: Any, number: int) -> Any:
-        return [
-            None if number == 2 and place in (3, 4) else value
-            for place, value in enumerate(columns["a"])
-        ]
+        values = list(columns["a"])
+        if number == 2:
+            values[3:5] = [None, None]
+        return values
 
     folder = write_csv(tmp_path / "runs", a=with_gaps, b=lambda c, _: np.full(50, 7.0))
     assert verb("check", folder, *COLUMNS) == 2

@@ -73,14 +73,12 @@ def table_of(rows: Rows) -> pa.Table:
 
 def as_conll(rows: Rows) -> bytes:
     """Each row a sentence: the words of its text, tagged by its label."""
-    words = [
-        ["".join(word.split()) or "x" for word in row["text"].split()] or ["x"] for row in rows
-    ]
-    tags = [["O", "B-a", "I-a", "E-b"][len(row["label"]) % 4] for row in rows]
-    return "\n\n".join(
-        "\n".join(f"{w}\t{tag}" for w in sentence)
-        for sentence, tag in zip(words, tags, strict=True)
-    ).encode()
+    sentences = []
+    for row in rows:
+        tag = ["O", "B-a", "I-a", "E-b"][len(row["label"]) % 4]
+        words = ["".join(word.split()) or "x" for word in row["text"].split()] or ["x"]
+        sentences.append("\n".join(f"{word}\t{tag}" for word in words))
+    return "\n\n".join(sentences).encode()
 
 
 TEXTS = "texts"

@@ -14,14 +14,14 @@ from flatout.data.tables.prints import NOTES
 from flatout.errors import UserError
 
 LARGE = ("a text of 10 MB", "100,000 classes")
-EACH = [
-    pytest.param(
-        case,
-        id=case.name.replace(" ", "_"),
-        marks=pytest.mark.soak(seconds=4) if case.name in LARGE else (),
-    )
-    for case in CASES
-]
+
+
+def as_parameter(case):
+    marks = pytest.mark.soak(seconds=4) if case.name in LARGE else ()
+    return pytest.param(case, id=case.name.replace(" ", "_"), marks=marks)
+
+
+EACH = [as_parameter(case) for case in CASES]
 
 
 @pytest.mark.parametrize("case", EACH)

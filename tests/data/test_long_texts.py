@@ -65,6 +65,13 @@ def test_windows_hold_every_token_in_order_and_share_what_was_asked_for(
         )
 
 
+def words_around(word: int, window: range) -> int:
+    """How many words of its window the word has on its shorter side; -1 of a window without it."""
+    if word not in window:
+        return -1
+    return min(word - window[0], window[-1] - word)
+
+
 def test_no_rows_of_words_have_no_windows(encoder):
     empty = pa.array([], pa.list_(pa.string()))
     for long in (LongTexts(), LongTexts(Long.windows, 12, 4)):
@@ -91,17 +98,10 @@ def test_each_word_is_answered_once_in_the_window_where_it_has_most_context(
     for kept in found.words.tolist():
         starts = [0, *range(room - overlap, max(1, kept - overlap), room - overlap)]
         windows = [range(start, min(start + room, kept)) for start in starts]
-        nearest = [
-            max(
-                range(len(windows)),
-                key=lambda at: (
-                    min(word - windows[at][0], windows[at][-1] - word)
-                    if word in windows[at]
-                    else -1
-                ),
-            )
-            for word in range(kept)
-        ]
+        nearest = []
+        for word in range(kept):
+            contexts = [words_around(word, words) for words in windows]
+            nearest.append(contexts.index(max(contexts)))
         for number, words in enumerate(windows):
             expected += [False, *(nearest[word] == number for word in words), False]
     assert found.firsts.tolist() == expected

@@ -118,7 +118,7 @@ def test_ranks_differ_by_at_most_one_row_and_one_row_of_tokens(lengths, settings
     plans = plans_of_all_ranks(lengths, settings)
     for batches in zip(*(real_rows(plan) for plan in plans), strict=True):
         counts = [len(batch) for batch in batches]
-        tokens = [int(lengths[batch].sum()) if batch else 0 for batch in batches]
+        tokens = [int(lengths[np.array(batch, int)].sum()) for batch in batches]
         assert max(counts) - min(counts) <= 1
         assert max(tokens) - min(tokens) <= lengths.max()
 
@@ -159,8 +159,9 @@ def test_no_epoch_repeats_an_order_and_the_same_epoch_always_does(layout, seed):
     settings = PlanSettings(rows_per_batch=16, layout=layout, seed=seed)
     first, again, second = (Plan(lengths, settings, epoch) for epoch in (0, 0, 1))
     np.testing.assert_array_equal(first.order, again.order)
-    steps = [frozenset(frozenset(rows) for rows in real_rows(plan)) for plan in (first, second)]
-    assert len(steps[0] & steps[1]) <= 1
+    steps_of_first = set(map(frozenset, real_rows(first)))
+    steps_of_second = set(map(frozenset, real_rows(second)))
+    assert len(steps_of_first & steps_of_second) <= 1
 
 
 def test_length_buckets_leave_little_padding_at_headline_lengths():

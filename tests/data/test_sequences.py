@@ -112,20 +112,27 @@ def test_other_scales(tmp_path, scale):
         assert info.scaler.shift == [0, 0, 0] and train[:, 2].max() > 12
 
 
+def table_of_recordings(parts: list[dict[str, Any]]) -> pa.Table:
+    """The recordings below each other; what is one value of a recording stands in each row."""
+    samples = len(parts[0]["a"])
+    blocks = []
+    for part in parts:
+        columns = {name: np.broadcast_to(column, samples) for name, column in part.items()}
+        blocks.append(pa.table(columns))
+    return pa.concat_tables(blocks)
+
+
 def test_groups_part_a_table_and_the_first_group_stays_whole():
     parts = [
         {"cell": f"c{cell}", "cycle": cycle, **recording(20, cell + cycle / 9)}
         for cell in range(5)
         for cycle in range(3)
     ]
-    table = pa.concat_tables(
-        pa.table({name: np.broadcast_to(column, 20) for name, column in part.items()})
-        for part in parts
-    )
-    info = open_data(table, group=["cell", "cycle"]).info
+    info = open_data(table_of_recordings(parts), group=["cell", "cycle"]).info
     assert len(info.recording_names) == 15
+    cell_of = [name.split("cell=")[1][:2] for name in info.recording_names]
     cells = {
-        split: {info.recording_names[number].split("cell=")[1][:2] for number in segments.recording}
+        split: set(map(cell_of.__getitem__, segments.recording))
         for split, segments in info.segments.items()
     }
     assert cells["train"] | cells["validation"] | cells["test"] == {f"c{cell}" for cell in range(5)}
@@ -179,8 +186,7 @@ def test_an_integral_of_a_feature_is_read_too():
 
 def test_missing_values_are_refused_filled_or_dropped(tmp_path):
     folder = write_files(
-        tmp_path / "runs",
-        a=lambda columns: ["" if i in (3, 4) else x for i, x in enumerate(columns["a"])],
+        tmp_path / "runs", a=lambda columns: [*columns["a"][:3], "", "", *columns["a"][5:]]
     )
     message = refusal(folder)
     assert (
@@ -249,7 +255,7 @@ def _splits_of_files(data: SequenceData) -> dict[str, set[str]]:
     names = data.info.facts["recordings"]
     segments = data.info.segments
     return {
-        split: {names[place] for place in each.recording.tolist()}
+        split: set(map(names.__getitem__, each.recording.tolist()))
         for split, each in segments.items()
     }
 
@@ -258,17 +264,12 @@ def test_files_stay_whole_where_they_are_asked_to_and_groups_otherwise(tmp_path)
     for number, name in enumerate("abcd"):
         pq.write_table(_labelled(1, 2, 3, 4, phase=10 * number), tmp_path / f"{name}.parquet")
     given: dict[str, Any] = {"group": ["cell"]}
-    files, groups = (
-        [
-            {part(name) for name in each}
-            for each in _splits_of_files(open_data(tmp_path, **given, split_by=by)).values()
-        ]
-        for by, part in (
-            ("file", lambda name: name.partition(": ")[0]),
-            ("auto", lambda name: name[-1]),
-        )
-    )
-    for parts in (files, groups):
+    for split_by, file_or_group in (
+        ("file", lambda name: name.partition(": ")[0]),
+        ("auto", lambda name: name[-1]),
+    ):
+        splits = _splits_of_files(open_data(tmp_path, **given, split_by=split_by))
+        parts = [set(map(file_or_group, names)) for names in splits.values()]
         assert len(parts) == 3 and sum(map(len, parts)) == 4 == len(set.union(*parts))
 
 
@@ -278,10 +279,12 @@ def test_pieces_of_a_group_between_gaps_stand_in_one_split(tmp_path):
         pa.table({"cell": [str(cell)] * 32, **recording(32, cell), "t": times}) for cell in range(5)
     ]
     found = _splits_of_files(open_data(pa.concat_tables(tables), group=["cell"], max_gap=10))
-    cells = [{name.partition(" part ")[0] for name in each} for each in found.values()]
-    assert sum(map(len, found.values())) == 20 and sum(map(len, cells)) == 5 == len(
-        set.union(*cells)
-    )
+    assert sum(map(len, found.values())) == 20
+    splits_of_cell: dict[str, set[str]] = {}
+    for split, names in found.items():
+        for name in names:
+            splits_of_cell.setdefault(name.partition(" part ")[0], set()).add(split)
+    assert [len(splits) for splits in splits_of_cell.values()] == [1] * 5
     given = {
         "train": tables[0],
         "validation": pa.concat_tables([tables[1], tables[2]]),
@@ -302,7 +305,7 @@ def test_rows_without_a_group_or_a_label_are_named(tmp_path):
         match=r"data\.group: .*: cell is missing in row 21\. Write the group in each row\.",
     ):
         open_data(table, group=["cell"])
-    labels = ["" if number == 3 else f"c{number % 2}" for number in range(8)]
+    labels = ["c0", "c1", "c0", "", "c0", "c1", "c0", "c1"]
     with pytest.raises(UserError, match=r"data\.target: .*cell=3 has 0 labels"):
         open_data(_labelled(*labels), group=["cell"], problem="label", target="load")
 
@@ -335,16 +338,13 @@ def test_a_label_is_a_class_or_a_number_of_a_recording(tmp_path):
     parts = [
         {
             "run": f"r{number}",
-            "kind": "fast" if number % 2 else "slow",
+            "kind": ["slow", "fast"][number % 2],
             "load": number / 2,
             **recording(20, number),
         }
         for number in range(8)
     ]
-    table = pa.concat_tables(
-        pa.table({name: np.broadcast_to(column, 20) for name, column in part.items()})
-        for part in parts
-    )
+    table = table_of_recordings(parts)
     of_classes = open_data(table, problem="label", target="kind", group=["run"]).info
     assert of_classes.labels.classes == ["fast", "slow"] and of_classes.shape.labels == 2
     numbers = open_data(table, problem="label", target="load", group=["run"]).info
@@ -712,14 +712,18 @@ def test_a_large_file_is_read_in_blocks_to_the_same_bits(tmp_path, monkeypatch, 
             path, lookback=9, split_by="time", cache=str(tmp_path / f"{least}"), **settings
         )
         stores.append(data.info.store.folder)
-    files = [{each.name: each.read_bytes() for each in store.rglob("*.bin")} for store in stores]
-    assert files[0] == files[1] and len(files[0]) > 5
+    of_small, of_large = map(columns_of_store, stores)
+    assert of_small == of_large and len(of_small) > 5
     facts = [
         json.loads((store / "manifest.json").read_text(encoding="utf-8"))["facts"]
         for store in stores
     ]
     assert facts[0] == facts[1]
     assert not list(stores[1].glob("scratch*"))
+
+
+def columns_of_store(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.rglob("*.bin")}
 
 
 def test_a_large_file_that_is_not_whole_is_read_and_refused_as_a_small_one(tmp_path, monkeypatch):

@@ -62,7 +62,9 @@ KINDS: dict[str, Callable[[Path, str], Path]] = {
 
 
 def files_of(path: Path) -> list[Path]:
-    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.rglob("*") if file.is_file())
 
 
 def words_of(data: TextInfo) -> set[str]:

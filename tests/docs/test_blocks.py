@@ -185,7 +185,8 @@ def run_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert run_train([*words, *SMALL], monkeypatch) == 0, command
         return
     run = only_folder(Path("outputs/default")) if "RUN" in command else ""
-    words = [str(run) if word == "RUN" else word for word in words_of_flatout(command) or []]
+    words = words_of_flatout(command) or []
+    words = [str(run) if word == "RUN" else word for word in words]
     assert verb(*words) == 0, command
 
 
@@ -253,16 +254,13 @@ def parse(command: str, words: list[str]) -> None:
 
 def scripts_of(page: str) -> list[Block]:
     """The scripts of a page that run here."""
-    mine = [
-        block
-        for block in ALL
-        if block.page == page and block.language == "python" and not block.reason
-    ]
-    return [
-        block
-        for block in mine
-        if not any(page == where and word in block.text for where, word in ELSEWHERE)
-    ]
+    words_run_elsewhere = [word for where, word in ELSEWHERE if where == page]
+    found = []
+    for block in ALL:
+        is_script = block.page == page and block.language == "python" and not block.reason
+        if is_script and not any(word in block.text for word in words_run_elsewhere):
+            found.append(block)
+    return found
 
 
 def put_what_a_script_needs(block: Block, folder: Path, names: dict[str, Any]) -> None:

@@ -125,11 +125,9 @@ class There(Tensor):
         known = {id(each.numbers): each for each in tensors if isinstance(each, There)}
 
         def moved(value: Any) -> Any:
-            return (
-                (known[id(value)] if id(value) in known else There(value))
-                if isinstance(value, Tensor)
-                else value
-            )
+            if not isinstance(value, Tensor):
+                return value
+            return known[id(value)] if id(value) in known else There(value)
 
         return _each(moved, found)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import json
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -207,7 +208,8 @@ def test_predict_answers_grams_and_texts_in_order(finished, others, tmp_path, na
     assert [row["uid"] for row in found] == [row["uid"] for row in given]
     expected = finished.predict([row["bloomfilter"] for row in given])
     assert [sorted(row) for row in grams] == [sorted(prediction.grams) for prediction in expected]
-    texts = ["".join(row[field] for field in FIELDS).lower() for row in given]
+    fields_of = itemgetter(*FIELDS)
+    texts = ["".join(fields_of(row)).lower() for row in given]
     assert sum(row["rebuilt"] == text for row, text in zip(found, texts, strict=True)) > 2
 
 

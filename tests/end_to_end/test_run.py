@@ -243,7 +243,7 @@ def test_numbers_for_labels(tmp_path):
 
 def test_a_table_in_memory(tmp_path):
     rows = rows_about_things(120)
-    table = {name: [row[name] for row in rows] for name in rows[0]}
+    table = pa.Table.from_pylist(rows).to_pydict()
     data = TextDataConfig(train=table, text="headline", label="category", batch_size=32)
     result = fit(data, SMALL, epochs=1, output=str(tmp_path / "runs"))
     assert result.summary["data"]["source"] == "table in memory"
@@ -255,7 +255,7 @@ def test_a_model_answers_rows_as_they_were_made_ready_for_training(tmp_path):
         {"title": list(things)[i % 4], "body": f"w{i} &amp;", "label": list(things.values())[i % 4]}
         for i in range(200)
     ]
-    table = {name: [row[name] for row in rows] for name in rows[0]}
+    table = pa.Table.from_pylist(rows).to_pydict()
     data = TextDataConfig(
         train=table,
         text=["title", "body"],

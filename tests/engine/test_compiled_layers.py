@@ -42,7 +42,8 @@ def encoder(family: str = "bert", dropout: float = 0.1, **settings) -> Transform
 
 
 def batch_of(*lengths: int) -> FlatBatch:
-    return flat_batch([[5 + place % 80 for place in range(length)] for length in lengths])
+    ids = [5 + place % 80 for place in range(max(lengths))]
+    return flat_batch([ids[:length] for length in lengths])
 
 
 def trained(model: Transformer, batch: FlatBatch) -> list[Tensor]:

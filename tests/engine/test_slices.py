@@ -108,16 +108,17 @@ def memory_after_a_step() -> float:
     return (bytes_of_tensors() - before) / (4 * whole_bytes)
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if is_share(tensor) else tensor
+
+
 def bytes_of_tensors() -> int:
     tensors: list[Any] = [
         each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter, DTensor)
     ]
-    local = [each.to_local() if is_share(each) else each for each in tensors]
-    return sum(
-        {
-            each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in local
-        }.values()
-    )
+    storages = [local_part(each).untyped_storage() for each in tensors]
+    bytes_of_storage = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return sum(bytes_of_storage.values())
 
 
 def lengths_of_gradients(rank: int) -> dict[str, Any]:

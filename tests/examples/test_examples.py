@@ -98,7 +98,7 @@ def test_a_finished_run_answers_over_http(tmp_path):
     with ThreadPoolExecutor(8) as pool:  # many at a time, each of which gets its own answers
         answers = list(pool.map(lambda each: client.post("/predict", json={"texts": each}), texts))
     assert {answer.status_code for answer in answers} == {200}
-    expected = [[asdict(each) for each in run.predict(each)] for each in texts]
+    expected = [list(map(asdict, run.predict(each))) for each in texts]
     for answer, own in zip(answers, expected, strict=True):
         assert [each["label"] for each in answer.json()] == [each["label"] for each in own]
         assert [each["probability"] for each in answer.json()] == pytest.approx(
@@ -108,9 +108,8 @@ def test_a_finished_run_answers_over_http(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda each: exact.post("/predict", json={"texts": each}), texts))
     alone = load_predictor(run.folder, exact=True)
-    assert [each.json() for each in answers] == [
-        [asdict(each) for each in alone.predict(each)] for each in texts
-    ]
+    expected = [list(map(asdict, alone.predict(each))) for each in texts]
+    assert [each.json() for each in answers] == expected
     refused = [{"texts": "not a list"}, {"texts": ["x" * 100_001]}, {"texts": ["x"] * 513}]
     assert {client.post("/predict", json=each).status_code for each in refused} == {422}
     assert client.post("/predict", json={"texts": ["x" * 90_000] * 50}).status_code == 413

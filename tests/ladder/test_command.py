@@ -138,7 +138,7 @@ def test_a_mistake_ends_with_one_message(words, conf, tmp_path, monkeypatch, cap
 @pytest.mark.soak(seconds=5)
 def test_a_ladder_for_a_file_of_yours_says_which_rungs_it_chose(conf, tmp_path, capsys):
     path = tmp_path / "news.csv"
-    rows = [f"{'cat' if n % 2 else 'dog'} number {n},{'x' if n % 2 else 'y'}" for n in range(200)]
+    rows = [f"{('dog', 'cat')[n % 2]} number {n},{'yx'[n % 2]}" for n in range(200)]
     path.write_text("title,topic\n" + "\n".join(rows))
     words = [
         "model=bilstm",

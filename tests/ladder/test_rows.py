@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
@@ -27,17 +28,14 @@ def test_line_breaks_are_read_in_files_of_many_blocks(tmp_path):
 
 
 def test_joined_texts_are_long_and_mostly_of_their_label():
-    table = pa.table(
-        {
-            "text": [f"{'cat' if n % 2 else 'dog'} {n}" for n in range(400)],
-            "label": ["x", "y"] * 200,
-        }
-    )
+    texts = [f"{('dog', 'cat')[number % 2]} {number}" for number in range(400)]
+    table = pa.table({"text": texts, "label": ["x", "y"] * 200})
     joined = join_texts(table, least=3, most=5)
     lines = [text.split("\n") for text in joined["text"].to_pylist()]
     assert len(lines) == 100 and {len(each) for each in lines} == {3, 4, 5}
-    own = [
-        sum(line.startswith("dog" if label == "x" else "cat") for line in each) / len(each)
-        for each, label in zip(lines, joined["label"].to_pylist(), strict=True)
-    ]
-    assert sum(own) / len(own) > 0.65, "half are drawn from the label, half from all rows"
+    shares_of_label = []
+    for lines_of_text, label in zip(lines, joined["label"].to_pylist(), strict=True):
+        word = {"x": "dog", "y": "cat"}[label]
+        of_label = sum(line.startswith(word) for line in lines_of_text)
+        shares_of_label.append(of_label / len(lines_of_text))
+    assert np.mean(shares_of_label) > 0.65, "half are drawn from the label, half from all rows"

@@ -216,7 +216,8 @@ def test_attention_within_a_window_counts_the_pairs_within_it():
     of_attention = [each.flops for each in model.products(np.array([length])) if each.is_between]
     kinds = [each.attn.sliding_window for each in model.blocks()]
     assert set(kinds) == {window, None}
-    every = [4.0 * 32 * (length**2 if kind is None else near) for kind in kinds]
+    pairs_within = {None: length**2, window: near}
+    every = [4.0 * 32 * pairs_within[kind] for kind in kinds]
     # the head reads first tokens: only they ask
     of_first = 4.0 * 32 * (length if kinds[-1] is None else window)
     assert of_attention == [*every[:-1], of_first]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,13 @@ from flatout.models.encoder.windows import Windows
 
 SIZE = 6
 ROWS = [[5, 6], [5, 6, 7, 8, 9, 10, 11], list(range(5, 17)), list(range(20, 49))]
-BY_HAND = [[row[at : at + SIZE] for at in range(0, len(row), SIZE)] for row in ROWS]
+
+
+def windows_of(row: list[int]) -> list[list[int]]:
+    return [row[start : start + SIZE] for start in range(0, len(row), SIZE)]
+
+
+BY_HAND = [windows_of(row) for row in ROWS]
 
 
 def built(how: str, family: str = "bert", kind: str = "single") -> Transformer:
@@ -54,9 +61,12 @@ def built(how: str, family: str = "bert", kind: str = "single") -> Transformer:
 def answers_by_hand(model: Transformer, how: str) -> Tensor:
     """Each window in a batch of its own, through the same network without windows."""
     model.window = 0
-    found = [torch.cat([model(flat_batch([window])) for window in windows]) for windows in BY_HAND]
+    pooled = []
+    for windows in BY_HAND:
+        answers = torch.cat([model(flat_batch([window])) for window in windows])
+        pooled.append(answers.mean(0) if how == "mean" else answers.amax(0))
     model.window = SIZE
-    return torch.stack([each.mean(0) if how == "mean" else each.amax(0) for each in found])
+    return torch.stack(pooled)
 
 
 def attended_by_hand(model: Transformer) -> Tensor:
@@ -126,7 +136,7 @@ def test_tokens_of_a_row_have_the_answers_and_gradients_of_its_windows_fed_by_ha
     found = []
     for window in (SIZE, 0):
         model.window = window
-        batches = [ROWS] if window else [[each] for windows in BY_HAND for each in windows]
+        batches = [ROWS] if window else [[each] for each in chain.from_iterable(BY_HAND)]
         logits = torch.cat([model(flat_batch(batch)) for batch in batches])
         model.zero_grad()
         (logits * weights).sum().backward()
@@ -178,13 +188,15 @@ def texts(problem: str) -> TextDataConfig:
         [*["of"] * random.integers(0, 30), *WORDS[random.integers(3, size=9) + 3 * kind]]
         for kind in kinds
     ]
-    labels: list[Any] = [
-        f"{kind + 1}" if problem == "regression" else ["plant", "stone"][kind] for kind in kinds
-    ]
+    label_of: list[Any] = ["plant", "stone"]
+    if problem == "regression":
+        label_of = ["1", "2"]
+    elif problem == "multi":
+        label_of = [["plant"], ["stone"]]
     return TextDataConfig(
         train={
             "text": [" ".join(row) for row in rows],
-            "label": [[each] for each in labels] if problem == "multi" else labels,
+            "label": [label_of[kind] for kind in kinds],
         },
         problem=problem,
         long="windows",

@@ -554,6 +554,10 @@ class InMemory(Logger):
             self.rows.append((step, kept))
 
 
+def copies_of_gradients(module: L.LightningModule) -> list[Tensor | None]:
+    return [None if each.grad is None else each.grad.clone() for each in module.parameters()]
+
+
 class Spy(L.Callback):
     """Notes each hook with the step, the counters and the gradients that it sees."""
 
@@ -563,11 +567,7 @@ class Spy(L.Callback):
 
     def note(self, name: str, trainer: Any, module: Any, *rest: Any) -> None:
         is_of_step = name.startswith(("on_before", "on_after", "on_train_batch"))
-        gradients = [
-            None if each.grad is None else each.grad.clone()
-            for each in module.parameters()
-            if is_of_step
-        ]
+        gradients = copies_of_gradients(module) if is_of_step else []
         self.seen.append(
             (name, trainer.global_step, counts_of(trainer) if is_of_step else (), gradients)
         )

@@ -51,11 +51,12 @@ SMALLER = {
 def runnable() -> list[str]:
     """Commands of train that need nothing from elsewhere."""
     found = [each for each in all_commands() if words_of_train(each) is not None]
-    return [
-        each
-        for each in found
-        if not any(word in each for word in NEEDS) and " -m " not in each.partition("train")[2]
-    ]
+    can_run = []
+    for command in found:
+        needs_more = any(word in command for word in NEEDS)
+        if not needs_more and " -m " not in command.partition("train")[2]:
+            can_run.append(command)
+    return can_run
 
 
 @pytest.mark.soak(seconds=300)

@@ -409,12 +409,14 @@ def test_answers_by_ray_are_those_of_one_process(ray_folder, tmp_path):
             told, _ = process.communicate(timeout=200)
         assert process.returncode == 0, told
         assert f"written to {out}: 120 rows" in told
-    alone, by_ray = (
-        {path.name: path.read_bytes() for path in (tmp_path / out).iterdir()}
-        for out in ("alone", "ray")
-    )
+    alone = bytes_of_files(tmp_path / "alone")
+    by_ray = bytes_of_files(tmp_path / "ray")
     assert len(alone) == 5  # and what they answer
     assert alone == by_ray
+
+
+def bytes_of_files(folder: Path, pattern: str = "*") -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob(pattern)}
 
 
 def test_answers_survive_the_loss_of_a_machine(ray_folder, tmp_path):
@@ -436,12 +438,9 @@ def test_answers_survive_the_loss_of_a_machine(ray_folder, tmp_path):
             told, _ = process.communicate(timeout=300)
         assert process.returncode == 0, told
         assert "removed" in told or "driver.py" not in command
-    found = [
-        {path.name: path.read_bytes() for path in (tmp_path / out).glob("*.csv")}
-        for out in ("alone", "ray")
-    ]
-    assert len(found[0]) == 12
-    assert found[0] == found[1]
+    alone = bytes_of_files(tmp_path / "alone", "*.csv")
+    assert len(alone) == 12
+    assert alone == bytes_of_files(tmp_path / "ray", "*.csv")
     assert (tmp_path / "ray" / "answers.json").read_bytes() == (
         tmp_path / "alone" / "answers.json"
     ).read_bytes()

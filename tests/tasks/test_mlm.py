@@ -290,7 +290,8 @@ def test_verbs_that_answer_rows_refuse_it(
 
 def labelled(rows: int) -> dict[str, list[str]]:
     found = texts(rows, seed=1)["text"]
-    return {"text": found, "label": ["even" if len(text.split()) % 2 else "odd" for text in found]}
+    labels = ["odd", "even"]
+    return {"text": found, "label": [labels[len(text.split()) % 2] for text in found]}
 
 
 @pytest.mark.parametrize("way", ["run", "model", "export"])

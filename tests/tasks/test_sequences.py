@@ -303,15 +303,21 @@ def test_a_forecast_that_answers_zero_repeats_the_last_value(tmp_path):
     assert task.results["rmse"] == pytest.approx(last.metrics["val"]["rmse"], rel=1e-5)
 
 
+def rows_of_recordings(parts: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """The recordings below each other; what is one value of a recording stands in each row."""
+    blocks: dict[str, list[np.ndarray]] = {name: [] for name in parts[0]}
+    for part in parts:
+        for name, values in part.items():
+            blocks[name].append(np.broadcast_to(values, len(part["a"])))
+    return {name: np.concatenate(columns) for name, columns in blocks.items()}
+
+
 def test_labels_of_recordings_are_learnt(tmp_path):
     place = np.arange(20)
     parts = [
         {"run": n, "a": np.sin(place * (1 + n % 2) + n), "kind": "ab"[n % 2]} for n in range(60)
     ]
-    rows = {
-        name: np.concatenate([np.broadcast_to(part[name], 20) for part in parts])
-        for name in parts[0]
-    }
+    rows = rows_of_recordings(parts)
     data = SequenceData(
         source=rows, features=["a"], target="kind", group=["run"], problem="label", batch_size=8
     )
@@ -382,10 +388,7 @@ def test_a_ridge_on_means_and_ends_stands_beside_labels(target):
                 "size": values[-1] * 3 + 1,
             }
         )
-    rows = {
-        name: np.concatenate([np.broadcast_to(part[name], len(part["a"])) for part in parts])
-        for name in parts[0]
-    }
+    rows = rows_of_recordings(parts)
     data = SequenceData(source=rows, features=["a"], target=target, group=["run"], problem="label")
     data.setup()
     baseline = judge_label_ridge(data.info)

@@ -6,6 +6,7 @@ import itertools
 import json
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,32 @@ def scored(
     return scores.values()
 
 
+def words_of_tags(rows: list[list[int]], names: Sequence[str]) -> list[list[str]]:
+    return [[names[tag] for tag in row] for row in rows]
+
+
+def ids_of_tags(rows: list[list[str]], names: list[str]) -> list[list[int]]:
+    return [list(map(names.index, row)) for row in rows]
+
+
+def replace_some(
+    row: list[str], names: list[str], random: np.random.Generator, *, share: float
+) -> list[str]:
+    """A row of tags, a share of them replaced by any tag."""
+    replaced = []
+    for tag in row:
+        is_replaced = random.random() < share
+        replaced.append(names[random.integers(len(names))] if is_replaced else tag)
+    return replaced
+
+
 @given(rows_of_tags)
 def test_scores_equal_those_of_seqeval(rows: list[list[tuple[int, int]]]) -> None:
     from seqeval.metrics import f1_score, precision_score, recall_score
 
-    tags, answers = ([[pair[side] for pair in row] for row in rows] for side in (0, 1))
-    named = [[[NAMES[tag] for tag in row] for row in side] for side in (tags, answers)]
+    tags = [[tag for tag, _ in row] for row in rows]
+    answers = [[answer for _, answer in row] for row in rows]
+    named = [words_of_tags(tags, NAMES), words_of_tags(answers, NAMES)]
     found = scored(tags, answers)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # seqeval warns where nothing is marked
@@ -73,18 +94,11 @@ def test_scores_of_whole_sentences_equal_those_of_seqeval() -> None:
     blocks = TaggedTweetsTable(TaggedTweetsConfig(rows=300, eval_rows=300), "test").blocks(["tags"])
     given_rows = [row for block in blocks for row in block.column("tags").to_pylist()]
     random = np.random.default_rng(0)
-    answers = [
-        [names[random.integers(9)] if random.random() < 0.1 else tag for tag in row]
-        for row in given_rows
-    ]
-    tags, offsets = flat([[names.index(tag) for tag in row] for row in given_rows])
+    answers = [replace_some(row, names, random, share=0.1) for row in given_rows]
+    tags, offsets = flat(ids_of_tags(given_rows, names))
+    answered, _ = flat(ids_of_tags(answers, names))
     scores = EntityScores(kinds)
-    scores.add(
-        flat([[names.index(tag) for tag in row] for row in answers])[0],
-        tags,
-        offsets,
-        np.zeros(300, np.bool_),
-    )
+    scores.add(answered, tags, offsets, np.zeros(300, np.bool_))
     expected = classification_report(given_rows, answers, output_dict=True)
     for row in scores.per_type():
         theirs = expected[row["class"]]
@@ -113,13 +127,10 @@ def test_scores_of_published_tweets_equal_those_of_seqeval(wrong: float) -> None
     kinds = sorted({tag[2:] for row in given_rows for tag in row if tag != "O"})
     names = ["O", *(f"{letter}-{kind}" for kind in kinds for letter in "BI")]
     random = np.random.default_rng(0)
-    answers = [
-        [names[random.integers(len(names))] if random.random() < wrong else tag for tag in row]
-        for row in given_rows
-    ]
-    tags, offsets = flat([[names.index(tag) for tag in row] for row in given_rows])
+    answers = [replace_some(row, names, random, share=wrong) for row in given_rows]
+    tags, offsets = flat(ids_of_tags(given_rows, names))
     scores = EntityScores(kinds)
-    answered = flat([[names.index(tag) for tag in row] for row in answers])[0]
+    answered, _ = flat(ids_of_tags(answers, names))
     scores.add(answered, tags, offsets, np.zeros(len(given_rows), np.bool_))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # seqeval warns where a row has no tags

@@ -38,7 +38,9 @@ def write_files(folder: Path, files: int = FILES) -> str:
     """
     folder.mkdir(exist_ok=True)
     for number in range(files):
-        texts = [ODD[row % 8] if row % 3 else f"w{number} says {row % 17}" for row in range(ROWS)]
+        texts = [ODD[row % 8] for row in range(ROWS)]
+        for row in range(0, ROWS, 3):
+            texts[row] = f"w{number} says {row % 17}"
         rows = [
             f"{texts[row]},{'cab'[(row + number) % 3]}|b,{row / 7},g{row % 9}"
             for row in range(ROWS)
