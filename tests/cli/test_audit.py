@@ -20,6 +20,7 @@ from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.samples.tagged_tweets import TaggedTweetsConfig, TaggedTweetsTable
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
+from tests.params import at_once
 from tests.verbs import verb
 
 NUM_ROWS = 900
@@ -360,15 +361,20 @@ def test_decisions_that_fit_no_row_are_refused_in_one_sentence(rows, tmp_path, l
             "audit: looks at texts with one class a row, and at tags, in this version",
         ),
         (["folds=1"], "folds: 1 (2 to 50)"),
-        (["folds=many"], "folds: 'many' does not fit (a whole number)"),
-        (["column=author"], "no column 'author'"),
-        (
-            ["top=5"],
-            "top: says how many rows of unlabelled= to label next. Name them: unlabelled=FILE.",
-        ),
         (
             ["data.split_by=group", "data.group=label", "folds=4"],
             "data.label: the training rows have only one class",
+        ),
+        *at_once(
+            of=[
+                (["folds=many"], "folds: 'many' does not fit (a whole number)"),
+                (["column=author"], "no column 'author'"),
+                (
+                    ["top=5"],
+                    "top: says how many rows of unlabelled= to label next. Name them: unlabelled=",
+                ),
+            ],
+            seconds=1,
         ),
     ],
 )

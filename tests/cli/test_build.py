@@ -82,22 +82,27 @@ def test_parts_are_joined_by_the_build_without_one(tmp_path, monkeypatch, capfd)
     [
         (["--part", "3/2"], "--part: '3/2' (I/N with I from 1 to N). Write --part 2/8."),
         (
-            ["--part", "1/2", *KINDS["bits"]],
-            "--part: parts are of texts without tags. Build without it",
-        ),
-        (
             ["--part", "1/2", *KINDS["tags"]],
             "--part: parts are of texts without tags. Build without it",
         ),
-        (
-            ["--on", "ray", *KINDS["bits"]],
-            "--on: parts are of texts without tags. Build without it",
-        ),
-        (["--part", "1/2", "--on", "ray"], "not allowed with argument --part"),
-        (["--on", "ray", "--parts", "0"], "--parts: 0 (1 or more)"),
-        (["--part", "2/3", "--parts", "3"], "--parts: is for all parts. Leave it out."),
-        (["--parts", "0"], "--parts: 0 (1 or more)"),
         (["on=ray"], "on: ray, and this command works here. Leave it out; build takes --on ray."),
+        *at_once(
+            of=[
+                (
+                    ["--part", "1/2", *KINDS["bits"]],
+                    "--part: parts are of texts without tags. Build without it",
+                ),
+                (
+                    ["--on", "ray", *KINDS["bits"]],
+                    "--on: parts are of texts without tags. Build without it",
+                ),
+                (["--part", "1/2", "--on", "ray"], "not allowed with argument --part"),
+                (["--on", "ray", "--parts", "0"], "--parts: 0 (1 or more)"),
+                (["--part", "2/3", "--parts", "3"], "--parts: is for all parts. Leave it out."),
+                (["--parts", "0"], "--parts: 0 (1 or more)"),
+            ],
+            seconds=1,
+        ),
     ],
 )
 def test_a_part_that_cannot_be_is_one_message(words, message, tmp_path, monkeypatch, capfd):
@@ -155,11 +160,16 @@ def test_a_part_that_is_asked_for_with_other_settings_than_those_before_says_so(
                 " data.tokenizer=FOLDER names"
             ),
         ),
-        (
-            ["data.tokenizer=tokenizer", "data.split_by=stratified"],
-            "again: they may change the split of old rows;",
+        *at_once(
+            of=[
+                (
+                    ["data.tokenizer=tokenizer", "data.split_by=stratified"],
+                    "again: they may change the split of old rows;",
+                ),
+                (["data.tokenizer=tokenizer"], ""),
+            ],
+            seconds=1,
         ),
-        (["data.tokenizer=tokenizer"], ""),
     ],
 )
 def test_what_makes_more_rows_encode_all_again_is_said_before_any_is_read(

@@ -15,6 +15,7 @@ from flatout.data.checks.cleaning import CleaningConfig, RowRule
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 from tests.composed import compose_run
+from tests.params import at_once
 from tests.stores import open_store
 from tests.verbs import verb
 
@@ -194,7 +195,11 @@ def test_settings_are_what_they_are_for_training():
 
 
 @pytest.mark.parametrize(
-    "line", ["import flatout.cli.check", "from flatout import BitsDataConfig, TextDataConfig"]
+    "line",
+    [
+        "import flatout.cli.check",
+        *at_once(of=["from flatout import BitsDataConfig, TextDataConfig"], seconds=2),
+    ],
 )
 def test_a_check_starts_without_torch(line):
     code = f"import sys; {line}; sys.exit('torch' in sys.modules)"

@@ -158,7 +158,7 @@ def numbers(text: str) -> TextDataConfig:
     )
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("family", ["bert", *at_once(of=["roberta"], seconds=1)])
 def test_a_regression_answers_in_the_unit_of_its_labels(tmp_path: Path, family: str) -> None:
     run = trained(tmp_path, numbers("grade"), family=family)
     assert verb("export", run) == 0

@@ -36,6 +36,7 @@ from flatout.inference.run_predictor import WEIGHTS, FileOptions
 from flatout.inference.verify import Verified
 from flatout.report.page import render_text
 from tests.cli.test_export import numbers, several, trained
+from tests.params import at_once
 from tests.verbs import verb
 
 SAMPLE = HeadlinesConfig(rows=200, eval_rows=50, classes=3)
@@ -183,7 +184,9 @@ def test_the_folder_of_the_best_form_answers_as_the_run_does(
     assert np.mean(same) >= (0.9 if chosen["file"] in (INT8, STATIC) else 1.0)
 
 
-@pytest.mark.parametrize("problem", [Problem.single, Problem.multi, Problem.regression])
+@pytest.mark.parametrize(
+    "problem", [Problem.single, *at_once(of=[Problem.multi, Problem.regression], seconds=2)]
+)
 def test_the_program_beside_the_weights_answers_as_the_run_does(
     tmp_path, monkeypatch, capfd, problem
 ):

@@ -15,6 +15,7 @@ from flatout.cli.hydra_internals import GuardedLoader, guard_hydra, require_sign
 from flatout.cli.train import register_schemas
 from flatout.cli.words import conf_folder
 from flatout.errors import UserError
+from tests.params import at_once
 
 
 def test_the_installed_hydra_can_be_guarded():
@@ -35,8 +36,13 @@ def test_a_hydra_with_another_loader_is_refused_in_one_sentence(name, parameters
     ("words", "mode", "times"),
     [
         (["+experiment=bert_tiny", "model.hidden=32"], RunMode.RUN, 1),
-        (["hydra.mode=RUN"], RunMode.RUN, 2),
-        (["+experiment=headlines_sweep"], RunMode.MULTIRUN, 2),
+        *at_once(
+            of=[
+                (["hydra.mode=RUN"], RunMode.RUN, 2),
+                (["+experiment=headlines_sweep"], RunMode.MULTIRUN, 2),
+            ],
+            seconds=1,
+        ),
     ],
     ids=["a run", "a run that says so", "a sweep"],
 )

@@ -224,7 +224,7 @@ def test_columns_far_from_zero_are_exported_to_the_same_answers(tmp_path, capsys
     )
 
 
-@pytest.mark.parametrize("kind", ["chunk", "window"])
+@pytest.mark.parametrize("kind", ["chunk", *at_once(of=["window"], seconds=1)])
 def test_blocks_of_a_stream_answer_as_the_whole_recording_does(tmp_path, monkeypatch, kind):
     result = train(tmp_path / "runs", kind)
     predictor = result.predictor
@@ -426,13 +426,18 @@ def test_another_sampling_rate_is_refused(tmp_path, capsys):
             lambda c: {"voltage": [None, *c["voltage"][1:]]},
             "1 row without voltage (row 1). Write the values, or train",
         ),
-        (
-            lambda c: {"time_s": [9e9, *c["time_s"][1:]]},
-            "in row 2. Sort the rows by time, and write a file for each",
-        ),
-        (
-            lambda c: {"voltage": c["temperature"], "temperature": None},
-            "data.features[2]: no column 'temperature' in",
+        *at_once(
+            of=[
+                (
+                    lambda c: {"time_s": [9e9, *c["time_s"][1:]]},
+                    "in row 2. Sort the rows by time, and write a file for each",
+                ),
+                (
+                    lambda c: {"voltage": c["temperature"], "temperature": None},
+                    "data.features[2]: no column 'temperature' in",
+                ),
+            ],
+            seconds=2,
         ),
     ],
 )
@@ -479,7 +484,9 @@ def test_a_feature_in_another_unit_than_in_training_is_warned_of(tmp_path, capsy
     )
 
 
-@pytest.mark.parametrize(("unit", "scale"), [("fahrenheit", "standard"), ("kelvin", "minmax")])
+@pytest.mark.parametrize(
+    ("unit", "scale"), [("fahrenheit", "standard"), *at_once(of=[("kelvin", "minmax")], seconds=1)]
+)
 def test_degrees_of_another_scale_are_warned_of_by_recording(tmp_path, capsys, unit, scale):
     random = np.random.default_rng(4)
 
@@ -628,7 +635,9 @@ def test_a_check_of_recordings_prints_lengths_and_columns_and_a_command_that_tra
     assert run_train([*words, *quick], monkeypatch) == 0
 
 
-@pytest.mark.parametrize("least_bytes", [1 << 40, 0], ids=["a small file", "a large file"])
+@pytest.mark.parametrize(
+    "least_bytes", [0, *at_once(of=[1 << 40], seconds=1)], ids=["a large file", "a small file"]
+)
 def test_the_longest_gap_is_named_in_check_in_training_and_in_predict(
     tmp_path, monkeypatch, capsys, least_bytes
 ):
@@ -751,13 +760,18 @@ def test_a_check_of_recordings_warns_of_another_unit_and_names_mistakes(tmp_path
     ("words", "message"),
     [
         ("model=bilstm", "model: bilstm does not fit sequences. Set model=rnn or model=window_mlp"),
-        (
-            "task=classification",
-            "task: classification with data.problem=estimate. Set task=sequence.",
-        ),
         ("data.lookback=0", "data.lookback: 0 (1 or more, or null)"),
-        ("data.target=voltage", "data.features: 'voltage' is the target"),
-        ("model.hiden=3", "model.hiden: no such key"),
+        *at_once(
+            of=[
+                (
+                    "task=classification",
+                    "task: classification with data.problem=estimate. Set task=sequence.",
+                ),
+                ("data.target=voltage", "data.features: 'voltage' is the target"),
+                ("model.hiden=3", "model.hiden: no such key"),
+            ],
+            seconds=1,
+        ),
     ],
 )
 def test_a_setting_that_does_not_fit_is_one_message(words, message, tmp_path, monkeypatch, capsys):

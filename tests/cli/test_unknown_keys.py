@@ -59,7 +59,7 @@ TRAIN = {
 }
 
 
-@pytest.mark.parametrize("words", at_once(*list(TRAIN)[::4], of=TRAIN, seconds=1))
+@pytest.mark.parametrize("words", at_once(*list(TRAIN)[::8], of=TRAIN, seconds=1))
 def test_training_names_the_nearest_key_and_the_list(words, tmp_path, monkeypatch, capsys):
     assert run_train([*words.split(), f"output={tmp_path}"], monkeypatch) == 2
     message = capsys.readouterr().err.strip()

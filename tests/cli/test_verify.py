@@ -70,7 +70,7 @@ def test_all_forms_of_a_sound_run_hold_and_the_certificate_says_so(
     assert 0 < max(form["largest_difference"] for form in found["forms"]) < 1e-4
 
 
-@pytest.mark.parametrize("fault", at_once(*list(FAULTS)[::2], of=FAULTS, seconds=2))
+@pytest.mark.parametrize("fault", at_once(*list(FAULTS)[::4], of=FAULTS, seconds=2))
 def test_a_fault_in_an_export_is_found_and_named(
     exported: Path,
     windowed: Path,
@@ -136,7 +136,7 @@ def test_a_folder_without_a_head_is_judged_with_a_made_up_one_that_is_named(
     assert "reference: transformers with a made-up head, alone" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["chunk", "forecast"])
+@pytest.mark.parametrize("kind", ["chunk", *at_once(of=["forecast"], seconds=1)])
 def test_recordings_are_held_to_each_alone(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from flatout.perf.tune.answers import NoAnswer
 from flatout.perf.tune.probe import ANSWERS, SettingMeasurement
 from flatout.tasks import Classifier
 from tests.callbacks.plain import Small, loader
+from tests.params import at_once
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -119,7 +120,9 @@ def rates(
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("how", "power"), [("sqrt", 0.5), ("linear", 1.0), (None, 0.0)])
+@pytest.mark.parametrize(
+    ("how", "power"), [("sqrt", 0.5), *at_once(of=[("linear", 1.0), (None, 0.0)], seconds=2)]
+)
 def test_the_weights_are_those_of_a_training_that_was_given_the_size_and_the_rate(
     tmp_path, how, power
 ):

@@ -745,7 +745,7 @@ EACH = [(name, part) for name in CASES for part in PARTS if part != "profile" or
 @pytest.mark.parametrize(
     ("name", "part"),
     at_once(
-        *[each for each in EACH if each[1] == "all"][::2],
+        *[each for each in EACH if each[1] == "all"][::4],
         *(each for each in EACH if each[0] in PROFILED),
         of=EACH,
         seconds=1,
@@ -771,7 +771,7 @@ def test_a_part_changes_nothing(name, part, capsys):
 RESUMED = [name for name, asked in CASES.items() if asked.resumes]
 
 
-@pytest.mark.parametrize("name", at_once(*RESUMED[::2], of=RESUMED, seconds=1))
+@pytest.mark.parametrize("name", at_once(*RESUMED[::4], of=RESUMED, seconds=1))
 def test_a_training_resumed_after_an_epoch_ends_as_the_whole_one(name):
     whole = train(name, "exact checkpoint")
     kept = sorted(

@@ -139,7 +139,14 @@ class PlateauOfSteps(Small):
 
 
 @pytest.mark.parametrize("validations", at_once(1.0, of=[1.0, 0], seconds=1))
-@pytest.mark.parametrize("make", [WithLBFGS, TwoOptimizers, EveryThird, PlateauOfSteps])
+@pytest.mark.parametrize(
+    "make",
+    at_once(
+        *(TwoOptimizers, EveryThird),
+        of=[WithLBFGS, TwoOptimizers, EveryThird, PlateauOfSteps],
+        seconds=1,
+    ),
+)
 def test_other_ways_to_step_resume_to_the_same_weights_bit_for_bit(tmp_path, make, validations):
     if make is PlateauOfSteps and not validations:
         pytest.skip("it has no loss to look at")

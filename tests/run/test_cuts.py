@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from flatout import BiLSTMConfig, UserError
 from flatout.models.encoder.lora import LoraConfig
 from flatout.tasks.layer_scores import LayerScore
+from tests.params import at_once
 from tests.run.test_reuse import CLASSES, ENCODER, TAGS, train
 
 OPEN = replace(ENCODER, freeze_layers=0)
@@ -90,21 +91,26 @@ def test_the_deepest_cut_near_the_best_is_taken():
         ),
         (
             CLASSES,
-            replace(OPEN, lora=LoraConfig(rank=2)),
-            r"^tune: cut, but model\.freeze_layers or model\.lora\.rank",
-        ),
-        (CLASSES, replace(OPEN, layers=1), r"^tune: cut, but the encoder has one layer"),
-        (
-            CLASSES,
-            replace(OPEN, compute="padded"),
-            r"^tune: cut reads flat layers of an encoder that classifies",
-        ),
-        (
-            CLASSES,
             BiLSTMConfig(hidden=8, embedding=8),
             r"^tune: cut scores encoders that give a row one class",
         ),
-        (TAGS, OPEN, r"^tune: cut scores encoders that give a row one class"),
+        *at_once(
+            of=[
+                (
+                    CLASSES,
+                    replace(OPEN, lora=LoraConfig(rank=2)),
+                    r"^tune: cut, but model\.freeze_layers or model\.lora\.rank",
+                ),
+                (CLASSES, replace(OPEN, layers=1), r"^tune: cut, but the encoder has one layer"),
+                (
+                    CLASSES,
+                    replace(OPEN, compute="padded"),
+                    r"^tune: cut reads flat layers of an encoder that classifies",
+                ),
+                (TAGS, OPEN, r"^tune: cut scores encoders that give a row one class"),
+            ],
+            seconds=1,
+        ),
     ],
 )
 def test_what_has_no_cut_is_refused(data, model, message, tmp_path):

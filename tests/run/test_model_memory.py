@@ -18,6 +18,7 @@ from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs
 from flatout.run import memory
 from flatout.run.memory import require_memory, training_bytes
+from tests.params import at_once
 
 CPU = torch.device("cpu")
 Build = Callable[[Any], nn.Module]
@@ -96,7 +97,7 @@ FITTING: dict[str, tuple[Any, Build]] = {
 }
 
 
-@pytest.mark.parametrize("case", FITTING)
+@pytest.mark.parametrize("case", at_once(*list(FITTING)[::2], of=FITTING, seconds=1))
 def test_the_estimate_is_that_of_the_model_itself(case, monkeypatch):
     settings, build = FITTING[case]
     weights = list(build(settings).parameters())

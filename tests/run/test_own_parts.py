@@ -259,7 +259,11 @@ def test_a_module_of_one_s_own_trains_on_data_of_flatout(package, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "word", ["StochasticWeightAveraging +callbacks.mean.swa_lrs=0.05", "EMAWeightAveraging"]
+    "word",
+    [
+        "EMAWeightAveraging",
+        *at_once(of=["StochasticWeightAveraging +callbacks.mean.swa_lrs=0.05"], seconds=1),
+    ],
 )
 def test_weights_are_averaged_by_lightning_s_own_callbacks(word, package, monkeypatch):
     words = f"+callbacks.mean._target_=lightning.pytorch.callbacks.{word}".split()

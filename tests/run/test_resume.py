@@ -27,6 +27,7 @@ from flatout.run.resume import read_same_start
 from flatout.run.run_folder import LOCK
 from tests.faults.plants import Planted, RaiseAt, SignalAt
 from tests.faults.runs import Spec, attempt, run_folder, saved_step, train
+from tests.params import at_once
 from tests.warm import begin_warm
 
 SMALL = Spec(trainer={"max_epochs": 2})
@@ -396,8 +397,8 @@ def stopped_early(tmp_path: Path) -> Spec:
 
 @pytest.mark.parametrize(
     ("trainer", "patience", "steps"),
-    [({"max_epochs": 9}, 1, 30), ({"max_epochs": 8}, None, 80)],
-    ids=["epochs", "patience"],
+    [({"max_epochs": 8}, None, 80), *at_once(of=[({"max_epochs": 9}, 1, 30)], seconds=2)],
+    ids=["patience", "epochs"],
 )
 def test_a_run_that_stopped_early_goes_on_when_more_is_asked_for(
     tmp_path, trainer, patience, steps

@@ -40,6 +40,7 @@ from flatout.run import reuse
 from flatout.tasks.frozen_outputs import FrozenPart, StoredStates
 from tests.composed import run_train
 from tests.faults.plants import Planted, RaiseAt
+from tests.params import at_once
 from tests.verbs import verb
 
 ENCODER = TransformerConfig(
@@ -144,7 +145,9 @@ def be_killed_while_storing(folder: Path, settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "has_checkpoint", [False, True], ids=["no checkpoint yet", "from a checkpoint"]
+    "has_checkpoint",
+    [True, *at_once(of=[False], seconds=2)],
+    ids=["from a checkpoint", "no checkpoint yet"],
 )
 def test_a_run_that_was_killed_while_it_stored_outputs_goes_on_reading_them(
     first, tmp_path, has_checkpoint

@@ -11,6 +11,7 @@ import pytest
 
 from flatout.checkpoints.kept import CHECKPOINTS
 from tests.composed import only_folder, run_train
+from tests.params import at_once
 from tests.verbs import verb
 
 SECRET = "sw0rdfish-of-the-clinic"
@@ -36,7 +37,9 @@ def in_tmp(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "word", [SECRET, "${oc.env:THE_SECRET}"], ids=["typed", "of the environment"]
+    "word",
+    [SECRET, *at_once(of=["${oc.env:THE_SECRET}"], seconds=5)],
+    ids=["typed", "of the environment"],
 )
 def test_no_file_of_a_run_holds_its_secret_and_a_resume_refuses_another(
     in_tmp, monkeypatch, capfd, word

@@ -112,7 +112,7 @@ def test_the_metric_that_decides_is_scored_and_a_test_cut_short_scores_nothing(
     assert "by length" not in (tmp_path / "short" / "log.txt").read_text()
 
 
-@pytest.mark.parametrize(("rows", "cut"), [(90, 29), (60, 31), (90, 0)])
+@pytest.mark.parametrize(("rows", "cut"), [(90, 29), *at_once(of=[(60, 31), (90, 0)], seconds=1)])
 def test_few_cut_or_few_whole_rows_are_not_compared(
     rows: int, cut: int, tmp_path: Path, capsys: Any
 ) -> None:

@@ -76,15 +76,20 @@ def composed(*words: str) -> tuple[RunConfig, list[str]]:
 @pytest.mark.parametrize(
     ("words", "key", "why"),
     [
-        (["data.feed=threaded"], "data.feed", "asked for"),
-        (["precision=fp32"], "precision", "asked for"),
         (["data.tokens_per_batch=512"], "data.batch_size", "data.tokens_per_batch decides"),
-        (
-            ["+trainer.limit_train_batches=4"],
-            "data.batch_size",
-            "trainer.limit_train_batches counts batches",
-        ),
         (["tune.feed=false"], "data.feed", ""),
+        *at_once(
+            of=[
+                (["data.feed=threaded"], "data.feed", "asked for"),
+                (["precision=fp32"], "precision", "asked for"),
+                (
+                    ["+trainer.limit_train_batches=4"],
+                    "data.batch_size",
+                    "trainer.limit_train_batches counts batches",
+                ),
+            ],
+            seconds=1,
+        ),
         *at_once(
             of=[
                 (["data.batch_size=128"], "data.batch_size", "asked for"),
@@ -249,9 +254,14 @@ def test_mistakes_are_told_before_anything_starts():
     ("word", "told"),
     [
         ("tune=atuo", "tune: no option 'atuo' (auto, cut, off). Did you mean 'auto'?"),
-        ("tune.bugdet_s=3", "Did you mean 'tune.budget_s'?"),
         ("tune.budget_s=-1", "tune.budget_s: -1.0 (above 0)"),
-        ("tune.effective_batch=kep", "(kept, free). Did you mean 'kept'?"),
+        *at_once(
+            of=[
+                ("tune.bugdet_s=3", "Did you mean 'tune.budget_s'?"),
+                ("tune.effective_batch=kep", "(kept, free). Did you mean 'kept'?"),
+            ],
+            seconds=1,
+        ),
     ],
 )
 def test_words_that_mean_nothing_are_told(word, told, monkeypatch, capsys, tmp_path):

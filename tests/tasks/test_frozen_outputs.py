@@ -25,6 +25,7 @@ from flatout.models.encoder.transformer import (
 )
 from flatout.tasks import frozen_outputs
 from flatout.tasks.frozen_outputs import FrozenPart, StoredStates
+from tests.params import at_once
 
 CPU = torch.device("cpu")
 LENGTHS = np.array([5, 2, 9, 30, 7, 7, 2, 41, 12], np.int32)
@@ -88,9 +89,12 @@ def answered(network: Transformer, batch: FlatBatch) -> tuple[Tensor, dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("layers", "kind"), [(1, "single"), (2, "tags"), ("all", "single"), ("all", "tags")]
+    ("layers", "kind"),
+    [(2, "tags"), ("all", "single"), *at_once(of=[(1, "single"), ("all", "tags")], seconds=1)],
 )
-@pytest.mark.parametrize("family", sorted(FLAT_FAMILIES))
+@pytest.mark.parametrize(
+    "family", at_once(*sorted(FLAT_FAMILIES)[::2], of=sorted(FLAT_FAMILIES), seconds=1)
+)
 def test_reading_gives_outputs_and_gradients_of_computing(
     family: str,
     layers: Any,

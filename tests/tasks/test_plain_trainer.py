@@ -191,7 +191,7 @@ class Means(torch.nn.Module):
         return self.layer(torch.stack([row.mean(0) for row in rows]))
 
 
-@pytest.mark.parametrize("checks", [0, 2])
+@pytest.mark.parametrize("checks", at_once(0, of=[0, 2], seconds=1))
 def test_a_network_of_one_s_own_learns_what_its_outputs_mean_from_the_data(tmp_path, checks):
     data, _ = parts("text")
     task = Classifier(Means(), optim=OptimConfig(lr=0.1))
@@ -201,7 +201,7 @@ def test_a_network_of_one_s_own_learns_what_its_outputs_mean_from_the_data(tmp_p
 
 
 @pytest.mark.parametrize("is_own", [False, True])
-@pytest.mark.parametrize("weights_only", [None, True])
+@pytest.mark.parametrize("weights_only", [True, *at_once(of=[None], seconds=1)])
 def test_a_task_is_loaded_from_lightning_s_checkpoint(tmp_path, is_own, weights_only):
     data, task = parts("text")
     settings: Any = {"config": {"label_smoothing": 0.1}, "optim": {"lr": 0.02, "warmup": 0.2}}

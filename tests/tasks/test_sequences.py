@@ -32,6 +32,7 @@ from flatout.tasks import SequenceLabeller, SequenceRegressionConfig, SequenceRe
 from flatout.tasks.kept_answers import keep_answers
 from flatout.tasks.sequence_baselines import judge_label_ridge
 from flatout.tasks.sequence_scores import SequenceScores
+from tests.params import at_once
 from tests.tasks.test_plain_trainer import Losses, quiet_trainer
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -81,7 +82,7 @@ def train(
     )
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [2, *at_once(of=[1], seconds=1)])
 @pytest.mark.parametrize("way", list(WAYS))
 def test_the_fast_loop_and_lightning_s_own_loop_give_the_same_losses_and_weights(
     tmp_path, way, accumulate

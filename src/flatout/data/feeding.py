@@ -161,7 +161,7 @@ def divided(wanted: int, most: int, world: int) -> tuple[int, int]:
         return parts
     below = range(wanted - 1, max(0, wanted - _FURTHEST), -1)
     above = range(wanted + 1, wanted + _FURTHEST)
-    nearest = []
+    nearest: list[str] = []
     for rows in (below, above):
         can_divide = (str(near) for near in rows if _divided(near, most, world))
         nearest += itertools.islice(can_divide, 1)

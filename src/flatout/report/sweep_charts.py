@@ -299,7 +299,9 @@ def shortened(text: str, letters: int) -> str:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a number that has a place on an axis; true and false are not."""
-    return isinstance(value, Real) and not isinstance(value, bool) and bool(abs(value) < 1e300)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return abs(float(value)) < 1e300
 
 
 def _natural(text: str) -> str:
