@@ -181,7 +181,7 @@ def test_every_experiment_trains_one_batch(name, tmp_path, monkeypatch):
     assert (folder / "overrides.txt").read_text().splitlines() == words
 
 
-@pytest.mark.parametrize("name", OF_FILES)
+@pytest.mark.parametrize("name", at_once(*list(OF_FILES)[::4], of=OF_FILES, seconds=1))
 def test_an_experiment_on_files_of_yours_asks_for_them(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run_train([f"+experiment={name}"], monkeypatch) == 2
@@ -190,9 +190,7 @@ def test_an_experiment_on_files_of_yours_asks_for_them(name, tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "option", at_once("default", "ddp", of=["default", "cpu", "ddp"], seconds=2)
-)
+@pytest.mark.parametrize("option", at_once("default", of=["default", "cpu", "ddp"], seconds=2))
 def test_a_trainer_option_trains_one_batch(option, tmp_path, monkeypatch):
     words = [f"trainer={option}", *TINY, "debug=one_batch", f"output={tmp_path}"]
     assert run_train(words, monkeypatch) == 0
@@ -310,24 +308,32 @@ def test_tagged_tweets_and_people_are_options_of_data():
     ("words", "message"),
     [
         ("data.tweets.rows=5", "data.tweets: no such key."),
-        ("experiment=mine", "To name a run, set name=mine."),
-        (
-            "data=tweets data.sample.classes=3",
-            "data.sample.classes: no such key (rows, eval_rows, noise, seed).",
-        ),
         (
             "data.sample.row=5",
             "data.sample.row: no such key (rows, eval_rows, classes, noise, seed). Did you mean",
         ),
-        ("data.sample.rows=x", "data.sample.rows: 'x' does not fit (a whole number)"),
-        ("task=tagging model=transformer data.problem=tags", "Set data=tagged_tweets."),
-        ("data=tweets data.problem=tags", "data.problem: tags does not fit the built-in sample."),
-        (
-            "debug=one_bach",
-            "debug: no option 'one_bach' (one_batch, overfit, profile). Did you mean 'one_batch'?",
-        ),
-        ("name=a/b", "name: 'a/b'"),
         ("+trainer.max_epochs=3", "Leave out the plus sign: trainer.max_epochs=3."),
+        *at_once(
+            of=[
+                ("experiment=mine", "To name a run, set name=mine."),
+                (
+                    "data=tweets data.sample.classes=3",
+                    "data.sample.classes: no such key (rows, eval_rows, noise, seed).",
+                ),
+                ("data.sample.rows=x", "data.sample.rows: 'x' does not fit (a whole number)"),
+                ("task=tagging model=transformer data.problem=tags", "Set data=tagged_tweets."),
+                (
+                    "data=tweets data.problem=tags",
+                    "data.problem: tags does not fit the built-in sample.",
+                ),
+                (
+                    "debug=one_bach",
+                    "debug: no option 'one_bach' (one_batch, overfit, profile). Did you mean 'one",
+                ),
+                ("name=a/b", "name: 'a/b'"),
+            ],
+            seconds=1,
+        ),
     ],
 )
 def test_a_key_that_is_not_there_or_does_not_fit_is_one_message(

@@ -14,6 +14,7 @@ import pytest
 
 from tests.ruler import TreeFigures, measure_tree, repeated_class_names
 
+pytestmark = pytest.mark.xdist_group("ruler")  # one process measures each tree once
 ROOT = Path(__file__).parents[1]
 MOST_TOKENS_A_LINE = {"src": 8.9, "tests": 9.4}
 MOST_PLACES = {

@@ -9,6 +9,8 @@ import torch
 from benchmarks import dispatched
 from benchmarks.dispatched import Counter, ours_counted
 
+from tests.params import at_once
+
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*", "ignore:.*number of training batches.*"
 )
@@ -23,7 +25,9 @@ def test_views_and_allocations_launch_nothing_and_numbers_on_the_host_are_reads(
     assert (counter.launches, counter.reads) == (2, 1)
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+@pytest.mark.parametrize(
+    "precision", ["bf16-mixed", *at_once(of=["32-true", "16-mixed"], seconds=1)]
+)
 def test_a_training_step_reads_nothing_from_the_device(monkeypatch, precision):
     monkeypatch.setattr(dispatched, "_ENCODER", {"hidden": 16, "layers": 2, "heads": 2})
     counter = ours_counted(precision)

@@ -22,6 +22,7 @@ from flatout.checkpoints.folder import FolderCheckpointIO, require_whole
 from flatout.checkpoints.kept import link, newest_first, shelve
 from tests.callbacks.plain import Small
 from tests.checkpoints.plain_training import loops, parts, train, train_until_killed
+from tests.params import at_once
 from tests.warm import Command
 
 pytestmark = pytest.mark.filterwarnings(
@@ -69,7 +70,7 @@ def test_a_training_killed_inside_an_epoch_continues_to_the_same_weights(tmp_pat
     assert torch.equal(resumed, whole)
 
 
-@pytest.mark.parametrize("loop", ["fast", "plain"])
+@pytest.mark.parametrize("loop", ["fast", *at_once(of=["plain"], seconds=1)])
 def test_a_damaged_newest_checkpoint_is_printed_and_the_one_before_is_used(tmp_path, capfd, loop):
     whole = train("text", tmp_path / "whole", *loops(loop == "fast"))
     with pytest.raises(Stopped):

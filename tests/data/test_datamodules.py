@@ -416,6 +416,7 @@ def write_table(path: Path, rows: dict[str, list[str]]) -> str:
     return str(path)
 
 
+@pytest.mark.soak(seconds=8)
 def test_two_ranks_share_each_step_and_train_as_one_process_does(tmp_path: Path):
     source = write_table(tmp_path / "rows.csv", table_of())
     for number in range(2):

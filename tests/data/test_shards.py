@@ -20,6 +20,7 @@ import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.params import at_once
 
 from flatout.cli.cache import show, verify
 from flatout.data import encoded_units, text_preparation
@@ -97,7 +98,7 @@ def units_in(cache: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("kind", [FeedKind.resident, FeedKind.threaded])
+@pytest.mark.parametrize("kind", [FeedKind.threaded, *at_once(of=[FeedKind.resident], seconds=1)])
 def test_batches_of_shards_are_those_of_one_store(task, kind, tmp_path, monkeypatch):
     source = write_files(tmp_path / "rows", problem=TASKS[task].get("problem", ""))
     sharded = data_of(source, tmp_path / "cache", **TASKS[task]).store

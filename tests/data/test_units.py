@@ -248,7 +248,7 @@ def test_a_damaged_unit_is_encoded_again(tokenizer, tmp_path, encoded):
 
 
 @pytest.mark.parametrize("block_bytes", at_once(5_000, of=[5_000, 12_000, 1 << 21], seconds=1))
-@pytest.mark.parametrize("damage", ["first", "last", "all but one"])
+@pytest.mark.parametrize("damage", ["first", *at_once(of=["last", "all but one"], seconds=1)])
 def test_units_that_end_at_other_rows_lose_no_row_and_repeat_none(
     block_bytes, damage, tokenizer, tmp_path, encoded, monkeypatch
 ):

@@ -9,7 +9,7 @@ from tests.params import at_once
 from tests.warm import begin_function
 
 
-@pytest.mark.parametrize("name", at_once("texts", of=runs.CASES, seconds=6))
+@pytest.mark.parametrize("name", at_once(of=runs.CASES, seconds=6))
 def test_a_run_elsewhere_that_is_resumed_equals_one_on_the_cpu(name, tmp_path):
     command = begin_function(runs.train, name, tmp_path)
     said, _ = command.communicate(timeout=120)

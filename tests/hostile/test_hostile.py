@@ -55,7 +55,7 @@ def _warm():
     warm_start()  # sweeps ask for it too, from folders that are gone when it has come up
 
 
-@pytest.mark.parametrize("case", by_name(quick_cases()[::4]))
+@pytest.mark.parametrize("case", by_name(quick_cases()[::8]))
 def test_a_hostile_target_is_refused_and_nothing_is_executed(case):
     found = hostile.tried(case)
     assert found.is_refused, found.said
@@ -63,7 +63,7 @@ def test_a_hostile_target_is_refused_and_nothing_is_executed(case):
     assert "Traceback" not in found.said
 
 
-@pytest.mark.parametrize("case", by_name(path_cases(full=False)[::4]))
+@pytest.mark.parametrize("case", by_name(path_cases(full=False)[::8]))
 def test_nothing_outside_of_the_folder_of_runs_is_touched(case):
     assert hostile.stayed(case)
 
@@ -204,10 +204,10 @@ def server():
 
 
 def in_part(cases):
-    """One case of six by default, the others among the soak tests."""
+    """One case of twelve by default, the others among the soak tests."""
     found = []
     for number, case in enumerate(cases):
-        marks = [SOAK] if number % 6 else []
+        marks = [SOAK] if number % 12 else []
         found.append(pytest.param(case, id=case.name, marks=marks))
     return found
 

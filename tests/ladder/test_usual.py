@@ -18,6 +18,7 @@ from flatout.ladder.usual import bloom, headlines
 from flatout.ladder.usual.program import Stopwatch
 from tests.composed import CONF
 from tests.ladder.tiny import tiny_case
+from tests.params import at_once
 
 LADDERS = ("headlines", "tweets", "bloom", "lyrics", "battery")
 NOT_TRIED = ("compile", "CUDA graphs", "8 workers", "prefetch 4", "persistent workers")
@@ -108,7 +109,7 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize(("program", "before", "after"), SAME)
+@pytest.mark.parametrize(("program", "before", "after"), at_once(*SAME[::3], of=SAME, seconds=1))
 def test_a_rung_that_only_saves_time_learns_the_same(program, before, after, cases):
     first, second = (trained(program, cases[program], **keywords) for keywords in (before, after))
     assert first[0] == pytest.approx(second[0], abs=2e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.params import at_once
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -146,7 +147,7 @@ class CountWaits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("rows", [ROWS, [[3, 4], [5, 6]]])
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", [2, *at_once(of=[1], seconds=1)])
 @pytest.mark.parametrize("pooling", list(Pooling))
 def test_nothing_is_asked_of_the_device(pooling, layers, rows):
     # Tensors without storage stand for a device's: they hold no value that could be read at all.

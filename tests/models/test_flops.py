@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.params import at_once
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -153,7 +154,7 @@ def tokens_batch(lengths: list[int]) -> FlatBatch:
     return flat_batch([[5] * length for length in lengths])
 
 
-@pytest.mark.parametrize("kind", ["single", "tags"])
+@pytest.mark.parametrize("kind", ["tags", *at_once(of=["single"], seconds=1)])
 @pytest.mark.parametrize("family", sorted({*FLAT_FAMILIES} - {"deberta-v2"}))
 def test_an_encoder_over_flat_rows_of_any_length_is_counted(family, kind):
     lengths = APART if family != "modernbert" else [3, 3, 40, 40, 40]  # within its window

@@ -102,7 +102,7 @@ def losses(logits: Tensor, kind: str) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("kind", ["single", "multi"])
+@pytest.mark.parametrize("kind", ["single", *at_once(of=["multi"], seconds=1)])
 @pytest.mark.parametrize("how", ["mean", "max", "attention"])
 # the last runs padded
 @pytest.mark.parametrize("family", ["bert", "deberta-v2", "modernbert", "eurobert", "deberta"])

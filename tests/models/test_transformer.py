@@ -148,7 +148,7 @@ def assert_equal(flat: Transformer, padded: Transformer, batch: FlatBatch) -> No
         )
 
 
-@pytest.mark.parametrize("kind", ["single", "tags"])
+@pytest.mark.parametrize("kind", ["tags", *at_once(of=["single"], seconds=1)])
 @pytest.mark.parametrize("family", FLAT)
 def test_flat_logits_and_gradients_equal_the_padded_reference(family: str, kind: str) -> None:
     flat, padded = (built(family, kind=kind, compute=compute) for compute in ("flat", "padded"))
@@ -445,7 +445,7 @@ def test_ettin_and_mmbert_run_flat_as_modernbert(kind: str) -> None:
     assert_equal(flat, padded, batch_of([3, 9, 9, 40]))
 
 
-@pytest.mark.parametrize("kind", ["single", "tags"])
+@pytest.mark.parametrize("kind", ["single", *at_once(of=["tags"], seconds=1)])
 # long rows are fused
 @pytest.mark.parametrize("lengths", [[4, 9, 9, 30], [161, 170, 170, 200]], ids=["short", "long"])
 @pytest.mark.parametrize("family", FLAT)
