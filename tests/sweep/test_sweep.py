@@ -398,8 +398,45 @@ def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_ag
             ("resume",),
             "sweep resume: no folder is named. Name its folder: python -m flatout sweep resume",
         ),
-        (("resume", "nowhere"), "no sweep.json there"),
         (("model.hiden=choice(8,16)",), "model.hiden: no such key"),
+        (
+            ("model.hidden=choice(8,16)", "resume=auto"),
+            "resume: is of runs, and this is a sweep. Resume it by: ",
+        ),
+        (("model.hidden=choice(8,16)", "trials=0"), "trials: 0 (1 or more)"),
+        ((), "sweep: nothing to search"),
+        (
+            ("+sweep=blom",),
+            "sweep: no option 'blom' (battery, bloom, headlines). Did you mean 'bloom'?",
+        ),
+        *at_once(
+            of=[
+                (("resume", "nowhere"), "no sweep.json there"),
+                (("model.hidden=choice(8,16)", "for=soon"), "for: 'soon' is no duration"),
+                (
+                    ("model.hidden=choice(8,16)", "sampler=bayes"),
+                    "sampler: 'bayes' (tpe, random, grid)",
+                ),
+                (
+                    ("optim.lr=interval(1e-1,1e-3)",),
+                    "(the least number first). Write interval(0.001,0.1).",
+                ),
+                (
+                    ("optim.lr=tag(log,interval(0,1e-3))",),
+                    "by factors (numbers above 0). Raise the least number above 0",
+                ),
+                (
+                    ("optim.lr=interval(1e-3,1e-1)", "sampler=grid"),
+                    "an interval has too many values for a grid",
+                ),
+                (("model.hidden=interval(8,16)",), "model.hidden: '10.5"),
+                (
+                    ("data.batch_size=range(3,1)",),
+                    "sweep: data.batch_size: a range without numbers",
+                ),
+            ],
+            seconds=1,
+        ),
         *at_once(
             of=[
                 (
@@ -430,32 +467,6 @@ def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_ag
                 (("model.hidden=choice(8,16)", "parallel=99"), "launcher.parallel: 99 (1 to"),
             ],
             seconds=3,
-        ),
-        (
-            ("model.hidden=choice(8,16)", "resume=auto"),
-            "resume: is of runs, and this is a sweep. Resume it by: ",
-        ),
-        (("model.hidden=choice(8,16)", "for=soon"), "for: 'soon' is no duration"),
-        (("model.hidden=choice(8,16)", "sampler=bayes"), "sampler: 'bayes' (tpe, random, grid)"),
-        (("model.hidden=choice(8,16)", "trials=0"), "trials: 0 (1 or more)"),
-        (
-            ("optim.lr=interval(1e-1,1e-3)",),
-            "(the least number first). Write interval(0.001,0.1).",
-        ),
-        (
-            ("optim.lr=tag(log,interval(0,1e-3))",),
-            "by factors (numbers above 0). Raise the least number above 0",
-        ),
-        (
-            ("optim.lr=interval(1e-3,1e-1)", "sampler=grid"),
-            "an interval has too many values for a grid",
-        ),
-        (("model.hidden=interval(8,16)",), "model.hidden: '10.5"),
-        (("data.batch_size=range(3,1)",), "sweep: data.batch_size: a range without numbers"),
-        ((), "sweep: nothing to search"),
-        (
-            ("+sweep=blom",),
-            "sweep: no option 'blom' (battery, bloom, headlines). Did you mean 'bloom'?",
         ),
     ],
 )
