@@ -283,7 +283,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
             world=trainer.world_size,
             device=trainer.strategy.root_device,
             layout=BatchLayout.of(network),
-            repeats=bool(trainer.overfit_batches),
+            repeats=bool(getattr(trainer, "overfit_batches", 0)),
         )
 
     def _accumulation(self, placement: Placement) -> int:
