@@ -26,8 +26,9 @@ from flatout.checkpoints.exact import ExactCheckpoint
 from flatout.checkpoints.folder import STATE, TENSORS, FolderCheckpointIO
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.text import TextDataConfig
-from flatout.engine import fast_loop
+from flatout.engine import step
 from flatout.engine.fast_loop import FastLoop
+from flatout.engine.step import Step
 from flatout.files import sync_file, sync_folder
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
@@ -88,8 +89,8 @@ def _times(data: Any, model: Any, folder: Path) -> tuple[float, float]:
         quiet(),
         watch.beginning(FastLoop, "_run_batch"),
         watch.on(ExactCheckpoint, "on_train_batch_end"),
-        watch.on(FastLoop, "_is_sound"),
-        watch.off(fast_loop, "clip_gradients"),
+        watch.on(Step, "_clip_and_check"),
+        watch.off(step, "clip_gradients"),
     ):
         fit(data, model, epochs=1, folder=folder, **settings)
     parts = watch.parts[len(watch.parts) // 10 :]  # the first are slow in everything

@@ -19,7 +19,7 @@ from tests.test_structure import PACKAGE, chain_below, find_cycle, imports, modu
 TABLE = "flatout.run.kinds"
 """The table of kinds: the one module that may ask of which kind something is."""
 HARD = (
-    *("engine/fast_loop", "engine/passes", "checkpoints/exact", "checkpoints/position"),
+    *("engine/fast_loop", "engine/step", "checkpoints/exact", "checkpoints/position"),
     *("data/batches/plan", "models/encoder/rectangles"),
 )
 SMALL = 60

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from flatout.engine import FastLoop
 from flatout.engine.clipping import clip_divisor
+from flatout.engine.step import Step
 from flatout.engine.weight_average import WeightAverage
 
 pytestmark = pytest.mark.filterwarnings(
@@ -122,16 +123,16 @@ def test_an_fp16_step_reads_nothing_from_the_device(tmp_path, monkeypatch):
     loop = FastLoop()
     reads = []
     updates = []
-    update = loop._update_scaled
+    update = Step._update_scaled
 
-    def watched(optimizer: Any) -> None:
+    def watched(step: Step, scaler: Any) -> None:
         with monkeypatch.context() as patch:
             for name in ("item", "__float__", "__bool__", "tolist", "cpu"):
                 patch.setattr(Tensor, name, lambda tensor, *_, _name=name: reads.append(_name))
-            update(optimizer)
+            update(step, scaler)
         updates.append(1)
 
-    monkeypatch.setattr(loop, "_update_scaled", watched)
+    monkeypatch.setattr(Step, "_update_scaled", watched)
     trained(tmp_path, Regression(), loop, scaled=True, clip=0.5)
     assert reads == []
     assert len(updates) == len(batches())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.engine.passes import is_out_of_memory, shorten_error
+from flatout.engine.pieces import is_out_of_memory, shorten_error
 
 LACKING = [
     torch.OutOfMemoryError(

@@ -12,6 +12,7 @@ import lightning as L
 import pytest
 from torch import Tensor
 
+import flatout.engine
 from flatout.engine import FastLoop
 from tests.engine.test_fused_steps import Regression, trained
 
@@ -51,3 +52,14 @@ def test_nothing_of_a_loss_s_graph_lives_after_its_batch(tmp_path: Path, callbac
     made: list[L.Callback] = [callback() for callback in callbacks]
     trained(tmp_path, module, *made, scaled=False, clip=None)
     assert module.living == [0] * 8
+
+
+def test_a_step_is_read_in_one_sitting() -> None:
+    """Its path from batch to optimizer, in three files; none of them knows the loop."""
+    engine = Path(flatout.engine.__file__).parent
+    texts = [
+        (engine / name).read_text(encoding="utf-8")
+        for name in ("step.py", "lightning_side.py", "clipping.py")
+    ]
+    assert sum(len(text.splitlines()) for text in texts) <= 600
+    assert not any("fast_loop" in text for text in texts)

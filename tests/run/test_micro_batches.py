@@ -187,7 +187,7 @@ class Unmendable(Scarce):
     """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        fast_loop_of(trainer).has_several_ranks = True
+        fast_loop_of(trainer).side.has_several_ranks = True
 
 
 @pytest.mark.soak(seconds=3)

@@ -155,8 +155,8 @@ DEFECTS = [
     ),
     Defect(
         "random numbers are not set back before a step is repeated",
-        "engine/passes.py",
-        "        restore_random_state(self._random_before, module.device)\n",
+        "engine/step.py",
+        "        restore_random_state(self._random_before, self.module.device)\n",
         "",
         "tests/tasks/test_out_of_memory.py::test_random_numbers_begin_where_the_step_began",
     ),
@@ -211,9 +211,9 @@ DEFECTS = [
     ),
     Defect(
         "an unfused optimizer is handed what it refuses",
-        "engine/fast_loop.py",
-        "(self.checks_on_host and self._is_on_cpu) or not is_fused(optimizer)",
-        "self.checks_on_host and self._is_on_cpu",
+        "engine/step.py",
+        "checks_on_host or not is_fused(self.optimizer)",
+        "checks_on_host",
         "tests/engine/test_fused_steps.py",
     ),
     Defect(

@@ -128,7 +128,7 @@ def test_losses_and_weights_are_those_of_a_run_with_memory(
         if scarce is not None:
             assert (
                 set(scarce.fired) == {1}
-                and fast_loop_of(task.trainer).passes.pieces["training"] >= 2
+                and fast_loop_of(task.trainer).pieces.counts["training"] >= 2
             )
     told, weights = found[0]
     for others, other_weights in found[1:]:
@@ -205,11 +205,11 @@ def test_a_batch_that_fitted_once_is_cut_no_further(make_split, tmp_path):
     scarce = Scarce(6)
     heard: list[tuple[Any, ...]] = []
     loop = FastLoop()
-    loop.passes.report = lambda *told: heard.append(told)
+    loop.pieces.report = lambda *told: heard.append(told)
     trained(task, feed_of(make_split([4] * 24), 12, 1), tmp_path, scarce, loop)
     assert scarce.fired == [0]
-    assert loop.passes.pieces["training"] == 2
-    assert loop.passes.num_out_of_memory == 1
+    assert loop.pieces.counts["training"] == 2
+    assert loop.pieces.num_out_of_memory == 1
     assert heard == [("training", 2, 1, 0, "CUDA out of memory. Tried to allocate 2.00 GiB", False)]
 
 
@@ -239,7 +239,7 @@ def test_other_errors_pass_as_they_are(make_split, tmp_path):
     task.model.register_forward_hook(fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         trained(task, feed_of(make_split(LENGTHS), 8, 1), tmp_path)
-    assert fast_loop_of(task.trainer).passes.num_out_of_memory == 0
+    assert fast_loop_of(task.trainer).pieces.num_out_of_memory == 0
 
 
 def test_nothing_of_the_failed_pass_is_held_when_it_is_repeated(make_split, tmp_path):
@@ -269,7 +269,7 @@ def test_random_numbers_begin_where_the_step_began(make_split, tmp_path):
         task = classifier("bilstm", Problem.single)
         task.model.dropout = torch.nn.Dropout(0.5)
         loop = FastLoop()
-        loop.passes.pieces["training"] = pieces
+        loop.pieces.counts["training"] = pieces
         torch.manual_seed(1)
         weights.append(trained(task, feed_of(split, 12, 1), tmp_path, scarce, loop)[1])
     assert torch.equal(*weights) and bool(weights[0].isfinite().all())
@@ -291,7 +291,7 @@ def test_batch_normalisation_notes_each_row_once(tmp_path):
         for weight in model.parameters():
             torch.nn.init.normal_(weight, std=0.1)
         loop = FastLoop()
-        loop.passes.pieces["training"] = pieces
+        loop.pieces.counts["training"] = pieces
         trained(
             task,
             feed_of(data.store.splits["train"], 16, 1, BatchLayout.flat),

@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.passes import CatchOutOfMemory, give_back_memory
+from flatout.engine.pieces import CatchOutOfMemory, give_back_memory
 from flatout.engine.precision import Precision, arithmetic, product_type
 from flatout.errors import require
 from flatout.models.encoder.layers import FlatLayer

@@ -40,7 +40,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
-    from flatout.engine.passes import Passes
+    from flatout.engine.pieces import Pieces
 
 PHASES = ("forward", "backward", "optimizer")  # of a batch in training
 _LEFT_OUT = "_set_params_and_buffers_to_ignore_for_model"
@@ -94,11 +94,11 @@ def step_of_loggers(trainer: L.Trainer) -> int:
     return int(getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step))
 
 
-def passes_of(trainer: L.Trainer) -> Passes | None:
-    """The passes of the trainer's fast loop; None if there is no fast loop."""
+def pieces_of(trainer: L.Trainer) -> Pieces | None:
+    """Into how many pieces the trainer's fast loop cuts batches; None if there is no fast loop."""
     # Importing FastLoop here would be circular, so its attribute is searched.
     callbacks = callbacks_of(trainer)
-    return next((loop.passes for loop in callbacks if hasattr(loop, "passes")), None)
+    return next((loop.pieces for loop in callbacks if hasattr(loop, "pieces")), None)
 
 
 def overrides(part: object, name: str, base: type) -> bool:

@@ -27,8 +27,8 @@ from flatout.distributed.collectives import of_all_ranks
 from flatout.distributed.ranks import others_watched
 from flatout.engine.compile import is_compiled
 from flatout.engine.lightning_internals import callbacks_of
-from flatout.engine.passes import TRAINING
 from flatout.engine.peaks import measured_peak
+from flatout.engine.pieces import TRAINING
 from flatout.engine.precision import LIGHTNING_NAMES, Precision, choose_precision
 from flatout.engine.run_length import EPOCHS
 from flatout.inference.run_predictor import RunPredictor
@@ -180,7 +180,7 @@ def summarise(parts: RunParts, training: Training, seconds: float, folder: RunFo
             "best_epoch": training.checkpoints.best_so_far.epoch,
             "seconds_to_first_step": timer.seconds_to_first_step,
             "skipped_steps": len(loop.skipped),
-            "out_of_memory": loop.passes.num_out_of_memory,
+            "out_of_memory": loop.pieces.num_out_of_memory,
         },
     )
     rates = total.values()
@@ -256,7 +256,7 @@ def judge(
         return None
     evidence.effective_batch = asked.data.effective_batch
     evidence.tuned_layers = _count_tuned_layers(task)
-    evidence.pieces = training.loop.passes.pieces[TRAINING]
+    evidence.pieces = training.loop.pieces.counts[TRAINING]
     is_measured = "precision" in (folder.summary.values["tune"] or {}).get("values", {})
     if not is_measured:
         evidence.native = _find_native_precision(asked, task, precision)
@@ -307,7 +307,7 @@ def _times_of_ranks(
     times_ms = {}
     for name, seconds in counted.split().items():
         times_ms[name] = 1000 * seconds / max(1, counted.batches)
-    if evidence is not None and training.loop.passes.pieces[TRAINING] == 1:
+    if evidence is not None and training.loop.pieces.counts[TRAINING] == 1:
         trained_s = evidence.total_ms * evidence.batches / 1000
         # your own model may raise anything, and the other ranks wait for this one
         with suppress(Exception):

@@ -1,6 +1,6 @@
 """Runs that do not fit into memory: start with what fitted the last time, and note what fits now.
 
-When a batch does not fit, the fast loop cuts it into pieces (`engine/passes.py`); what is learned
+When a batch does not fit, the fast loop cuts it into pieces (`engine/pieces.py`); what is learned
 stays the same. This module sets the number of pieces that an earlier run like this one has noted,
 and notes it when it grows (`perf/notes.py`). Open it to change what counts as a run like this one,
 or what the user reads about it.
@@ -19,8 +19,9 @@ from flatout.data.batches.plan import PlanSettings
 from flatout.data.store.cache import Cache
 from flatout.distributed.ranks import Ranks
 from flatout.engine.fast_loop import FastLoop
-from flatout.engine.passes import EVALUATION, TRAINING, running_statistics
+from flatout.engine.pieces import EVALUATION, TRAINING
 from flatout.engine.precision import by_lightning_name
+from flatout.engine.step import running_statistics
 from flatout.perf.notes import Limit, MicroBatches, micro_batch_key
 from flatout.run.context import OurParts
 from flatout.run.run_folder import RunFolder
@@ -47,9 +48,9 @@ def restore_micro_batches(
             continue
         # 16 rows, of which 6 fit: 3 pieces of 6 rows at most
         pieces = -(-whole // limit.most)
-        loop.passes.pieces[name] = pieces
+        loop.pieces.counts[name] = pieces
         if limit.has_ended:
-            loop.passes.least[name] = pieces
+            loop.pieces.least[name] = pieces
         folder.decision(
             _NAMES[name],
             f"{-(-whole // pieces)} {unit} of {whole}",
@@ -58,7 +59,7 @@ def restore_micro_batches(
             replaces=True,
         )
     precision = str(facts["precision"])
-    loop.passes.report = _MemoryReporter(ours, plans, notes, precision, folder)
+    loop.pieces.report = _MemoryReporter(ours, plans, notes, precision, folder)
 
 
 def _read_on_first_rank(notes: MicroBatches, ranks: Ranks, folder: RunFolder) -> dict[str, Limit]:

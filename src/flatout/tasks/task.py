@@ -386,8 +386,8 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         """What a function answers to a batch; where a fast loop is, smaller pieces survive
         out-of-memory.
         """
-        passes = None if self._trainer is None else internals.passes_of(self._trainer)
-        return answer(batch) if passes is None else passes.evaluate(batch, answer)
+        pieces = None if self._trainer is None else internals.pieces_of(self._trainer)
+        return answer(batch) if pieces is None else pieces.evaluate(batch, answer)
 
     def put_back_weights(self) -> None:
         """The trained weights, where a validation has put their mean in their place."""

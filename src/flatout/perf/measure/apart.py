@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from flatout.distributed.processes import OUTPUT, stand_apart, use_own_resource_tracker, warm_start
-from flatout.engine.passes import is_out_of_memory
+from flatout.engine.pieces import is_out_of_memory
 from flatout.errors import UserError, first_line
 
 Answer = TypeVar("Answer")

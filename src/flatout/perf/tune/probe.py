@@ -32,7 +32,7 @@ from flatout.data.store.store import StoreSplit
 from flatout.distributed.limits import keep_freed_memory
 from flatout.engine.compile import compile_in_place
 from flatout.engine.optimizer import ScaleRate, Schedule
-from flatout.engine.passes import is_out_of_memory
+from flatout.engine.pieces import is_out_of_memory
 from flatout.engine.precision import Precision, arithmetic, fast_fp32_products
 from flatout.errors import UserError
 from flatout.models.contract import contract
