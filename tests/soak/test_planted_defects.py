@@ -233,8 +233,8 @@ DEFECTS = [
     Defect(
         "rows are copied from memory that is not page-locked",
         "data/batches/flat_batch.py",
-        "found.pin_memory().to(device, non_blocking=True)",
-        "found.to(device, non_blocking=True)",
+        "tensor.pin_memory().to(device, non_blocking=True)",
+        "tensor.to(device, non_blocking=True)",
         _ELSEWHERE + "[textcnn]",
     ),
     Defect(
