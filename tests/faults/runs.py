@@ -194,14 +194,14 @@ def _attempt_ranks(spec: Spec, folder: Path, output: Path) -> int:
     os.environ["FLATOUT_OUTPUT"] = str(output)
     try:
         with output.open("a", encoding="utf-8") as file, redirect_stdout(file):
-            code = _code_of(lambda: train(spec, folder), file)
+            code = code_of(lambda: train(spec, folder), file)
     finally:
         del os.environ["FLATOUT_OUTPUT"]
     _require_gone(folder, lambda: [each for each in psutil.pids() if _prints_to(each, output)])
     return code
 
 
-def _code_of(work: Callable[[], object], errors: TextIO) -> int:
+def code_of(work: Callable[[], object], errors: TextIO) -> int:
     """The exit code that a command would have, its last words told; what it does not expect ends
     the process.
     """
@@ -254,7 +254,7 @@ def _child(spec: Spec, folder: Path, output: str, environment: dict[str, str]) -
     end_with_parent()
     redirect_output()
     torch.set_num_threads(1)
-    sys.exit(_code_of(lambda: train(spec, folder), sys.stderr))
+    sys.exit(code_of(lambda: train(spec, folder), sys.stderr))
 
 
 def finished(spec: Spec, folder: Path) -> Path:

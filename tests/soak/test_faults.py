@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults import disks, killed, ranks, stores, switches
+from tests.faults import agents, disks, killed, ranks, stores, switches
 
 pytestmark = pytest.mark.soak(seconds=60)
 NEEDS_STRACE = pytest.mark.skipif(
@@ -38,6 +38,11 @@ def test_a_callback_that_raises_anywhere_loses_no_row(tmp_path, rounds, survive)
 @pytest.mark.soak(seconds=50)
 def test_either_rank_may_be_harmed_in_any_way(tmp_path, rounds, survive):
     survive(ranks.one_of_two_harmed(tmp_path, 8 * rounds))
+
+
+@pytest.mark.soak(seconds=120)
+def test_a_rank_of_two_machines_may_be_killed_at_any_moment(tmp_path, survive):
+    survive(agents.killed_once(tmp_path, agents.MOMENTS))
 
 
 @pytest.mark.soak(seconds=50)

@@ -126,6 +126,47 @@ def test_torchrun_starts_a_run_again_whose_rank_was_killed_and_it_ends_as_if_not
     assert losses(run) == losses(whole)
 
 
+@pytest.mark.soak(seconds=80)
+@pytest.mark.parametrize("which", [0, 1])
+def test_two_torchruns_start_a_run_again_whose_rank_was_killed(which, tmp_path, started):
+    """As on two machines: an agent for each rank."""
+    words = [
+        *SMALL,
+        "trainer.max_epochs=30",
+        "checkpoint.patience=null",
+        "monitor.verdict=false",
+        "resume=auto",
+    ]
+    whole = begin(["train", *words, "trainer.devices=2", f"hydra.run.dir={tmp_path}/whole"])
+    started.append(whole)
+    (said,) = said_by_all([whole], 300)
+    assert whole.returncode == 0, said
+    torchrun = [
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+        "--local-addr=127.0.0.1",
+        "--max-restarts=2",
+        "-m",
+        "train",
+    ]
+    run = tmp_path / "run"
+    agents = [
+        begin([*torchrun, *words, f"hydra.run.dir={run}"], OMP_NUM_THREADS="1") for _ in range(2)
+    ]
+    started += agents
+    wait_for(run / LAST, agents[0])
+    ranks = [rank for agent in agents for rank in psutil.Process(agent.pid).children()]
+    (rank,) = (rank for rank in ranks if rank.environ().get("RANK") == f"{which}")
+    rank.kill()
+    printed = said_by_all(agents, 600)
+    assert [agent.returncode for agent in agents] == [0, 0], printed
+    assert "resume: continuing from step" in "".join(printed)
+    assert losses(run) == losses(tmp_path / "whole")
+
+
 def test_without_a_launcher_to_watch_them_the_other_rank_ends_by_itself(tmp_path, started):
     run = tmp_path / "run"
     port = free_port()

@@ -1,18 +1,15 @@
 """Rank and world size, read from the environment of torchrun, SLURM, Ray or our own launch.
 
 A rank trains its share of every step on its own device. Before the process group exists, the first
-rank decides a few things, such as the run folder. The others read them from the key-value store
-that starts the group.
+rank decides a few things, such as the run folder. The others read them from a key-value store:
+`meeting.py`.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
@@ -28,20 +25,19 @@ from lightning.fabric.plugins.environments import (
     TorchElasticEnvironment,
 )
 
-from flatout.errors import OtherRankEnded, RunBroke, UserError, first_line, require
+from flatout.distributed.meeting import has_met, meet
+from flatout.errors import OtherRankEnded, RunBroke, UserError, require
 
-# how long ranks wait for a value, such as a store of data that the first rank builds
-_PATIENCE = timedelta(hours=24)
-_FAILED = "\0"  # what a rank publishes instead of a value when it ends by an error
-# how long the first wait for all ranks may take before a rank prints what it waits for
-_SILENCE_S = 20.0
+# How long ranks wait for a value of the first rank, which may build a store of data before. Its
+# death is noticed at once.
+_PATIENCE_FOR_FIRST = timedelta(hours=24)
+# How long ranks wait for one that should be as far as they are. A killed one is noticed only so.
+_PATIENCE = timedelta(minutes=30)
 _SAME_NUMBER = (
     "Start the same number on each machine: torchrun --nproc-per-node=N, srun --ntasks-per-node=N."
 )
 # NVIDIA, AMD, Linux on Windows
 _DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
-_asked = itertools.count()
-_kept: list[dist.Store] = []  # the store stays open: on the first rank it is the server
 _GONE = (
     r"(?i)closed by peer|reset by peer|broken pipe|remote process exited|connection refused|timed"
     r" out waiting"
@@ -149,48 +145,57 @@ class Ranks:
             return torch.device("cuda", number)
         return torch.device("cuda", 0 if self._sees_only_its_device() else self.local)
 
+    @contextmanager
+    def train_together(self) -> Iterator[None]:
+        """One training, from the first value that ranks exchange to the last.
+
+        When it ends by an error on one rank, before the process group begins, it ends on all.
+        """
+        if not self.are_several:
+            yield
+            return
+        try:
+            yield
+        except BaseException as error:
+            # a rank that has not met the others cannot tell them
+            if has_met() and not isinstance(error, OtherRankEnded):
+                meet(self.rank, self.world).write_end()
+            raise
+        finally:
+            if has_met():
+                meet(self.rank, self.world).leave_training()
+
     def agreed(self, name: str, make: Callable[[], Any]) -> Any:
-        """What `make` returns on the first rank, plain values, on every rank; if it fails there,
-        all ranks end.
-        """
-        return self._exchanged(name, make, range(1))[0]
+        """What `make` returns on the first rank, plain values, on every rank."""
+        return self._exchanged(name, make, range(1), _PATIENCE_FOR_FIRST)[0]
 
-    def gathered(self, name: str, make: Callable[[], Any]) -> list[Any]:
-        """The plain values that `make` returns on each rank, in order, on every rank; if one fails,
-        all ranks end.
-        """
-        return self._exchanged(name, make, range(self.world))
+    def gathered(
+        self, name: str, make: Callable[[], Any], takes: timedelta = timedelta()
+    ) -> list[Any]:
+        """The plain values that `make` returns on each rank, in order, on every rank.
 
-    def _exchanged(self, name: str, make: Callable[[], Any], givers: range) -> list[Any]:
+        `takes`: how long `make` may take.
+        """
+        return self._exchanged(name, make, range(self.world), takes + _PATIENCE)
+
+    def _exchanged(
+        self, name: str, make: Callable[[], Any], givers: range, patience: timedelta
+    ) -> list[Any]:
         if not self.are_several:
             return [make()]
-        # All ranks ask in the same order; a number tells apart the trainings of one script.
-        store = dist.PrefixStore(f"flatout/{next(_asked)}/{name}", _key_value_store())
+        values = meet(self.rank, self.world)
+        key = values.next_key(name)
         if self.rank in givers:
-            try:
-                store.set(str(self.rank), json.dumps(make()))
-            except BaseException:
-                store.set(str(self.rank), _FAILED)  # the others wait for it
-                raise
-        return [json.loads(self._read(store, rank)) for rank in givers]
-
-    def _read(self, store: dist.Store, rank: int) -> str:
-        try:
-            store.wait([str(rank)], _PATIENCE)
-            value = store.get(str(rank)).decode()
-        except (RuntimeError, ValueError):  # the first rank is gone, and with it the store
-            value = _FAILED
-        if value == _FAILED:
-            what = f"{'the first rank' if rank == 0 else f'rank {rank}'} has ended"
-            hint = f"Read the message of rank {rank} and fix what it names."
-            raise OtherRankEnded(f"rank {self.rank}", what, hint=hint)
-        return value
+            values.write(key, json.dumps(make()))
+        return [json.loads(values.read(key, rank, patience)) for rank in givers]
 
     def join(self, device: torch.device) -> None:
-        """Begin the process group; its keys are new, as a script may train more than once."""
+        """Begin the process group, when all ranks are ready."""
         if not self.are_several or dist.is_initialized():
             return
-        store = dist.PrefixStore(f"group-{next(_asked)}", _key_value_store())
+        # torch would wait for a rank that has ended
+        self.gathered("ready", lambda: True)
+        store = meet(self.rank, self.world).store_of_group()
         backend, on = ("gloo", None) if device.type == "cpu" else ("nccl", device)
         dist.init_process_group(
             backend, store=store, rank=self.rank, world_size=self.world, device_id=on
@@ -230,41 +235,6 @@ class _Started(TorchElasticEnvironment):
         # A rank that sees one device only looks like a machine to Lightning, which counts devices
         # by machine.
         return self.ranks.rank // (1 if self.is_node else self.ranks.local_world)
-
-
-def _key_value_store() -> dist.Store:
-    if not _kept:
-        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        words = (
-            f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: waiting for the others at"
-            f" {place}."
-        )
-        words += (
-            " torchrun and srun start them; for a run of one process unset RANK, or SLURM_PROCID."
-        )
-        reminder = threading.Timer(_SILENCE_S, print, [words], {"file": sys.stderr, "flush": True})
-        reminder.daemon = True
-        reminder.start()
-        try:
-            store, _, _ = next(iter(dist.rendezvous("env://")))
-        except dist.DistNetworkError as error:
-            what, hint = "is in use by another program", "Set MASTER_PORT to a free port."
-            if "EADDRINUSE" not in str(error):
-                what = "cannot be reached"
-                hint = "Set MASTER_ADDR to the first machine, and open this port in its firewall."
-            raise UserError("MASTER_PORT", f"{place} {what}", hint=hint) from None
-        except (ValueError, dist.DistError) as error:
-            raise UserError(
-                "ranks", first_line(error), hint="Start the run with torchrun or srun."
-            ) from None
-        finally:
-            reminder.cancel()
-        # torchrun keeps its store when it starts ranks again: what the ranks before have written
-        # there is not ours.
-        _kept.append(
-            dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        )
-    return _kept[0]
 
 
 def cores_here() -> list[int]:

@@ -33,7 +33,14 @@ from flatout.data.text import TextDataConfig
 from flatout.distributed.engine import device_of, train_on_ray
 from flatout.distributed.processes import end_with_parent, interrupt_once, redirect_output
 from flatout.distributed.ranks import Ranks
-from flatout.errors import EXIT_CODE, RunBroke, UserError, require, write_for_launcher
+from flatout.errors import (
+    EXIT_CODE,
+    OtherRankEnded,
+    RunBroke,
+    UserError,
+    require,
+    write_for_launcher,
+)
 from flatout.report.summary import mark_broken
 from flatout.run.closing import Result, finished_result, open_answers
 from flatout.run.devices import choose_devices
@@ -81,6 +88,18 @@ def start(
     for this run; without them it looks below `output/name`.
     """
     ranks = Ranks.here()
+    with ranks.train_together():
+        return _start(config, ranks, folder, overrides, claim, named)
+
+
+def _start(
+    config: RunConfig,
+    ranks: Ranks,
+    folder: Path | None,
+    overrides: Sequence[str],
+    claim: Claim,
+    named: Sequence[Path],
+) -> Result:
     devices = choose_devices(config.trainer)
     is_here = ranks.are_several or len(devices) == 1
     _require_startable(config, ranks, devices, is_here=is_here)
@@ -203,7 +222,9 @@ def _begin_or_resume(config: RunConfig, folder: Path, overrides: Sequence[str]) 
     def has_checkpoint() -> bool:
         return any(find_checkpoint(folder / CHECKPOINTS))
 
-    has_begun = Ranks.here().agreed("begun", has_checkpoint)
+    ranks = Ranks.here()
+    with ranks.train_together():
+        has_begun = ranks.agreed("begun", has_checkpoint)
     config = replace(config, resume=str(folder) if has_begun else None)
     start(config, folder=folder, overrides=overrides, claim=Path.absolute)
 
@@ -240,12 +261,16 @@ def _run_rank(
     signal.signal(signal.SIGINT, interrupt_once)
     take_environment(environment)
     redirect_output()
+    ranks = Ranks.here()
     try:
         if config.has_own_parts:
             # a module that came from another process shares its memory
             config = copy.deepcopy(config)
-        result = run(config, folder, overrides=overrides)
+        with ranks.train_together():
+            result = run(config, folder, overrides=overrides)
     except UserError as mistake:
+        if isinstance(mistake, OtherRankEnded):
+            time.sleep(_WAIT_FOR_CAUSE_S)
         write_for_launcher(mistake)
         sys.exit(EXIT_CODE)
     except RunBroke:
@@ -253,7 +278,7 @@ def _run_rank(
         raise
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    if not Ranks.here().is_first:
+    if not ranks.is_first:
         return None
     # the predictor holds the network: it is read from the folder instead
     return {

@@ -12,6 +12,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
 from importlib import metadata
 from typing import Any
 
@@ -100,7 +101,9 @@ def measure_on_all_devices(question: Question, say: Callable[[str], None]) -> Fo
         return asdict(measure_answers(question, say)) if is_first_with_device else None
 
     measured = []
-    for facts in ranks.gathered("answers", measure):
+    # a rank may wait for another one to measure, and then measure itself
+    takes = timedelta(seconds=2 * question.config.tune.budget_s + _WAIT_S)
+    for facts in ranks.gathered("answers", measure, takes):
         if facts is not None:
             measured.append(FoundAnswers(**{**facts, "answers": Answers.of(facts["answers"])}))
     return replace(measured[0], answers=combine_answers([found.answers for found in measured]))
