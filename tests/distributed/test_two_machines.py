@@ -4,6 +4,8 @@ when one cannot train.
 
 from __future__ import annotations
 
+import re
+import subprocess
 import threading
 from dataclasses import replace
 from datetime import timedelta
@@ -42,11 +44,26 @@ def test_a_rank_that_sees_other_data_ends_all_with_a_sentence_each(tmp_path):
     second = tmp_path / "second"
     second.mkdir()
     write_rows(second / "rows.csv", rows=100)
-    agents = begin_agents(ONE_EPOCH, tmp_path, second=second, restarts=0)
+    agents = begin_agents(ONE_EPOCH, tmp_path, second=second, restarts=0, kind="static")
     printed = said_by_all(agents, 90)
     assert [agent.returncode for agent in agents] == [EXIT_CODE, EXIT_CODE]
     assert "rank 0: rank 1 has ended. Read the message of rank 1" in printed[0]
     assert "data: rank 1 sees other data than the first rank." in printed[1]
+
+
+def test_a_rank_that_does_not_see_the_checkpoint_ends_all_with_a_sentence_each(tmp_path):
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("a folder cannot be hidden from one process here")
+    agents = begin_agents(ONE_EPOCH, tmp_path)
+    said_by_all(agents, 90)
+    assert [agent.returncode for agent in agents] == [0, 0]
+    for start in tmp_path.glob("start-*"):
+        start.unlink()
+    agents = begin_agents(SMALL, tmp_path, Moment(1, "hidden"), restarts=0, kind="static")
+    printed = said_by_all(agents, 90)
+    assert [agent.returncode for agent in agents] == [EXIT_CODE, EXIT_CODE]
+    assert "rank 0: rank 1 has ended. Read the message of rank 1" in printed[0]
+    assert re.search(r"resume: rank 1 does not see \S+step-10: resume needs one disk", printed[1])
 
 
 def open_store(name: str) -> dist.TCPStore:

@@ -6,8 +6,10 @@ The agents and their ranks are forked from the warm server, which saves their im
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +29,7 @@ from tests.faults.runs import Spec, code_of, differences, finished, run_folder, 
 from tests.started import free_port, said_by_all
 from tests.warm import Command, begin_function
 
+_CLONE_NEWNS = 0x20000  # of Linux: a process gets mounts of its own
 SMALL = Spec(batch_size=6)
 """Thirty steps in three epochs, with a checkpoint after every third step."""
 
@@ -37,7 +40,8 @@ class Moment:
 
     rank: int
     # `start`: before it meets the others; `save`: in the middle of a checkpoint; a hook of a
-    # callback; or the name of a value, when it is about to exchange it
+    # callback; or the name of a value, when it is about to exchange it. `hidden`: it is not killed,
+    # but does not see the runs
     name: str
     step: int = 0  # of a hook: how many steps are done; of a save: its number
 
@@ -59,20 +63,20 @@ MOMENTS = (
 )
 
 
-def killed_once(place: Path, moments: Sequence[Moment]) -> list[list[str]]:
+def killed_once(place: Path, moments: Sequence[Moment], kind: str = "c10d") -> list[list[str]]:
     """A rank on one of two machines is killed: both begin again, and end as if nothing was."""
     reference = finished(replace(SMALL, trainer={"devices": 2}), place / "reference")
     problems = []
     for number, moment in enumerate(moments):
         folder = place / f"killed-{number}"
-        found = kill_once(SMALL, folder, moment) or differences(run_of(folder), reference)
+        found = kill_once(SMALL, folder, moment, kind) or differences(run_of(folder), reference)
         problems.append([f"{moment}: {problem}" for problem in found])
     return problems
 
 
-def kill_once(spec: Spec, folder: Path, moment: Moment) -> list[str]:
+def kill_once(spec: Spec, folder: Path, moment: Moment, kind: str = "c10d") -> list[str]:
     """Train with two agents, with a kill at that moment; what did not go as it should."""
-    agents = begin_agents(spec, folder, moment)
+    agents = begin_agents(spec, folder, moment, kind=kind)
     try:
         printed = said_by_all(agents, 600)
     finally:
@@ -94,8 +98,9 @@ def begin_agents(
     restarts: int = 3,
     kind: str = "c10d",
 ) -> list[Command]:
-    """An agent for each of two machines, with a rank each; `kind`: how the agents meet.
+    """An agent for each of two machines, with a rank each.
 
+    `kind`: how the agents meet. Those of c10d restart together, those of static each for itself.
     `second`: where the rows of the second machine are; without it both read those in `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -151,17 +156,20 @@ def _run_rank(
     rank = int(os.environ["RANK"])
     (folder / f"start-{rank}-{os.getpid()}").touch()
     if moment is not None and moment.rank == rank and starts_of(folder, rank) == 1:
-        spec = _plant(spec, moment)
+        spec = _plant(spec, moment, folder / "runs")
     place = folder if rank == 0 else second
     sys.exit(code_of(lambda: train(spec, place / "runs"), sys.stderr))
 
 
-def _plant(spec: Spec, moment: Moment) -> Spec:
+def _plant(spec: Spec, moment: Moment, runs: Path) -> Spec:
     """Have this process killed at that moment; the run's settings, with a callback where it needs
     one.
     """
     if moment.name == "start":
         _kill()
+    if moment.name == "hidden":
+        _hide(runs)
+        return spec
     if moment.name == "save":
         return spec.planted(KillInSave, number=moment.step)
     if moment.name in PLACES:
@@ -175,6 +183,14 @@ def _plant(spec: Spec, moment: Moment) -> Spec:
 
     mock.patch.object(SharedValues, "next_key", next_key_or_kill).start()
     return spec
+
+
+def _hide(folder: Path) -> None:
+    """Put an empty disk over a folder, for this process alone."""
+    if ctypes.CDLL(None).unshare(_CLONE_NEWNS):
+        raise RuntimeError("no mount namespaces here")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(folder)], check=True)
 
 
 def _kill() -> None:

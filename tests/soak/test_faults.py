@@ -45,6 +45,11 @@ def test_a_rank_of_two_machines_may_be_killed_at_any_moment(tmp_path, survive):
     survive(agents.killed_once(tmp_path, agents.MOMENTS))
 
 
+@pytest.mark.soak(seconds=120)
+def test_machines_that_start_their_ranks_again_apart_meet_after_a_kill_too(tmp_path, survive):
+    survive(agents.killed_once(tmp_path, agents.MOMENTS, "static"))
+
+
 @pytest.mark.soak(seconds=50)
 def test_runs_resume_on_other_numbers_of_ranks(tmp_path, rounds, survive):
     survive(ranks.other_numbers_of_ranks(tmp_path, 6 * rounds))
