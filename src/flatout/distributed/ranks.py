@@ -166,7 +166,10 @@ class Ranks:
                 meet(self.rank, self.world).leave_training()
 
     def agreed(self, name: str, make: Callable[[], Any]) -> Any:
-        """What `make` returns on the first rank, plain values, on every rank."""
+        """What `make` returns on the first rank, plain values, on every rank.
+
+        Within `train_together`: an error of `make` then ends all ranks.
+        """
         return self._exchanged(name, make, range(1), _PATIENCE_FOR_FIRST)[0]
 
     def gathered(
@@ -174,7 +177,7 @@ class Ranks:
     ) -> list[Any]:
         """The plain values that `make` returns on each rank, in order, on every rank.
 
-        `takes`: how long `make` may take.
+        Within `train_together`, as `agreed`. `takes`: how long `make` may take.
         """
         return self._exchanged(name, make, range(self.world), takes + _PATIENCE)
 
