@@ -83,18 +83,18 @@ def test_parts_are_joined_by_the_build_without_one(tmp_path, monkeypatch, capfd)
         (["--part", "3/2"], "--part: '3/2' (I/N with I from 1 to N). Write --part 2/8."),
         (
             ["--part", "1/2", *KINDS["tags"]],
-            "--part: parts are of texts without tags. Build without it",
+            "--part: only texts without tags are built in parts. Build without it",
         ),
         (["on=ray"], "on: ray, and this command works here. Leave it out; build takes --on ray."),
         *at_once(
             of=[
                 (
                     ["--part", "1/2", *KINDS["bits"]],
-                    "--part: parts are of texts without tags. Build without it",
+                    "--part: only texts without tags are built in parts. Build without it",
                 ),
                 (
                     ["--on", "ray", *KINDS["bits"]],
-                    "--on: parts are of texts without tags. Build without it",
+                    "--on: only texts without tags are built in parts. Build without it",
                 ),
                 (["--part", "1/2", "--on", "ray"], "not allowed with argument --part"),
                 (["--on", "ray", "--parts", "0"], "--parts: 0 (1 or more)"),

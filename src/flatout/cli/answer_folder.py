@@ -1,4 +1,10 @@
-"""Answers of many files in a folder: each file is answered once, whichever process began it."""
+"""Answer many files into one folder, each once, by as many processes as share the folder.
+
+Each file of answers gets the modification time of the file it answers. So a later call, or another
+process, sees which files are answered, and answers a file again that has changed since. The
+manifest `answers.json` holds what all answers of a folder have in common, and at the end their
+names and sizes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +22,8 @@ from flatout.errors import UserError, require
 from flatout.files import stamp_of, write_atomically
 
 MANIFEST = "answers.json"
-# in which disks keep times
+_OTHER_FOLDER = "Name another folder."  # a hint
+# Units in which file systems keep times: ext4 1 ns, NTFS 100 ns, …, FAT 2 s.
 _UNITS_NS = (1, 100, 1_000, 1_000_000, 10**9, 2 * 10**9)
 
 
@@ -27,100 +34,110 @@ def answer_files(
     part: slice,
     asked: dict[str, Any],
 ) -> int:
-    """Answer each file of a part that has no answers as it is now into a file of its name; the
-    number of rows.
+    """Answer each file of one part that has no answers yet, or has changed since; return the rows.
+
+    `answer_one(file, out)` writes the answers of one file and returns the number of its rows.
+    `asked` is what all answers in the folder have in common: the run, its weights, the options.
     """
-    # `asked`: what all answers in a folder have in common. With the last of them the folder's
-    # manifest names them all. Answers bear the time of what they answer, so that a file that was
-    # changed is answered again. A file that was changed and got its time back (rsync -t, tar) shows
-    # it by its ctime, which nobody can set.
-
-    def is_answered(out: Path) -> bool:
-        if out in done:  # whatever the clocks of two disks say
-            return True
-        if not out.exists():
-            return False
-        asked = Path(named[out]).stat()
-        answered = out.stat()
-        has_its_time = any(
-            answered.st_mtime_ns == asked.st_mtime_ns // unit * unit for unit in _UNITS_NS
-        )
-        return has_its_time and asked.st_ctime_ns < answered.st_ctime_ns
-
+    file_of = _name_answers(files, folder)
+    with told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _require_same_question(asked, folder, file_of)
+    own = list(file_of.items())[part]
+    waiting = [(out, file) for out, file in own if not _is_answered(out, file)]
+    if len(waiting) < len(own):
+        _report(f"{counted(len(own) - len(waiting), 'file')} of {len(own)} answered before")
+    if waiting:  # without sizes: the manifest names all files once the last one is answered
+        _write_manifest(folder, {"asked": asked})
+    rows = 0
     done = set[Path]()
-    named = dict[Path, str]()
-    what = f"{folder} holds the files that are read"
+    for out, file in waiting:
+        times = file.stat()
+        stamp = stamp_of(file)
+        rows += answer_one(str(file), str(out))
+        # a file that changed meanwhile is answered again next time: its answers keep their own time
+        if stamp_of(file) == stamp:
+            os.utime(out, ns=(times.st_atime_ns, times.st_mtime_ns))
+            done.add(out)
+    # those of this process count as done whatever the clocks of two disks say
+    unanswered = (out for out, file in file_of.items() if not _is_answered(out, file))
+    missing = [out for out in unanswered if out not in done]
+    if missing:
+        _report(
+            f"{counted(len(missing), 'file')} of {len(file_of)} not answered yet, by other parts"
+        )
+    else:
+        sizes = {out.name: out.stat().st_size for out in file_of}
+        _write_manifest(folder, {"asked": asked, "bytes": sizes})
+    return rows
+
+
+def _name_answers(files: list[str], folder: Path) -> dict[Path, Path]:
+    """The file of answers of each file; refuses two of one name, and a folder that is read."""
+    file_of = dict[Path, Path]()
     for file in map(Path, files):
         require_file(file, "FILE")
-        require(
-            folder.resolve() != file.parent.resolve(), "--out", what, hint="Name another folder."
-        )
+        is_read = folder.resolve() == file.parent.resolve()
+        reads = f"{folder} holds the files that are read"
+        require(not is_read, "--out", reads, hint=_OTHER_FOLDER)
         out = folder / (file.name if file.suffix in FORMATS else f"{file.name}.csv")
         require(
-            out not in named,
+            out not in file_of,
             "--out",
             f"two files are called {file.name}",
             hint="Answer each folder by itself.",
         )
-        named[out] = str(file)
-    with told(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        _hold_to(asked, folder, named)
-    own = list(named.items())[part]
-    waiting = [(file, out) for out, file in own if not is_answered(out)]
-    rows = 0
-    if len(waiting) < len(own):
-        print(
-            f"{counted(len(own) - len(waiting), 'file')} of {len(own)} answered before",
-            file=sys.stderr,
-        )
-    if waiting:  # a list of all files comes with the last one
-        write_atomically(folder / MANIFEST, json.dumps({"asked": asked}, indent=1))
-    for given, out in waiting:
-        times = Path(given).stat()
-        stamp = stamp_of(Path(given))
-        rows += answer_one(given, str(out))
-        # else it was changed meanwhile, and its answers bear no time of it
-        if stamp_of(Path(given)) == stamp:
-            os.utime(out, ns=(times.st_atime_ns, times.st_mtime_ns))
-            done.add(out)
-    if missing := [out for out in named if not is_answered(out)]:
-        print(
-            f"{counted(len(missing), 'file')} of {len(named)} not answered yet, by other parts",
-            file=sys.stderr,
-        )
-    else:
-        sizes = {out.name: out.stat().st_size for out in named}
-        write_atomically(folder / MANIFEST, json.dumps({"asked": asked, "bytes": sizes}, indent=1))
-    return rows
+        file_of[out] = file
+    return file_of
 
 
-def _hold_to(asked: dict[str, Any], folder: Path, answers: Iterable[Path]) -> None:
-    """Refuse a folder that holds something else than answers to what is asked; note this in one
-    that holds none.
+def _is_answered(out: Path, file: Path) -> bool:
+    """Whether answers bear the time of their file, as far as the disk keeps it.
+
+    A changed file may have got its old time back (rsync -t, tar). Its ctime shows that: no program
+    can set it.
     """
+    if not out.exists():
+        return False
+    asked = file.stat()
+    answered = out.stat()
+    rounded = (asked.st_mtime_ns // unit * unit for unit in _UNITS_NS)
+    return answered.st_mtime_ns in rounded and asked.st_ctime_ns < answered.st_ctime_ns
+
+
+def _report(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _write_manifest(folder: Path, values: dict[str, Any]) -> None:
+    write_atomically(folder / MANIFEST, json.dumps(values, indent=1))
+
+
+def _require_same_question(asked: dict[str, Any], folder: Path, answers: Iterable[Path]) -> None:
+    """Refuse a folder that holds other things than answers to `asked`; note it in an empty one."""
     manifest = folder / MANIFEST
     is_taken = any(out.exists() for out in answers)
-    if not manifest.exists():  # asked second: another part has answers after it wrote the manifest
+    # looked for after the answers: another part writes the manifest first, then its answers
+    if not manifest.exists():
         require(
             not is_taken,
             "--out",
             f"{folder} holds files that are called as the answers, and no {MANIFEST} of theirs",
-            hint="Name another folder.",
+            hint=_OTHER_FOLDER,
         )
-        write_atomically(manifest, json.dumps({"asked": asked}, indent=1))
+        _write_manifest(folder, {"asked": asked})
     try:
-        found = dict(json.loads(manifest.read_text(encoding="utf-8"))["asked"])
+        before = dict(json.loads(manifest.read_text(encoding="utf-8"))["asked"])
     except (ValueError, KeyError, TypeError):
-        raise UserError(
-            "--out", f"{manifest} is not of answers", hint="Name another folder."
-        ) from None
-    others = [
-        f"{name}={found.get(name)}" for name in asked | found if found.get(name) != asked.get(name)
+        raise UserError("--out", f"{manifest} is not of answers", hint=_OTHER_FOLDER) from None
+    differing = [
+        f"{name}={before.get(name)}"
+        for name in asked | before
+        if before.get(name) != asked.get(name)
     ]
     require(
-        not others,
+        not differing,
         "--out",
-        f"the answers in {folder} have {', '.join(others)}",
+        f"the answers in {folder} have {', '.join(differing)}",
         hint="Name another folder, or ask as before.",
     )

@@ -1,5 +1,7 @@
-"""`python -m flatout bench NAME`: measure our claims on this machine and print them, each with both
-sides.
+"""`python -m flatout bench NAME`: measure our claims on this machine, each beside its rival.
+
+The benches lie in `benchmarks/` of a checkout. Each yields claims: our figure, the rival's, their
+ratio, and the goal that the ratio should reach.
 """
 
 from __future__ import annotations
@@ -96,9 +98,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def add_checkout_to_path() -> None:
-    """Make `benchmarks` importable: it lies beside `src/` in a checkout and is not part of the
-    installed package.
-    """
+    """Make `benchmarks` importable: it lies beside `src/` of a checkout and is not installed."""
     root = Path(flatout.__file__).parents[2]
     is_checkout = (root / "benchmarks" / "__init__.py").is_file()
     require(
@@ -112,10 +112,13 @@ def add_checkout_to_path() -> None:
 
 
 def line(claim: Claim) -> str:
+    """A claim as a row of the printed table, and its note on a second line."""
     ours = "" if math.isnan(claim.ours) else f"{claim.ours:,.4g}"
     theirs = "" if claim.theirs is None else f"{claim.theirs:,.4g}"
     ratio = "" if claim.ratio is None else f"{claim.ratio:.2f}×"
     name = f"{claim.claim} [{claim.unit}]" if claim.unit else claim.claim
-    holds = "n/a" if not claim.applies else "yes" if claim.holds else "NO"
+    holds = "yes" if claim.holds else "NO"
+    if not claim.applies:
+        holds = "n/a"
     row = f"{name:<58} {ours:>12} {theirs:>12} {ratio:>7}  {claim.goal:<12} {holds}"
     return f"{row}\n    {claim.note}" if claim.note else row

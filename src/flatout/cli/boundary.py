@@ -1,12 +1,13 @@
 """The boundary: Hydra's settings go in, dataclasses come out.
 
-Hydra acts on its own settings before it runs a job. It imports what `hydra.searchpath` names, and
-calls what callbacks, plugins and logging name. `check_hydra` checks the composed settings first.
 Settings may come from other people, and Hydra imports and calls any class that a `_target_` names.
 So this file lists what is allowed, and refuses the rest. A name must lie in one of `_PLACES` before
 we import it. The class must be *defined* in such a module, not just visible there, and must be a
 part of a run. Classes that open files, write to any folder or talk to a server are refused. To use
 one, name it or its package in `allow_targets` on the command line.
+
+Hydra also acts on its own settings before it runs a job: it imports what `hydra.searchpath` names,
+and calls what callbacks, plugins and logging name. `check_hydra` checks those first.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from flatout.data.tables.hub import never_ask_to_run_code
 from flatout.errors import UserError, first_line, require
 from flatout.files import is_plain_part, require_inside
 
+# classes and texts that settings of Python's logging may name
 _LOGGING_CLASSES = (
     "logging.StreamHandler",
     "logging.FileHandler",
@@ -45,62 +47,67 @@ _LOGGING_TEXTS = (
     "${hydra.runtime.output_dir}/${hydra.job.name}.log",
 )
 TRUSTED_PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "flatout")
+# classes that a run is made of; a `_target_` must be a subclass of one
 _KINDS = (
-    *(
-        "torch.nn.Module",
-        "torch.optim.Optimizer",
-        "torch.optim.lr_scheduler.LRScheduler",
-        "torch.utils.data.Dataset",
-    ),
-    *("lightning.pytorch.LightningDataModule", "lightning.pytorch.callbacks.Callback"),
-    *("lightning.pytorch.loggers.Logger", "torchmetrics.Metric"),
+    "torch.nn.Module",
+    "torch.optim.Optimizer",
+    "torch.optim.lr_scheduler.LRScheduler",
+    "torch.utils.data.Dataset",
+    "lightning.pytorch.LightningDataModule",
+    "lightning.pytorch.callbacks.Callback",
+    "lightning.pytorch.loggers.Logger",
+    "torchmetrics.Metric",
 )
+# Modules, with all below them, whose classes a `_target_` may name. Importing one has no effects.
 _PLACES = (
-    *("torch.nn.modules", "torch.optim", "torch.utils.data.dataset"),
-    *("lightning.pytorch.callbacks", "lightning.pytorch.core.module"),
-    *("lightning.pytorch.loggers.csv_logs", "lightning.pytorch.loggers.tensorboard"),
-    *(
-        "torchmetrics.aggregation",
-        "torchmetrics.classification",
-        "torchmetrics.clustering",
-        "torchmetrics.collections",
-    ),
-    *(
-        "torchmetrics.metric",
-        "torchmetrics.nominal",
-        "torchmetrics.regression",
-        "torchmetrics.retrieval",
-    ),
-    *("torchmetrics.segmentation", "torchmetrics.text", "torchmetrics.wrappers"),
-    *("transformers.activations", "transformers.optimization"),
-    *("flatout.models", "flatout.tasks", "flatout.callbacks"),
-)  # modules, with all below them, whose classes a `_target_` may name. Importing one has no effects
+    "torch.nn.modules",
+    "torch.optim",
+    "torch.utils.data.dataset",
+    "lightning.pytorch.callbacks",
+    "lightning.pytorch.core.module",
+    "lightning.pytorch.loggers.csv_logs",
+    "lightning.pytorch.loggers.tensorboard",
+    "torchmetrics.aggregation",
+    "torchmetrics.classification",
+    "torchmetrics.clustering",
+    "torchmetrics.collections",
+    "torchmetrics.metric",
+    "torchmetrics.nominal",
+    "torchmetrics.regression",
+    "torchmetrics.retrieval",
+    "torchmetrics.segmentation",
+    "torchmetrics.text",
+    "torchmetrics.wrappers",
+    "transformers.activations",
+    "transformers.optimization",
+    "flatout.models",
+    "flatout.tasks",
+    "flatout.callbacks",
+)
+# Modules by which such classes are usually named; the class must be defined in one of `_PLACES`.
 _DOORS = (
     *TRUSTED_PACKAGES,
-    *(
-        "torch.nn",
-        "torch.optim.lr_scheduler",
-        "torch.utils.data",
-        "lightning.pytorch",
-        "lightning.pytorch.loggers",
-    ),
-    # modules that usually re-export such classes; the class itself must be defined in one of
-    # `_PLACES`
+    "torch.nn",
+    "torch.optim.lr_scheduler",
+    "torch.utils.data",
+    "lightning.pytorch",
+    "lightning.pytorch.loggers",
 )
+# Classes in `_PLACES` that are refused all the same.
 _LEFT_OUT = (
     "lightning.pytorch.callbacks.lambda_function.LambdaCallback",  # calls any function
     # saves in the middle of a step
     "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint",
-    *(
-        "torchmetrics.text.bert.BERTScore",
-        "torchmetrics.text.infolm.InfoLM",
-        "torchmetrics.text.rouge.ROUGEScore",
-    ),
-    # it and the three before fetch models or lists of words
+    # these fetch models or lists of words
+    "torchmetrics.text.bert.BERTScore",
+    "torchmetrics.text.infolm.InfoLM",
+    "torchmetrics.text.rouge.ROUGEScore",
     "torchmetrics.text.sacre_bleu.SacreBLEUScore",
 )
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
+# keys beside the arguments of a `_target_`
 _SETTINGS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
+# arguments that name a folder to write to
 _FOLDERS = (
     "save_dir",
     "root_dir",
@@ -110,9 +117,8 @@ _FOLDERS = (
     "exclude_batches_path",
     "folder",
 )
-"""Arguments that name a folder to write to."""
+# arguments that become a part of such a folder
 _PARTS = ("name", "version", "sub_dir", "filename", "prefix", "filename_suffix", "comment")
-"""Arguments that become a part of such a folder."""
 
 
 def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
@@ -126,15 +132,15 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
     try:
         OmegaConf.resolve(cfg)  # once, so the checked values are the used ones
     except OmegaConfBaseException as error:
-        key = str(getattr(error, "full_key", "") or "settings")
+        key = str(error.full_key or "settings")
         raise UserError(key, first_line(error), hint="Write the value itself.") from None
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     _refuse_references(plain, "")
     folders = [Path(cfg.output)]
-    if HydraConfig.initialized() and not OmegaConf.is_missing(
-        HydraConfig.get().runtime, "output_dir"
-    ):
-        folders.append(Path(HydraConfig.get().runtime.output_dir))
+    if HydraConfig.initialized():
+        runtime = HydraConfig.get().runtime
+        if not OmegaConf.is_missing(runtime, "output_dir"):
+            folders.append(Path(runtime.output_dir))
     check_targets(plain, allowed, folders)
     if isinstance(cfg.seed, int) and 0 <= cfg.seed < 1 << 32:
         # modules of your own draw their weights while they are built
@@ -144,33 +150,30 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
     except InstantiationException as error:
         if (mistake := mistake_in(chain_of(error))) is not None:
             raise mistake from None
-        where = getattr(error, "full_key", "") or ""
         reason = " ".join(str(error).split())
         raise UserError(
-            where, reason, hint="These arguments do not fit the class that _target_ names."
+            "", reason, hint="These arguments do not fit the class that _target_ names."
         ) from None
 
 
 def _require_known_keys(settings: DictConfig, where: str) -> None:
     """Refuse a key that no class has: typed with a plus sign, Hydra adds it to any group."""
     kind = OmegaConf.get_type(settings)
-    names = (
-        [field.name for field in fields(kind) if not field.name.startswith("_")]
-        if is_dataclass(kind)
-        else None
-    )
+    public_keys = (key for key in map(str, settings) if not key.startswith("_"))
+    if is_dataclass(kind):
+        names = [field.name for field in fields(kind) if not field.name.startswith("_")]
+        for name in public_keys:
+            if name not in names:
+                raise unknown_key(f"{where}.{name}".lstrip("."), names)
     for name in map(str, settings):
-        key = f"{where}.{name}".lstrip(".")
-        if names is not None and name not in names and not name.startswith("_"):
-            raise unknown_key(key, names)
         child = settings._get_node(name)
         if isinstance(child, DictConfig) and not (
             child._is_none() or child._is_missing() or child._is_interpolation()
         ):
-            _require_known_keys(child, key)
+            _require_known_keys(child, f"{where}.{name}".lstrip("."))
 
 
-def as_typed(words: Any) -> list[str]:
+def as_typed(words: Sequence[str]) -> list[str]:
     """Words of a command line, without resolving references in them."""
     typed: Any = OmegaConf.to_container(words, resolve=False)
     return [str(word) for word in typed]
@@ -189,8 +192,9 @@ def allowed_targets(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...
 
 
 def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Refuse settings that execute code or write elsewhere before a run begins; `overrides` are the
-    typed words.
+    """Refuse settings of Hydra that execute code, or write elsewhere, before a run begins.
+
+    `overrides` are the words that were typed.
     """
     settings = cfg.hydra
     for kind in ("task", "hydra"):
@@ -203,18 +207,16 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
         )
     allowed = allowed_targets(cfg, overrides)
     for group in ("launcher", "sweeper", "callbacks"):
-        for where, each in targets(_resolved(cfg, f"hydra.{group}"), f"hydra.{group}"):
-            # Hydra accepts only its plugins here
-            own = group != "callbacks" and where == f"hydra.{group}"
-            if not own and not is_allowed(each["_target_"], allowed):
-                package = str(each["_target_"]).partition(".")[0]
-                raise UserError(
-                    where,
-                    f"_target_ {each['_target_']!r} is from a package not trusted",
-                    hint=(
-                        f"Trust a package of yours on the command line: +allow_targets=[{package}]."
-                    ),
-                )
+        for where, described in targets(_resolved(cfg, f"hydra.{group}"), f"hydra.{group}"):
+            target = described["_target_"]
+            # as a launcher or sweeper itself, Hydra accepts only its plugins
+            is_plugin = group != "callbacks" and where == f"hydra.{group}"
+            require(
+                is_plugin or is_allowed(target, allowed),
+                where,
+                f"_target_ {target!r} is from a package not trusted",
+                hint=_trust_package(str(target)),
+            )
     # submitit runs these in a shell
     for name in ("setup", "additional_parameters", "srun_args", "python"):
         key = f"hydra.launcher.{name}"
@@ -224,15 +226,9 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
             "stands in a file",
             hint=ONLY_TYPED,
         )
-    is_typed = _is_typed("hydra.job.env_set", overrides) or _is_typed(
-        "hydra.job.env_copy", overrides
-    )
-    require(
-        not settings.job.env_set or is_typed,
-        "hydra.job.env_set",
-        "stands in a file",
-        hint=ONLY_TYPED,
-    )
+    env_keys = ("hydra.job.env_set", "hydra.job.env_copy")
+    is_fine = not settings.job.env_set or any(_is_typed(key, overrides) for key in env_keys)
+    require(is_fine, "hydra.job.env_set", "stands in a file", hint=ONLY_TYPED)
     plain: Any = OmegaConf.to_container(settings, resolve=False)
     check_values_of_hydra(plain, overrides)
     for name in ("hydra_logging", "job_logging"):
@@ -240,10 +236,8 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     _check_folders(cfg, overrides)
 
 
-def _check_logging(settings: Any, name: str) -> None:
-    """Python's logging calls what its settings name: a class, `()`, and any name behind
-    `ext://`.
-    """
+def _check_logging(settings: object, name: str) -> None:
+    """Refuse calls: Python's logging calls a `class`, a `()`, and any name behind `ext://`."""
     for where, value in nodes(settings, name):
         if isinstance(value, str):
             is_plain = value in _LOGGING_TEXTS or not re.search(r"\$\{|\w+://", value)
@@ -266,14 +260,15 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
         for name in ("num", "id"):  # Hydra fills these when a trial begins
             if OmegaConf.is_missing(numbered.hydra.job, name):
                 numbered.hydra.job[name] = 0
-    name, output = _value(numbered, "name"), _value(numbered, "output")
+    name = _value(numbered, "name")
     if isinstance(name, str):
         require(is_plain_part(name), "name", repr(name), allowed="letters and digits")
+    output = Path(str(_value(numbered, "output")))
     for key in ("hydra.run.dir", "hydra.sweep.dir"):
-        place = str(_value(numbered, key))
-        require(place.isprintable(), key, repr(place), allowed="a folder")
+        folder = str(_value(numbered, key))
+        require(folder.isprintable(), key, repr(folder), allowed="a folder")
         if not _is_typed(key, overrides):
-            require_inside(place, [Path(str(output))], key)
+            require_inside(folder, [output], key)
     for key in ("hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.name"):
         part = _value(numbered, key)
         require(
@@ -285,30 +280,32 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 
 def _resolved(cfg: DictConfig, key: str) -> Any:
-    """A part of Hydra's settings as plain values; references to settings that Hydra fills later
-    stay.
+    """A part of Hydra's settings as plain values.
+
+    References to settings of Hydra stay as they are: it fills some of them only later.
     """
-    found = _value(cfg, key)
-    if not OmegaConf.is_config(found):
-        return found
+    settings = _value(cfg, key)
+    if not OmegaConf.is_config(settings):
+        return settings
     try:
-        plain = OmegaConf.to_container(found, resolve=True)
+        plain = OmegaConf.to_container(settings, resolve=True)
     except OmegaConfBaseException:
-        plain = OmegaConf.to_container(found, resolve=False)
+        plain = OmegaConf.to_container(settings, resolve=False)
     _refuse_references(plain, key, but=r"\$\{hydra\.[\w.]+\}")
     return plain
 
 
-def _refuse_references(plain: Any, key: str, *, but: str = "") -> None:
-    for where, each in nodes(plain, key):
-        refers = isinstance(each, str) and "${" in (re.sub(but, "", each) if but else each)
+def _refuse_references(plain: object, key: str, *, but: str = "(?!)") -> None:
+    """Refuse texts with a reference `${…}`, other than those that the pattern `but` fits."""
+    for where, value in nodes(plain, key):
+        refers = isinstance(value, str) and "${" in re.sub(but, "", value)
         require(
-            not refers, where, f"{each!r} refers to another value", hint="Write the value itself."
+            not refers, where, f"{value!r} refers to another value", hint="Write the value itself."
         )
 
 
 def _value(cfg: DictConfig, key: str) -> Any:
-    """A setting; None where it is missing or not known yet."""
+    """A setting; None if it is missing or not known yet."""
     try:
         return OmegaConf.select(cfg, key)
     except OmegaConfBaseException:
@@ -316,6 +313,7 @@ def _value(cfg: DictConfig, key: str) -> Any:
 
 
 def _is_typed(key: str, overrides: Sequence[str]) -> bool:
+    """Whether the command line sets a key, or one below it."""
     names = [re.split(r"[=@]", word.lstrip("+~"), maxsplit=1)[0] for word in overrides]
     return any(name == key or name.startswith(f"{key}.") for name in names)
 
@@ -324,93 +322,103 @@ def check_targets(
     config: Mapping[Any, Any], allowed: Sequence[str], folders: Sequence[Path]
 ) -> None:
     """Refuse each `_target_` that is not allowed, and arguments that lead out of `folders`."""
-    for place, settings in targets(config, ""):
-        found = _part_of_a_run(settings["_target_"], place, allowed)
+    for where, settings in targets(config, ""):
+        target = settings["_target_"]
+        kind = _import_allowed_class(target, where, allowed)
         require(
             not settings.get("_partial_"),
-            f"{place}._partial_",
+            f"{where}._partial_",
             "makes a function, and a run needs objects",
             hint="Leave it out.",
         )
-        if not is_allowed(settings["_target_"], allowed):
-            _check_arguments(found, settings, place, folders)
+        if not is_allowed(target, allowed):
+            _check_arguments(kind, settings, where, folders)
 
 
-def targets(value: Any, where: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+def targets(value: object, where: str) -> Iterator[tuple[str, Mapping[Any, Any]]]:
     """Each mapping with a `_target_`, at any depth, and its key."""
-    return (
-        (key, each)
-        for key, each in nodes(value, where)
-        if isinstance(each, Mapping) and "_target_" in each
-    )
+    for key, part in nodes(value, where):
+        if isinstance(part, Mapping) and "_target_" in part:
+            yield key, part
 
 
-def is_allowed(target: Any, allowed: Sequence[str]) -> bool:
-    """Whether `allowed` holds its name, or the name of its module or package."""
+def is_allowed(target: object, allowed: Sequence[str]) -> bool:
+    """Whether the command line trusts a name, its module or its package.
+
+    Packages of `TRUSTED_PACKAGES` have the list of this file instead: they cannot be allowed whole.
+    """
     is_name = isinstance(target, str) and bool(_NAME.fullmatch(target))
-    return is_name and any(
-        f"{target}.".startswith(f"{each}.") for each in allowed if each not in TRUSTED_PACKAGES
-    )
+    trusted = (name for name in allowed if name not in TRUSTED_PACKAGES)
+    return is_name and any(f"{target}.".startswith(f"{name}.") for name in trusted)
 
 
-def _part_of_a_run(target: Any, where: str, allowed: Sequence[str]) -> type:
+def _trust_package(target: str) -> str:
+    package = target.partition(".")[0]
+    return f"Trust a package of yours on the command line: +allow_targets=[{package}]."
+
+
+def _import_allowed_class(target: object, where: str, allowed: Sequence[str]) -> type:
+    """The class that a `_target_` names; its module is imported only once the name is allowed."""
     if not isinstance(target, str) or not _NAME.fullmatch(target):
         raise UserError(
             where, f"_target_ {target!r} is no name of a class", allowed="package.module.Class"
         )
     is_trusted = is_allowed(target, allowed)
-    package, module = (target.partition(".")[0], target.rpartition(".")[0])
-    hint = f"Trust a package of yours on the command line: +allow_targets=[{package}]."
-    what = f"_target_ {target} is from a package not trusted"
-    known = ", ".join(TRUSTED_PACKAGES)
-    require(is_trusted or package in TRUSTED_PACKAGES, where, what, allowed=known, hint=hint)
+    require(
+        is_trusted or target.partition(".")[0] in TRUSTED_PACKAGES,
+        where,
+        f"_target_ {target} is from a package not trusted",
+        allowed=", ".join(TRUSTED_PACKAGES),
+        hint=_trust_package(target),
+    )
     unlisted = f"_target_ {target} is not among the classes that settings may name"
     kinds = "layers, optimizers, metrics, callbacks, two loggers"
     trust = f"If you know what it does, trust it on the command line: +allow_targets=[{target}]."
+    module = target.rpartition(".")[0]
     is_listed = is_trusted or module in _DOORS or _is_place(module)
     require(is_listed, where, unlisted, allowed=kinds, hint=trust)
-    found = _found(target)
+    kind = _import_object(target)
+    never_ask_to_run_code()  # transformers may just have been imported
     hint = "Check the spelling, and that its package is installed."
-    never_ask_to_run_code()
-    require(found is not None, where, f"_target_ {target}: there is no such class", hint=hint)
-    if not (isinstance(found, type) and issubclass(found, tuple(map(_found, _KINDS)))):
-        names = ", ".join(kind.rpartition(".")[2] for kind in _KINDS)
+    require(kind is not None, where, f"_target_ {target}: there is no such class", hint=hint)
+    if not (isinstance(kind, type) and issubclass(kind, tuple(map(_import_object, _KINDS)))):
+        names = ", ".join(name.rpartition(".")[2] for name in _KINDS)
         raise UserError(
             where, f"_target_ {target} is no class of a kind a run is made of", allowed=names
         )
-    is_left_out = any(
-        f"{each.__module__}.{each.__qualname__}" in _LEFT_OUT for each in found.__mro__
-    )
-    is_listed = is_trusted or (_is_place(found.__module__) and not is_left_out)
+    # A door may show a class of another module, and a subclass may do what its base is refused for.
+    names_of_bases = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
+    is_left_out = any(name in _LEFT_OUT for name in names_of_bases)
+    is_listed = is_trusted or (_is_place(kind.__module__) and not is_left_out)
     require(is_listed, where, unlisted, allowed=kinds, hint=trust)
-    return found
+    return kind
 
 
 def _is_place(module: str) -> bool:
     return any(f"{module}.".startswith(f"{place}.") for place in _PLACES)
 
 
-def _found(target: str) -> Any:
-    """The object of a name, from its imported module; None where there is none."""
+def _import_object(target: str) -> Any:
+    """The object of a dotted name; None if there is none."""
     module, _, name = target.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name, None)
+        return getattr(importlib.import_module(module), name)
     except (ImportError, ValueError, AttributeError):
         return None
 
 
 def _check_arguments(
-    found: type, settings: Mapping[Any, Any], where: str, folders: Sequence[Path]
+    kind: type, settings: Mapping[Any, Any], where: str, folders: Sequence[Path]
 ) -> None:
     """Refuse arguments, positional ones too, that lead out of the folder of all runs."""
-    given = {str(key): value for key, value in settings.items() if key not in _SETTINGS}
-    places = settings.get("_args_") or []
-    if isinstance(places, list | tuple):
-        # by getattr: a type checker holds `found.__init__` to be unsafe on an instance
-        constructor = getattr(found, "__init__")  # noqa: B009
+    arguments = {str(key): value for key, value in settings.items() if key not in _SETTINGS}
+    positional = settings.get("_args_") or []
+    if isinstance(positional, list | tuple):
+        # by getattr: a type checker holds `kind.__init__` to be unsafe on an instance
+        constructor = getattr(kind, "__init__")  # noqa: B009
         names = list(inspect.signature(constructor).parameters)[1:]
-        given |= dict(zip(names, places, strict=False))
-    for name, value in given.items():
+        arguments |= dict(zip(names, positional, strict=False))
+    for name, value in arguments.items():
         if name in _FOLDERS and value is not None:
             require_inside(str(value), folders, f"{where}.{name}")
         elif name in _PARTS and isinstance(value, str):

@@ -1,10 +1,9 @@
-"""`python -m flatout build …`: the store of a run's data, built without training, where no GPU
-waits for it.
+"""`python -m flatout build …`: build the store of a run's data before training, without a GPU.
 
-Takes the words of `python -m train`, and the settings that decide the store are the same: the run
-finds it. A store that is there is opened. Texts are encoded by the unit, and a build that was
-killed continues with the unit it began: `--part 2/8` encodes a part of them alone, for jobs that
-share a disk, and a build without it lists them in a store.
+It takes the words of `python -m train`; a run with the same data settings then opens this store. A
+store that is there already is opened. Texts are encoded in units, and a build that was killed
+continues with the unit it began. `--part 2/8` encodes only a part of the units, for jobs that share
+a disk; a build without it then lists all units in a store.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Namespace) -> None:
-    """Build or open the store, with the lines that a run would print of its data."""
+    """Build or open the store, and print what a run would print about its data."""
     from flatout.data.store.cache import Cache
     from flatout.data.text_preparation import (
         compare_with_part_before,
@@ -59,11 +58,11 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
     )
     kind = kind_of(config.data)
     parts = engine.parts_of(arguments, may_be_here=True)
-    where = "--part" if arguments.part else "--on" if parts else ""
+    where = "--part" if arguments.part else "--on"
     require(
-        kind.in_parts or not where,
+        kind.in_parts or not (arguments.part or parts),
         where,
-        "parts are of texts without tags",
+        "only texts without tags are built in parts",
         hint="Build without it: one process is enough.",
     )
     part = None if arguments.part is None else engine.part_of(arguments.part)
@@ -73,26 +72,22 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
         number, count = part
         if line := compare_with_part_before(config.data, count):
             print_line(line)
-        units, found = encode_part(config.data, number, count)
+        units, before = encode_part(config.data, number, count)
         print_line(
-            f"part {number}/{count}: {counted(units, 'unit')}, {found} of them encoded before"
+            f"part {number}/{count}: {counted(units, 'unit')}, {before} of them encoded before"
         )
         print_line("when all parts are there, the same command without --part writes their store")
         return
     if parts is not None:
-        # each machine has a usual cache of its own
-        place = Cache(config.data.cache).folder.absolute()
-        do = partial(encode_part, replace(config.data, cache=str(place)))
-        on = str(arguments.on)
-        each = (
-            engine.in_processes(do, parts)
-            if on == engine.Place.here
-            else engine.on_ray(do, parts, place)
-        )
-        print_line(
-            f"{on}: {counted(sum(units for units, _ in each), 'unit')} in"
-            f" {counted(len(each), 'part')}"
-        )
+        # named in full: the usual cache of another machine is another folder
+        cache = Cache(config.data.cache).folder.absolute()
+        encode = partial(encode_part, replace(config.data, cache=str(cache)))
+        if arguments.on == engine.Place.here:
+            encoded = engine.in_processes(encode, parts)
+        else:
+            encoded = engine.on_ray(encode, parts, cache)
+        units = sum(units_of_part for units_of_part, _ in encoded)
+        print_line(f"{arguments.on}: {counted(units, 'unit')} in {counted(len(encoded), 'part')}")
     data = kind.data.of(config.data, seed=config.seed, log=RunLog())
     data.prepare_data()
     data.setup()

@@ -1,9 +1,8 @@
-"""`python -m flatout check SOURCE`: what a run would find in its data, in seconds and before any
-training.
+"""`python -m flatout check SOURCE`: what a run would find in its data, before any training.
 
-Takes the settings of a run in the same words (`data.label=stars`), and ends with the command that
-trains on the data. Exit code 2 where a run would end with an error, 1 with `--strict` where there
-is a warning, else 0.
+It takes data settings in the words of training (`data.label=stars`), and ends with the command that
+trains on the data. Exit code 2 if a run would end with an error, 1 with `--strict` if there is a
+warning, else 0.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -27,17 +26,19 @@ from flatout.bits.recognise import has_encodings
 from flatout.bits.settings import BitsDataConfig
 from flatout.cli.words import quote_letters, quoted
 from flatout.data.checks.findings import Level, counted, lines_of
-from flatout.data.checkup import check, check_recordings
+from flatout.data.checkup import Checkup, SequenceCheckup, check, check_recordings
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.text import TextDataConfig
 from flatout.distributed.limits import keep_freed_memory
 from flatout.errors import EXIT_CODE, UserError, require
 
+if TYPE_CHECKING:
+    from flatout.bits.checkup import BitCheckup
+
 Settings = TypeVar("Settings")
-_OF_TEXTS = {"text", "label", "problem"}
-"""Settings that say that a table is one of texts."""
-OF_RECORDINGS = "data=sequence"
-"""The word by which a run's data are recordings, as the command that a check ends with has it."""
+Report: TypeAlias = "Checkup | SequenceCheckup | BitCheckup"
+_OF_TEXTS = {"text", "label", "problem"}  # settings that only tables of texts have
+OF_RECORDINGS = "data=sequence"  # the word that makes a run's data recordings
 _MARKS = {
     Level.error: "[red]error[/red]  ",
     Level.warning: "[yellow]warning[/yellow]",
@@ -49,9 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s SOURCE [data.KEY=VALUE ...] [--strict] [--json]"
     text = (
         "a file, a quoted pattern, a folder with one file per split or one folder per class, or a"
-        " name of the Hub."
+        " name of the Hub. data.KEY=VALUE sets the data as in training."
     )
-    text += " data.KEY=VALUE sets the data as in training."
     parser.add_argument("words", nargs="*", metavar="SOURCE", help=text)
     parser.add_argument(
         "--strict", action="store_true", help="exit code 1 where there is a warning"
@@ -61,40 +61,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     is_named = OF_RECORDINGS in arguments.words
-    key, source, settings = _parted([word for word in arguments.words if word != OF_RECORDINGS])
+    key, source, settings = _split_words(
+        [word for word in arguments.words if word != OF_RECORDINGS]
+    )
     keep_freed_memory()
+    # The data are of the kind that alone has one of the typed settings.
     names = {word.partition("=")[0].removeprefix("data.").partition(".")[0] for word in settings}
-    of_recordings = {each.name for each in fields(SequenceDataConfig)} - {
-        each.name for each in fields(TextDataConfig)
-    }
+    of_texts = _names_of_settings(TextDataConfig)
+    of_recordings = _names_of_settings(SequenceDataConfig) - of_texts
+    of_bits = _names_of_settings(BitsDataConfig) - of_texts - {"sample"}
     problems_of_recordings = {f"data.problem={problem}" for problem in SequenceProblem}
-    are_recordings = is_named or names & of_recordings or problems_of_recordings & set(settings)
-    of_bits = {each.name for each in fields(BitsDataConfig)} - {
-        each.name for each in fields(TextDataConfig)
-    }
-    kind: type = TextDataConfig
-    look: Callable[[Any], Any] = check
-    if are_recordings:
-        kind = SequenceDataConfig
-        look = check_recordings
-    elif names & (of_bits - {"sample"}) or (not names & _OF_TEXTS and has_encodings(source)):
+    report: Report
+    if is_named or names & of_recordings or problems_of_recordings & set(settings):
+        report = check_recordings(read_settings(SequenceDataConfig, settings, **{key: source}))
+    elif names & of_bits or (not names & _OF_TEXTS and has_encodings(source)):
         from flatout.bits.checkup import check_bits  # imports torch: for bit strings alone
 
-        kind = BitsDataConfig
-        look = check_bits
-    found = look(read_settings(kind, settings, **{key: source}))
-    if arguments.json:
-        print(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
+        report = check_bits(read_settings(BitsDataConfig, settings, **{key: source}))
     else:
-        show(found, found.command(key, quoted(source), settings))
-    if found.count(Level.error):
+        report = check(read_settings(TextDataConfig, settings, **{key: source}))
+    if arguments.json:
+        print(json.dumps(report.as_dict(), indent=1, ensure_ascii=False))
+    else:
+        show(report, report.command(key, quoted(source), settings))
+    if report.count(Level.error):
         sys.exit(EXIT_CODE)
-    if arguments.strict and found.count(Level.warning):
+    if arguments.strict and report.count(Level.warning):
         sys.exit(1)
 
 
-def _parted(words: list[str]) -> tuple[str, str, list[str]]:
-    """The key of the source, the source, and the settings around it."""
+def _names_of_settings(kind: type) -> set[str]:
+    return {field.name for field in fields(kind)}
+
+
+def _split_words(words: list[str]) -> tuple[str, str, list[str]]:
+    """The key of the source, the source, and the settings: `a.csv data.label=stars` gives
+    ("source", "a.csv", ["data.label=stars"]).
+    """
     sources = [
         word for word in words if not word.startswith(("data.", "+data.")) or "=" not in word
     ]
@@ -124,19 +127,16 @@ def _parted(words: list[str]) -> tuple[str, str, list[str]]:
 
 
 def read_settings(kind: type[Settings], words: Sequence[str], **given: Any) -> Settings:
-    """Settings of data from words such as `data.clean.leaks=drop`, which Hydra reads as it does for
-    training.
-    """
+    """Data settings from words such as `data.clean.leaks=drop`, read by Hydra as for training."""
     try:
         root = OmegaConf.create({"data": OmegaConf.structured(kind)})
         for name, value in given.items():
             OmegaConf.update(root, f"data.{name}", value)
-        for word in OverridesParser.create().parse_overrides(
-            [quote_letters(word) for word in words]
-        ):
-            _set(root, word)
-        found: Any = OmegaConf.to_object(root.data)
-        return found
+        quoted_words = [quote_letters(word) for word in words]
+        for override in OverridesParser.create().parse_overrides(quoted_words):
+            _set(root, override)
+        settings: Any = OmegaConf.to_object(root.data)
+        return settings
     except (HydraException, OmegaConfBaseException):
         from flatout.cli.composing import explain_errors  # imports torch: for a mistake alone
 
@@ -172,16 +172,15 @@ def _set(root: DictConfig, word: Override) -> None:
     OmegaConf.update(root, key, word.value())
 
 
-def show(found: Any, command: str) -> None:
-    """Print what matters most last, where the eye is."""
+def show(report: Report, command: str) -> None:
+    """Print notes, then warnings, then errors: what matters most stands last, where the eye is."""
     console = Console(soft_wrap=True, highlight=False)
-    remarks = sorted(
-        found.remarks, key=lambda remark: list(_MARKS).index(remark.level), reverse=True
-    )
+    levels = list(_MARKS)
+    remarks = sorted(report.remarks, key=lambda remark: -levels.index(remark.level))
     for remark, line in zip(remarks, lines_of(remarks), strict=True):
         console.print(f"{_MARKS[remark.level]} {escape(line)}")
-    for line in found.lines():
+    for line in report.lines():
         console.print(escape(line))
-    errors, warnings = found.count(Level.error), found.count(Level.warning)
-    counts = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
-    console.print(f"{counts}{'; to train: ' + escape(command) if command and not errors else ''}")
+    errors = report.count(Level.error)
+    counts = f"{counted(errors, 'error')}, {counted(report.count(Level.warning), 'warning')}"
+    console.print(f"{counts}; to train: {escape(command)}" if command and not errors else counts)

@@ -1,5 +1,7 @@
-"""`python -m flatout compare A B`: two groups of runs, paired by seed; or what several encodings
-give away.
+"""`python -m flatout compare A B`: two groups of runs, paired by seed; or encodings side by side.
+
+Two folders of runs are compared by their metric. Two or more runs on bit strings are compared by
+what each encoding gives away, with a column for each run and, on request, a page.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from flatout.report.closing import plain_table
 from flatout.report.figures import Curve, line_chart
 from flatout.report.page import filled, render_text
 
+# what is compared → its format, and the path to it in an exposure report
 ROWS = {
     "encoding": ("{}", "encoding"),
     "known records": ("{:,}", "records", "train"),
@@ -29,7 +32,7 @@ ROWS = {
     "sets exactly right": ("{:.1%}", "scores", "exact"),
     "rebuilt at the first try": ("{:.1%}", "reconstruction", "alone", "at_1"),
     "rebuilt within ten": ("{:.1%}", "reconstruction", "alone", "at_10"),
-}  # what is compared, its form, and where an exposure report has it
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     folders = [Path(run) for run in arguments.runs]
     are_groups = len(folders) == 2 and all(map(summaries_in, folders))
-    if are_groups and not all((each / NUMBERS).is_file() for each in folders):
+    if are_groups and not all((folder / NUMBERS).is_file() for folder in folders):
         require(
             arguments.html is None,
             "--html",
@@ -55,11 +58,11 @@ def run(arguments: argparse.Namespace) -> None:
         )
         show_groups(compare_groups(*folders), folders)
         return
-    found = {run: read_exposure(Path(run)) for run in arguments.runs}
-    Console(highlight=False).print(comparison(found))
+    exposures = {run: read_exposure(Path(run)) for run in arguments.runs}
+    Console(highlight=False).print(comparison(exposures))
     if arguments.html is not None:
         try:
-            arguments.html.write_text(page(found), encoding="utf-8")
+            arguments.html.write_text(page(exposures), encoding="utf-8")
         except OSError as error:
             raise UserError(
                 "--html",
@@ -68,78 +71,72 @@ def run(arguments: argparse.Namespace) -> None:
             ) from None
 
 
-def show_groups(found: Comparison, folders: Sequence[Path]) -> None:
-    heads = ("runs", "mean ± sd", *(f"seed {seed}" for seed in found.seeds))
-    shown = plain_table(*heads, title=f"{found.metric}, {found.unit or 'in its own unit'}")
-    shown.columns[0].overflow = "fold"
-    for folder, group in zip(
-        short_names([str(each) for each in folders]), (found.first, found.second), strict=True
-    ):
+def show_groups(comparison: Comparison, folders: Sequence[Path]) -> None:
+    """Print a row for each group, with a column for each seed, and the sentences below."""
+    heads = ("runs", "mean ± sd", *(f"seed {seed}" for seed in comparison.seeds))
+    title = f"{comparison.metric}, {comparison.unit or 'in its own unit'}"
+    table = plain_table(*heads, title=title)
+    table.columns[0].overflow = "fold"
+    names = short_names(list(map(str, folders)))
+    for name, group in zip(names, (comparison.first, comparison.second), strict=True):
         mean = f"{group.mean:.4g}" if group.sd is None else f"{group.mean:.4g} ± {group.sd:.2g}"
-        shown.add_row(Text(folder), mean, *(f"{value:.4g}" for value in group.values))
+        table.add_row(Text(name), mean, *(f"{value:.4g}" for value in group.values))
     console = Console(highlight=False)
-    console.print(shown)
-    for line in found.lines():
+    console.print(table)
+    for line in comparison.lines():
         console.print(Text(line), soft_wrap=True)
 
 
-def comparison(found: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A column for each run."""
-    shown = plain_table("", show_header=False)
-    shown.columns[0].style = "bold"
-    for _ in found:
-        shown.add_column(overflow="fold")
-    shown.add_row("run", *(Text(name) for name in short_names(list(found))))
-    for name, *cells in _rows(found):
-        shown.add_row(name, *map(Text, cells))
-    return shown
+def comparison(exposures: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The exposure reports of some runs, given by their names, with a column for each run."""
+    table = plain_table("", show_header=False)
+    table.columns[0].style = "bold"
+    for _ in exposures:
+        table.add_column(overflow="fold")
+    table.add_row("run", *map(Text, short_names(list(exposures))))
+    for name, *cells in _rows(exposures):
+        table.add_row(name, *map(Text, cells))
+    return table
 
 
-def _rows(found: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    return [
-        [name, *(_read(exposure, *way) for exposure in found.values())]
-        for name, way in ROWS.items()
-    ]
+def _rows(exposures: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    rows = []
+    for name, (form, *path) in ROWS.items():
+        cells = [filled(form, _value_at(exposure, path)) for exposure in exposures.values()]
+        rows.append([name, *cells])
+    return rows
 
 
-def _read(exposure: Any, form: str, *path: str) -> str:
-    """A figure of a report; empty where it has none."""
+def _value_at(exposure: Mapping[str, Any], path: Sequence[str]) -> object:
+    """The value at a path of a report; None if the report lacks a part on the way."""
     value: Any = exposure
     for name in path:
         value = None if value is None else value[name]
-    return filled(form, value)
+    return value
 
 
-def page(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """The comparison as HTML, without network or script."""
-    names = short_names(list(found))
-    curves = [
-        Curve(
-            name,
-            [
-                (point["records"], point.get("model", point["ridge"]))
-                for point in exposure["learning"]
-            ],
-        )
-        for name, exposure in zip(names, found.values(), strict=True)
-    ]
+def page(exposures: Mapping[str, Mapping[str, Any]]) -> str:
+    """The comparison as an HTML page, which needs no network and no script."""
+    names = short_names(list(exposures))
+    curves = []
+    conclusions = []
+    for name, exposure in zip(names, exposures.values(), strict=True):
+        learned = exposure["learning"]
+        points = [(point["records"], point.get("model", point["ridge"])) for point in learned]
+        curves.append(Curve(name, points))
+        conclusions.append((name, exposure["conclusion"][0]))
     chart = line_chart("Dice over known records", curves, x_label="known records", doublings=True)
-    charts = [chart] if chart else []
-    sentences = (exposure["conclusion"][0] for exposure in found.values())
-    conclusions = list(zip(names, sentences, strict=True))
     return render_text(
         "compare.html",
         heads=["", *names],
-        rows=_rows(found),
-        curves=charts,
+        rows=_rows(exposures),
+        curves=[chart] if chart else [],
         conclusions=conclusions,
     )
 
 
 def short_names(runs: Sequence[str]) -> list[str]:
-    """Experiment and date of each run's folder, and more of its path where that does not tell runs
-    apart.
-    """
+    """The last two parts of each run's folder, its experiment and date; more if these are equal."""
     parts = [Path(run).resolve().parts for run in runs]
     for count in range(2, max(map(len, parts)) + 1):
         names = ["/".join(part[-count:]) for part in parts]

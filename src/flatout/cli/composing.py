@@ -1,7 +1,7 @@
-"""Errors of composing the settings, as one sentence with the nearest right word; and messages for
-unknown keys.
+"""Explain errors of composing the settings: one sentence, with the nearest right word.
 
-Reads the words and attributes of the errors of Hydra and OmegaConf, without importing either.
+`explain` reads the words and attributes of errors of Hydra and OmegaConf, without importing either.
+Open it when a mistyped setting gets a poor message.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _SAMPLES = {
     "tweets": TweetsConfig,
     "tagged_tweets": TaggedTweetsConfig,
 }
+# the settings class of each option of each group in `conf/`
 COMPONENTS: dict[str, dict[str, type]] = {
     "data": {kind.data_option: kind.settings for kind in KINDS},
     "data.sample": {**_SAMPLES, "cells": CellsConfig},
@@ -43,11 +44,11 @@ COMPONENTS: dict[str, dict[str, type]] = {
     "checkpoint": {"best": CheckpointConfig},
     "monitor": {"default": MonitorConfig},
     "tune": {"default": TuneConfig},
-}  # the settings class of each option of each group in `conf/`
+}
 OPTIONS = [
     (group, name, kind) for group, classes in COMPONENTS.items() for name, kind in classes.items()
 ]
-_ALMOST = 0.75  # least likeness of keys that stand in different groups
+_ALMOST = 0.75  # least likeness of two keys that stand in different groups
 
 
 def explain(error: BaseException) -> UserError | None:
@@ -57,27 +58,29 @@ def explain(error: BaseException) -> UserError | None:
         return mistake
     inner = chain[-1]
     message = "\n".join(map(str, chain))
-    key = str(getattr(inner, "full_key", None) or "") or _first(r"full_key: (\S+)", str(inner))
-    override = getattr(inner, "override", None) or _first(
+    # the attributes differ by the error's class; some have only a text
+    facts = vars(inner)
+    key = str(facts.get("full_key") or "") or _first(r"full_key: (\S+)", str(inner))
+    override = facts.get("override") or _first(
         r"override '?([^'\n]+?)'?(?:\.? No match.*|\.?)$", str(error)
     )
     match type(inner).__name__:
         case "MissingConfigException":
-            group, _, option = (getattr(inner, "missing_cfg_file", None) or "").rpartition("/")
-            return _missing_option(group, option, getattr(inner, "options", None) or [])
+            group, _, option = (facts.get("missing_cfg_file") or "").rpartition("/")
+            return _missing_option(group, option, facts.get("options") or [])
         case "OverrideParseException" | "LexerNoViableAltException":
             return _unreadable(override)
         case "ValidationError" | "UnsupportedValueType" | "ReadonlyConfigError":
-            return _wrong_value(as_typed(key), str(getattr(inner, "value", None)), message)
+            return _wrong_value(as_typed(key), str(facts.get("value")), message)
         case "MissingMandatoryValue":
             return UserError(key, "has no value", hint=f"Give it one: {key}=VALUE.")
         case "ConfigAttributeError" | "ConfigKeyError" | "ConfigCompositionException":
             several = _first(
                 r"^Ambiguous value for argument '(.+)'$|^Sweep parameters '(.+)' requires", message
             )
-            return (
-                _several_values(several) if several else _unknown_key(error, key, override, message)
-            )
+            if several:
+                return _several_values(several)
+            return _unknown_key(error, key, override, message)
         case "ScannerError" | "ParserError" | "ConstructorError" | "ComposerError" | "ReaderError":
             return UserError("conf", message.replace("\n", " "), hint="The file is not valid YAML.")
         case "RecursionError":
@@ -97,9 +100,7 @@ def explain(error: BaseException) -> UserError | None:
 
 
 def chain_of(error: BaseException, *, with_context: bool = False) -> list[BaseException]:
-    """The error and its causes, each once: an error that is raised again may be a cause
-    of itself.
-    """
+    """The error and its causes, each once: an error that is raised again may cause itself."""
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in chain:
@@ -144,8 +145,7 @@ def _unreadable(override: str) -> UserError:
         hint = f"Write {key}=VALUE."
     elif "=" not in override and (Path(override) / "overrides.txt").is_file():
         hint = (
-            f"To go on with that run, write resume={override}; its settings stand in its"
-            " overrides.txt."
+            f"To resume that run, write resume={override}; its settings stand in its overrides.txt."
         )
     elif "=" not in override and Path(override).exists():
         hint = f"To train on that file, write data.source={override}."
@@ -176,13 +176,12 @@ def _wrong_value(key: str, value: str, message: str) -> UserError:
 def _several_values(word: str) -> UserError:
     key, _, values = word.lstrip("+").partition("=")
     as_list = f"write '{key}=[{values}]' for one run with all of them"
-    takes_list = any(re.search(r"\b(list|Any)\b", str(field.type)) for field in _fields_of(key))
-    hint = (
-        f"Add -m to python -m train for a run with each{f', or {as_list}' if takes_list else ''}."
-    )
+    hint = "Add -m to python -m train for a run with each"
+    if any(re.search(r"\b(list|Any)\b", str(field.type)) for field in _fields_of(key)):
+        hint = f"{hint}, or {as_list}"
     if key == "logger":
-        hint = f"{as_list.capitalize()}."
-    return UserError(key, f"several values ({values}) for one run", hint=hint)
+        hint = as_list.capitalize()
+    return UserError(key, f"several values ({values}) for one run", hint=f"{hint}.")
 
 
 def _unknown_key(error: BaseException, key: str, override: str, message: str) -> UserError:
@@ -196,13 +195,12 @@ def _unknown_key(error: BaseException, key: str, override: str, message: str) ->
     key = key or typed
     # Hydra names the first part that is not there
     whole = typed if typed.startswith(f"{key}.") else key
-    nodes = (getattr(link, "object_type", None) for link in chain_of(error, with_context=True))
-    lacking = next((kind for kind in nodes if isinstance(kind, type) and is_dataclass(kind)), None)
-    beside = (
-        []
-        if lacking is None
-        else [field.name for field in fields(lacking) if not field.name.startswith("_")]
-    )
+    beside = []
+    for link in chain_of(error, with_context=True):
+        kind = vars(link).get("object_type")  # the class that has no such field
+        if isinstance(kind, type) and is_dataclass(kind):
+            beside = [field.name for field in fields(kind) if not field.name.startswith("_")]
+            break
     return unknown_key(key, beside, typed=whole, file=_first(r"In '([^']+)'", message))
 
 
@@ -214,8 +212,10 @@ def _first(pattern: str, text: str) -> str:
 def unknown_key(
     key: str, beside: Sequence[str] = (), *, typed: str = "", file: str = ""
 ) -> UserError:
-    """The mistake of an unknown key, beside those of its group; `typed`: the whole key, `file`:
-    where it stands.
+    """The mistake of an unknown key; `beside` are the keys of its group.
+
+    `key` may be only the first part that is not there, `typed` is then the whole key. `file` is the
+    file in which it stands.
     """
     parent = key.rpartition(".")[0]
     if parent == "trainer":
@@ -225,20 +225,20 @@ def unknown_key(
         return UserError(
             key, "no such key", hint=f"Keys of {parent} are added with a plus sign: +{key}=VALUE."
         )
+    hint = where_listed(parent)
     near = _nearest_key(key, beside, typed or key)
-    hint = (
-        f"Did you mean {as_typed(near)!r}? {where_listed(parent)}" if near else where_listed(parent)
-    )
-    having = [
-        (group, name) for group, name, kind in OPTIONS if key in _field_names(kind, f"{group}.")
+    options = [
+        f"{group.partition('.')[0]}={name}"
+        for group, name, kind in OPTIONS
+        if key in _field_names(kind, f"{group}.")
     ]
-    if having:
-        options = ", ".join(f"{group.partition('.')[0]}={name}" for group, name in having)
-        hint = f"It is a setting of {options}. {where_listed(parent)}"
+    if options:
+        hint = f"It is a setting of {', '.join(options)}. {hint}"
+    elif near:
+        hint = f"Did you mean {as_typed(near)!r}? {hint}"
     where = f"{file}.yaml: {key}" if file else as_typed(key)
-    return UserError(
-        where, "no such key", allowed=", ".join(beside) if len(beside) <= 24 else "", hint=hint
-    )
+    allowed = ", ".join(beside) if len(beside) <= 24 else ""
+    return UserError(where, "no such key", allowed=allowed, hint=hint)
 
 
 def where_listed(group: str) -> str:
@@ -246,8 +246,9 @@ def where_listed(group: str) -> str:
     first = group.partition(".")[0]
     if first == "hydra":
         return ""
-    listed = f" {first}" if any(key.startswith(f"{first}.") for key in known_keys()) else ""
-    return f"python -m flatout settings{listed} lists all."
+    if any(key.startswith(f"{first}.") for key in known_keys()):
+        return f"python -m flatout settings {first} lists all."
+    return "python -m flatout settings lists all."
 
 
 def as_typed(key: str) -> str:
@@ -256,16 +257,18 @@ def as_typed(key: str) -> str:
 
 
 def find_key(word: str) -> str | None:
-    """The setting that a word without its group stands for: `batch_size`, `bach_size` and `epochs`
-    have one.
+    """The setting that is meant by a word without its group: both `batch_size` and `bach_size`
+    mean `data.batch_size`.
     """
 
     def rank(key: str) -> tuple[int, int]:  # less deep first, then in the order of the groups
         group = key.partition(".")[0]
         return key.count("."), GROUPS.index(group) if group in GROUPS else len(GROUPS)
 
+    # Of keys of one name the mapping keeps the last: so the key of lowest rank comes last.
     by_name = {key.rpartition(".")[2]: key for key in sorted(known_keys(), key=rank, reverse=True)}
-    by_name |= {name: name for name in (*GROUPS, *(field.name for field in fields(RunConfig)))}
+    top = [*GROUPS, *(field.name for field in fields(RunConfig))]
+    by_name |= dict(zip(top, top, strict=True))
     near = nearest(word, by_name, least=_ALMOST)
     return by_name[near] if near else None
 
@@ -279,8 +282,10 @@ def _nearest_key(key: str, beside: Sequence[str], typed: str) -> str | None:
         return find_key(name) or nearest(name, beside)
     if near := nearest(name, beside):
         return f"{parent}.{near}"
-    elsewhere = [each for each in known_keys() if each.rpartition(".")[2] == name]
-    return elsewhere[0] if elsewhere else nearest(key, known_keys(), least=_ALMOST)
+    for known in known_keys():
+        if known.rpartition(".")[2] == name:
+            return known
+    return nearest(key, known_keys(), least=_ALMOST)
 
 
 def _unknown_argument(key: str) -> UserError:
@@ -297,19 +302,20 @@ def _unknown_argument(key: str) -> UserError:
     near = nearest(name, TRAINER_ARGUMENTS)
     hint = where_listed("trainer")
     if near:
-        hint = f"Did you mean '{'' if near in ours_of_trainer() else '+'}trainer.{near}'? {hint}"
+        plus = "" if near in ours_of_trainer() else "+"
+        hint = f"Did you mean '{plus}trainer.{near}'? {hint}"
     return UserError(key, "no such key", hint=hint)
 
 
 def known_keys() -> list[str]:
     """Dotted names of all settings."""
-    kinds = [(f"{group}.", kind) for group, _, kind in OPTIONS]
-    kinds += [(f"logger.{name}.", kind) for name, kind in LOGGERS.items()]
-    ours = [
-        *(field.name for field in fields(RunConfig)),
-        *(f"trainer.{name}" for name in ours_of_trainer()),
-    ]
-    return sorted({*ours, *(name for prefix, kind in kinds for name in _field_names(kind, prefix))})
+    keys = {field.name for field in fields(RunConfig)}
+    keys |= {f"trainer.{name}" for name in ours_of_trainer()}
+    for group, _, kind in OPTIONS:
+        keys |= set(_field_names(kind, f"{group}."))
+    for name, kind in LOGGERS.items():
+        keys |= set(_field_names(kind, f"logger.{name}."))
+    return sorted(keys)
 
 
 def _field_names(settings: type, prefix: str) -> Iterator[str]:

@@ -1,16 +1,14 @@
-"""`python -m flatout settings [KEY]`: what each setting does, what it may be, its default, and an
-example.
+"""`python -m flatout settings [KEY]`: what a setting does, what it may be, its default, an example.
 
 All of it is read off the fields of the Configs (`flatout.errors.setting`); Lightning's Trainer
 describes its own. `python -m train --help` shows the keys that people set first, with the values
-that the given words compose.
+that the typed words give them.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import itertools
 import re
 import shutil
 import textwrap
@@ -32,6 +30,7 @@ from flatout.config import REPLACED, TRAINER_ARGUMENTS, RunConfig
 from flatout.errors import About, UserError, about_settings
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
 
+# characters of the left column, `key=value`
 _KEY_WIDTH = 42
 _HELP_WIDTH = 36
 _TYPES: dict[Any, str] = {
@@ -39,15 +38,20 @@ _TYPES: dict[Any, str] = {
     float: "a number",
     bool: "true or false",
     str: "a text",
+    list: "a list",
+    dict: "a mapping",
+    type(None): "null",
+    Any: "any value",
 }
-_TYPES |= {list: "a list", dict: "a mapping", type(None): "null", Any: "any value"}
+# the words that settings of a group need beside them to have an effect
 _BESIDE = {"tune.": "tune=auto", "monitor.profile.": "monitor=profile"}
 _BESIDE |= {f"logger.{name}.": f"logger={name}" for name in LOGGERS}
-"""What stands before the example of a setting that has no effect alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingPage:
+    """Everything printed about one setting."""
+
     key: str
     option: str  # the words that choose it, such as `model=bilstm`; `run` for settings of every run
     does: str
@@ -62,68 +66,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    """Print the pages of a key; of a group or an option, a line for each of its settings."""
     key = arguments.key
-    known = list(all_settings())
-    chosen = [each for each in known if each.key == key]
-    for each in chosen:
-        print(f"{each.key}  ({each.option})")
+    pages = list(all_settings())
+    chosen = [page for page in pages if page.key == key]
+    for page in chosen:
+        print(f"{page.key}  ({page.option})")
         for name in ("does", "allowed", "default", "example"):
-            print(
-                textwrap.fill(
-                    getattr(each, name),
-                    width(),
-                    initial_indent=f"  {name:9}",
-                    subsequent_indent=" " * 11,
-                )
-            )
+            print(fill(getattr(page, name), f"  {name:9}", indent=11))
     if chosen:
         return
     group = [
-        each for each in known if not key or each.option == key or each.key.startswith(f"{key}.")
+        page for page in pages if not key or page.option == key or page.key.startswith(f"{key}.")
     ]
     if not group:
-        near = difflib.get_close_matches(key, {each.key for each in known}, n=5, cutoff=0.5)
-        hint = (
-            f"Did you mean {', '.join(near)}?" if near else "python -m flatout settings lists all."
-        )
+        near = difflib.get_close_matches(key, {page.key for page in pages}, n=5, cutoff=0.5)
+        hint = "python -m flatout settings lists all."
+        if near:
+            hint = f"Did you mean {', '.join(near)}?"
         raise UserError(f"settings {key}", "no such key", hint=hint)
-    for place, (option, settings) in enumerate(
-        itertools.groupby(group, key=lambda each: each.option)
-    ):
-        print(f"\n{option}" if place else option)
-        for each in settings:
-            head = f"  {each.key}={each.default}".ljust(_KEY_WIDTH) + " "
-            print(
-                textwrap.fill(
-                    each.does,
-                    width(),
-                    initial_indent=head,
-                    subsequent_indent=" " * (_KEY_WIDTH + 1),
-                )
-            )
+    option = group[0].option
+    print(option)
+    for page in group:
+        if page.option != option:
+            option = page.option
+            print(f"\n{option}")
+        head = f"  {page.key}={page.default}".ljust(_KEY_WIDTH)
+        print(fill(page.does, f"{head} ", indent=_KEY_WIDTH + 1))
+
+
+def fill(text: str, head: str, *, indent: int) -> str:
+    """A text behind a head, broken to the terminal's width; later lines begin with blanks."""
+    return textwrap.fill(text, width(), initial_indent=head, subsequent_indent=" " * indent)
 
 
 def all_settings() -> Iterator[SettingPage]:
-    """Every setting: of each run, of each option of each group, of Lightning's Trainer,
-    of sweeps.
-    """
+    """Every setting: of a run, of each option of each group, of Lightning's Trainer, of sweeps."""
     grouped = (*COMPONENTS, "trainer")
-    ours = [
-        each
-        for each in _settings_of(RunConfig, "", "run")
-        if each.key.partition(".")[0] not in grouped
-    ]
+    of_run = _settings_of(RunConfig, "", "run")
+    ours = [page for page in of_run if page.key.partition(".")[0] not in grouped]
     for group, name, settings in OPTIONS:
         ours += _settings_of(settings, f"{group}.", f"{group.partition('.')[0]}={name}")
     for name, settings in LOGGERS.items():
         ours += _settings_of(settings, f"logger.{name}.", f"logger={name}")
     yield from ours
-    yield from _settings_of_trainer({each.key: each.example for each in ours})
+    yield from _settings_of_trainer({page.key: page.example for page in ours})
     yield from _settings_of(LauncherSettings, "launcher.", "python -m train -m")
-    for each in _settings_of(SweeperSettings, "hydra.sweeper.", "python -m flatout sweep"):
-        yield replace(
-            each, key=in_short(f"{each.key}=").rstrip("="), example=in_short(each.example)
-        )
+    for page in _settings_of(SweeperSettings, "hydra.sweeper.", "python -m flatout sweep"):
+        key = in_short(f"{page.key}=").rstrip("=")
+        yield replace(page, key=key, example=in_short(page.example))
 
 
 def _settings_of(kind: type, prefix: str, option: str) -> Iterator[SettingPage]:
@@ -134,47 +125,65 @@ def _settings_of(kind: type, prefix: str, option: str) -> Iterator[SettingPage]:
         hint = hints[field.name]
         if isinstance(hint, type) and is_dataclass(hint):
             yield from _settings_of(hint, f"{key}.", option)
-        elif said := about.get(field.name):
-            shown = said.choices if hint is str and said.choices else hint
-            allowed = said.allowed or ", ".join(filter(None, (describe_type(shown), said.range)))
+        elif field.name in about:
+            described = about[field.name]
+            shown = described.choices if hint is str and described.choices else hint
+            bounds = filter(None, (describe_type(shown), described.range))
             default = field.default if field.default_factory is MISSING else field.default_factory()
             yield SettingPage(
-                key, option, said.does, allowed, as_word(default), _example(key, said, default)
+                key=key,
+                option=option,
+                does=described.does,
+                allowed=described.allowed or ", ".join(bounds),
+                default=as_word(default),
+                example=_example(key, described, default),
             )
 
 
-def _example(key: str, about: About, default: Any) -> str:
-    """Words of a command line that set a setting: its own, else a switch turned, or
-    another choice.
+def _example(key: str, about: About, default: object) -> str:
+    """Words that set a setting: its own example, else a value other than the default.
+
+    A switch is turned, a number doubled, of choices the first other one is taken.
     """
-    is_number = isinstance(default, int | float) and about.holds(2 * default)
-    choices = (
-        (not default,)
-        if isinstance(default, bool)
-        else about.choices or ((2 * default,) if is_number else ())
-    )
-    words = about.example or as_word(next((each for each in choices if each != default), default))
+    value = default
+    if about.example:
+        value = about.example
+    elif isinstance(default, bool):
+        value = not default
+    elif about.choices:
+        value = next(choice for choice in about.choices if choice != default)
+    elif isinstance(default, int | float) and about.holds(2 * default):
+        value = 2 * default
+    words = as_word(value)
     if "=" not in words.partition(" ")[0]:
         words = f"{key}={words}"
-    beside = next((f"{others} " for group, others in _BESIDE.items() if key.startswith(group)), "")
-    return words if beside.startswith(words) else f"{beside}{words}"
+    for group, others in _BESIDE.items():
+        if key.startswith(group) and not others.startswith(words):
+            words = f"{others} {words}"
+    return words
 
 
-def describe_type(hint: Any) -> str:
-    """What a setting of this type may be: names of an Enum's members, or words for plain types."""
+def describe_type(hint: object) -> str:
+    """What a setting of a type may be, in words: `int | None` is "a whole number, null".
+
+    Of an Enum, the values of its members.
+    """
     parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    kinds = (typing.get_origin(part) or part for part in parts)
-    return ", ".join(
-        _TYPES.get(kind) or ", ".join(str(member.value) for member in kind) for kind in kinds
-    )
+    words = []
+    for part in parts:
+        kind = typing.get_origin(part) or part
+        if kind in _TYPES:
+            words.append(_TYPES[kind])
+        else:
+            words += [str(member.value) for member in kind]
+    return ", ".join(words)
 
 
 def _settings_of_trainer(examples: Mapping[str, str]) -> Iterator[SettingPage]:
-    """Arguments of Lightning's Trainer, in Lightning's words; `examples` are those of
-    our settings.
-    """
+    """Arguments of Lightning's Trainer, in Lightning's words; `examples` are those of our keys."""
     ours = ours_of_trainer()
     described = L.Trainer.__init__.__doc__ or ""
+    # "            name: text", up to the next name or the list of errors
     does = dict(
         re.findall(r"^ {12}(\w+): (.+?)(?=^ {12}\w+:|^ {8}Raises|\Z)", described, re.M | re.S)
     )
@@ -183,31 +192,28 @@ def _settings_of_trainer(examples: Mapping[str, str]) -> Iterator[SettingPage]:
         default = as_word(ours.get(name, argument.default))
         about = " ".join(does.get(name, "").split()).partition(". ")[0]
         if name in REPLACED:
-            yield SettingPage(
-                key,
-                "trainer",
-                about,
-                f"set {REPLACED[name]} instead",
-                default,
-                examples[REPLACED[name]],
-            )
+            instead = REPLACED[name]
+            allowed = f"set {instead} instead"
+            yield SettingPage(key, "trainer", about, allowed, default, examples[instead])
             continue
-        value = (
-            "false"
-            if argument.default is True
-            else "true"
-            if "bool" in str(argument.annotation)
-            else "2"
-        )
-        example = HELP["trainer"].get(name, f"{'' if name in ours else '+'}{key}={value}")
+        value = "true" if "bool" in str(argument.annotation) else "2"
+        if argument.default is True:
+            value = "false"
+        plus = "" if name in ours else "+"
+        example = HELP["trainer"].get(name, f"{plus}{key}={value}")
         yield SettingPage(key, "trainer", about, "as in Lightning's Trainer", default, example)
 
 
-def as_word(value: Any) -> str:
-    """A value as typed on the command line."""
-    value = value.value if isinstance(value, Enum) else value
-    if value is None or isinstance(value, bool | str):
-        return {None: "null", True: "true", False: "false", "": "''"}.get(value, str(value))
+def as_word(value: object) -> str:
+    """A value as typed on the command line: null, true, 0.5, `''` for an empty text."""
+    if isinstance(value, Enum):
+        value = value.value
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return value or "''"
     return repr(value)
 
 
@@ -216,8 +222,7 @@ def width() -> int:
     return min(120, max(80, shutil.get_terminal_size().columns))
 
 
-# `python -m train --help`.
-
+# groups that `python -m train --help` lists with their options
 _GROUPS = (
     "data",
     "model",
@@ -234,30 +239,27 @@ _GROUPS = (
 
 
 def help_text(words: Sequence[str], conf: Path) -> str:
-    """The help for some words of the command line; those that only ask for it are left out."""
+    """The help for a command line, with the values that its settings compose."""
     from hydra import compose, initialize_config_dir
 
     with initialize_config_dir(str(conf), version_base="1.3"):
         cfg = compose("train", _settings_among(words), return_hydra_config=True)
-    known = list(all_settings())
+    pages = list(all_settings())
     choices = cfg.hydra.runtime.choices.items()
-    # the sample without a source
+    # without a source a run reads the headlines
     near = [*(f"{group}={option}" for group, option in choices), "data=headlines"]
     lines = [HELP["usage"], "Groups: choose with GROUP=OPTION"]
     shown = 0
     for group in _GROUPS:
         names = ", ".join(sorted(path.stem for path in (conf / group).glob("*.yaml")))
-        lines.append(
-            textwrap.fill(names, width(), initial_indent=f"  {group}: ", subsequent_indent=" " * 4)
-        )
+        lines.append(fill(names, f"  {group}: ", indent=4))
     lines.append("")
     for title, keys in map(dict.values, HELP["sections"]):
-        if rows := [_row(cfg, key, known, near) for key in _expand(cfg, keys)]:
+        if rows := [_row(cfg, key, pages, near) for key in _expand(cfg, keys)]:
             lines += [title, *rows, ""]
             shown += len(rows)
-    return "\n".join(
-        [*lines, HELP["others"].format(count=len({each.key for each in known}) - shown)]
-    )
+    others = len({page.key for page in pages}) - shown
+    return "\n".join([*lines, HELP["others"].format(count=others)])
 
 
 def _settings_among(words: Sequence[str]) -> list[str]:
@@ -272,49 +274,49 @@ def _settings_among(words: Sequence[str]) -> list[str]:
 
 
 def _expand(cfg: DictConfig, keys: str) -> Iterator[str]:
-    """The keys that these settings have; `group.*` becomes the plain values below a group."""
+    """Those of some keys that these settings have; `group.*` is every plain value of a group."""
     for key in keys.split():
         parent, _, name = key.rpartition(".")
         section = OmegaConf.select(cfg, parent) if parent else cfg
         if not isinstance(section, DictConfig):
             continue
-        for each in map(str, section):
-            value = section._get_node(each)
+        for child in map(str, section):
+            value = section._get_node(child)
             is_group = (
                 isinstance(value, DictConfig)
                 and not value._is_none()
                 and len(value)
-                and each != "logger"
+                and child != "logger"
             )
-            if name in ("*", each) and not is_group:
-                yield f"{parent}.{each}".lstrip(".")
+            if name in ("*", child) and not is_group:
+                yield f"{parent}.{child}".lstrip(".")
 
 
-def _row(cfg: DictConfig, key: str, known: list[SettingPage], near: list[str]) -> str:
-    """`key=value` and what it does, of a near option or of any, in one line or more."""
-    found = (setting for setting in known if setting.key == key)
-    setting = min(
-        found,
-        key=lambda each: near.index(each.option) if each.option in near else len(near),
-        default=None,
-    )
+def _row(cfg: DictConfig, key: str, pages: list[SettingPage], near: list[str]) -> str:
+    """`key=value` and what it does, in one line or more.
+
+    If several options have the key, the one that stands first in `near` describes it.
+    """
+
+    def rank(page: SettingPage) -> int:
+        return near.index(page.option) if page.option in near else len(near)
+
+    page = min((page for page in pages if page.key == key), key=rank, default=None)
     value: Any = OmegaConf.select(cfg, key)
-    does = HELP["short"].get(key) or (
-        _in_short(setting.does, is_null=value is None) if setting else ""
-    )
-    if setting and re.fullmatch(r"\w+(, \w+)+", setting.allowed):  # words to choose from
-        does += f" ({setting.allowed})"
+    does = HELP["short"].get(key, "")
+    if page and not does:
+        does = _in_short(page.does, is_null=value is None)
+    if page and re.fullmatch(r"\w+(, \w+)+", page.allowed):  # words to choose from
+        does += f" ({page.allowed})"
     shown = as_word(list(value) if key == "logger" and value else value)
     head = f"  {key}={shown}".replace("'", "").ljust(_HELP_WIDTH)
-    return textwrap.fill(
-        does, width(), initial_indent=f"{head} ", subsequent_indent=" " * (_HELP_WIDTH + 1)
-    )
+    return fill(does, f"{head} ", indent=_HELP_WIDTH + 1)
 
 
 def _in_short(does: str, *, is_null: bool) -> str:
-    """The first part of a text; of a setting that is null, what null means too."""
+    """The first part of a description; of a setting that is null, also what null means."""
     first = re.split(r"(?<=[\w`)])[.;] ", does)[0].rstrip(".")
     null = re.search(r"null: ((?:[^.;]|\.\d)+)", does)
-    return (
-        f"{first}; null: {null[1].strip()}" if is_null and null and null[0] not in first else first
-    )
+    if is_null and null and null[0] not in first:
+        return f"{first}; null: {null[1].strip()}"
+    return first
