@@ -177,7 +177,7 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         return self._feed("test" if "test" in self.store.splits else "validation")
 
     def transfer_batch_to_device(
-        self, batch: Any, device: torch.device, dataloader_idx: int
+        self, batch: object, device: torch.device, dataloader_idx: int
     ) -> Any:
         """Move a batch that is not on the device yet."""
         if not isinstance(batch, FlatBatch):

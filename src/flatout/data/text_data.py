@@ -44,7 +44,7 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
     settings = TextDataConfig
 
     def __init__(
-        self, *, seed: int = 0, log: RunLog | None = None, predict: Any = None, **settings: Any
+        self, *, seed: int = 0, log: RunLog | None = None, predict: object = None, **settings: Any
     ) -> None:
         """`predict`: a table of texts without labels, for `trainer.predict`. All other keywords are
         fields of TextDataConfig.

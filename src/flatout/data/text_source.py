@@ -1,5 +1,8 @@
-"""The tables of texts, or of words and tags, whose columns are known: read by the block, split by
-split.
+"""The tables of texts, or of words and tags, whose columns are known.
+
+They are read block by block, split by split, as often as it takes: each pass of a build reads them
+again. Fingerprints make sure that each pass sees the same bytes. Open this file to change what a
+build reads of a row.
 """
 
 from __future__ import annotations
@@ -26,10 +29,12 @@ from flatout.data.text import TextDataConfig
 from flatout.errors import require
 
 Tables = Mapping[str, Table]
-Fates = Mapping[str, NDArray[np.int8]]  # for each table, the split of each row
-Piece = tuple[str, range, Table]  # rows of the table of a split that can be read by themselves
+Fates = Mapping[str, NDArray[np.int8]]  # for each table the split of each row, or below 0: none
+# The name of a table, the numbers of some of its rows, and a table that reads just these.
+Piece = tuple[str, range, Table]
 Pieces = Sequence[Piece]
-TOPIC = "topic"  # the column of the built-in headlines that knows what a row is about
+TOPIC = "topic"  # the column of the built-in headlines with the true label of each row
+_COLUMNS_LISTED = 8
 
 
 class TextSource:
@@ -45,7 +50,7 @@ class TextSource:
         self.splitting = Splitting(
             config.split_by, group, *config.taken_shares(tables), config.split_seed
         )
-        self.columns = roles  # the columns as they are given
+        self.columns = roles  # the columns by their names in the files
         self.fingerprints = fingerprints_of(tables, Cache(config.cache).folder)
 
     @property
@@ -53,11 +58,12 @@ class TextSource:
         return self.tables["train"].name
 
     def pieces(self, fates: Fates, least: int) -> Pieces:
-        """The rows in parts of whole files that have `least` rows, but for the last of
-        each table.
-        """
-        found = {name: table.pieces(len(fates[name]), least) for name, table in self.tables.items()}
-        return [(name, rows, table) for name, pieces in found.items() for rows, table in pieces]
+        """Pieces of whole files, each with `least` rows but for the last piece of a table."""
+        return [
+            (name, rows, piece)
+            for name, table in self.tables.items()
+            for rows, piece in table.pieces(len(fates[name]), least)
+        ]
 
     def texts_and_labels(
         self,
@@ -67,8 +73,9 @@ class TextSource:
         splits: Sequence[str] = SPLITS,
         pieces: Pieces = (),
     ) -> Iterator[tuple[str, TextBlock]]:
-        """The rows of some splits, of all tables or of some pieces, read again; `fates` say which
-        row belongs where.
+        """Read rows again: of some splits, of all tables or of some pieces.
+
+        `fates` has the split of each row; `advance` is called with the number of rows read.
         """
         for name, numbers, table in pieces or self.pieces(fates, sys.maxsize):
             num_rows = 0
@@ -78,45 +85,46 @@ class TextSource:
                     raise changed(self.tables[name].name)
                 rows += numbers.start
                 for split in splits:
-                    if (mask := fates[name][rows] == SPLITS.index(split)).any():
-                        yield (
-                            split,
-                            self._text_block(name, block.filter(pa.array(mask)), rows[mask]),
-                        )
+                    is_of_split = fates[name][rows] == SPLITS.index(split)
+                    if is_of_split.any():
+                        of_split = block.filter(pa.array(is_of_split))
+                        yield split, self._text_block(name, of_split, rows[is_of_split])
                 advance(block.num_rows)
             if num_rows != len(numbers):
                 raise changed(self.tables[name].name)
 
     @cached_property
-    def _known(self) -> dict[Table, tuple[Entries | None, str]]:
-        """Of each file its entry and its fingerprint."""
-        found = dict[Table, tuple[Entries | None, str]]()
+    def _states(self) -> dict[Table, tuple[Entries | None, str]]:
+        """For each file its entries and its fingerprint, from before the first pass."""
+        states = dict[Table, tuple[Entries | None, str]]()
         for table in self.tables.values():
             files = [file.inner or file for file in table.tables or [table]]
             entries = [file.entries() for file in files]
             prints = prints_of(table, Cache(self.config.cache).folder)
-            found |= dict(zip(files, zip(entries, prints, strict=True), strict=True))
-        return found
+            states |= dict(zip(files, zip(entries, prints, strict=True), strict=True))
+        return states
 
     def prints(self, piece: Piece) -> list[list[str]]:
-        """What the bytes of a piece's files are known by, and how these are read."""
-        files = piece[2].tables or [piece[2]]
-        return [
-            [self._known[file.inner or file][1], type(file).__name__, file.how()] for file in files
-        ]
+        """Of each file of a piece its fingerprint, and how it is read."""
+        prints = []
+        for file in piece[2].tables or [piece[2]]:
+            _, fingerprint = self._states[file.inner or file]
+            prints.append([fingerprint, type(file).__name__, file.how()])
+        return prints
 
     def require_as_known(self, piece: Piece) -> None:
         """Refuse a piece that has changed since its fingerprints were taken."""
         for file in piece[2].tables or [piece[2]]:
-            if (file.inner or file).entries() != self._known[file.inner or file][0]:
+            entries, _ = self._states[file.inner or file]
+            if (file.inner or file).entries() != entries:
                 raise changed(file.name)
 
     def require_unchanged(self) -> None:
-        """What was read three times must have been the same each time."""
+        """Refuse tables that have changed between two passes."""
         require_unchanged(self.tables, self.fingerprints, Cache(self.config.cache).folder)
 
     def require_words(self, has_words: bool) -> None:
-        """Refuse a column that no setting names where it holds numbers only."""
+        """Refuse numbers as texts, unless a setting names their column."""
         name = self.roles.texts[0]
         columns = ", ".join(self.tables["train"].columns[:20])
         require(
@@ -131,14 +139,13 @@ class TextSource:
         )
 
     def _columns_read_again(self) -> list[str]:
-        return [
-            *self.roles.columns,
-            *([TOPIC] if self.config.is_sample and self.roles.label else []),
-        ]
+        has_topic = self.config.is_sample and self.roles.label
+        return [*self.roles.columns, TOPIC] if has_topic else self.roles.columns
 
     def _text_block(self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]) -> TextBlock:
         findings = Findings(self.tables[name].name)
         config = self.config
+        # What there is to remark of these rows was remarked by the survey.
         texts, _ = read_texts(block, self.roles, rows, findings, escapes=config.clean.escapes)
         labels = normalise_labels(
             labels_of(block, self.roles),
@@ -161,19 +168,13 @@ class TextSource:
             others = [
                 name for name in self.tables["train"].columns if name not in self.roles.columns
             ]
-            more = (
-                f" (left alone: {', '.join(others[:8])}{', …' if len(others) > 8 else ''})"
-                if others
-                else ""
-            )
-            labels = f", labels from {self.roles.label}" if self.roles.label else ""
-            remarks.append(
-                Remark(
-                    Level.note,
-                    "columns",
-                    f"texts from {' and '.join(self.roles.texts)}{labels}{more}",
-                )
-            )
+            what = f"texts from {' and '.join(self.roles.texts)}"
+            if self.roles.label:
+                what += f", labels from {self.roles.label}"
+            if others:
+                more = ", …" if len(others) > _COLUMNS_LISTED else ""
+                what += f" (left alone: {', '.join(others[:_COLUMNS_LISTED])}{more})"
+            remarks.append(Remark(Level.note, "columns", what))
         return [] if self.config.is_sample else remarks
 
 
@@ -182,15 +183,15 @@ class TagSource(TextSource):
 
     def __init__(self, config: TextDataConfig, tables: Tables) -> None:
         first = tables["train"]
-        given = find_roles(first, text=config.text, label=config.label, tags=True)
+        roles = find_roles(first, text=config.text, label=config.label, tags=True)
         for table in tables.values():
-            require_columns(table, {"data.text": given.texts[0], "data.label": given.label})
+            require_columns(table, {"data.text": roles.texts[0], "data.label": roles.label})
         self.census = TagCensus(first.name)
         self.tagged = {
-            split: TaggedTable(table, given, split, self.census) for split, table in tables.items()
+            split: TaggedTable(table, roles, split, self.census) for split, table in tables.items()
         }
         super().__init__(config, self.tagged, Roles(COLUMNS[:1], COLUMNS[1]))
-        self.columns = given
+        self.columns = roles
 
     def tag_remarks(self, of_splits: Mapping[str, Findings]) -> list[Remark]:
         """The scheme, the entities, and what was found in the tags."""
@@ -198,9 +199,8 @@ class TagSource(TextSource):
         for split, table in self.tagged.items():
             findings = of_splits[split]
             table.report_tags(findings, scheme)
-            findings.rows_repaired += (
-                findings.found["repaired_tag"].count if "repaired_tag" in findings.found else 0
-            )
+            if "repaired_tag" in findings.found:
+                findings.rows_repaired += findings.found["repaired_tag"].count
         kinds = ", ".join(
             f"{name} {count:,}" for name, count in self.census.entities.get("train", {}).items()
         )
@@ -227,8 +227,7 @@ def _unseen_types(census: TagCensus) -> Iterator[Remark]:
     train = census.entities.get("train", {})
     for split, counts in census.entities.items():
         if unseen := [name for name in counts if name not in train]:
-            yield Remark(
-                Level.warning, split, f"entities that no training row has: {', '.join(unseen)}"
-            )
+            what = f"entities that no training row has: {', '.join(unseen)}"
+            yield Remark(Level.warning, split, what)
     if not train:
         yield Remark(Level.error, "tags", "the training rows mark nothing", "data.label=COLUMN")

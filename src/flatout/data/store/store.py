@@ -271,7 +271,7 @@ def _files_of(manifest: dict[str, Any], path: str) -> list[tuple[str, int]]:
     return manifest.get("shards", {}).get(path, [(f"{path}.bin", 0)])
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return type(value) is int and value >= 0
 
 

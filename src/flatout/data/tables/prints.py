@@ -24,53 +24,43 @@ from flatout.errors import UserError
 from flatout.files import wait_for_new_mtime, write_atomically
 
 NOTES = ".sources"  # the folder of the notes in a cache
-_PAIR = 2
+_PAIR = 2  # a note is a list of a file's entries and its fingerprint
 
 
 @contextmanager
 def heads_noted(cache: Path, sources: Iterable[Any]) -> Iterator[None]:
-    """Within it, what the heads of the files of some sources tell is noted in the cache, and taken
-    from there then.
-    """
-    note = (
-        cache
-        / NOTES
-        / f"heads-{_digest([str(source) for source in sources if isinstance(source, str | Path)])}"
-    )
+    """Within it, heads of files are read from notes in the cache, and new ones are noted there."""
+    paths = [str(source) for source in sources if isinstance(source, str | Path)]
+    note = cache / NOTES / f"heads-{_digest(paths)}"
     noted = _read(note)
-    found = Notes()
-    outside = HEADS.set((noted, found))
+    new_notes = Notes()
+    outside = HEADS.set((noted, new_notes))
     try:
         yield
-        _write(note, noted, found)
+        _write(note, noted, new_notes)
     finally:
         HEADS.reset(outside)
 
 
 def fingerprints_of(tables: Mapping[str, Table], cache: Path) -> dict[str, str]:
-    """The fingerprint of each split's table; no two splits may have the same content, under
-    whatever names.
-    """
-    found: dict[str, str] = {}
+    """The fingerprint of each split's table. Two splits with the same content are refused."""
+    split_of: dict[str, str] = {}
     for split, table in tables.items():
-        fingerprint = fingerprint_of(table, cache)
-        if (
-            other := next((name for name, before in found.items() if before == fingerprint), None)
-        ) is not None:
+        other = split_of.setdefault(fingerprint_of(table, cache), split)
+        if other != split:
             whose = "training" if other == "train" else other
             raise UserError(
                 f"data.{split}",
                 f"{table.name} holds exactly the {whose} rows, {tables[other].name}",
                 hint="Leave it out to take rows from the training rows.",
             )
-        found[split] = fingerprint
-    return found
+    return {split: fingerprint for fingerprint, split in split_of.items()}
 
 
 def require_unchanged(
     tables: Mapping[str, Table], fingerprints: Mapping[str, str], cache: Path
 ) -> None:
-    """Tables that were read several times must have been the same each time."""
+    """Refuse tables whose fingerprints are not those that were taken before."""
     for split, table in tables.items():
         if fingerprint_of(table, cache) != fingerprints[split]:
             raise changed(table.name)
@@ -82,30 +72,39 @@ def fingerprint_of(table: Table, cache: Path) -> str:
 
 
 def prints_of(table: Table, cache: Path) -> list[str]:
-    """The fingerprint of each table whose rows it has, or its own; of files, those that changed are
-    read again.
+    """The fingerprint of each file of a table; only files that have changed are read again.
+
+    A table without files answers its own.
     """
     parts = table.tables or [table]
     entries = [part.entries() for part in parts]
     if None in entries:
         return [part.fingerprint() for part in parts]
-    names = [_digest([name for name, *_ in each or ()]) for each in entries]
-    note = cache / NOTES / names[0]  # of the first file: one more behind it finds the others noted
+    names = []
+    changes_ns = [0]
+    for entries_of_part in entries:
+        paths = []
+        for path, *_, change_ns, _ in entries_of_part or ():
+            paths.append(path)
+            changes_ns.append(int(change_ns))
+        names.append(_digest(paths))
+    # The note is named after the first file: a source that gets one more finds the others noted.
+    note = cache / NOTES / names[0]
     noted = _read(note)
-    found = dict[str, str]()
-    for name, own in zip(names, entries, strict=True):
-        if noted.get(name, [None])[0] == own:
-            found[name] = str(noted[name][1])
-    if len(found) < len(names):
-        changes_ns = (int(entry[3]) for each in entries for entry in each or ())
-        wait_for_new_mtime(max(changes_ns, default=0))
-        new = dict(noted)
-        for name, own, part in zip(names, entries, parts, strict=True):
-            if name not in found:
-                found[name] = part.fingerprint()
-                new[name] = [own if part.entries() == own else None, found[name]]
-        _write(note, noted, new)
-    return [found[name] for name in names]
+    prints = dict[str, str]()
+    for name, entries_of_part in zip(names, entries, strict=True):
+        if noted.get(name, [None])[0] == entries_of_part:
+            prints[name] = str(noted[name][1])
+    if len(prints) < len(names):
+        wait_for_new_mtime(max(changes_ns))
+        new_notes = dict(noted)
+        for name, before, part in zip(names, entries, parts, strict=True):
+            if name not in prints:
+                prints[name] = part.fingerprint()
+                # A file that changed while it was read has a note that fits no entry.
+                new_notes[name] = [before if part.entries() == before else None, prints[name]]
+        _write(note, noted, new_notes)
+    return [prints[name] for name in names]
 
 
 def _digest(names: Sequence[str | int]) -> str:

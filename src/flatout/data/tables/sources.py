@@ -1,9 +1,9 @@
-"""From what settings name to tables: a file, several, a folder, a data set of the Hub, or rows in
-memory.
+"""From what settings name to tables: files, folders, data sets of the Hub, or rows in memory.
 
-`data.source` names everything at once and `data.train`, `data.validation`, `data.test` a split
-each. A folder is looked into: files or folders named after splits are the splits; folders of texts
-are the classes; others follow each other.
+`data.source` names everything at once; `data.train`, `data.validation` and `data.test` name a split
+each. In a folder, files or folders with the names of splits are the splits. Folders of texts are
+the classes. Other files are one table, one after the other. Open this file to add a format or a
+kind of source.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _TABLES: dict[Format, tuple[Callable[[Path, str, ReadingConfig], FileTable], str
     Format.arrow: (ArrowTable, ".arrow .feather"),
     Format.npy: (NpyTable, ".npy"),
     Format.hdf5: (Hdf5Table, ".h5 .hdf5"),
-}  # what reads each format, and the endings of names that promise it
+}
+"""What reads each format, and the endings of names that promise it."""
 ENDINGS = {ending: form for form, (_, endings) in _TABLES.items() for ending in endings.split()}
 _SPLIT_NAMES = {
     "train": ("train", "training"),
@@ -48,11 +49,13 @@ _SPLIT_NAMES = {
 }
 
 
-def open_splits(source: Any, given: Mapping[str, Any], reading: ReadingConfig) -> dict[str, Table]:
-    """Tables by split: those that `source` holds, and those that are named one by one."""
+def open_splits(
+    source: object, given: Mapping[str, object], reading: ReadingConfig
+) -> dict[str, Table]:
+    """Tables by split: those that `source` holds, and those that `given` names one by one."""
     tables = {} if source is None else _splits_of(source, "data.source", reading)
-    for split, each in given.items():
-        if each is None:
+    for split, rows in given.items():
+        if rows is None:
             continue
         if split in tables:
             raise UserError(
@@ -60,20 +63,23 @@ def open_splits(source: Any, given: Mapping[str, Any], reading: ReadingConfig) -
                 f"data.source has {split} rows already ({tables[split].name})",
                 hint="Name the splits one by one, without data.source.",
             )
-        tables[split] = open_source(each, where=f"data.{split}", reading=reading)
+        tables[split] = open_source(rows, where=f"data.{split}", reading=reading)
     return {split: tables[split] for split in _SPLIT_NAMES if split in tables}
 
 
-def open_source(given: Any, *, where: str, reading: ReadingConfig | None = None) -> Table:
-    """One table: of a file, of several, of a folder, or of rows in memory."""
+def open_source(given: object, *, where: str, reading: ReadingConfig | None = None) -> Table:
+    """One table: of a file, of several, of a folder, or of rows in memory.
+
+    `where`: the setting that names it, for errors.
+    """
     reading = reading or ReadingConfig()
     if isinstance(given, list | tuple):
-        return _many(list(given), where, reading)
+        return _join_files(list(given), where, reading)
     if not isinstance(given, str | Path):
         return table_of(given, where=where)
     path = _path_of(given, where)
     if _is_pattern(path) or (_is_folder(path) and not is_text_folder(path)):
-        return _many(files_in(path, where), where, reading)
+        return _join_files(files_in(path, where), where, reading)
     return open_table(path, where=where, reading=reading)
 
 
@@ -81,32 +87,29 @@ def files_in(given: str | Path, where: str) -> list[str]:
     """The files of a pattern, the tables of a folder, or the one file that is named."""
     path = _path_of(given, where)
     if _is_pattern(path):
-        root, pattern = (
-            (Path(path.anchor), str(path.relative_to(path.anchor)))
-            if path.anchor
-            else (Path(), str(path))
-        )
-        if found := sorted((str(file) for file in root.glob(pattern)), key=_by_number):
-            return found
+        # `glob` takes no pattern that begins with a root.
+        root = Path(path.anchor)
+        pattern = str(path.relative_to(path.anchor))
+        if matches := sorted((str(file) for file in root.glob(pattern)), key=_by_number):
+            return matches
         hint = f"Patterns are looked up in {Path.cwd()}. Correct the pattern, or name the files."
         raise UserError(where, f"no file fits {given}", hint=hint)
     if not _is_folder(path):
         return [str(path)]
-    files = (file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-    known = sorted(
-        (file for file in files if format_of(file)), key=lambda file: _by_number(file.name)
-    )
-    # a lone .json beside the tables describes them
-    forms = {format_of(file) for file in known} - {Format.json}
-    if known:
-        return [str(file) for file in known if len(forms) != 1 or format_of(file) in forms]
+    tables = [
+        file
+        for file in sorted(path.iterdir(), key=lambda file: _by_number(file.name))
+        if file.is_file() and not file.name.startswith(".") and format_of(file)
+    ]
+    # A lone .json beside tables of one other format describes them.
+    forms = {format_of(file) for file in tables} - {Format.json}
+    if tables:
+        return [str(file) for file in tables if len(forms) != 1 or format_of(file) in forms]
     allowed = "files of a format we read, or a folder of texts for each class"
     hint = f"Name a file: {where}=FILE."
     if where == "FILE":
-        allowed, hint = (
-            "files of a format we read",
-            "A folder of texts for each class is answered into one file.",
-        )
+        allowed = "files of a format we read"
+        hint = "A folder of texts for each class is answered into one file."
     raise UserError(where, f"nothing to read in the folder {path}", allowed=allowed, hint=hint)
 
 
@@ -121,11 +124,12 @@ def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = 
     require_file(file, where)
     form = reading.format or format_of(file)
     if form is None:
+        key = "--read " if where == "FILE" else "data.read."
         raise UserError(
             where,
             f"{file} is no format we read",
             allowed=f"{', '.join(ENDINGS)}; any of them also .gz",
-            hint=f"Name the format: {'--read ' if where == 'FILE' else 'data.read.'}format=csv.",
+            hint=f"Name the format: {key}format=csv.",
         )
     return _TABLES[form][0](file, where, reading)
 
@@ -136,15 +140,17 @@ def format_of(file: Path) -> Format | None:
 
 
 def _path_of(given: str | Path, where: str) -> Path:
-    """A path that is named, or where a copy lies of what an address names."""
+    """The path that is named; for an address, the path of its copy in the cache."""
     require(bool(str(given)), where, "is empty", hint="Name a file, or leave it out.")
     return Path(fetch(str(given), where) if is_address(given) else given).expanduser()
 
 
-def _many(given: list[Any], where: str, reading: ReadingConfig) -> Table:
+def _join_files(given: list[Any], where: str, reading: ReadingConfig) -> Table:
+    """The table of several files, one after the other."""
     require(bool(given), where, "an empty list", allowed="one file or more")
-    are_rows = isinstance(given[0], Mapping) and any(
-        isinstance(each, str | int | float) for each in given[0].values()
+    first = given[0]
+    are_rows = isinstance(first, Mapping) and any(
+        isinstance(value, str | int | float) for value in first.values()
     )
     require(
         not are_rows,
@@ -155,94 +161,97 @@ def _many(given: list[Any], where: str, reading: ReadingConfig) -> Table:
     )
     if twice := [name for name, count in Counter(map(str, given)).items() if count > 1]:
         raise UserError(where, f"{twice[0]} is named twice", hint="Name each file once.")
-    tables = [open_source(each, where=where, reading=reading) for each in given]
+    tables = [open_source(source, where=where, reading=reading) for source in given]
     if len(tables) == 1:
         return tables[0]
-    found = ManyFiles(tables, f"{tables[0].name} and {len(tables) - 1} more")
+    joined = ManyFiles(tables, f"{tables[0].name} and {len(tables) - 1} more")
     require(
-        bool(found.columns),
+        bool(joined.columns),
         where,
         f"{tables[0].name} and {tables[-1].name} have no column in common",
         hint="Name files of one kind.",
     )
-    return found
+    return joined
 
 
-def _splits_of(source: Any, where: str, reading: ReadingConfig) -> dict[str, Table]:
+def _splits_of(source: object, where: str, reading: ReadingConfig) -> dict[str, Table]:
+    """The tables of `data.source` by split; all rows are training rows if no splits are named."""
     if isinstance(source, Mapping) and source and all(map(is_rows, source.values())):
         named: dict[str | None, Any] = {}
+        has_train = "train" in map(_split_of, source)
         for name, rows in source.items():
-            if (split := _split_of(str(name))) in named and (
-                split or "train" not in map(_split_of, source)
-            ):
+            split = _split_of(str(name))
+            # Parts of other names are left out beside training rows, however many they are.
+            if split in named and (split is not None or not has_train):
                 raise UserError(
                     where,
                     f"several parts hold {split or 'training'} rows",
                     allowed=f"parts: {', '.join(map(str, source))}",
                 )
             named[split] = rows
-        return _by_split(named, where, lambda rows: table_of(rows, where=where))
+        return _by_split(named, where, partial(table_of, where=where))
     if not isinstance(source, str | Path):
         return {"train": open_source(source, where=where, reading=reading)}
     path = _path_of(source, where)
     source = str(path) if is_address(source) else source  # what was fetched is not asked for again
     is_there = path.exists() or path.is_symlink()  # a link that leads nowhere names no data set
-    if (
-        not _is_pattern(path)
-        and not is_there
-        and may_be_hub_name(str(source))
-        and format_of(path) is None
-    ):
+    names_no_file = not is_there and not _is_pattern(path) and format_of(path) is None
+    if names_no_file and may_be_hub_name(str(source)):
         return _splits_of(from_hub(str(source), where), where, reading)
     if _is_folder(path):
         if is_saved_dataset(path):
             return _splits_of(from_disk(path, where), where, reading)
         if splits := _splits_in(path):
-            return _by_split(
-                splits, where, lambda given: open_source(given, where=where, reading=reading)
-            )
+            open_part = partial(open_source, where=where, reading=reading)
+            return _by_split(splits, where, open_part)
     return {"train": open_source(source, where=where, reading=reading)}
 
 
 def _by_split(
-    named: Mapping[str | None, Any], where: str, opened: Callable[[Any], Table]
+    named: Mapping[str | None, Any], where: str, open_part: Callable[[Any], Table]
 ) -> dict[str, Table]:
+    """Open each part that names a split. One part alone has the training rows."""
     if len(named) == 1:
-        return {"train": opened(next(iter(named.values())))}
+        return {"train": open_part(next(iter(named.values())))}
     require(
         "train" in named,
         where,
         f"no training rows among {', '.join(filter(None, named)) or 'its parts'}",
         allowed="train, and validation and test if there are any",
     )
-    return {split: opened(given) for split, given in named.items() if split is not None}
+    return {split: open_part(part) for split, part in named.items() if split is not None}
 
 
-def is_rows(value: Any) -> bool:
-    """Whether this is a table of its own rather than a column."""
+def is_rows(value: object) -> bool:
+    """Whether this is a whole table rather than a column."""
     is_pandas = hasattr(value, "iloc") and hasattr(value, "columns")
     return is_pandas or is_dataset(value) or isinstance(value, Mapping | pa.Table)
 
 
 def _splits_in(folder: Path) -> dict[str | None, Any]:
-    """What lies in a folder under the names of splits: files, files in pieces, or folders."""
-    found: dict[str | None, list[str]] = {}
-    places = [folder, folder / "data"] if (folder / "data").is_dir() else [folder]
-    for path in (
-        path
-        for place in places
-        for path in sorted(place.iterdir(), key=lambda path: _by_number(path.name))
-    ):
-        split = _split_of(path.name)
-        is_table = path.is_file() and format_of(path) is not None
-        if split and not path.name.startswith(".") and (is_table or _is_folder(path)):
-            found.setdefault(split, []).append(str(path))
-    if "train" not in found:
+    """What a folder holds under the names of splits: files, files in pieces, or folders.
+
+    Empty without training rows. `data` in the folder is looked into, too, as in copies of the Hub.
+    """
+    paths_of: dict[str, list[str]] = {}
+    folders = [folder, folder / "data"] if (folder / "data").is_dir() else [folder]
+    for place in folders:
+        for path in sorted(place.iterdir(), key=lambda path: _by_number(path.name)):
+            split = _split_of(path.name)
+            is_table = path.is_file() and format_of(path) is not None
+            if split and not path.name.startswith(".") and (is_table or _is_folder(path)):
+                paths_of.setdefault(split, []).append(str(path))
+    if "train" not in paths_of:
         return {}
-    return {split: paths[0] if len(paths) == 1 else paths for split, paths in found.items()}
+    # `open_source` takes one path or a list; a list of one would not be read as a folder of texts.
+    splits: dict[str | None, Any] = {}
+    for split, paths in paths_of.items():
+        splits[split] = paths if len(paths) > 1 else paths[0]
+    return splits
 
 
 def _split_of(name: str) -> str | None:
+    """The split of a file or a part by its first word: train-00000.parquet → train."""
     first = re.split(r"[-_. ]", name.lower())[0]
     return next((split for split, names in _SPLIT_NAMES.items() if first in names), None)
 
@@ -260,6 +269,5 @@ def _is_folder(path: Path) -> bool:
 
 def _by_number(name: str) -> list[tuple[int, str]]:
     """Names in counting order: part-2 before part-10."""
-    return [
-        (int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", name)
-    ]
+    words_and_numbers = re.split(r"(\d+)", name)
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in words_and_numbers]

@@ -3,7 +3,8 @@
 A csv's values stay texts: `NA` is no missing value, `007` and `00101` keep their zeros, one missing
 label does not turn the others into floats. JSON, parquet and Arrow keep their own types; a text
 that looks like a date stays a text. What cannot be read is reported with file and row, never by a
-reader's own error. Memory is flat.
+reader's own error. Memory is flat. Open this file to see what a table must answer; `formats/` has
+the tables of files, `sources` finds the right one.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, ClassVar
+from dataclasses import Field, asdict
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +26,23 @@ from numpy.typing import NDArray
 from flatout.data.problem import Problem
 from flatout.errors import UserError, did_you_mean, require
 
-_COLUMNS_NAMED = 20
+_COLUMNS_NAMED = 20  # of a table, in a message
+_FILES_NAMED = 3
 Rows = NDArray[np.int64]
 Entries = list[list[str | int]]
-"""Of each file its name, and what changes in its entry when it does: size, times and number."""
+"""For each file its name, and what a change of it changes: size, times and number."""
 # part of the key of each split's random streams
 SPLIT_STREAM = {"train": 0, "validation": 1, "test": 2}
 _NUMBER = r"^\s*[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*$"
+
+
+class SampleSettings(Protocol):
+    """What the settings of every built-in sample have."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    rows: int
+    eval_rows: int
+    seed: int
 
 
 class Table(ABC):
@@ -39,22 +50,22 @@ class Table(ABC):
 
     name: str
     columns: Sequence[str]
-    # whose rows these are, one after the other; none: those of one file
+    # the tables that this one joins, one after the other; none: the rows of one file
     tables: Sequence[Table] = ()
     inner: Table | None = None
-    """The table whose rows these are, changed on the way: it says how they are written and where
-    they stand."""
+    """The table whose rows this one changes while they are read: it answers for files and
+    places."""
 
     @abstractmethod
     def fingerprint(self) -> str:
         """Changes with the content and with nothing else."""
 
     def joined(self, prints: list[str]) -> str:
-        """Its fingerprint from those of its tables."""
+        """The fingerprint of this table, from those of its tables."""
         return prints[0]
 
     def entries(self) -> Entries | None:
-        """Of each of its files; None where its rows are in none, or have changed since it was
+        """The entries of its files. None where it has no files, or one has changed since it was
         opened.
         """
         return None if self.inner is None else self.inner.entries()
@@ -66,11 +77,11 @@ class Table(ABC):
         """The rows of some columns, in order."""
 
     def holds_numbers(self) -> bool:
-        """Whether the first rows are numbers in most columns: beside them may stand times and
-        names.
-        """
+        """Whether the first rows are numbers in most columns; others may be times and names."""
         first = next(iter(self.blocks(self.columns)), None)
-        columns = [decoded(column) for column in first.columns] if first is not None else []
+        if first is None:
+            return False
+        columns = [decoded(column) for column in first.columns]
         plain = [column for column in columns if is_plain(column.type) or is_text(column.type)]
         numbers = sum(are_numbers(as_texts(column)) for column in plain)
         return 2 * numbers > len(columns)
@@ -85,8 +96,9 @@ class Table(ABC):
             first += block.num_rows
 
     def pieces(self, num_rows: int, least: int) -> Iterator[tuple[range, Table]]:
-        """Parts of its rows that can be read by themselves, of `least` rows but for the last, once
-        all were read.
+        """Parts of its rows that can be read alone, with `least` rows but for the last.
+
+        `num_rows`: of the table. It must have been read once, so that rows of files are counted.
         """
         yield range(num_rows), self
 
@@ -104,7 +116,7 @@ class Table(ABC):
         return f"columns: {', '.join(self.columns[:_COLUMNS_NAMED])}{more}"
 
     def lacking(self, column: str) -> tuple[str, str]:
-        """Who of several files has not got a column, and the columns there, in words."""
+        """Which of several files lacks a column, and the columns there, in words."""
         return (self.name, self.listed()) if self.inner is None else self.inner.lacking(column)
 
 
@@ -117,8 +129,9 @@ def changed(name: str) -> UserError:
 
 
 def require_columns(table: Table, wanted: Mapping[str, str]) -> None:
-    """Check that the columns named by some settings exist, once each; all that are missing in one
-    message.
+    """Check that columns exist, once each; all that are missing are in one message.
+
+    `wanted`: for each setting the column that it names.
     """
     keys: dict[str, str] = {}
     for key, name in wanted.items():
@@ -136,8 +149,9 @@ def require_columns(table: Table, wanted: Mapping[str, str]) -> None:
         return
     names = ", ".join(f"{name!r}" for name in missing.values())
     hints = " ".join(filter(None, (did_you_mean(name, table.columns) for name in missing.values())))
-    who, there = table.lacking(next(iter(missing.values())))
-    raise UserError(" and ".join(missing), f"no column {names} in {who}", allowed=there, hint=hints)
+    file, columns = table.lacking(next(iter(missing.values())))
+    what = f"no column {names} in {file}"
+    raise UserError(" and ".join(missing), what, allowed=columns, hint=hints)
 
 
 def decoded(values: pa.Array) -> pa.Array:
@@ -184,12 +198,10 @@ def as_texts(values: pa.Array) -> pa.Array:
 
 
 def is_missing(labels: pa.Array, problem: Problem) -> pa.Array:
-    """Which labels are none: null, not a number, or (but for several a row) nothing but white
-    space.
-    """
+    """Which labels are missing: null, not a number, or white space."""
     if pa.types.is_floating(labels.type):
         return pc.is_null(labels, nan_is_null=True)
-    # no text is no label, but a fine list of several
+    # Of several labels a row an empty text is a list: the row has none of the classes.
     if is_text(labels.type) and problem is not Problem.multi:
         return pc.fill_null(is_blank(labels), True)
     return pc.is_null(labels)
@@ -211,23 +223,24 @@ def mask_of(values: pa.Array) -> NDArray[np.bool_]:
 
 
 class GeneratedTable(Table):
-    """One split of a built-in sample: blocks of rows from random streams of their own, so any part
-    is made alone.
+    """One split of a built-in sample.
+
+    Each block has a random stream of its own, so any part can be made without the others.
     """
 
-    # what makes the rows, with its version: the rows of a seed never change while this stays
+    # name and version of the generator: while it stays, a seed always makes the same rows
     made_as: ClassVar[str]
     block_rows: ClassVar[int]
 
-    def __init__(self, config: Any, split: str) -> None:
+    def __init__(self, config: SampleSettings, split: str) -> None:
         require(split in SPLIT_STREAM, "split", repr(split), allowed=", ".join(SPLIT_STREAM))
-        self.config, self.split = config, split
+        self.config: Any = config  # each sample reads settings of its own from it
+        self.split = split
         self.num_rows: int = config.rows if split == "train" else config.eval_rows
 
     def fingerprint(self) -> str:
-        return xxhash.xxh3_128_hexdigest(
-            f"{self.made_as} {self.split} {sorted(asdict(self.config).items())}".encode()
-        )
+        settings = sorted(asdict(self.config).items())
+        return xxhash.xxh3_128_hexdigest(f"{self.made_as} {self.split} {settings}".encode())
 
     def blocks(
         self, columns: Sequence[str], rows_per_block: int = 65_536
@@ -237,21 +250,21 @@ class GeneratedTable(Table):
             left = self.num_rows - number * self.block_rows
             key = [self.config.seed, (SPLIT_STREAM[self.split] << 48) + number]
             made = self._block(np.random.Generator(np.random.Philox(key=key)), columns)
-            waiting.append(
-                pa.RecordBatch.from_pydict({name: made[name] for name in columns}).slice(0, left)
-            )
-            if (
-                sum(block.num_rows for block in waiting) >= rows_per_block
-                or left <= self.block_rows
-            ):
-                yield from (
-                    pa.Table.from_batches(waiting).combine_chunks().to_batches(rows_per_block)
-                )
+            block = pa.RecordBatch.from_pydict({name: made[name] for name in columns})
+            # Blocks are always made whole, so that the last one does not depend on `num_rows`.
+            waiting.append(block.slice(0, left))
+            is_last = left <= self.block_rows
+            if is_last or sum(block.num_rows for block in waiting) >= rows_per_block:
+                joined = pa.Table.from_batches(waiting).combine_chunks()
+                yield from joined.to_batches(rows_per_block)
                 waiting = []
 
     @abstractmethod
     def _block(self, random: np.random.Generator, columns: Sequence[str]) -> Mapping[str, pa.Array]:
-        """One whole block with at least these columns; other columns do not change their values."""
+        """Make one whole block with at least these columns.
+
+        The values of a column do not depend on which others are asked for.
+        """
 
 
 class ManyFiles(Table):
@@ -266,10 +279,10 @@ class ManyFiles(Table):
 
     def how(self) -> str:
         counts = Counter(filter(None, (table.how() for table in self.tables)))
-        more = "; ".join(
-            f"{how} ({count})" if len(counts) > 1 else how for how, count in counts.items()
-        )
-        return f"{len(self.tables)} files" + (f": {more}" if more else "")
+        how = "; ".join(counts)
+        if len(counts) > 1:
+            how = "; ".join(f"{how} ({count})" for how, count in counts.items())
+        return f"{len(self.tables)} files" + (f": {how}" if how else "")
 
     def fingerprint(self) -> str:
         return self.joined([table.fingerprint() for table in self.tables])
@@ -278,16 +291,21 @@ class ManyFiles(Table):
         return xxhash.xxh3_128_hexdigest("\n".join(prints).encode())
 
     def entries(self) -> Entries | None:
-        each = [table.entries() for table in self.tables]
-        return None if None in each else [entry for entries in each for entry in entries or ()]
+        entries: Entries = []
+        for table in self.tables:
+            of_table = table.entries()
+            if of_table is None:
+                return None
+            entries += of_table
+        return entries
 
     def locate(self, row: int) -> str:
         number = bisect_left(self._starts, row) - 1
-        table, start = self.tables[number], self._starts[number]
-        return f"{table.name}:{table.locate(row - start)}"
+        table = self.tables[number]
+        return f"{table.name}:{table.locate(row - self._starts[number])}"
 
     def begins(self, number: int, row: int) -> None:
-        """Take down which row is the first of a file."""
+        """Note which row is the first of a file."""
         self._starts[number : number + 1] = [row]
 
     def pieces(self, num_rows: int, least: int) -> Iterator[tuple[range, Table]]:
@@ -302,16 +320,12 @@ class ManyFiles(Table):
                 first = end
 
     def lacking(self, column: str) -> tuple[str, str]:
-        others = [table for table in self.tables if column not in table.columns]
-        few = (
-            f"{', '.join(table.name for table in others[:3])}{', …' if len(others) > 3 else ''},"
-            " which others have"
-        )
-        return (
-            (few, others[0].listed())
-            if 0 < len(others) < len(self.tables)
-            else (self.name, self.listed())
-        )
+        lacking = [table for table in self.tables if column not in table.columns]
+        if len(lacking) in (0, len(self.tables)):
+            return self.name, self.listed()
+        names = ", ".join(table.name for table in lacking[:_FILES_NAMED])
+        more = ", …" if len(lacking) > _FILES_NAMED else ""
+        return f"{names}{more}, which others have", lacking[0].listed()
 
     def blocks(
         self, columns: Sequence[str], rows_per_block: int = 65_536
@@ -325,33 +339,33 @@ class ManyFiles(Table):
 
 
 def named_classes(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Columns of class numbers as names, where the file lists them, as `datasets` does; views as
-    plain texts.
+    """A block with names of classes instead of their numbers, if the schema lists the names.
+
+    `datasets` writes such lists. Views of texts become plain texts.
     """
     for place, column in enumerate(block.columns):
-        if pa.types.is_string_view(column.type):  # few of Arrow's functions take one
-            block = block.set_column(
-                place, block.schema.names[place], column.cast(pa.large_string())
-            )
+        # Few of Arrow's functions take views.
+        if pa.types.is_string_view(column.type):
+            name = block.schema.names[place]
+            block = block.set_column(place, name, column.cast(pa.large_string()))
     for name, names in class_names(schema).items():
         if name in block.schema.names:
             place = block.schema.names.index(name)
-            if is_list(kind := block.schema.field(name).type):
-                block = block.set_column(
-                    place, name, block.column(place).cast(pa.list_(kind.value_type))
-                )
             column = block.column(place)
+            if is_list(column.type):
+                column = column.cast(pa.list_(column.type.value_type))
             if pa.types.is_integer(column.type):
-                block = block.set_column(place, name, names_of(column, names))
+                column = names_of(column, names)
             elif is_list(column.type) and pa.types.is_integer(column.type.value_type):
                 values = names_of(column.values, names)
                 lists = pa.ListArray.from_arrays(column.offsets, values)
-                block = block.set_column(place, name, pc.if_else(column.is_valid(), lists, None))
+                column = pc.if_else(column.is_valid(), lists, None)
+            block = block.set_column(place, name, column)
     return block
 
 
 def names_of(numbers: pa.Array, names: list[str]) -> pa.Array:
-    """Class names from their numbers; a number outside the list, as -1 for unknown, is no label."""
+    """Class names from their numbers. A number outside the list, such as -1, is no label."""
     is_named = pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, len(names)))
     return pa.array(names, pa.large_string()).take(pc.if_else(is_named, numbers, None))
 
@@ -360,14 +374,12 @@ def class_names(schema: pa.Schema) -> Mapping[str, list[str]]:
     """The class names that `datasets` writes into a file's schema, by column."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        found = {
-            name: (feature.get("feature") or feature).get("names")
-            for name, feature in features.items()
-        }
+        names_of_columns = {}
+        for column, feature in features.items():
+            # The feature of a list is that of its items.
+            names = (feature.get("feature") or feature).get("names")
+            if names and all(isinstance(name, str) for name in names):
+                names_of_columns[column] = names
     except (KeyError, TypeError, ValueError, AttributeError):
         return {}
-    return {
-        name: names
-        for name, names in found.items()
-        if names and all(isinstance(each, str) for each in names)
-    }
+    return names_of_columns

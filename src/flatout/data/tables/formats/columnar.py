@@ -65,7 +65,8 @@ class ParquetTable(FileTable):
     """A parquet file, read a row group at a time."""
 
     def pieces(self, num_rows: int, least: int) -> Iterator[tuple[range, Table]]:
-        first, begin = 0, 0
+        first = 0
+        begin = 0
         with self._parquet() as file:
             sizes = [
                 file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)
@@ -73,7 +74,8 @@ class ParquetTable(FileTable):
         for number, end in enumerate(np.cumsum(sizes).tolist(), 1):
             if end - begin >= least or number == len(sizes):
                 yield range(begin, end), RowGroups(self, range(first, number))
-                first, begin = number, end
+                first = number
+                begin = end
 
     def _blocks(
         self, columns: list[str], rows_per_block: int, groups: range | None = None
@@ -82,7 +84,7 @@ class ParquetTable(FileTable):
         with self._parquet() as file:
             groups = groups or range(file.num_row_groups)
             schema = file.schema_arrow
-            promised = sum(file.metadata.row_group(each).num_rows for each in groups)
+            promised = sum(file.metadata.row_group(group).num_rows for group in groups)
             for batch in file.iter_batches(rows_per_block, groups, columns):
                 block = named_classes(batch.select(columns), schema)
                 require_whole(block, row, self._fail)
@@ -145,9 +147,11 @@ class NpyTable(FileTable):
         array = self._mapped()
         for start in range(0, len(array), rows_per_block):
             block = array[start : start + rows_per_block]
-            yield _record_batch(
-                {name: block[name] if array.dtype.names else block for name in columns}
-            )
+            # A structured array has its columns by name; a plain one is a single column.
+            if array.dtype.names:
+                yield _record_batch({name: block[name] for name in columns})
+            else:
+                yield _record_batch(dict.fromkeys(columns, block))
 
     def _read_columns(self) -> list[str]:
         array = self._mapped()
@@ -207,11 +211,9 @@ class Hdf5Table(FileTable):
             ) from None
         try:
             with h5py.File(self.whole, "r") as file:
-                yield {
-                    name: values
-                    for name, values in file.items()
-                    if getattr(values, "ndim", 0) in (1, 2)
-                }
+                # Groups and scalars are left alone.
+                sets = {name: each for name, each in file.items() if isinstance(each, h5py.Dataset)}
+                yield {name: values for name, values in sets.items() if values.ndim in (1, 2)}
         except OSError as error:
             raise self._fail(f"not a whole HDF5 file ({first_line(error)})", CUT_SHORT) from None
 
@@ -228,12 +230,13 @@ def _arrow(values: np.ndarray) -> pa.Array:
         return pa.FixedSizeListArray.from_arrays(
             pa.array(np.ascontiguousarray(values).reshape(-1)), values.shape[1]
         )
+    # Arrow takes numpy's texts and bytes as Python's alone.
+    if values.dtype.kind == "U":
+        return pa.array(values.tolist())
     if values.dtype.kind in "SO":
-        return pa.array(
-            [value.decode() if isinstance(value, bytes) else value for value in values.tolist()]
-        )
-    return pa.array(
-        np.ascontiguousarray(values).tolist()
-        if values.dtype.kind == "U"
-        else np.ascontiguousarray(values)
-    )
+        return pa.array([_as_text(value) for value in values.tolist()])
+    return pa.array(np.ascontiguousarray(values))
+
+
+def _as_text(value: object) -> object:
+    return value.decode() if isinstance(value, bytes) else value

@@ -12,7 +12,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -22,14 +22,15 @@ from flatout.data.tables.reading import ReadingConfig
 from flatout.errors import UserError, example_columns, require
 
 CANDIDATES = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
-_ROWS_LOOKED_AT = 200
+_ROWS_LOOKED_AT = 200  # for the delimiter
+# A delimiter that the ending of the name promises stays if it fits so much of the best share.
 _NEARLY = 0.9
 # pyarrow 26 reads up to 36 blocks ahead: 8 MB each cost 300 MB and gained nothing
 _CSV_BLOCK_BYTES = 1 << 21
 _OPEN_QUOTE = "an open quote at the end"
 _END = "\x1eend of file"
-"""A row of ours after the last row of a csv: where it does not come out again, an open quote has
-swallowed it."""
+"""A row that is added behind the last row of a csv. If it is not read as a row of its own, an open
+quote has swallowed it."""
 
 
 def _rows_of(lines: Iterable[str], delimiter: str, quote: str) -> Any:
@@ -103,8 +104,9 @@ class CsvTable(FileTable):
                     raise self._explain(str(error)) from None
 
     def _whole_rows(self, columns: list[str], block_bytes: int) -> Iterator[pa.RecordBatch]:
-        """What the reader reads, less the row of ours at the end, which must come out as it went
-        in.
+        """What the reader reads, without the row that was added at the end.
+
+        That row must come out as it went in: else a quote was not closed.
         """
         last: pa.RecordBatch | None = None
         with self._open() as file, self._reader(file, columns, block_bytes) as reader:
@@ -117,9 +119,10 @@ class CsvTable(FileTable):
         yield last.slice(0, last.num_rows - 1)
 
     def _reader(
-        self, file: BinaryIO, columns: list[str], block_bytes: int
+        self, file: io.BufferedReader, columns: list[str], block_bytes: int
     ) -> pa_csv.CSVStreamingReader:
-        delimiter, quote = self.delimiter, self.reading.quote
+        delimiter = self.delimiter
+        quote = self.reading.quote
         ending = f"\n{delimiter.join([_END] * len(self.columns))}\n".encode()
         ended = as_file(chain(pieces_of(file), [ending]), file)
         types = dict.fromkeys(columns, pa.large_string())
@@ -141,8 +144,8 @@ class CsvTable(FileTable):
         self._notes += ["CRLF at line ends"] if b"\r\n" in head else []
         self._notes += ["quotes are part of values"] if not self.reading.quote else []
         text = head.decode("utf-8-sig", "replace")
-        quote, found = self.reading.quote, self.reading.delimiter
-        self.delimiter = found or find_delimiter(
+        quote = self.reading.quote
+        self.delimiter = self.reading.delimiter or find_delimiter(
             text, promised=self._promised, quote=quote, is_whole=is_whole
         )
         lines = io.StringIO(text, newline="")
@@ -196,8 +199,8 @@ class CsvTable(FileTable):
         )
 
     def _misfit(self) -> tuple[int, int, int, bool]:
-        """Row, line, number of values (0: without an end) of the first row that does not fit, and
-        if it has lines.
+        """The first row that does not fit: its number, its line, how many values it has (0: it does
+        not end), and whether it spreads over several lines.
         """
         line = 1
         next_line = 1
@@ -211,14 +214,14 @@ class CsvTable(FileTable):
                 )
                 for found in rows:
                     if found:
-                        row = row + 1
+                        row += 1
                         line = next_line
                         values = len(found)
                     next_line = rows.line_num + 1
                     if found and values != len(self.columns):
                         break
         except csv.Error:
-            row = row + 1
+            row += 1
             line = next_line
             values = 0
         finally:

@@ -1,5 +1,8 @@
-"""What every table in a file shares: its fingerprint, its errors with file and place, gzip, and
-UTF-8.
+"""What every table in a file shares: fingerprint, errors with file and place, gzip, and UTF-8.
+
+A format subclasses FileTable: it reads the names of columns off the head of a file, and its rows in
+blocks. The head is read once and noted in the cache. Open this file to change how files are opened,
+unpacked or decoded; each format has its own file beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -26,19 +29,22 @@ from flatout.data.tables.table import Entries, Table, changed
 from flatout.errors import UserError, did_you_mean, require
 from flatout.files import has_time_moved, stamp_of
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 HEAD_BYTES = 1 << 20
-LONGEST_ROW = 1 << 24
-_FEW_LINES = 40  # so many lines say all that is asked of a head
+LONGEST_ROW = 1 << 24  # bytes; a longer row is rather a quote that was not closed
+_FEW_LINES = 40  # enough lines to find columns and delimiter
 ONE_WAY = "Write all values of a column in one way."
 CUT_SHORT = "It was cut short or damaged: copy it, or write it, again."
 OTHER_ENCODING = "Leave data.read.encoding out for UTF-8, or name the file's own, such as cp1252."
 """Hints: for a column of mixed types, for a file whose end is missing, for one not in the encoding
 that was named."""
+# Text unpacks to ten times its size, now and then to fifty; bombs unpack to a thousand times.
 _RATIO_CAP = 200
-_RATIO_FROM = 1 << 28
-_SIZE_CAP = 1 << 38
-"""Honest text unpacks to ten times its size, now and then to fifty; bombs to a thousand."""
-Notes = dict[str, list[Any]]  # of files, by their names, their entries and what is noted of them
+_RATIO_FROM = 1 << 28  # bytes; smaller files may have any ratio
+_SIZE_CAP = 1 << 38  # bytes
+Notes = dict[str, list[Any]]  # by a file's name its entry and what is noted of it
 # Another number makes every noted head be read again: change it with how heads are read.
 _HEADS_AS = 1
 # what heads tell: as noted before, and now (see `prints`)
@@ -52,33 +58,38 @@ def entry_of(path: Path) -> list[str | int]:
 
 
 class FileTable(Table):
-    told_by_head: ClassVar[tuple[str, ...]] = ("columns",)  # what is known by it
+    """A table in one file."""
+
+    told_by_head: ClassVar[tuple[str, ...]] = ("columns",)  # attributes that the head decides
 
     def __init__(self, path: Path, where: str, reading: ReadingConfig | None = None) -> None:
         self.path = path
         self.where = where
         self.reading = reading or ReadingConfig()
         self.name = str(path)
-        self._copy: Any = None
+        self._copy: IO[bytes] | None = None
         self._opened_as = entry_of(self.path)
         self.columns: Sequence[str] = []
         self._look_at_head()
 
     def _look_at_head(self) -> None:
-        """Take what the head tells from the notes, or read it; of a file that may change unseen it
-        is not noted.
+        """Take what the head decides from the notes, or read it and note it.
+
+        It is not noted if a change right now could leave the file's times as they are.
         """
-        noted, found = HEADS.get(({}, {}))
+        noted, new_notes = HEADS.get(({}, {}))
         key = f"{self.path.absolute()} {type(self).__name__} {self.reading} {_HEADS_AS}"
-        entry, told = noted.get(key, (None, {}))
+        entry, attributes = noted.get(key, (None, {}))
         # A note of another version of flatout may lack a name that this one needs.
-        if entry == self._opened_as and set(told) == set(self.told_by_head):
-            found[key] = noted[key]
-            vars(self).update(told)
+        if entry == self._opened_as and set(attributes) == set(self.told_by_head):
+            new_notes[key] = noted[key]
+            for name, value in attributes.items():
+                setattr(self, name, value)
             return
         self.columns = self._read_columns()
         if has_time_moved(int(self._opened_as[3])):
-            found[key] = [self._opened_as, {name: vars(self)[name] for name in self.told_by_head}]
+            attributes = {name: getattr(self, name) for name in self.told_by_head}
+            new_notes[key] = [self._opened_as, attributes]
 
     def fingerprint(self) -> str:
         """Of every byte; see `prints` for when it is asked."""
@@ -87,7 +98,8 @@ class FileTable(Table):
             # What is known of its head, and a copy, may be of what it was before.
             self._opened_as = stamp
             self._copy = None
-            before, self.columns = self.columns, self._read_columns()
+            before = self.columns
+            self.columns = self._read_columns()
             if self.columns != before:
                 raise changed(self.name)
         return checksum
@@ -119,8 +131,9 @@ class FileTable(Table):
 
     @property
     def whole(self) -> Path:
-        """The file, for readers that need all of it at hand: of a gzipped one, a copy that goes
-        with the table.
+        """The path of the plain file, for readers that need one.
+
+        Of a gzipped file it is an unpacked copy, which is removed with the table.
         """
         if self.path.suffix.lower() != ".gz":
             return self.path
@@ -139,13 +152,12 @@ class FileTable(Table):
         return as_file(_recoded(file, self.reading.encoding, self.path, self.where), file)
 
     def _head(self) -> tuple[bytes, bool]:
-        """The first lines, of long ones a megabyte, and whether they are all there are; UTF-16 is
-        refused.
-        """
+        """The first lines, at most a megabyte, and whether these are all; UTF-16 is refused."""
         with self._open() as file:
             head = b""
             for size in (HEAD_BYTES >> 6, HEAD_BYTES >> 4, HEAD_BYTES):
-                head += file.read(size - len(head)) if head.count(b"\n") < _FEW_LINES else b""
+                if head.count(b"\n") < _FEW_LINES:
+                    head += file.read(size - len(head))
             is_whole = not file.read(1)
         if head.startswith(_UTF16_MARKS):
             raise self._fail("written in UTF-16", _encoding_mend(self.path, head, self.where))
@@ -164,8 +176,9 @@ class FileTable(Table):
 
 
 def unpacked(path: Path, where: str) -> io.BufferedReader:
-    """A file's content, of a gzipped one too; one that is cut short, broken or a bomb is a clear
-    error.
+    """Open a file; a gzipped one is unpacked while it is read.
+
+    One that is cut short, broken or a bomb ends with a clear error.
     """
     if path.suffix.lower() != ".gz":
         return path.open("rb")
@@ -174,9 +187,9 @@ def unpacked(path: Path, where: str) -> io.BufferedReader:
 
 
 class _Stream(io.RawIOBase):
-    """Bytes that are made while they are read of a file, for a buffered reader around it."""
+    """A stream of pieces that are made from a file while they are read."""
 
-    def __init__(self, pieces: Iterator[bytes], file: Any) -> None:
+    def __init__(self, pieces: Iterator[bytes], file: io.BufferedIOBase) -> None:
         self._pieces = pieces
         self._file = file
         self._waiting = memoryview(b"")
@@ -184,11 +197,13 @@ class _Stream(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         if not self._waiting:
             self._waiting = memoryview(next(self._pieces, b""))
-        count = min(len(buffer), len(self._waiting))
-        buffer[:count], self._waiting = self._waiting[:count], self._waiting[count:]
+        target = memoryview(buffer)
+        count = min(len(target), len(self._waiting))
+        target[:count] = self._waiting[:count]
+        self._waiting = self._waiting[count:]
         return count
 
     def close(self) -> None:
@@ -196,17 +211,18 @@ class _Stream(io.RawIOBase):
         super().close()
 
 
-def as_file(pieces: Iterator[bytes], file: Any) -> io.BufferedReader:
-    """Pieces, none of them empty, as one file; closing it closes the file that they are made of."""
+def as_file(pieces: Iterator[bytes], file: io.BufferedIOBase) -> io.BufferedReader:
+    """Pieces, none of them empty, as one file. Closing it closes `file`, which they are made of."""
     return io.BufferedReader(_Stream(pieces, file), HEAD_BYTES)
 
 
-def pieces_of(file: Any) -> Iterator[bytes]:
+def pieces_of(file: io.BufferedIOBase) -> Iterator[bytes]:
+    """The bytes of a file, a megabyte at a time."""
     while piece := file.read(HEAD_BYTES):
         yield piece
 
 
-def _gunzipped(file: Any, path: Path, where: str) -> Iterator[bytes]:
+def _gunzipped(file: gzip.GzipFile, path: Path, where: str) -> Iterator[bytes]:
     packed = path.stat().st_size
     size = 0
     try:
@@ -230,7 +246,7 @@ def _gunzipped(file: Any, path: Path, where: str) -> Iterator[bytes]:
         raise UserError(where, f"{path}: not a whole gzip file ({error})", hint=CUT_SHORT) from None
 
 
-def _recoded(file: Any, encoding: str, path: Path, where: str) -> Iterator[bytes]:
+def _recoded(file: io.BufferedReader, encoding: str, path: Path, where: str) -> Iterator[bytes]:
     decoder = codecs.getincrementaldecoder(encoding)()
     line = 1
     for data in chain(pieces_of(file), [b""]):
@@ -238,17 +254,19 @@ def _recoded(file: Any, encoding: str, path: Path, where: str) -> Iterator[bytes
             text = decoder.decode(data, final=not data)
             recoded = text.encode()
         except UnicodeError as error:
-            raise UserError(
-                where,
-                (
-                    f"{path}: not {encoding} from about line {line} on"
-                    f" ({getattr(error, 'reason', error)})"
-                ),
-                hint=OTHER_ENCODING,
-            ) from None
+            reason = decoding_problem(error)
+            what = f"{path}: not {encoding} from about line {line} on ({reason})"
+            raise UserError(where, what, hint=OTHER_ENCODING) from None
         line += text.count("\n")
         if recoded:
             yield recoded
+
+
+def decoding_problem(error: UnicodeError) -> str:
+    """Why bytes are not of an encoding; the whole message would quote the bytes."""
+    return (
+        error.reason if isinstance(error, UnicodeDecodeError | UnicodeEncodeError) else str(error)
+    )
 
 
 def require_utf8(path: Path, data: bytes, where: str, first_line: int) -> None:
@@ -265,7 +283,7 @@ def require_utf8(path: Path, data: bytes, where: str, first_line: int) -> None:
 
 
 def _encoding_mend(path: Path, data: bytes, where: str) -> str:
-    """What the file may be written in: a guess, called one, that the person has to confirm."""
+    """A hint with the encoding that a file may have: a guess, which the user has to confirm."""
     guess = "utf-16" if data.startswith(_UTF16_MARKS) else "cp1252"
     convert = f"iconv -f {guess} -t utf-8 {path.name} > utf8{path.suffix}"
     if where.startswith("data."):
@@ -279,24 +297,20 @@ def require_file(file: Path, where: str) -> None:
         "\0" not in str(file), where, f"{str(file)!r} can be no file's name", hint="Name a file."
     )
     try:
+        many = "; predict takes all of them with --out FOLDER/" if where == "FILE" else ""
         require(
             not file.is_dir(),
             where,
             f"{file} is a folder",
             allowed="one file",
-            hint=(
-                "Name a file in"
-                f" it{'; predict takes all of them with --out FOLDER/' if where == 'FILE' else ''}."
-            ),
+            hint=f"Name a file in it{many}.",
         )
         if not file.exists():
             _require_sound_links(file, where)
-            beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
-            near = did_you_mean(file.name, beside)
-            hint = (
-                near
-                or f"Names are looked up in {Path.cwd()}. Correct the name, or give the whole path."
-            )
+            beside = list(file.parent.iterdir()) if file.parent.is_dir() else []
+            near = did_you_mean(file.name, [path.name for path in beside])
+            folder = f"Names are looked up in {Path.cwd()}."
+            hint = near or f"{folder} Correct the name, or give the whole path."
             raise UserError(where, f"no such file: {file}", hint=hint)
         require(
             file.is_file(),
@@ -314,9 +328,9 @@ def require_file(file: Path, where: str) -> None:
 
 
 def _require_sound_links(file: Path, where: str) -> None:
-    link = next(
-        (each for each in (file, *file.parents) if each.is_symlink() and not each.exists()), None
-    )
+    """Name the link on the way to a file that leads nowhere."""
+    paths = (file, *file.parents)
+    link = next((path for path in paths if path.is_symlink() and not path.exists()), None)
     if link is None:
         return
     end = os.path.realpath(link)

@@ -1,12 +1,14 @@
-"""Tables in memory: a mapping of columns, pandas, pyarrow and others; and those that `datasets` has
-opened.
+"""Tables in memory: a mapping of columns, pandas, pyarrow and others, and data sets of `datasets`.
+
+Each becomes blocks of Arrow. A fingerprint is of the content alone, however the table is chunked.
+Open this file to accept another kind of table from Python.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import pyarrow as pa
 import xxhash
@@ -15,26 +17,28 @@ from flatout.data.tables.formats.file import ONE_WAY
 from flatout.data.tables.table import Table, named_classes
 from flatout.errors import UserError, first_line, require
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+    from datasets import Dataset
+
 _ROWS_PER_BLOCK = 65_536
 
 
-def table_of(rows: Any, *, where: str = "data.train") -> MemoryTable | DatasetTable:
-    """A table that is in memory already: a mapping of columns, or a pandas, pyarrow or datasets
-    table.
-    """
-    found = DatasetTable(rows) if is_dataset(rows) else MemoryTable(_arrow_table(rows, where))
+def table_of(rows: object, *, where: str = "data.train") -> MemoryTable | DatasetTable:
+    """A mapping of columns, or a pandas, pyarrow or datasets table, as a table of ours."""
+    table = DatasetTable(rows) if is_dataset(rows) else MemoryTable(_arrow_table(rows, where))
     require(
-        found.num_rows > 0, where, "the table in memory has no rows", hint="Pass a table with rows."
+        table.num_rows > 0, where, "the table in memory has no rows", hint="Pass a table with rows."
     )
-    return found
+    return table
 
 
-def is_dataset(rows: Any) -> bool:
+def is_dataset(rows: object) -> TypeGuard[Dataset]:
     """Whether this is a table of the `datasets` library."""
     return hasattr(rows, "with_format") and hasattr(rows, "features") and hasattr(rows, "num_rows")
 
 
-def _arrow_table(rows: Any, where: str) -> pa.Table:
+def _arrow_table(rows: object, where: str) -> pa.Table:
     is_pandas = hasattr(rows, "iloc") and hasattr(rows, "columns")
     # pyarrow, polars, others
     is_table = is_pandas or isinstance(rows, Mapping) or hasattr(rows, "__arrow_c_stream__")
@@ -44,18 +48,18 @@ def _arrow_table(rows: Any, where: str) -> pa.Table:
     require(is_table, where, f"cannot read rows from a {type(rows).__name__}", allowed=allowed)
     try:
         if is_pandas:
-            found = pa.Table.from_pandas(rows, preserve_index=False)
+            table = pa.Table.from_pandas(rows, preserve_index=False)
         elif isinstance(rows, Mapping):
-            found = pa.table({name: pa.array(list(values)) for name, values in rows.items()})
+            table = pa.table({name: pa.array(list(values)) for name, values in rows.items()})
         else:
-            found = rows if isinstance(rows, pa.Table) else pa.table(rows)
-        found.validate(full=True)
+            table = rows if isinstance(rows, pa.Table) else pa.table(rows)
+        table.validate(full=True)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        # lone surrogates are a ValueError
+        # Half characters, which have no UTF-8, are a ValueError.
         raise UserError(
             where, f"cannot make a table of these columns: {first_line(error)}", hint=ONE_WAY
         ) from None
-    return found
+    return table
 
 
 class MemoryTable(Table):
@@ -81,7 +85,7 @@ class DatasetTable(Table):
     lists.
     """
 
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows: Dataset) -> None:
         self.name = rows.info.dataset_name or "datasets table"
         self.num_rows = rows.num_rows
         self._rows = rows.with_format("arrow")
@@ -126,12 +130,12 @@ class _Digesting(io.RawIOBase):
     are large.
     """
 
-    def __init__(self, digest: Any) -> None:
+    def __init__(self, digest: xxhash.xxh3_128) -> None:
         self._digest = digest
 
     def writable(self) -> bool:
         return True
 
-    def write(self, data: Any) -> int:
+    def write(self, data: ReadableBuffer) -> int:
         self._digest.update(data)
         return len(memoryview(data))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import bisect
 import codecs
+import io
 import json
 import re
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.json as pa_json
@@ -26,8 +27,9 @@ from flatout.data.tables.formats.file import (
     require_utf8,
 )
 
-_BLOCK_BYTES = 1 << 23
-_ROWS_LOOKED_AT = 1_000
+_BLOCK_BYTES = 1 << 23  # read at once; Arrow reads pieces of a few MB at full speed
+_ROWS_LOOKED_AT = 1_000  # rows whose names become the columns; later names are left out
+_LONGEST_VALUE = 60  # characters of a value in an error
 _JSON_FORMS = "Write one object a line, or one array of objects."
 _DECODER = json.JSONDecoder()
 _BETWEEN = re.compile(r"\s*(?:,\s*)?")
@@ -56,7 +58,8 @@ class JsonTable(FileTable):
             if found is None:
                 found = self._block(list(self._objects(piece, line)), columns, types, row)
             yield found
-            row, line = row + found.num_rows, line + piece.count(b"\n")
+            row += found.num_rows
+            line += piece.count(b"\n")
 
     def _pieces(self) -> Iterator[bytes]:
         """The file in pieces of whole lines; the first, which is read slowly, is small."""
@@ -67,8 +70,9 @@ class JsonTable(FileTable):
                 piece = file.read(_BLOCK_BYTES)
 
     def _parsed(self, piece: bytes, columns: list[str], types: Types) -> pa.RecordBatch | None:
-        """Read by Arrow; None before types are settled (Arrow would make dates of texts) and when
-        it cannot.
+        """A piece read by Arrow; None before types are settled, and where Arrow fails.
+
+        Without types Arrow would make dates of texts that look so.
         """
         if not types:
             return None
@@ -85,10 +89,10 @@ class JsonTable(FileTable):
     def _block(
         self, rows: list[Any], columns: list[str], types: Types, first_row: int
     ) -> pa.RecordBatch:
-        arrays = [
-            self._column([row.get(name) for row in rows], name, types, first_row)
-            for name in columns
-        ]
+        arrays = []
+        for name in columns:
+            values = [row.get(name) for row in rows]
+            arrays.append(self._column(values, name, types, first_row))
         return pa.RecordBatch.from_arrays(arrays, names=columns)
 
     def _column(self, values: list[Any], name: str, types: Types, first_row: int) -> pa.Array:
@@ -101,14 +105,9 @@ class JsonTable(FileTable):
             before = expected or pa.array(values[:wrong]).type
             others = "" if pa.types.is_null(before) else f", rows before have {before}"
             is_half = isinstance(values[wrong], str) and not _fits([values[wrong]], None)
-            hint = (
-                "Remove the half character, an escape from \\ud800 to \\udfff."
-                if is_half
-                else ONE_WAY
-            )
-            raise self._fail(
-                f"row {first_row + wrong}: {name} is {_short(values[wrong])}{others}", hint
-            )
+            hint = "Remove the half character, an escape from \\ud800 to \\udfff."
+            what = f"row {first_row + wrong}: {name} is {_short(values[wrong])}{others}"
+            raise self._fail(what, hint if is_half else ONE_WAY)
         array = pa.array(values, type=expected)
         if pa.types.is_null(array.type):
             return array.cast(pa.string())
@@ -143,6 +142,7 @@ class JsonTable(FileTable):
         """The objects of an array, one after the other, from a window that moves over the file."""
         with self._open() as file:
             texts = self._texts(file)
+            # An object that does not end in the window is decoded again when more was read.
             window = next(texts, "").lstrip()[1:]
             place = 0
             row = 0
@@ -162,7 +162,7 @@ class JsonTable(FileTable):
                         ) from None
                     window += more
                     continue
-                row = row + 1
+                row += 1
                 place = end
                 if not isinstance(found, dict):
                     raise self._fail(
@@ -175,7 +175,7 @@ class JsonTable(FileTable):
                     f"row {row}: the array ends here, but the file continues", _JSON_FORMS
                 )
 
-    def _texts(self, file: BinaryIO) -> Iterator[str]:
+    def _texts(self, file: io.BufferedReader) -> Iterator[str]:
         try:
             yield from codecs.iterdecode(pieces_of(file), "utf-8-sig")
         except UnicodeDecodeError:
@@ -186,9 +186,8 @@ class JsonTable(FileTable):
         if self._is_array():
             first_rows = list(islice(self._array(), _ROWS_LOOKED_AT))
         else:
-            first_rows = next(
-                filter(None, (list(self._objects(piece, 1)) for piece in self._pieces())), []
-            )
+            rows_of_pieces = (list(self._objects(piece, 1)) for piece in self._pieces())
+            first_rows = next(filter(None, rows_of_pieces), [])
         if not first_rows:
             raise self._fail("no rows")
         return list(dict.fromkeys(chain.from_iterable(first_rows)))
@@ -202,13 +201,13 @@ def _fits(values: list[Any], kind: pa.DataType | None) -> bool:
     return True
 
 
-def _short(value: Any) -> str:
-    """A value and its type, as they can be printed: lone surrogates, which no terminal takes, are
-    written out.
-    """
+def _short(value: object) -> str:
+    """A value and its type for an error; half characters, which no terminal prints, are escaped."""
     text = repr(value).encode("utf-8", "backslashreplace").decode()
+    if len(text) > _LONGEST_VALUE:
+        text = f"{text[:_LONGEST_VALUE]}…"
     kind = pa.array([value]).type if _fits([value], None) else "no text that can be stored"
-    return f"{text if len(text) <= 60 else text[:60] + '…'} ({kind})"
+    return f"{text} ({kind})"
 
 
 def _reason(error: Exception) -> str:

@@ -21,6 +21,7 @@ import xxhash
 from flatout.data.tables.formats.file import (
     OTHER_ENCODING,
     FileTable,
+    decoding_problem,
     entry_of,
     require_utf8,
     unpacked,
@@ -31,9 +32,9 @@ from flatout.errors import UserError, require
 
 COLUMNS = ["tokens", "tags"]
 _DOCUMENT = "-DOCSTART-"
-_LONGEST_SENTENCE = 100_000
-_LONGEST_TEXT = 1 << 26
-_ENDINGS = ("", ".txt", ".text")
+_LONGEST_SENTENCE = 100_000  # words; more are a file without empty lines
+_LONGEST_TEXT = 1 << 26  # bytes; more are no text that somebody wrote
+_ENDINGS = ("", ".txt", ".text")  # of the files of a folder that are texts
 
 
 class ConllTable(FileTable):
@@ -42,11 +43,9 @@ class ConllTable(FileTable):
     told_by_head = ("columns", "_separator", "_width")
 
     def how(self) -> str:
-        return (
-            f"{self._width} columns: the first is the word, the last its tag"
-            if self._width > 1
-            else "words alone"
-        )
+        if self._width == 1:
+            return "words alone"
+        return f"{self._width} columns: the first is the word, the last its tag"
 
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
         sentences = self._sentences()
@@ -98,10 +97,8 @@ class ConllTable(FileTable):
         try:
             with self._open() as file:
                 for number, line in enumerate(file, 1):
-                    yield (
-                        number,
-                        line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"),
-                    )
+                    encoding = "utf-8-sig" if number == 1 else "utf-8"
+                    yield number, line.decode(encoding).rstrip("\r\n")
         except UnicodeDecodeError:
             self._require_utf8()
 
@@ -153,12 +150,13 @@ class TextFolder(Table):
         step = min(rows_per_block, 4_096)  # texts of whole files are long
         for start in range(0, len(self._files), step):
             files = self._files[start : start + step]
-            made = {
-                "label": [file.parent.name for file in files],
-                "file": [str(file.relative_to(self.path)) for file in files],
-                "text": [self._text(file) for file in files] if "text" in columns else [],
+            # Files are opened only where their texts are asked for.
+            value_of = {
+                "label": lambda file: file.parent.name,
+                "file": lambda file: str(file.relative_to(self.path)),
+                "text": self._text,
             }
-            arrays = [pa.array(made[name], pa.large_string()) for name in columns]
+            arrays = [pa.array(map(value_of[name], files), pa.large_string()) for name in columns]
             yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
     def _text(self, file: Path) -> str:
@@ -171,7 +169,7 @@ class TextFolder(Table):
         except UnicodeError as error:
             raise UserError(
                 self.where,
-                f"{file}: not {self._encoding} ({getattr(error, 'reason', error)})",
+                f"{file}: not {self._encoding} ({decoding_problem(error)})",
                 hint=OTHER_ENCODING,
             ) from None
 
