@@ -57,13 +57,13 @@ Build = Callable[[StoreWriter], None]
 VERIFIED = "verified"
 """The file in a store's folder that says when its bytes were checked, and what its files looked
 like then."""
-_SURVEYS = ".surveys"
-FETCHED = ".fetched"
-"""The folders of what files tell, and of sources that lie elsewhere."""
+_SURVEYS = ".surveys"  # the folder of what single files show
+FETCHED = ".fetched"  # the folder of copies of sources that lie elsewhere
 _REMOVED = ".removed-"
 _KEY = re.compile("[0-9a-f]{20}")
-_TRIES = 3
-_MOST_BOOTS = 32
+_TRIES = 3  # builds of a store that is damaged each time; then the disk must be broken
+_MOST_BOOTS = 32  # machines that are noted to have checked a store
+# device, number and time of a folder
 Identity = tuple[int, int, int]
 _ELSEWHERE = "Set data.cache=FOLDER."
 _DISK = "The disk or its memory may be failing; try another folder with data.cache=FOLDER."
@@ -71,18 +71,17 @@ _DISK = "The disk or its memory may be failing; try another folder with data.cac
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """How a store was come by."""
+    """Whether a store was opened or built, and why."""
 
     key: str
     hit: bool
     seconds: float
-    reason: str  # why it was not there, in words; empty for a hit
+    reason: str  # why it had to be built, in words; empty for a hit
 
     def line(self) -> str:
-        built = f"built in {self.seconds:.1f} s ({self.reason})"
-        return (
-            f"cache: {self.key} {f'opened in {self.seconds * 1000:.0f} ms' if self.hit else built}"
-        )
+        if self.hit:
+            return f"cache: {self.key} opened in {self.seconds * 1000:.0f} ms"
+        return f"cache: {self.key} built in {self.seconds:.1f} s ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +178,7 @@ class Cache:
         return Cache(self.folder / SHARDS)
 
     def of_surveys(self) -> Cache:
-        """What single files tell (see `checks/seen`)."""
+        """The stores of what single files show (see `checks/seen`)."""
         return Cache(self.folder / _SURVEYS)
 
     def remove_unused(self, days: int) -> None:
@@ -278,9 +277,7 @@ class Cache:
             yield is_locked
 
     def _build(self, key: str, build: Build, about: dict[str, Any]) -> None:
-        """Fill a folder of our own, and give it the store's name unless another has it
-        meanwhile.
-        """
+        """Fill a temporary folder, then give it the store's name, unless another has it by now."""
         temporary = self.folder / name_building(key)
         writer = StoreWriter(temporary)
         try:
@@ -359,8 +356,7 @@ class Cache:
         with suppress(FileNotFoundError):
             folder.rename(doomed)
             if there is not None and _identity(doomed) != there:
-                # We were stopped since we looked, and the store that another has built lies here
-                # now.
+                # This process was stopped after it looked, and another has built the store since.
                 _renamed(doomed, folder)
             # `cache clear` reports what stays; a builder continues.
             shutil.rmtree(doomed, ignore_errors=there is not None)

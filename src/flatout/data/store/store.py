@@ -31,6 +31,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from flatout.data.ragged import row_begins
+
 SCHEMA = 2
 MANIFEST = "manifest.json"
 MANIFEST_SUM = "manifest.sum"
@@ -75,7 +77,7 @@ class WriteFailed(Exception):
 
 @contextmanager
 def written() -> Iterator[None]:
-    """Around what writes to a store's disk: an OSError there is a WriteFailed."""
+    """Within it, an OSError becomes a WriteFailed: use it around all that writes to a store."""
     try:
         yield
     except OSError as error:
@@ -123,21 +125,18 @@ class StoreSplit:
     def lengths(self, name: str) -> NDArray[np.integer]:
         """Values of each row: a ragged column's own, a fixed column's width."""
         column = self.columns[name]
-        return (
-            column.lengths
-            if isinstance(column, Ragged)
-            else np.broadcast_to(column.shape[1], len(column))
-        )
+        if isinstance(column, Ragged):
+            return column.lengths
+        return np.broadcast_to(column.shape[1], len(column))
 
     @property
     def arrays(self) -> list[Array]:
         arrays: list[Array] = []
         for column in self.columns.values():
-            arrays += (
-                [column.values, column.offsets, column.lengths]
-                if isinstance(column, Ragged)
-                else [column]
-            )
+            if isinstance(column, Ragged):
+                arrays += [column.values, column.offsets, column.lengths]
+            else:
+                arrays.append(column)
         return arrays
 
     @property
@@ -146,9 +145,7 @@ class StoreSplit:
         return sum(array.nbytes for array in self.arrays)
 
     def read_single_pages(self) -> None:
-        """Let the system read what is asked for and nothing ahead: for rows in random order that
-        memory cannot hold.
-        """
+        """Let the system read no pages ahead: for random rows of more data than memory holds."""
         for array in self.arrays:
             mapped = array
             while isinstance(mapped, np.ndarray) and mapped.base is not None:
@@ -191,9 +188,9 @@ class Store:
         return values.reshape(num_rows, column.width) if column.width else values
 
     def _map(self, files: Sequence[tuple[str, int]], dtype: str) -> Array:
-        """Files, each from its byte on; none stays open, however many these are.
+        """One array over several files, each mapped from its byte on.
 
-        What is written stays in memory.
+        No file stays open, however many there are. What is written to the array stays in memory.
         """
         sizes = [self.manifest["files"][name]["bytes"] for name, _ in files]
         if not any(sizes):
@@ -232,7 +229,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _require_sound(manifest: dict[str, Any]) -> None:
-    """Names stay in the folder, and every column has the size that its rows and its type need."""
+    """Refuse names outside of the folder, and columns whose size does not fit rows and type."""
     files = manifest["files"]
     for name, file in files.items():
         path = PurePosixPath(name)
@@ -267,7 +264,7 @@ def _is_sound(path: str, column: Column, rows: int, manifest: dict[str, Any]) ->
 
 
 def _files_of(manifest: dict[str, Any], path: str) -> list[tuple[str, int]]:
-    """The files of a column's values, each with the byte that it is mapped from on."""
+    """The files of a column's values, each with the byte of the column at which it begins."""
     return manifest.get("shards", {}).get(path, [(f"{path}.bin", 0)])
 
 
@@ -328,16 +325,16 @@ class SplitWriter:
     def __init__(
         self, folder: Path, name: str, columns: dict[str, Column], sharded: str | None = None
     ) -> None:
-        """`sharded`: the column whose values lie in shards, if one's do."""
+        """`sharded`: the column whose values lie in other stores, its shards; None: no column's."""
         with written():
             (folder / name).mkdir()
         self.name = name
         self.columns = columns
         self.sharded = sharded
-        # their files, each with the byte that it is mapped from on
+        # files of shards, each with the byte of the column at which it begins
         self.shards: list[tuple[str, int]] = []
         self.shard_files: dict[str, Any] = {}
-        # what was to be written, whether the disk has taken it or not
+        # counted even if the disk refused them, for the error of a full disk
         self.num_rows = 0
         self.num_bytes = 0
         self._files: dict[str, _FileWriter] = {}
@@ -355,9 +352,7 @@ class SplitWriter:
             raise
 
     def extend(self, name: str, values: Array) -> None:
-        """Add the next values of a ragged column's row, which `append` completes: a row may be
-        larger than memory.
-        """
+        """Add values of a ragged row that `append` completes: a row may be larger than memory."""
         assert self.columns[name].ragged
         self._write({f"{self.name}/{name}.bin": values})
         self._begun[name] += len(values)
@@ -365,35 +360,35 @@ class SplitWriter:
     def append(self, **blocks: Array | tuple[Array, Array]) -> None:
         """Add rows: an array for a fixed column, `(values, lengths)` for a ragged one."""
         assert blocks.keys() == self.columns.keys()
-        counts = {len(block[1] if isinstance(block, tuple) else block) for block in blocks.values()}
-        assert len(counts) == 1, f"columns of unequal length: {counts}"
-        self.num_rows += counts.pop()
+        counts = set[int]()
         parts: dict[str, Array] = {}
         for name, block in blocks.items():
             path = f"{self.name}/{name}"
             values, lengths = block if isinstance(block, tuple) else (block, None)
-            parts[f"{path}.bin"] = values
-            if name == self.sharded:
-                del parts[f"{path}.bin"]
+            counts.add(len(values if lengths is None else lengths))
+            if name != self.sharded:
+                parts[f"{path}.bin"] = values
             if lengths is not None:
+                # Lengths [2, 1] behind 5 values that are written already → offsets [5, 7].
                 count = len(values) + self._begun[name]
                 assert count == lengths.sum()
-                begins = np.cumsum(lengths, dtype=np.int64) + (self._totals[name] - lengths)
+                begins = row_begins(lengths) + self._totals[name]
                 parts |= {f"{path}.offsets.bin": begins, f"{path}.lengths.bin": lengths}
                 self._totals[name] += count
                 self._begun[name] = 0
+        assert len(counts) == 1, f"columns of unequal length: {counts}"
+        self.num_rows += counts.pop()
         self._write(parts)
 
     def append_shard(self, shard: Store, **others: Array | tuple[Array, Array]) -> None:
-        """Add all rows that a shard has in this split, whose values of the sharded column stay
-        there.
-        """
+        """Add all rows of a shard's split; the values of the sharded column stay in the shard."""
         assert self.sharded is not None
         path = f"{self.name}/{self.sharded}"
         tokens = shard.splits[self.name].ragged(self.sharded)
         name = f"../{SHARDS}/{shard.folder.name}/{path}.bin"
         size = tokens.values.itemsize
         if len(tokens.values):
+            # A file is mapped to whole pages, so after a shard there may be a gap in the array.
             first = -(-self._totals[self.sharded] * size // _PAGE) * _PAGE
             self.shards.append((name, first))
             self.shard_files[name] = shard.manifest["files"][f"{path}.bin"]
@@ -401,7 +396,7 @@ class SplitWriter:
         self.append(**{self.sharded: (tokens.values, tokens.lengths)}, **others)
 
     def close(self) -> dict[str, Any]:
-        """Finish its files; what the manifest says of each, and of those in shards."""
+        """Close the files. Returns their entries for the manifest, and those of shards."""
         for name, total in self._totals.items():
             if self.columns[name].ragged:
                 self._files[f"{self.name}/{name}.offsets.bin"].append(np.array([total]))
@@ -449,9 +444,7 @@ class StoreWriter:
         self._texts[name] = self._write(name, text.encode())
 
     def expected_bytes(self) -> int | None:
-        """What the whole store will take, judged by the rows that came so far; None while that is
-        unknown.
-        """
+        """Bytes of the whole store, estimated from the rows so far; None while it is unknown."""
         rows = sum(split.num_rows for split in self._splits)
         if not rows or self.expected_rows is None:
             return None

@@ -112,10 +112,8 @@ def _format_writer(
             *(_without_formulas(_flat(column)) for column in block.columns), strict=True
         )
         formulas[0] += sum(found)
-        names = [
-            name.replace("=", "'=", 1) if name.startswith("=") else name
-            for name in block.schema.names
-        ]
+        # A spreadsheet would run a column's name, too.
+        names = ["'" * name.startswith("=") + name for name in block.schema.names]
         pa_csv.write_csv(pa.RecordBatch.from_arrays(list(columns), names=names), file, options)
 
     def write_jsonl(block: pa.RecordBatch) -> None:
@@ -156,6 +154,12 @@ def _without_formulas(column: pa.Array) -> tuple[pa.Array, int]:
     return pc.replace_substring_regex(column, pattern="^=", replacement="'="), count
 
 
+def _join_words(words: list[str | None] | None) -> str | None:
+    if words is None:
+        return None
+    return "|".join(word or "" for word in words)
+
+
 def _flat(column: pa.Array) -> pa.Array:
     """What a csv cannot hold as texts: lists separated by `|`, bytes in hexadecimal, the rest as
     JSON.
@@ -165,9 +169,7 @@ def _flat(column: pa.Array) -> pa.Array:
     if is_list(column.type) and not pa.types.is_nested(column.type.value_type):
         # one with a null in it, too, which `binary_join` drops
         lists = column.cast(pa.list_(pa.string())).to_pylist()
-        return pa.array(
-            [each if each is None else "|".join(word or "" for word in each) for each in lists]
-        )
+        return pa.array([_join_words(words) for words in lists])
     if pa.types.is_nested(column.type):
         return pa.array(
             [json.dumps(each, ensure_ascii=False, default=str) for each in column.to_pylist()],

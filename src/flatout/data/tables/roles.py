@@ -1,7 +1,7 @@
 """The columns of a table that hold texts and labels: named by settings, or found by their names.
 
-A name that says it all (`text`, `label`) wins. Another is taken where it is the only one of its
-kind.
+The names `text` and `label` win. Another known name is taken where it is the only one of its kind.
+Open this file to add a name that many data sets use.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def find_roles(
 
 def _words_for(table: Table, found: dict[str, tuple[str, ...]], unclear: Sequence[str]) -> str:
     """The words that settle the columns; a column is named where only one is left for one role."""
-    left = [name for name in table.columns if not any(name in names for names in found.values())]
+    taken = {name for names in found.values() for name in names}
+    left = [name for name in table.columns if name not in taken]
     if len(unclear) == len(left) == 1 and not found[unclear[0]] and re.fullmatch(r"\w+", left[0]):
         return f"data.{unclear[0]}={left[0]}"
     return " ".join(f"data.{key}=COLUMN" for key in unclear)
