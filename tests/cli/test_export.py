@@ -5,7 +5,6 @@ itself says.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,13 @@ from flatout import (
 )
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.problem import Problem
+from flatout.data.tables.roles import Roles
 from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.inference.export import export, made_up_rows
 from flatout.inference.run_predictor import WEIGHTS
 from flatout.models.encoder.lora import LoraConfig
-from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from flatout.models.encoder.transformer import Outputs, TransformerConfig
 from tests.params import at_once
 from tests.verbs import verb
 
@@ -265,14 +265,6 @@ def test_a_run_on_tags_answers_in_transformers_word_by_word_as_it_does_here(
     assert opened.config.id2label == dict(enumerate(predictor.names))
 
 
-@dataclass
-class Tagger:
-    """All that an export needs of whatever answers for a run."""
-
-    model: Transformer
-    vocabulary: Subwords
-
-
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_tags_are_exported_token_by_token(tmp_path: Path, family: str) -> None:
     vocabulary = Subwords.train(
@@ -286,7 +278,8 @@ def test_tags_are_exported_token_by_token(tmp_path: Path, family: str) -> None:
         padding_id=vocabulary.frame.padding,
         separator_id=3,
     )
-    tagger = Tagger(model.eval(), vocabulary)
+    roles = Roles(("words",), "tags")
+    tagger = TagPredictor(model.eval(), vocabulary, list(outputs.names), 64, roles)
     assert export(tagger, tmp_path) < 1e-5
     opened = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
     assert opened.config.id2label[1] == "B-tree"

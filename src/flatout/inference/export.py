@@ -20,16 +20,17 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import flat_batch
-from flatout.data.problem import Problem
-from flatout.data.tokens.long_texts import CUT, Long
+from flatout.data.tokens.long_texts import Long, LongTexts
+from flatout.data.tokens.subwords import Subwords
 from flatout.errors import require
 from flatout.models.contract import contract
 from flatout.models.encoder.lora import merge_lora
@@ -57,10 +58,45 @@ _MOST_IN_ONE_FILE = 1 << 30
 _DEFECT = "Nothing was written; please report this with the family of the encoder."
 
 
+class EncoderRun(Protocol):
+    """What an export asks of the predictor of an encoder."""
+
+    @property
+    def model(self) -> Transformer: ...
+
+    @property
+    def vocabulary(self) -> Subwords: ...
+
+    @property
+    def max_length(self) -> int: ...
+
+    @property
+    def long_texts(self) -> LongTexts: ...
+
+    def logit_scale(self) -> tuple[float, float]: ...
+
+
+class RecordingsRun(Protocol):
+    """What an export asks of the predictor of a network on recordings."""
+
+    model: nn.Module
+    shape: Any  # a SequenceShape and a Scaler, which belong to a module further up
+    scaler: Any
+    names: list[str]
+    step_s: float | None
+    label_scale: tuple[float, float]
+    has_classes: bool
+
+    @property
+    def columns(self) -> list[str]: ...
+
+    def answer(self, values: NDArray[np.float64]) -> NDArray[Any]: ...
+
+
 def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: bool) -> list[str]:
     """Write a run's encoder into a folder, which will get that name; lines to print."""
     with quiet_library():
-        predictor = load()
+        predictor: EncoderRun = load()
         found = export(predictor, folder)
         rows = made_up_rows(predictor)
         checked = f"on {len(rows)} made-up rows of {len(rows[0])} to {len(rows[-1])} tokens"
@@ -69,7 +105,7 @@ def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: b
         if window := predictor.model.window:
             joined = _JOINED["tags" if predictor.model.is_tagging else predictor.model.joins.value]
             lines += [f"it answers one window of {window} tokens; {joined}"]
-        if getattr(predictor, "long_texts", CUT).kind is Long.head_tail:
+        if predictor.long_texts.kind is Long.head_tail:
             lines += [
                 "texts that are too long: its tokenizer cuts their end off, the run cuts out their"
                 " middle"
@@ -84,30 +120,30 @@ def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: b
     return lines
 
 
-def export(predictor: Any, folder: Path) -> float:
+def export(predictor: EncoderRun, folder: Path) -> float:
     """Write the model and its tokenizer into a folder that is there; how far its logits are from
     the run's own.
     """
     rows = made_up_rows(predictor)
-    mean, spread = _scale(predictor)
+    mean, spread = predictor.logit_scale()
     with torch.inference_mode():
         expected = predictor.model.eval()(flat_batch(rows)) * spread + mean
-    plain_model(predictor).save_pretrained(folder)
+    plain_model(predictor.model, *predictor.logit_scale()).save_pretrained(folder)
     _save_tokenizer(predictor, folder)
     with torch.inference_mode():
-        found = _opened(predictor, folder)(**_padded(predictor, rows)).logits
+        found = _opened(predictor.model, folder)(**_padded(predictor.model, rows)).logits
     if predictor.model.answers_tokens:
         found = found[_mask(rows)]
     return _difference(found, expected, "the exported model", _MOST_APART)
 
 
-def export_onnx(predictor: Any, folder: Path) -> float:
+def export_onnx(predictor: EncoderRun, folder: Path) -> float:
     """Write an exported folder's model as ONNX too; how far its logits are from those of
     transformers.
     """
     rows = made_up_rows(predictor)
-    model = _OnlyLogits(_opened(predictor, folder), _input_names(predictor.model)).eval()
-    inputs = _padded(predictor, rows[:3])
+    model = _OnlyLogits(_opened(predictor.model, folder), _input_names(predictor.model)).eval()
+    inputs = _padded(predictor.model, rows[:3])
     axes = {0: "rows", 1: "length"}
     program = _trace(model, inputs, ["logits"], (tuple(axes for _ in inputs),))
     for node in program.model.graph.all_nodes():
@@ -117,7 +153,7 @@ def export_onnx(predictor: Any, folder: Path) -> float:
     session = open_onnx(folder / ONNX)
     apart = 0.0
     for batch in (rows, rows[2:3]):
-        inputs = _padded(predictor, batch)
+        inputs = _padded(predictor.model, batch)
         with torch.inference_mode():
             expected = model(*inputs.values())
         (found,) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
@@ -125,19 +161,20 @@ def export_onnx(predictor: Any, folder: Path) -> float:
     return apart
 
 
-def plain_model(predictor: Any, *, is_scaled: bool = True) -> Any:
-    """The library's own model with the trained weights; `is_scaled`: temperature or unit of the
-    labels in its head.
+def plain_model(model: Transformer, mean: float = 0.0, spread: float = 1.0) -> Any:
+    """The library's own model with the trained weights.
+
+    Its head multiplies what it answers by `spread`, and then adds `mean`.
     """
-    net = predictor.model.net
+    net = model.net
     if any("lora_" in name for name, _ in net.named_parameters()):
         merge_lora(net)
-    plain = outputs_of(predictor.model).auto_class.from_config(
+    plain = outputs_of(model).auto_class.from_config(
         type(net.config).from_dict(net.config.to_dict())
     )
     plain.load_state_dict(net.state_dict())
-    if is_scaled and (scale := _scale(predictor)) != (0.0, 1.0):
-        _scale_outputs(plain, *scale)
+    if (mean, spread) != (0.0, 1.0):
+        _scale_outputs(plain, net.config.num_labels, mean, spread)
     return plain.eval()
 
 
@@ -148,7 +185,7 @@ def outputs_of(model: Transformer) -> Outputs:
     return Outputs([], "tags" if model.is_tagging else "single")
 
 
-def made_up_rows(predictor: Any) -> list[list[int]]:
+def made_up_rows(predictor: EncoderRun) -> list[list[int]]:
     """Rows of random ids in the frame of the tokenizer, shortest first."""
     frame = predictor.vocabulary.frame
     apart = {
@@ -172,17 +209,17 @@ def made_up_rows(predictor: Any) -> list[list[int]]:
     return rows
 
 
-def _padded(predictor: Any, rows: list[list[int]]) -> dict[str, Tensor]:
+def _padded(model: Transformer, rows: list[list[int]]) -> dict[str, Tensor]:
     """What transformers is given for these rows, each of one text."""
     mask_BL = _mask(rows)
-    tokens_BL = torch.full(mask_BL.shape, predictor.model.padding_id)
+    tokens_BL = torch.full(mask_BL.shape, model.padding_id)
     tokens_BL[mask_BL] = torch.tensor([token for row in rows for token in row])
     found = {
         "input_ids": tokens_BL,
         "attention_mask": mask_BL.long(),
         "token_type_ids": torch.zeros_like(tokens_BL),
     }
-    return {name: found[name] for name in _input_names(predictor.model)}
+    return {name: found[name] for name in _input_names(model)}
 
 
 def _mask(rows: list[list[int]]) -> Tensor:
@@ -191,27 +228,18 @@ def _mask(rows: list[list[int]]) -> Tensor:
     return torch.arange(int(lengths_B.max())) < lengths_B.unsqueeze(1)
 
 
-def _input_names(model: Any) -> list[str]:
+def _input_names(model: Transformer) -> list[str]:
     """What the model must be given; the texts of a pair have numbers only where
     training gave them.
     """
     return ["input_ids", "attention_mask", *(["token_type_ids"] if model._numbers_pairs else [])]
 
 
-def _scale(predictor: Any) -> tuple[float, float]:
-    """What logits get and are multiplied by: by the temperature of classes; a regression learnt
-    numbers around zero.
-    """
-    if getattr(getattr(predictor, "labels", None), "problem", None) is not Problem.regression:
-        return 0.0, 1 / getattr(predictor, "temperature", 1.0)
-    return predictor.labels.mean, predictor.labels.spread
-
-
 @torch.no_grad()
-def _scale_outputs(net: Any, mean: float, spread: float) -> None:
+def _scale_outputs(net: nn.Module, num_labels: int, mean: float, spread: float) -> None:
     """Let the last layer do what came after it: its values times a spread, plus a mean."""
     linear = [each for each in net.modules() if isinstance(each, nn.Linear)]
-    layers = [each for each in linear if each.out_features == net.config.num_labels]
+    layers = [each for each in linear if each.out_features == num_labels]
     require(
         bool(layers) and (not mean or layers[-1].bias is not None),
         "export",
@@ -223,12 +251,12 @@ def _scale_outputs(net: Any, mean: float, spread: float) -> None:
         layers[-1].bias.mul_(spread).add_(mean)
 
 
-def _save_tokenizer(predictor: Any, folder: Path) -> None:
+def _save_tokenizer(predictor: EncoderRun, folder: Path) -> None:
     predictor.vocabulary.save(folder)
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
     longest = predictor.model.window or predictor.model.longest_row()
-    settings["model_max_length"] = min(longest, getattr(predictor, "max_length", longest))
+    settings["model_max_length"] = min(longest, predictor.max_length)
     settings["model_input_names"] = _input_names(predictor.model)
     path.write_text(json.dumps(settings, ensure_ascii=False, indent=2), encoding="utf-8")
     from transformers import AutoTokenizer
@@ -258,26 +286,30 @@ def _difference(found: Tensor, expected: Tensor, who: str, most: float) -> float
     return apart
 
 
-def _opened(predictor: Any, folder: Path) -> Any:
-    kind = outputs_of(predictor.model).auto_class
+def _opened(model: Transformer, folder: Path) -> Any:
+    kind = outputs_of(model).auto_class
     return kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
 
 
 class _OnlyLogits(nn.Module):
-    def __init__(self, net: Any, names: list[str]) -> None:
+    def __init__(self, net: nn.Module, names: list[str]) -> None:
         super().__init__()
-        self.net, self.names = net, names
+        self.net = net
+        self.names = names
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.net(**dict(zip(self.names, inputs, strict=True))).logits
 
 
-def _trace(model: nn.Module, inputs: dict[str, Tensor], outputs: list[str], free_axes: Any) -> Any:
+def _trace(
+    model: nn.Module,
+    inputs: dict[str, Tensor],
+    outputs: list[str],
+    free_axes: tuple[object, ...],
+) -> Any:
     """The model as a program of ONNX; `free_axes`: the axes of the inputs that may have
     any size.
     """
-    names: dict[str, Any] = {"input_names": list(inputs), "output_names": outputs}
-    given = tuple(inputs.values())
     with errors_alone("torch.onnx"), warnings.catch_warnings():
         # The exporter warns of torch's own code and of packages that are not needed.
         warnings.filterwarnings("ignore", module=r"(torch|copyreg|onnxscript|transformers)\b")
@@ -287,7 +319,13 @@ def _trace(model: nn.Module, inputs: dict[str, Tensor], outputs: list[str], free
             "ignore", message="The tensor attributes .*_flat_weights|_check_is_size will be"
         )
         return torch.onnx.export(
-            model, given, dynamo=True, verbose=False, dynamic_shapes=free_axes, **names
+            model,
+            tuple(inputs.values()),
+            input_names=list(inputs),
+            output_names=outputs,
+            dynamic_shapes=free_axes,
+            dynamo=True,
+            verbose=False,
         )
 
 
@@ -303,7 +341,7 @@ def errors_alone(name: str | None = None) -> Iterator[None]:
         logger.setLevel(before)
 
 
-def export_recordings(predictor: Any, folder: Path) -> list[str]:
+def export_recordings(predictor: RecordingsRun, folder: Path) -> list[str]:
     """Write the ONNX file of a run into a folder that is there; lines to print."""
     require(
         not contract(predictor.model).is_both,
@@ -314,9 +352,12 @@ def export_recordings(predictor: Any, folder: Path) -> list[str]:
     module: _Window | _Sample = (
         _Window(predictor) if predictor.shape.lookback else _Sample(predictor)
     )
-    first, *others = ({axis: torch.export.Dim.DYNAMIC} for axis in module.row_axes.values())
-    free_axes = (first, *([tuple(others)] if others else []))  # states come as one argument
-    _trace(module.eval(), module.inputs, module.outputs, free_axes).save(
+    free_axes: list[object] = []
+    first, *others = module.row_axes.values()
+    free_axes.append({first: torch.export.Dim.DYNAMIC})
+    if others:  # states come as one argument
+        free_axes.append(tuple({axis: torch.export.Dim.DYNAMIC} for axis in others))
+    _trace(module.eval(), module.inputs, module.outputs, tuple(free_axes)).save(
         folder / ONNX, external_data=False
     )
     (folder / SIGNATURE).write_text(
@@ -344,7 +385,7 @@ def export_recordings(predictor: Any, folder: Path) -> list[str]:
 class _Scaled(nn.Module):
     """Columns in their units in, answers in theirs out."""
 
-    def __init__(self, predictor: Any) -> None:
+    def __init__(self, predictor: RecordingsRun) -> None:
         super().__init__()
         self.model: Any = predictor.model.cpu()
         shape, scaler = predictor.shape, predictor.scaler
@@ -353,10 +394,8 @@ class _Scaled(nn.Module):
         self.shift = nn.Buffer(shifts.float())
         self.rest_of_shift = nn.Buffer((shifts - shifts.float()).float())
         self.factor = nn.Buffer(torch.tensor(scaler.factor[: shape.inputs]))
-        self.answer_shift, self.answer_factor = (
-            nn.Buffer(torch.tensor(shift)),
-            nn.Buffer(torch.tensor(factor)),
-        )
+        self.answer_shift = nn.Buffer(torch.tensor(shift))
+        self.answer_factor = nn.Buffer(torch.tensor(factor))
         self.has_classes = predictor.has_classes
 
     def scale(self, values: Tensor) -> Tensor:
@@ -373,7 +412,7 @@ class _Scaled(nn.Module):
 class _Sample(_Scaled):
     """A sample of each row and the states before them; the answers and the states after them."""
 
-    def __init__(self, predictor: Any) -> None:
+    def __init__(self, predictor: RecordingsRun) -> None:
         super().__init__(predictor)
         what = "a network of your own has no state that is known to us"
         alone, states = (contract(self.model).make_state(rows) for rows in (1, _TRACED))
@@ -399,7 +438,7 @@ def _differing_axis(one: Sequence[int], other: Sequence[int]) -> int:
 class _Window(_Scaled):
     """One window; the answer at its end, or the samples after it."""
 
-    def __init__(self, predictor: Any) -> None:
+    def __init__(self, predictor: RecordingsRun) -> None:
         super().__init__(predictor)
         self.inputs = {
             "window": torch.zeros(_TRACED, predictor.shape.lookback or 1, predictor.shape.inputs)
@@ -411,23 +450,27 @@ class _Window(_Scaled):
         return self.in_units(self.model.answer(self.scale(windows_BLF)))
 
 
-def _signature(predictor: Any, module: _Sample | _Window) -> dict[str, Any]:
+def _signature(predictor: RecordingsRun, module: _Sample | _Window) -> dict[str, Any]:
     shapes: dict[str, list[int | str]] = {
         name: list(each.shape) for name, each in module.inputs.items()
     }
     for name, axis in module.row_axes.items():
         shapes[name][axis] = "rows"
-    found = {
+    signature: dict[str, Any] = {
         "inputs": shapes,
         "outputs": module.outputs,
         "columns": predictor.columns,
         "targets": predictor.names,
+        "step_s": predictor.step_s,
     }
-    state = "zeros begin a recording; give each next_state back as state with the next sample"
-    return {**found, "step_s": predictor.step_s, **({} if len(shapes) == 1 else {"state": state})}
+    if len(shapes) > 1:
+        signature["state"] = (
+            "zeros begin a recording; give each next_state back as state with the next sample"
+        )
+    return signature
 
 
-def _compare(predictor: Any, path: Path) -> float:
+def _compare(predictor: RecordingsRun, path: Path) -> float:
     """The largest difference between the file's answers and the run's own, as a share of the
     targets' scale.
     """
@@ -459,7 +502,7 @@ def open_onnx(path: Path) -> Any:
     return InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
-def stream_onnx(path: Path, values: Any, *, is_each: bool = False) -> Any:
+def stream_onnx(path: Path, values: NDArray[np.float64], *, is_each: bool = False) -> Any:
     """The answers of an exported file: sample by sample, or of the last window; `is_each`: of each
     window.
     """
@@ -468,17 +511,17 @@ def stream_onnx(path: Path, values: Any, *, is_each: bool = False) -> Any:
     for entry in session.get_inputs():
         # an axis of any size has a name; one row is answered
         shapes[entry.name] = [size if isinstance(size, int) else 1 for size in entry.shape]
-    values = np.asarray(values, dtype=np.float32)
+    samples = np.asarray(values, dtype=np.float32)
     if "window" in shapes:
         size = shapes["window"][1]
-        read = values if is_each else values[-size:]
+        read = samples if is_each else samples[-size:]
         windows = np.lib.stride_tricks.sliding_window_view(read, size, axis=0)
         (answer,) = session.run(None, {"window": np.ascontiguousarray(windows.swapaxes(1, 2))})
         return answer.reshape(-1, answer.shape[-1])
     del shapes["sample"]  # all others are states, which begin at zero
     state = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     answers = []
-    for sample in values:
+    for sample in samples:
         answer, *next_state = session.run(None, {"sample": sample[None], **state})
         state = dict(zip(state, next_state, strict=True))
         answers.append(answer[0])

@@ -21,7 +21,8 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.info import Labels
@@ -33,10 +34,10 @@ from flatout.engine.precision import Precision
 from flatout.errors import UserError, first_line, require
 from flatout.inference.export import open_onnx, outputs_of, plain_model, stream_onnx
 from flatout.inference.run_predictor import SETTINGS, RunPredictor
-from flatout.inference.sequences import SequencePredictor
+from flatout.inference.sequences import Floats, SequencePredictor
 from flatout.inference.tags import TaggedRows, TagPredictor
 from flatout.inference.text import Predictor
-from flatout.models.encoder.families import FLAT_FAMILIES
+from flatout.models.encoder.families import FLAT_FAMILIES, read_setting
 from flatout.models.encoder.transformer import Compute, Outputs, Transformer, quiet_library
 
 _ROWS_AT_ONCE = 32
@@ -103,11 +104,8 @@ def forms_of_run(
     reference = Form(
         "alone" if library is predictor else "the library's layers, alone", library, alone
     )
-    own = (
-        "flat"
-        if library is not predictor and getattr(predictor.model, "is_flat", False)
-        else "its own layers"
-    )
+    is_flat = isinstance(predictor.model, Transformer) and predictor.model.is_flat
+    own = "flat" if is_flat else "its own layers"
     forms = [Form(f"{own}, {name}", predictor, order) for name, order in _ORDERS.items()]
     if library is not predictor:
         forms = [
@@ -177,10 +175,8 @@ def through_library(predictor: RunPredictor) -> RunPredictor:
     model = predictor.model
     if not isinstance(model, Transformer):
         return predictor
-    copied = replace(predictor, model=deepcopy(model))  # small matrices are merged in place
-    padded = outputs_of(model).wrap(
-        plain_model(copied, is_scaled=False), Compute.padded, model.separator_id
-    )
+    plain = plain_model(deepcopy(model))  # LoRA's matrices are merged in place
+    padded = outputs_of(model).wrap(plain, Compute.padded, model.separator_id)
     padded.read_windows(model.window, model.joins)
     padded.window_query = model.window_query
     return replace(predictor, model=padded.eval())
@@ -215,7 +211,9 @@ class FolderPredictor(Predictor):
         roles = Roles((text,), "label")
         # its folder does not say: two places may be those of padding
         if tokenizer.model_max_length > _NO_LIMIT:
-            tokenizer.model_max_length = getattr(net.config, "max_position_embeddings", 514) - 2
+            tokenizer.model_max_length = (
+                read_setting(net.config, "max_position_embeddings", 514) - 2
+            )
         own = (net, tokenizer, labels, tokenizer.model_max_length, roles)
         return cls(*own, tokenizer=tokenizer, ask=lambda given: net(**given).logits)
 
@@ -304,7 +302,7 @@ class OnnxRecordings(SequencePredictor):
 
     file: Path
 
-    def answer(self, values: Any, name: str = "a recording") -> Any:
+    def answer(self, values: Floats, name: str = "a recording") -> NDArray[Any]:
         if len(values) < (self.shape.lookback or 0) and not self.shape.horizon:
             return SequencePredictor.answer(self, values, name)
         with _read_by("onnxruntime", self.file):
@@ -372,12 +370,8 @@ def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
             for each in fields(SequencePredictor)
             if each.init
         }
-        require(
-            bool(files := onnx_files(folder)),
-            str(folder),
-            "no ONNX file in it",
-            hint="Name an exported folder.",
-        )
+        files = onnx_files(folder)
+        require(bool(files), str(folder), "no ONNX file in it", hint="Name an exported folder.")
         return {str(file): OnnxRecordings(**fields_of_run, file=file) for file in files}
     raise UserError(
         str(folder), f"no exported form of a run on {predictor.answers_to} answers rows"
@@ -449,7 +443,7 @@ def onnx_files(folder: Path) -> list[Path]:
     return files
 
 
-def _asks_of(folder: Path, net: Any) -> dict[str, Ask]:
+def _asks_of(folder: Path, net: nn.Module) -> dict[str, Ask]:
     kept_in = str(json.loads((folder / SETTINGS).read_text(encoding="utf-8")).get("dtype"))
     name = f"{folder}: transformers{f', {kept_in}' if kept_in.endswith('16') else ''}"
     own: dict[str, Ask] = {name: lambda given: net(**given).logits}

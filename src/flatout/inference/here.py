@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -29,10 +29,10 @@ from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.subwords import PAIR
 from flatout.distributed.limits import processor_name
 from flatout.engine.precision import bf16_is_native_on_cpu
-from flatout.errors import require
+from flatout.errors import UserError, require
 from flatout.inference.export import ONNX, errors_alone
 from flatout.inference.forms import FolderPredictor, Form, forms_of_run, texts_of_folder, together
-from flatout.inference.run_predictor import WEIGHTS, FileOptions, Scored
+from flatout.inference.run_predictor import WEIGHTS, FileOptions, RunPredictor, Scored
 from flatout.inference.text import Predictor
 from flatout.inference.verify import SplitAnswer, Verified, verify, write_certificate
 from flatout.models.encoder.transformer import Transformer, quiet_library
@@ -40,6 +40,9 @@ from flatout.report.closing import interval_text
 from flatout.report.page import render_text
 from flatout.run_log import Say
 from flatout.tasks.metrics import monitored_metric
+
+if TYPE_CHECKING:
+    from onnx import GraphProto
 
 INT8 = "model_int8.onnx"
 STATIC = "model_static_int8.onnx"
@@ -87,16 +90,14 @@ BEST: dict[str, Callable[[FormMeasurement], float]] = {
 }  # what a form can be best for; the larger value is the better one
 
 
-def require_measurable(predictor: Any, where: str) -> None:
+def require_measurable(predictor: RunPredictor, where: str) -> None:
     """Refuse runs whose folders would answer otherwise than the run, before anything is written."""
-    require(
-        type(predictor) is Predictor,
-        where,
-        (
+    if not isinstance(predictor, Predictor) or type(predictor) is not Predictor:
+        raise UserError(
+            where,
             "--for here chooses among forms of text classifiers, and this run answers"
-            f" {predictor.answers_to}"
-        ),
-    )
+            f" {predictor.answers_to}",
+        )
     require(
         predictor.roles.join != PAIR,
         where,
@@ -145,7 +146,7 @@ def quantise(folder: Path, texts: Iterable[str]) -> list[str]:
     return [f"{name}: left in fp32: {each}" for name, each in left.items() if each]
 
 
-def _in_fp32(graph: Any) -> str:
+def _in_fp32(graph: GraphProto) -> str:
     """The operators that read matrices of fp32."""
     from onnx import TensorProto
 
@@ -206,8 +207,9 @@ def _forms(predictor: Predictor, folder: Path) -> dict[str, tuple[str, Any]]:
     return found | {names[Path(name).name]: (Path(name).name, each) for name, each in onnx}
 
 
-def _in_bf16(plain: Any) -> FolderPredictor:
-    kind = type(plain.model)
+def _in_bf16(plain: RunPredictor) -> FolderPredictor:
+    assert isinstance(plain, FolderPredictor)
+    kind: Any = type(plain.model)
     folder = plain.model.name_or_path
     with quiet_library():
         net = kind.from_pretrained(folder, dtype=torch.bfloat16, trust_remote_code=False).eval()
@@ -225,7 +227,7 @@ def _in_turn(forms: dict[str, tuple[str, Any]], rows: list[str]) -> dict[str, fl
     return {name: statistics.median(each[1:]) for name, each in found.items()}
 
 
-def _seconds(predictor: Any, rows: list[str]) -> float:
+def _seconds(predictor: RunPredictor, rows: list[str]) -> float:
     began = time.perf_counter()
     predictor.predict(rows)
     return time.perf_counter() - began

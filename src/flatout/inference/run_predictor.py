@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import BatchLayout, PlanSettings
-from flatout.data.store.store import Ragged, StoreSplit
+from flatout.data.store.store import Array, Ragged, StoreSplit
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_table
@@ -39,6 +39,7 @@ from flatout.engine.precision import Precision
 from flatout.errors import UserError, require, settings_of
 from flatout.inference.export import export_encoder
 from flatout.models import kind_of, model_class
+from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 from flatout.tasks.score_intervals import Interval
 
@@ -165,10 +166,10 @@ class ModelFolder:
     def write(
         self,
         network: nn.Module,
-        config: Any,
+        config: ModelConfig,
         labels: list[str],
         settings: dict[str, Any],
-        vocabulary: Any = None,
+        vocabulary: Encoder | None = None,
     ) -> None:
         """Write what is read above; `config` must be of a class in MODELS."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -182,7 +183,7 @@ class ModelFolder:
         if vocabulary is not None:
             (self.path / TOKENIZER).write_text(vocabulary.to_json(), encoding="utf-8")
 
-    def write_json(self, name: str, value: Any) -> None:
+    def write_json(self, name: str, value: object) -> None:
         (self.path / name).write_text(
             json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8"
         )
@@ -267,7 +268,7 @@ class RunPredictor(ABC):
         """What `save` has written, on the CPU."""
 
     @abstractmethod
-    def save(self, folder: Path, model_config: Any) -> None:
+    def save(self, folder: Path, model_config: ModelConfig) -> None:
         """Write the `model` folder; `model_config` must be of a class in MODELS."""
 
     @abstractmethod
@@ -342,27 +343,37 @@ class RunPredictor(ABC):
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def batches(self, tokens: Any, count: int, rows_per_batch: int) -> Iterator[FlatBatch]:
+    def logit_scale(self) -> tuple[float, float]:
+        """The mean and the spread that turn logits into answers: `logits * spread + mean`.
+
+        An exported head does this itself.
+        """
+        return 0.0, 1.0
+
+    def batches(
+        self,
+        tokens: Array | Ragged | tuple[Array, NDArray[np.int32]],
+        count: int,
+        rows_per_batch: int,
+    ) -> Iterator[FlatBatch]:
         """So many rows in batches as the network reads them; `batch.rows` numbers them.
 
-        `tokens`: a store's column.
+        `tokens`: a store's column, or the values of rows one after the other and their lengths.
         """
-        # the values of rows one after the other, and how many each row has
         if isinstance(tokens, tuple):
             tokens = Ragged.of(*tokens)
         order = np.arange(count)
         if self.exact:
-            is_ragged = isinstance(tokens, Ragged)
-            rows_per_batch = (
-                _EXACT_ROWS[BatchLayout.of(self.model)] if is_ragged else _EXACT_ENCODINGS
-            )
-            order = fill_batches(tokens.lengths if is_ragged else np.zeros(count), rows_per_batch)
-            tokens = (
-                Ragged(tokens.values, tokens.offsets[order], tokens.lengths[order])
-                if is_ragged
-                else tokens[order]
-            )
-            self.asked, self.computed = self.asked + count, self.computed + len(order)
+            if isinstance(tokens, Ragged):
+                rows_per_batch = _EXACT_ROWS[BatchLayout.of(self.model)]
+                order = fill_batches(tokens.lengths, rows_per_batch)
+                tokens = Ragged(tokens.values, tokens.offsets[order], tokens.lengths[order])
+            else:
+                rows_per_batch = _EXACT_ENCODINGS
+                order = fill_batches(np.zeros(count), rows_per_batch)
+                tokens = tokens[order]
+            self.asked += count
+            self.computed += len(order)
         plan = PlanSettings(
             rows_per_batch=rows_per_batch, layout=BatchLayout.of(self.model), shuffle=False
         )

@@ -36,6 +36,7 @@ from flatout.data.sequences.recordings import (
     ReadingNotes,
     Recording,
     Scratch,
+    ScratchValues,
     blocks_of,
     measured_targets,
     read_recordings,
@@ -57,12 +58,13 @@ from flatout.inference.run_predictor import (
     RunPredictor,
     Scored,
 )
-from flatout.models.contract import contract
+from flatout.models.contract import ModelConfig, contract
 from flatout.tasks.metrics import TaskMetrics
 from flatout.tasks.sequence_scores import SequenceScores
 from flatout.tasks.task import Task
 
 Floats = NDArray[np.float64]
+Values = NDArray[Any] | ScratchValues  # `[samples, columns]`, of which a file may hold the rows
 _SAMPLES_A_BLOCK = 4096
 _ROWS_A_BATCH = 1024
 _GROUPS = 512  # of more recordings than these the errors of several are added up for an interval
@@ -144,7 +146,7 @@ class SequencePredictor(RunPredictor):
         notes = (data.get("label"), data.get("sizes", []), ranges)
         return cls(*own, *notes, scale, has_classes=data["has_classes"])
 
-    def save(self, folder: Path, model_config: Any) -> None:
+    def save(self, folder: Path, model_config: ModelConfig) -> None:
         rules = {**asdict(self.rules), "missing": self.rules.missing.value}
         data: dict[str, Any] = {
             "shape": asdict(self.shape),
@@ -199,7 +201,7 @@ class SequencePredictor(RunPredictor):
         return np.concatenate(list(self.stream(values, name)))
 
     @torch.inference_mode()
-    def stream(self, values: Any, name: str = "a recording") -> Iterator[NDArray[Any]]:
+    def stream(self, values: Values, name: str = "a recording") -> Iterator[NDArray[Any]]:
         """The same in blocks, one after the other; of `values`, which may lie in a file, a block at
         a time is read.
         """
@@ -220,7 +222,7 @@ class SequencePredictor(RunPredictor):
             else:
                 yield from map(self._in_units, self._estimates(values, self._scale))
 
-    def _look_at(self, values: Any, name: str) -> None:
+    def _look_at(self, values: Values, name: str) -> None:
         """Note how large the values of a recording are, and whether they lie where the training
         samples do.
         """
@@ -272,7 +274,7 @@ class SequencePredictor(RunPredictor):
                 start += len(answers)
 
     def _estimates(
-        self, values: Any, scale: Callable[[Any], NDArray[np.float32]]
+        self, values: Values, scale: Callable[[NDArray[Any]], NDArray[np.float32]]
     ) -> Iterator[Tensor]:
         """`[N, K]` scaled answers, block after block; a window's block reads samples before it,
         too.
@@ -296,7 +298,7 @@ class SequencePredictor(RunPredictor):
                 answers, state = model.run(block.unsqueeze(0).to(self.device), state)
                 yield answers[0].float().cpu()
 
-    def _forecast(self, values: Any) -> NDArray[Any]:
+    def _forecast(self, values: Values) -> NDArray[Any]:
         lookback = self.shape.lookback or 1
         horizon = self.shape.horizon
         require(

@@ -36,6 +36,7 @@ from flatout.inference.run_predictor import (
     Scored,
     in_order,
 )
+from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.tasks.tagging import EntityScores, Tagger
 
@@ -122,7 +123,7 @@ class TagPredictor(RunPredictor):
         own = (model, vocabulary, names, settings["data"]["max_length"], roles, long_texts)
         return cls(*own, temperature=settings.get("temperature", 1.0))
 
-    def save(self, folder: Path, model_config: Any) -> None:
+    def save(self, folder: Path, model_config: ModelConfig) -> None:
         data = {
             "max_length": self.max_length,
             "columns": asdict(self.roles),
@@ -185,12 +186,13 @@ class TagPredictor(RunPredictor):
         found = TaggedRows.untagged(
             offsets, lost=int((~is_seen).sum()), num_types=len(self.names) // 2
         )
-        found.ids[is_seen], found.probabilities[is_seen] = (
-            ids[encoded.firsts],
-            shares[encoded.firsts],
-        )
+        found.ids[is_seen] = ids[encoded.firsts]
+        found.probabilities[is_seen] = shares[encoded.firsts]
         found.types[is_seen] = types[encoded.firsts]
         return found
+
+    def logit_scale(self) -> tuple[float, float]:
+        return 0.0, 1 / self.temperature
 
     def read(self, words: Sequence[Sequence[str]], found: TaggedRows) -> list[TagPrediction]:
         """Numbers as tags by name, and their entities."""

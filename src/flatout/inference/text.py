@@ -43,6 +43,7 @@ from flatout.inference.run_predictor import (
     Scored,
     in_order,
 )
+from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.models.lean import even_sigmoid
 from flatout.tasks.calibration import Sureness
@@ -126,7 +127,7 @@ class Predictor(RunPredictor):
             thresholds=settings.get("thresholds", []),
         )
 
-    def save(self, folder: Path, model_config: Any) -> None:
+    def save(self, folder: Path, model_config: ModelConfig) -> None:
         settings = {
             "problem": self.labels.problem.value,
             "scale": {"mean": self.labels.mean, "spread": self.labels.spread},
@@ -178,6 +179,11 @@ class Predictor(RunPredictor):
         if self.labels.problem is Problem.single:
             return outputs.softmax(-1)
         return even_sigmoid(outputs)
+
+    def logit_scale(self) -> tuple[float, float]:
+        if self.labels.problem is Problem.regression:
+            return self.labels.mean, self.labels.spread
+        return 0.0, 1 / self.temperature
 
     def least_shares(self) -> Tensor:
         """`[C]` from which probability on a label is answered, where there are several a row."""
@@ -278,7 +284,7 @@ def require_text_columns(table: Table, texts: Sequence[str], **others: str) -> N
     require_columns(table, columns)
 
 
-def texts_in_memory(given: Any, roles: Roles) -> list[str]:
+def texts_in_memory(given: object, roles: Roles) -> list[str]:
     """Texts in their order; each row is a text, or a pair of texts."""
     rows = RunPredictor.rows_in_memory(given, roles.texts)
     texts = []
@@ -363,6 +369,7 @@ class MaskedWordPredictor(RunPredictor):
 
     problems = ("none",)
     answers_to = "masked words"
+    long_texts = CUT
 
     model: Transformer
     vocabulary: Subwords
@@ -382,7 +389,7 @@ class MaskedWordPredictor(RunPredictor):
         model, vocabulary = folder.encoder(Outputs([], "words"), roles)
         return cls(model, vocabulary, settings["data"]["max_length"], roles)
 
-    def save(self, folder: Path, model_config: Any) -> None:
+    def save(self, folder: Path, model_config: ModelConfig) -> None:
         settings = {
             "problem": self.problems[0],
             "data": {"max_length": self.max_length, "columns": asdict(self.roles)},

@@ -206,5 +206,5 @@ def _are_right_alone(form: Form, rows: list[Any], expected: list[SplitAnswer]) -
     return True
 
 
-def _length(row: Any) -> int:
+def _length(row: str | Sequence[object]) -> int:
     return len(row.split() if isinstance(row, str) else row)

@@ -18,7 +18,7 @@ from flatout.data.text import TextDataConfig
 from flatout.data.tokens.subwords import Subwords
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.errors import require
-from flatout.ladder.rows import read_rows, way_of
+from flatout.ladder.rows import ProgramData, read_rows, way_of
 from flatout.ladder.rungs import (
     LEARNING,
     OF_BITS,
@@ -31,7 +31,8 @@ from flatout.ladder.rungs import (
 from flatout.ladder.usual.program import Case
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
-from flatout.models.contract import recommended_lr
+from flatout.models.contract import ModelConfig, recommended_lr
+from flatout.models.encoder.families import read_setting
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.rnn import RNNConfig
 
@@ -46,7 +47,7 @@ _PROGRAMS: dict[type, tuple[str, tuple[str, ...]]] = {
 }  # the usual program of each model, and what it can follow of it; all else must have its default
 
 
-def program_of(model: Any) -> str:
+def program_of(model: object) -> str:
     require(
         type(model) in _PROGRAMS,
         "model",
@@ -57,7 +58,12 @@ def program_of(model: Any) -> str:
 
 
 def describe(
-    data: Any, model: Any, optim: OptimConfig, *, reading: Mapping[str, Any], **about: Any
+    data: ProgramData,
+    model: ModelConfig,
+    optim: OptimConfig,
+    *,
+    reading: Mapping[str, Any],
+    **about: Any,
 ) -> Case:
     """The case of a run whose rows lie in a folder; `about`: this folder, the clip, epochs and
     seed.
@@ -113,7 +119,7 @@ def encoder_folder(
     tokens.save(folder)
     described = model.read_description()
     described.vocab_size, described.pad_token_id = tokens.size, tokens.frame.padding
-    most = getattr(described, "max_position_embeddings", data.max_length)
+    most = read_setting(described, "max_position_embeddings", data.max_length)
     require(
         data.max_length <= most, "data.max_length", f"{data.max_length}", allowed=f"{most} at most"
     )
@@ -123,7 +129,7 @@ def encoder_folder(
     return folder
 
 
-def choose_ladder(data: Any, model: Any, folders: Sequence[Path]) -> Ladder:
+def choose_ladder(data: ProgramData, model: ModelConfig, folders: Sequence[Path]) -> Ladder:
     """The rungs for these data and this model; promises of guides are about other rows, and are
     left out.
     """

@@ -73,7 +73,8 @@ def write_figure(folder: Path, rungs: Sequence[Mapping[str, Any]]) -> None:
 def _drawn(rungs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The rungs above the foot that a guide or a measurement says something of."""
     shown = [rung for rung in rungs if rung["measured"] or rung["factor"]]
-    return shown if any(rung["measured"] for rung in shown) else []
+    has_measured = any(rung["measured"] for rung in shown)
+    return shown if has_measured else []
 
 
 def _draw(figure: Figure, shown: Sequence[Mapping[str, Any]]) -> None:

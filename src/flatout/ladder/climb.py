@@ -62,7 +62,7 @@ def measure_usual(
 ) -> RungMeasurement:
     module = importlib.import_module(f"flatout.ladder.usual.{name}")
     how = module.OPTIONS(**keywords)
-    if getattr(how, "caching", False):
+    if hasattr(module, "prepare") and how.caching:
         module.prepare(case, how, "train")  # the file that an earlier run has left
     began = time.perf_counter()
     clock = Stopwatch(seconds)
@@ -194,10 +194,9 @@ class Step:
 
     def middle(self, name: str) -> float | None:
         """The median of a figure over rounds."""
-        known = [
-            value for each in self.found.values() if (value := getattr(each, name)) is not None
-        ]
-        return median(known) if known else None
+        values = [getattr(measurement, name) for measurement in self.found.values()]
+        measured = [value for value in values if value is not None]
+        return median(measured) if measured else None
 
     @property
     def spread(self) -> float | None:
@@ -312,11 +311,8 @@ def _why_missing(need: str) -> str:
     if need == "a GPU":
         return "" if has_gpu else "not measurable here: no GPU"
     if need == "several GPUs":
-        return (
-            ""
-            if count > 1
-            else f"not measurable here: {count or 'no'} GPU{'' if count == 1 else 's'}"
-        )
+        devices = {0: "no GPUs", 1: "1 GPU"}
+        return f"not measurable here: {devices[count]}" if count in devices else ""
     if need == "native bf16":
         is_native = torch.cuda.is_bf16_supported() if has_gpu else bf16_is_native_on_cpu()
         return "" if is_native else "not measurable here: bf16 is not native"

@@ -122,7 +122,10 @@ def figures(ladder: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = list[list[str]]()
     for rung in rungs:
         is_measured = bool(rung["cumulative"])
-        rows.append([_COLUMNS[name](rung) if is_measured else "" for name in heads])
+        cells = [""] * len(heads)
+        if is_measured:
+            cells = [_COLUMNS[name](rung) for name in heads]
+        rows.append(cells)
     return heads, rows
 
 

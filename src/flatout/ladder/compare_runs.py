@@ -74,14 +74,16 @@ def compare_groups(first: Path, second: Path) -> Comparison:
     for group, folder in ((runs, first), (others, second)):
         alone = sorted(group.keys() - set(seeds))
         notes += [f"left out: {folder}, seed {seed}: the other group has none" for seed in alone]
-    judged = [sorted({_judged_on(group[seed]) for seed in seeds}) for group in (runs, others)]
-    if judged[0] != judged[1]:
-        notes.append(f"judged on other rows: {', '.join(judged[0])}; and {', '.join(judged[1])}")
+    judged = sorted({_judged_on(runs[seed]) for seed in seeds})
+    judged_there = sorted({_judged_on(others[seed]) for seed in seeds})
+    if judged != judged_there:
+        notes.append(f"judged on other rows: {', '.join(judged)}; and {', '.join(judged_there)}")
     factor, unit = (1.0, "") if is_better_lower(metric) else (100.0, "points")
-    values = [[factor * _value(group[seed], metric) for seed in seeds] for group in (runs, others)]
-    means = [Group.of(each) for each in values]
-    difference = paired_difference(*values)
-    return Comparison(metric, seeds, means[0], means[1], difference, notes, unit)
+    values = [factor * _value(runs[seed], metric) for seed in seeds]
+    values_there = [factor * _value(others[seed], metric) for seed in seeds]
+    difference = paired_difference(values, values_there)
+    means = Group.of(values), Group.of(values_there)
+    return Comparison(metric, seeds, *means, difference, notes, unit)
 
 
 def summaries_in(folder: Path) -> list[Path]:

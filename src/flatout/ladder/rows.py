@@ -32,6 +32,7 @@ from flatout.data.text_preparation import open_source
 from flatout.errors import require
 from flatout.run_log import RunLog
 
+ProgramData = TextDataConfig | BitsDataConfig | SequenceDataConfig  # what usual programs read
 Written = tuple[dict[str, pa.Table], list[str], dict[str, Any]]
 """The rows of each split, the words of a run of ours that reads them, and what the usual program is
 given."""
@@ -47,7 +48,7 @@ class Silent(RunLog):
 
 
 def write_rows(
-    config: Any, folder: Path, *, joined: Mapping[str, Any] | None
+    config: ProgramData, folder: Path, *, joined: Mapping[str, Any] | None
 ) -> tuple[list[str], dict[str, Any], int]:
     """Write the rows of each split: how a run of ours and a usual program read them, and how many
     an epoch has.
@@ -260,7 +261,7 @@ WAYS: dict[type, ProgramRecipe] = {
 }
 
 
-def way_of(data: Any) -> ProgramRecipe:
+def way_of(data: object) -> ProgramRecipe:
     require(
         type(data) in WAYS,
         "ladder",

@@ -106,7 +106,7 @@ def write(found: dict[str, Any], folder: Path) -> None:
     write_atomically(folder / FILE, json.dumps(found, indent=1, ensure_ascii=False))
 
 
-def require_fitting(ladder: Ladder, data: Any, model: Any) -> None:
+def require_fitting(ladder: Ladder, data: object, model: object) -> None:
     """Refuse a ladder for another kind of data, or for another model."""
     way = way_of(data)
     program = program_of(model)
@@ -131,13 +131,11 @@ def with_cut(ladder: Ladder, model: Any) -> Ladder:
     if ladder.program != OF_ENCODERS:
         return ladder
     cut = f"{max(1, 2 * model.read_description().num_hidden_layers // 3)}"
-    words = (tuple(word.replace("{cut}", cut) for word in rung.words) for rung in ladder.rungs)
-    return replace(
-        ladder,
-        rungs=tuple(
-            replace(rung, words=own) for rung, own in zip(ladder.rungs, words, strict=True)
-        ),
-    )
+    rungs = list[Rung]()
+    for rung in ladder.rungs:
+        words = tuple(word.replace("{cut}", cut) for word in rung.words)
+        rungs.append(replace(rung, words=words))
+    return replace(ladder, rungs=tuple(rungs))
 
 
 def require_keywords(ladder: Ladder) -> None:
@@ -149,12 +147,12 @@ def require_keywords(ladder: Ladder) -> None:
     ]
     for rung in ladder.rungs:
         for name in rung.keywords or {}:
-            where, what = (
+            require(
+                name in known,
                 f"{ladder.name}: {rung.name}",
                 f"the usual program {program} has no keyword {name}",
-            )
-            require(
-                name in known, where, what, allowed=", ".join(known), hint=did_you_mean(name, known)
+                allowed=", ".join(known),
+                hint=did_you_mean(name, known),
             )
 
 
@@ -215,10 +213,8 @@ def compare_quality(rungs: _Rungs, steps: Sequence[Step], seeds: int) -> dict[st
     if not (place := top_of([step.rung for step in can_be])):
         return None
     compared = [can_be[0], *can_be[place:]]
-    names, rates = (
-        [step.rung.name for step in compared],
-        [step.middle("rows_per_s") for step in compared],
-    )
+    names = [step.rung.name for step in compared]
+    rates = [step.middle("rows_per_s") for step in compared]
     if all(rates):
         minutes = sum(rungs.count * rungs.case.epochs * seeds / rate / 60 for rate in rates if rate)
         say(

@@ -92,10 +92,10 @@ def find_ladder(name: str, folders: Sequence[Path]) -> Path:
     )
 
 
-def ladder_of(name: str, values: Any, where: str) -> Ladder:
+def ladder_of(name: str, written: object, where: str) -> Ladder:
     """A ladder from plain values, all of them checked."""
     known = ("title", "kind", "program", "settings", "start", "rungs", "reading", "in_all")
-    _require_keys(values, known, ("title", "kind", "program", "rungs"), where)
+    values = _require_keys(written, known, ("title", "kind", "program", "rungs"), where)
     kind, rungs = values["kind"], values["rungs"]
     require(kind in KINDS, f"{where}: kind", repr(kind), allowed=", ".join(KINDS))
     require(isinstance(rungs, list) and len(rungs) > 1, f"{where}: rungs", "fewer than two")
@@ -218,10 +218,15 @@ def require_same_learning(words: Sequence[str], where: str) -> None:
         )
 
 
-def _require_keys(values: Any, known: Sequence[str], needed: Sequence[str], where: str) -> None:
-    require(isinstance(values, dict), where, f"{values!r} is no mapping")
+def _require_keys(
+    values: object, known: Sequence[str], needed: Sequence[str], where: str
+) -> dict[str, Any]:
+    """The mapping with all its keys known and all those needed; else a `UserError`."""
+    if not isinstance(values, dict):
+        raise UserError(where, f"{values!r} is no mapping")
     for key in values:
         hint = did_you_mean(str(key), known)
         require(key in known, f"{where}: {key}", "no such key", allowed=", ".join(known), hint=hint)
     for key in needed:
         require(values.get(key) is not None, f"{where}: {key}", "is missing")
+    return values

@@ -7,6 +7,7 @@ transfers that wait.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,9 @@ class BatteryOptions:
 class UsualLSTM(nn.Module):
     """LSTM layers and a line at the last sample."""
 
-    def __init__(self, inputs: int, outputs: int, sizes: Any, keeps_state: bool) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, sizes: Mapping[str, Any], keeps_state: bool
+    ) -> None:
         super().__init__()
         self.layers = sizes["layers"]
         self.hidden = sizes["hidden"]

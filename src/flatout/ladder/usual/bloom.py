@@ -53,18 +53,18 @@ class RowLists(Dataset[tuple[Tensor, Tensor]]):
         return torch.tensor(self.bits[row]), torch.tensor(self.labels[row])
 
 
-def join_fields(frame: Any, columns: Sequence[str]) -> Any:
+def join_fields(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
     texts = frame[list(columns)].apply(lambda row: "".join(row), axis=1)
     return texts.apply(
         lambda text: text.replace('"', "").replace(".", "").replace("/", "").strip().lower()
     )
 
 
-def read_bits(frame: Any) -> list[list[float]]:
+def read_bits(frame: pd.DataFrame) -> list[list[float]]:
     return frame["bloomfilter"].apply(lambda text: [float(bit) for bit in text]).tolist()
 
 
-def labels_by_apply(texts: Any) -> list[list[float]]:
+def labels_by_apply(texts: pd.Series) -> list[list[float]]:
     """A look-up a gram, a list a row."""
 
     def row_labels(text: str) -> list[float]:
@@ -77,7 +77,7 @@ def labels_by_apply(texts: Any) -> list[list[float]]:
     return texts.apply(row_labels).tolist()
 
 
-def labels_at_once(texts: Any) -> list[list[float]]:
+def labels_at_once(texts: pd.Series) -> list[list[float]]:
     """The same by one table: numbers of characters, numbers of pairs, one assignment."""
     numbers = {gram: number for number, gram in enumerate(GRAMS)}
     grams = ((row, "".join(pair)) for row, text in enumerate(texts) for pair in pairwise(text))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,7 @@ class KerasWords:
 class UsualBiLSTM(nn.Module):
     """Embedding, a bidirectional LSTM, the maximum over time, a linear output."""
 
-    def __init__(self, words: int, classes: int, sizes: Any) -> None:
+    def __init__(self, words: int, classes: int, sizes: Mapping[str, Any]) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, sizes["embedding"], padding_idx=0)
         options: dict[str, Any] = {

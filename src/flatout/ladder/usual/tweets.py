@@ -110,7 +110,10 @@ class TweetsProgram(UsualProgram):
                 "labels": targets,
             }
         filler = self.tokenizer.pad_token_id
-        ids = [ids[: ids.index(filler)] if filler in ids else ids for ids, _ in rows]
+        ids = list[list[int]]()
+        for row, _ in rows:
+            length = row.index(filler) if filler in row else len(row)
+            ids.append(row[:length])
         batch = self.tokenizer.pad(
             {"input_ids": ids}, padding=padding, max_length=longest, return_tensors="pt"
         )
