@@ -1,6 +1,8 @@
-"""Which columns of a table make a recording, and their values as numbers, seconds and group names.
+"""Read the columns of a table that make a recording: numbers, seconds, and names of groups.
 
-A value that does not fit is named by file, row and text.
+`RecordingRules` say which columns, and how they become recordings. `read_blocks` reads them block
+by block; an error about a value names its file, row and text. Open this file to read another way of
+writing numbers or times.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
     from flatout.data.sequences.settings import Missing, SequenceDataConfig
 
 Floats = NDArray[np.float64]
-_ROWS_NAMED = 5
-_MICROSECONDS = 1e6
+_ROWS_NAMED = 5  # rows that an error names
+_MICROSECONDS = 1e6  # of a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +42,9 @@ class RecordingRules:
     # columns whose integral is put before all others
     cumulate: list[str] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)  # columns that are answered, for messages
+    # Whether filled and resampled values are the last ones before, as a device has them that
+    # answers live; False: linear between the values before and after.
     past_only: bool = False
-    """Whether filled and resampled values are the last ones before, as a device has them that
-    answers live; False: linear between the values before and after."""
 
     @classmethod
     def of(cls, config: SequenceDataConfig) -> RecordingRules:
@@ -77,8 +79,9 @@ class RecordingRules:
 def read_blocks(
     table: Table, rules: RecordingRules
 ) -> Iterator[tuple[pa.RecordBatch, Floats, Floats, bool]]:
-    """Each block, its values, its times (rows are counted where there are none), and whether these
-    are dates.
+    """Each block, its values, its times, and whether these are dates.
+
+    Rows are counted where there is no column of times.
     """
     _require_columns(table, rules)
     names = dict.fromkeys([*rules.columns, *rules.group, *filter(None, (rules.time, rules.label))])
@@ -95,25 +98,25 @@ def read_blocks(
 
 
 def _require_columns(table: Table, rules: RecordingRules) -> None:
+    """Refuse a table that lacks a column; the error names the setting, such as data.features[2]."""
     wanted: dict[str, str] = {}
     for key, is_target in (("data.features", False), ("data.target", True)):
         names = [name for name in rules.columns if (name in rules.targets) is is_target]
-        wanted |= {
-            f"{key}[{place}]" if len(names) > 1 else key: name for place, name in enumerate(names)
-        }
-    wanted |= {
-        key: name
-        for key, name in (("data.time", rules.time), ("data.target", rules.label))
-        if name is not None
-    }
+        for number, name in enumerate(names):
+            wanted[f"{key}[{number}]" if len(names) > 1 else key] = name
+    if rules.time is not None:
+        wanted["data.time"] = rules.time
+    if rules.label is not None:
+        wanted["data.target"] = rules.label
     require_columns(table, wanted)
     for name in rules.group:  # a group may be a feature too
         require_columns(table, {"data.group": name})
 
 
 def _read_numbers(column: pa.Array, name: str, table: Table, first: int) -> Floats:
-    """A column of a block as float64, NaN where a value is missing; `first`: the block's first row
-    in its table.
+    """A column of a block as float64, NaN where a value is missing.
+
+    `first` is the number of the block's first row in its table.
     """
     column = decoded(column)
     if is_text(column.type):
@@ -131,10 +134,8 @@ def _read_numbers(column: pa.Array, name: str, table: Table, first: int) -> Floa
 
 
 def _read_seconds(column: pa.Array, name: str, table: Table, first: int) -> tuple[Floats, bool]:
-    """A column of times as seconds: numbers as they are written, dates since 1970; and whether it
-    holds dates.
-    """
-    column = _with_dates(decoded(column))
+    """A column of times as seconds, and whether it holds dates; those count from 1970."""
+    column = _parse_dates(decoded(column))
     are_dates = pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
     if are_dates:
         microseconds = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
@@ -153,12 +154,14 @@ def dates_of(seconds: Floats) -> pa.Array:
     return pa.array(np.rint(seconds * _MICROSECONDS).astype(np.int64)).cast(pa.timestamp("us"))
 
 
-def _with_dates(column: pa.Array) -> pa.Array:
-    """Texts that are dates as dates, with or without a zone; other columns as they stand."""
-    if not is_text(column.type) or _is_number(
-        next((text for text in column.slice(0, 100).to_pylist() if text), "")
-    ):
+def _parse_dates(column: pa.Array) -> pa.Array:
+    """Texts that are dates as dates, with or without a zone; other columns unchanged."""
+    first_text = ""
+    if is_text(column.type):
+        first_text = next(filter(None, column.slice(0, 100).to_pylist()), "")
+    if not is_text(column.type) or _is_number(first_text):
         return column
+    # Nanoseconds only where microseconds lose digits; a zone only where the texts have one.
     for unit, zone in product(("us", "ns"), (None, "UTC")):
         try:
             return column.cast(pa.timestamp(unit, zone))
@@ -168,9 +171,7 @@ def _with_dates(column: pa.Array) -> pa.Array:
 
 
 class GroupNumbers:
-    """Numbers the groups of a table's rows, block after block, in the order in which
-    they appear.
-    """
+    """Numbers the groups of a table's rows, block after block, in the order of their first rows."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)  # columns whose values make a group; the first one is its part
@@ -179,34 +180,28 @@ class GroupNumbers:
 
     def number(self, columns: Sequence[pa.Array]) -> NDArray[np.int64]:
         """The group of each row of a block."""
-        (codes, found), (part_codes, parts) = (
-            _join(columns, self.names),
-            _join(columns[:1], self.names[:1]),
-        )
+        codes, groups = _join(columns, self.names)
+        part_codes, parts = _join(columns[:1], self.names[:1])
         _, first = np.unique(codes, return_index=True)
-        for name, part in zip(found, part_codes[first].tolist(), strict=True):
-            self.part_of.setdefault(name, parts[part])
-        return np.array(
-            [self._number.setdefault(name, len(self._number)) for name in found], np.int64
-        )[codes]
+        for group, part in zip(groups, part_codes[first].tolist(), strict=True):
+            self.part_of.setdefault(group, parts[part])
+        numbers = [self._number.setdefault(group, len(self._number)) for group in groups]
+        return np.array(numbers, np.int64)[codes]
 
 
 def _join(columns: Sequence[pa.Array], names: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
-    """The group of each row as a number, and the groups' names."""
+    """The group of each row as a number, and the groups' names.
+
+    Columns car = [a, a, b] and trip = [1, 1, 2]: [0, 0, 1] and ["car=a trip=1", "car=b trip=2"].
+    """
     kind = pa.large_string()
-    named = zip(
-        names,
-        [pc.fill_null(as_texts(decoded(column)).cast(kind), "") for column in columns],
-        strict=True,
-    )
-    parts = [
-        pc.binary_join_element_wise(pa.scalar(name, kind), text, pa.scalar("=", kind))
-        for name, text in named
-    ]
+    parts = []
+    for name, column in zip(names, columns, strict=True):
+        text = pc.fill_null(as_texts(decoded(column)).cast(kind), "")
+        parts.append(pc.binary_join_element_wise(pa.scalar(name, kind), text, pa.scalar("=", kind)))
     joined = pc.binary_join_element_wise(*parts, pa.scalar(" ", kind)).dictionary_encode()
-    return joined.indices.to_numpy(zero_copy_only=False).astype(
-        np.int64
-    ), joined.dictionary.to_pylist()
+    codes = joined.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes, joined.dictionary.to_pylist()
 
 
 def name_rows(places: NDArray[np.integer], table: Table) -> str:
@@ -215,31 +210,30 @@ def name_rows(places: NDArray[np.integer], table: Table) -> str:
     return shown + (", …" if len(places) > _ROWS_NAMED else "")
 
 
+# For the error about a value: what a column may hold, and how to write it.
 _NUMBERS = (
     "numbers",
     "Write numbers with a point, leave a missing value empty, or leave out the column.",
 )
 _TIMES = ("seconds or dates", "Write dates as 2026-03-28T07:00:00, or seconds as numbers.")
-"""What may stand in a column, and what to do where something else does."""
 
 
 def _parse_texts(
     column: pa.Array, name: str, table: Table, first: int, expected: tuple[str, str] = _NUMBERS
 ) -> pa.Array:
     """Texts of a csv as numbers; an empty one is a missing value."""
-    trimmed = pc.utf8_trim_whitespace(column)
-    kept = pc.if_else(
-        pc.equal(pc.binary_length(trimmed), 0), pa.scalar(None, trimmed.type), trimmed
-    )
+    texts = pc.utf8_trim_whitespace(column)
+    is_empty = pc.equal(pc.binary_length(texts), 0)
+    texts = pc.if_else(is_empty, pa.scalar(None, texts.type), texts)
     try:
-        return kept.cast(pa.float64())
+        return texts.cast(pa.float64())
     except pa.ArrowException:
         row = next(
             row
-            for row, text in enumerate(kept.to_pylist())
+            for row, text in enumerate(texts.to_pylist())
             if text is not None and not _is_number(text)
         )
-    what = f"{name} is {kept[row].as_py()!r} in row {table.locate(first + row + 1)}"
+    what = f"{name} is {texts[row].as_py()!r} in row {table.locate(first + row + 1)}"
     allowed, hint = expected
     raise UserError(table.name, what, allowed=allowed, hint=hint)
 

@@ -156,8 +156,8 @@ def find_overlaps(runs: list[Hashes], splits: list[int]) -> list[Overlap]:
 def hash_runs(values: Floats) -> Hashes:
     """Sorted hashes of one in sixteen runs of eight neighbouring samples.
 
-    The hash itself decides which runs are remembered, so two recordings remember the same ones,
-    wherever in the recording they are.
+    The hash itself decides which runs are remembered, so two recordings remember the same ones, at
+    whatever place they have them.
     """
     num_runs = len(values) - _SAMPLES_A_RUN + 1
     if num_runs < 1:

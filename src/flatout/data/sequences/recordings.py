@@ -1,8 +1,8 @@
 """Read tables as recordings: split them by file, group and gap, check, fill and resample them.
 
-`read_recordings` has one file in memory at a time. Of each recording it checks that times rise,
-fills or drops missing values, cuts at long gaps, resamples to a fixed step, and adds integrals, as
-the `RecordingRules` say. `ReadingNotes` collect what was changed or looks odd, for the lines that
+`read_recordings` has one file in memory at a time. It checks that times rise and fills or drops
+missing values. It cuts at long gaps, resamples to a fixed step and adds integrals, as the
+`RecordingRules` say. `ReadingNotes` collect what was changed or looks odd, for the lines that
 are printed. A large file that needs none of this is copied once to a scratch file of numbers, and
 read from there block by block (`Scratch`).
 """

@@ -1,8 +1,8 @@
 """Which recordings, or which parts of them, train, validate and test.
 
-Files may be the splits already. Otherwise one source is split: whole files, whole groups or whole
-recordings go to a split by a hash of their names, or each recording is cut in time. Where no way is
-named, the coarsest that leaves no split empty is taken. Open this file to add a way to split.
+Files may be the splits already. Otherwise one source is split. Whole files, groups or recordings go
+to a split by a hash of their names, or each recording is cut in time. Where no way is named, the
+coarsest that leaves no split empty is taken. Open this file to add a way to split.
 """
 
 from __future__ import annotations

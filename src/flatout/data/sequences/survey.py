@@ -326,7 +326,9 @@ class Survey:
 
     def _number_labels(self) -> None:
         """Read labels as numbers to predict; as classes where one of them is no number."""
-        labels = ["0" if entry.label is None else entry.label for entry in self.entries]
+        labels = []
+        for entry in self.entries:
+            labels.append("0" if entry.label is None else entry.label)
         try:
             self.numbers = np.array(list(map(float, labels)))
         except ValueError:

@@ -1,5 +1,8 @@
-"""Rows of the store as a network reads them: whole recordings, windows or chunks, each an index
-into the samples.
+"""Make the rows that a network reads: whole recordings, windows or chunks of a store's samples.
+
+The store has each sample once; a row is only a place and a length in it. `Cut` computes the places
+from the segments of a split. `Views` computes them when they are first read, so that a store of any
+size opens at once. Open this file to add a way to cut recordings into rows.
 """
 
 from __future__ import annotations
@@ -16,12 +19,11 @@ from flatout.data.store.store import Array, Ragged, Store, StoreSplit
 from flatout.data.tables.splits import SPLITS
 from flatout.errors import require
 
+# Splits of the store on disk: all samples, and which of them train, validate and test.
 RECORDINGS = "recordings"
 SEGMENTS = "segments"
+# A column of `RECORDINGS`, where values were filled or resampled: whether each target was measured.
 MEASURED = "measured"
-"""Splits of the store on disk: the samples, and which of them belong to training, validation and
-test; and the column that says of each target whether it was measured then, in stores whose values
-were filled or resampled."""
 Places = NDArray[np.int64]
 
 
@@ -52,131 +54,132 @@ class RowPlaces:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How segments become rows: windows, forecasts or chunks; each segment is a row where nothing
-    is set.
+    """How segments become rows: windows, forecasts or chunks.
+
+    Each segment is a row where nothing is set.
     """
 
-    lookback: int | None = None
+    lookback: int | None = None  # samples of a window
     # samples of a forecast behind its window; 0: the window's last sample is answered
     horizon: int = 0
-    chunk: int | None = None
-    stride: int = 1
+    chunk: int | None = None  # samples of a chunk
+    stride: int = 1  # samples between two windows
 
     def count(self, segments: Segments) -> int:
         """Rows that `rows` makes, without making them."""
         return int(self._spans(segments)[1].sum())
 
     def rows(self, segments: Segments) -> RowPlaces:
-        """Windows: of estimates at every `stride`-th sample, the first shorter; of forecasts whole;
-        of chunks all.
+        """The rows of all segments, segment after segment.
+
+        An estimate's first windows are shorter than `lookback`: nothing was measured before. A
+        forecast's windows are all whole. Of chunks the last may be shorter.
         """
+        # One recording of samples 10 to 14, lookback 3 and stride 2: windows end at 10, 12 and 14,
+        # so they would start at 8, 10 and 12. The first is cut: start 10 10 12, length 1 3 3.
         first, counts, step, size = self._spans(segments)
-        start, length = np.empty(int(counts.sum()), np.int64), np.empty(int(counts.sum()), np.int32)
+        start = np.empty(int(counts.sum()), np.int64)
+        length = np.empty(len(start), np.int32)
         end = 0
         for number, count in enumerate(counts.tolist()):
-            own = slice(end, end + count)
-            start[own] = np.arange(count) * step + first[number]
-            stops = np.minimum(start[own] + size, segments.stop[number])
-            np.maximum(start[own], segments.start[number], out=start[own])
-            length[own] = stops - start[own]
+            rows = slice(end, end + count)
+            start[rows] = np.arange(count) * step + first[number]
+            stops = np.minimum(start[rows] + size, segments.stop[number])
+            np.maximum(start[rows], segments.start[number], out=start[rows])
+            length[rows] = stops - start[rows]
             end += count
         return RowPlaces(start, length, np.repeat(segments.recording.astype(np.int32), counts))
 
     def _spans(self, segments: Segments) -> tuple[Places, Places, int, int]:
-        """Where the first row of each segment begins, how many it has, samples between two rows,
-        and of one.
+        """Where the first row of each segment begins, and how many it has.
+
+        The last two are the samples between the starts of two rows, and those of a row.
         """
         if self.lookback is None:
-            first, stop = segments.first, segments.stop
+            first = segments.first
+            stop = segments.stop
             size = self.chunk or int((stop - first).max(initial=1))
             step = size
         else:  # a window may begin before its recording, and is then cut there
             size = self.lookback + self.horizon
             step = self.stride
-            first, stop = segments.first - self.lookback, segments.stop - size + 1
+            first = segments.first - self.lookback
+            stop = segments.stop - size + 1
             first = np.maximum(first, segments.start) if self.horizon else first + 1
-        return first, np.maximum(0, -(-(stop - first) // step)), step, size
+        # divided by `step` and rounded up
+        counts = np.maximum(0, -(-(stop - first) // step))
+        return first, counts, step, size
 
 
+@dataclass(eq=False)
 class Views(StoreSplit):
-    """Rows of a split, whose places are computed when they are first read: opening takes no time at
-    any size.
-    """
+    """Rows of a split; their places are computed when they are first read."""
 
-    def __init__(
-        self,
-        name: str,
-        cut: Cut,
-        segments: Segments,
-        samples: Array,
-        targets: Array | None,
-        measured: Array | None = None,
-    ) -> None:
-        """`targets`: the label of each recording; `measured`: of each sample, `[samples, K]`; None:
-        all were.
-        """
-        self.name = name
-        self.num_rows = cut.count(segments)
-        self._cut = cut
-        self._segments = segments
-        self._samples = samples
-        self._targets = targets
-        self._measured = measured
+    name: str
+    cut: Cut
+    segments: Segments
+    samples: Array
+    targets: Array | None  # the label of each recording
+    measured: Array | None = None  # `[samples, K]` whether each target was; None: all were
+
+    def __post_init__(self) -> None:
+        self.num_rows = self.cut.count(self.segments)
 
     @cached_property
     def columns(self) -> dict[str, Array | Ragged]:
-        rows = self._cut.rows(self._segments)
-        tokens = Ragged(self._samples, rows.start, rows.length)
+        rows = self.cut.rows(self.segments)
+        tokens = Ragged(self.samples, rows.start, rows.length)
         recording = rows.recording.astype(np.int32, copy=False)
         columns: dict[str, Array | Ragged] = {"tokens": tokens, "recording": recording}
-        if self._targets is not None:
-            columns["targets"] = self._targets
-        if self._measured is not None:
-            columns["targets"] = Ragged(self._measured, rows.start, rows.length)
+        if self.targets is not None:
+            columns["targets"] = self.targets
+        if self.measured is not None:
+            columns["targets"] = Ragged(self.measured, rows.start, rows.length)
         return columns
 
     @property
     def num_bytes(self) -> int:
-        of_measured = 0 if self._measured is None else self._measured.nbytes
+        of_measured = 0 if self.measured is None else self.measured.nbytes
         of_rows = self.num_rows * (8 + 4 + 4)  # of a row's place, length and recording
-        return self._samples.nbytes + of_measured + of_rows
+        return self.samples.nbytes + of_measured + of_rows
 
 
 def open_views(store: Store, config: SequenceDataConfig) -> tuple[dict[str, Segments], list[str]]:
-    """Put the rows that the settings ask for into the store's splits; the samples of each split,
-    and what was found.
+    """Replace the store's splits by the rows that the settings ask for.
+
+    Returns the segments of each split, and warnings about short recordings.
     """
-    recordings, places = store.splits.pop(RECORDINGS), store.splits.pop(SEGMENTS)
+    recordings = store.splits.pop(RECORDINGS)
+    segments_on_disk = store.splits.pop(SEGMENTS)
     ragged = recordings.ragged("values")
     width = len(store.facts["columns"])
     values = ragged.values.reshape(-1, width)
     starts = ragged.offsets // width
-    splits = places.fixed("split")
-    found = {}
+    all_segments = {}
     notes = []
     measured = None
     if store.facts.get("repeated"):
         measured = recordings.ragged(MEASURED).values.reshape(-1, len(config.targets))
-    for split in [each for each in SPLITS if each in store.facts["splits"]]:
-        chosen = splits == SPLITS.index(split)
-        recording = places.fixed("recording")[chosen]
+    for split in [name for name in SPLITS if name in store.facts["splits"]]:
+        is_of_split = segments_on_disk.fixed("split") == SPLITS.index(split)
+        recording = segments_on_disk.fixed("recording")[is_of_split]
         begin = starts[recording]
-        first, stop = (begin + places.fixed(name)[chosen] for name in ("first", "stop"))
-        segments = found[split] = Segments(begin, first, stop, recording)
-        targets = (
-            recordings.fixed("label")[recording]
-            if config.problem is SequenceProblem.label
-            else None
-        )
-        if targets is not None and store.facts["classes"]:
-            targets = targets.astype(np.int64)
-        views = store.splits[split] = Views(
-            split, _cut(config, split), segments, values, targets, measured
-        )
-        names = [store.facts["recordings"][each] for each in recording.tolist()]
+        # On disk they count from the recording's first sample, here from that of the store.
+        first = begin + segments_on_disk.fixed("first")[is_of_split]
+        stop = begin + segments_on_disk.fixed("stop")[is_of_split]
+        segments = Segments(begin, first, stop, recording)
+        all_segments[split] = segments
+        targets = None
+        if config.problem is SequenceProblem.label:
+            targets = recordings.fixed("label")[recording]
+            if store.facts["classes"]:
+                targets = targets.astype(np.int64)
+        views = Views(split, _cut(config, split), segments, values, targets, measured)
+        store.splits[split] = views
+        names = [store.facts["recordings"][number] for number in recording.tolist()]
         _require_length(config, split, views.num_rows, names, segments)
         notes += _describe_short(config, split, names, stop - begin)
-    return found, notes
+    return all_segments, notes
 
 
 def _cut(config: SequenceDataConfig, split: str) -> Cut:
@@ -187,8 +190,9 @@ def _cut(config: SequenceDataConfig, split: str) -> Cut:
 def require_rows(
     config: SequenceDataConfig, split: str, spans: list[tuple[int, int]], names: list[str]
 ) -> None:
-    """Check that the segments of a split (first sample, stop) are long enough, before there is a
-    store.
+    """Check that the segments of a split are long enough, before there is a store.
+
+    `spans` has the first sample and the end of each, `names` the name of its recording.
     """
     first, stop = np.array(spans).T
     places = Segments(np.zeros_like(first), first, stop, np.arange(len(first)))
@@ -198,6 +202,7 @@ def require_rows(
 def _describe_short(
     config: SequenceDataConfig, split: str, names: list[str], samples: NDArray[np.int64]
 ) -> list[str]:
+    """A warning where recordings are shorter than a window; `samples` before each segment's end."""
     needed, keys = _needed(config)
     short = np.flatnonzero(samples < needed)
     if not len(short) or config.lookback is None:
@@ -220,6 +225,7 @@ def _needed(config: SequenceDataConfig) -> tuple[int, str]:
 def _require_length(
     config: SequenceDataConfig, split: str, rows: int, names: list[str], segments: Segments
 ) -> None:
+    """Refuse a split whose longest recording, or longest segment, is too short for a row."""
     needed, keys = _needed(config)
     samples = segments.stop - segments.start
     longest = int(samples.argmax())

@@ -115,8 +115,8 @@ def windows(
 
     `source` is a pandas, polars or pyarrow table, or a mapping of arrays; columns hold numbers.
     `features` are read in the lookback, `known` in the horizon too; `static` have one value a
-    group. A batch is `(x, y)`: x is `[B, L, C]` of target, features and known, or with `known` or
-    `static` a mapping of `past` and these; y is `[B, H, targets]`.
+    group. A batch is `(x, y)`. x is `[B, L, C]` of target, features and known; with `known` or
+    `static` it is a mapping of `past` and these. y is `[B, H, targets]`.
 
     A `source` may also be a `TimeSeriesDataSet` of pytorch-forecasting, or several, which are read
     in turn. It defines its own windows: of the other settings those from `batch_size` on count.
