@@ -34,7 +34,7 @@ from flatout import (
     fit,
     load_predictor,
 )
-from flatout.bits.columns import Form, encoded
+from flatout.bits.columns import Form, encode_table
 from flatout.bits.grams import LABELS
 from flatout.bits.people import FIELDS, PeopleTable
 from flatout.report.summary import read_summary
@@ -70,7 +70,7 @@ def others(tmp_path_factory):
     """People that nobody trained on, with their filters."""
     folder = tmp_path_factory.mktemp("others")
     path = folder / "others.csv"
-    blocks = encoded(
+    blocks = encode_table(
         PeopleTable(PeopleConfig(rows=50, seed=99)),
         list(FIELDS),
         ENCODING,

@@ -287,7 +287,7 @@ def known_numbers(encoding: Sets, numbers: NDArray[np.int64] | None) -> Sets:
     )
 
 
-def encoded(
+def encode_table(
     table: Table,
     columns: list[str],
     config: EncodingConfig,
@@ -297,29 +297,30 @@ def encoded(
     drops_text: bool,
     empty_fields: Counter[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The table's blocks: the columns that are hashed, the encoding, and all others, as a run reads
-    them again.
+    """Encode a table block by block, as a run reads it again.
 
-    Fields without text are counted in `empty_fields`, by column.
+    A block has the hashed columns, the encoding, and all other columns. With `drops_text` only the
+    encoding and the column `uid` are left. Fields without text are counted in `empty_fields`, by
+    column.
     """
     encoder = config.build()
-    name = COLUMN[config.kind]
-    others = [
-        each
-        for each in table.columns
-        if each not in (*columns, name) and (not drops_text or each == uid)
-    ]
-    before = [] if drops_text else columns
+    encoding_name = COLUMN[config.kind]
+    others = [name for name in table.columns if name not in (*columns, encoding_name)]
+    before = columns
+    if drops_text:
+        others = [name for name in others if name == uid]
+        before = []
     for block in table.blocks([*columns, *others]):
         if empty_fields is not None:
-            missing = {
-                name: mask_of(is_missing(decoded(block.column(name)), Problem.single))
-                for name in columns
-            }
-            empty_fields.update(
-                {name: int(mask.sum()) for name, mask in missing.items() if mask.any()}
-            )
-        made = encoder.encode(join_fields([block.column(column) for column in columns]))
-        column = write_sets(*made) if isinstance(made, tuple) else write_bits(made, form)
+            for name in columns:
+                is_empty = mask_of(is_missing(decoded(block.column(name)), Problem.single))
+                # adding nothing would still list the column
+                if is_empty.any():
+                    empty_fields[name] += int(is_empty.sum())
+        encodings = encoder.encode(join_fields([block.column(name) for name in columns]))
+        if isinstance(encodings, tuple):
+            column = write_sets(*encodings)
+        else:
+            column = write_bits(encodings, form)
         arrays = [*map(block.column, before), column, *map(block.column, others)]
-        yield pa.RecordBatch.from_arrays(arrays, names=[*before, name, *others])
+        yield pa.RecordBatch.from_arrays(arrays, names=[*before, encoding_name, *others])

@@ -96,7 +96,9 @@ def conclusion(dice: float, trivial: float, rates: Rates) -> list[str]:
             " attack."
         )
     else:
-        share = "Some" if gained < _LITTLE else "Much" if gained < _MUCH else "Nearly all"
+        share = "Nearly all"
+        if gained < _MUCH:
+            share = "Some" if gained < _LITTLE else "Much"
         first = f"{share} of the plain text can be read off these encodings."
     return [
         (

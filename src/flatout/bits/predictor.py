@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from flatout.bits.columns import BitColumn, Form, known_numbers
 from flatout.bits.encodings import Packed, Sets
 from flatout.bits.grams import FIELD_END, LABEL_INDEX, join_fields, strip_punctuation
-from flatout.bits.info import BitInfo, GramLabels
+from flatout.bits.info import GramLabels
 from flatout.bits.reconstruct import LetterOrder, Reconstructor
 from flatout.bits.ridge import finished_answers
 from flatout.bits.scores import GramMetrics
+from flatout.bits.task import GramDecoder
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot
 from flatout.data.tables.table import Table, require_columns
 from flatout.engine.precision import answering
@@ -80,9 +81,9 @@ class GramPredictor(RunPredictor):
         raise UserError(where, f"a run on bit strings (model={model}) has no export", hint=hint)
 
     @classmethod
-    def of(cls, task: Any) -> GramPredictor:
+    def of(cls, task: GramDecoder) -> GramPredictor:
         """The predictor of a trained task."""
-        info: BitInfo = task.info
+        info = task.info
         texts = pc.replace_substring(info.texts("train").slice(0, _TEXTS_READ), FIELD_END, "")
         return cls(
             model=task.model.eval(),
@@ -223,14 +224,12 @@ class GramPredictor(RunPredictor):
                 pa.array(predictor.labels.names), predictor.outputs(encodings), predictor.threshold
             )
             if reconstructor is not None:
-                texts = [
-                    list(each)
-                    for each in reconstructor.candidates(predictor.detected(encodings).numpy())
-                ]
-                found["rebuilt"] = pa.array(
-                    [each[0] if each else None for each in texts], pa.string()
-                )
-                found["candidates"] = pa.array(texts, pa.list_(pa.string()))
+                detected = predictor.detected(encodings).numpy()
+                candidates = [list(texts) for texts in reconstructor.candidates(detected)]
+                # the likeliest text comes first
+                likeliest = [next(iter(texts), None) for texts in candidates]
+                found["rebuilt"] = pa.array(likeliest, pa.string())
+                found["candidates"] = pa.array(candidates, pa.list_(pa.string()))
             return Answered.beside(block, found)
 
         return in_order(answer, others, self.blocks(table))

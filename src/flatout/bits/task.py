@@ -21,12 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.bits.grams import FIELD_END, GramIndex, encode_targets, join_fields
-from flatout.bits.info import GramLabels
+from flatout.bits.info import BitInfo, GramLabels
 from flatout.bits.ridge import choose_ridge_share, finished_answers, start_at_ridge
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot
-from flatout.errors import check_settings, require, setting
+from flatout.errors import UserError, check_settings, setting
+from flatout.models.bit_mlp import BitMLP
 from flatout.run_log import RunLog
 from flatout.tasks.task import Task, real_rows
 
@@ -77,13 +78,13 @@ class GramDecoder(Task):
         weights = gram_weights(labels) if self.config.loss is GramLoss.weighted else None
         self.register_buffer("weights_C", weights, persistent=False)
 
-    def take_info(self, info: Any) -> None:
-        require(
-            isinstance(getattr(info, "labels", None), GramLabels),
-            "GramDecoder",
-            f"{type(info).__name__} has no grams",
-            hint="Use Classifier for texts and Tagger for tags.",
-        )
+    def take_info(self, info: object) -> None:
+        if not isinstance(info, BitInfo):
+            raise UserError(
+                "GramDecoder",
+                f"{type(info).__name__} has no grams",
+                hint="Use Classifier for texts and Tagger for tags.",
+            )
         self.take_labels(info.labels)
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
@@ -104,10 +105,12 @@ class GramDecoder(Task):
         self._recombine(feeds, seed)
 
     def _recombine(self, feeds: Feeds, seed: int) -> bool:
-        """Make texts of people that do not exist, of the training records' fields; False where none
-        are of use.
+        """Make texts of people that do not exist, from the fields of the training records.
+
+        False if the model has no use for them.
         """
-        if not self.config.recombine or getattr(self.model, "detectors", None) is None:
+        has_detectors = isinstance(self.model, BitMLP) and self.model.detectors is not None
+        if not self.config.recombine or not has_detectors:
             return False
         texts = recombined_texts(self.info.texts("train").slice(0, _TEXTS_READ), _RECOMBINED, seed)
         ids, lengths = encode_targets(texts, GramIndex(self.labels.hashed, is_frozen=True))
@@ -125,7 +128,7 @@ class GramDecoder(Task):
         choose_ridge_share(self.model, self.answers, self.labels.num_outputs, feeds.validation, log)
         return {}
 
-    def build_model(self, config: Any, info: Any) -> nn.Module:
+    def build_model(self, config: Any, info: BitInfo) -> nn.Module:
         return config.build(
             num_inputs=info.num_inputs, is_set=info.is_set, **self.labels.network_sizes()
         )
@@ -147,12 +150,11 @@ class GramDecoder(Task):
                 F.binary_cross_entropy_with_logits(detected, hashed, reduction="sum") / num_labels
             )
             total = total + self.config.detector_weight * losses
-        compose = getattr(self.model, "compose", None) if self.recombined else None
-        if compose is not None and (count := self._recombined_of(batch)):
+        model = self.model if self.recombined else None
+        if isinstance(model, BitMLP) and (count := self._recombined_of(batch)):
             known = self.recombined[0].take(count)
-            total = total + self._answers_loss(
-                compose(known[:, num_labels:]), known[:, :num_labels]
-            )
+            composed = model.compose(known[:, num_labels:])
+            total = total + self._answers_loss(composed, known[:, :num_labels])
         return total / batch.step_rows
 
     def begin_step(self) -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 
-from flatout.bits.columns import COLUMN, UIDS, Form, encoded, uid_of
+from flatout.bits.columns import COLUMN, UIDS, Form, encode_table, uid_of
 from flatout.bits.encodings import EncodingConfig, EncodingKind, Hashing
 from flatout.bits.people import PeopleConfig, PeopleTable
 from flatout.bits.recognise import find_encodings
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> None:
     empty_fields: Counter[str] = Counter()
     with block_writer(arguments.out, reads=arguments.file) as write, Progress() as progress:
         advance = progress.task("encoding")
-        blocks = encoded(
+        blocks = encode_table(
             table,
             columns,
             config,
