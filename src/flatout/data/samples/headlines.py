@@ -27,12 +27,13 @@ from flatout.data.samples.settings import SampleConfig
 from flatout.data.tables.table import GeneratedTable
 from flatout.errors import LARGEST_SEED, setting
 
-GENERATOR_VERSION = 1
-_BLOCK = 16_384
-_LONGEST = 34
+GENERATOR_VERSION = 1  # rows of a version never change
+_BLOCK = 16_384  # rows that are drawn together
+_LONGEST = 34  # words of a headline
+# Words that only one topic uses: the first ones are known words, the others are made up.
 _COMMON_PER_TOPIC = 30
 _RARE_PER_TOPIC = 250
-_NUM_NAMES = 24_000
+_NUM_NAMES = 24_000  # made-up names, of all topics
 
 _WRITTEN = tomllib.loads(Path(__file__).with_name("headlines.toml").read_text(encoding="utf-8"))
 _TOPICS = _WRITTEN["topics"]
@@ -42,13 +43,13 @@ _CLOSINGS = pa.array(["", "?", "!", " ..."])
 _OPENINGS = pa.array(["", "", *(f"{number} " for number in range(2, 100))])
 Numbers = NDArray[np.int64]
 _NUM_TEMPLATES = 40
-_NAME_SHARE = 0.24
-_MOST_OWN = 4
+_NAME_SHARE = 0.24  # of the places of a template
+_MOST_OWN = 4  # words of its own topic in a headline
+# Which places of a headline hold a name, template by template.
 _TEMPLATES = (
     np.random.Generator(np.random.Philox(key=[2011, 1])).random((_NUM_TEMPLATES, _LONGEST))
     < _NAME_SHARE
 )
-"""Which places of a headline hold a name, template by template."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -102,8 +103,9 @@ def _texts(random: np.random.Generator, topics: Numbers, num_classes: int) -> pa
 def _word_ids(
     random: np.random.Generator, topics: Numbers, num_classes: int
 ) -> tuple[NDArray[np.int32], Numbers]:
-    """Word ids of every row, and how many words each has: a long-tailed mix with the topic's words
-    in random places.
+    """Word ids of every row, and how many words each row has.
+
+    They are a long-tailed mix of common words and names, with the topic's words in random places.
     """
     lengths = np.clip(np.rint(random.gamma(9.0, 1.12, _BLOCK) + 0.7), 4, _LONGEST).astype(np.int64)
     is_word = np.arange(_LONGEST) < lengths[:, None]
@@ -131,8 +133,9 @@ def _word_ids(
 
 
 def _random_places(random: np.random.Generator, is_word: NDArray[np.bool_], count: int) -> Numbers:
-    """`count` places of each row in random order, counted over all rows' words; meaningless beyond
-    a row's words.
+    """`count` random places of each row, counted over the words of all rows.
+
+    A row of fewer words has meaningless places behind its own.
     """
     keys = np.full(is_word.shape, 2.0)
     keys[is_word] = random.random(np.count_nonzero(is_word))
@@ -147,8 +150,9 @@ def _random_places(random: np.random.Generator, is_word: NDArray[np.bool_], coun
 
 @lru_cache
 def _lexicon(num_classes: int) -> tuple[pa.Array, pa.Array]:
-    """All words (common, names, then each topic's own; all again with a capital) and the topics'
-    names.
+    """All words, and the names of the topics.
+
+    Words are the common ones, names, then each topic's own; all of them again with a capital.
     """
     random = np.random.Generator(np.random.Philox(key=[2011, 0]))
     taken = {*_COMMON, *" ".join(_TOPICS.values()).split()}
