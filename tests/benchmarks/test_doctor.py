@@ -212,6 +212,7 @@ def test_the_words_of_a_fix_are_put_into_the_script():
         assert with_fix(script, said) == replace(script, **changed)
 
 
+@pytest.mark.soak(seconds=5)
 def test_ten_scripts_are_planted_and_five_are_healthy_and_each_kind_of_module_trains():
     assert len(doctor_plain.PLANTED) == 10 and len(doctor_plain.HEALTHY) == 5
     with torch.random.fork_rng():

@@ -60,7 +60,8 @@ class StopAt(L.Callback):
             raise Stopped
 
 
-@pytest.mark.parametrize("loop", ["fast", pytest.param("plain", marks=pytest.mark.soak(seconds=7))])
+@pytest.mark.soak(seconds=7)
+@pytest.mark.parametrize("loop", ["fast", "plain"])
 def test_a_training_killed_inside_an_epoch_continues_to_the_same_weights(tmp_path, loop):
     whole = train("text", tmp_path / "whole", *loops(loop == "fast"))
     killed("text", tmp_path / "killed", loop, 27)

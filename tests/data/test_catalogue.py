@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 from tests.data.catalogue import CASES, Case
+from tests.params import at_once
 from tests.stores import open_store
 
 from flatout.data.checkup import check
@@ -22,6 +23,7 @@ def as_parameter(case):
 
 
 EACH = [as_parameter(case) for case in CASES]
+QUICK = [case for case in CASES if case.name not in LARGE]
 
 
 @pytest.mark.parametrize("case", EACH)
@@ -34,7 +36,7 @@ def test_a_case_is_told_or_repaired(case: Case, tmp_path):
     assert not list(tmp_path.glob("cache/**/manifest.json"))
 
 
-@pytest.mark.parametrize("case", EACH)
+@pytest.mark.parametrize("case", at_once(*QUICK[::3], of=CASES, seconds=4))
 def test_a_run_says_the_same_and_leaves_no_half_store(case: Case, tmp_path):
     if case.is_error:
         with pytest.raises(UserError) as mistake:

@@ -41,6 +41,7 @@ from tests.hostile import attempts as hostile
 from tests.hostile.paths import path_cases
 from tests.hostile.sending import ENVIRONMENT, sending_cases
 from tests.hostile.targets import FUNCTIONS, Case, all_cases, quick_cases
+from tests.params import at_once
 from tests.verbs import verb
 
 SOURCES = sorted(Path(flatout.__file__).parents[1].glob("**/*.py"))
@@ -536,7 +537,10 @@ HOSTILE_MODELS = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(HOSTILE_MODELS)))
+@pytest.mark.parametrize(
+    "number",
+    at_once(*range(0, len(HOSTILE_MODELS), 3), of=range(len(HOSTILE_MODELS)), seconds=1),
+)
 def test_a_model_folder_of_others_is_refused_in_one_message(number, model, capsys, tmp_path):
     folder = model(*HOSTILE_MODELS[number])
     with pytest.raises(UserError):

@@ -79,7 +79,7 @@ def usual_rungs() -> list[tuple[str, dict]]:
                     if key not in ("compiled", "graphs")
                 }
                 keywords |= {"workers": 0} if keywords.get("workers", 0) > 2 else {}
-                marks = () if len(found) % 2 == 0 else pytest.mark.soak(seconds=1)
+                marks = () if len(found) % 4 == 0 else pytest.mark.soak(seconds=1)
                 found.append(
                     pytest.param(ladder.program, keywords, id=f"{name}: {rung.name}", marks=marks)
                 )

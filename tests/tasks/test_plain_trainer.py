@@ -119,7 +119,7 @@ def train(
 
 
 @pytest.mark.parametrize("accumulate", at_once(4, of=[1, 4], seconds=1))
-@pytest.mark.parametrize("kind", ["text", "tags", "bits"])
+@pytest.mark.parametrize("kind", ["text", *at_once(of=["tags", "bits"], seconds=1)])
 def test_the_fast_loop_and_lightning_s_own_loop_give_the_same_losses_and_weights(
     tmp_path, kind, accumulate
 ):
