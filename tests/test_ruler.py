@@ -30,7 +30,7 @@ MOST_PLACES = {
     },
     "tests": {
         "packed": 0,
-        "nested": 144,
+        "nested": 44,
         "long lines": 0,
     },
 }
