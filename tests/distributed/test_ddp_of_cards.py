@@ -15,8 +15,6 @@ from tests.distributed.card_rank import STEPS
 from tests.started import free_port, said_by_all
 from tests.warm import begin_function
 
-pytestmark = pytest.mark.soak(seconds=6)
-
 
 @pytest.fixture(scope="module")
 def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
