@@ -74,6 +74,7 @@ def free_port() -> int:
 
 
 def losses(folder: Path) -> list[float]:
+    """The training losses of the run in a folder, step by step."""
     with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
         return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
 

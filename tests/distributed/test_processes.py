@@ -4,7 +4,6 @@ started.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,14 +32,10 @@ from flatout.distributed.ranks import Ranks
 from flatout.run.closing import Result
 from flatout.run.devices import choose_devices
 from tests.params import at_once
+from tests.started import losses
 
 ENCODER = TransformerConfig(hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0)
 HEADLINES = HeadlinesConfig(rows=203, eval_rows=51, classes=4)
-
-
-def losses(result: Result) -> list[float]:
-    with (result.folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
-        return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
 
 
 def trained(
@@ -133,8 +128,8 @@ SOAK = pytest.mark.soak(seconds=5)
 def test_two_ranks_train_like_one_with_twice_the_batch(case, tmp_path):
     data, model, settings = CASES[case]
     one, two = both(tmp_path, data, model, **settings)
-    assert len(losses(one)) == len(losses(two)) > 8
-    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    assert len(losses(one.folder)) == len(losses(two.folder)) > 8
+    assert losses(two.folder) == pytest.approx(losses(one.folder), rel=1e-5)
     # The correlation of answers that hardly differ yet follows their last digits.
     settled = {name: value for name, value in one.metrics.items() if not name.endswith("pearson")}
     assert {name: two.metrics[name] for name in settled} == pytest.approx(settled, rel=1e-5)
@@ -155,7 +150,7 @@ def test_two_ranks_read_what_the_first_has_stored_of_frozen_layers(tmp_path):
     said = (two.folder / "log.txt").read_text(encoding="utf-8")
     assert said.count("reuse: True (layer 1 and the embeddings never change") == 1
     one = trained(tmp_path, texts(), replace(model, reuse=False), 1)
-    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    assert losses(two.folder) == pytest.approx(losses(one.folder), rel=1e-5)
     assert two.metrics == pytest.approx(one.metrics, rel=1e-5)
 
 

@@ -36,6 +36,7 @@ from flatout.data.tables.fetched import fetch
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError
 from flatout.run.kinds import load_predictor
+from tests.composed import run_train
 from tests.faults import runs
 from tests.hostile import attempts as hostile
 from tests.hostile.paths import path_cases
@@ -618,7 +619,8 @@ def test_an_encoder_s_own_code_is_refused_and_never_run(
         "data.sample.rows=200",
         "data.sample.eval_rows=40",
     ]
-    assert trained(words, tmp_path, monkeypatch) == 2
+    words += [f"output={tmp_path / 'runs'}", "monitor.progress=false"]
+    assert run_train(words, monkeypatch) == 2
     said = capsys.readouterr().err
     assert message in said and "Traceback" not in said
     assert not canary.exists()
@@ -634,21 +636,10 @@ def test_a_tokenizer_s_own_code_is_never_run(encoder_with_code, tmp_path, monkey
         "data.sample.rows=200",
         "data.sample.eval_rows=40",
     ]
-    assert trained([*words, "trainer.max_epochs=1"], tmp_path, monkeypatch) in (0, 2)
+    words += [f"output={tmp_path / 'runs'}", "monitor.progress=false", "trainer.max_epochs=1"]
+    assert run_train(words, monkeypatch) in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
     assert not canary.exists()
-
-
-def trained(words, tmp_path, monkeypatch):
-    """`python -m train` in this process; its exit code."""
-    monkeypatch.setattr(
-        sys, "argv", ["train", *words, f"output={tmp_path / 'runs'}", "monitor.progress=false"]
-    )
-    try:
-        train.main()
-    except SystemExit as left:
-        return int(left.code or 0)
-    return 0
 
 
 # Labels that look like paths, markup or formulas.

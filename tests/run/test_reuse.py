@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import multiprocessing
 import os
@@ -41,6 +40,7 @@ from flatout.tasks.frozen_outputs import FrozenPart, StoredStates
 from tests.composed import run_train
 from tests.faults.plants import Planted, RaiseAt
 from tests.params import at_once
+from tests.started import losses
 from tests.verbs import verb
 
 ENCODER = TransformerConfig(
@@ -100,12 +100,6 @@ def train(data: TextDataConfig, model: TransformerConfig, folder: Path, **settin
     return fit(replace(data, cache=str(folder / "cache")), model, **(given | settings))
 
 
-def losses(result: Any) -> np.ndarray:
-    with (result.folder / "metrics.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return np.array([float(row["train/loss"]) for row in rows if row["train/loss"]])
-
-
 def choice_of(result: Any) -> dict[str, Any] | None:
     choices = read_summary(result.folder)["choices"]
     return next((each for each in choices if each["name"] == reuse.REUSE), None)
@@ -118,8 +112,8 @@ def reads(result: Any) -> bool:
 
 def require_equal(found: Any, expected: Any) -> None:
     assert reads(found) and not reads(expected)
-    assert len(losses(found)) > 5
-    np.testing.assert_allclose(losses(found), losses(expected), rtol=1e-5, atol=1e-6)
+    assert len(losses(found.folder)) > 5
+    np.testing.assert_allclose(losses(found.folder), losses(expected.folder), rtol=1e-5, atol=1e-6)
     weights, wanted = (
         load_file(each.folder / "model" / "model.safetensors") for each in (found, expected)
     )
@@ -279,7 +273,7 @@ def test_a_damaged_store_is_built_again(first):
     file.write_bytes(content)
     with pytest.warns(UserWarning, match=r"is damaged \(train/states\.bin\): it is built again"):
         again = train(CLASSES, ENCODER, folder)
-    np.testing.assert_array_equal(losses(again), losses(result))
+    np.testing.assert_array_equal(losses(again.folder), losses(result.folder))
 
 
 def test_beside_workers_the_training_process_reads_what_frozen_layers_put_out(
@@ -294,7 +288,7 @@ def test_beside_workers_the_training_process_reads_what_frozen_layers_put_out(
 
     monkeypatch.setattr(StoredStates, "__call__", noting)
     result = train(replace(CLASSES, feed=FeedKind.workers, workers=1), ENCODER, tmp_path)
-    np.testing.assert_array_equal(losses(result), losses(first[1]))
+    np.testing.assert_array_equal(losses(result.folder), losses(first[1].folder))
     assert set(readers) == {os.getpid()}
 
 
@@ -410,5 +404,5 @@ def test_half_the_bytes_are_a_choice_and_its_store_another_one(tmp_path):
     assert "64 bytes a token" in (found.folder / "log.txt").read_text(encoding="utf-8")
     exact = train(CLASSES, ENCODER, tmp_path)
     assert len(states_in(tmp_path)) == 2
-    difference = np.abs(losses(found) - losses(exact)).max()
+    difference = np.abs(np.subtract(losses(found.folder), losses(exact.folder))).max()
     assert 0 < difference < 0.01

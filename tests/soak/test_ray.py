@@ -32,6 +32,7 @@ from flatout import (
 )
 from flatout.data import encoded_units
 from flatout.data.text_data import TextData
+from tests.started import losses
 
 pytestmark = pytest.mark.soak(seconds=60)
 PAGE = Path(__file__).parents[2] / "docs" / "many_devices.md"
@@ -184,11 +185,6 @@ if __name__ == "__main__":
 def script_of_the_page() -> str:
     (script,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     return script
-
-
-def losses(folder: Path) -> list[float]:
-    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
-        return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
 
 
 def of_session(session: int) -> list[psutil.Process]:
