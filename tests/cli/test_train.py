@@ -61,9 +61,7 @@ def test_a_file_alone_leads_to_the_word_that_reads_it(tmp_path, monkeypatch, cap
     Path("run").mkdir()
     Path("run/overrides.txt").write_text("model=bilstm\n")
     assert run_train(["./run"], monkeypatch) == 2
-    message = (
-        "To resume that run, write resume=./run; its settings stand in its overrides.txt.\n"
-    )
+    message = "To resume that run, write resume=./run; its settings stand in its overrides.txt.\n"
     assert capsys.readouterr().err == f"command line: cannot read './run'. {message}"
 
 

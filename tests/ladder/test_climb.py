@@ -21,8 +21,8 @@ from flatout.ladder.chart import write_figure
 from flatout.ladder.climb import (
     ROUNDS,
     TOO_SHORT,
+    ClimbedRung,
     RungMeasurement,
-    Step,
     climb,
     measure_run,
     peak_memory_gb,
@@ -67,12 +67,12 @@ def measured(rows_per_s: float, startup_s: float = 1.0, **more) -> RungMeasureme
     return RungMeasurement(rows_per_s=rows_per_s, startup_s=startup_s, **{**known, **more})
 
 
-def steps_of(**rates: list[float]) -> list[Step]:
+def steps_of(**rates: list[float]) -> list[ClimbedRung]:
     """Steps of the ladder with so many rows a second in each round."""
     steps = []
     for rung in LADDER.rungs:
         found = {number: measured(rate) for number, rate in enumerate(rates.get(rung.name, []))}
-        steps.append(Step(rung, found, "" if found else TOO_SHORT))
+        steps.append(ClimbedRung(rung, found, "" if found else TOO_SHORT))
     return steps
 
 
@@ -109,7 +109,7 @@ def test_a_longer_budget_never_shortens_a_measurement(budget, rungs):
     assert seconds_of_measurement(2 * budget, rungs) >= seconds_of_measurement(budget, rungs) > 0
 
 
-def climb_without_time(folder: Path, monkeypatch) -> tuple[list[str], list[Step]]:
+def climb_without_time(folder: Path, monkeypatch) -> tuple[list[str], list[ClimbedRung]]:
     """Names of the rungs that are measured though the budget is over, and what a climb
     then knows.
     """
@@ -177,7 +177,7 @@ def test_a_gain_of_two_rounds_is_unsure_for_want_of_an_interval():
 
 def test_a_rung_that_learns_something_else_is_no_top_and_is_compared_with_it(tmp_path, monkeypatch):
     frozen = Rung(name="frozen", measures="other learning")
-    steps = [*steps_of(**STEPS), Step(frozen, {0: measured(900.0)})]
+    steps = [*steps_of(**STEPS), ClimbedRung(frozen, {0: measured(900.0)})]
     assert results(LADDER, steps, rows=10, about={})["whole"]["top"] == "top"
     scores = {"foot": 0.70, "top": 0.74, "frozen": 0.72}
     monkeypatch.setattr(

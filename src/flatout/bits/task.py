@@ -26,8 +26,10 @@ from flatout.bits.ridge import choose_ridge_share, finished_answers, start_at_ri
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot
+from flatout.data.info import DataInfo
 from flatout.errors import UserError, check_settings, setting
 from flatout.models.bit_mlp import BitMLP
+from flatout.models.contract import ModelConfig
 from flatout.run_log import RunLog
 from flatout.tasks.task import Task, real_rows
 
@@ -128,7 +130,8 @@ class GramDecoder(Task):
         choose_ridge_share(self.model, self.answers, self.labels.num_outputs, feeds.validation, log)
         return {}
 
-    def build_model(self, config: Any, info: BitInfo) -> nn.Module:
+    def build_model(self, config: ModelConfig, info: DataInfo) -> nn.Module:
+        assert isinstance(info, BitInfo)  # `take_info` has refused any other
         return config.build(
             num_inputs=info.num_inputs, is_set=info.is_set, **self.labels.network_sizes()
         )

@@ -185,7 +185,7 @@ Make = Callable[[Rung, float], Program]  # the program of a rung that trains for
 
 
 @dataclass(slots=True)
-class Step:
+class ClimbedRung:
     """A rung and what was measured of it, round by round."""
 
     rung: Rung
@@ -224,14 +224,14 @@ def rounds_of(count: int, top: int) -> Iterator[list[int]]:
 
 def climb(
     ladder: Ladder, make: Make, folder: Path, *, budget_s: float, say: Callable[[str], None]
-) -> list[Step]:
+) -> list[ClimbedRung]:
     """Measure all rungs that can be measured here, as often as `budget_s` seconds allow.
 
     `make` gives the program of a rung. Each measurement has a folder of its own below `folder`, and
     `say` gets a line about it. The foot and the top are measured once even beyond the budget.
     """
     until = time.monotonic() + budget_s
-    steps = [Step(rung, skipped=_why_not_timed(rung)) for rung in ladder.rungs]
+    steps = [ClimbedRung(rung, skipped=_why_not_timed(rung)) for rung in ladder.rungs]
     open_steps = [step for step in steps if not step.skipped]
     seconds = seconds_of_measurement(budget_s, len(open_steps))
     longest_s = dict[str, float]()  # of a rung's measurements so far, with their preparation
@@ -273,7 +273,7 @@ def _why_not_timed(rung: Rung) -> str:
     return find_missing(rung.needs)
 
 
-def ratio(below: Step, above: Step, measures: str = "training") -> Estimate:
+def ratio(below: ClimbedRung, above: ClimbedRung, measures: str = "training") -> Estimate:
     """How many times as fast the rung above is as the rung below.
 
     Rounds that measured both give a ratio each; their median is the value, and its interval is left

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from flatout.ladder.climb import TOO_SHORT, Step, ratio, top_of
+from flatout.ladder.climb import TOO_SHORT, ClimbedRung, ratio, top_of
 from flatout.ladder.compare_runs import Estimate
 from flatout.ladder.rungs import STARTUP, Ladder
 
@@ -35,14 +35,14 @@ _MEDIANS = (
 
 
 def results(
-    ladder: Ladder, steps: Sequence[Step], *, rows: int, about: dict[str, Any]
+    ladder: Ladder, steps: Sequence[ClimbedRung], *, rows: int, about: dict[str, Any]
 ) -> dict[str, Any]:
     """All figures of a ladder, as `ladder.json` holds them.
 
     `rows` are those of an epoch; `about` is taken in as it is (device, date, command).
     """
     rungs = list[dict[str, Any]]()
-    measured = list[Step]()
+    measured = list[ClimbedRung]()
     skipped = list[dict[str, str]]()
     for step in steps:
         rungs.append(_rung(step, measured))
@@ -66,7 +66,7 @@ def results(
     }
 
 
-def _rung(step: Step, below: Sequence[Step]) -> dict[str, Any]:
+def _rung(step: ClimbedRung, below: Sequence[ClimbedRung]) -> dict[str, Any]:
     """The figures of a rung; `below`: the rungs below it that were measured.
 
     `measured` is its gain over the next rung below, `cumulative` its gain over the foot. Both are
@@ -111,7 +111,7 @@ def judge(gain: Estimate) -> str:
     return PAYS if gain.low is not None and gain.low > 1 else UNSURE
 
 
-def _whole(measured: Sequence[Step], rows: int) -> dict[str, Any] | None:
+def _whole(measured: Sequence[ClimbedRung], rows: int) -> dict[str, Any] | None:
     """The ladder from its foot to its top; None where fewer than two rungs were measured."""
     top_place = top_of([step.rung for step in measured])
     if not top_place:
@@ -130,6 +130,6 @@ def _whole(measured: Sequence[Step], rows: int) -> dict[str, Any] | None:
     }
 
 
-def _epoch_minutes(step: Step, rows: int) -> float:
+def _epoch_minutes(step: ClimbedRung, rows: int) -> float:
     rows_per_s = step.middle("rows_per_s") or 1e-9
     return rows / rows_per_s / 60

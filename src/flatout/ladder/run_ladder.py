@@ -21,8 +21,8 @@ from flatout.ladder.case import describe, encoder_folder, program_of, require_fo
 from flatout.ladder.chart import write_figure
 from flatout.ladder.climb import (
     TOO_SHORT,
+    ClimbedRung,
     Program,
-    Step,
     climb,
     measure_apart,
     measure_run,
@@ -205,7 +205,9 @@ class _Rungs:
         return partial(measure_run, self.compose(words), words)
 
 
-def compare_quality(rungs: _Rungs, steps: Sequence[Step], seeds: int) -> dict[str, Any] | None:
+def compare_quality(
+    rungs: _Rungs, steps: Sequence[ClimbedRung], seeds: int
+) -> dict[str, Any] | None:
     """Train the foot, the top and rungs that learn something else to the end with several seeds;
     None without a top.
     """
