@@ -20,21 +20,21 @@ MOST_TOKENS_A_LINE = {"src": 8.9, "tests": 9.4}
 MOST_PLACES = {
     "src": {
         "packed": 0,
-        "nested": 120,
-        "walrus": 15,
+        "nested": 17,
+        "walrus": 2,
         "long lines": 0,
-        "wide functions": 34,
-        "Any parameters": 299,
-        "getattr with a default": 121,
-        "vars": 65,
+        "wide functions": 24,
+        "Any parameters": 73,
+        "getattr with a default": 65,
+        "vars": 19,
     },
     "tests": {
         "packed": 0,
-        "nested": 44,
+        "nested": 40,
         "long lines": 0,
     },
 }
-LEAST_COMMENTS = 18
+LEAST_COMMENTS = 23
 """Lines of the package, of a thousand, that are comments."""
 
 
