@@ -296,7 +296,7 @@ class RunConfig:
         )
         epochs = self.trainer.get("max_epochs")
         is_count = epochs is None or (isinstance(epochs, int) and epochs >= 1)
-        require(is_count, "trainer.max_epochs", f"{epochs}", allowed="1 or more")
+        require(is_count, "trainer.max_epochs", f"{epochs}", allowed="a whole number, 1 or more")
 
     @property
     def is_sharded(self) -> bool:

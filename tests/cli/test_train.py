@@ -115,7 +115,7 @@ MISTAKES = {
     "+trainer.precision=32": "trainer.precision: has a setting of its own. Set precision instead.",
     "optim.eps=-1": "optim.eps: -1.0 (0 or more)",
     "model=transformer model.intermediate=0": "model.intermediate: 0 (1 or more, or null)",
-    "trainer.max_epochs=0": "trainer.max_epochs: 0 (1 or more)",
+    "trainer.max_epochs=0": "trainer.max_epochs: 0 (a whole number, 1 or more)",
     "task.weights=balanced": (
         "'balanced' does not fit. python -m flatout settings task.weights shows an example."
     ),

@@ -25,6 +25,9 @@ TRAIN = {
     "+model.hiden=3": (
         "model.hiden: no such key (embedding, vectors, freeze_vectors, hidden, layers,"
     ),
+    "optim.learning_rate=1e-3": "Did you mean 'optim.lr'?",
+    "checkpoint.monitor=val_loss": "Did you mean 'checkpoint.metric'?",
+    "modle=textcnn": "Did you mean 'model'?",
     "++data.zzz=3": "data.zzz: no such key. python -m flatout settings data lists all.",
     "~model.hiden": "model.hiden: no such key",
     "data=cells data.noise.voltage=1": (

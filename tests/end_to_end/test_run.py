@@ -413,8 +413,13 @@ def test_empty_texts_are_dropped_and_told(tmp_path, capsys):
 
 
 def test_an_unknown_setting_is_refused():
-    with pytest.raises(UserError, match="fit: no setting epoch"):
+    with pytest.raises(UserError, match=r"fit: no setting epoch .* Did you mean 'epochs'\?"):
         fit(epoch=3)
+
+
+def test_a_length_that_is_given_twice_is_refused():
+    with pytest.raises(UserError, match="fit: epochs=2, and trainer has max_epochs, too"):
+        fit(epochs=2, trainer={"max_epochs": 3})
 
 
 def test_validation_must_not_be_the_training_file():

@@ -36,7 +36,8 @@ def test_runs_are_paired_by_their_seeds(groups):
     assert found.difference.value == pytest.approx(1.0)
     assert found.difference.high - found.difference.low < 1e-6, "each pair differs by the same"
     assert found.lines() == [
-        "no loss beyond 0.5 points (+1.00 points, 95 % interval +1.00 to +1.00)"
+        "the second is better by 1.00 points: no loss beyond 0.5 points (+1.00 points, 95 %"
+        " interval +1.00 to +1.00)"
     ]
 
 

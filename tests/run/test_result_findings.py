@@ -120,6 +120,10 @@ def test_a_finished_run_prints_and_keeps_its_best_epoch_and_what_to_try(
     assert epoch in (1, 2)
     assert f"best epoch         {epoch} of 2, by val/accuracy" in printed
     assert "few steps" in printed
+    shown = repr(result)
+    assert len(shown.splitlines()) <= 12, "a notebook shows folder and scores, not the network"
+    assert str(result.folder) in shown
+    assert f"{result.metrics['test/accuracy']:.4f}" in shown
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert f"{epoch} of 2, by val/accuracy" in page
     assert "data.batch_size=16" in page

@@ -48,6 +48,14 @@ COMPONENTS: dict[str, dict[str, type]] = {
 OPTIONS = [
     (group, name, kind) for group, classes in COMPONENTS.items() for name, kind in classes.items()
 ]
+# words that other libraries have for a setting, alone or behind a group
+_WORDS_ELSEWHERE = {
+    "learning_rate": "optim.lr",
+    "num_train_epochs": "trainer.max_epochs",
+    "per_device_train_batch_size": "data.batch_size",
+    "checkpoint.monitor": "checkpoint.metric",
+    "optim.learning_rate": "optim.lr",
+}
 _ALMOST = 0.75  # least likeness of two keys that stand in different groups
 
 
@@ -269,12 +277,17 @@ def find_key(word: str) -> str | None:
     by_name = {key.rpartition(".")[2]: key for key in sorted(known_keys(), key=rank, reverse=True)}
     top = [*GROUPS, *(field.name for field in fields(RunConfig))]
     by_name |= dict(zip(top, top, strict=True))
-    near = nearest(word, by_name, least=_ALMOST)
+    if word in by_name:
+        return by_name[word]
+    # `modle` is like `mode`, a setting of checkpoints; but who types no group means one of these
+    near = nearest(word, top, least=_ALMOST) or nearest(word, by_name, least=_ALMOST)
     return by_name[near] if near else None
 
 
 def _nearest_key(key: str, beside: Sequence[str], typed: str) -> str | None:
     """The key that was meant: in its group, in another, or with its group."""
+    if typed in _WORDS_ELSEWHERE:
+        return _WORDS_ELSEWHERE[typed]
     parent, _, name = key.rpartition(".")
     if typed != key and (whole := nearest(typed, known_keys(), least=_ALMOST)):
         return whole

@@ -39,7 +39,11 @@ class Comparison:
     def lines(self) -> list[str]:
         """What to print below the table."""
         found = self.difference
-        said = quality_sentence(self.difference)
+        better = "first" if found.value < 0 else "second"
+        said = f"the {better} is better by {abs(found.value):.2f} points"
+        if found.value == 0:
+            said = "both are equal"
+        said += f": {quality_sentence(found)}"
         if not self.unit:
             sure = (
                 ""
@@ -119,7 +123,7 @@ def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str], 
             seed not in found,
             "compare",
             f"{folder} has two finished runs with seed {seed}",
-            hint="Move one of them out of the folder.",
+            hint="Name one of its run folders.",
         )
         found[seed] = summary
     require(

@@ -58,9 +58,9 @@ Answers = RunPredictor | NoAnswers  # what answers for new rows after training
 _MOST_ALONE_S = 5.0  # that a rank trains alone, to time it
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Result:
-    """What a finished run leaves behind."""
+    """What a finished run leaves behind. Printed, it names its folder and its scores."""
 
     folder: Path
     metrics: dict[str, float]  # `val/…` of the best checkpoint and `test/…`
@@ -68,6 +68,15 @@ class Result:
     predictor: Answers
     summary: dict[str, Any]
     metric: str  # name of the validation metric that decided which checkpoint is best
+
+    def __repr__(self) -> str:
+        is_tested = any(name.startswith("test/") for name in self.metrics)
+        split = "test/" if is_tested else "val/"
+        lines = [f"Result of the run in {self.folder}"]
+        for name, value in self.metrics.items():
+            if name.startswith(split):
+                lines.append(f"{name:<18} {value:.4f}")
+        return "\n".join(lines)
 
     @property
     def verdict(self) -> dict[str, Any] | None:
@@ -228,7 +237,8 @@ def write_verdict(
     else:
         evidence = judge(parts.ours, settings, training, folder)
     if evidence is None:
-        folder.say(f"verdict: none, a verdict needs {LEAST_STEPS} steps")
+        if settings.asked.monitor.verdict:
+            folder.say(f"verdict: none, a verdict needs {LEAST_STEPS} steps")
     elif folder.is_first:
         folder.summary.set("evidence", asdict(evidence))
         judgement = verdict(evidence)

@@ -38,6 +38,7 @@ from flatout.errors import (
     OtherRankEnded,
     RunBroke,
     UserError,
+    did_you_mean,
     require,
     write_for_launcher,
 )
@@ -321,6 +322,12 @@ def fit(
     )
     if max_epochs is None:
         max_epochs = epochs
+    require(
+        max_epochs is None or "max_epochs" not in (settings.get("trainer") or {}),
+        "fit",
+        f"epochs={max_epochs}, and trainer has max_epochs, too",
+        hint="Leave one of them out.",
+    )
     # A process that multiprocessing spawns reads the script once more before it begins its work.
     is_reading_script = getattr(multiprocessing.current_process(), "_inheriting", False)
     require(
@@ -337,12 +344,14 @@ def fit(
     if isinstance(model, Task):
         settings = {"task": model.config, "optim": model.optim, **settings}
         model = model.model if model.model_config is None else model.model_config
-    unknown = settings.keys() - RunConfig.__dataclass_fields__.keys()
+    known = ("epochs", "max_epochs", "folder", *RunConfig.__dataclass_fields__)
+    unknown = sorted(settings.keys() - set(known))
     require(
         not unknown,
         "fit",
-        f"no setting {', '.join(sorted(unknown))}",
-        allowed=", ".join(RunConfig.__dataclass_fields__),
+        f"no setting {', '.join(unknown)}",
+        allowed=", ".join(known),
+        hint=did_you_mean(unknown[0], known) if unknown else "",
     )
     config = RunConfig(data=data, model=model, **settings)
     if max_epochs is not None:
