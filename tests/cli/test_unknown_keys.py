@@ -25,6 +25,9 @@ TRAIN = {
     "+model.hiden=3": (
         "model.hiden: no such key (embedding, vectors, freeze_vectors, hidden, layers,"
     ),
+    "optim.lr=log(1e-4,1e-2)": "In a sweep write 'optim.lr=tag(log,interval(1e-4,1e-2))'.",
+    "optim.lr=uniform(1,2)": "In a sweep write 'optim.lr=interval(1,2)'.",
+    "data.text=f(x)": "data.text: f(x): unknown function 'f'. Sweeps know choice(…), range(…)",
     "optim.learning_rate=1e-3": "Did you mean 'optim.lr'?",
     "checkpoint.monitor=val_loss": "Did you mean 'checkpoint.metric'?",
     "modle=textcnn": "Did you mean 'model'?",

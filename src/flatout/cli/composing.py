@@ -56,6 +56,13 @@ _WORDS_ELSEWHERE = {
     "checkpoint.monitor": "checkpoint.metric",
     "optim.learning_rate": "optim.lr",
 }
+# words that other libraries have for what a sweep searches
+_SEARCHED_ELSEWHERE = {
+    "log": "tag(log,{})",
+    "loguniform": "tag(log,{})",
+    "log_uniform": "tag(log,{})",
+    "uniform": "{}",
+}
 _ALMOST = 0.75  # least likeness of two keys that stand in different groups
 
 
@@ -72,6 +79,8 @@ def explain(error: BaseException) -> UserError | None:
     override = facts.get("override") or _first(
         r"override '?([^'\n]+?)'?(?:\.? No match.*|\.?)$", str(error)
     )
+    if override and " while evaluating " in message:
+        return _wrong_function(override, str(inner))
     match type(inner).__name__:
         case "MissingConfigException":
             group, _, option = (facts.get("missing_cfg_file") or "").rpartition("/")
@@ -158,6 +167,23 @@ def _unreadable(override: str) -> UserError:
     elif "=" not in override and Path(override).exists():
         hint = f"To train on that file, write data.source={override}."
     return UserError("command line", f"cannot read {override!r}", hint=hint)
+
+
+def _wrong_function(override: str, reason: str) -> UserError:
+    """The mistake of a value such as `log(1e-4,1e-2)`, which Hydra cannot evaluate."""
+    key, _, value = override.lstrip("+").partition("=")
+    name, _, arguments = value.partition("(")
+    if name in _SEARCHED_ELSEWHERE:
+        meant = _SEARCHED_ELSEWHERE[name].format(f"interval({arguments}")
+        return UserError(
+            key, f"{value}: no function {name!r}", hint=f"In a sweep write '{key}={meant}'."
+        )
+    first = reason.splitlines()[0] if reason else "it cannot be evaluated"
+    return UserError(
+        key,
+        f"{value}: {first[:1].lower()}{first[1:]}",
+        hint="Sweeps know choice(…), range(…) and interval(…); quote a text with brackets.",
+    )
 
 
 def _wrong_value(key: str, value: str, message: str) -> UserError:
