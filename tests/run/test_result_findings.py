@@ -23,17 +23,25 @@ def _summary(
     }
 
 
+def _find(
+    summary: dict[str, Any],
+    per_class: list[dict[str, Any]],
+    max_epochs: int,
+    *,
+    batch_size_sets_steps: bool = True,
+) -> list[dict[str, str]]:
+    return find_in_result(
+        summary, per_class, max_epochs, batch_size_sets_steps=batch_size_sets_steps
+    )
+
+
 def _class(name: str, recall: float, rows: int) -> dict[str, Any]:
     return {"class": name, "precision": recall, "recall": recall, "f1": recall, "support": rows}
 
 
-def _names(found: list[dict[str, str]]) -> list[str]:
-    return [finding["name"] for finding in found]
-
-
 def test_a_run_that_is_right_for_one_class_alone_says_so_and_names_that_class_share() -> None:
     per_class = [_class("yes", 1.0, 97), _class("no", 0.0, 8)]
-    (finding,) = find_in_result(_summary(), per_class, 8)
+    (finding,) = _find(_summary(), per_class, 8)
     assert finding["name"] == "one class"
     assert "'yes'" in finding["text"]
     assert "92.4%" in finding["text"]
@@ -42,33 +50,37 @@ def test_a_run_that_is_right_for_one_class_alone_says_so_and_names_that_class_sh
 
 def test_a_class_of_few_rows_that_is_never_right_is_no_finding() -> None:
     per_class = [_class("yes", 1.0, 97), _class("no", 0.0, 2)]
-    assert find_in_result(_summary(), per_class, 8) == []
+    assert _find(_summary(), per_class, 8) == []
 
 
 def test_two_classes_that_are_right_now_and_then_are_no_finding() -> None:
     per_class = [_class("a", 0.9, 50), _class("b", 0.1, 50), _class("c", 0.0, 50)]
-    assert find_in_result(_summary(), per_class, 8) == []
+    assert _find(_summary(), per_class, 8) == []
 
 
 def test_few_steps_are_named_with_a_batch_size_that_makes_more_of_them() -> None:
-    (finding,) = find_in_result(_summary(steps=56), [], 8)
+    (finding,) = _find(_summary(steps=56), [], 8)
     assert finding["name"] == "few steps"
     assert "data.batch_size=16" in finding["text"]
     assert "448 steps" in finding["text"]
 
 
 def test_a_run_in_small_batches_is_not_told_to_take_smaller_ones() -> None:
-    assert find_in_result(_summary(steps=56, rows_per_step=16), [], 8) == []
+    assert _find(_summary(steps=56, rows_per_step=16), [], 8) == []
+
+
+def test_no_batch_size_is_advised_where_it_does_not_decide_the_steps() -> None:
+    assert _find(_summary(steps=56), [], 8, batch_size_sets_steps=False) == []
 
 
 def test_a_run_whose_last_epoch_is_best_names_a_longer_one() -> None:
-    (finding,) = find_in_result(_summary(best_epoch=8), [], 8)
+    (finding,) = _find(_summary(best_epoch=8), [], 8)
     assert finding["name"] == "still rising"
     assert "trainer.max_epochs=16" in finding["text"]
 
 
 def test_a_run_of_one_epoch_is_not_said_to_be_rising() -> None:
-    assert find_in_result(_summary(best_epoch=1), [], 1) == []
+    assert _find(_summary(best_epoch=1), [], 1) == []
 
 
 def _judge(best: Best, epoch: int, accuracy: float, loss: float | None) -> None:

@@ -39,18 +39,17 @@ class Comparison:
     def lines(self) -> list[str]:
         """What to print below the table."""
         found = self.difference
-        better = "first" if found.value < 0 else "second"
-        said = f"the {better} is better by {abs(found.value):.2f} points"
-        if found.value == 0:
-            said = "both are equal"
-        said += f": {quality_sentence(found)}"
         if not self.unit:
-            sure = (
-                ""
-                if found.low is None
-                else f", 95 % interval {found.low:+.4g} to {found.high:+.4g}"
-            )
-            said = f"difference of {self.metric}: {found.value:+.4g}{sure}; smaller is better"
+            said = f"difference of {self.metric}: {found.value:+.4g}"
+            if found.low is not None:
+                said += f", 95 % interval {found.low:+.4g} to {found.high:+.4g}"
+            said += "; smaller is better"
+        elif found.value == 0:
+            said = f"both are equal: {quality_sentence(found)}"
+        else:
+            better = "first" if found.value < 0 else "second"
+            said = f"the {better} is better by {abs(found.value):.2f} points"
+            said += f": {quality_sentence(found)}"
         return [*self.notes, said]
 
 

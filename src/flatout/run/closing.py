@@ -356,12 +356,28 @@ def report_kind(
         kind.report(ours.task, predictor, ours.feeds, values, folder.path, folder)
 
 
+def _batch_size_sets_steps(settings: Settings, parts: RunParts) -> bool:
+    """Whether steps are one batch of `data.batch_size` rows, and epochs alone end the run."""
+    if parts.ours is None:
+        return False
+    plan = parts.ours.feeds.train.plan
+    is_one_batch = plan.parts == 1 and plan.tokens_per_batch is None
+    limits = ("max_steps", "limit_train_batches", "max_time")
+    is_limited = any(settings.trainer.get(name) not in (None, -1) for name in limits)
+    return is_one_batch and not is_limited
+
+
 def write_reports(
     settings: Settings, parts: RunParts, answers: RunAnswers, folder: RunFolder
 ) -> None:
     """Write the page, print the closing table, and complete what TensorBoard shows."""
     max_epochs = int(settings.trainer.get("max_epochs") or EPOCHS)
-    findings = find_in_result(folder.summary.values, answers.per_class, max_epochs)
+    findings = find_in_result(
+        folder.summary.values,
+        answers.per_class,
+        max_epochs,
+        batch_size_sets_steps=_batch_size_sets_steps(settings, parts),
+    )
     folder.summary.set("findings", findings)
     values = {**folder.summary.values, "status": "finished"}
     curves = read_curves(folder.path)

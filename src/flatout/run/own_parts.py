@@ -55,8 +55,7 @@ def require_picklable(task: object, data: object) -> None:
     for key, part in (("task", task), ("data", data)):
         try:
             ForkingPickler.dumps(part)
-        except Exception as error:
-            # pickling runs methods of all its attributes, which may raise anything
+        except Exception as error:  # pickling runs methods of all its attributes: any class
             raise UserError(
                 key,
                 f"{type(part).__name__} cannot be sent to other processes: {error}",
