@@ -6,6 +6,7 @@ A GPU's scaler works on a CPU too, so what is said of fp16 is tested on any mach
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 
 from flatout.engine import FastLoop
-from flatout.engine.clipping import clip_divisor
+from flatout.engine.clipping import clip_divisor, divide_and_check
 from flatout.engine.step import Step
+from flatout.engine.step_losses import NotFinite, StepLosses
 from flatout.engine.weight_average import WeightAverage
 
 pytestmark = pytest.mark.filterwarnings(
@@ -151,6 +153,28 @@ def test_clipping_folded_into_the_step_equals_clipping_before_it(tmp_path, fused
     trained(tmp_path, plain, scaled=False, clip=0.5)
     trained(tmp_path, fast, FastLoop(), scaled=False, clip=0.5)
     torch.testing.assert_close(weights_of(fast), weights_of(plain), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("number", [0.0, 0.1, 0.5, 3.0, 1e30, float("inf"), float("nan")])
+def test_a_divisor_made_with_its_check_equals_one_made_without(number):
+    norm = torch.tensor(number)
+    broken = torch.zeros(())
+    divisor = divide_and_check(norm, torch.tensor(1 / 0.5), broken)
+    expected = clip_divisor(norm, 0.5)
+    assert torch.allclose(divisor, expected, rtol=1e-6, equal_nan=True)
+    assert bool(broken) is not math.isfinite(number)
+    assert torch.equal(norm, torch.tensor(number)) or math.isnan(number)
+
+
+def test_a_flag_stays_with_stop_and_is_set_back_with_skip():
+    norms = [torch.tensor(2.0), torch.tensor(float("inf")), torch.tensor(2.0)]
+    for policy, expected in ((NotFinite.stop, [0, 1, 1]), (NotFinite.skip, [0, 1, 0])):
+        losses = StepLosses(policy)
+        flags = []
+        for norm in norms:
+            losses.flag_broken(norm, 0.5)
+            flags.append(int(losses.broken))
+        assert flags == expected
 
 
 def test_a_short_gradient_is_divided_by_one():

@@ -35,7 +35,7 @@ from lightning.pytorch.overrides.distributed import prepare_for_backward as prep
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.call import _call_lightning_module_hook as call_module_hook
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -203,7 +203,20 @@ def run_training_step(
         raise RuntimeError(
             "training_step returned None. With several ranks it must return a loss for each batch."
         )
+    if isinstance(output, Tensor) and trainer.accumulate_grad_batches == 1:
+        return _undivided_result(output)
     return ClosureResult.from_training_step_output(output, trainer.accumulate_grad_batches)
+
+
+def _undivided_result(loss: Tensor) -> ClosureResult:
+    """The result of a step of one batch, without a division by 1 and a copy of the loss.
+
+    On a GPU each of these, and the division's backward pass, is an operator to launch.
+    """
+    result = ClosureResult(None)
+    result.closure_loss = loss
+    result.loss = loss.detach()
+    return result
 
 
 def run_inside_ddp(

@@ -75,6 +75,7 @@ class LightningSide:
         self._batch_idx = 0
         self._must_zero_gradients = False
         self._result: ClosureResult | None = None
+        self._one: Tensor | None = None  # see `_root_gradient`
 
     @property
     def steps_done(self) -> int:
@@ -150,7 +151,7 @@ class LightningSide:
         """Add the gradients of one piece of a step; after its last piece, ranks exchange them."""
         if self._calls_backward_itself:
             self.call_hooks("on_before_backward", loss)
-            loss.backward()
+            loss.backward(self._root_gradient(loss))
             self.call_hooks("on_after_backward")
             return
         # DDP prepares for the exchange at the end of its forward pass. Here the backward pass runs
@@ -195,6 +196,17 @@ class LightningSide:
         self._optimization.optim_progress.optimizer.step.increment_completed()
         if self._after_optimizer_step is not None:
             self._after_optimizer_step()
+
+    def _root_gradient(self, loss: Tensor) -> Tensor | None:
+        """The gradient of a loss by itself, 1, which torch would make anew in each backward pass.
+
+        None where the loss is no single number: torch decides about such ones.
+        """
+        if loss.dim():
+            return None
+        if self._one is None or self._one.dtype is not loss.dtype:
+            self._one = torch.ones_like(loss)
+        return self._one
 
     def _zero_gradients(self) -> None:
         self._must_zero_gradients = False

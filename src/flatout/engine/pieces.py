@@ -18,7 +18,8 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from flatout.data.batches.flat_batch import FlatBatch, cut_batch
 from flatout.distributed.collectives import SharedMaximum
@@ -35,6 +36,8 @@ _OUT_OF_MEMORY_TEXTS = re.compile(
 )
 # After an error of NCCL ranks cannot communicate any more, so repeating a step makes no sense.
 _LOST_RANKS_TEXTS = re.compile(r"\bNCCL\b")
+# layers that keep running means
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 TRAINING = "training"
 EVALUATION = "evaluation"
 
@@ -239,3 +242,36 @@ def no_memory_for_state(why: str) -> UserError:
             " change little."
         ),
     )
+
+
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """Buffers of batch normalisation layers, which every forward pass in training changes."""
+    layers = (module for module in model.modules() if isinstance(module, BATCH_NORMS))
+    return [buffer for layer in layers for buffer in layer.buffers()]
+
+
+def update_first(
+    update: Callable[[], None],
+    weights: list[nn.Parameter],
+    optimizer: Optimizer,
+    *,
+    may_repeat: bool,
+) -> None:
+    """Take a training's first update, in which the optimizer allocates its state.
+
+    After out-of-memory it frees cached memory and tries once more, if it `may_repeat`. Smaller
+    batches would not help: the state is as large as the weights, or twice.
+    """
+    # A second try is right only if the first has changed no weight. Each write to a tensor raises
+    # its `_version`, so equal versions mean unchanged weights.
+    before = [weight._version for weight in weights]
+    with CatchOutOfMemory() as caught:
+        return update()
+    has_changed = before != [weight._version for weight in weights]
+    if has_changed or not may_repeat:
+        raise no_memory_for_state(caught.message)
+    optimizer.state.clear()  # the first weights may have theirs already
+    give_back_memory()
+    with caught:
+        return update()
+    raise no_memory_for_state(caught.message)

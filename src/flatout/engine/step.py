@@ -40,15 +40,13 @@ from flatout.engine.pieces import (
     TRAINING,
     CatchOutOfMemory,
     Pieces,
-    give_back_memory,
-    no_memory_for_state,
+    running_statistics,
+    update_first,
 )
 from flatout.engine.random_state import random_state, restore_random_state
 from flatout.engine.step_losses import StepLosses
 from flatout.models.lean import LeanEmbedding
 
-# layers that keep running means
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 Edge = Callable[[int], float]
 """The clock of a batch: `edge(1)` ends a forward pass. See `FastLoop.edge`."""
 
@@ -121,7 +119,8 @@ class Step:
             may_update = self._clip_and_check()
             self._is_updating = True
             if may_update and not self.optimizer.state:
-                self._update_first()
+                may_repeat = self.side.scaler is None
+                update_first(self._update, self.weights, self.optimizer, may_repeat=may_repeat)
             elif may_update:
                 self._update()
             self.side.end_step()
@@ -225,14 +224,15 @@ class Step:
         if norm is None:
             norm = gradient_length(self.weights)
             self.losses.norms.append(norm)
+            self.losses.flag_broken(norm, math.inf)
         # A fused optimizer leaves the step out where this number on the device is 1. With
         # not_finite=stop it then stays 1, so no later step changes a weight either. The host waits
         # for nothing; the next `take_losses` finds which step it was.
-        vars(self.optimizer)["found_inf"] = self.losses.flag_broken(norm)
+        vars(self.optimizer)["found_inf"] = self.losses.broken
         return True
 
     def _clip(self) -> Tensor | None:
-        """Clip as the Trainer's arguments say.
+        """Clip as the Trainer's arguments say; on a GPU, flag a gradient that is not finite.
 
         Returns the gradient's norm before clipping, or None if it was not computed: no clipping, or
         clipping by value or by the module's own `configure_gradient_clipping`.
@@ -245,12 +245,16 @@ class Step:
             return None
         # A fused optimizer divides gradients by `grad_scale` as it reads them, which saves a pass
         # over memory. Sharded gradients need a norm over all ranks.
-        if is_fused(self.optimizer) and not self.side.is_sharded:
-            norm = gradient_length(self.weights)
-            vars(self.optimizer)["grad_scale"] = clip_divisor(norm, longest)
-        else:
-            norm = clip_gradients(self.weights, longest)
+        divides = is_fused(self.optimizer) and not self.side.is_sharded
+        norm = gradient_length(self.weights) if divides else clip_gradients(self.weights, longest)
         self.losses.norms.append(norm)
+        divisor: Tensor | None = None
+        if not self._decides_on_host:
+            divisor = self.losses.flag_broken(norm, longest)
+        elif divides:
+            divisor = clip_divisor(norm, longest)
+        if divides:
+            vars(self.optimizer)["grad_scale"] = divisor
         return norm
 
     def _update(self) -> None:
@@ -283,29 +287,3 @@ class Step:
         vars(self.optimizer)["grad_scale"] = divisor
         scaler.step(self.optimizer)
         scaler.update()
-
-    def _update_first(self) -> None:
-        """Take the first step, in which the optimizer allocates its state.
-
-        After out-of-memory it frees cached memory and tries once more. Smaller batches would not
-        help: the state is as large as the weights, or twice.
-        """
-        # A second try is right only if the first has changed no weight. Each write to a tensor
-        # raises its `_version`, so equal versions mean unchanged weights.
-        before = [weight._version for weight in self.weights]
-        with CatchOutOfMemory() as caught:
-            return self._update()
-        has_changed = before != [weight._version for weight in self.weights]
-        if self.side.scaler is not None or has_changed:
-            raise no_memory_for_state(caught.message)
-        self.optimizer.state.clear()  # the first weights may have theirs already
-        give_back_memory()
-        with caught:
-            return self._update()
-        raise no_memory_for_state(caught.message)
-
-
-def running_statistics(model: nn.Module) -> list[Tensor]:
-    """Buffers of batch normalisation layers, which every forward pass in training changes."""
-    layers = (module for module in model.modules() if isinstance(module, BATCH_NORMS))
-    return [buffer for layer in layers for buffer in layer.buffers()]

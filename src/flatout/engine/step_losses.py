@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flatout.distributed.collectives import are_several
+from flatout.engine.clipping import divide_and_check
 from flatout.errors import UserError, require
 
 _MOST_IN_A_ROW = 20  # so many steps skipped one after the other end the training
@@ -41,7 +42,12 @@ class StepLosses:
         self.values: list[Tensor] = []  # losses that were not read yet, one a step
         self.norms: list[Tensor] = []  # gradient norms likewise; none where nobody computes them
         self.skipped: list[int] = []  # all steps left out so far, counted from 0
-        self._broken: Tensor | None = None  # see `flag_broken`
+        self.broken: Tensor | None = None
+        """1 on the device where the step must be left out, else 0; None before `flag_broken`.
+
+        It is always the same tensor: a captured step writes to its address.
+        """
+        self._shortenings: dict[float, Tensor] = {}  # 1 / the longest norm, on the device
 
     @property
     def may_be_broken(self) -> bool:
@@ -49,7 +55,7 @@ class StepLosses:
 
         Waits for the device. Always False where the host decides.
         """
-        return self._broken is not None and self.policy is NotFinite.stop and bool(self._broken)
+        return self.broken is not None and self.policy is NotFinite.stop and bool(self.broken)
 
     @contextmanager
     def of_step(self, loss: Tensor | None) -> Iterator[None]:
@@ -69,6 +75,9 @@ class StepLosses:
             raise
 
     def to(self, device: torch.device) -> None:
+        """Begin a training on this device, with the losses that a checkpoint may have brought."""
+        self.broken = None
+        self._shortenings.clear()
         self.values = [loss.to(device) for loss in self.values]
         self.norms = [norm.to(device) for norm in self.norms]
 
@@ -88,18 +97,22 @@ class StepLosses:
             raise self._not_finite(step)
         return False
 
-    def flag_broken(self, norm: Tensor) -> Tensor:
-        """Decide on the device: a tensor of 1 if the step must be left out, else 0.
+    def flag_broken(self, norm: Tensor, longest: float) -> Tensor:
+        """Decide on the device, in `broken`, whether the step must be left out.
 
-        With `stop` it stays 1 in all later steps: none of them may change a weight before the host
+        Returns what the gradient is divided by to be no longer than `longest`: at least 1. With
+        `stop` the flag stays 1 in all later steps: none of them may change a weight before the host
         learns of it. For norms 2.0, inf, 2.0, the flags are 0, 1, 1 with `stop`, and 0, 1, 0 with
         `skip`.
         """
-        broken = (~torch.isfinite(norm)).float()
-        if self.policy is NotFinite.stop and self._broken is not None:
-            broken = torch.maximum(broken, self._broken)
-        self._broken = broken
-        return broken
+        if self.broken is None:
+            self.broken = torch.zeros((), device=norm.device)
+        elif self.policy is NotFinite.skip:
+            self.broken.zero_()
+        if longest not in self._shortenings:
+            # `full` fills on the device; a tensor made of a number would be copied there
+            self._shortenings[longest] = torch.full((), 1.0 / longest, device=norm.device)
+        return divide_and_check(norm, self._shortenings[longest], self.broken)
 
     def take(self, steps_done: int, *, is_scaled: bool) -> tuple[list[float], list[float]]:
         """Read and forget the losses and gradient norms since the last call, those that are finite.

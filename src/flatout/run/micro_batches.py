@@ -19,9 +19,8 @@ from flatout.data.batches.plan import PlanSettings
 from flatout.data.store.cache import Cache
 from flatout.distributed.ranks import Ranks
 from flatout.engine.fast_loop import FastLoop
-from flatout.engine.pieces import EVALUATION, TRAINING
+from flatout.engine.pieces import EVALUATION, TRAINING, running_statistics
 from flatout.engine.precision import by_lightning_name
-from flatout.engine.step import running_statistics
 from flatout.perf.notes import Limit, MicroBatches, micro_batch_key
 from flatout.run.context import OurParts
 from flatout.run.run_folder import RunFolder

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flatout.data.batches.feed import free_memory
 from flatout.distributed.ranks import Ranks
+from flatout.engine.pieces import BATCH_NORMS
 from flatout.engine.precision import Precision
-from flatout.engine.step import BATCH_NORMS
 from flatout.errors import require
 from flatout.run_log import Choice, RunLog
 
