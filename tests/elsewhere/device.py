@@ -9,6 +9,7 @@ tests use processes of their own.
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -94,6 +95,9 @@ class There(Tensor):
 
     def untyped_storage(self) -> Any:
         return self.numbers.untyped_storage()  # so that what shares memory is known by its address
+
+    def data_ptr(self) -> int:
+        return self.numbers.data_ptr()
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -209,7 +213,7 @@ def add_device() -> torch.device:
         rules.impl(name, _cast_to(torch.float16, cell, only=torch.float16))
     plain.impl("_flash_attention_forward", _flash)
     plain.impl("_efficient_attention_forward", _efficient)
-    _KEPT.extend([made, others, rules, plain])
+    _KEPT.extend([made, others, rules, plain, _add_row_attention()])
     Tensor.pin_memory = _pin
     # In it torch would not take operators apart before it asks for them here.
     torch.inference_mode.__enter__ = _enter_no_grad
@@ -308,7 +312,7 @@ def _flash(
 ) -> Any:
     """What the fused kernel gives, row by row; it drops nothing."""
     There.called.append("_flash_attention_forward")
-    found = _by_rows(query, key, value, queries, keys, scale, window_size_left)
+    found = _RowAttention.apply(query, key, value, queries, keys, scale, window_size_left)
     return found, found, found, found, found
 
 
@@ -327,11 +331,53 @@ def _efficient(
 ) -> Any:
     There.called.append("_efficient_attention_forward")
     assert most_q <= query.shape[1] and most_k <= key.shape[1] and not dropout
-    found = _by_rows(query[0], key[0], value[0], queries, keys, scale, None)[None]
+    found = _RowAttention.apply(query[0], key[0], value[0], queries, keys, scale, None)[None]
     return found, found, found, found, most_q, most_k
 
 
+class _RowAttention(torch.autograd.Function):
+    """Attention row by row, as one operator forwards and one backwards.
+
+    It reads the rows' offsets itself, as a kernel does: no plain number of a batch is left in what
+    calls it.
+    """
+
+    @staticmethod
+    def forward(context: Any, *arguments: Any) -> Any:
+        context.save_for_backward(*arguments[:5])
+        context.rest = arguments[5:]
+        return torch.ops.elsewhere.attend_rows(*arguments)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Any:
+        made = torch.ops.elsewhere.attend_rows_backward(
+            gradient, *context.saved_tensors, *context.rest
+        )
+        return *made, None, None, None, None
+
+
+def _add_row_attention() -> library.Library:
+    made = library.Library("elsewhere", "DEF")
+    inputs = "Tensor q, Tensor k, Tensor v, Tensor queries, Tensor keys, float scale, int? side"
+    made.define(f"attend_rows({inputs}) -> Tensor")
+    made.define(f"attend_rows_backward(Tensor gradient, {inputs}) -> (Tensor, Tensor, Tensor)")
+    made.impl("attend_rows", _by_rows, "CPU")
+    made.impl("attend_rows_backward", _by_rows_backward, "CPU")
+    return made
+
+
 def _by_rows(
+    query: Tensor, key: Tensor, value: Tensor, queries: Tensor, keys: Tensor, *how: Any
+) -> Tensor:
+    found = []
+    for asked, read in _rows(queries, keys):
+        shares = _shares(query[asked], key[read], *how)
+        found.append(torch.einsum("hqk,khd->qhd", shares.to(value.dtype), value[read]))
+    return torch.cat(found)
+
+
+def _by_rows_backward(
+    gradient: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -339,22 +385,39 @@ def _by_rows(
     keys: Tensor,
     scale: float,
     side: int | None,
-) -> Tensor:
-    found = []
-    edges = [each.numbers.tolist() for each in (queries, keys)]
-    for begin, end, first, last in zip(
-        edges[0][:-1], edges[0][1:], edges[1][:-1], edges[1][1:], strict=True
-    ):
-        scores = torch.einsum("qhd,khd->hqk", query[begin:end], key[first:last]).float() * scale
-        if side is not None:
-            place = torch.arange(last - first, device=query.device)
-            scores = scores.masked_fill(
-                (place[begin - end :, None] - place).abs() > side, float("-inf")
-            )
-        found.append(
-            torch.einsum("hqk,khd->qhd", scores.softmax(-1).to(value.dtype), value[first:last])
+) -> tuple[Tensor, Tensor, Tensor]:
+    """By hand: torch's autograd is off within an operator."""
+    gradients = tuple(torch.zeros_like(part) for part in (query, key, value))
+    for asked, read in _rows(queries, keys):
+        shares = _shares(query[asked], key[read], scale, side)
+        given = gradient[asked].float()
+        of_shares = torch.einsum("qhd,khd->hqk", given, value[read].float())
+        of_scores = shares * (of_shares - (of_shares * shares).sum(-1, keepdim=True)) * scale
+        gradients[0][asked] = torch.einsum("hqk,khd->qhd", of_scores, key[read].float()).to(
+            query.dtype
         )
-    return torch.cat(found)
+        gradients[1][read] = torch.einsum("hqk,qhd->khd", of_scores, query[asked].float()).to(
+            key.dtype
+        )
+        gradients[2][read] = torch.einsum("hqk,qhd->khd", shares, given).to(value.dtype)
+    return gradients
+
+
+def _rows(queries: Tensor, keys: Tensor) -> list[tuple[slice, slice]]:
+    """The queries and the keys of each row, from where rows begin."""
+    edges = [itertools.pairwise(each.tolist()) for each in (queries, keys)]
+    return [(slice(*asked), slice(*read)) for asked, read in zip(*edges, strict=True)]
+
+
+def _shares(query: Tensor, key: Tensor, scale: float, side: int | None) -> Tensor:
+    """`[H, Q, K]`, the attention of each query of one row to its keys, in fp32."""
+    scores = torch.einsum("qhd,khd->hqk", query, key).float() * scale
+    if side is not None:
+        place = torch.arange(len(key))
+        scores = scores.masked_fill(
+            (place[-len(query) :, None] - place).abs() > side, float("-inf")
+        )
+    return scores.softmax(-1)
 
 
 class AnyDevice(CPUAccelerator):

@@ -38,10 +38,13 @@ from torch.optim import LBFGS, Optimizer
 
 from flatout.engine import lightning_internals as internals
 from flatout.engine.clipping import gradient_length, is_fused
+from flatout.engine.graph_choice import GraphUse, choose_graphs
 from flatout.engine.lightning_side import LightningSide
 from flatout.engine.pieces import Pieces
 from flatout.engine.step import Step
+from flatout.engine.step_graph import StepGraphs
 from flatout.engine.step_losses import NotFinite, StepLosses
+from flatout.errors import require
 from flatout.models.lean import LeanEmbedding
 
 # Lightning's strategies and precisions that step as the fast loop does.
@@ -76,9 +79,17 @@ class FastLoop(Callback):
     """Takes optimizer steps in place of Lightning's automatic optimisation.
 
     `not_finite`: stop the training at a loss or gradient that is not finite, or skip that step.
+    `graph`: whether steps on a GPU are captured and replayed, see `step_graph.py`; auto: where a
+    proof in the run shows that they are equal and faster.
     """
 
-    def __init__(self, *, not_finite: NotFinite = NotFinite.stop) -> None:
+    def __init__(
+        self, *, not_finite: NotFinite = NotFinite.stop, graph: GraphUse = GraphUse.auto
+    ) -> None:
+        require(graph in list(GraphUse), "graph", repr(graph), allowed=", ".join(GraphUse))
+        self.graph = GraphUse(graph)
+        self.graphs: StepGraphs | None = None
+        """The captured steps of the training that this loop has begun; None: all are plain."""
         self.phase_s = dict.fromkeys(internals.PHASES, 0.0)
         """Host seconds in each phase: exact on a CPU, the time to enqueue the work elsewhere."""
         self.losses = StepLosses(not_finite)
@@ -143,6 +154,7 @@ class FastLoop(Callback):
         self.pieces.set_up(trainer, pl_module)
         if stage == "fit":
             self.step = None
+            self.graphs = None
             self._set_active(_reason_against_module(trainer, pl_module))
             # A training that an error ended has not released them.
             self._release_embedding_gradients()
@@ -179,6 +191,10 @@ class FastLoop(Callback):
                 # All ranks start with rank 0's weights. DDP does this for the weights it knows.
                 dist.broadcast(embedding.weight.detach(), 0)
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.step is not None:  # only here: the loaders stand now, and the weights are restored
+            self.graphs = choose_graphs(trainer, pl_module, self.step, self.graph)
+
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stop(trainer, pl_module)
 
@@ -197,8 +213,11 @@ class FastLoop(Callback):
     def _stop(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         internals.unplug_optimization(trainer)
         self._release_embedding_gradients()
+        if self.graphs is not None:
+            print(f"step graph: {self.graphs.summary()}", flush=True)
         self.is_active = False
         self.step = None
+        self.graphs = None
         _mark_module(module, False)
 
     def _takes_batches_of(self, optimizer: Optimizer) -> bool:
@@ -231,7 +250,10 @@ class FastLoop(Callback):
         started = edge(0)
         arguments = tuple(kwargs.values())
         ends_step = side.begin_batch(arguments, batch_idx)
-        passes = partial(step.add_gradients, arguments[0], ends_step=ends_step, edge=edge)
+        batch = arguments[0] if self.graphs is None else self.graphs.take(arguments[0])
+        if batch is None:
+            return self._end_replay(started)
+        passes = partial(step.add_gradients, batch, ends_step=ends_step, edge=edge)
         forward_s = side.run_passes(passes)
         backwarded = edge(2)
         if ends_step:
@@ -245,6 +267,18 @@ class FastLoop(Callback):
         phase_s["backward"] += backwarded - started - forward_s
         phase_s["optimizer"] += edge(3) - backwarded
         return side.take_outputs()
+
+    def _end_replay(self, started: float) -> dict[str, Any]:
+        """End a batch whose step was replayed.
+
+        Its phases are one launch, whose time counts as the forward pass.
+        """
+        assert self.step is not None
+        self.last_lr = self.step.optimizer.param_groups[0]["lr"]
+        self.phase_s["forward"] += self.edge(1) - started
+        self.edge(2)
+        self.edge(3)
+        return {"loss": self.losses.values[-1]}
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer

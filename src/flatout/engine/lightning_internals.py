@@ -113,6 +113,20 @@ def overrides(part: object, name: str, base: type) -> bool:
     return function is not getattr(base, name)
 
 
+def overridden_hooks(
+    names: Sequence[str], module: L.LightningModule, callbacks: Sequence[Callback]
+) -> set[str]:
+    """Those of the hooks that the module or a callback overrides."""
+    hooks = set[str]()
+    for name in names:
+        if overrides(module, name, L.LightningModule):
+            hooks.add(name)
+        for callback in callbacks:
+            if overrides(callback, name, Callback):
+                hooks.add(name)
+    return hooks
+
+
 class PluggedOptimization(_AutomaticOptimization):
     """Lightning's automatic optimisation, but a fast loop trains on the batches.
 

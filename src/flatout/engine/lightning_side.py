@@ -63,7 +63,7 @@ class LightningSide:
             module, "configure_gradient_clipping", L.LightningModule
         )
         self._after_optimizer_step = getattr(module, "after_optimizer_step", None)
-        self._hooks = _overridden_hooks(module, watching)
+        self._hooks = internals.overridden_hooks(_STEP_HOOKS, module, watching)
         # Lightning drops gradients between the forward and the backward pass. Tasks of flatout
         # never read old gradients, so theirs are dropped before the forward pass. Memory use peaks
         # at the end of the forward pass; there it saves four bytes a weight.
@@ -78,16 +78,16 @@ class LightningSide:
         self._one: Tensor | None = None  # see `_root_gradient`
 
     @property
-    def steps_done(self) -> int:
-        return self.trainer.global_step
-
-    @property
     def longest_gradient(self) -> float:
         """The Trainer's `gradient_clip_val`; 0: any length."""
         return float(self.trainer.gradient_clip_val or 0.0)
 
     def has_hook(self, name: str) -> bool:
         return name in self._hooks
+
+    def first_hook(self) -> str:
+        """The name of a hook that is called within a step; empty if there is none."""
+        return min(self._hooks, default="")
 
     def call_hooks(self, name: str, *arguments: Any) -> None:
         if name in self._hooks:
@@ -212,15 +212,3 @@ class LightningSide:
         self._must_zero_gradients = False
         are_hooked = not self._hooks.isdisjoint(_ZERO_GRAD_HOOKS)
         self._optimization.zero_gradients(self.optimizer, self._batch_idx, are_hooked=are_hooked)
-
-
-def _overridden_hooks(module: L.LightningModule, watching: list[Callback]) -> set[str]:
-    """Names of the step hooks that the module or a callback overrides."""
-    hooks = set[str]()
-    for name in _STEP_HOOKS:
-        if internals.overrides(module, name, L.LightningModule):
-            hooks.add(name)
-        for callback in watching:
-            if internals.overrides(callback, name, Callback):
-                hooks.add(name)
-    return hooks

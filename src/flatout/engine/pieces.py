@@ -2,7 +2,10 @@
 
 `Step` repeats a training step in smaller pieces, `Pieces.evaluate` a batch of a validation. Plan,
 feed and checkpoints see whole batches only. A checkpoint notes the number of pieces, as a resumed
-run with another one would add up in another order.
+run with another one would add up in another order. A step of two batches of 8 rows, where memory
+runs out in the second:
+
+    [8 rows] [8 rows: out of memory]  ->  undo  ->  [4] [4] [4] [4], then one update
 
 Only errors that clearly say "out of memory" count. cuDNN's "no engine" and cuBLAS's "not
 initialized" often mean it too, but as often something that smaller batches do not fix. On a CPU,
@@ -190,6 +193,11 @@ class Pieces:
             f"no rank can take smaller pieces by itself where weights are shared out ({message})",
             hint=f"Set a smaller {size}. {self._hint_smaller_rows()} The last checkpoint is kept.",
         )
+
+    @property
+    def are_cut_for_training(self) -> bool:
+        """Whether whole batches have not fitted into memory."""
+        return self.counts[TRAINING] > 1
 
     def halve(self, name: str, batches: list[FlatBatch], message: str) -> None:
         """Cut batches into twice as many pieces; raise if a piece has one row already."""

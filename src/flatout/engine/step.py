@@ -2,6 +2,7 @@
 
     add_gradients(batch): forward, backward    for each batch of the step
     update(): clip, check, update              once, after the last batch
+    run_at_once(batch): all of it              for a step that is captured (`step_graph.py`)
 
 `LightningSide` runs the module, with what Lightning wants around it. `clipping.py` computes norms;
 `StepLosses` keeps a loss and a norm a step, and decides what happens where one is not finite.
@@ -9,13 +10,8 @@
 After out-of-memory the step is undone: its gradients are dropped, random state and running
 statistics restored. Then each batch is cut into twice as many pieces, now and in all later steps
 (`pieces.py`). Losses are divided by the rows of the whole step, so the gradients of the pieces add
-up to the same. For example, a step of two batches of 8 rows, where memory runs out in the second:
-
-    [8 rows] [8 rows: out of memory]  ->  undo  ->  [4] [4] [4] [4], then one update
-
-A step with enough memory pays one list append and a copy of the random state. On several ranks, one
-rank repeats while the others wait for its gradients. Once DDP has begun to exchange them, a repeat
-would send some twice: then the run ends, and its last checkpoint notes the size that fits.
+up to the same. On several ranks, one rank repeats while the others wait for its gradients. Once DDP
+has begun to exchange them, a repeat would send some twice: then the run ends.
 """
 
 from __future__ import annotations
@@ -23,11 +19,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine.clipping import (
     clip_divisor,
     clip_gradients,
@@ -35,6 +33,7 @@ from flatout.engine.clipping import (
     gradient_length,
     is_fused,
 )
+from flatout.engine.device_rates import DeviceRates
 from flatout.engine.lightning_side import LightningSide
 from flatout.engine.pieces import (
     TRAINING,
@@ -74,9 +73,11 @@ class Step:
         self.losses = losses
         self.embeddings = embeddings
         # Another optimizer cannot be told by the device to leave a step out.
-        self._decides_on_host = checks_on_host or not is_fused(self.optimizer)
+        self.decides_on_host = checks_on_host or not is_fused(self.optimizer)
         self.weights: list[nn.Parameter] = []
         """Those that the optimizer trains in this step."""
+        self.rates: DeviceRates | None = None
+        """Where the optimizer reads its rates, if steps may be captured; None: from its groups."""
         self._batches: list[Any] = []  # of the step that is running
         self._piece_losses: list[Tensor] = []  # one a piece, of the step that is running
         # A walk over all modules takes longer than copies of the statistics: it is done once.
@@ -126,6 +127,27 @@ class Step:
             self.side.end_step()
             self._is_updating = False
         self._is_running = False
+
+    def run_at_once(self, batch: FlatBatch) -> tuple[Tensor, Tensor]:
+        """All that a step of one batch asks of the device; its loss and its gradient's norm.
+
+        It reads no random state, counts nothing, and cannot be repeated; `finish` does the rest.
+        """
+        with self.losses.of_step(None):
+            self.optimizer.zero_grad()
+            loss = self.side.forward(batch)
+            assert loss is not None
+            self.side.backward(loss, ends_step=True)
+            self._clip_and_check()
+            self._update()
+            self.side.take_outputs()
+            return loss.detach(), self.losses.norms.pop()
+
+    def finish(self, loss: Tensor, norm: Tensor) -> None:
+        """Note and count a step that `run_at_once` or a replay of it has taken."""
+        self.losses.values.append(loss)
+        self.losses.norms.append(norm)
+        self.side.end_step()
 
     # Forward and backward passes.
 
@@ -216,11 +238,11 @@ class Step:
             return True
         self.side.call_hooks("on_before_optimizer_step", self.optimizer)
         norm = self._clip()
-        if self._decides_on_host:
+        if self.decides_on_host:
             is_finite = (
                 math.isfinite(norm) if norm is not None else gradient_is_finite(self.weights)
             )
-            return self.losses.accept(self.side.steps_done, is_finite=is_finite)
+            return self.losses.accept(self.side.trainer.global_step, is_finite=is_finite)
         if norm is None:
             norm = gradient_length(self.weights)
             self.losses.norms.append(norm)
@@ -249,7 +271,7 @@ class Step:
         norm = gradient_length(self.weights) if divides else clip_gradients(self.weights, longest)
         self.losses.norms.append(norm)
         divisor: Tensor | None = None
-        if not self._decides_on_host:
+        if not self.decides_on_host:
             divisor = self.losses.flag_broken(norm, longest)
         elif divides:
             divisor = clip_divisor(norm, longest)
@@ -258,6 +280,10 @@ class Step:
         return norm
 
     def _update(self) -> None:
+        with nullcontext() if self.rates is None else self.rates.in_groups():
+            self._update_weights()
+
+    def _update_weights(self) -> None:
         if self.side.scaler is None:
             self.optimizer.step()
             # A fused optimizer reads both in each step. Those of this step are not the next one's.

@@ -105,6 +105,13 @@ class Network:
     # Whether it reads a recording from its end too. Then it cannot answer sample by sample.
     is_both: bool = False
 
+    def decides_on_host(self) -> str:
+        """What the host decides anew in each forward pass, so that a captured step would repeat it.
+
+        Empty: nothing beyond shapes. Then whole training steps may be captured on a GPU.
+        """
+        return ""
+
     def blocks(self) -> Sequence[nn.Module]:
         """The layers from bottom to top.
 

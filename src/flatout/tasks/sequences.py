@@ -251,7 +251,7 @@ class SequenceRegressor(Task[None]):
         return answers, truths.masked_fill(real(measured, batch) == 0, torch.nan)
 
     def _sum_of_losses(
-        self, answers: Tensor, truths: Tensor, *, rows: int = 1, split: str = "train"
+        self, answers: Tensor, truths: Tensor, *, rows: int | Tensor = 1, split: str = "train"
     ) -> Tensor:
         """The losses of all answers, divided by the answers of an average row and by `rows`."""
         # an answer to what was not measured costs nothing

@@ -19,13 +19,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import TOKENS, Gatherer, Run, await_run, cut_run, move_run
 from flatout.data.batches.large_plan import LargePlan, is_large
-from flatout.data.batches.plan import FeedKind, Plan, PlanSettings, Rows, StreamPlan, count_batches
+from flatout.data.batches.plan import (
+    FeedKind,
+    Ints,
+    Plan,
+    PlanSettings,
+    Rows,
+    StreamPlan,
+    count_batches,
+)
 from flatout.data.store.store import StoreSplit
 from flatout.distributed.limits import free_bytes
 from flatout.run_log import Choice
@@ -129,6 +138,14 @@ class Feed:
     def _gatherer(self) -> Gatherer:
         is_resident = self.kind is FeedKind.resident
         return Gatherer(self.split, self.device if is_resident else torch.device("cpu"))
+
+    def planned_sizes(self, most: int) -> tuple[Ints, Ints, Ints]:
+        """Rows, tokens and the longest row of the first batches of the first epoch."""
+        planned = self._make_plan(0).batches(0, min(most, len(self)))
+        lengths = self._lengths[planned.rows]
+        begins = planned.bounds[:-1]
+        tokens = np.add.reduceat(lengths, begins)
+        return np.diff(planned.bounds), tokens, np.maximum.reduceat(lengths, begins)
 
     def rows_of_step(self, epoch: int, step: int) -> Rows:
         """Numbers of the rows that all ranks train in one optimizer step of an epoch."""

@@ -49,12 +49,14 @@ class FlatBatch:
     """[T, H], or [B, H] where only first tokens are read: outputs of frozen layers for these rows,
     from a store."""
     num_real: int  # rows that count; any after them only keep a rank in step
-    # real rows of the whole optimizer step, over all ranks and micro-batches: the loss is divided
-    # by it
-    step_rows: int
+    step_rows: int | Tensor
+    """Real rows of the whole optimizer step, over all ranks and micro-batches: the loss is divided
+    by it. On the device in the buffer of a captured step."""
     ends_step: bool = True  # whether the optimizer steps after this micro-batch
     cut_from: tuple[int, int] | None = None
     """For a piece of a batch: the real rows before it, and those of the whole batch."""
+    copied_from: FlatBatch | None = field(default=None, repr=False, compare=False)
+    """The batch that was copied into this buffer of fixed shape: pieces are cut from it."""
     longest_row: int = field(default=-1, init=False, repr=False, compare=False)
     """Length of the longest row; -1 until it is known. Reading it off `lengths` costs
     microseconds."""
@@ -178,6 +180,7 @@ def cut_batch(
     # copied but offsets and the ids of several labels a row, and nothing waits for the device.
     if count <= 1 or batch.num_real <= 1:
         return [batch]
+    batch = batch.copied_from or batch
     edges = piece_edges(batch.lengths[: batch.num_real].numpy(), min(count, batch.num_real))
     return [
         _piece(batch, start, stop, labels_are_of_tokens)

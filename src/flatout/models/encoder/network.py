@@ -143,6 +143,13 @@ class Transformer(FreezableEncoder):
         """Fraction of attention that the encoder's own settings drop in training."""
         return self.facts.attention_dropout
 
+    def decides_on_host(self) -> str:
+        if self.window:
+            return "where long texts are cut into windows"
+        if self.answers_tokens:
+            return "which tokens are answered"
+        return "which activations are computed again" if self.recomputes else ""
+
     def longest_row(self) -> int:
         """The most tokens that a row may have."""
         longest = self.facts.longest

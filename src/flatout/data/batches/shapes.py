@@ -1,0 +1,216 @@
+"""Batches in few shapes, so that a captured step serves many of them.
+
+A captured step (`engine/step_graph.py`) reads its batch from fixed addresses and has a fixed shape.
+`Shapes` chooses at most eight shapes from the plan of a training, where they add the least padding,
+and copies batches into buffers of these shapes. What is added changes no loss: flat batches get
+filler rows behind their own, padded ones a longer rectangle, whose end is masked. Open this file to
+change how much padding captured steps cost, or which batches they can take.
+
+    a flat batch of 3 rows and 7 tokens, in a shape of 12 tokens and 2 filler rows
+    offsets   0 1 3 7        ->   0 1 3 7 9 12
+    tokens    a b b c c c c  ->   a b b c c c c | x x x x x
+
+Shapes: T tokens, B rows, F filler rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flatout.data.batches.flat_batch import FlatBatch, on_device
+
+if TYPE_CHECKING:
+    from flatout.data.batches.feed import Feed
+
+MOST_SHAPES = 8
+"""Each graph costs a capture, and memory for its list of kernels."""
+_PLANNED = 4096  # batches of the first epoch whose sizes decide
+_TOKENS_APART = 8  # sizes of flat batches are multiples of it, as tensor cores like them
+_ROOM = 1.03  # how much larger than the first epoch's largest batch a later one may be
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The shape of a buffer that holds a batch."""
+
+    rows: int  # rows of the batch, fillers not counted
+    tokens: int  # of the buffer
+    longest: int  # no row is longer
+    is_even: bool  # whether all rows have exactly this length
+
+
+class Shapes:
+    """The shapes that batches of one training are brought to."""
+
+    def __init__(
+        self, rows: int, sizes: list[int], longest: int, *, is_padded: bool, is_even: bool
+    ) -> None:
+        """`sizes`: of flat batches their tokens, of padded ones their longest row.
+
+        `longest`: the longest row of the data. `is_even`: whether all its rows are as long.
+        """
+        self.rows = rows
+        self.is_padded = is_padded
+        self.longest = longest
+        self.is_even = is_even
+        self.fillers = 0
+        self.sizes = sizes
+        if not (is_padded or is_even):
+            self.fillers, self.sizes = _make_room(sizes, longest)
+
+    @classmethod
+    def planned(cls, feed: Feed, *, is_padded: bool) -> Shapes:
+        """The best shapes for the batches that a feed has planned."""
+        rows, tokens, longest = feed.planned_sizes(_PLANNED)
+        usual_rows = int(np.bincount(rows).argmax())
+        usual = rows == usual_rows
+        of_all = feed.split.lengths("tokens")
+        is_even = bool(of_all.min() == of_all.max())
+        needs = longest[usual] if is_padded or is_even else _rounded(tokens[usual])
+        # flat batches get one size more, see `_make_room`
+        sizes = choose_sizes(needs, MOST_SHAPES if is_padded else MOST_SHAPES - 1)
+        return cls(usual_rows, sizes, int(of_all.max()), is_padded=is_padded, is_even=is_even)
+
+    def shape_of(self, batch: FlatBatch) -> Shape | str:
+        """The shape for a batch, or in words why there is none."""
+        if batch.num_rows != self.rows or batch.num_real != self.rows:
+            return "of other rows"
+        if self._has_other_parts(batch):
+            return "whose parts vary in size"
+        if self.is_even:
+            return Shape(self.rows, batch.num_tokens, self.longest, is_even=True)
+        needed = batch.longest() if self.is_padded else batch.num_tokens + self.fillers
+        size = next((size for size in self.sizes if size >= needed), 0)
+        if not size:
+            return "with more tokens than planned"
+        if self.is_padded:
+            # One place more than the rectangle has: else a full one would take another branch.
+            return Shape(self.rows, self.rows * size + 1, size, is_even=False)
+        if size - batch.num_tokens > self.fillers * self.longest:
+            return "with fewer tokens than planned"
+        return Shape(self.rows, size, self.longest, is_even=False)
+
+    def _has_other_parts(self, batch: FlatBatch) -> bool:
+        """Whether a batch has more than tokens and a target a row."""
+        others = (batch.target_offsets, batch.places, batch.states)
+        has_targets_of_tokens = batch.targets is not None and len(batch.targets) != self.rows
+        return has_targets_of_tokens or any(part is not None for part in others)
+
+    def make(self, shape: Shape, batch: FlatBatch) -> FlatBatch:
+        """A buffer of a shape, filled with a batch."""
+        rows = shape.rows + self.fillers
+        lengths = self._host_lengths(shape, rows)
+        tokens = batch.tokens[:1].expand(shape.tokens, *batch.tokens.shape[1:]).clone()
+        device = tokens.device
+        buffer = replace(
+            batch,
+            tokens=tokens,
+            offsets=torch.zeros(rows + 1, dtype=torch.int64, device=device),
+            lengths=lengths,
+            rows=torch.zeros(rows, dtype=torch.int64),
+            targets=None if batch.targets is None else batch.targets.clone(),
+            step_rows=torch.zeros((), device=device),
+        )
+        buffer.longest_row = shape.longest
+        return self.fill(buffer, batch)
+
+    def fill(self, buffer: FlatBatch, batch: FlatBatch) -> FlatBatch:
+        """Copy a batch into a buffer of its shape, which is returned; nothing waits."""
+        # behind the batch's own tokens stand those of earlier batches, which are words as good
+        buffer.tokens[: batch.num_tokens].copy_(batch.tokens)
+        if self.fillers:
+            ends = self._ends_of_fillers(buffer.num_tokens - batch.num_tokens)
+            offsets = np.concatenate((np.cumsum(batch.lengths.numpy()), batch.num_tokens + ends))
+            buffer.offsets[1:].copy_(on_device(offsets, buffer.offsets.device))
+        else:
+            buffer.offsets.copy_(batch.offsets)
+        if buffer.targets is not None and batch.targets is not None:
+            buffer.targets.copy_(batch.targets)
+        assert isinstance(buffer.step_rows, Tensor)
+        buffer.step_rows.fill_(batch.step_rows)
+        buffer.copied_from = batch
+        return buffer
+
+    def _host_lengths(self, shape: Shape, rows: int) -> Tensor:
+        """Lengths for the host, which are those of no batch.
+
+        Models read their largest and their sum, and whether they differ. So they are as even as
+        they can be with one row as long as the longest: 12 tokens, 4 rows, longest 6 -> 2 2 2 6.
+        """
+        others = max(0, shape.tokens - shape.longest)
+        begins = np.arange(rows) * others // max(1, rows - 1)
+        lengths = np.append(np.diff(begins), shape.longest)
+        if not shape.is_even and self.is_padded:
+            # a full rectangle would look even
+            lengths[0] = min(lengths[0], shape.longest - 1)
+        return torch.from_numpy(lengths)
+
+    def _ends_of_fillers(self, missing: int) -> NDArray[np.int64]:
+        """Where filler rows end behind a batch, if they hold so many tokens as evenly as they can.
+
+        7 tokens in 3 rows: rows of 2, 2 and 3 tokens, which end at 2, 4, 7.
+        """
+        return np.arange(1, self.fillers + 1, dtype=np.int64) * missing // self.fillers
+
+
+def choose_sizes(needs: NDArray[np.integer], most: int) -> list[int]:
+    """At most so many sizes, ascending, that pad these needs the least; the last is the largest.
+
+    Each need gets the next size above it. Needs 3, 3, 4, 9, 10 and two sizes give 4 and 10.
+    """
+    values, counts = np.unique(needs, return_counts=True)
+    # All needs from value `first` to value `last` in a size of the last cost
+    #     last * (their number) - (their sum).
+    numbers = np.append(0, np.cumsum(counts))
+    sums = np.append(0, np.cumsum(counts * values))
+    # Least padding of the first 0, 1, 2, ... values in as many sizes as were chosen so far.
+    cheapest = np.full(len(values) + 1, np.inf)
+    cheapest[0] = 0.0
+    begins = list[NDArray[np.int64]]()
+    for _ in range(min(most, len(values))):
+        begin = np.zeros(len(values) + 1, np.int64)
+        cost = np.full(len(values) + 1, np.inf)
+        for last, value in enumerate(values, 1):
+            padding = value * (numbers[last] - numbers[:last]) - (sums[last] - sums[:last])
+            total = cheapest[:last] + padding
+            begin[last] = int(total.argmin())
+            cost[last] = total[begin[last]]
+        cheapest = cost
+        begins.append(begin)
+    sizes = list[int]()
+    last = len(values)
+    for begin in reversed(begins):
+        if last == 0:
+            break
+        sizes.append(int(values[last - 1]))
+        last = int(begin[last])
+    return sizes[::-1]
+
+
+def _rounded(tokens: NDArray[np.integer]) -> NDArray[np.integer]:
+    return -(-tokens // _TOKENS_APART) * _TOKENS_APART
+
+
+def _make_room(sizes: list[int], longest: int) -> tuple[int, list[int]]:
+    """How many filler rows hold what is missing to the next size, and sizes with room for them.
+
+    Each filler row has a token at least and `longest` tokens at most. One size more serves batches
+    of later epochs that are larger than all of the first.
+    """
+    sizes = [*sizes, int(sizes[-1] * _ROOM) + 1]
+    for fillers in itertools.count(1):
+        with_fillers = _rounded(np.array(sizes) + fillers)
+        # the smallest batch of a size has a token more than the size before it
+        gaps = with_fillers[1:] - np.array(sizes[:-1])
+        # below the first size: batches that are smaller by a quarter, too
+        widest = max(int(gaps.max()), int(with_fillers[0]) - sizes[0] * 3 // 4)
+        if widest <= fillers * longest:
+            return fillers, with_fillers.tolist()
+    raise AssertionError("unreachable")

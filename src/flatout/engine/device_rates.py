@@ -1,0 +1,53 @@
+"""Learning rates as numbers on the device, which a captured step reads anew in each replay.
+
+The groups of the optimizer keep plain numbers, for schedules, loggers and checkpoints. Only while
+the optimizer steps, its groups name tensors of the same rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class DeviceRates:
+    """The rate of each group of a fused optimizer, on the device."""
+
+    def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
+        self._groups = optimizer.param_groups
+        self._device = device
+        self._rates: list[Tensor] = []
+        self._last: list[float] = []
+
+    def update(self) -> None:
+        """Copy the rates of the coming step to the device, where they have changed."""
+        rates = [group["lr"] for group in self._groups]
+        if len(rates) != len(self._rates):
+            self._rates = [torch.zeros((), device=self._device) for _ in rates]
+            self._last = []
+        if rates != self._last:
+            for tensor, rate in zip(self._rates, rates, strict=True):
+                tensor.fill_(rate)
+            self._last = rates
+
+    @contextmanager
+    def in_groups(self) -> Iterator[None]:
+        """Let the optimizer read the rates on the device.
+
+        Before a capture comes `update`: a captured copy of a number would be repeated.
+        """
+        self.update()
+        before = [(group["lr"], group["capturable"]) for group in self._groups]
+        for group, rate in zip(self._groups, self._rates, strict=True):
+            group["lr"] = rate
+            group["capturable"] = True
+        try:
+            yield
+        finally:
+            for group, (rate, is_capturable) in zip(self._groups, before, strict=True):
+                group["lr"] = rate
+                group["capturable"] = is_capturable

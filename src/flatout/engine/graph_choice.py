@@ -1,0 +1,111 @@
+"""Whether the steps of a training may be captured, or why not.
+
+Asked once, before the first step, for `FastLoop(graph=...)`. With `auto` a training is taken only
+where everything that a step reads is known to lie on the device; what that is stands below, each
+reason beside its condition. Then `StepGraphs` proves it in the run.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, cast
+
+import lightning as L
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch.optim import AdamW
+
+from flatout.data.batches.shapes import Shapes
+from flatout.engine.captures import CAPTURES
+from flatout.engine.clipping import is_fused
+from flatout.engine.step_graph import StepGraphs
+from flatout.errors import UserError
+from flatout.models.contract import Network, contract
+
+if TYPE_CHECKING:
+    from flatout.data.batches.feed import Feed
+    from flatout.engine.step import Step
+
+_LEAST_STEPS = 200
+"""A capture takes about as long as ten plain steps, and up to eight of them may be needed."""
+GraphUse = StrEnum("GraphUse", "auto on off")
+
+
+def choose_graphs(
+    trainer: L.Trainer, module: L.LightningModule, step: Step, asked: GraphUse
+) -> StepGraphs | None:
+    """Captured steps for a training; None where plain steps take all of it.
+
+    With `on`, `UserError` says why it cannot be. With `auto` a line says it, where there is a GPU.
+    """
+    device = module.device
+    if asked is GraphUse.off:
+        return None
+    reason = _reason_against_device(device.type) or _reason_against(trainer, module, step)
+    if not reason and asked is GraphUse.auto and trainer.estimated_stepping_batches < _LEAST_STEPS:
+        reason = f"the training has fewer than {_LEAST_STEPS} steps"
+    if not reason:
+        feed = trainer.train_dataloader
+        assert feed is not None
+        shapes = Shapes.planned(feed, is_padded=contract(module.model).layout == "padded")
+        must_gain = asked is GraphUse.auto
+        return StepGraphs(step, shapes, CAPTURES[device.type](device), must_gain=must_gain)
+    if asked is GraphUse.on:
+        raise UserError("graph", f"on, but {reason}", hint="Leave it at auto.")
+    if device.type in CAPTURES:
+        print(f"step graph: off, {reason}; plain steps train", flush=True)
+    return None
+
+
+def _reason_against_device(kind: str) -> str:
+    if kind in CAPTURES:
+        return ""
+    return f"a {kind.upper()} captures no steps; {' and '.join(CAPTURES).upper()} does"
+
+
+def _reason_against(trainer: L.Trainer, module: L.LightningModule, step: Step) -> str:
+    """Why a step cannot be captured whole; empty if it can."""
+    return (
+        _reason_against_trainer(trainer, step)
+        or _reason_against_module(module)
+        or _reason_against_feed(trainer.train_dataloader)
+    )
+
+
+def _reason_against_trainer(trainer: L.Trainer, step: Step) -> str:
+    side = step.side
+    optimizer = step.optimizer
+    if not isinstance(trainer.strategy, SingleDeviceStrategy):
+        return "several devices train"
+    if trainer.accumulate_grad_batches != 1:
+        return "a step has several batches"
+    if hook := side.first_hook():
+        return f"{hook} is called within each step"
+    if side.clips_in_its_own_way():
+        return "gradients are clipped by the module, or by value"
+    if step.decides_on_host or type(optimizer) is not AdamW or not is_fused(optimizer):
+        return f"{type(optimizer).__name__} does not step on the device alone"
+    return ""
+
+
+def _reason_against_module(module: L.LightningModule) -> str:
+    # The loss of a task of flatout reads nothing of the host but shapes.
+    if not type(module).__module__.startswith("flatout."):
+        return f"{type(module).__name__} is no task of flatout's"
+    network = module.model
+    if not isinstance(network, Network):
+        return f"{type(network).__name__} is no network of flatout's"
+    if network.unfreeze_epochs:
+        return "layers thaw during the training"
+    decision = network.decides_on_host()
+    return f"the host decides in each step {decision}" if decision else ""
+
+
+def _reason_against_feed(loader: object) -> str:
+    if not hasattr(loader, "planned_sizes"):
+        return f"a {type(loader).__name__} has no plan of its batches"
+    feed = cast("Feed", loader)
+    if feed.transform is not None or feed.complete is not None:
+        return "batches are changed as they are made"
+    if feed.plan.tokens_per_batch is not None:
+        return "data.tokens_per_batch gives each batch other rows"
+    return ""

@@ -1,0 +1,160 @@
+"""What a CUDA graph does, for the device elsewhere: operators are recorded with their tensors and
+plain numbers, and computed again into the same tensors.
+
+While it records, it refuses what a CUDA graph refuses: reads of the device, copies from the host,
+locked pages, and the random state. Afterwards it refuses a replay whose weights lie elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flatout.engine import captures
+from tests.elsewhere import device
+from tests.elsewhere.device import NAME, There
+
+# Operators that a replay leaves out: they only say where a number lies.
+_REFUSED = device._WAITS | {"_copy_from"}
+
+
+class CaptureError(RuntimeError):
+    """A CUDA graph would not have captured this."""
+
+
+class Recording(TorchDispatchMode):
+    """The operators of a function, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+        # results keep the memory of views alive
+        self._views: list[Any] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        name = func._schema.name.partition("::")[2]
+        inputs = list(tensors_of([args, named]))
+        are_of_host = bool(inputs) and not any(isinstance(tensor, There) for tensor in inputs)
+        is_of_host = are_of_host and torch.device(named.get("device") or "cpu").type != NAME
+        if not is_of_host:
+            refuse(name, inputs)
+        result = func(*args, **named)
+        if is_view(func):
+            self._views.append(result)
+        elif not is_of_host:
+            self.operators.append((func, args, named, result))
+        return result
+
+    def replay(self) -> None:
+        # Below autograd, as all gradients were computed by recorded operators.
+        with torch._C._AutoDispatchBelowAutograd():
+            for func, args, named, result in self.operators:
+                again = func(*args, **named)
+                if func._schema.is_mutable and not has_new_results(func):
+                    continue
+                for before, now in zip(tensors_of(result), tensors_of(again), strict=True):
+                    if address_of(before) != address_of(now) and before.numel():
+                        before.copy_(now)
+
+
+def refuse(name: str, inputs: list[Tensor]) -> None:
+    """Raise where a CUDA graph would."""
+    if name in _REFUSED:
+        raise CaptureError(f"{name} while capturing: the host would wait for the device")
+    for tensor in inputs:
+        if not isinstance(tensor, There) and tensor.dim():
+            raise CaptureError(f"{name} while capturing: {list(tensor.shape)} comes from the host")
+
+
+def is_view(func: Any) -> bool:
+    returns = [result.alias_info for result in func._schema.returns]
+    return bool(returns) and all(alias is not None and not alias.is_write for alias in returns)
+
+
+def has_new_results(func: Any) -> bool:
+    return any(result.alias_info is None for result in func._schema.returns)
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """All tensors in lists, tuples and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from tensors_of(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from tensors_of(part)
+
+
+def address_of(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+class Captured:
+    """A recorded function."""
+
+    def __init__(self, recording: Recording, capture: ElsewhereCapture) -> None:
+        self.recording = recording
+        self._capture = capture
+
+    def replay(self) -> None:
+        self.recording.replay()
+        self._capture.replays += 1
+
+
+class ElsewhereCapture:
+    """Records functions of the device elsewhere."""
+
+    made: ClassVar[list[ElsewhereCapture]] = []
+    num_bytes = 0
+
+    def __init__(self, device: torch.device) -> None:
+        self.captured: list[Captured] = []
+        self.replays = 0
+        self.made.append(self)
+
+    def capture(self, function: Callable[[], None]) -> Captured:
+        recording = Recording()
+        with refusing_the_host(), recording:
+            function()
+        self.captured.append(Captured(recording, self))
+        return self.captured[-1]
+
+    def seconds(self, function: Callable[[], None]) -> float:
+        began = time.perf_counter()
+        function()
+        return time.perf_counter() - began
+
+
+@contextmanager
+def refusing_the_host() -> Iterator[None]:
+    """What no operator shows: locked pages and the random state."""
+
+    def refuse_call(*unused: Any, **named: Any) -> Any:
+        raise CaptureError("page-locked memory or the random state is asked for while capturing")
+
+    before = Tensor.pin_memory, torch.get_rng_state, torch.set_rng_state
+    Tensor.pin_memory = refuse_call  # type: ignore[method-assign]
+    torch.get_rng_state = refuse_call
+    torch.set_rng_state = refuse_call
+    try:
+        yield
+    finally:
+        Tensor.pin_memory = before[0]  # type: ignore[method-assign]
+        torch.get_rng_state = before[1]
+        torch.set_rng_state = before[2]
+
+
+def add_capture() -> None:
+    """Let steps elsewhere be captured."""
+    ElsewhereCapture.made.clear()
+    captures.CAPTURES[NAME] = ElsewhereCapture

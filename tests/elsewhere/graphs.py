@@ -1,0 +1,264 @@
+"""Trainings whose steps are captured elsewhere, against the same trainings of plain steps."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import lightning as L
+import torch
+from benchmarks.card.every_model import CASES
+from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import Tensor
+
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.shapes import Shapes
+from flatout.engine import FastLoop, step_graph
+from flatout.engine.device_rates import DeviceRates
+from flatout.engine.step import Step
+from flatout.errors import UserError
+from flatout.tasks import Classifier
+from tests.elsewhere.capture import Captured, ElsewhereCapture, Recording, add_capture
+from tests.elsewhere.device import OneDevice, There, add_device
+from tests.elsewhere.steps import with_kernels_of_a_gpu
+from tests.tasks.test_plain_trainer import quiet_trainer
+
+RESULTS = "graphs.json"
+NEVER_REPLAYED = 10**9
+"""So many first steps are plain: on the same buffers as replays, which no training gets to."""
+_NAMES: dict[str, Any] = {"fp16": "16-mixed", "bf16": "bf16-mixed"}
+
+
+@dataclass
+class Trained:
+    """What a training has left."""
+
+    weights: Tensor
+    losses: list[float]
+    replayed: int
+    steps: int
+    summary: str
+
+
+class KeepLosses(L.Callback):
+    """The losses of all steps, and what the graphs say at the end."""
+
+    def __init__(self, loop: FastLoop) -> None:
+        self.loop = loop
+        self.losses: list[float] = []
+        self.replayed = 0
+        self.summary = "none"
+
+    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self.losses += self.loop.take_losses()[0]
+
+    def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        if self.loop.graphs is not None:
+            self.replayed = self.loop.graphs.replayed
+            self.summary = self.loop.graphs.summary()
+
+
+def train(
+    name: str,
+    graph: str,
+    *,
+    plain_first: int = 3,
+    epochs: int = 3,
+    callbacks: Sequence[L.Callback] = (),
+) -> Trained:
+    """Train a case; `plain_first`: its first steps that are plain, on the buffers of graphs."""
+    step_graph._PLAIN_FIRST = plain_first
+    case = CASES[name]
+    scaler = torch.amp.GradScaler("elsewhere", init_scale=2.0**8)
+    plugins = []
+    if case.precision != "fp32":
+        kept = scaler if case.precision == "fp16" else None
+        plugins = [MixedPrecision(_NAMES[case.precision], "elsewhere", kept)]
+    torch.manual_seed(5)
+    data, task = case.make(1)
+    loop = FastLoop(graph=graph)
+    keep = KeepLosses(loop)
+    trainer = quiet_trainer(
+        Path(tempfile.mkdtemp()),
+        max_epochs=epochs,
+        limit_train_batches=8,
+        limit_val_batches=0,
+        gradient_clip_val=0.5,
+        callbacks=[loop, keep, *callbacks],
+        accelerator="auto",
+        strategy=OneDevice(),
+        plugins=plugins,
+    )
+    trainer.fit(task, datamodule=data)
+    weights = torch.cat([weight.detach().cpu().float().flatten() for weight in task.parameters()])
+    return Trained(weights, keep.losses, keep.replayed, trainer.global_step, keep.summary)
+
+
+def compare_all(folder: Path) -> None:
+    """What each case gives: facts of its trainings, why none is captured, or an error."""
+    begin_elsewhere()
+    results: dict[str, Any] = {}
+    for name in CASES:
+        try:
+            results[name] = _compare(name)
+        except UserError as error:
+            results[name] = {"reason": str(error)}
+        except Exception:  # of any class: the cases after it are looked at, too
+            results[name] = {"error": traceback.format_exc()}
+    (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
+
+
+def begin_elsewhere() -> None:
+    """The device, with captures, in this process."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    add_device()
+    add_capture()
+    with_kernels_of_a_gpu()
+
+
+def _compare(name: str) -> dict[str, Any]:
+    replayed = train(name, "on")
+    plain = train(name, "on", plain_first=NEVER_REPLAYED)
+    return {
+        "replayed": replayed.replayed,
+        "steps": replayed.steps,
+        "summary": replayed.summary,
+        "has_equal_weights": torch.equal(replayed.weights, plain.weights),
+        "has_equal_losses": replayed.losses == plain.losses,
+        "different_losses": len(set(replayed.losses)),
+        "replayed_of_plain": plain.replayed,
+    }
+
+
+def plant_all(folder: Path) -> None:
+    """What becomes of a training with each mistake planted: what was printed, or the facts."""
+    begin_elsewhere()
+    results = {name: plant() for name, plant in PLANTED.items()}
+    (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
+
+
+def _differs(change: Callable[[], Any]) -> dict[str, Any]:
+    """Whether a change of flatout's own code makes replays differ from plain steps."""
+    with mock.patch.object(*change()):
+        return _compare("textcnn")
+
+
+def _bake_the_rate() -> dict[str, Any]:
+    """The optimizer steps by plain numbers, which a capture repeats."""
+
+    @contextmanager
+    def plain_rates(self: DeviceRates) -> Iterator[None]:
+        yield
+
+    return _differs(lambda: (DeviceRates, "in_groups", plain_rates))
+
+
+def _keep_old_offsets() -> dict[str, Any]:
+    """Rows of later batches begin where those of the first one did."""
+
+    def fill(self: Shapes, buffer: FlatBatch, batch: FlatBatch) -> FlatBatch:
+        offsets = buffer.offsets.clone()
+        is_first = buffer.copied_from is None
+        filled = plain_fill(self, buffer, batch)
+        if not is_first:
+            filled.offsets.copy_(offsets)
+        return filled
+
+    plain_fill = Shapes.fill
+    before = train("bert", "on")
+    with mock.patch.object(Shapes, "fill", fill):
+        after = train("bert", "on")
+    return {"has_equal_losses": before.losses == after.losses}
+
+
+def _exchange_a_weight() -> dict[str, Any]:
+    """A callback puts another tensor in a weight's place."""
+
+    class Exchange(L.Callback):
+        def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+            weight = cast(There, next(module.parameters()))
+            weight.numbers = weight.numbers.clone()
+
+    replayed = train("textcnn", "on", callbacks=[Exchange()])
+    plain = train("textcnn", "on", callbacks=[Exchange()], plain_first=NEVER_REPLAYED)
+    return {
+        "has_equal_losses": replayed.losses == plain.losses,
+        "replayed": replayed.replayed,
+        "captured": len(ElsewhereCapture.made[-2].captured),
+    }
+
+
+def _read_the_device() -> dict[str, Any]:
+    """The loss is read within the step."""
+
+    def loss(self: Classifier, outputs: Tensor, batch: FlatBatch) -> Tensor:
+        found = plain_loss(self, outputs, batch)
+        return found * (2 if float(found) < 0 else 1)
+
+    plain_loss = Classifier.loss
+    with mock.patch.object(Classifier, "loss", loss):
+        return vars(train("textcnn", "on")) | {"weights": None}
+
+
+def _forget_a_counter() -> dict[str, Any]:
+    """The steps of a replay are not counted."""
+
+    def finish(self: Step, loss: Tensor, norm: Tensor) -> None:
+        self.losses.values.append(loss)
+        self.losses.norms.append(norm)
+
+    with mock.patch.object(Step, "finish", finish):
+        return vars(train("textcnn", "on")) | {"weights": None}
+
+
+def _repeat_random_numbers() -> dict[str, Any]:
+    """Each replay drops what the capture has dropped."""
+    state = torch.get_rng_state()
+
+    def replay(self: Recording) -> None:
+        torch.set_rng_state(state)
+        plain_replay(self)
+
+    plain_replay = Recording.replay
+    return _differs(lambda: (Recording, "replay", replay))
+
+
+def _run_out_of_memory() -> dict[str, Any]:
+    """The second capture finds no memory."""
+
+    def capture(self: ElsewhereCapture, function: Callable[[], None]) -> Captured:
+        if self.captured:
+            function()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return plain_capture(self, function)
+
+    plain_capture = ElsewhereCapture.capture
+    with mock.patch.object(ElsewhereCapture, "capture", capture):
+        stopped = train("textcnn", "on")
+    plain = train("textcnn", "on", plain_first=NEVER_REPLAYED)
+    count = stopped.replayed + 3
+    return vars(stopped) | {
+        "weights": None,
+        "has_equal_losses": stopped.losses[:count] == plain.losses[:count],
+    }
+
+
+PLANTED: dict[str, Callable[[], dict[str, Any]]] = {
+    "a baked rate": _bake_the_rate,
+    "old offsets": _keep_old_offsets,
+    "another weight": _exchange_a_weight,
+    "a read of the device": _read_the_device,
+    "a forgotten counter": _forget_a_counter,
+    "repeated random numbers": _repeat_random_numbers,
+    "no memory for a capture": _run_out_of_memory,
+}

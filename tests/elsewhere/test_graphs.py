@@ -1,0 +1,105 @@
+"""Captured steps have the bits of plain ones, and what a capture could get wrong is found.
+
+The device elsewhere captures as a CUDA graph does (`capture.py`); no time is measured on it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.elsewhere import graphs
+from tests.warm import begin_function
+
+REASONS = {
+    "an optimizer that is not fused": "does not step on the device alone",
+    "deberta": "which activations are computed again",
+    "means of windows": "where long texts are cut into windows",
+    "largest of windows": "where long texts are cut into windows",
+    "tags": "which tokens are answered",
+    "masked words": "which tokens are answered",
+    "rnn": "the length of each recording",
+    "rnn with a carried state": "whose state a batch continues",
+}
+"""Cases that no graph takes, with the words that say why."""
+PLAIN = {"bits": "whose parts vary in size"}
+"""Cases whose batches are all plain, with the words that say why."""
+
+
+def results_of(function: Any, folder: Any) -> dict[str, Any]:
+    command = begin_function(function, folder, FLATOUT_CACHE=str(folder / "cache"))
+    said, _ = command.communicate(timeout=400)
+    assert command.returncode == 0, said
+    found: dict[str, Any] = json.loads((folder / graphs.RESULTS).read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What each case gives; all train in one process, where the device is added."""
+    return results_of(graphs.compare_all, tmp_path_factory.mktemp("graphs"))
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return results_of(graphs.plant_all, tmp_path_factory.mktemp("planted"))
+
+
+@pytest.mark.parametrize("name", sorted(set(graphs.CASES) - set(REASONS) - set(PLAIN)))
+def test_replayed_steps_have_all_bits_of_plain_ones(name, compared):
+    found = compared[name]
+    assert "error" not in found, found["error"]
+    assert found["replayed"] == found["steps"] - 3 > 10, found["summary"]
+    assert found["replayed_of_plain"] == 0
+    assert found["has_equal_weights"] and found["has_equal_losses"]
+    assert found["different_losses"] > found["steps"] / 2
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_a_step_that_cannot_be_captured_is_refused_with_the_reason(name, compared):
+    assert REASONS[name] in compared[name]["reason"]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_batches_without_a_shape_train_plainly_and_are_counted(name, compared):
+    found = compared[name]
+    assert found["replayed"] == 0
+    assert PLAIN[name] in found["summary"]
+    assert found["has_equal_weights"]
+
+
+@pytest.mark.parametrize("name", ["a baked rate", "old offsets"])
+def test_numbers_of_the_captured_step_that_stay_are_found(name, planted):
+    assert not planted[name]["has_equal_losses"]
+
+
+def test_a_replay_that_gives_other_numbers_ends_the_replays(planted):
+    found = planted["repeated random numbers"]
+    assert found["replayed"] == 0
+    assert "a replay gives other numbers" in found["summary"]
+
+
+def test_another_weight_is_captured_anew(planted):
+    found = planted["another weight"]
+    assert found["has_equal_losses"]
+    assert found["replayed"] == 21
+    assert found["captured"] > 8
+
+
+def test_a_step_that_reads_the_device_stays_plain_with_the_reason(planted):
+    found = planted["a read of the device"]
+    assert found["replayed"] == 0
+    assert "its capture failed (_local_scalar_dense while capturing" in found["summary"]
+
+
+def test_steps_that_are_not_counted_are_found(planted):
+    assert planted["a forgotten counter"]["steps"] < 24
+
+
+def test_a_capture_without_memory_leaves_no_trace_and_plain_steps_train_on(planted):
+    found = planted["no memory for a capture"]
+    assert found["has_equal_losses"]
+    assert found["steps"] == 24
+    assert "CUDA out of memory" in found["summary"]
