@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 import torch
 
+from benchmarks.card.graphs import GRAPH_ROWS, graph_claims
 from benchmarks.card.kernels import KERNEL_ROWS, kernel_claims
 from benchmarks.card.place import ROOT, RUNS_AT_ONCE, Place
 from benchmarks.card.ranks import RANK_ROWS, rank_claims
@@ -65,6 +66,7 @@ PARTS = {
     "start": Part(START_ROWS, start_claims),
     "kernels": Part(KERNEL_ROWS, kernel_claims),
     "steps": Part(STEP_ROWS, step_claims),
+    "graphs": Part(GRAPH_ROWS, graph_claims, 180),
     "curves": Part(curve_rows(*_TEXTS), curves_of(*_TEXTS), 180),
     "recordings and bits": Part(curve_rows(*_OTHERS), curves_of(*_OTHERS), 180),
     "resume": Part(RESUME_ROWS, resume_claims, 180),

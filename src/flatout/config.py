@@ -21,6 +21,7 @@ from flatout.callbacks.profile_steps import ProfileConfig
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.store_data import StoreData
 from flatout.data.text import TextDataConfig
+from flatout.engine.captures import GraphUse
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.precision import Precision
 from flatout.errors import LARGEST_SEED, check_settings, did_you_mean, require, setting, settings_of
@@ -113,6 +114,11 @@ class RunConfig:
         " compiles the model; false.",
         allowed="auto, true, false",
         example="false",
+    )
+    graph: GraphUse = setting(
+        GraphUse.auto,
+        "Whether a step on one GPU is captured and replayed; auto: where the run proves that it is"
+        " equal and faster; on: also where it is no faster.",
     )
     tune: TuneConfig = setting(
         TuneConfig, "What a run measures before training; auto: all that settings leave open."

@@ -19,7 +19,7 @@ import pytest
 import torch
 from benchmarks import gpu
 from benchmarks.bert import base_claims
-from benchmarks.card import kernels, ranks, runs, speed, steps
+from benchmarks.card import graphs, kernels, ranks, runs, speed, steps
 from benchmarks.card.every_model import CASES, Parts
 from benchmarks.card.place import Place
 from benchmarks.claim import Claim, Options, bounded
@@ -246,6 +246,19 @@ def test_memory_is_little_within_and_whole_after(monkeypatch):
     with runs.little_memory(torch.device("cuda")) as more:
         assert more == {} and fractions == [3 / 64]
     assert fractions == [3 / 64, 1.0]
+
+
+def test_every_model_that_a_graph_takes_has_a_row(place):
+    found = list(graphs.graph_claims(place))
+    assert [claim.claim for claim in found] == list(graphs.GRAPH_ROWS)
+    assert len(found) == 13
+    assert not any(claim.applies for claim in found)  # a CPU captures none
+
+
+def test_a_training_that_is_not_captured_says_why(place):
+    replayed, note = graphs.replay(place, "textcnn")
+    assert replayed == 0
+    assert "not on a CPU" in note
 
 
 def test_an_lstm_is_timed_against_both_loops(place):

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Protocol
 
 import torch
+
+GraphUse = StrEnum("GraphUse", "auto on off")  # whether steps are captured
 
 
 class Replayable(Protocol):

@@ -37,8 +37,9 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Stra
 from torch.optim import LBFGS, Optimizer
 
 from flatout.engine import lightning_internals as internals
+from flatout.engine.captures import GraphUse
 from flatout.engine.clipping import gradient_length, is_fused
-from flatout.engine.graph_choice import GraphUse, choose_graphs
+from flatout.engine.graph_choice import choose_graphs
 from flatout.engine.lightning_side import LightningSide
 from flatout.engine.pieces import Pieces
 from flatout.engine.step import Step
@@ -90,6 +91,10 @@ class FastLoop(Callback):
         self.graph = GraphUse(graph)
         self.graphs: StepGraphs | None = None
         """The captured steps of the training that this loop has begun; None: all are plain."""
+        self.graph_facts: dict[str, Any] = {}
+        """Of the last training: how many steps were replayed, and why others were not."""
+        # What a resumed training has done with captures so far; None: nothing.
+        self._graph_before: GraphUse | None = None
         self.phase_s = dict.fromkeys(internals.PHASES, 0.0)
         """Host seconds in each phase: exact on a CPU, the time to enqueue the work elsewhere."""
         self.losses = StepLosses(not_finite)
@@ -126,10 +131,15 @@ class FastLoop(Callback):
         return time.perf_counter()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rate": self.last_lr}
+        state: dict[str, Any] = {"rate": self.last_lr}
+        if self.graphs is not None:
+            # A resumed training goes on as it began, though its proof may come out otherwise.
+            state["graph"] = GraphUse.off if self.graphs.why_off else GraphUse.on
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.last_lr = state_dict["rate"]
+        self._graph_before = state_dict.get("graph")
 
     def position_state(self) -> dict[str, Any]:
         """For a checkpoint: losses not reported yet, and into how many pieces batches are cut."""
@@ -192,8 +202,13 @@ class FastLoop(Callback):
                 dist.broadcast(embedding.weight.detach(), 0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.step is not None:  # only here: the loaders stand now, and the weights are restored
-            self.graphs = choose_graphs(trainer, pl_module, self.step, self.graph)
+        if self.step is None:
+            return
+        # Only here: the loaders stand now, and the weights are restored.
+        asked = self.graph
+        if asked is GraphUse.auto and self._graph_before is not None:
+            asked = self._graph_before
+        self.graphs = choose_graphs(trainer, pl_module, self.step, asked)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stop(trainer, pl_module)
@@ -214,6 +229,7 @@ class FastLoop(Callback):
         internals.unplug_optimization(trainer)
         self._release_embedding_gradients()
         if self.graphs is not None:
+            self.graph_facts = self.graphs.facts()
             print(f"step graph: {self.graphs.summary()}", flush=True)
         self.is_active = False
         self.step = None

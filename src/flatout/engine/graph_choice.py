@@ -7,18 +7,18 @@ reason beside its condition. Then `StepGraphs` proves it in the run.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, cast
 
 import lightning as L
+import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.optim import AdamW
 
 from flatout.data.batches.shapes import Shapes
-from flatout.engine.captures import CAPTURES
+from flatout.engine.captures import CAPTURES, GraphUse
 from flatout.engine.clipping import is_fused
 from flatout.engine.step_graph import StepGraphs
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 from flatout.models.contract import Network, contract
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _LEAST_STEPS = 200
 """A capture takes about as long as ten plain steps, and up to eight of them may be needed."""
-GraphUse = StrEnum("GraphUse", "auto on off")
 
 
 def choose_graphs(
@@ -56,10 +55,20 @@ def choose_graphs(
     return None
 
 
+def require_captures(asked: GraphUse, world: int, device: torch.device) -> None:
+    """Refuse `graph=on` where no step can be captured; before any data is read."""
+    if asked is not GraphUse.on:
+        return
+    reason = _reason_against_device(device.type)
+    if not reason and world > 1:
+        reason = f"{world} devices train"
+    require(not reason, "graph", f"on, but {reason}", hint="Leave it at auto.")
+
+
 def _reason_against_device(kind: str) -> str:
     if kind in CAPTURES:
         return ""
-    return f"a {kind.upper()} captures no steps; {' and '.join(CAPTURES).upper()} does"
+    return f"steps are captured on {', '.join(CAPTURES).upper()} devices, not on a {kind.upper()}"
 
 
 def _reason_against(trainer: L.Trainer, module: L.LightningModule, step: Step) -> str:

@@ -118,17 +118,28 @@ class StepGraphs:
 
     def summary(self) -> str:
         """Which share of the steps was replayed, and why each other one was not."""
+        facts = self.facts()
         steps = self.replayed + self.plain.total()
         others = ", ".join(f"{count:,} {reason}" for reason, count in self.plain.most_common())
         if not self.replayed:
             return f"off, {self.why_off}" if self.why_off else f"no step, {others}"
-        share = self.replayed / steps
-        padding = self._computed_tokens / max(1, self._tokens) - 1
-        facts = (
-            f"{share:.1%} of {steps:,} steps in one launch each, {len(self._graphs)} graphs,"
-            f" {padding:.1%} padding, {self._capture.num_bytes / 1e6:.0f} MB"
+        replayed = (
+            f"{self.replayed / steps:.1%} of {steps:,} steps in one launch each,"
+            f" {facts['graphs']} graphs, {facts['padding_share']:.1%} padding,"
+            f" {facts['memory_mb']:.0f} MB"
         )
-        return f"{facts}; plainly: {others}" if others else facts
+        return f"{replayed}; plainly: {others}" if others else replayed
+
+    def facts(self) -> dict[str, Any]:
+        """The same as numbers."""
+        return {
+            "replayed_steps": self.replayed,
+            "plain_steps": dict(self.plain),
+            "graphs": len(self._graphs),
+            "padding_share": self._computed_tokens / max(1, self._tokens) - 1,
+            "memory_mb": self._capture.num_bytes / 1e6,
+            "evidence": self.evidence or self.why_off,
+        }
 
     @property
     def _plain_steps(self) -> int:

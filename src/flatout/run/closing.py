@@ -192,6 +192,8 @@ def summarise(parts: RunParts, training: Training, seconds: float, folder: RunFo
             "out_of_memory": loop.pieces.num_out_of_memory,
         },
     )
+    if loop.graph_facts:
+        put("step_graph", loop.graph_facts)
     rates = total.values()
     rate_names = ["rows_per_s"]
     if parts.ours is not None and parts.ours.task.counts_tokens:

@@ -22,6 +22,7 @@ from flatout.config import RunConfig
 from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks, end_group
 from flatout.distributed.signals import Signals
+from flatout.engine.graph_choice import require_captures
 from flatout.engine.precision import LIGHTNING_NAMES, product_type
 from flatout.perf.verdict.gathering import report_early
 from flatout.run.answers import tune
@@ -72,6 +73,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         L.seed_everything(config.seed, verbose=False)
         device = ranks.device(str(config.trainer.get("accelerator", "auto")), number)
         context = RunContext(ranks, device, folder)
+        require_captures(config.graph, ranks.world, device)
         share_processor(config.threads, ranks, device, folder)
         data = open_data(config, ranks, folder)
         require_memory_for_model(config, data, ranks, device)

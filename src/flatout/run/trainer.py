@@ -98,7 +98,7 @@ def build_training(
         timer=StepTimer(callbacks=config.callbacks),
         monitor=monitor,
     )
-    loop = FastLoop(not_finite=config.optim.not_finite)
+    loop = FastLoop(not_finite=config.optim.not_finite, graph=config.graph)
     if parts.ours is not None:
         feed = parts.ours.feeds.train
         steps_an_epoch = (settings.batches or 1) // feed.plan.accumulate
