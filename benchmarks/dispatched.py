@@ -19,6 +19,7 @@ import lightning as L
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, library
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.claim import Claim, bounded, quiet
@@ -58,14 +59,22 @@ class Counter(TorchDispatchMode):
         self.reads = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name.rpartition("::")[2]
-        outputs = [each.alias_info for each in func._schema.returns]
-        is_view = bool(outputs) and all(each is not None and not each.is_write for each in outputs)
-        if name in _READS:
-            self.reads += 1
-        elif not is_view and name not in _ALLOCATIONS:
-            self.launches += 1
+        self.reads += reads_device(func)
+        self.launches += launches_kernel(func)
         return func(*args, **(kwargs or {}))
+
+
+def launches_kernel(operator: OpOverload) -> bool:
+    """Whether an operator computes on the device; views, allocations and reads do not."""
+    outputs = [each.alias_info for each in operator._schema.returns]
+    is_view = bool(outputs) and all(each is not None and not each.is_write for each in outputs)
+    name = operator._schema.name.rpartition("::")[2]
+    return not is_view and name not in _ALLOCATIONS and name not in _READS
+
+
+def reads_device(operator: OpOverload) -> bool:
+    """Whether the host waits for a number of the device."""
+    return operator._schema.name.rpartition("::")[2] in _READS
 
 
 def dispatch_claims() -> Iterator[Claim]:

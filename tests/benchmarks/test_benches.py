@@ -41,6 +41,10 @@ FIRST_ROWS = {
         "framework cost a step above a bare loop",
     ],
     "shortcuts": ["saved a step: plug_optimization (the fast loop)"],
+    "operators": [
+        "LSTM on windows, fp32: operators of a step",
+        "LSTM on windows, bf16: operators of a step",
+    ],
     "sources": [
         "reading and checking a csv, against datasets reading it",
         "checking rows in memory",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -50,6 +50,8 @@ _IN_FP32 = (
     "nll_loss",
     "binary_cross_entropy_with_logits",
 )
+_CELLS = ("lstm.input", "gru.input")
+"""Autocast takes fp16 for these, whatever format was asked for."""
 _AUTOCAST = "AutocastPrivateUse1"
 _KEPT: list[Any] = []
 """What torch knows as long as its maker lives."""
@@ -70,6 +72,8 @@ class There(Tensor):
     """Whether a step may lock pages: a feed does, a model's forward pass may not."""
     called: ClassVar[list[str]] = []
     """Operators of a step."""
+    watch: ClassVar[Callable[[Any], None] | None] = None
+    """Called with each operator before it runs."""
 
     @staticmethod
     def __new__(cls, numbers: Tensor) -> There:
@@ -103,6 +107,8 @@ class There(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
+        if cls.watch is not None:
+            cls.watch(func)
         tensors = _tensors([args, *kwargs.values()])
         of_host = [each for each in tensors if not isinstance(each, There)]
         if name in ("copy_", "_to_copy", "_copy_from"):
@@ -169,8 +175,11 @@ def _check_copy(name: str, args: Any, kwargs: Any, here: list[Tensor]) -> None:
             raise WaitError(f"{list(tensor.shape)} is copied from memory that is not page-locked")
 
 
-def add_device() -> torch.device:
-    """Make the device known to torch, with autocast's rules for what models here are made of."""
+def add_device(kernels: Mapping[str, Callable[..., Any]] | None = None) -> torch.device:
+    """Make the device known to torch, with autocast's rules for what models here are made of.
+
+    `kernels`: what stands for kernels of a GPU, by operator; those left out are taken apart.
+    """
     backend: Any = types.ModuleType(NAME)
     backend.is_available = lambda: True
     backend.is_initialized = backend.is_available
@@ -190,9 +199,7 @@ def add_device() -> torch.device:
         ),
     )
     for name in ("arange", "arange.start", "arange.start_step"):
-        made.impl(
-            name, lambda *edges, dtype=None, **named: There(torch.arange(*edges, dtype=dtype))
-        )
+        made.impl(name, _arange)
     made.impl("_copy_from", _copy_list)
     others = library.Library("_", "IMPL")
     others.fallback(library.fallthrough_kernel, _AUTOCAST)
@@ -205,14 +212,17 @@ def add_device() -> torch.device:
                 _cast_to(kind, getattr(getattr(torch.ops.aten, operator), overload or "default")),
             )
     plain = library.Library("aten", "IMPL", "AutogradPrivateUse1")
-    for name, cell in (
-        ("lstm.input", _with_shapes(lstm_impl)),
-        ("gru.input", _with_shapes(gru_impl)),
-    ):
-        plain.impl(name, cell)
-        rules.impl(name, _cast_to(torch.float16, cell, only=torch.float16))
-    plain.impl("_flash_attention_forward", _flash)
-    plain.impl("_efficient_attention_forward", _efficient)
+    by_operator = {
+        "lstm.input": _with_shapes(lstm_impl),
+        "gru.input": _with_shapes(gru_impl),
+        "_flash_attention_forward": _flash,
+        "_efficient_attention_forward": _efficient,
+        **(kernels or {}),
+    }
+    for name, kernel in by_operator.items():
+        plain.impl(name, kernel)
+        if name in _CELLS:
+            rules.impl(name, _cast_to(torch.float16, kernel, only=torch.float16))
     _KEPT.extend([made, others, rules, plain, _add_row_attention()])
     Tensor.pin_memory = _pin
     # In it torch would not take operators apart before it asks for them here.
@@ -227,6 +237,13 @@ def _copy_list(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
         raise WaitError(f"{list(source.shape)} numbers of a list are copied")
     _numbers(target).copy_(_numbers(source))
     return target
+
+
+def _arange(*edges: Any, dtype: torch.dtype | None = None, **named: Any) -> There:
+    # It has no tensor among its arguments, so it comes past `There.__torch_dispatch__`.
+    if There.watch is not None:
+        There.watch(torch.ops.aten.arange.default)
+    return There(torch.arange(*edges, dtype=dtype))
 
 
 def _with_shapes(cell: Callable[..., Any]) -> Callable[..., Any]:

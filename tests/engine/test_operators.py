@@ -1,0 +1,43 @@
+"""A step of a small model asks a GPU for no more operators than the ceilings of `bench operators`.
+
+A ceiling is lowered when a step gets leaner, and never raised.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks.operators import CASES, MOST, PHASES, count_all
+
+from tests.warm import begin_function
+
+NAME_OF_COUNTS = "counts.json"
+
+
+def write_counts(folder: Path) -> None:
+    (folder / NAME_OF_COUNTS).write_text(json.dumps(count_all()), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
+    """The operators of all models, counted in one process, where the device is added."""
+    folder = tmp_path_factory.mktemp("operators")
+    command = begin_function(write_counts, folder, FLATOUT_CACHE=str(folder / "cache"))
+    said, _ = command.communicate(timeout=120)
+    assert command.returncode == 0, said
+    counts: dict[str, dict[str, float]] = json.loads((folder / NAME_OF_COUNTS).read_text("utf-8"))
+    return counts
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_has_no_more_operators_than_its_ceilings(name, counts):
+    assert list(counts[name]) == list(PHASES)
+    for phase, most in zip(PHASES, MOST[name], strict=True):
+        assert counts[name][phase] <= most, phase
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_phase_of_a_step_is_counted(name, counts):
+    assert min(counts[name].values()) > 0
