@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from flatout.models.encoder.attention import Scores
 from flatout.models.encoder.families import FlatForm, activation_of
-from flatout.models.encoder.joined_weights import Weights, join_weights
+from flatout.models.joined_weights import Weights, join_weights
 from flatout.models.lean import draw_words, drop_by_words
 
 if TYPE_CHECKING:
