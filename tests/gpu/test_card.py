@@ -10,10 +10,12 @@ import pytest
 import torch
 from benchmarks.claim import Options
 from benchmarks.gpu import PARTS, part_claims, what_is_missing
+from torch import nn
 
 from flatout import HeadlinesConfig, TextDataConfig, TransformerConfig, fit, load_predictor
 from flatout.cli.bench import line
 from flatout.models.encoder import attention, network
+from flatout.models.recurrent import run_layer
 from tests.gpu.conftest import ROW
 
 pytestmark = [
@@ -55,3 +57,14 @@ def test_a_card_answers_by_the_fused_kernel(monkeypatch, tmp_path):
     expected = load_predictor(result.folder, "cpu").predict(texts)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.probability == pytest.approx(theirs.probability, abs=0.03)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_cudnn_reads_cast_weights_where_they_lie(kind):
+    layer = kind(3, 4).cuda()
+    inputs = torch.randn(5, 2, 3, device="cuda")
+    # Where they lie in another order, cuDNN copies them in each pass and warns: an error in tests.
+    with torch.autocast("cuda", torch.bfloat16):
+        states, _ = run_layer(layer, inputs)
+    states.float().sum().backward()
+    torch.testing.assert_close(states.float(), layer(inputs)[0], atol=0.02, rtol=0.05)

@@ -83,40 +83,17 @@ def test_a_cpu_and_ranks_of_ddp_stay_on_one_stream(monkeypatch):
     assert not recurrent._has_streams(torch.device("cuda"))
 
 
-def test_the_private_operator_that_lays_weights_in_one_piece_takes_what_it_is_given():
-    """It runs on GPUs alone, and may change with a release of torch."""
-    taken = [
-        (each.name, str(each.type))
-        for each in torch.ops.aten._cudnn_rnn_flatten_weight.default._schema.arguments
-    ]
-    assert taken == [
-        ("weight_arr", "List[Tensor]"),
-        ("weight_stride0", "int"),
-        ("input_size", "int"),
-        ("mode", "int"),
-        ("hidden_size", "int"),
-        ("proj_size", "int"),
-        ("num_layers", "int"),
-        ("batch_first", "bool"),
-        ("bidirectional", "bool"),
-    ]
-
-
-def test_weights_in_bf16_are_laid_in_one_piece_for_cudnn(monkeypatch):
-    given = []
-    monkeypatch.setattr(
-        torch,
-        "_cudnn_rnn_flatten_weight",
-        lambda *all_of_it: given.extend(all_of_it),
-        raising=False,
-    )
-    monkeypatch.setattr(
-        torch.backends.cudnn.rnn, "get_cudnn_mode", {"LSTM": 2, "GRU": 3}.__getitem__
-    )
-    layer = nn.GRU(3, 4)
-    found = recurrent._in_bf16(layer, layer.all_weights[0], "cuda")
-    assert [each.dtype for each in found] == [torch.bfloat16] * 4
-    assert given == [found, 4, 3, 3, 4, 0, 1, False, False]
+def test_cast_weights_of_a_layer_lie_one_after_the_other_as_cudnn_reads_them():
+    layers = [nn.GRU(3, 4), nn.LSTM(3, 4)]
+    for layer, cast in zip(layers, recurrent._cast_layers(layers, torch.bfloat16), strict=True):
+        weights = layer.all_weights[0]  # of inputs, of states, and a bias for each
+        places = [weight.storage_offset() for weight in cast]
+        counts = [weight.numel() for weight in weights]
+        assert places == [sum(counts[:number]) for number in range(4)]
+        assert cast[0].untyped_storage().nbytes() == 2 * sum(counts)
+        assert len({weight.untyped_storage().data_ptr() for weight in cast}) == 1
+        for ours, weight in zip(cast, weights, strict=True):
+            assert torch.equal(ours, weight.bfloat16())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

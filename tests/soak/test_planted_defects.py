@@ -247,8 +247,8 @@ DEFECTS = [
     Defect(
         "a mask of the BiLSTM is made on the host",
         "models/bilstm.py",
-        "places_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)",
-        "places_L = torch.arange(tokens_BL.shape[1])",
+        "places_L = count_up(tokens_BL.shape[1], tokens_BL.device)",
+        'places_L = count_up(tokens_BL.shape[1], torch.device("cpu"))',
         _ELSEWHERE + "[bilstm]",
     ),
     Defect(

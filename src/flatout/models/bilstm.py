@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.kept_tensors import count_up
 from flatout.errors import setting
 from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.lean import LeanDropout
@@ -90,9 +91,12 @@ class BiLSTM(Network, nn.Module):
             ahead, back = layer.children()
             states_LBD = self.dropout(states_LBD) if depth else states_LBD
             states_LBD = torch.cat(run_both(ahead, back, states_LBD, turned), -1)
-        places_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
-        mask_BL = None if is_even else places_L < lengths_B.unsqueeze(1)
-        return self.output(self.dropout(self.pool(states_LBD.transpose(0, 1), lengths_B, mask_BL)))
+        padding_BL = None
+        if not is_even:
+            places_L = count_up(tokens_BL.shape[1], tokens_BL.device)
+            padding_BL = places_L >= lengths_B.unsqueeze(1)
+        pooled_BD = self.pool(states_LBD.transpose(0, 1), lengths_B, padding_BL)
+        return self.output(self.dropout(pooled_BD))
 
     def products(self, lengths: Lengths) -> list[Product]:
         """A token meets 4H(E + H) weights in each direction of each layer; a row meets 2H x C."""

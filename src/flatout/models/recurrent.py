@@ -10,13 +10,15 @@ Time comes first, `[L, B, D]`: L longest row, B rows, D numbers a place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+
+from flatout.data.batches.kept_tensors import count_up, zeros
+from flatout.models.casts import autocast_dtype, cast_weights, share_cast
 
 State = tuple[Tensor, ...]  # tensors `[layers, B, width]`; all zeros at the beginning of a row
 # arguments of torch.lstm and torch.gru for one layer in one direction
@@ -28,50 +30,65 @@ _IS_BATCH_FIRST = False
 
 
 def run_layer(
-    layer: nn.Module, inputs_LBF: Tensor, before: State | None = None
+    layer: nn.Module,
+    inputs_LBF: Tensor,
+    before: State | None = None,
+    weights: list[Tensor] | None = None,
 ) -> tuple[Tensor, State]:
     """The states of one `nn.LSTM` or `nn.GRU` layer in one direction, and the last ones.
 
-    An LSTM's `State` is hidden and cell states, a GRU's the hidden ones. None: zeros.
+    An LSTM's `State` is hidden and cell states, a GRU's the hidden ones. None: zeros. `weights`:
+    the layer's own in sixteen bits, if they have been cast already.
     """
-    kind = inputs_LBF.device.type
-    is_lstm = isinstance(layer, nn.LSTM)
-    is_autocast = kind != "meta" and torch.is_autocast_enabled(kind)
-    if kind == "cpu" and is_autocast and not _cpu_runs_bf16():
+    device = inputs_LBF.device
+    dtype = _kernel_dtype(device)
+    if dtype is not None:
+        return _run_in_sixteen_bits(dtype, layer, inputs_LBF, before, weights)
+    if device.type == "cpu" and torch.is_autocast_enabled("cpu") and not _cpu_runs_bf16():
         if before is not None:
             before = tuple(state.float() for state in before)
-        with torch.autocast(kind, enabled=False):
+        with torch.autocast("cpu", enabled=False):
             return run_layer(layer, inputs_LBF.float(), before)
-    is_bf16 = is_autocast and torch.get_autocast_dtype(kind) is torch.bfloat16
-    if kind == "cpu" or not is_bf16:
-        if before is None:
-            states, after = layer(inputs_LBF)
-        else:
-            states, after = layer(inputs_LBF, before if is_lstm else before[0])
-        return states, after if is_lstm else (after,)
-    return _run_in_bf16(layer, inputs_LBF, before)
-
-
-def _run_in_bf16(
-    layer: nn.Module, inputs_LBF: Tensor, before: State | None
-) -> tuple[Tensor, State]:
-    """The same by the kernel itself: autocast would take fp16 for recurrent layers."""
-    assert isinstance(layer, nn.RNNBase)
-    kind = inputs_LBF.device.type
     is_lstm = isinstance(layer, nn.LSTM)
+    if before is None and device.type != "cpu":
+        before = _zero_state(layer, inputs_LBF)
     if before is None:
-        zeros = inputs_LBF.new_zeros(1, inputs_LBF.shape[1], layer.hidden_size)
-        before = (zeros, zeros) if is_lstm else (zeros,)
-    with torch.autocast(kind, enabled=False):
-        weights = _in_bf16(layer, layer.all_weights[0], kind)
-        inputs_LBF = inputs_LBF.bfloat16()
-        before = tuple(state.bfloat16() for state in before)
+        states, after = layer(inputs_LBF)
+    else:
+        states, after = layer(inputs_LBF, before if is_lstm else before[0])
+    return states, after if is_lstm else (after,)
+
+
+def _run_in_sixteen_bits(
+    dtype: torch.dtype,
+    layer: nn.Module,
+    inputs_LBF: Tensor,
+    before: State | None,
+    weights: list[Tensor] | None,
+) -> tuple[Tensor, State]:
+    """The same by the kernel itself, in autocast's number format.
+
+    Autocast would cast each weight by itself, and take fp16 for recurrent layers in any case.
+    """
+    assert isinstance(layer, nn.RNNBase)
+    with torch.autocast(inputs_LBF.device.type, enabled=False):
+        if weights is None:
+            (weights,) = _cast_layers([layer], dtype)
+        inputs_LBF = inputs_LBF.to(dtype)
+        if before is None:
+            before = _zero_state(layer, inputs_LBF)
+        before = tuple(state.to(dtype) for state in before)
         settings = (_HAS_BIASES, _NUM_LAYERS, _DROPOUT, layer.training, _IS_BOTH, _IS_BATCH_FIRST)
-        if is_lstm:
+        if isinstance(layer, nn.LSTM):
             states, *after = torch.lstm(inputs_LBF, before, weights, *settings)
         else:
             states, *after = torch.gru(inputs_LBF, before[0], weights, *settings)
     return states, tuple(after)
+
+
+def _kernel_dtype(device: torch.device) -> torch.dtype | None:
+    """Autocast's number format, if layers call their kernel in it; None: torch's modules run."""
+    return None if device.type == "cpu" else autocast_dtype(device)
 
 
 @cache
@@ -80,26 +97,25 @@ def _cpu_runs_bf16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _in_bf16(layer: nn.RNNBase, weights: Sequence[Tensor], kind: str) -> list[Tensor]:
-    """The weights cast; for cuDNN in one piece of memory, as it wants them."""
-    cast = [weight.bfloat16() for weight in weights]
-    if kind == "cuda" and hasattr(torch, "_cudnn_rnn_flatten_weight"):
-        mode = torch.backends.cudnn.rnn.get_cudnn_mode(layer.mode)
-        weights_a_layer = 4  # of inputs, of states, and a bias for each
-        projected_size = 0
-        with torch.no_grad():
-            torch._cudnn_rnn_flatten_weight(
-                cast,
-                weights_a_layer,
-                layer.input_size,
-                mode,
-                layer.hidden_size,
-                projected_size,
-                _NUM_LAYERS,
-                _IS_BATCH_FIRST,
-                _IS_BOTH,
-            )
-    return cast
+def _zero_state(layer: nn.Module, inputs_LBF: Tensor) -> State:
+    """The state before the first place of each row."""
+    assert isinstance(layer, nn.RNNBase)
+    shape = (_NUM_LAYERS, inputs_LBF.shape[1], layer.hidden_size)
+    hidden = zeros(shape, inputs_LBF.dtype, inputs_LBF.device)
+    return (hidden, hidden) if isinstance(layer, nn.LSTM) else (hidden,)
+
+
+def _cast_layers(layers: list[nn.Module], dtype: torch.dtype) -> list[list[Tensor]]:
+    """The weights of each layer cast, in one piece of memory.
+
+    cuDNN reads the weights of inputs and of states, then both biases, one after the other. Weights
+    that lie elsewhere it would copy in each pass, and warn.
+    """
+    groups = list[list[Tensor]]()
+    for layer in layers:
+        assert isinstance(layer, nn.RNNBase)
+        groups.append(list(layer.all_weights[0]))
+    return cast_weights(dtype, groups)
 
 
 def start_layer(layer: nn.RNNBase) -> None:
@@ -126,20 +142,31 @@ def run_both(
     where all rows have one length.
     """
     device = inputs.device
-    turned = _reverse_rows(inputs, places)
+    turned = inputs
+    ahead_weights = None
+    back_weights = None
+    dtype = _kernel_dtype(device)
+    if dtype is not None:
+        ahead_weights, back_weights = _cast_layers([ahead, back], dtype)
+        inputs, turned = share_cast(inputs, dtype, 2)
+    turned = _Reverse.apply(turned, places)
     if not _has_streams(device):
-        return run_layer(ahead, inputs)[0], _reverse_rows(run_layer(back, turned)[0], places)
+        ahead_states, _ = run_layer(ahead, inputs, None, ahead_weights)
+        back_states, _ = run_layer(back, turned, None, back_weights)
+        return ahead_states, _Reverse.apply(back_states, places)
     here = torch.cuda.current_stream(device)
     beside = _stream_beside(device)
     beside.wait_stream(here)
     with torch.cuda.stream(beside):
-        back_states = run_layer(back, turned)[0]
-    ahead_states = run_layer(ahead, inputs)[0]
+        back_states, _ = run_layer(back, turned, None, back_weights)
+    ahead_states, _ = run_layer(ahead, inputs, None, ahead_weights)
     here.wait_stream(beside)
     # Memory freed on one stream might be used again while the other still reads it.
     turned.record_stream(beside)
+    if back_weights is not None:
+        back_weights[0].record_stream(beside)  # all of them are one piece of memory
     back_states.record_stream(here)
-    return ahead_states, _reverse_rows(back_states, places)
+    return ahead_states, _Reverse.apply(back_states, places)
 
 
 def _has_streams(device: torch.device) -> bool:
@@ -159,19 +186,22 @@ def reversed_places(lengths_B: Tensor, longest: int) -> Tensor:
     Lengths [3, 2], longest 3: row 0 takes its places 2 1 0, row 1 its places 1 0 2. Times 2 rows
     plus the row, time first: [4, 3, 2, 1, 0, 5].
     """
-    places_L1 = torch.arange(longest, device=lengths_B.device).unsqueeze(1)
+    num_rows = len(lengths_B)
+    places_L1 = count_up(longest, lengths_B.device).unsqueeze(1)
     turned_LB = lengths_B - 1 - places_L1
-    rows_B = torch.arange(len(lengths_B), device=lengths_B.device)
-    return (torch.where(turned_LB >= 0, turned_LB, places_L1) * len(lengths_B) + rows_B).flatten()
+    turned_LB = torch.where(turned_LB >= 0, turned_LB, places_L1)
+    return torch.add(count_up(num_rows, lengths_B.device), turned_LB, alpha=num_rows).flatten()
 
 
 def _reverse_rows(states_LBD: Tensor, places: Tensor | None) -> Tensor:
     """States with each row reversed; None: no row is padded."""
-    return states_LBD.flip(0) if places is None else _Reverse.apply(states_LBD, places)
+    if places is None:
+        return states_LBD.flip(0)
+    return states_LBD.flatten(0, 1).index_select(0, places).view(states_LBD.shape)
 
 
 class _ReverseContext(FunctionCtx):
-    saved_tensors: tuple[Tensor, ...]  # the reversed places
+    places: Tensor | None  # the reversed ones
 
 
 class _Reverse(torch.autograd.Function):
@@ -181,13 +211,10 @@ class _Reverse(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: _ReverseContext, states_LBD: Tensor, turned: Tensor) -> Tensor:
-        ctx.save_for_backward(turned)
-        return states_LBD.flatten(0, 1).index_select(0, turned).view(states_LBD.shape)
+    def forward(ctx: _ReverseContext, states_LBD: Tensor, places: Tensor | None) -> Tensor:
+        ctx.places = places
+        return _reverse_rows(states_LBD, places)
 
     @staticmethod
     def backward(ctx: _ReverseContext, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient_LBD,) = gradients
-        (turned,) = ctx.saved_tensors
-        reversed_LBD = gradient_LBD.flatten(0, 1).index_select(0, turned)
-        return reversed_LBD.view(gradient_LBD.shape), None
+        return _reverse_rows(gradients[0], ctx.places), None

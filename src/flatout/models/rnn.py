@@ -137,10 +137,12 @@ class RNN(Network, nn.Module):
         if self.is_both:
             return self.output(self.dropout(self._both_ways(inputs_BLF, batch)))
         if not shape.is_each_step:
-            states_LBH, _ = self._recur(
-                inputs_BLF, self.make_state(len(inputs_BLF), inputs_BLF.device)
-            )
-            answers = self.output(self.dropout(last_of(states_LBH.transpose(0, 1), batch)))
+            states_LBH, after_layers = self._recur(inputs_BLF, None)
+            if is_even(batch):
+                last_BH = _hidden_after(after_layers)
+            else:
+                last_BH = last_of(states_LBH.transpose(0, 1), batch)
+            answers = self.output(self.dropout(last_BH))
             return answers if self.ridge is None else answers + self.ridge(batch)
         carrier = self.carried if self.training else self.carried_of_others
         zeros = self.make_state(len(inputs_BLF), inputs_BLF.device)
@@ -155,9 +157,12 @@ class RNN(Network, nn.Module):
         """
         # A row that ends before the rectangle does is the last of its recording: nothing continues
         # its state.
-        states_LBH, after = self._recur(
+        states_LBH, after_layers = self._recur(
             inputs_BLF, before[:-1] if self.memory is not None else before
         )
+        after = after_layers[0]
+        if len(after_layers) > 1:
+            after = tuple(torch.cat(parts) for parts in zip(*after_layers, strict=True))
         answers_BLK = self.output(self.dropout(states_LBH)).transpose(0, 1)
         if self.memory is None:
             return answers_BLK, after
@@ -171,33 +176,35 @@ class RNN(Network, nn.Module):
         state = (torch.zeros(len(self.ahead), rows, self.config.hidden, device=device),) * (
             1 + self.is_lstm
         )
+        if self.memory is None:
+            return state
         # The last number is 1 once a recording has begun: then the filter has something to
         # remember.
         filtered = torch.zeros(1, rows, self.shape.targets + 1, device=device)
-        return state if self.memory is None else (*state, filtered)
+        return (*state, filtered)
 
-    def _recur(self, inputs_BLF: Tensor, before: State) -> tuple[Tensor, State]:
-        """`[L, B, H]` states and the last ones.
+    def _recur(self, inputs_BLF: Tensor, before: State | None) -> tuple[Tensor, list[State]]:
+        """`[L, B, H]` states of the last layer, and the states after each layer; None: zeros.
 
         Time comes first: oneDNN then copies less (8 % of a step).
         """
         states = inputs_BLF.transpose(0, 1)
-        after = []
-        if len(self.ahead) == 1:  # without the slices and copies that several layers need
-            return run_layer(self.ahead[0], states, before)
+        after = list[State]()
         for depth, layer in enumerate(self.ahead):
-            own = tuple(part[depth : depth + 1] for part in before)
+            own = before
+            if before is not None and len(self.ahead) > 1:
+                own = tuple(part[depth : depth + 1] for part in before)
             states, end = run_layer(layer, self.dropout(states) if depth else states, own)
             after.append(end)
-        return states, tuple(torch.cat(parts) for parts in zip(*after, strict=True))
+        return states, after
 
     def answer(self, windows_BLF: Tensor) -> Tensor:
         """`[B, K]`, or `[B, H, K]` of a forecast, from whole windows."""
         shape = self.shape
         last_B1F = windows_BLF[:, -1:]
         inputs_BLF = windows_BLF - last_B1F if shape.horizon else windows_BLF
-        states_LBH, _ = self._recur(inputs_BLF, self.make_state(len(inputs_BLF), inputs_BLF.device))
-        answers = self.output(self.dropout(states_LBH[-1]))
+        _, after_layers = self._recur(inputs_BLF, None)
+        answers = self.output(self.dropout(_hidden_after(after_layers)))
         if shape.horizon:
             answers = answers.view(-1, shape.horizon, shape.targets)
         if self.ridge is not None:
@@ -234,6 +241,14 @@ class RNN(Network, nn.Module):
 
     def residual_of(self) -> WindowRidge | None:
         return self.ridge
+
+
+def _hidden_after(after_layers: list[State]) -> Tensor:
+    """`[B, H]`: the hidden state of the last layer after a rectangle's last place.
+
+    A view, also backwards. The gradient of one place of many would be filled up with zeros.
+    """
+    return after_layers[-1][0].squeeze(0)
 
 
 def smooth(answers_BLK: Tensor, memory_K: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:

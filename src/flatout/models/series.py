@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from flatout.data.batches.kept_tensors import count_up
+
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
     from flatout.data.sequences.info import SequenceShape
@@ -44,7 +46,7 @@ def rectangle(batch: FlatBatch) -> Tensor:
     # row are left out.
     if is_even(batch):
         return batch.tokens.view(batch.num_rows, -1, batch.tokens.shape[1])
-    places_L = torch.arange(batch.longest(), device=batch.tokens.device)
+    places_L = count_up(batch.longest(), batch.tokens.device)
     index_BL = torch.minimum(
         batch.offsets[:-1].unsqueeze(1) + places_L, batch.offsets[1:].unsqueeze(1) - 1
     )
@@ -57,14 +59,12 @@ def flatten(values_BLD: Tensor, batch: FlatBatch) -> Tensor:
         return values_BLD.reshape(-1, values_BLD.shape[-1])
     starts_B = batch.offsets[:-1]
     device = values_BLD.device
-    shift_B = torch.arange(batch.num_rows, device=device) * values_BLD.shape[1] - starts_B
+    shift_B = count_up(batch.num_rows, device) * values_BLD.shape[1] - starts_B
     # How many samples there are is known, so nothing waits for the device to count them.
     shift_T = torch.repeat_interleave(
         shift_B, batch.offsets[1:] - starts_B, output_size=batch.num_tokens
     )
-    return values_BLD.flatten(0, 1).index_select(
-        0, torch.arange(batch.num_tokens, device=device) + shift_T
-    )
+    return values_BLD.flatten(0, 1).index_select(0, count_up(batch.num_tokens, device) + shift_T)
 
 
 def last_of(values_BLD: Tensor, batch: FlatBatch) -> Tensor:
@@ -72,7 +72,7 @@ def last_of(values_BLD: Tensor, batch: FlatBatch) -> Tensor:
     if is_even(batch):
         return values_BLD[:, -1]
     lengths_B = batch.offsets[1:] - batch.offsets[:-1]
-    return values_BLD[torch.arange(len(lengths_B), device=values_BLD.device), lengths_B - 1]
+    return values_BLD[count_up(len(lengths_B), values_BLD.device), lengths_B - 1]
 
 
 def windows_of(batch: FlatBatch, shape: SequenceShape) -> Tensor:
@@ -97,6 +97,8 @@ def answers_of(batch: FlatBatch, shape: SequenceShape) -> Tensor:
         return batch.tokens[:, -shape.targets :]
     if shape.horizon:
         return rectangle(batch)[:, shape.lookback :, -shape.targets :]
+    if is_even(batch):
+        return rectangle(batch)[:, -1, -shape.targets :]
     return batch.tokens[batch.offsets[1:] - 1, -shape.targets :]
 
 

@@ -9,13 +9,17 @@ Shapes: B rows, L longest row, E embedding, F filters of one width, C outputs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.kept_tensors import count_up
 from flatout.errors import require, setting
+from flatout.models.casts import autocast_dtype, cast_weights, share_cast
 from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.lean import LeanDropout
 from flatout.models.words import WordsConfig, padding_bias
@@ -76,28 +80,34 @@ class TextCNN(Network, nn.Module):
 
     def forward(self, batch: FlatBatch) -> Tensor:
         tokens_BL, lengths_B = batch.padded(fill=self.padding_id)
-        longest = tokens_BL.shape[1]
         words_BLE = self.embedding_dropout(self.embedding(tokens_BL))
-        # even widths have one window more
-        places_L = torch.arange(longest + 1, device=tokens_BL.device)
         # sorted and on the host: no wait for the device
         is_even = bool(batch.lengths[0] == batch.lengths[-1])
+        paddings = {} if is_even else find_padding(lengths_B, tokens_BL.shape[1])
         if not is_even:
             # The padding word's vector is zero, but a person's own vectors need not keep it so.
-            words_BLE = words_BLE.masked_fill(
-                (places_L[:longest] >= lengths_B.unsqueeze(1)).unsqueeze(-1), 0
-            )
-        words_BEL = words_BLE.transpose(1, 2)
-        highest: list[Tensor] = []
-        for conv in self.filters:
-            answers_BFL = conv(words_BEL)
+            words_BLE = words_BLE.masked_fill(paddings[tokens_BL.shape[1]].unsqueeze(-1), 0)
+        highest = list[Tensor]()
+        for answers_BFL in self._filter(words_BLE.transpose(1, 2)):
             if not is_even:  # the windows that a row alone would have
-                windows = answers_BFL.shape[-1]
-                mask_BL = places_L[:windows] < (lengths_B + windows - longest).unsqueeze(1)
-                answers_BFL = answers_BFL + padding_bias(mask_BL, answers_BFL.dtype).unsqueeze(1)
-            # as relu before the maximum, but on L times fewer numbers
-            highest.append(answers_BFL.amax(-1).relu())
-        return self.output(self.dropout(torch.cat(highest, -1)))
+                bias_BL = padding_bias(paddings[answers_BFL.shape[-1]], answers_BFL.dtype)
+                answers_BFL = answers_BFL + bias_BL.unsqueeze(1)
+            highest.append(answers_BFL.amax(-1))
+        # as relu before the maximum, but on L times fewer numbers
+        return self.output(self.dropout(torch.cat(highest, -1).relu()))
+
+    def _filter(self, words_BEL: Tensor) -> Iterator[Tensor]:
+        """`[B, F, L]`: what the filters of each width answer at each place."""
+        inputs = (words_BEL,) * len(self.filters)
+        weights = list[list[Tensor]]()
+        for conv in self.filters:
+            weights.append([conv.get_parameter("weight"), conv.get_parameter("bias")])
+        dtype = autocast_dtype(words_BEL.device)
+        if dtype is not None:
+            inputs = share_cast(words_BEL, dtype, len(self.filters))
+            weights = cast_weights(dtype, weights)
+        for own_BEL, (weight, bias) in zip(inputs, weights, strict=True):
+            yield functional.conv1d(own_BEL, weight, bias, padding=weight.shape[-1] // 2)
 
     def products(self, lengths: Lengths) -> list[Product]:
         """Each window meets width x E x F weights; a row has a window a token, for even widths one
@@ -114,3 +124,14 @@ class TextCNN(Network, nn.Module):
             sum(filters[1:], filters[0]),
             through(rows, self.output.weight),
         ]
+
+
+def find_padding(lengths_B: Tensor, longest: int) -> dict[int, Tensor]:
+    """By the number of windows a row, which of them a row alone would not have: `[B, windows]`.
+
+    Filters of odd widths have as many windows as the longest row has words; of even widths one
+    more.
+    """
+    places_L = count_up(longest + 1, lengths_B.device)
+    lengths_B1 = lengths_B.unsqueeze(1)
+    return {longest: places_L[:longest] >= lengths_B1, longest + 1: places_L > lengths_B1}

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flatout.data.batches.kept_tensors import zeros
 from flatout.errors import UserError, check_settings, require, setting
 from flatout.models.contract import Product, through
 
@@ -187,8 +188,8 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 class Pool(nn.Module):
-    """Final states, max, mean or learned attention; `mask_BL` is True on real tokens, None where no
-    row is padded.
+    """Final states, max, mean or learned attention; `padding_BL` is True behind a row's end, None
+    where no row is padded.
     """
 
     def __init__(self, kind: Pooling, width: int) -> None:
@@ -196,7 +197,7 @@ class Pool(nn.Module):
         self.kind = kind
         self.score = nn.Linear(width, 1, bias=False) if kind is Pooling.attention else None
 
-    def forward(self, states_BLD: Tensor, lengths_B: Tensor, mask_BL: Tensor | None) -> Tensor:
+    def forward(self, states_BLD: Tensor, lengths_B: Tensor, padding_BL: Tensor | None) -> Tensor:
         if self.kind is Pooling.last:
             # Each direction ends somewhere else: forwards at the row's last token, backwards at its
             # first.
@@ -205,19 +206,19 @@ class Pool(nn.Module):
             ahead_BH = states_BLD[..., :half].gather(1, last_B11.expand(-1, 1, half)).squeeze(1)
             return torch.cat([ahead_BH, states_BLD[:, 0, half:]], -1)
         if self.kind is Pooling.max:
-            if mask_BL is not None:
-                states_BLD = states_BLD + padding_bias(mask_BL, states_BLD.dtype).unsqueeze(-1)
+            if padding_BL is not None:
+                states_BLD = states_BLD + padding_bias(padding_BL, states_BLD.dtype).unsqueeze(-1)
             return states_BLD.amax(1)
         if self.score is not None:
             scores_BL = self.score(states_BLD).squeeze(-1)
-            if mask_BL is not None:
-                scores_BL = scores_BL.masked_fill(~mask_BL, torch.finfo(scores_BL.dtype).min)
+            if padding_BL is not None:
+                scores_BL = scores_BL.masked_fill(padding_BL, torch.finfo(scores_BL.dtype).min)
             return torch.einsum(
                 "bl,bld->bd", scores_BL.softmax(-1).to(states_BLD.dtype), states_BLD
             )
-        if mask_BL is None:
+        if padding_BL is None:
             return states_BLD.mean(1)
-        summed_BD = states_BLD.masked_fill(~mask_BL.unsqueeze(-1), 0).sum(1)
+        summed_BD = states_BLD.masked_fill(padding_BL.unsqueeze(-1), 0).sum(1)
         return summed_BD / lengths_B.unsqueeze(1).to(summed_BD.dtype)
 
     def products(self, tokens: float) -> list[Product]:
@@ -232,10 +233,7 @@ class Pool(nn.Module):
         ]
 
 
-def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Zero on what is real and the least number elsewhere: added before a maximum it
-    hides padding.
-    """
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(
-        ~mask, torch.finfo(dtype).min
-    )
+def padding_bias(padding: Tensor, dtype: torch.dtype) -> Tensor:
+    """The least number on padding and zero elsewhere: added before a maximum it hides padding."""
+    nothing = zeros(tuple(padding.shape), dtype, padding.device)
+    return nothing.masked_fill(padding, torch.finfo(dtype).min)

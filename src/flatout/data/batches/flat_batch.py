@@ -22,6 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flatout.data.batches.kept_tensors import count_up
+
 DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets", "places", "states")
 
 
@@ -88,7 +90,7 @@ class FlatBatch:
             return self.tokens.view(self.num_rows, longest), lengths_B
         # Every row takes `longest` tokens from where it begins; those behind its end belong to the
         # next rows and are masked. Behind the last row the last token is taken again.
-        places_L = torch.arange(longest, device=self.tokens.device)
+        places_L = count_up(longest, self.tokens.device)
         tokens_BL = self.tokens[(starts_B.unsqueeze(1) + places_L).clamp_max_(self.num_tokens - 1)]
         return tokens_BL.masked_fill_(places_L >= lengths_B.unsqueeze(1), fill), lengths_B
 

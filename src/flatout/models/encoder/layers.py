@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flatout.models.casts import Weights, join_weights
 from flatout.models.encoder.attention import Scores
 from flatout.models.encoder.families import FlatForm, activation_of
-from flatout.models.joined_weights import Weights, join_weights
 from flatout.models.lean import draw_words, drop_by_words
 
 if TYPE_CHECKING:

@@ -1,0 +1,60 @@
+"""Zeros, and the numbers 0, 1, 2, …, that are made once on a GPU and kept.
+
+On a GPU a small model waits for the host, which launches one operator after the other. Constants
+that each step needs are views of kept tensors there: they launch nothing. Nothing may write to
+them. On a CPU they are made each time, as an exported model must not fix their size.
+
+Sizes are rounded up to powers of two, so few tensors are kept: states of 5, 6 or 8 rows of 16
+numbers are views of the same 128 zeros. A kept tensor never moves or ends, so a CUDA graph may
+read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros of this shape, only to be read."""
+    if device.type == "cpu":
+        return torch.zeros(shape, dtype=dtype)
+    count = math.prod(shape)
+    return _keep_zeros(_round_up(count), dtype, device)[:count].view(shape)
+
+
+def count_up(count: int, device: torch.device) -> Tensor:
+    """`[count]` int64: 0, 1, 2, …, only to be read."""
+    if device.type == "cpu":
+        return torch.arange(count)
+    return _keep_range(_round_up(count), device)[:count]
+
+
+def _round_up(count: int) -> int:
+    """The next power of two: 5 → 8, 8 → 8, 0 → 1."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+@cache
+def _keep_zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return _make(lambda: torch.zeros(count, dtype=dtype, device=device))
+
+
+@cache
+def _keep_range(count: int, device: torch.device) -> Tensor:
+    return _make(lambda: torch.arange(count, device=device))
+
+
+def _make(function: Callable[[], Tensor]) -> Tensor:
+    """A tensor that any step may read, on any stream."""
+    # If a validation asks first, its inference mode would make a tensor that training cannot use.
+    with torch.inference_mode(False):
+        tensor = function()
+    if tensor.device.type == "cuda":
+        # Other streams do not wait for the one that fills it; this happens once for each size.
+        torch.cuda.current_stream(tensor.device).synchronize()
+    return tensor

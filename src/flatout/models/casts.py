@@ -1,0 +1,158 @@
+"""Casts to the number format of products: one operator for many tensors, where autocast takes many.
+
+Autocast casts each weight by itself, and each gradient back. A small model on a GPU waits for the
+host to launch these operators. Here one operator casts all weights, and one all their gradients.
+The numbers are those of autocast.
+
+- `cast_weights`: weights of several layers.
+- `share_cast`: inputs that several layers read.
+- `join_weights`: weights of linear layers that read the same states, joined to one matrix. Queries,
+  keys and values are one product then. `_foreach_copy_` copies each weight into its slice.
+
+        groups    [[query, key, value], [out]], each weight [4, 4]
+        joined    one matrix [12, 4] and one [4, 4], in bf16
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+Weights = tuple[Tensor, Tensor]  # weight and bias of a product
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The number format of products on this device; None: that of the weights."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
+def cast_weights(dtype: torch.dtype, groups: list[list[Tensor]]) -> list[list[Tensor]]:
+    """The tensors in this number format; those of a group stand one after the other in memory."""
+    sizes = [len(group) for group in groups]
+    cast = _Cast.apply(dtype, sizes, *(tensor for group in groups for tensor in group))
+    return _regroup(list(cast), sizes)
+
+
+def share_cast(inputs: Tensor, dtype: torch.dtype, num_readers: int) -> tuple[Tensor, ...]:
+    """The inputs in this number format, once for each layer that reads them."""
+    shared: tuple[Tensor, ...] = _ShareCast.apply(inputs, dtype, num_readers)
+    return shared
+
+
+def join_weights(dtype: torch.dtype, groups: list[list[nn.Linear]]) -> list[Weights]:
+    """Weight and bias of each group of linear layers, joined and cast."""
+    if not groups:
+        return []
+    weights = [layer.weight for group in groups for layer in group]
+    biases = [layer.bias for group in groups for layer in group]
+    sizes = [len(group) for group in groups]
+    joined = _Join.apply(dtype, 2 * sizes, *weights, *biases)
+    return list(zip(joined[: len(groups)], joined[len(groups) :], strict=True))
+
+
+def _regroup(tensors: list[Tensor], sizes: list[int]) -> list[list[Tensor]]:
+    """The first so many tensors, the next so many, …"""
+    ends = itertools.accumulate(sizes)
+    return [tensors[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def _copy_as(dtype: torch.dtype, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies in this number format, by one operator."""
+    copies = [tensor.new_empty(tensor.shape, dtype=dtype) for tensor in tensors]
+    torch._foreach_copy_(copies, list(tensors))
+    return copies
+
+
+class _CastContext(FunctionCtx):
+    dtype: torch.dtype  # of what was cast
+
+
+class _Cast(torch.autograd.Function):
+    """Tensors cast by one operator, each group of these sizes into one piece of memory."""
+
+    @staticmethod
+    def forward(
+        ctx: _CastContext, dtype: torch.dtype, sizes: list[int], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.dtype = tensors[0].dtype
+        cast = list[Tensor]()
+        for group in _regroup(list(tensors), sizes):
+            counts = [tensor.numel() for tensor in group]
+            piece = group[0].new_empty(sum(counts), dtype=dtype)
+            for tensor, numbers in zip(group, piece.split(counts), strict=True):
+                cast.append(numbers.view(tensor.shape))
+        torch._foreach_copy_(cast, list(tensors))
+        return tuple(cast)
+
+    @staticmethod
+    def backward(ctx: _CastContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *_copy_as(ctx.dtype, gradients)
+
+
+class _ShareCast(torch.autograd.Function):
+    """One cast for several readers. Their gradients are added up in the format of the inputs."""
+
+    @staticmethod
+    def forward(
+        ctx: _CastContext, inputs: Tensor, dtype: torch.dtype, num_readers: int
+    ) -> tuple[Tensor, ...]:
+        ctx.dtype = inputs.dtype
+        cast = inputs.to(dtype)
+        return tuple(cast.view_as(cast) for _ in range(num_readers))
+
+    @staticmethod
+    def backward(ctx: _CastContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        # From the last reader to the first, in the order in which autograd would add them.
+        last, *others = reversed(gradients)
+        total = last.to(ctx.dtype)
+        for gradient in others:
+            total = total + gradient
+        return total, None, None
+
+
+class _JoinContext(FunctionCtx):
+    """What the forward pass leaves for the backward pass."""
+
+    dtype: torch.dtype  # of the weights
+    lengths: list[list[int]]  # rows of each tensor, a list for each group
+
+
+class _Join(torch.autograd.Function):
+    """Tensors joined in groups of these sizes, and cast, by one operator."""
+
+    @staticmethod
+    def forward(
+        ctx: _JoinContext, dtype: torch.dtype, sizes: list[int], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.dtype = tensors[0].dtype
+        ctx.lengths = []
+        joined = list[Tensor]()
+        targets = list[Tensor]()  # slices of the joined tensors, one for each tensor
+        rest = list(tensors)
+        for size in sizes:
+            group = rest[:size]
+            rest = rest[size:]
+            lengths = [len(tensor) for tensor in group]
+            shape = (sum(lengths), *group[0].shape[1:])
+            whole = group[0].new_empty(shape, dtype=dtype)
+            ctx.lengths.append(lengths)
+            joined.append(whole)
+            targets += whole.split(lengths)
+        torch._foreach_copy_(targets, list(tensors))
+        return tuple(joined)
+
+    @staticmethod
+    def backward(ctx: _JoinContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        cast = list(gradients)
+        if gradients[0].dtype != ctx.dtype:
+            cast = _copy_as(ctx.dtype, gradients)
+        parts = list[Tensor]()
+        for whole, lengths in zip(cast, ctx.lengths, strict=True):
+            parts += whole.split(lengths)
+        return None, None, *parts
