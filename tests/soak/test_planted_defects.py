@@ -261,8 +261,8 @@ DEFECTS = [
     Defect(
         "labels are spread on the host",
         "data/batches/flat_batch.py",
-        "rows_B = torch.arange(len(counts_B), device=ids.device)",
-        "rows_B = torch.arange(len(counts_B))",
+        "hot = torch.zeros(size + 1, device=ids.device)",
+        "hot = torch.zeros(size + 1)",
         _ELSEWHERE + "[bits]",
     ),
     Defect(

@@ -4,7 +4,8 @@ the composer.
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 import torch
@@ -41,12 +42,12 @@ def data():
     )
 
 
-def make_task(data, **settings) -> GramDecoder:
+def make_task(data, start="random", **settings) -> GramDecoder:
     torch.manual_seed(0)
     labels = GramLabels(
         LABELS, data.facts["hashed"], data.facts["class_counts"], data.summary()["rows"]["train"]
     )
-    model = BitMLPConfig(widths=[8], start="random").build(
+    model = BitMLPConfig(widths=[8], start=start).build(
         num_inputs=64, is_set=False, **labels.network_sizes()
     )
     return GramDecoder(model, GramsConfig(**settings), OptimConfig(), labels=labels, total_steps=10)
@@ -129,26 +130,63 @@ def test_recombined_people_take_each_field_from_somebody():
 
 
 def test_recombined_rows_come_round_and_round():
-    pool = Recombined(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2, 3]), 3)
-    rows = [pool.take(2).argmax(1).tolist() for _ in range(3)]
-    assert rows == [[0, 1], [0, 1], [0, 1]]
-    assert pool.take(99).shape == (3, 3)
+    pool = Recombined(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 3, 4]))
+    taken = [pool.take(2) for _ in range(2)]
+    assert [texts.ids.tolist() for texts in taken] == [[0, 1, 1], [0, 1, 1]]
+    assert [texts.counts.tolist() for texts in taken] == [[1, 2], [1, 2]]
+    assert pool.take(99).counts.tolist() == [1, 2, 1]
+
+
+def some_texts(num_targets: int) -> Recombined:
+    counts = torch.arange(1, 42) % 5 + 1
+    ids = torch.arange(int(counts.sum())) * 211 % num_targets
+    return Recombined(ids, torch.cat([torch.zeros(1).long(), counts.cumsum(0)]))
 
 
 def test_recombined_texts_train_the_composer_and_not_the_detectors(data):
-    task = make_task(data)
-    hashed = len(LABELS) + np.arange(3)
-    pool = Recombined(torch.tensor([*hashed, 5]), torch.tensor([0, 4]), task.labels.num_targets)
     batch = next(iter(feed(data, rows_per_batch=16)))
-    outputs = task.model(batch)
-    without = task.loss(outputs, batch)
-    task.recombined.append(pool)
-    more = task.loss(outputs.detach(), batch) - without.detach()
-    more.backward()
-    assert more > 0
+    gradients = []
+    for num_texts in (0, 1):
+        task = make_task(data)
+        if num_texts:
+            task.recombined.append(some_texts(task.labels.num_targets))
+        task.training_loss(batch).backward()
+        gradients.append({name: weight.grad for name, weight in task.model.named_parameters()})
+    without, more = gradients
+    name = f"composer.{len(task.model.composer) - 1}.weight"
     # the layer before waits for it: it starts at zero
-    assert task.model.composer[-1].weight.grad.abs().sum() > 0
-    assert task.model.detectors.weight.grad is None
+    assert not torch.equal(more[name], without[name])
+    assert torch.equal(more["detectors.weight"], without["detectors.weight"])
+
+
+@pytest.mark.parametrize("start", ["ridge", "random"])
+@pytest.mark.parametrize("num_real", [16, 13])
+def test_rows_joined_with_recombined_texts_have_the_loss_of_two_passes(
+    data, monkeypatch, start, num_real
+):
+    batch = replace(next(iter(feed(data, rows_per_batch=16))), num_real=num_real)
+    found = []
+    for joins in (False, True):
+        monkeypatch.setattr(GramDecoder, "_may_join_rows", lambda *unused, joins=joins: joins)
+        task = make_task(data, start, detector_weight=0.5)
+        for weight in task.model.composer.parameters():
+            torch.nn.init.normal_(weight)
+        task.recombined.append(some_texts(task.labels.num_targets))
+        loss = task.training_loss(batch)
+        loss.backward()
+        trained = [weight for weight in task.model.parameters() if weight.requires_grad]
+        found.append([loss.detach(), *(weight.grad for weight in trained)])
+        assert task.recombined[0].next == 8 * num_real // 16
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_rows_are_joined_on_a_gpu_unless_means_are_taken_over_them(data):
+    task = make_task(data)
+    assert task._may_join_rows(task.model, torch.device("cuda"))
+    assert not task._may_join_rows(task.model, torch.device("cpu"))
+    task.model.normalises_over_rows = True
+    assert not task._may_join_rows(task.model, torch.device("cuda"))
 
 
 def test_the_test_records_are_judged_at_the_validation_threshold(data):

@@ -149,9 +149,8 @@ def bits_task(data: Any) -> GramDecoder:
     )
     counts = torch.arange(1, 42) % 5 + 1  # few texts, so that they are taken round and round
     ids = torch.arange(int(counts.sum())) * 7 % labels.num_targets
-    task.recombined.append(
-        Recombined(ids, torch.cat([torch.zeros(1).long(), counts.cumsum(0)]), labels.num_targets)
-    )
+    offsets = torch.cat([torch.zeros(1).long(), counts.cumsum(0)])
+    task.recombined.append(Recombined(ids, offsets))
     return task
 
 

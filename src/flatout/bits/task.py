@@ -9,6 +9,7 @@ to train the part that makes answers of detected grams.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -25,13 +26,13 @@ from flatout.bits.info import BitInfo, GramLabels
 from flatout.bits.ridge import choose_ridge_share, finished_answers, start_at_ridge
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.data.batches.feed import Feeds
-from flatout.data.batches.flat_batch import FlatBatch, multi_hot
+from flatout.data.batches.flat_batch import FlatBatch, multi_hot_of_counts
 from flatout.data.info import DataInfo
 from flatout.errors import UserError, check_settings, setting
 from flatout.models.bit_mlp import BitMLP
 from flatout.models.contract import ModelConfig
 from flatout.run_log import RunLog
-from flatout.tasks.task import Task, real_rows
+from flatout.tasks.task import Forward, Task, real_rows
 
 _MOST_WEIGHT = 20.0
 _FOCUS = 2.0
@@ -118,10 +119,7 @@ class GramDecoder(Task):
         ids, lengths = encode_targets(texts, GramIndex(self.labels.hashed, is_frozen=True))
         offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
         device = feeds.train.device
-        made = Recombined(
-            torch.from_numpy(ids).to(device), offsets.to(device), self.labels.num_targets
-        )
-        self.recombined.append(made)
+        self.recombined.append(Recombined(torch.from_numpy(ids).to(device), offsets.to(device)))
         return True
 
     def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
@@ -141,24 +139,60 @@ class GramDecoder(Task):
         """Least probability of a gram that is answered; from the last validation."""
         return self.metrics.threshold
 
+    def training_loss(self, batch: FlatBatch, model: Forward | None = None) -> Tensor:
+        """The loss of a batch and of the recombined texts that go with it."""
+        network = self.model
+        count = self._recombined_of(batch) if self.recombined else 0
+        if not count or not isinstance(network, BitMLP):
+            return super().training_loss(batch, model)
+        forward: Callable[..., Tensor] = network if model is None else model
+        texts = self.recombined[0].take(count)
+        num_labels = self.labels.num_outputs
+        if self._may_join_rows(network, batch.tokens.device):
+            num_known = len(texts.counts)
+            targets = self._join_targets(texts, batch)
+            outputs = forward(batch, targets[:num_known, num_labels:])
+            outputs = real_rows(outputs, batch, num_known)
+            targets = real_rows(targets, batch, num_known)
+            return self._sum_of_losses(outputs, targets, num_known) / batch.step_rows
+        outputs = real_rows(forward(batch), batch)
+        targets = real_rows(batch.multi_hot(outputs.shape[1]), batch)
+        known = multi_hot_of_counts(texts.ids, texts.counts, self.labels.num_targets)
+        composed = network.compose(known[:, num_labels:])
+        total = self._sum_of_losses(outputs, targets)
+        total = total + self._answers_loss(composed, known[:, :num_labels])
+        return total / batch.step_rows
+
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
         outputs = real_rows(outputs, batch)
-        num_labels = self.labels.num_outputs
         targets = real_rows(batch.multi_hot(outputs.shape[1]), batch)
+        return self._sum_of_losses(outputs, targets) / batch.step_rows
+
+    def _may_join_rows(self, network: BitMLP, device: torch.device) -> bool:
+        """Whether records and recombined texts go through the composer in one pass."""
+        # A GPU waits for the host, which launches half as many operators then. A CPU would save no
+        # time, and draw other numbers for dropout than in two passes. Batch normalisation takes
+        # the means of records by themselves, as there are no other rows in a validation.
+        return device.type != "cpu" and not network.normalises_over_rows
+
+    def _join_targets(self, texts: RaggedGrams, batch: FlatBatch) -> Tensor:
+        """`[R + B, C + H]` zeros and ones: of recombined texts, then of a batch."""
+        assert batch.targets is not None
+        assert batch.target_offsets is not None
+        ids = torch.cat([texts.ids, batch.targets])
+        counts = torch.cat([texts.counts, batch.target_offsets.diff()])
+        return multi_hot_of_counts(ids, counts, self.labels.num_targets)
+
+    def _sum_of_losses(self, outputs: Tensor, targets: Tensor, num_known: int = 0) -> Tensor:
+        """The losses of all rows. The first `num_known` have no detections."""
+        num_labels = self.labels.num_outputs
         total = self._answers_loss(outputs[:, :num_labels], targets[:, :num_labels])
         if outputs.shape[1] > num_labels:  # a model that trains its detectors answers them as well
-            detected = outputs[:, num_labels:].float()
-            hashed = targets[:, num_labels:]
-            losses = (
-                F.binary_cross_entropy_with_logits(detected, hashed, reduction="sum") / num_labels
-            )
-            total = total + self.config.detector_weight * losses
-        model = self.model if self.recombined else None
-        if isinstance(model, BitMLP) and (count := self._recombined_of(batch)):
-            known = self.recombined[0].take(count)
-            composed = model.compose(known[:, num_labels:])
-            total = total + self._answers_loss(composed, known[:, :num_labels])
-        return total / batch.step_rows
+            detected = outputs[num_known:, num_labels:].float()
+            hashed = targets[num_known:, num_labels:]
+            losses = F.binary_cross_entropy_with_logits(detected, hashed, reduction="sum")
+            total = total + self.config.detector_weight * (losses / num_labels)
+        return total
 
     def begin_step(self) -> None:
         if self.recombined:
@@ -263,15 +297,22 @@ def recombined_texts(texts: pa.Array, count: int, seed: int) -> pa.Array:
     return join_fields([values.take(pa.array(places)) for places in chosen])
 
 
+@dataclass(frozen=True, slots=True)
+class RaggedGrams:
+    """The grams of some texts."""
+
+    ids: Tensor  # of all texts, one after the other
+    counts: Tensor  # [R] how many each text has
+
+
 class Recombined:
     """Grams of texts that were put together from parts of the training texts, taken round and
     round.
     """
 
-    def __init__(self, ids: Tensor, offsets: Tensor, num_targets: int) -> None:
+    def __init__(self, ids: Tensor, offsets: Tensor) -> None:
         self.ids = ids
-        self.offsets = offsets
-        self.num_targets = num_targets
+        self.counts = offsets.diff()
         self.bounds = offsets.tolist()
         self.next = 0  # the text that is taken next
 
@@ -283,13 +324,11 @@ class Recombined:
             self.next = 0
         return count
 
-    def take(self, count: int) -> Tensor:
-        """`[count, targets]` zeros and ones of the next texts."""
+    def take(self, count: int) -> RaggedGrams:
+        """The next texts."""
         count = self.ready(count)
         start = self.next
         stop = self.next + count
         self.next = stop
-        first, last = self.bounds[start], self.bounds[stop]
-        return multi_hot(
-            self.ids[first:last], self.offsets[start : stop + 1] - first, self.num_targets
-        )
+        ids = self.ids[self.bounds[start] : self.bounds[stop]]
+        return RaggedGrams(ids, self.counts[start:stop])

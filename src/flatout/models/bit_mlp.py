@@ -110,10 +110,13 @@ class BitMLP(Network, nn.Module):
         is_plain = not config.detectors
         self.starts_at_ridge = config.starts_at_ridge
         self.is_set = is_set
+        # Whether an answer depends on the other rows of a pass, in training.
+        self.normalises_over_rows = config.norm is Norm.batch
         self._narrow: tuple[Any, tuple[Tensor, Tensor]] | None = None
         sources = torch.tensor(hashed_of_label, dtype=torch.long)
         self.label_sources = nn.Buffer(sources.clamp(min=0), persistent=False)
         self.has_source = nn.Buffer((sources >= 0).float(), persistent=False)
+        self.unseen = nn.Buffer(_UNSEEN * (1 - self.has_source), persistent=False)
         self.detectors = None if is_plain else _first_layer(num_inputs, num_hashed, is_set)
         self.composer = _composer(
             config, num_inputs if is_plain else num_hashed, num_labels, is_plain and is_set
@@ -155,15 +158,25 @@ class BitMLP(Network, nn.Module):
     def trains_detectors(self) -> bool:
         return self.detectors is not None and next(self.detectors.parameters()).requires_grad
 
-    def forward(self, batch: FlatBatch) -> Tensor:
+    def forward(self, batch: FlatBatch, known_RH: Tensor | None = None) -> Tensor:
         """`[B, C]` logits of the answers; `[B, C + H]` with those of the hashed grams where
         detectors are trained.
+
+        `known_RH`: hashed grams (0 or 1) of R more records, which are answered in the same pass.
+        Their rows stand before those of the batch; in columns of hashed grams they are as given.
         """
         if self.detectors is None:
             return self._answers(self._features(batch))
         detected_BH = self.detect(batch)
-        logits_BC = self.compose(detected_BH.sigmoid())
-        return torch.cat([logits_BC, detected_BH], dim=1) if self.trains_detectors else logits_BC
+        hashed_BH = detected_BH.sigmoid()
+        if known_RH is not None:
+            hashed_BH = torch.cat([known_RH, hashed_BH])
+        logits_BC = self.compose(hashed_BH)
+        if not self.trains_detectors:
+            return logits_BC
+        if known_RH is not None:
+            detected_BH = torch.cat([known_RH, detected_BH])
+        return torch.cat([logits_BC, detected_BH], dim=1)
 
     def detect(self, batch: FlatBatch) -> Tensor:
         """`[B, H]` logits of the hashed grams."""
@@ -190,13 +203,11 @@ class BitMLP(Network, nn.Module):
         logits_BC = self._answers(hashed_BH)
         if self.sureness is None:
             return logits_BC
-        # (2 own - 1) x sureness where the gram was hashed, and a fixed logit elsewhere, in one
-        # pass.
+        # (2 own - 1) x sureness where the gram was hashed, and a fixed logit elsewhere.
         own_BC = hashed_BH.gather(1, self.label_sources.expand(len(hashed_BH), -1))
         sureness_C = self.sureness * self.has_source
-        return torch.addcmul(
-            logits_BC - sureness_C + _UNSEEN * (1 - self.has_source), own_BC, 2 * sureness_C
-        )
+        shift_C = self.unseen - sureness_C
+        return torch.addcmul(logits_BC + shift_C, own_BC, sureness_C, value=2)
 
     def _answers(self, features: Tensor) -> Tensor:
         logits_BC = self.lean + self.composer(features) if len(self.composer) else self.lean

@@ -453,9 +453,9 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         return steps / max(1, -(-batches // self.trainer.accumulate_grad_batches))
 
 
-def real_rows(values: Tensor, batch: FlatBatch) -> Tensor:
-    """The rows that count; nearly always all of them."""
-    return values if batch.num_real == batch.num_rows else values[: batch.num_real]
+def real_rows(values: Tensor, batch: FlatBatch, before: int = 0) -> Tensor:
+    """The rows that count; nearly always all of them. So many rows stand before the batch's own."""
+    return values if batch.num_real == batch.num_rows else values[: before + batch.num_real]
 
 
 def real_tokens(values: Tensor, batch: FlatBatch) -> Tensor:

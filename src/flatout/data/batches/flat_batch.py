@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatout.data.batches.kept_tensors import count_up
+from flatout.data.batches.kept_tensors import count_up, shifts_of_bits
 
 DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets", "places", "states")
 
@@ -99,7 +99,7 @@ class FlatBatch:
 
         The highest bit of a byte comes first: 5 → 0 0 0 0 0 1 0 1.
         """
-        shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=self.tokens.device)
+        shifts = shifts_of_bits(self.tokens.device)
         bytes_BW1 = self.tokens.view(self.num_rows, -1, 1)
         bits_BW8 = bytes_BW1.bitwise_right_shift(shifts).bitwise_and_(1)
         return bits_BW8.view(self.num_rows, -1).to(dtype)
@@ -142,12 +142,16 @@ def multi_hot(ids: Tensor, offsets: Tensor, num_classes: int) -> Tensor:
 
     Ids [0 2, 1] with offsets [0, 2, 3] and three classes → [[1 0 1], [0 1 0]].
     """
-    counts_B = offsets[1:] - offsets[:-1]
-    rows_B = torch.arange(len(counts_B), device=ids.device)
-    row_of_id = torch.repeat_interleave(rows_B, counts_B, output_size=ids.shape[0])
+    return multi_hot_of_counts(ids, offsets[1:] - offsets[:-1], num_classes)
+
+
+def multi_hot_of_counts(ids: Tensor, counts_B: Tensor, num_classes: int) -> Tensor:
+    """The same, with the number of ids of each row."""
+    row_of_id = torch.repeat_interleave(counts_B, output_size=ids.shape[0])
     size = len(counts_B) * num_classes
+    places = torch.add(ids, row_of_id, alpha=num_classes)
     hot = torch.zeros(size + 1, device=ids.device)  # the last place takes what is left out
-    hot.index_fill_(0, torch.where(ids < num_classes, row_of_id * num_classes + ids, size), 1.0)
+    hot.index_fill_(0, places.masked_fill_(ids >= num_classes, size), 1.0)
     return hot[:size].view(-1, num_classes)
 
 

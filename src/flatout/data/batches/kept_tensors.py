@@ -21,17 +21,27 @@ from torch import Tensor
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros of this shape, only to be read."""
-    if device.type == "cpu":
-        return torch.zeros(shape, dtype=dtype)
+    if _is_made_each_time(device):
+        return torch.zeros(shape, dtype=dtype, device=device)
     count = math.prod(shape)
     return _keep_zeros(_round_up(count), dtype, device)[:count].view(shape)
 
 
 def count_up(count: int, device: torch.device) -> Tensor:
     """`[count]` int64: 0, 1, 2, …, only to be read."""
-    if device.type == "cpu":
-        return torch.arange(count)
+    if _is_made_each_time(device):
+        return torch.arange(count, device=device)
     return _keep_range(_round_up(count), device)[:count]
+
+
+def shifts_of_bits(device: torch.device) -> Tensor:
+    """`[8]` uint8: 7, 6, …, 0, by which the bits of a byte are shifted; only to be read."""
+    return _make_shifts(device) if _is_made_each_time(device) else _keep_shifts(device)
+
+
+def _is_made_each_time(device: torch.device) -> bool:
+    # A compiled model makes its constants where it reads them.
+    return device.type == "cpu" or torch.compiler.is_compiling()
 
 
 def _round_up(count: int) -> int:
@@ -41,15 +51,24 @@ def _round_up(count: int) -> int:
 
 @cache
 def _keep_zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return _make(lambda: torch.zeros(count, dtype=dtype, device=device))
+    return _make_once(lambda: torch.zeros(count, dtype=dtype, device=device))
 
 
 @cache
 def _keep_range(count: int, device: torch.device) -> Tensor:
-    return _make(lambda: torch.arange(count, device=device))
+    return _make_once(lambda: torch.arange(count, device=device))
 
 
-def _make(function: Callable[[], Tensor]) -> Tensor:
+@cache
+def _keep_shifts(device: torch.device) -> Tensor:
+    return _make_once(lambda: _make_shifts(device))
+
+
+def _make_shifts(device: torch.device) -> Tensor:
+    return torch.arange(7, -1, -1, dtype=torch.uint8, device=device)
+
+
+def _make_once(function: Callable[[], Tensor]) -> Tensor:
     """A tensor that any step may read, on any stream."""
     # If a validation asks first, its inference mode would make a tensor that training cannot use.
     with torch.inference_mode(False):
