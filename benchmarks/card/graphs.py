@@ -28,7 +28,6 @@ REFUSED = {
     "deberta",
     "means of windows",
     "largest of windows",
-    "tags",
     "masked words",
     "bits",
     "rnn",

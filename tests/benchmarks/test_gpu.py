@@ -251,7 +251,7 @@ def test_memory_is_little_within_and_whole_after(monkeypatch):
 def test_every_model_that_a_graph_takes_has_a_row(place):
     found = list(graphs.graph_claims(place))
     assert [claim.claim for claim in found] == list(graphs.GRAPH_ROWS)
-    assert len(found) == 13
+    assert len(found) == 14
     assert not any(claim.applies for claim in found)  # a CPU captures none
 
 

@@ -15,11 +15,18 @@ from typing import Any, cast
 from unittest import mock
 
 import lightning as L
+import numpy as np
+import pyarrow as pa
 import torch
-from benchmarks.card.every_model import CASES
+from benchmarks.card import every_model
+from benchmarks.card.every_model import BITS, OPTIM, Case, Parts
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 
+from flatout import BitMLPConfig, PeopleConfig, TextCNNConfig
+from flatout.bits import BitData, GramDecoder
+from flatout.bits.task import GramsConfig
+from flatout.data import TextData
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.shapes import Shapes
 from flatout.engine import FastLoop, step_graph
@@ -33,6 +40,31 @@ from tests.elsewhere.steps import with_kernels_of_a_gpu
 from tests.tasks.test_plain_trainer import quiet_trainer
 
 RESULTS = "graphs.json"
+
+
+def _several_labels(times: int) -> Parts:
+    """Texts with none to three labels each."""
+    random = np.random.default_rng(3)
+    words = [f"word{number}" for number in range(40)]
+    texts = [" ".join(random.choice(words, random.integers(2, 12))) for _ in range(64 * times)]
+    labels = [sorted({*random.choice(list("abcd"), random.integers(0, 4))}) for _ in texts]
+    table = pa.table({"text": texts, "labels": labels})
+    data = TextData(source=table, text="text", label="labels", problem="multi", batch_size=8)
+    return data, Classifier(TextCNNConfig(embedding=8, filters=4), optim=OPTIM)
+
+
+def _bits_alone(times: int) -> Parts:
+    """Bit strings without texts that are recombined on the host."""
+    data = BitData(sample=PeopleConfig(rows=100 * times), batch_size=16, **BITS)
+    settings = GramsConfig(exposure=False, recombine=0.0)
+    return data, GramDecoder(BitMLPConfig(widths=[8]), settings, OPTIM)
+
+
+CASES = {
+    **every_model.CASES,
+    "several labels": Case(_several_labels),
+    "bits without recombined texts": Case(_bits_alone),
+}
 NEVER_REPLAYED = 10**9
 """So many first steps are plain: on the same buffers as replays, which no training gets to."""
 _NAMES: dict[str, Any] = {"fp16": "16-mixed", "bf16": "bf16-mixed"}

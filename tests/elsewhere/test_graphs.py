@@ -18,14 +18,12 @@ REASONS = {
     "deberta": "which activations are computed again",
     "means of windows": "where long texts are cut into windows",
     "largest of windows": "where long texts are cut into windows",
-    "tags": "which tokens are answered",
     "masked words": "which tokens are answered",
+    "bits": "which texts are recombined",
     "rnn": "the length of each recording",
     "rnn with a carried state": "whose state a batch continues",
 }
 """Cases that no graph takes, with the words that say why."""
-PLAIN = {"bits": "whose parts vary in size"}
-"""Cases whose batches are all plain, with the words that say why."""
 
 
 def results_of(function: Any, folder: Any) -> dict[str, Any]:
@@ -47,7 +45,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return results_of(graphs.plant_all, tmp_path_factory.mktemp("planted"))
 
 
-@pytest.mark.parametrize("name", sorted(set(graphs.CASES) - set(REASONS) - set(PLAIN)))
+@pytest.mark.parametrize("name", sorted(set(graphs.CASES) - set(REASONS)))
 def test_replayed_steps_have_all_bits_of_plain_ones(name, compared):
     found = compared[name]
     assert "error" not in found, found["error"]
@@ -60,14 +58,6 @@ def test_replayed_steps_have_all_bits_of_plain_ones(name, compared):
 @pytest.mark.parametrize("name", REASONS)
 def test_a_step_that_cannot_be_captured_is_refused_with_the_reason(name, compared):
     assert REASONS[name] in compared[name]["reason"]
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_batches_without_a_shape_train_plainly_and_are_counted(name, compared):
-    found = compared[name]
-    assert found["replayed"] == 0
-    assert PLAIN[name] in found["summary"]
-    assert found["has_equal_weights"]
 
 
 @pytest.mark.parametrize("name", ["a baked rate", "old offsets"])

@@ -11,7 +11,7 @@ import pytest
 from tests.verbs import verb
 
 from flatout import OptimConfig, TransformerConfig, fit
-from flatout.data.info import NO_TAG
+from flatout.data.batches.flat_batch import NO_TAG
 from flatout.data.tag_data import TagData
 from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind

@@ -139,6 +139,9 @@ class GramDecoder(Task):
         """Least probability of a gram that is answered; from the last validation."""
         return self.metrics.threshold
 
+    def decides_on_host(self) -> str:
+        return "which texts are recombined" if self.recombined else super().decides_on_host()
+
     def training_loss(self, batch: FlatBatch, model: Forward | None = None) -> Tensor:
         """The loss of a batch and of the recombined texts that go with it."""
         network = self.model

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flatout.data.batches.flat_batch import NO_TAG
 from flatout.data.problem import Problem
 from flatout.data.tokens.long_texts import CUT, LongTexts
 from flatout.errors import require
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from flatout.data.tables.roles import Roles
     from flatout.data.tokens.subwords import Encoder
 
-NO_TAG = -100  # the target of a token that begins no word; losses of torch leave it out
 _TOKENS_A_PIECE = 1 << 22  # tokens that are counted at once, so that memory stays flat
 # Of the spread of regression targets: rounding to fp32 may change them by so much.
 _MOST_LOST = 1e-3

@@ -41,10 +41,12 @@ class DeviceRates:
         Before a capture comes `update`: a captured copy of a number would be repeated.
         """
         self.update()
+        # torch refuses a capture without `capturable`, and warns of a plain step with it
+        is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         before = [(group["lr"], group["capturable"]) for group in self._groups]
         for group, rate in zip(self._groups, self._rates, strict=True):
             group["lr"] = rate
-            group["capturable"] = True
+            group["capturable"] = group["capturable"] or is_capturing
         try:
             yield
         finally:

@@ -7,7 +7,7 @@ reason beside its condition. Then `StepGraphs` proves it in the run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import lightning as L
 import torch
@@ -29,6 +29,14 @@ _LEAST_STEPS = 200
 """A capture takes about as long as ten plain steps, and up to eight of them may be needed."""
 
 
+class _Task(Protocol):
+    """A task of flatout, of which the engine knows nothing else."""
+
+    labels_are_of_tokens: bool
+
+    def decides_on_host(self) -> str: ...
+
+
 def choose_graphs(
     trainer: L.Trainer, module: L.LightningModule, step: Step, asked: GraphUse
 ) -> StepGraphs | None:
@@ -45,7 +53,11 @@ def choose_graphs(
     if not reason:
         feed = trainer.train_dataloader
         assert feed is not None
-        shapes = Shapes.planned(feed, is_padded=contract(module.model).layout == "padded")
+        shapes = Shapes.planned(
+            feed,
+            is_padded=contract(module.model).layout == "padded",
+            tags=cast("_Task", module).labels_are_of_tokens,
+        )
         must_gain = asked is GraphUse.auto
         return StepGraphs(step, shapes, CAPTURES[device.type](device), must_gain=must_gain)
     if asked is GraphUse.on:
@@ -105,7 +117,7 @@ def _reason_against_module(module: L.LightningModule) -> str:
         return f"{type(network).__name__} is no network of flatout's"
     if network.unfreeze_epochs:
         return "layers thaw during the training"
-    decision = network.decides_on_host()
+    decision = cast("_Task", module).decides_on_host()
     return f"the host decides in each step {decision}" if decision else ""
 
 

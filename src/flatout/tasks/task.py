@@ -118,6 +118,10 @@ class Task(L.LightningModule, Generic[OutputLabels]):
             self._asked = (self.model, contract(self.model))
         return self._asked[1]
 
+    def decides_on_host(self) -> str:
+        """What the host decides anew in each step, so that a captured step would repeat it."""
+        return self.network.decides_on_host()
+
     # What subclasses define.
 
     @abstractmethod

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatout.data.batches.flat_batch import FlatBatch, on_device
+from flatout.data.batches.flat_batch import NO_TAG, FlatBatch, on_device
 
 if TYPE_CHECKING:
     from flatout.data.batches.feed import Feed
@@ -44,18 +44,28 @@ class Shape:
     tokens: int  # of the buffer
     longest: int  # no row is longer
     is_even: bool  # whether all rows have exactly this length
+    labels: int  # of the buffer; 0: batches have none
 
 
 class Shapes:
     """The shapes that batches of one training are brought to."""
 
     def __init__(
-        self, rows: int, sizes: list[int], longest: int, *, is_padded: bool, is_even: bool
+        self,
+        rows: int,
+        sizes: list[int],
+        longest: int,
+        *,
+        is_padded: bool,
+        is_even: bool,
+        tags: bool = False,
     ) -> None:
         """`sizes`: of flat batches their tokens, of padded ones their longest row.
 
-        `longest`: the longest row of the data. `is_even`: whether all its rows are as long.
+        `longest`: the longest row of the data. `is_even`: whether all its rows are as long. `tags`:
+        whether labels are those of tokens.
         """
+        self.tags = tags
         self.rows = rows
         self.is_padded = is_padded
         self.longest = longest
@@ -66,7 +76,7 @@ class Shapes:
             self.fillers, self.sizes = _make_room(sizes, longest)
 
     @classmethod
-    def planned(cls, feed: Feed, *, is_padded: bool) -> Shapes:
+    def planned(cls, feed: Feed, *, is_padded: bool, tags: bool = False) -> Shapes:
         """The best shapes for the batches that a feed has planned."""
         rows, tokens, longest = feed.planned_sizes(_PLANNED)
         usual_rows = int(np.bincount(rows).argmax())
@@ -76,32 +86,42 @@ class Shapes:
         needs = longest[usual] if is_padded or is_even else _rounded(tokens[usual])
         # flat batches get one size more, see `_make_room`
         sizes = choose_sizes(needs, MOST_SHAPES if is_padded else MOST_SHAPES - 1)
-        return cls(usual_rows, sizes, int(of_all.max()), is_padded=is_padded, is_even=is_even)
+        longest_of_all = int(of_all.max())
+        return cls(
+            usual_rows, sizes, longest_of_all, is_padded=is_padded, is_even=is_even, tags=tags
+        )
 
     def shape_of(self, batch: FlatBatch) -> Shape | str:
         """The shape for a batch, or in words why there is none."""
         if batch.num_rows != self.rows or batch.num_real != self.rows:
             return "of other rows"
-        if self._has_other_parts(batch):
+        if batch.places is not None or batch.states is not None:
             return "whose parts vary in size"
+        sizes = self._sizes_of(batch)
+        if isinstance(sizes, str):
+            return sizes
+        tokens, longest = sizes
+        labels = 0 if batch.targets is None else len(batch.targets)
+        if labels and self.tags:
+            labels = tokens
+        elif batch.target_offsets is not None:
+            labels = _round_up_by_eighths(labels)
+        return Shape(self.rows, tokens, longest, self.is_even, labels)
+
+    def _sizes_of(self, batch: FlatBatch) -> tuple[int, int] | str:
+        """Tokens and longest row of the buffer for a batch."""
         if self.is_even:
-            return Shape(self.rows, batch.num_tokens, self.longest, is_even=True)
+            return batch.num_tokens, self.longest
         needed = batch.longest() if self.is_padded else batch.num_tokens + self.fillers
         size = next((size for size in self.sizes if size >= needed), 0)
         if not size:
             return "with more tokens than planned"
         if self.is_padded:
             # One place more than the rectangle has: else a full one would take another branch.
-            return Shape(self.rows, self.rows * size + 1, size, is_even=False)
+            return self.rows * size + 1, size
         if size - batch.num_tokens > self.fillers * self.longest:
             return "with fewer tokens than planned"
-        return Shape(self.rows, size, self.longest, is_even=False)
-
-    def _has_other_parts(self, batch: FlatBatch) -> bool:
-        """Whether a batch has more than tokens and a target a row."""
-        others = (batch.target_offsets, batch.places, batch.states)
-        has_targets_of_tokens = batch.targets is not None and len(batch.targets) != self.rows
-        return has_targets_of_tokens or any(part is not None for part in others)
+        return size, self.longest
 
     def make(self, shape: Shape, batch: FlatBatch) -> FlatBatch:
         """A buffer of a shape, filled with a batch."""
@@ -115,10 +135,16 @@ class Shapes:
             offsets=torch.zeros(rows + 1, dtype=torch.int64, device=device),
             lengths=lengths,
             rows=torch.zeros(rows, dtype=torch.int64),
-            targets=None if batch.targets is None else batch.targets.clone(),
+            targets=None if batch.targets is None else batch.targets.new_zeros(shape.labels),
             step_rows=torch.zeros((), device=device),
         )
         buffer.longest_row = shape.longest
+        if self.tags:
+            # Fillers count as real rows, whose tokens have no tag.
+            buffer.num_real = rows
+            buffer.target_offsets = None
+        elif batch.target_offsets is not None:
+            buffer.target_offsets = batch.target_offsets.clone()
         return self.fill(buffer, batch)
 
     def fill(self, buffer: FlatBatch, batch: FlatBatch) -> FlatBatch:
@@ -131,8 +157,7 @@ class Shapes:
             buffer.offsets[1:].copy_(on_device(offsets, buffer.offsets.device))
         else:
             buffer.offsets.copy_(batch.offsets)
-        if buffer.targets is not None and batch.targets is not None:
-            buffer.targets.copy_(batch.targets)
+        _fill_labels(buffer, batch)
         assert isinstance(buffer.step_rows, Tensor)
         buffer.step_rows.fill_(batch.step_rows)
         buffer.copied_from = batch
@@ -158,6 +183,27 @@ class Shapes:
         7 tokens in 3 rows: rows of 2, 2 and 3 tokens, which end at 2, 4, 7.
         """
         return np.arange(1, self.fillers + 1, dtype=np.int64) * missing // self.fillers
+
+
+def _fill_labels(buffer: FlatBatch, batch: FlatBatch) -> None:
+    """Copy the labels of a batch; behind them stand labels that count nothing."""
+    if buffer.targets is None or batch.targets is None:
+        return
+    count = len(batch.targets)
+    buffer.targets[:count].copy_(batch.targets)
+    if buffer.target_offsets is not None and batch.target_offsets is not None:
+        # The last row takes all ids behind its own, which are beyond the classes.
+        buffer.targets[count:].fill_(torch.iinfo(buffer.targets.dtype).max)
+        buffer.target_offsets[:-1].copy_(batch.target_offsets[:-1])
+        buffer.target_offsets[-1:].fill_(len(buffer.targets))
+    elif count < len(buffer.targets):
+        buffer.targets[count:].fill_(NO_TAG)
+
+
+def _round_up_by_eighths(count: int) -> int:
+    """To the next of eight sizes between two powers of two: 33 to 36, 1,000 to 1,024."""
+    step = max(8, (1 << count.bit_length()) >> 4)
+    return -(-count // step) * step
 
 
 def choose_sizes(needs: NDArray[np.integer], most: int) -> list[int]:
