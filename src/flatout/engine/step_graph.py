@@ -27,13 +27,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.batches.shapes import Shape, Shapes
 from flatout.engine.captures import Capture, Replayable
 from flatout.engine.device_rates import DeviceRates
 from flatout.engine.random_state import random_state, restore_random_state
 
 if TYPE_CHECKING:
+    from flatout.data.batches.flat_batch import FlatBatch
+    from flatout.data.batches.shapes import Shape, Shapes
     from flatout.engine.step import Step
 
 _PLAIN_FIRST = 3  # steps; the optimizer makes its state in the first, kernels are chosen
