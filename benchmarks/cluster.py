@@ -56,7 +56,8 @@ from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.distributed.engine import on_ray
 from flatout.files import sync_tree
 from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
-from flatout.sweep.study import JOURNAL, Part, SettingInterval, SettingValues, Study
+from flatout.sweep.space import Part, SettingInterval, SettingValues
+from flatout.sweep.study import JOURNAL, Study
 from flatout.sweep.trial import Ending, Status
 
 SPACE: dict[str, Part] = {

@@ -270,7 +270,7 @@ def _fixed_and_searched(
 
 
 def _part(override: Override) -> Any:
-    from flatout.sweep.study import SettingInterval, SettingValues, is_by_factors
+    from flatout.sweep.space import SettingInterval, SettingValues, is_by_factors
 
     key = override.get_key_element()
     value = override.value()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flatout.errors import UserError
-from flatout.sweep.study import is_by_factors
+from flatout.sweep.space import is_by_factors
 
 
 def test_the_tag_log_asks_for_factors_and_none_for_steps():

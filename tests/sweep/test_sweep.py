@@ -39,16 +39,8 @@ from flatout.run.kinds import kind_of
 from flatout.sweep.many import alone_in
 from flatout.sweep.searched import FILE, Searched
 from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
-from flatout.sweep.study import (
-    ENDED,
-    JOURNAL,
-    Part,
-    SettingInterval,
-    SettingValues,
-    Study,
-    grid,
-    mended_journal,
-)
+from flatout.sweep.space import Part, SettingInterval, SettingValues, grid
+from flatout.sweep.study import ENDED, JOURNAL, Study, mended_journal
 from flatout.sweep.sweep import confirm
 from flatout.sweep.trial import Ending, Status, Trial
 from flatout.tasks.tagging import Tagger, TaggingConfig, TagLabels

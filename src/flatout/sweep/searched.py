@@ -24,7 +24,8 @@ from flatout.report.summary import json_safe, read_json
 from flatout.report.sweep_page import PAGE, ROWS
 from flatout.sweep.many import LOCK, WORDS, alone_in
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
-from flatout.sweep.study import JOURNAL, SettingInterval, SettingValues, Space, words
+from flatout.sweep.space import SettingInterval, SettingValues, Space, words
+from flatout.sweep.study import JOURNAL
 from flatout.sweep.trial import Trial
 
 if TYPE_CHECKING:

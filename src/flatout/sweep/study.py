@@ -1,22 +1,20 @@
-"""What a sweep searches, and its memory: Optuna's study in a journal in the sweep's folder.
+"""The memory of a sweep: Optuna's study in a journal in the sweep's folder.
 
-The space has a choice of values or an interval for each setting. The study suggests settings and is
-given results. Every suggestion depends on the seed, the trial's number and earlier results, and on
-nothing else: a sweep that was killed and resumed continues as if nothing had happened. Trials that
-ran then are run again.
+The study suggests settings from the space (`sweep/space.py`) and is given results. Every suggestion
+depends on the seed, the trial's number and earlier results, and on nothing else. A sweep that was
+killed and is resumed therefore suggests what it would have suggested without the interruption.
+Trials that ran at that moment are run again. Open this file to add a sampler or a pruner.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
 import warnings
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import optuna
@@ -35,8 +33,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from flatout.errors import UserError, did_you_mean, require
+from flatout.errors import UserError
 from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
+from flatout.sweep.space import Space, grid
 from flatout.sweep.trial import Ending, Status
 
 JOURNAL = "journal.log"
@@ -242,130 +241,3 @@ def _as_it_is() -> Iterator[None]:
             "ignore", message="The reported value is ignored because this `step`"
         )
         yield
-
-
-@dataclass(frozen=True, slots=True)
-class SettingValues:
-    """Some values, as texts that stand behind `key=`."""
-
-    values: tuple[str, ...]
-
-    def check(self, key: str) -> None:
-        require(
-            bool(self.values),
-            f"sweep: {key}",
-            "nothing to choose from",
-            hint="List values: choice(1,2) or interval(0,1).",
-        )
-
-    def suggest(self, trial: optuna.Trial, key: str) -> str:
-        """The value of a trial; asked again, it is the same."""
-        return trial.suggest_categorical(key, self.values)
-
-    def listed(self, key: str) -> tuple[str, ...]:
-        """Every value, for a grid."""
-        return self.values
-
-    def text(self, value: object) -> str:
-        return str(value)
-
-    def __str__(self) -> str:
-        return ", ".join(self.values)
-
-
-@dataclass(frozen=True, slots=True)
-class SettingInterval:
-    """Numbers from a least to a largest one, both among them."""
-
-    low: float
-    high: float
-    is_log: bool = False  # whether equal factors count as equal steps
-    is_whole: bool = False
-    step: int = 1
-
-    def check(self, key: str) -> None:
-        where, span = f"sweep: {key}", f"{self.low:g} to {self.high:g}"
-        require(
-            self.low <= self.high,
-            where,
-            span,
-            allowed="the least number first",
-            hint=f"Write interval({self.high:g},{self.low:g}).",
-        )
-        require(
-            not self.is_log or self.low > 0,
-            where,
-            f"{span} by factors",
-            allowed="numbers above 0",
-            hint="Raise the least number above 0, or leave out tag(log,…).",
-        )
-
-    def sample(self) -> tuple[str, ...]:
-        """A value of its kind, to be checked: of numbers one that is not whole."""
-        return () if self.is_whole else (self.text(self.low + (self.high - self.low) / math.pi),)
-
-    def suggest(self, trial: optuna.Trial, key: str) -> str:
-        if not self.is_whole:
-            return self.text(trial.suggest_float(key, self.low, self.high, log=self.is_log))
-        step = 1 if self.is_log else self.step
-        return self.text(
-            trial.suggest_int(key, int(self.low), int(self.high), log=self.is_log, step=step)
-        )
-
-    def listed(self, key: str) -> Sequence[int]:
-        if not self.is_whole:
-            raise UserError(
-                f"sweep: {key}",
-                "an interval has too many values for a grid",
-                hint="List values, as in choice(1e-3,1e-2), or set sampler=tpe.",
-            )
-        return range(int(self.low), int(self.high) + 1, self.step)
-
-    def text(self, value: object) -> str:
-        """Whole numbers as they are, others in four digits, between near ends in more: what is
-        tried is written.
-        """
-        if self.is_whole:
-            return str(value)
-        largest = max(abs(self.low), abs(self.high), 1e-300)
-        digits = 4 + int(math.log10(max(1.0, largest / max(self.high - self.low, 1e-13 * largest))))
-        text = f"{float(str(value)):.{digits}g}"
-        return (
-            text
-            if self.low <= float(text) <= self.high
-            else repr(min(max(self.low, float(text)), self.high))
-        )
-
-    def __str__(self) -> str:
-        return f"{self.low:g} to {self.high:g}" + (", by factors" if self.is_log else "")
-
-
-Part = SettingValues | SettingInterval
-Space = dict[str, Part]
-
-
-def is_by_factors(key: str, tags: Collection[str], *, is_interval: bool) -> bool:
-    """What the tags of a setting ask for: `log` is the only one, for numbers of an interval."""
-    where = f"sweep: {key}"
-    hint = "Write tag(log,interval(1e-4,1e-1)), or leave tag out."
-    for tag in sorted(tags):
-        require(
-            tag == "log",
-            where,
-            f"no tag {tag!r}",
-            allowed="log",
-            hint=did_you_mean(tag, ["log"]) or hint,
-        )
-        require(is_interval, where, "listed values have no factors between them", hint=hint)
-    return bool(tags)
-
-
-def grid(space: Space) -> list[dict[str, object]]:
-    """Every combination, the last setting changing fastest."""
-    lists = [part.listed(key) for key, part in space.items()]
-    return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
-
-
-def words(settings: Mapping[str, str]) -> list[str]:
-    """Settings as they are typed."""
-    return [f"{key}={value}" for key, value in settings.items()]

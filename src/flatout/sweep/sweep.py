@@ -31,7 +31,8 @@ from flatout.report.sweep_page import SweepReport, TrialRow, spread, write_sweep
 from flatout.sweep.many import to_go_on
 from flatout.sweep.searched import Searched, forget, held
 from flatout.sweep.settings import Pruner, Sampler
-from flatout.sweep.study import ENDED, Part, SettingInterval, SettingValues, Study, grid, words
+from flatout.sweep.space import Part, SettingInterval, SettingValues, grid, words
+from flatout.sweep.study import ENDED, Study
 from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 from flatout.sweep.trials import TOO_LONG, Slots, endings, last_line, slots
 from flatout.tasks.metrics import require_metric
