@@ -1,5 +1,9 @@
-"""Hydra's side of trials: the launcher behind `-m`, and the sweeper behind `python -m flatout
-sweep`.
+"""Hydra's side of trials: the launcher behind `-m`, the sweeper behind `python -m flatout sweep`.
+
+Hydra finds plugins in a package of this name. The launcher turns the words of each trial into a
+`Trial` and passes all of them to `sweep/many.py`; the sweeper turns its words into a space and
+passes it to `sweep/sweep.py`. Nothing below knows Hydra. What takes long to import is imported
+inside functions, as Hydra imports every plugin at each start.
 """
 
 from __future__ import annotations
@@ -7,13 +11,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep, Sweep
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
@@ -22,11 +26,17 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from flatout.cli.composing import explain_errors
 from flatout.cli.words import command_of_sweep, conf_words
-from flatout.errors import UserError, require
+from flatout.errors import require
 from flatout.files import write_atomically
 from flatout.masking import mask_settings, mask_words
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
 
+if TYPE_CHECKING:
+    from flatout.run.job import RunJob
+    from flatout.sweep.space import Part
+    from flatout.sweep.trial import Ending
+
+# keys of the words that resume a sweep; the command that began it has its own
 _OF_RESUMING = ("hydra.mode", "hydra.sweep.dir", "hydra.sweeper.resume")
 for _group, _settings in (("launcher", LauncherSettings), ("sweeper", SweeperSettings)):
     ConfigStore.instance().store(
@@ -35,8 +45,9 @@ for _group, _settings in (("launcher", LauncherSettings), ("sweeper", SweeperSet
 
 
 class TrialLauncher(Launcher):
-    """Runs the trials of any sweeper, each in a clean process; one that fails does not end the
-    others.
+    """Runs the trials of any sweeper, each in a clean process.
+
+    A trial that fails does not end the others.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -47,24 +58,25 @@ class TrialLauncher(Launcher):
     ) -> None:
         self.loader = hydra_context.config_loader
         self.config = config
-        task, hydra = (list(map(str, config.hydra.overrides[kind])) for kind in ("task", "hydra"))
-        words = [word for word in task if not _is_resume(word)]
-        is_again = _asks_to_resume(task)
-        is_named = any(word.startswith("hydra.sweep.dir=") for word in hydra)
+        task_words = [str(word) for word in config.hydra.overrides.task]
+        hydra_words = [str(word) for word in config.hydra.overrides.hydra]
+        # `resume` belongs to the command and not to its trials: without it, the words are those
+        # that began the trials
+        self.words = [word for word in task_words if not _is_resume(word)]
+        self.is_again = _asks_to_resume(task_words)
+        is_named = any(word.startswith("hydra.sweep.dir=") for word in hydra_words)
         folder = Path(str(config.hydra.sweep.dir)).absolute()
-        self.begun = _begun_before(folder, words, is_named=is_named) if is_again else None
-        typed = [
-            *(word for word in hydra if not word.startswith("hydra.mode=")),
-            *words,
-            "resume=auto",
-        ]
+        self.begun: Path | None = None
+        if self.is_again:
+            self.begun = _find_begun(folder, self.words, is_named=is_named)
+        kept_words = [word for word in hydra_words if not word.startswith("hydra.mode=")]
+        typed = mask_words([*kept_words, *self.words, "resume=auto"])
         self.conf = conf_words(config.hydra.runtime.config_sources)
-        self.again = shlex.join(["python", "-m", "train", *self.conf, "-m", *mask_words(typed)])
-        self.words = words
+        self.again = shlex.join(["python", "-m", "train", *self.conf, "-m", *typed])
         self.folder = self.begun or folder
-        self.is_again = is_again
+        # Hydra makes the folder, and writes into it
         with read_write(config.hydra), open_dict(config.hydra):
-            config.hydra.sweep.dir = str(self.folder)  # Hydra makes it, and writes into it
+            config.hydra.sweep.dir = str(self.folder)
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -74,29 +86,34 @@ class TrialLauncher(Launcher):
 
         _require_one_process()
         _mask_settings(self.folder / "multirun.yaml")
-        common = (
-            set.intersection(*(set(words) for words in job_overrides))
-            if len(job_overrides) > 1
-            else set()
-        )
-        trials, composed = [], []
+        # Words that all trials share are not shown; of a single trial all are.
+        common: set[str] = set()
+        if len(job_overrides) > 1:
+            common = set.intersection(*map(set, job_overrides))
+        trials = []
+        composed = []
         for number, typed in enumerate(job_overrides, initial_job_idx):
             words = [word for word in typed if not _is_resume(word)]
             cfg, job = _compose(self.loader, self.config, words, number)
-            shown = [word for word in filter_overrides(words) if word not in common]
             place = Path(str(cfg.hydra.sweep.dir)).absolute()
-            is_again = self.begun is not None
-            # each experiment has its own place, which keeps the moment of the first time
+            # Trials of several experiments lie in several places, each below the moment at which
+            # the command began: a resumed one looks below that of the first time.
             if self.begun is not None:
                 place = place.with_name(self.begun.name)
-            folder = place / str(cfg.hydra.sweep.subdir)
             trials.append(
-                Trial(number, folder, job, [*self.conf, *words], shown, is_again=is_again)
+                Trial(
+                    number,
+                    folder=place / str(cfg.hydra.sweep.subdir),
+                    job=job,
+                    overrides=[*self.conf, *words],
+                    changed=[word for word in filter_overrides(words) if word not in common],
+                    is_again=self.begun is not None,
+                )
             )
             composed.append(cfg)
-        of = Multirun(self.folder, self.words, self.again, self.is_again)
-        found = run_all(trials, of=of, launcher=self.settings)
-        return [_returned(*parts) for parts in zip(job_overrides, composed, found, strict=True)]
+        multirun = Multirun(self.folder, self.words, self.again, self.is_again)
+        endings = run_all(trials, of=multirun, launcher=self.settings)
+        return [_returned(*parts) for parts in zip(job_overrides, composed, endings, strict=True)]
 
 
 class TrialSweeper(Sweeper):
@@ -123,11 +140,16 @@ class TrialSweeper(Sweeper):
             "is of runs, and this is a sweep",
             hint="Resume it by: python -m flatout sweep resume FOLDER.",
         )
-        if (launcher := self.hydra_config.launcher).get("_target_") != LauncherSettings._target_:
-            raise UserError(
-                "hydra/launcher", "a sweep starts its own trials", hint="Leave hydra/launcher out."
-            )
-        written = [f"{key}={value}" for key, value in (self.settings.pop("space") or {}).items()]
+        launcher = self.hydra_config.launcher
+        require(
+            launcher.get("_target_") == LauncherSettings._target_,
+            "hydra/launcher",
+            "a sweep starts its own trials",
+            hint="Leave hydra/launcher out.",
+        )
+        # settings of the `space` in a file, then those of the command line, which win
+        space_in_file = self.settings.pop("space") or {}
+        written = [f"{key}={value}" for key, value in space_in_file.items()]
         for override in OverridesParser.create(config_loader=self.loader).parse_overrides(written):
             require(
                 override.is_sweep_override(),
@@ -143,11 +165,14 @@ class TrialSweeper(Sweeper):
             Searched(settings, space, fixed, self._compose, folder, slots, **self._begun(fixed))
         )
 
-    def _compose(self, words: Sequence[str], number: int) -> Any:
+    def _compose(self, words: Sequence[str], number: int) -> RunJob:
         return _compose(self.loader, self.job_config, words, number)[1]
 
     def _begun(self, fixed: list[str]) -> dict[str, Any]:
-        """The command that began this sweep, and what trains one of its trials alone."""
+        """The fields of `Searched` that say what was typed: to resume it, and to train one trial.
+
+        In an experiment that is several runs by itself, a trial alone needs `hydra.mode=RUN`.
+        """
         typed = [*self.hydra_config.overrides.hydra, *self.hydra_config.overrides.task]
         typed = [word for word in typed if word.partition("=")[0] not in _OF_RESUMING]
         conf = conf_words(self.hydra_config.runtime.config_sources)
@@ -188,19 +213,21 @@ def _is_resume(word: str) -> bool:
 
 
 def _asks_to_resume(words: Sequence[str]) -> bool:
-    asked = [word.partition("=")[2].strip("\"'") for word in words if _is_resume(word)][-1:]
+    values = [word.partition("=")[2].strip("\"'") for word in words if _is_resume(word)]
+    asked = values[-1] if values else "null"  # the last word wins
     require(
-        asked in ([], ["auto"], ["null"]),
+        asked in ("auto", "null"),
         "resume",
-        f"{''.join(asked)} is one run, and -m are many",
+        f"{asked} is one run, and -m are many",
         hint="Set resume=auto, and hydra.sweep.dir=FOLDER where it is not the newest one.",
     )
-    return asked == ["auto"]
+    return asked == "auto"
 
 
-def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | None:
-    """The folder to go on in: the one that was named, or the newest one beside it that these words
-    have begun.
+def _find_begun(folder: Path, words: list[str], *, is_named: bool) -> Path | None:
+    """The folder of trials to resume: the named one, or the newest beside it with these words.
+
+    None if these words have begun no trials.
     """
     from flatout.sweep.many import begun_with, newest_of
 
@@ -217,14 +244,17 @@ def _begun_before(folder: Path, words: list[str], *, is_named: bool) -> Path | N
     else:
         searched = folder.parent
         found = newest_of(words, folder.parent)
-    none = f"resume: this command began no trials in {searched}; all start from the beginning"
-    print(none if found is None else f"resume: continuing in {found}", flush=True)
+    line = f"resume: continuing in {found}"
+    if found is None:
+        line = f"resume: this command began no trials in {searched}; all start from the beginning"
+    print(line, flush=True)
     return found
 
 
 def _compose(
     loader: ConfigLoader, config: DictConfig, words: Sequence[str], number: int
-) -> tuple[DictConfig, Any]:
+) -> tuple[DictConfig, RunJob]:
+    """The settings of a trial, with Hydra's own, and its run."""
     from flatout.cli.boundary import read_config
     from flatout.run.job import RunJob
 
@@ -244,8 +274,8 @@ def without_hydra(composed: DictConfig) -> DictConfig:
     return kept
 
 
-def _returned(words: Sequence[str], composed: DictConfig, ending: Any) -> JobReturn:
-    """What became of a trial in Hydra's words; one that was stopped has no value to compare."""
+def _returned(words: Sequence[str], composed: DictConfig, ending: Ending) -> JobReturn:
+    """How a trial ended, as Hydra's sweepers read it; without a value it is not a number."""
     done = JobReturn(
         overrides=list(words),
         cfg=without_hydra(composed),
@@ -258,9 +288,13 @@ def _returned(words: Sequence[str], composed: DictConfig, ending: Any) -> JobRet
 
 def _fixed_and_searched(
     loader: ConfigLoader, words: Sequence[str]
-) -> tuple[list[str], dict[str, Any]]:
-    """What is the same in all trials, and what is searched: later words win over earlier ones."""
+) -> tuple[list[str], dict[str, Part]]:
+    """Words that are the same in all trials, and the settings that are searched.
+
+    model=bilstm model.hidden=choice(64,128) seed=1    →    [model=bilstm, seed=1], {hidden: …}
+    """
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
+    # later words win over earlier ones
     last = {override.get_key_element(): override for override in parsed}
     space = {key: _part(override) for key, override in last.items() if override.is_sweep_override()}
     fixed = [
@@ -269,14 +303,20 @@ def _fixed_and_searched(
     return fixed, space
 
 
-def _part(override: Override) -> Any:
+def _part(override: Override) -> Part:
+    """The values of a setting in our words.
+
+    choice(64,128) → listed 64, 128    interval(0,1) → 0 to 1    range(1,9,2) → 1, 3, 5, 7
+    """
     from flatout.sweep.space import SettingInterval, SettingValues, is_by_factors
 
     key = override.get_key_element()
     value = override.value()
+    # a range of fractions is a list of numbers here
     numbers = value.range() if isinstance(value, RangeSweep) else None
     is_interval = isinstance(value, IntervalSweep) or isinstance(numbers, range)
-    is_log = is_by_factors(key, getattr(value, "tags", set()), is_interval=is_interval)
+    tags = value.tags if isinstance(value, Sweep) else set()
+    is_log = is_by_factors(key, tags, is_interval=is_interval)
     if isinstance(value, IntervalSweep):
         assert value.start is not None and value.end is not None
         is_whole = isinstance(value.start, int) and isinstance(value.end, int)

@@ -1,8 +1,8 @@
-"""What a sweep searches and how: its settings, the trial that some chosen values make, and its
-folder.
+"""What a sweep searches and how: its settings, the trial that chosen values make, its folder.
 
-The folder is for one process at a time. The command is written down in it, and compared when the
-sweep is resumed.
+One process at a time works in the folder. `sweep.json` there holds the command, with secrets
+masked; when a sweep is resumed, its settings must equal those in the file. Open this file to change
+what may differ between a sweep and its resumption.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flatout.report.summary import json_safe, read_json
 from flatout.report.sweep_page import PAGE, ROWS
 from flatout.sweep.many import LOCK, WORDS, alone_in
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
-from flatout.sweep.space import SettingInterval, SettingValues, Space, words
+from flatout.sweep.space import SettingValues, Space, words
 from flatout.sweep.study import JOURNAL
 from flatout.sweep.trial import Trial
 
@@ -53,54 +53,68 @@ class Searched:
     train: Sequence[str] = ()  # what `python -m train` needs before the words of a trial
 
     def typed(self, chosen: Mapping[str, str]) -> list[str]:
+        """All words of a trial with these values."""
         metric = self.settings.metric
-        return [*self.fixed, *([f"checkpoint.metric={metric}"] if metric else []), *words(chosen)]
+        of_metric = [f"checkpoint.metric={metric}"] if metric else []
+        return [*self.fixed, *of_metric, *words(chosen)]
 
     def command(self, chosen: Mapping[str, str]) -> str:
         """The line that trains these settings again."""
         return shlex.join(["python", "-m", "train", *self.train, *mask_words(self.typed(chosen))])
 
     def trial(self, number: int, chosen: Mapping[str, str], name: str = "", *more: str) -> Trial:
+        """The trial with these values; `name` is its folder's where that is not the number."""
         typed = [*self.typed(chosen), *more]
-        folder = self.folder / (name or str(number))
-        changed = [*words(chosen), *more]
         return Trial(
-            number, folder, self.compose(typed, number), typed, changed, is_again=True, name=name
+            number,
+            folder=self.folder / (name or str(number)),
+            job=self.compose(typed, number),
+            overrides=typed,
+            changed=[*words(chosen), *more],
+            is_again=True,
+            name=name,
         )
 
     def first_that_fits(self, key: str | None = None, text: str = "") -> Trial:
-        """A trial that can be composed (others forbid a value: changed one at a time); else what is
-        wrong with one.
+        """A trial that can be composed, with `key=text` where these are given.
+
+        If no candidate can be composed, the mistake of the first one is raised.
         """
-        plainest = {
-            name: own.text(own.low) if isinstance(own, SettingInterval) else own.values[0]
-            for name, own in self.space.items()
-        }
-        plainest |= {key: text} if key else {}
-        listed = {
-            name: part.values
-            for name, part in self.space.items()
-            if isinstance(part, SettingValues) and name != key
-        }
-        near = (
-            plainest | {name: each}
-            for name, values in listed.items()
-            for each in values
-            if each != plainest[name]
-        )
         mistakes = []
-        for chosen in (plainest, *near):
+        for chosen in self._candidates(key, text):
             try:
                 return self.trial(0, chosen)
             except UserError as error:
                 mistakes.append(error)
         raise mistakes[0]
 
+    def _candidates(self, key: str | None, text: str) -> Iterator[dict[str, str]]:
+        """Values to compose a trial with: each setting's plainest, then one listed value changed.
+
+            model=bilstm,bert  model.hidden=64,128    →    bilstm 64; bert 64; bilstm 128
+
+        A value may be allowed only beside another one: `bert` may refuse 64.
+        """
+        plainest = {name: part.plainest for name, part in self.space.items()}
+        if key:
+            plainest[key] = text
+        yield plainest
+        for name, part in self.space.items():
+            if not isinstance(part, SettingValues) or name == key:
+                continue
+            for value in part.values:
+                if value != plainest[name]:
+                    yield plainest | {name: value}
+
 
 @contextmanager
-def held(searched: Searched) -> Iterator[None]:
-    """The sweep's folder; what was asked for is written down, or compared with what was."""
-    folder, settings = searched.folder, searched.settings
+def hold_folder(searched: Searched) -> Iterator[None]:
+    """Hold the sweep's folder for this process, and write `sweep.json` into it.
+
+    A folder with another sweep is refused, or with other settings where the sweep is resumed.
+    """
+    folder = searched.folder
+    settings = searched.settings
     asked = {
         "schema": _SCHEMA,
         "typed": mask_words(searched.begun_by),
@@ -113,15 +127,14 @@ def held(searched: Searched) -> Iterator[None]:
     path = folder / FILE
     hint = f"Resume it by: python -m flatout sweep resume {folder}. Or leave hydra.sweep.dir out."
     if path.exists():
-        with alone_in(folder):  # where the sweep is at work, that is what is said
+        # while that sweep is at work, this is the message, not that the folder has one already
+        with alone_in(folder):
             pass
     require(
         settings.resume or not path.exists(), "sweep", f"{folder} holds a sweep already", hint=hint
     )
-    taken = next(
-        (each for each in folder.glob("*") if re.fullmatch(rf"\d+|confirm-\d+|{WORDS}", each.name)),
-        None,
-    )
+    of_trials = re.compile(rf"\d+|confirm-\d+|{WORDS}")
+    taken = next((path for path in folder.glob("*") if of_trials.fullmatch(path.name)), None)
     require(
         settings.resume or taken is None,
         "hydra.sweep.dir",
@@ -135,10 +148,8 @@ def held(searched: Searched) -> Iterator[None]:
         yield
 
 
-def forget(folder: Path, trials: int) -> None:
-    """Take away what a sweep has left of which no trial is worth keeping; what else lies there
-    stays.
-    """
+def remove_sweep(folder: Path, trials: int) -> None:
+    """Remove the files of a sweep without any result, and its folder if nothing else is in it."""
     for number in range(trials):
         shutil.rmtree(folder / str(number), ignore_errors=True)
     for name in (FILE, JOURNAL, PAGE, ROWS, LOCK):
@@ -148,14 +159,19 @@ def forget(folder: Path, trials: int) -> None:
 
 
 def read_asked(folder: Path) -> dict[str, Any]:
-    """What a sweep was begun with."""
+    """The `sweep.json` of a folder, refused unless a sweep can be resumed from it."""
     path = str(folder / FILE)
     again = "Start a new sweep."
     asked = read_json(folder, FILE, "Name the folder that a sweep printed when it began.", again)
     require("schema" in asked, path, "is not what a sweep writes there", hint=again)
-    hint = "Resume it with the version that began it, or start a new sweep."
-    what, known = f"schema {asked['schema']}", f"{_SCHEMA} in this version"
-    require(asked["schema"] == _SCHEMA, path, what, allowed=known, hint=hint)
+    require(
+        asked["schema"] == _SCHEMA,
+        path,
+        f"schema {asked['schema']}",
+        allowed=f"{_SCHEMA} in this version",
+        hint="Resume it with the version that began it, or start a new sweep.",
+    )
+    # others may have written the file: a wrong type would fail later, without its name
     kinds = {"typed": list, "fixed": list, "place": str, "search": dict, "space": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(asked.get(name), kind)]
     if wrong or not isinstance(asked.setdefault("conf", None), str | None):
@@ -173,20 +189,19 @@ def read_asked(folder: Path) -> dict[str, Any]:
 
 def _require_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     for section in ("search", "space"):
-        old, new = before[section], now[section]
-        for key in sorted(old.keys() | new.keys()):
-            if old.get(key) != new.get(key):
-                raise UserError(
-                    "sweep",
-                    f"{folder} was begun with {key}: {old.get(key)}, and now it is {new.get(key)}",
-                    hint="Change it back to resume, or start a new sweep.",
-                )
-    if before["fixed"] != now["fixed"]:
-        raise UserError(
-            "sweep",
-            (
-                f"{folder} was begun with other settings:"
-                f" {', '.join(sorted({*before['fixed']} ^ {*now['fixed']}))}"
-            ),
-            hint="Type the words that began it to resume, or start a new sweep.",
-        )
+        for key in sorted(before[section].keys() | now[section].keys()):
+            old = before[section].get(key)
+            new = now[section].get(key)
+            require(
+                old == new,
+                "sweep",
+                f"{folder} was begun with {key}: {old}, and now it is {new}",
+                hint="Change it back to resume, or start a new sweep.",
+            )
+    differing = sorted({*before["fixed"]} ^ {*now["fixed"]})
+    require(
+        before["fixed"] == now["fixed"],
+        "sweep",
+        f"{folder} was begun with other settings: {', '.join(differing)}",
+        hint="Type the words that began it to resume, or start a new sweep.",
+    )

@@ -11,17 +11,25 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import optuna
+import yaml
 
 from flatout.errors import UserError, did_you_mean, require
 
 
 @dataclass(frozen=True, slots=True)
 class SettingValues:
-    """Some values, as texts that stand behind `key=`."""
+    """Listed values, as the texts that stand behind `key=`."""
 
     values: tuple[str, ...]
+    is_log: ClassVar[bool] = False  # listed values have no factors between them
+
+    @property
+    def plainest(self) -> str:
+        """The value to compose a first trial with."""
+        return self.values[0]
 
     def check(self, key: str) -> None:
         require(
@@ -30,6 +38,10 @@ class SettingValues:
             "nothing to choose from",
             hint="List values: choice(1,2) or interval(0,1).",
         )
+
+    def sample(self) -> tuple[str, ...]:
+        """Values to compose before the sweep starts: all of them."""
+        return self.values
 
     def suggest(self, trial: optuna.Trial, key: str) -> str:
         """The value of a trial; asked again, it is the same."""
@@ -42,13 +54,17 @@ class SettingValues:
     def text(self, value: object) -> str:
         return str(value)
 
+    def parse(self, text: str) -> object:
+        """The value that a text stands for on the command line: `"3"` → 3, `"[1,2]"` → a list."""
+        return yaml.safe_load(text)
+
     def __str__(self) -> str:
         return ", ".join(self.values)
 
 
 @dataclass(frozen=True, slots=True)
 class SettingInterval:
-    """Numbers from a least to a largest one, both among them."""
+    """Numbers from `low` to `high`, both included."""
 
     low: float
     high: float
@@ -56,8 +72,13 @@ class SettingInterval:
     is_whole: bool = False
     step: int = 1
 
+    @property
+    def plainest(self) -> str:
+        return self.text(self.low)
+
     def check(self, key: str) -> None:
-        where, span = f"sweep: {key}", f"{self.low:g} to {self.high:g}"
+        where = f"sweep: {key}"
+        span = f"{self.low:g} to {self.high:g}"
         require(
             self.low <= self.high,
             where,
@@ -74,8 +95,14 @@ class SettingInterval:
         )
 
     def sample(self) -> tuple[str, ...]:
-        """A value of its kind, to be checked: of numbers one that is not whole."""
-        return () if self.is_whole else (self.text(self.low + (self.high - self.low) / math.pi),)
+        """Values to compose before the sweep starts: a fraction, unless numbers are whole.
+
+        A setting of whole numbers then refuses an interval of fractions at once.
+        """
+        if self.is_whole:
+            return ()
+        # pi is not rational: such a part of the way is hardly ever a whole number
+        return (self.text(self.low + (self.high - self.low) / math.pi),)
 
     def suggest(self, trial: optuna.Trial, key: str) -> str:
         if not self.is_whole:
@@ -95,22 +122,33 @@ class SettingInterval:
         return range(int(self.low), int(self.high) + 1, self.step)
 
     def text(self, value: object) -> str:
-        """Whole numbers as they are, others in four digits, between near ends in more: what is
-        tried is written.
+        """The text of a number, rounded to four digits or more; the run trains with the text.
+
+        The nearer the ends are to each other, the more digits:
+
+            1e-4 to 1e-1:        0.00123456 → "0.001235"
+            1.0000 to 1.0001:    1.00004321 → "1.0000432"
         """
         if self.is_whole:
             return str(value)
         largest = max(abs(self.low), abs(self.high), 1e-300)
-        digits = 4 + int(math.log10(max(1.0, largest / max(self.high - self.low, 1e-13 * largest))))
+        # Digits that all numbers of the interval have in common tell nothing apart: as many are
+        # added. A double has some sixteen digits, so there are never more than thirteen of them.
+        width = max(self.high - self.low, 1e-13 * largest)
+        digits = 4 + int(math.log10(max(1.0, largest / width)))
         text = f"{float(str(value)):.{digits}g}"
-        return (
-            text
-            if self.low <= float(text) <= self.high
-            else repr(min(max(self.low, float(text)), self.high))
-        )
+        rounded = float(text)
+        if self.low <= rounded <= self.high:
+            return text
+        # rounding has passed an end: the end itself, in all its digits
+        return repr(min(max(self.low, rounded), self.high))
+
+    def parse(self, text: str) -> int | float:
+        return int(text) if self.is_whole else float(text)
 
     def __str__(self) -> str:
-        return f"{self.low:g} to {self.high:g}" + (", by factors" if self.is_log else "")
+        how = ", by factors" if self.is_log else ""
+        return f"{self.low:g} to {self.high:g}{how}"
 
 
 Part = SettingValues | SettingInterval
@@ -118,7 +156,10 @@ Space = dict[str, Part]
 
 
 def is_by_factors(key: str, tags: Collection[str], *, is_interval: bool) -> bool:
-    """What the tags of a setting ask for: `log` is the only one, for numbers of an interval."""
+    """Whether the tags of a setting ask for equal factors.
+
+    `log` is the only tag there is, and only numbers of an interval can have it.
+    """
     where = f"sweep: {key}"
     hint = "Write tag(log,interval(1e-4,1e-1)), or leave tag out."
     for tag in sorted(tags):
@@ -134,11 +175,11 @@ def is_by_factors(key: str, tags: Collection[str], *, is_interval: bool) -> bool
 
 
 def grid(space: Space) -> list[dict[str, object]]:
-    """Every combination, the last setting changing fastest."""
+    """Every combination of the listed values, the last setting changing fastest."""
     lists = [part.listed(key) for key, part in space.items()]
     return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
 
 
 def words(settings: Mapping[str, str]) -> list[str]:
-    """Settings as they are typed."""
+    """Settings as the words of a command line: `{"optim.lr": "0.1"}` → `["optim.lr=0.1"]`."""
     return [f"{key}={value}" for key, value in settings.items()]

@@ -39,7 +39,7 @@ from flatout.sweep.space import Space, grid
 from flatout.sweep.trial import Ending, Status
 
 JOURNAL = "journal.log"
-_FEW = 9  # two cuts to a third each
+_FEW = 9  # so many trials or validations allow two cuts to a third each
 _STATES = {
     Status.complete: TrialState.COMPLETE,
     Status.pruned: TrialState.PRUNED,
@@ -60,75 +60,72 @@ class Study:
         mode: str,
         validations: int | None,
     ) -> None:
-        """`validations`: the most that a trial has; None: nobody knows."""
+        """`validations`: the most that a trial has; None if the data decide."""
         self.space = space
         self.search = search
         self.mode = mode
         self._grid = grid(space) if search.sampler is Sampler.grid else []
         self.total = len(self._grid) or search.trials
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        with _as_it_is():
+        journal = repair_journal(folder / JOURNAL)
+        with _quiet_optuna():
             self._study = optuna.create_study(
                 study_name="sweep",
-                storage=JournalStorage(JournalFileBackend(str(mended_journal(folder / JOURNAL)))),
+                storage=JournalStorage(JournalFileBackend(str(journal))),
                 direction="maximize" if mode == "max" else "minimize",
-                pruner=_pruner(Pruner(search.pruner), validations, self.total),
+                pruner=_make_pruner(Pruner(search.pruner), validations, self.total),
                 load_if_exists=True,
             )
         self._trials: dict[int, optuna.Trial] = {}
+        # trials that ran when the sweep was killed: they come first
         self._left = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
 
     def ask(self) -> tuple[int, dict[str, str]] | None:
         """Number and settings of the next trial; None when there are enough."""
-        with _as_it_is():
-            # First come those that ran when the sweep was killed.
-            trial = (
-                optuna.Trial(self._study, self._left.pop(0)._trial_id)
-                if self._left
-                else self._next()
-            )
+        with _quiet_optuna():
+            trial = self._next()
             if trial is None:
                 return None
             self._trials[trial.number] = trial
             settings = {}
             for key, part in self.space.items():
+                # Each setting has a sampler of its own. Whatever one of them draws, the others of
+                # a resumed trial draw the same.
                 self._study.sampler = self._sampler(trial.number, key)
                 settings[key] = part.suggest(trial, key)
             return trial.number, settings
 
     def should_end(self, number: int, count: int, value: float) -> bool:
-        """Whether a trial is to be pruned, now that its validation of that count is known."""
+        """Report a trial's validation number `count`; whether the trial should be pruned now."""
         if math.isfinite(value):
-            with _as_it_is():
+            with _quiet_optuna():
                 self._trials[number].report(value, count)
         return self._trials[number].should_prune()
 
     def tell(self, number: int, ending: Ending) -> None:
-        """How a trial ended; one that was only stopped runs again when the sweep is resumed."""
+        """Record how a trial ended; a stopped one runs again when the sweep is resumed."""
         if ending.status is Status.stopped:
             return
         trial = self._trials[number]
-        is_lost = ending.status is Status.complete and not (
-            ending.value is not None and math.isfinite(ending.value)
-        )
-        note = "its metric is not a number" if is_lost else ending.note
-        facts = {
-            "seconds": ending.seconds,
-            "note": note,
-            "metrics": ending.metrics,
-            "is_mistake": ending.is_mistake,
-        }
-        for name, fact in facts.items():
-            trial.set_user_attr(name, fact)
-        state = TrialState.FAIL if is_lost else _STATES[ending.status]
-        self._study.tell(trial, ending.value if state is TrialState.COMPLETE else None, state=state)
+        state = _STATES[ending.status]
+        value = ending.value
+        note = ending.note
+        # Optuna refuses a complete trial without a finite value, so it counts as failed here.
+        if state is TrialState.COMPLETE and (value is None or not math.isfinite(value)):
+            state = TrialState.FAIL
+            note = "its metric is not a number"
+        trial.set_user_attr("seconds", ending.seconds)
+        trial.set_user_attr("note", note)
+        trial.set_user_attr("metrics", ending.metrics)
+        trial.set_user_attr("is_mistake", ending.is_mistake)
+        self._study.tell(trial, value if state is TrialState.COMPLETE else None, state=state)
 
     def ended(self) -> list[FrozenTrial]:
-        """Trials of which the ending is known."""
+        """Trials whose ending is known: complete, pruned and failed ones."""
         return self._study.get_trials(deepcopy=False, states=tuple(ENDED))
 
     def settings(self, trial: FrozenTrial) -> dict[str, str]:
-        """A trial's settings as texts."""
+        """A trial's settings as texts; none for a key that it was never asked for."""
         return {
             key: part.text(trial.params[key])
             for key, part in self.space.items()
@@ -136,23 +133,31 @@ class Study:
         }
 
     def best(self) -> FrozenTrial | None:
-        with suppress(ValueError):  # none is complete
+        """The complete trial with the best value; None while no trial is complete."""
+        with suppress(ValueError):  # Optuna raises it when no trial is complete
             return self._study.best_trial
         return None
 
     def importance(self) -> dict[str, float]:
-        """The share of each setting in how trials differ; empty where too few are complete."""
+        """How much of the difference between trials each setting explains; the shares sum to 1.
+
+        Empty if fewer than four trials are complete, or if all have one value.
+        """
         done = [trial for trial in self.ended() if trial.state is TrialState.COMPLETE]
         if len(done) < 4 or len({trial.value for trial in done}) < 2:
             return {}
-        with _as_it_is():
-            found = get_param_importances(self._study, evaluator=PedAnovaImportanceEvaluator())
-        total = sum(found.values())
-        return {key: value / total for key, value in found.items()} if total > 0 else {}
+        with _quiet_optuna():
+            weights = get_param_importances(self._study, evaluator=PedAnovaImportanceEvaluator())
+        total = sum(weights.values())
+        return {key: weight / total for key, weight in weights.items()} if total > 0 else {}
 
     def _next(self) -> optuna.Trial | None:
+        """An interrupted trial, else a new one; None when there are as many as were asked for."""
+        if self._left:
+            return optuna.Trial(self._study, self._left.pop(0)._trial_id)
         known = self._study.get_trials(deepcopy=False)
         waiting = [trial for trial in known if trial.state is TrialState.WAITING]
+        # A waiting trial was put into the queue by a process that was killed before it asked.
         number = len(known) - len(waiting)
         if number >= self.total:
             return None
@@ -161,64 +166,69 @@ class Study:
         return self._study.ask()
 
     def _sampler(self, number: int, key: str) -> BaseSampler:
-        """A new one for each setting of each trial, so that no state is lost when the sweep is
-        killed.
+        """A new sampler for one setting of one trial.
+
+        Its seed follows from the names alone, so a killed sweep loses no state of a sampler.
         """
         seed = zlib.crc32(f"{self.search.seed} {number} {key}".encode())
-        if self.search.sampler is Sampler.tpe:
-            return _Tpe(
-                seed=seed, n_startup_trials=max(4, min(10, self.total // 3)), constant_liar=True
-            )
-        return RandomSampler(seed=seed)
+        if self.search.sampler is not Sampler.tpe:
+            return RandomSampler(seed=seed)
+        # TPE learns from earlier trials. The first ones, a third but 4 to 10, are random.
+        num_random = max(4, min(10, self.total // 3))
+        return _Tpe(seed=seed, n_startup_trials=num_random, constant_liar=True)
 
 
 class _Tpe(TPESampler):
-    """Optuna's, without its look at the settings of all trials before each: here every trial has
-    the same.
+    """Optuna's TPE, which compares the settings of all trials before each new one.
+
+    All trials of a sweep have the same settings, so this one reads those of a single trial.
     """
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         states = (TrialState.COMPLETE, TrialState.PRUNED)
-        known = next(
-            (one.distributions for one in study.get_trials(deepcopy=False, states=states)), {}
-        )
-        return {key: values for key, values in sorted(known.items()) if not values.single()}
+        known = study.get_trials(deepcopy=False, states=states)
+        if not known:
+            return {}
+        distributions = sorted(known[0].distributions.items())
+        return {key: values for key, values in distributions if not values.single()}
 
 
-def _pruner(kind: Pruner, most: int | None, trials: int) -> BasePruner:
-    """Of few trials, or of few validations, a third after the first would leave hardly one: half,
-    in the middle.
-    """
-    known = most or _FEW
-    first, factor = (max(1, known // 2), 2) if min(known, trials) < _FEW else (1, 3)
-    made: dict[Pruner, BasePruner] = {
-        Pruner.asha: SuccessiveHalvingPruner(min_resource=first, reduction_factor=factor),
-        Pruner.hyperband: HyperbandPruner(
-            min_resource=1, max_resource=most or "auto", reduction_factor=3
-        ),
-        Pruner.median: MedianPruner(n_startup_trials=4, n_warmup_steps=1),
-        Pruner.none: NopPruner(),
-    }
-    return made[kind]
+def _make_pruner(kind: Pruner, validations: int | None, trials: int) -> BasePruner:
+    match kind:
+        case Pruner.hyperband:
+            most = validations or "auto"
+            return HyperbandPruner(min_resource=1, max_resource=most, reduction_factor=3)
+        case Pruner.median:
+            return MedianPruner(n_startup_trials=4, n_warmup_steps=1)
+        case Pruner.none:
+            return NopPruner()
+    # Successive halving keeps the best third after the first validation, a third of these after
+    # the third one, and so on. Of few trials, or few validations, that would leave hardly one, so
+    # the better half is kept once, in the middle.
+    count = validations or _FEW
+    if min(count, trials) < _FEW:
+        return SuccessiveHalvingPruner(min_resource=max(1, count // 2), reduction_factor=2)
+    return SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
 
 
-def mended_journal(journal: Path) -> Path:
-    """Take away what a killed process has left: its lock, and a last line that it has not finished.
+def repair_journal(journal: Path) -> Path:
+    """Remove what a killed process has left in a journal: its lock, and an unfinished last line.
 
     The caller holds the folder. A journal that is damaged elsewhere is refused.
     """
-    # Optuna waits half a minute for a lock without an owner, and for ever where the folder was
-    # moved.
+    # Optuna waits half a minute for a lock without an owner, and for ever if the folder was moved.
     journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
     if not journal.is_file():
         return journal
     data = journal.read_bytes()
     if data and not data.endswith(b"\n"):
-        # in place: a disk that is full takes no second copy
+        # in place: a full disk has no room for a second copy
         os.truncate(journal, data.rfind(b"\n") + 1)
-    for number, line in enumerate(data.splitlines()[: data.count(b"\n")], 1):
+    # the unfinished line has no line end of its own, so it is not counted
+    whole_lines = data.splitlines()[: data.count(b"\n")]
+    for number, line in enumerate(whole_lines, 1):
         try:
             json.loads(line)
         except ValueError:
@@ -231,9 +241,9 @@ def mended_journal(journal: Path) -> Path:
 
 
 @contextmanager
-def _as_it_is() -> Iterator[None]:
-    """Optuna warns of what it calls experimental, and of a validation that is reported a second
-    time after a kill.
+def _quiet_optuna() -> Iterator[None]:
+    """Silence two warnings of Optuna: of features that it calls experimental, and of values that a
+    trial reports again after it was killed.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)

@@ -1,9 +1,10 @@
-"""A sweep, from its first trial to its page: settings are suggested, trials run and pruned, the
-best one confirmed.
+"""A sweep, from its first trial to its page.
 
-Everything lies in the sweep's folder: `sweep.json` (what was asked for), `journal.log` (Optuna's
-study), a run's folder for each trial, and `sweep.csv` and `sweep.html`. A sweep that was killed
-resumes from there. `confirmed.json` holds the best settings' results with other seeds.
+The study suggests settings, trials run with them in processes and are pruned, and the best settings
+run again with other seeds. Everything lies in the sweep's folder: `sweep.json` (what was asked
+for), `journal.log` (Optuna's study), a run folder for each trial, `confirmed.json` (the results of
+other seeds), `sweep.csv` and `sweep.html`. A sweep that was killed resumes from there. Open this
+file to change the order of these steps, or what a sweep prints.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import math
 import shlex
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import yaml
 from optuna.trial import FrozenTrial
 from rich.console import Console
 
@@ -29,9 +30,9 @@ from flatout.report.dashboard import write_hyperparameters
 from flatout.report.summary import json_safe
 from flatout.report.sweep_page import SweepReport, TrialRow, spread, write_sweep
 from flatout.sweep.many import to_go_on
-from flatout.sweep.searched import Searched, forget, held
+from flatout.sweep.searched import Searched, hold_folder, remove_sweep
 from flatout.sweep.settings import Pruner, Sampler
-from flatout.sweep.space import Part, SettingInterval, SettingValues, grid, words
+from flatout.sweep.space import grid, words
 from flatout.sweep.study import ENDED, Study
 from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 from flatout.sweep.trials import TOO_LONG, Slots, endings, last_line, slots
@@ -41,9 +42,9 @@ if TYPE_CHECKING:
     from flatout.run.job import RunJob
 
 _SAME_MISTAKES = 3  # so many trials in a row that fail by the same mistake end the sweep
-_OF_METRIC = "checkpoint.metric: "
-_SHARE = 0.02  # of the time, the most that is spent on writing the page while trials run
-# runs trials that it asks for, so many; each as it ends
+_OF_METRIC = "checkpoint.metric: "  # how a message about the metric begins
+_PAGE_SHARE = 0.02  # fraction of the time that is spent on writing the page while trials run
+# runs the trials that it asks for, and yields each as it ends; the number is for the board
 Runner = Callable[[Ask, int], Iterator[tuple[Trial, Ending]]]
 
 
@@ -51,16 +52,17 @@ def sweep(searched: Searched) -> None:
     """Search a space of settings, or resume the search."""
     started = time.monotonic()
     folder = searched.folder
-    first = _checked(searched)
+    first = _check(searched)
     shares = slots(searched.launcher.parallel, searched.launcher.place)
-    with held(searched):
-        run = _Run(searched, first.job, shares, started)
+    with hold_folder(searched):
+        run = _SweepRun(searched, first.job, shares, started)
         try:
             with to_go_on(f"python -m flatout sweep resume {shlex.quote(str(folder))}"):
                 run.search()
                 run.confirm()
         except _NoSuchMetric:
-            forget(folder, run.study.total)
+            # no trial has a value to compare: another sweep may start in this folder
+            remove_sweep(folder, run.study.total)
             raise
         except BaseException:
             run.write()
@@ -68,9 +70,10 @@ def sweep(searched: Searched) -> None:
         run.say_best(run.write())
 
 
-def _checked(searched: Searched) -> Trial:
-    """Refuse a wrong sweep before it has a folder; a trial that can be composed."""
-    settings, space = searched.settings, searched.space
+def _check(searched: Searched) -> Trial:
+    """Refuse a wrong sweep before it has a folder; returns a trial that can be composed."""
+    settings = searched.settings
+    space = searched.space
     as_seconds(searched.launcher.limit, "trial_for")
     require(
         bool(space),
@@ -83,9 +86,10 @@ def _checked(searched: Searched) -> Trial:
     if settings.sampler is Sampler.grid:
         grid(space)
     first = searched.first_that_fits()
-    if not settings.resume:  # a resumed sweep keeps its space: such a trial fails
+    # A resumed sweep must keep its space, so there such a trial fails later.
+    if not settings.resume:
         for key, part in space.items():
-            for text in part.values if isinstance(part, SettingValues) else part.sample():
+            for text in part.sample():
                 searched.first_that_fits(key, text)
     if settings.metric is not None:
         require_metric(first.job.metric, first.job.metrics, "metric")
@@ -96,10 +100,8 @@ class _NoSuchMetric(UserError):
     """The data of a sweep has no such metric."""
 
 
-class _Run:
-    """A sweep from its start, or its resumption, to its end, and what is known of its trials, as
-    files and lines.
-    """
+class _SweepRun:
+    """One command's part of a sweep: it runs trials, and writes and prints what they gave."""
 
     def __init__(self, searched: Searched, job: RunJob, slots: Slots, started: float) -> None:
         self.searched = searched
@@ -115,6 +117,7 @@ class _Run:
         self.limit_s = as_seconds(searched.launcher.limit, "trial_for")
         time_s = as_seconds(settings.time, "for")
         self.until = None if time_s is None else started + time_s
+        # notes of the trials so far, which all failed by a user's mistake; None once one did not
         self._mistakes: list[str] | None = []
 
     def search(self) -> None:
@@ -122,21 +125,19 @@ class _Run:
         ended = self.study.ended()
         settings = self.searched.settings
         folder = self.searched.folder
-        how_many = (
-            "trials, each setting there is," if settings.sampler is Sampler.grid else "trials"
-        )
+        is_grid = settings.sampler is Sampler.grid
+        how_many = "trials, each setting there is," if is_grid else "trials"
         how = f"{self.study.total} {how_many} by {settings.sampler}, pruning: {settings.pruner}"
         print(f"sweep in {folder}: {how}, by val/{self.metric}")
         if ended:
             print(f"resumed: {len(ended)} of {max(len(ended), self.study.total)} trials have ended")
-        for known in ended:
-            self._count_mistake(
-                bool(known.user_attrs.get("is_mistake")), known.user_attrs.get("note", "")
-            )
+        for earlier in ended:
+            facts = earlier.user_attrs
+            self._count_mistake(bool(facts.get("is_mistake")), facts.get("note", ""))
         judge = None if settings.pruner is Pruner.none else self._judge
         for trial, ending in self._endings(self._ask, self.study.total, judge):
             self.study.tell(trial.number, ending)
-            # Some metrics are known not to be there once the data is: of two classes, for one.
+            # Which metrics there are may depend on the data: some are of two classes only.
             is_of_metric = ending.is_mistake and ending.note.startswith(_OF_METRIC)
             if is_of_metric and settings.metric and self.study.best() is None:
                 raise _NoSuchMetric("metric", ending.note.removeprefix(_OF_METRIC))
@@ -149,17 +150,16 @@ class _Run:
             )
 
     def confirm(self) -> None:
-        """The best settings again, with other seeds."""
-        if (best := self.study.best()) is None or not self.searched.settings.confirm:
+        """Run the best settings again, with other seeds."""
+        best = self.study.best()
+        if best is None or not self.searched.settings.confirm:
             return
         is_over = self.until is not None and time.monotonic() >= self.until
         chosen = self.study.settings(best)
         self.confirmation = confirm(self.searched, chosen, best.number, self._endings, is_over)
 
     def _ask(self) -> Trial | None:
-        """The next trial that can be composed; settings that do not go together are a
-        failed trial.
-        """
+        """The next trial that can be composed; one that cannot is recorded as failed."""
         while (asked := self.study.ask()) is not None:
             number, chosen = asked
             try:
@@ -179,92 +179,108 @@ class _Run:
         return None
 
     def _judge(self, trial: Trial, count: int, value: float) -> bool:
-        """A trial at its last validation has cost all it can: it is not pruned any more."""
-        return self.study.should_end(trial.number, count, value) and count < (
-            trial.job.validations or math.inf
-        )
+        """Whether to prune a trial after a validation.
+
+        At its last validation it has cost all it can, so it may as well be complete.
+        """
+        last = trial.job.validations or math.inf
+        return self.study.should_end(trial.number, count, value) and count < last
 
     def _endings(
         self, ask: Ask, total: int, judge: Judge | None = None
     ) -> Iterator[tuple[Trial, Ending]]:
-        board = Board(
-            f"sweep in {self.searched.folder}", f"val/{self.metric}", self.study.mode, total
+        title = f"sweep in {self.searched.folder}"
+        board = Board(title, f"val/{self.metric}", self.study.mode, total)
+        running = endings(
+            ask,
+            self.slots,
+            board,
+            metric=self.metric,
+            judge=judge,
+            limit_s=self.limit_s,
+            until=self.until,
         )
-        limits = {"limit_s": self.limit_s, "until": self.until}
-        running = endings(ask, self.slots, board, metric=self.metric, judge=judge, **limits)
         with closing(board), closing(running):
             yield from running
 
     def _count_mistake(self, is_mistake: bool, note: str) -> None:
-        """End a sweep of which every trial would fail in the same way."""
+        """End a sweep whose first trials all failed by the same mistake: the rest would, too."""
         if self._mistakes is None or not is_mistake:
-            self._mistakes = None  # one did not: others are worth trying
+            self._mistakes = None
             return
         self._mistakes.append(note)
         if len(self._mistakes) == _SAME_MISTAKES and len(set(self._mistakes)) == 1:
             printed = Path(self.searched.folder, "0", "output.txt")
+            place = printed if printed.is_file() else self.searched.folder
             raise UserError(
                 "sweep",
                 f"the first {_SAME_MISTAKES} trials failed alike: {note}",
-                hint=(
-                    "The output of the first is in"
-                    f" {printed if printed.is_file() else self.searched.folder}."
-                ),
+                hint=f"The output of the first is in {place}.",
             )
 
     def keep(self) -> None:
-        """Write table and page while trials run, so that a sweep that is killed has them; not more
-        often than pays.
+        """Write table and page while trials run: a sweep that is killed then has them.
+
+        A page of many trials takes long to write, so it waits: after 0.1 s of writing, 5 s.
         """
-        if time.monotonic() >= self._next_page:
-            began = time.monotonic()
+        began = time.monotonic()
+        if began >= self._next_page:
             write_sweep(self.searched.folder, self.report())
-            self._next_page = time.monotonic() + (time.monotonic() - began) / _SHARE
+            now = time.monotonic()
+            self._next_page = now + (now - began) / _PAGE_SHARE
 
     def write(self) -> SweepReport:
+        """Write table and page, and what TensorBoard shows of each trial."""
         report = self.report()
-        write_sweep(self.searched.folder, report)
+        folder = self.searched.folder
+        write_sweep(folder, report)
+        for row in report.trials:
+            self._write_hyperparameters(folder / row.folder, row.params, row.number, row)
         best = self.study.best()
         params = {} if best is None else self._params(best)
-        place, ended = self.searched.folder, self.confirmation.ended
-        ran: list[Any] = [
-            (place / row.folder, row.number, row.params, row.status, row) for row in report.trials
-        ]
-        ran += [
-            (trial.folder, seed, params | {"seed": seed}, each.status.value, each)
-            for trial, seed, each in ended
-        ]
-        for folder, step, searched, status, found in ran:
-            # the HPARAMS page shows what was searched in the place of all settings
-            if folder.is_dir():
-                metrics = {f"val/{self.metric}": found.value} | dict(found.metrics)
-                write_hyperparameters(folder, {"status": status, **searched}, metrics, step)
+        for trial, seed, ending in self.confirmation.ended:
+            self._write_hyperparameters(trial.folder, params | {"seed": seed}, seed, ending)
         return report
 
+    def _write_hyperparameters(
+        self, folder: Path, searched: Mapping[str, object], step: int, outcome: TrialRow | Ending
+    ) -> None:
+        """Replace a run's row on TensorBoard's HPARAMS page, which lists all of its settings, by
+        the settings that were searched.
+        """
+        if folder.is_dir():
+            settings = {"status": str(outcome.status), **searched}
+            metrics = {f"val/{self.metric}": outcome.value, **outcome.metrics}
+            write_hyperparameters(folder, settings, metrics, step)
+
     def say_best(self, report: SweepReport) -> None:
-        if (best := self.study.best()) is None or best.value is None:
-            notes = [f"trial {row.number}: {row.note}" for row in report.trials if row.note]
-            has_run = any((self.searched.folder / row.folder).is_dir() for row in report.trials)
-            printed = (
-                f" The output of each is in {self.searched.folder}/*/output.txt." if has_run else ""
-            )
-            advice = (
-                "Correct what the lines above name."
-                if notes
-                else "Give it more time: for=, trial_for=."
-            )
-            raise RunBroke("\n".join([*notes, f"sweep: no trial was completed. {advice}{printed}"]))
+        """Print the best trial and where to read on; `RunBroke` if no trial is complete."""
+        best = self.study.best()
+        if best is None or best.value is None:
+            raise RunBroke(self._explain_failure(report))
+        shown = f"{report.metric} {best.value:.4f}"
         test = best.user_attrs.get("metrics", {}).get(f"test/{self.metric}")
-        shown = f"{report.metric} {best.value:.4f}" + (
-            "" if test is None else f", test/{self.metric} {test:.4f}"
-        )
+        if test is not None:
+            shown = f"{shown}, test/{self.metric} {test:.4f}"
         lines = [
             _counts(report),
             f"best: trial {best.number}, {shown}",
             *self.confirmation.lines(self.metric),
+            f"again: {report.best_overrides}",
+            f"page: {self.searched.folder / 'sweep.html'}",
         ]
-        lines += [f"again: {report.best_overrides}", f"page: {self.searched.folder / 'sweep.html'}"]
         Console(highlight=False, soft_wrap=True).print("\n".join(lines), markup=False)
+
+    def _explain_failure(self, report: SweepReport) -> str:
+        """Why no trial is complete, what helps, and where the trials' output lies."""
+        folder = self.searched.folder
+        notes = [f"trial {row.number}: {row.note}" for row in report.trials if row.note]
+        advice = "Give it more time: for=, trial_for=."
+        if notes:
+            advice = "Correct what the lines above name."
+        if any((folder / row.folder).is_dir() for row in report.trials):
+            advice = f"{advice} The output of each is in {folder}/*/output.txt."
+        return "\n".join([*notes, f"sweep: no trial was completed. {advice}"])
 
     def report(self) -> SweepReport:
         space = self.searched.space
@@ -276,11 +292,7 @@ class _Run:
             metric=f"val/{self.metric}",
             mode=self.study.mode,
             space={key: str(part) for key, part in space.items()},
-            log_keys=frozenset(
-                key
-                for key, part in space.items()
-                if isinstance(part, SettingInterval) and part.is_log
-            ),
+            log_keys=frozenset(key for key, part in space.items() if part.is_log),
             trials=rows,
             best_overrides="" if best is None else self.searched.command(self.study.settings(best)),
             importance=self.study.importance(),
@@ -290,73 +302,56 @@ class _Run:
 
     def _row(self, trial: FrozenTrial) -> TrialRow:
         facts = trial.user_attrs
-        values = sorted(trial.intermediate_values.items())
+        curve = sorted(trial.intermediate_values.items())
+        value = trial.value
+        if value is None and curve:
+            value = curve[-1][1]  # of a pruned trial the last one seen
         return TrialRow(
             number=trial.number,
             status=ENDED[trial.state],
-            value=trial.value if trial.value is not None or not values else values[-1][1],
+            value=value,
             params=self._params(trial),
             seconds=facts.get("seconds"),
             note=facts.get("note", ""),
             folder=str(trial.number),
-            curve=values,
+            curve=curve,
             metrics=facts.get("metrics", {}),
         )
 
-    def _params(self, trial: FrozenTrial) -> dict[str, Any]:
-        return {
-            key: _plain(self.searched.space[key], text)
-            for key, text in self.study.settings(trial).items()
-        }
+    def _params(self, trial: FrozenTrial) -> dict[str, object]:
+        space = self.searched.space
+        return {key: space[key].parse(text) for key, text in self.study.settings(trial).items()}
 
 
 def _counts(report: SweepReport) -> str:
-    counts = {
-        status: sum(row.status == status for row in report.trials)
-        for status in ("complete", "pruned", "failed")
-    }
-    words = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    """`3 complete, 1 pruned`, and how many failed because they ran too long."""
+    counts = Counter(row.status for row in report.trials)
+    words = ", ".join(f"{counts[status]} {status}" for status in ENDED.values() if counts[status])
     late = sum(row.status == "failed" and row.note.startswith(TOO_LONG) for row in report.trials)
     return f"{words} ({late} of them {TOO_LONG} trial_for allows)" if late else words
 
 
-def _plain(part: Part, text: str) -> Any:
-    return (
-        yaml.safe_load(text)
-        if isinstance(part, SettingValues)
-        else int(text)
-        if part.is_whole
-        else float(text)
-    )
-
-
 @dataclass(slots=True)
 class SweepConfirmation:
-    """What became of the confirming runs."""
+    """Runs of the best settings with other seeds: how many are wanted, and what they gave."""
 
     wanted: int = 0
-    # metrics of the complete ones, by their seeds
+    # metrics of the complete runs, by their seeds
     done: dict[int, dict[str, float]] = field(default_factory=dict)
-    # those that have just run, with their seeds
+    # runs of this command, with their seeds
     ended: list[tuple[Trial, int, Ending]] = field(default_factory=list)
     why_not: str = ""  # what kept one of them from being complete
 
     def lines(self, metric: str) -> list[str]:
-        """What there is to tell; nothing where none was asked for."""
-        if not self.wanted:
-            return []
-        runs = list(self.done.values())
-        spreads = [
-            spread(name, runs)
-            for name in sorted(runs[0] if runs else ())
-            if name.endswith(f"/{metric}")
-        ]
-        lines = (
-            [f"confirmed by {len(self.done)} of {self.wanted} seeds: {', '.join(spreads)}"]
-            if self.done
-            else []
-        )
-        if left := self.wanted - len(self.done):
+        """What to print: the metric's mean and spread, and what is missing."""
+        lines = []
+        if self.done:
+            runs = list(self.done.values())
+            names = [name for name in sorted(runs[0]) if name.endswith(f"/{metric}")]
+            spreads = ", ".join(spread(name, runs) for name in names)
+            lines.append(f"confirmed by {len(runs)} of {self.wanted} seeds: {spreads}")
+        left = self.wanted - len(self.done)
+        if left:
             lines.append(f"not confirmed by {left} of {self.wanted} seeds: {self.why_not}")
         return lines
 
@@ -364,11 +359,16 @@ class SweepConfirmation:
 def confirm(
     searched: Searched, chosen: Mapping[str, str], number: int, run: Runner, is_over: bool
 ) -> SweepConfirmation:
-    """Run settings again with other seeds, but for those that ran before an interruption."""
+    """Run settings with the seeds after the run's own: 0 → 1, 2, 3.
+
+    Seeds that finished before an interruption are read from `confirmed.json`. `number`: of the
+    trial with these settings.
+    """
     count = searched.settings.confirm
     path = searched.folder / "confirmed.json"
     first = searched.trial(number, chosen).job.config.seed + 1
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    # a resumed sweep may have found better settings since
     found = {each["seed"]: each["metrics"] for each in known if each["settings"] == chosen}
     seeds = {each: first + each for each in range(count)}
     missing = {each: seed for each, seed in seeds.items() if seed not in found}
