@@ -37,9 +37,9 @@ from flatout.distributed.signals import ASKING
 from flatout.errors import RunBroke, as_seconds
 from flatout.report.summary import read_summary
 from flatout.run.job import RunJob
-from flatout.sweep.many import Multirun, _over_seeds, begun_with, newest_of, run_all, to_go_on
-from flatout.sweep.trial import Board, Ending, Status, Trial
-from flatout.sweep.trials import Readings, endings, slots
+from flatout.sweep.many import Multirun, _over_seeds, begun_with, newest_of, print_resuming, run_all
+from flatout.sweep.trial import Board, Ending, Judge, Status, Trial
+from flatout.sweep.trials import Readings, TimeLimits, make_slots, run_trials
 from tests.composed import run_train
 from tests.params import at_once
 from tests.started import begin, wait_for
@@ -65,10 +65,16 @@ def trial(folder: Path, number: int = 0, **settings: Any) -> Trial:
     return Trial(number, folder / str(number), RunJob(config(**settings)), [], [f"number={number}"])
 
 
-def ended(trials: list[Trial], parallel: int = 1, **settings: Any) -> dict[int, Ending]:
+def ended(
+    trials: list[Trial], parallel: int = 1, judge: Judge | None = None, **limits: float
+) -> dict[int, Ending]:
     waiting = iter(trials)
-    running = endings(
-        lambda: next(waiting, None), slots(parallel), BOARD, metric="accuracy", **settings
+    running = run_trials(
+        lambda: next(waiting, None),
+        make_slots(parallel),
+        BOARD,
+        limits=TimeLimits(**limits),
+        judge=judge,
     )
     return {trial.number: ending for trial, ending in running}
 
@@ -121,7 +127,7 @@ def test_a_trial_that_hangs_is_stopped_at_its_limit(tmp_path):
     began = time.monotonic()
     found = ended(
         [trial(tmp_path, 0, callbacks={"planted": Planted("hang")}), trial(tmp_path, 1)],
-        limit_s=4.0,
+        trial_s=4.0,
     )
     assert time.monotonic() - began < 40
     assert (
@@ -142,7 +148,7 @@ def test_when_the_time_is_over_what_runs_is_stopped_and_nothing_else_starts(tmp_
 
 @pytest.mark.soak(seconds=4)
 def test_trials_at_once_share_the_cores(tmp_path):
-    both = slots(2)
+    both = make_slots(2)
     assert not set(both[0].cores) & set(both[1].cores)
     found = ended([trial(tmp_path, number) for number in range(4)], parallel=2)
     assert [found[number].status.value for number in range(4)] == ["complete"] * 4
@@ -151,16 +157,16 @@ def test_trials_at_once_share_the_cores(tmp_path):
 
 def test_gpus_are_handed_out_and_shared_where_there_are_too_few(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-abc,7")
-    assert [slot.gpus for slot in slots(2)] == [["4", "5"], ["GPU-abc", "7"]]
-    assert slots(2)[1].environment() == {"CUDA_VISIBLE_DEVICES": "GPU-abc,7"}
+    assert [slot.gpus for slot in make_slots(2)] == [["4", "5"], ["GPU-abc", "7"]]
+    assert make_slots(2)[1].environment() == {"CUDA_VISIBLE_DEVICES": "GPU-abc,7"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    assert [slot.gpus for slot in slots(2)] == [["3"], ["3"]]
+    assert [slot.gpus for slot in make_slots(2)] == [["3"], ["3"]]
 
 
 @pytest.mark.parametrize("parallel", [0, 999])
 def test_more_at_once_than_there_is_room_for_is_refused(parallel):
     with pytest.raises(UserError, match=rf"launcher.parallel: {parallel} \(1 to "):
-        slots(parallel)
+        make_slots(parallel)
 
 
 @pytest.mark.soak(seconds=5)
@@ -464,7 +470,7 @@ def usual_answers() -> Iterator[None]:
 @pytest.mark.parametrize("number", ASKING)
 def test_every_signal_that_asks_trials_to_end_is_heard_once_and_says_how_to_go_on(number, capsys):
     before = signal.getsignal(number)
-    with pytest.raises((KeyboardInterrupt, SystemExit)) as left, to_go_on("this"):
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as left, print_resuming("this"):
         try:
             os.kill(os.getpid(), number)
             time.sleep(5)
@@ -501,8 +507,8 @@ def test_threads_of_a_slot_are_its_cores(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: set_to.append(cores))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    slots(1)[0].take()
-    assert set_to == [slots(1)[0].cores, len(slots(1)[0].cores)]
+    make_slots(1)[0].take()
+    assert set_to == [make_slots(1)[0].cores, len(make_slots(1)[0].cores)]
 
 
 def statuses(folder: Path) -> list[str]:

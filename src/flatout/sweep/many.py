@@ -1,9 +1,8 @@
-"""A list of trials, from first to last: what `-m` with several values asks for, and how to resume
-it.
+"""Run a list of trials, which `-m` with several values asks for, and resume it.
 
 The words of the command are written into the folder, so that the same command with `resume=auto`
-finds it: trials that have finished are left as they are, others go on from their checkpoints, or
-are trained where there are none.
+finds it. Trials that have finished then stay as they are, others resume from their checkpoints, and
+trials without one are trained. Open this file to change what a list of trials prints at its end.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from flatout.report.sweep_charts import is_number
 from flatout.report.sweep_page import PAGE, SweepReport, TrialRow, spread, write_sweep
 from flatout.sweep.settings import LauncherSettings
 from flatout.sweep.trial import Board, Ending, Status, Trial
-from flatout.sweep.trials import Slots, endings, read_values, slots
+from flatout.sweep.trials import Slots, TimeLimits, make_slots, read_values, run_trials
 
 WORDS = "multirun.json"
 LOCK = ".lock"
@@ -37,47 +36,49 @@ LOCK = ".lock"
 
 @dataclass(frozen=True, slots=True)
 class Multirun:
-    """The command that trials are of."""
+    """The command that began some trials."""
 
     folder: Path
     words: list[str]
     again: str  # the command that resumes it
-    is_again: bool = False
+    is_again: bool = False  # whether this is that command
 
 
 def run_all(
     trials: list[Trial], *, of: Multirun, launcher: LauncherSettings | None = None
 ) -> list[Ending]:
-    """How each trial ended, in their order.
+    """Run trials; returns their endings in the same order.
 
-    Where some failed the others still run; then they are named.
+    A trial that fails does not stop the others. When all have ended, `RunBroke` names those that
+    failed.
     """
-    with alone_in(of.folder), to_go_on(of.again, of_slurm=of.is_again):
+    with alone_in(of.folder), print_resuming(of.again, of_slurm=of.is_again):
         _require_own_folders(trials)
         begun_by = {"schema": 1, "words": mask_words(of.words)}
         write_atomically(of.folder / WORDS, json.dumps(begun_by, indent=1, ensure_ascii=False))
-        found = dict[int, Ending]()
+        by_number: dict[int, Ending] = {}
         launcher = launcher or LauncherSettings()
-        shares = slots(launcher.parallel, launcher.place)
-        limit_s = as_seconds(launcher.limit, "launcher.limit")
+        shares = make_slots(launcher.parallel, launcher.place)
+        limits = TimeLimits(trial_s=as_seconds(launcher.limit, "launcher.limit"))
         try:
-            _run_all(trials, shares, limit_s, found)
-        finally:  # of a list that is interrupted the table says how far it came
-            ended = [found.get(trial.number) or _unfinished(trial) for trial in trials]
-            if found or any(trial.folder.exists() for trial in trials):
+            _run_missing(trials, shares, limits, by_number)
+        finally:
+            # of an interrupted list the page shows how far it came
+            ended = [by_number.get(trial.number) or _unfinished(trial) for trial in trials]
+            if by_number or any(trial.folder.exists() for trial in trials):
                 write_sweep(of.folder, report_of(trials, ended, of))
         print(*_over_seeds(trials, ended), f"page: {of.folder / PAGE}", sep="\n")
-    pairs = zip(trials, ended, strict=True)
-    if words := [
+    failed = [
         f"trial {trial.number}: {ending.note}"
-        for trial, ending in pairs
+        for trial, ending in zip(trials, ended, strict=True)
         if ending.status is Status.failed
-    ]:
-        hint = (
-            f"The output of each is in {trials[0].folder.parent}/*/output.txt; resume=auto repeats"
-            " the failed ones."
+    ]
+    if failed:
+        place = trials[0].folder.parent
+        raise RunBroke(
+            "\n".join(failed) + f"\n{len(failed)} of {len(trials)} trials failed. The output of"
+            f" each is in {place}/*/output.txt; resume=auto repeats the failed ones."
         )
-        raise RunBroke("\n".join([*words, f"{len(words)} of {len(trials)} trials failed. {hint}"]))
     return ended
 
 
@@ -88,17 +89,18 @@ def _unfinished(trial: Trial) -> Ending:
 
 
 def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) -> SweepReport:
-    """What the page of a sweep shows, of trials that were named one by one."""
+    """A sweep's report about trials that were named one by one, without a search."""
     job = trials[0].job
     rows = [_row(trial, ending, of.folder) for trial, ending in zip(trials, ended, strict=True)]
     judged = [row for row in rows if row.status == Status.complete and is_number(row.value)]
-    best = (max if job.mode == "max" else min)(
-        judged, key=lambda row: row.value or 0.0, default=None
-    )
+    choose = max if job.mode == "max" else min
+    best = choose(judged, key=lambda row: row.value or 0.0, default=None)
     again = [] if best is None else ["python", "-m", "train", *trials[rows.index(best)].overrides]
+    # The values of each key, in the order of the trials: a dict keeps one of each, in order.
     space: dict[str, dict[str, None]] = {}
-    for key, value in (pair for row in rows for pair in row.params.items()):
-        space.setdefault(key, {})[value] = None
+    for row in rows:
+        for key, value in row.params.items():
+            space.setdefault(key, {})[value] = None
     return SweepReport(
         name=job.config.name,
         command=of.again,
@@ -112,6 +114,9 @@ def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) ->
 
 
 def _row(trial: Trial, ending: Ending, folder: Path) -> TrialRow:
+    place = trial.folder
+    if place.is_relative_to(folder):
+        place = place.relative_to(folder)
     return TrialRow(
         number=trial.number,
         status=ending.status.value,
@@ -120,18 +125,15 @@ def _row(trial: Trial, ending: Ending, folder: Path) -> TrialRow:
         note=ending.note,
         metrics=ending.metrics,
         params=dict(word.lstrip("+~").partition("=")[::2] for word in mask_words(trial.changed)),
-        folder=str(
-            trial.folder.relative_to(folder)
-            if trial.folder.is_relative_to(folder)
-            else trial.folder
-        ),
+        folder=str(place),
         curve=list(enumerate(read_values(trial.folder, f"val/{trial.job.metric}"), 1)),
     )
 
 
 def _over_seeds(trials: Sequence[Trial], ended: Sequence[Ending]) -> list[str]:
-    """Mean and spread of the metric that decides, of trials in which the seed is all
-    that differs.
+    """A line for trials that differ in the seed alone: mean and spread of the metric that decides.
+
+    seed=1 model=cnn; seed=2 model=cnn; seed=1 model=rnn    →    model=cnn over 2 seeds: …
     """
     alike: dict[str, list[Mapping[str, float]]] = {}
     for trial, ending in zip(trials, ended, strict=True):
@@ -139,16 +141,20 @@ def _over_seeds(trials: Sequence[Trial], ended: Sequence[Ending]) -> list[str]:
         if ending.metrics and len(others) < len(trial.changed):
             alike.setdefault(shlex.join(others), []).append(ending.metrics)
     lines = []
-    for setting, runs in ((setting, runs) for setting, runs in alike.items() if len(runs) > 1):
-        names = [name for name in sorted(runs[0]) if name.endswith(f"/{trials[0].job.metric}")]
-        means = ", ".join(spread(name, runs) for name in names)
-        lines.append(f"{setting}{' ' if setting else ''}over {len(runs)} seeds: {means}")
+    for setting, runs in alike.items():
+        if len(runs) > 1:
+            names = [name for name in sorted(runs[0]) if name.endswith(f"/{trials[0].job.metric}")]
+            means = ", ".join(spread(name, runs) for name in names)
+            lines.append(f"{setting} over {len(runs)} seeds: {means}".lstrip())
     return lines
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """A folder of many trials, made where it is not there, for this process alone."""
+    """Hold a folder of many trials for this process, and make it if it is missing.
+
+    Another process that holds it is a `UserError`.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -170,9 +176,13 @@ def alone_in(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _run_all(
-    trials: list[Trial], shares: Slots, limit_s: float | None, found: dict[int, Ending]
+def _run_missing(
+    trials: list[Trial], shares: Slots, limits: TimeLimits, found: dict[int, Ending]
 ) -> None:
+    """Run the trials that have not finished before, and put all endings into `found` by number.
+
+    They are put there one by one: an interruption leaves those it has.
+    """
     job = trials[0].job  # the first one's metric, where they differ
     found |= _finished(trials, job.metric)
     waiting = iter([trial for trial in trials if trial.number not in found])
@@ -188,16 +198,15 @@ def _run_all(
             " to train"
         )
         return
-    running = endings(
-        lambda: next(waiting, None), shares, board, metric=job.metric, limit_s=limit_s
-    )
+    running = run_trials(lambda: next(waiting, None), shares, board, limits=limits)
     with closing(board), closing(running):
-        found.update((trial.number, ending) for trial, ending in running)
+        for trial, ending in running:
+            found[trial.number] = ending
     Console(highlight=False).print(board.table())
 
 
 def begun_with(folder: Path) -> list[str] | None:
-    """The words that began the trials in a folder; None where it is no such folder."""
+    """The words that began the trials in a folder, masked; None if it holds no list of trials."""
     try:
         words = json.loads((folder / WORDS).read_text(encoding="utf-8"))["words"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -207,30 +216,35 @@ def begun_with(folder: Path) -> list[str] | None:
 
 def newest_of(words: Sequence[str], place: Path) -> Path | None:
     """The newest folder in a place that these words have begun."""
-    folders = sorted(
-        (path.parent for path in place.glob(f"*/{WORDS}")), key=lambda path: path.name, reverse=True
-    )
-    return next((folder for folder in folders if begun_with(folder) == mask_words(words)), None)
+    masked = mask_words(words)
+    folders = [path.parent for path in place.glob(f"*/{WORDS}")]
+    # their names are the times at which they began
+    for folder in sorted(folders, key=lambda folder: folder.name, reverse=True):
+        if begun_with(folder) == masked:
+            return folder
+    return None
 
 
 def _finished(trials: list[Trial], metric: str) -> dict[int, Ending]:
+    """Endings of resumed trials that have nothing left to train, read from their summaries."""
     found = {}
     for trial in trials:
         if trial.is_again and trial.job.is_finished(trial.folder, trial.overrides):
             summary = read_summary(trial.folder)
-            metrics = {
-                name: value for name, value in summary["metrics"].items() if value is not None
-            }
-            value = metrics.get(f"val/{metric}")
-            seconds = summary["training"]["seconds"] or 0.0
+            metrics = summary["metrics"]
+            metrics = {name: metrics[name] for name in metrics if metrics[name] is not None}
             found[trial.number] = Ending(
-                Status.complete, seconds, value, metrics, note="had finished before"
+                Status.complete,
+                seconds=summary["training"]["seconds"] or 0.0,
+                value=metrics.get(f"val/{metric}"),
+                metrics=metrics,
+                note="had finished before",
             )
     return found
 
 
 def _require_own_folders(trials: list[Trial]) -> None:
-    """Nothing that lies there is overwritten, and no two trials write to one place."""
+    """Refuse folders that hold something already, and two trials with one folder."""
     seen: set[Path] = set()
     for trial in trials:
         is_free = trial.is_again or not trial.folder.exists() or not any(trial.folder.iterdir())
@@ -253,18 +267,21 @@ def _require_own_folders(trials: list[Trial]) -> None:
 
 
 @contextmanager
-def to_go_on(command: str, *, of_slurm: bool = False) -> Iterator[None]:
-    """Let a signal end what is done here as Ctrl-C does: trials are stopped, then the command to
-    resume is printed.
+def print_resuming(command: str, *, of_slurm: bool = False) -> Iterator[None]:
+    """Within it, a signal ends the work as Ctrl-C does; then the command to resume is printed.
+
+    A second signal ends the process at once. `of_slurm`: SLURM may queue the same command again.
     """
-    # The exit code is 128 + its number; a second signal waits for nothing. `of_slurm`: SLURM may
-    # give it again.
     with Signals(has_echo=True):
         try:
             yield
         except (KeyboardInterrupt, SystemExit) as left:
-            number = int(left.code or 0) - 128 if isinstance(left, SystemExit) else signal.SIGINT
+            number: int = signal.SIGINT
+            if isinstance(left, SystemExit):
+                # the exit code after a signal is 128 + its number
+                number = int(left.code or 0) - 128
             queued = requeue_with_slurm(number) if of_slurm else None
-            with suppress(OSError):  # the terminal may be what has gone
+            # the terminal may be closed
+            with suppress(OSError):
                 print("\n".join(filter(None, [f"to resume: {command}", queued])), flush=True)
             raise

@@ -1,4 +1,8 @@
-"""Settings of sweeps and their trials, as Hydra knows them and as a sweep holds to them."""
+"""Settings of sweeps and their trials: `hydra.sweeper.…` and `hydra.launcher.…`.
+
+They are composed by Hydra and passed on unchanged. A sweep that is resumed must have the settings
+of `of_the_search`; others, such as its time, may change.
+"""
 
 from __future__ import annotations
 
@@ -84,9 +88,9 @@ class SweeperSettings:
         as_seconds(self.time, "for")
 
     def of_the_search(self) -> dict[str, Any]:
-        """What must be the same when a sweep is resumed; you may ask for more trials, time or
-        slots.
-        """
+        """Settings that must not change when a sweep is resumed, as they decide its suggestions."""
         kept = {name: getattr(self, name) for name in ("sampler", "pruner", "metric", "seed")}
         kept["metric"] = self.metric and self.metric.removeprefix("val/")
-        return kept | ({"trials": None} if self.sampler == Sampler.grid else {})
+        if self.sampler == Sampler.grid:
+            kept["trials"] = None  # a grid has as many as it has, whatever was asked for
+        return kept

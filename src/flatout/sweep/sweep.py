@@ -29,13 +29,13 @@ from flatout.files import write_atomically
 from flatout.report.dashboard import write_hyperparameters
 from flatout.report.summary import json_safe
 from flatout.report.sweep_page import SweepReport, TrialRow, spread, write_sweep
-from flatout.sweep.many import to_go_on
+from flatout.sweep.many import print_resuming
 from flatout.sweep.searched import Searched, hold_folder, remove_sweep
 from flatout.sweep.settings import Pruner, Sampler
 from flatout.sweep.space import grid, words
 from flatout.sweep.study import ENDED, Study
 from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
-from flatout.sweep.trials import TOO_LONG, Slots, endings, last_line, slots
+from flatout.sweep.trials import TOO_LONG, Slots, TimeLimits, last_line, make_slots, run_trials
 from flatout.tasks.metrics import require_metric
 
 if TYPE_CHECKING:
@@ -53,11 +53,11 @@ def sweep(searched: Searched) -> None:
     started = time.monotonic()
     folder = searched.folder
     first = _check(searched)
-    shares = slots(searched.launcher.parallel, searched.launcher.place)
+    shares = make_slots(searched.launcher.parallel, searched.launcher.place)
     with hold_folder(searched):
         run = _SweepRun(searched, first.job, shares, started)
         try:
-            with to_go_on(f"python -m flatout sweep resume {shlex.quote(str(folder))}"):
+            with print_resuming(f"python -m flatout sweep resume {shlex.quote(str(folder))}"):
                 run.search()
                 run.confirm()
         except _NoSuchMetric:
@@ -114,9 +114,11 @@ class _SweepRun:
         self.study = Study(
             searched.folder, searched.space, settings, mode=job.mode, validations=job.validations
         )
-        self.limit_s = as_seconds(searched.launcher.limit, "trial_for")
         time_s = as_seconds(settings.time, "for")
-        self.until = None if time_s is None else started + time_s
+        self.limits = TimeLimits(
+            trial_s=as_seconds(searched.launcher.limit, "trial_for"),
+            until=None if time_s is None else started + time_s,
+        )
         # notes of the trials so far, which all failed by a user's mistake; None once one did not
         self._mistakes: list[str] | None = []
 
@@ -154,8 +156,8 @@ class _SweepRun:
         best = self.study.best()
         if best is None or not self.searched.settings.confirm:
             return
-        is_over = self.until is not None and time.monotonic() >= self.until
         chosen = self.study.settings(best)
+        is_over = self.limits.are_over()
         self.confirmation = confirm(self.searched, chosen, best.number, self._endings, is_over)
 
     def _ask(self) -> Trial | None:
@@ -191,15 +193,7 @@ class _SweepRun:
     ) -> Iterator[tuple[Trial, Ending]]:
         title = f"sweep in {self.searched.folder}"
         board = Board(title, f"val/{self.metric}", self.study.mode, total)
-        running = endings(
-            ask,
-            self.slots,
-            board,
-            metric=self.metric,
-            judge=judge,
-            limit_s=self.limit_s,
-            until=self.until,
-        )
+        running = run_trials(ask, self.slots, board, limits=self.limits, judge=judge)
         with closing(board), closing(running):
             yield from running
 

@@ -1,5 +1,7 @@
-"""A trial of a sweep and how it ended, and the board that shows all of them: a live table, or a
-line a trial.
+"""A trial of a sweep and how it ended, and the board that shows all of them.
+
+On a terminal the board is a live table; elsewhere it prints a line for each trial that ends. Open
+this file to change what is shown while trials run.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class Trial:
     folder: Path
     job: RunJob
     overrides: list[str]  # everything that was typed, for this trial
-    changed: list[str]  # what tells it from the others
+    changed: list[str]  # the words that tell it from the others
     # whether its folder may hold an interrupted run, which is resumed; else it must be new
     is_again: bool = False
     name: str = ""  # what it is called, where that is not its number
@@ -40,7 +42,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What became of a trial."""
+    """How a trial ended, and its metrics."""
 
     status: Status
     seconds: float
@@ -54,7 +56,8 @@ class Ending:
 Ask = Callable[[], Trial | None]  # gives the next trial; None when there are no more
 # whether to end it, by a validation's number (from 1) and its metric
 Judge = Callable[[Trial, int, float], bool]
-_MOST_ROWS = 12
+_MOST_ROWS = 12  # of ended trials in the live table
+_REDRAW_S = 0.5
 _COLOURS = {
     "complete": "green",
     "pruned": "yellow",
@@ -88,8 +91,10 @@ class Board:
         self.draw(now=True)
 
     def read(self, trial: Trial, count: int, value: float) -> None:
+        """Show a validation: its number, from 1, and its value."""
         row = self._running[trial.number]
-        row.count, row.value = count, value
+        row.count = count
+        row.value = value
 
     def ended(self, trial: Trial, ending: Ending) -> None:
         row = self._running.pop(trial.number)
@@ -104,8 +109,8 @@ class Board:
         print(f"{row.label}: {words}  {row.settings}")
 
     def draw(self, *, now: bool = False) -> None:
-        """Twice a second, or at once."""
-        if self._live.is_started and (now or time.monotonic() - self._drawn > 0.5):
+        """Draw the live table again, at once or if the last time is half a second ago."""
+        if self._live.is_started and (now or time.monotonic() - self._drawn > _REDRAW_S):
             self._drawn = time.monotonic()
             self._live.update(self.table(), refresh=True)
 
@@ -118,13 +123,12 @@ class Board:
         for name in ("trial", "", self.metric, "validations", "seconds"):
             table.add_column(name, justify="right" if name else "left")
         table.add_column("settings", overflow="fold")
-        complete = [
-            row for row in self._ended if row.status == "complete" and row.value is not None
-        ]
-        best = sorted(complete, key=lambda row: row.value or 0.0, reverse=self.mode == "max")[
-            : _MOST_ROWS // 2
-        ]
-        others = [row for row in self._ended if row not in best][-_MOST_ROWS // 2 :]
+        # A terminal has room for a few rows only: half are the best ones, half the latest.
+        num_each = _MOST_ROWS // 2
+        judged = [row for row in self._ended if row.status == "complete" and row.value is not None]
+        judged.sort(key=lambda row: row.value or 0.0, reverse=self.mode == "max")
+        best = judged[:num_each]
+        others = [row for row in self._ended if row not in best][-num_each:]
         for row in [*self._running.values(), *best, *reversed(others)]:
             value = "" if row.value is None else f"{row.value:.4f}"
             status = Text(row.status, style=_COLOURS[row.status])

@@ -1,11 +1,10 @@
-"""Trials: many runs, each in a process of its own, watched from outside by what it writes into its
-folder.
+"""Run many trials, each in its own process, and watch them by what they write into their folders.
 
-A trial is forked from the warm server, so it starts at once and as clean as a new interpreter; what
-it prints goes to `output.txt`; memory, crashes and hanging stay with it. Nothing is asked of it:
+A trial is forked from the warm server, so it starts at once and as clean as a new interpreter. What
+it prints goes to `output.txt`; memory, crashes and hanging stay with it. It answers no questions:
 its validations are read from its `metrics.csv`, so a run on several devices is watched like any
-other. Each has a slot: its share of the machine's GPUs, or of its cores. On a Ray cluster, whose
-machines write to one disk, a slot is a place among its tasks.
+other. Each trial has a slot: its share of the machine's GPUs, or of its cores. On a Ray cluster,
+whose machines write to one disk, a slot is a place among the cluster's tasks.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -43,26 +42,40 @@ from flatout.report.summary import mark_broken
 from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
 
 TOO_LONG = "ran longer than"  # how the note begins of a trial that was stopped at its limit
-_TIMES = 3  # how often a trial is begun whose machine was lost
-# a task of Ray may wait in a queue first
 OUTPUT_FILE = "output.txt"
+_MOST_STARTS = 3  # of a trial whose machine was lost
+# A task of Ray may wait in a queue. It writes this file when it starts; its time runs from then.
 _BEGUN = ".begun"
 _GRACE_S = 6.0  # how long a trial may take to write down that it was stopped
+_POLL_S = 0.05
+Thing = TypeVar("Thing")
 
 
-def endings(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLimits:
+    """When trials are stopped; None: never."""
+
+    trial_s: float | None = None  # the longest that one may run
+    until: float | None = None  # when the time for all is over, by `time.monotonic`
+
+    def are_over(self) -> bool:
+        """Whether the time for all trials is over."""
+        return self.until is not None and time.monotonic() >= self.until
+
+
+def run_trials(
     ask: Ask,
     slots: Slots,
     board: Board,
     *,
-    metric: str,
+    limits: TimeLimits,
     judge: Judge | None = None,
-    limit_s: float | None = None,
-    until: float | None = None,
 ) -> Generator[tuple[Trial, Ending], None, None]:
-    """Run what `ask` names, as many at once as slots, each for `limit_s`, all to `until`; trials as
-    they end.
+    """Run the trials that `ask` names, as many at once as there are slots; yields each as it ends.
+
+    If the caller leaves early, running trials are stopped.
     """
+    # The server serves processes of this machine; a slot of a cluster is None.
     if any(slots):
         warm_start()
         wait_until_warm()
@@ -71,96 +84,111 @@ def endings(
     are_more = True
     try:
         while True:
-            while are_more and free and (until is None or time.monotonic() < until):
-                if (trial := ask()) is None:
+            while are_more and free and not limits.are_over():
+                trial = ask()
+                if trial is None:
                     are_more = False
                     break
-                running.append(_Running(trial, free.pop(0), metric))
+                running.append(_Running(trial, free.pop(0), board))
                 board.started(trial)
             if not running:
                 return
-            time.sleep(0.05)
+            time.sleep(_POLL_S)
             for each in list(running):
-                if (ending := each.look(judge, limit_s, until, board)) is not None:
+                ending = each.poll(judge, limits)
+                if ending is not None:
                     running.remove(each)
                     free.append(each.slot)
                     board.ended(each.trial, ending)
                     yield each.trial, ending
             board.draw()
     finally:
-        for each in running:  # all are signalled at once, then awaited one by one
+        # all get the signal at once, and end side by side
+        for each in running:
             each.signal(signal.SIGINT)
         for each in running:
             each.stop()
 
 
 class _Running:
-    def __init__(self, trial: Trial, slot: Slot | None, metric: str) -> None:
-        self.trial, self.slot = trial, slot
-        self._started = time.time()
+    """A trial from its start to its ending; it is started again if its machine is lost."""
+
+    def __init__(self, trial: Trial, slot: Slot | None, board: Board) -> None:
+        self.trial = trial
+        self.slot = slot
+        self._board = board
+        self._started = time.time()  # as the summary has it
         self._clock = time.monotonic()
-        self._readings = Readings(trial.folder, f"val/{metric}")
-        self._seen = 0
-        self._times = 0
-        self._was_told = False
+        self._readings = Readings(trial.folder, board.metric)
+        self._num_validations = 0
+        self._num_starts = 0
+        self._has_signal = False
         self._is_closed = False
         self._value: float | None = None
         self._begin(is_again=trial.is_again)
 
     def _begin(self, *, is_again: bool) -> None:
         trial = self.trial
-        self._times = self._times + 1
+        self._num_starts = self._num_starts + 1
         resumes = is_again and trial.job.can_resume(trial.folder, trial.overrides)
         if not resumes:
             new_trial_folder(trial.folder, is_again=is_again)
-        slot = self.slot
-        self._has_begun = self.slot is not None
         (trial.folder / _BEGUN).unlink(missing_ok=True)
-        self._worker = (
-            _Task(trial, resumes=resumes)
-            if slot is None
-            else _Process(trial, slot, resumes=resumes)
-        )
+        # a process runs at once; a task writes the file when it does
+        self._has_begun = self.slot is not None
+        self._worker: _Task | _Process
+        if self.slot is None:
+            self._worker = _Task(trial, resumes=resumes)
+        else:
+            self._worker = _Process(trial, self.slot, resumes=resumes)
 
-    def look(
-        self, judge: Judge | None, limit_s: float | None, until: float | None, board: Board
-    ) -> Ending | None:
-        """How it ended; None while it runs."""
+    def poll(self, judge: Judge | None, limits: TimeLimits) -> Ending | None:
+        """Read its new validations, and stop it where that is due; None while it runs on."""
         if not self._has_begun and (self.trial.folder / _BEGUN).exists():
             self._has_begun = True
             self._clock = time.monotonic()
+        # Asked before the file is read: a trial that had ended then has written all of it.
         has_ended = not self._worker.is_alive()
         for value in self._readings.new():
-            self._seen = self._seen + 1
+            self._num_validations = self._num_validations + 1
             self._value = value
-            board.read(self.trial, self._seen, value)
-            if judge is not None and not has_ended and judge(self.trial, self._seen, value):
+            count = self._num_validations
+            self._board.read(self.trial, count, value)
+            if judge is not None and not has_ended and judge(self.trial, count, value):
                 self.stop()
-                return self._ending(Status.pruned, note=f"after {self._seen} validations")
-        if has_ended and self._worker.is_lost() and self._times < _TIMES:
+                return self._ending(Status.pruned, note=f"after {count} validations")
+        if has_ended and self._worker.is_lost() and self._num_starts < _MOST_STARTS:
             self._begin(is_again=True)
         elif has_ended:
             return self._own_ending()
-        now = time.monotonic()
-        if limit_s is not None and self._has_begun and now - self._clock > limit_s:
+        return self._stop_if_late(limits)
+
+    def _stop_if_late(self, limits: TimeLimits) -> Ending | None:
+        limit_s = limits.trial_s
+        seconds = time.monotonic() - self._clock
+        if limit_s is not None and self._has_begun and seconds > limit_s:
             self.stop()
             return self._ending(Status.failed, note=f"{TOO_LONG} {limit_s:g} s and was stopped")
-        if until is not None and now > until:
+        if limits.are_over():
             self.stop()
             return self._ending(Status.stopped, note="the time for the sweep was over")
         return None
 
     def signal(self, number: signal.Signals) -> None:
-        if self._is_closed:  # Ctrl-C came while its ending was written down
+        # Ctrl-C may come while its ending is written down
+        if self._is_closed:
             return
-        self._was_told = True
+        self._has_signal = True
         self._worker.signal(number)
 
     def stop(self) -> None:
-        """End it, gently at first; a trial gets the signal once."""
+        """End it: ask it to stop, wait, then kill it.
+
+        It is asked once, as a second signal would end it before it has saved a checkpoint.
+        """
         if self._is_closed:
             return
-        if not self._was_told:
+        if not self._has_signal:
             self.signal(signal.SIGINT)
         self._worker.join(_GRACE_S)
         self._worker.signal(signal.SIGKILL)
@@ -168,14 +196,15 @@ class _Running:
         self._close("interrupted")
 
     def _own_ending(self) -> Ending:
+        """How it ended by itself: complete, by an error that it names, or by a signal."""
         code, answer = self._worker.ended()
         self._close("failed")
         if code == 0 and "value" in answer:
             return self._ending(Status.complete, **answer)
         if code < 0:
             name = signal.Signals(-code).name
-            words = " (out of memory is the usual cause)" if name == "SIGKILL" else ""
-            return self._ending(Status.failed, note=f"was ended by {name}{words}")
+            cause = " (out of memory is the usual cause)" if name == "SIGKILL" else ""
+            return self._ending(Status.failed, note=f"was ended by {name}{cause}")
         return self._ending(Status.failed, **{"note": f"ended with exit code {code}", **answer})
 
     def _close(self, status: str) -> None:
@@ -188,7 +217,7 @@ class _Running:
 
 
 def new_trial_folder(folder: Path, *, is_again: bool) -> None:
-    """Make a trial's folder; what was left there goes, and a link goes without what it leads to."""
+    """Make a trial's folder empty. A link there is removed, but not what it leads to."""
     if folder.is_symlink():
         folder.unlink()
     if is_again:
@@ -200,46 +229,51 @@ class Readings:
     """The validations in a `metrics.csv` that is still being written."""
 
     def __init__(self, folder: Path, column: str) -> None:
-        self.folder, self.column = folder, column
+        self.folder = folder
+        self.column = column
         self._size = 0
-        self._told = 0
+        self._num_read = 0
 
     def new(self) -> list[float]:
-        """New values of the column, each once though a resumed trial writes rows again; an
-        unfinished row waits.
+        """Values of the column since the last call.
+
+        A resumed trial writes rows again; each counts once. An unfinished row waits.
         """
         path = self.folder / "metrics.csv"
         size = path.stat().st_size if path.is_file() else 0
         if size == self._size:
             return []
         values = read_values(self.folder, self.column)
-        new = values[self._told :]
+        new = values[self._num_read :]
         self._size = size
-        self._told = max(self._told, len(values))
+        self._num_read = max(self._num_read, len(values))
         return new
 
 
 def read_values(folder: Path, column: str) -> list[float]:
-    """What a column of a run's `metrics.csv` holds so far."""
+    """The values in a column of a run's `metrics.csv` so far; empty cells are left out."""
     return [float(row[column]) for row in read_curves(folder) if row.get(column)]
 
 
 def last_line(error: Exception) -> str:
-    """What an error says in the end, without the lines before."""
+    """The last line of an error's message, which names the cause; the lines before lead to it."""
     return next(reversed(str(error).strip().splitlines()), "")
 
 
 class _Process(ForkServerProcess):
+    """A trial on this machine, forked from the warm server."""
+
     def __init__(self, trial: Trial, slot: Slot, *, resumes: bool) -> None:
         received, answer = multiprocessing.Pipe(duplex=False)
         environment = {**os.environ, **slot.environment(), OUTPUT: str(trial.folder / OUTPUT_FILE)}
-        super().__init__(target=_trial, args=(trial, slot, environment, answer, resumes))
+        super().__init__(target=_train_in_process, args=(trial, slot, environment, answer, resumes))
         self.start()
         answer.close()
-        self._received = received  # only now: what a process has when it starts goes to it
+        # only now: attributes that the object has when it starts are sent to the process
+        self._received = received
 
     def is_lost(self) -> bool:
-        """Whether its ending is unknown, so that it is begun again."""
+        """Whether its ending is unknown, so that it starts again: a process never loses its own."""
         return False
 
     def signal(self, number: signal.Signals) -> None:
@@ -247,13 +281,14 @@ class _Process(ForkServerProcess):
             return
         try:
             os.killpg(self.pid, number)
-        except ProcessLookupError:  # not yet the head of a group of its own
+        except ProcessLookupError:
+            # it has just started, and heads no process group yet
             self.kill()
 
     def ended(self) -> tuple[int, dict[str, Any]]:
-        """Its exit code, and its last words."""
+        """Its exit code, and the fields of `Ending` that it sent; none if it died before."""
         answer: dict[str, Any] = {}
-        with suppress(EOFError):  # it died without last words
+        with suppress(EOFError):
             answer = self._received.recv() if self._received.poll() else {}
         code = self.exitcode or 0
         self.join()
@@ -265,9 +300,11 @@ class _Process(ForkServerProcess):
 
 
 class _Task(RayTask):
+    """A trial on any machine of a Ray cluster."""
+
     def __init__(self, trial: Trial, *, resumes: bool) -> None:
         super().__init__(
-            partial(_trained_apart, trial, resumes=resumes), uses_gpu=True, folder=trial.folder
+            partial(_train_in_ray, trial, resumes=resumes), uses_gpu=True, folder=trial.folder
         )
 
     def signal(self, number: signal.Signals) -> None:
@@ -280,8 +317,8 @@ class _Task(RayTask):
         """Its worker ends by itself."""
 
 
-def _trained(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]:
-    """Train a trial; the exit code of its process, and its last words."""
+def _train(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]:
+    """Train a trial; returns the exit code of its process, and fields of its `Ending`."""
     try:
         result = trial.job.train(trial.folder, trial.overrides, resumes=resumes)
     except UserError as mistake:
@@ -299,21 +336,21 @@ def _trained(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]:
     return 0, {"value": result.objective, "metrics": result.metrics}
 
 
-def _trained_apart(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]:
-    """The same in a worker of Ray's, which ends with it."""
+def _train_in_ray(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]:
+    """Train a trial in a worker of Ray, which ends with it."""
     (trial.folder / _BEGUN).touch()
     os.environ[OUTPUT] = str(trial.folder / OUTPUT_FILE)
     redirect_output()
-    return _trained(trial, resumes=resumes)
+    return _train(trial, resumes=resumes)
 
 
-def _trial(
+def _train_in_process(
     trial: Trial, slot: Slot, environment: dict[str, str], answer: Connection, resumes: bool
 ) -> None:
     stand_apart(environment)
     slot.take()
-    code, words = _trained(trial, resumes=resumes)
-    answer.send(words)
+    code, fields = _train(trial, resumes=resumes)
+    answer.send(fields)
     sys.exit(code)
 
 
@@ -331,18 +368,21 @@ class Slot:
             torch.set_num_threads(len(self.cores))
 
     def environment(self) -> dict[str, str]:
+        """Variables that a trial's process starts with: it sees its own GPUs only."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
 
 
 Slots = Sequence[Slot | None]
-"""Where trials run; None: as a task of a Ray cluster, which gives it a core, and a GPU where there
-is any."""
+"""Where trials run. None: as a task of a Ray cluster, which gives it a core, and a GPU if there is
+one."""
 
 
-def slots(parallel: int, on: Place = Place.here) -> Slots:
-    """Equal shares; what does not divide evenly is left to the system.
+def make_slots(parallel: int, on: Place = Place.here) -> Slots:
+    """Divide the machine into equal shares; a remainder is left unused.
 
-    A cluster shares itself out.
+        7 cores, parallel=2    →    cores 0–2, cores 3–5
+
+    A cluster divides itself.
     """
     if on is Place.ray:
         require(parallel > 0, "launcher.parallel", f"{parallel}", allowed="1 or more")
@@ -350,8 +390,10 @@ def slots(parallel: int, on: Place = Place.here) -> Slots:
         return [None] * parallel
     cores = cores_here()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = map(str, range(torch.cuda.device_count())) if visible is None else visible.split(",")
-    gpus = [name for name in names if name]
+    if visible is None:
+        gpus = [str(number) for number in range(torch.cuda.device_count())]
+    else:
+        gpus = [name for name in visible.split(",") if name]
     most = max(len(cores), len(gpus))
     require(
         1 <= parallel <= most,
@@ -365,13 +407,12 @@ def slots(parallel: int, on: Place = Place.here) -> Slots:
     ]
 
 
-def _share(things: list, number: int, parallel: int) -> list:
-    """The share of that number; where there are fewer things than shares, several get
-    the same one.
+def _share(things: list[Thing], number: int, parallel: int) -> list[Thing]:
+    """The share of that number; if there are more shares than things, several get one thing.
+
+    Things [a, b] in 3 shares: [a], [b], [a].
     """
     size = len(things) // parallel
-    return (
-        things[number * size : (number + 1) * size]
-        if size or not things
-        else [things[number % len(things)]]
-    )
+    if things and not size:
+        return [things[number % len(things)]]
+    return things[number * size : (number + 1) * size]
