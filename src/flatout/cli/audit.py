@@ -277,6 +277,7 @@ def _audit_texts(
 def _choose_views(settings: RunConfig, config: AuditConfig, run_s: float | None) -> TextViews:
     """The run's own model in folds, where the run took `run_s`, and a pretrained encoder."""
     from flatout.audit.texts import TextViews
+    from flatout.models.contract import is_pretrained
     from flatout.run.folds import answers_in_folds
 
     limit_s = as_seconds(config.time, "for") or 0.0
@@ -285,11 +286,9 @@ def _choose_views(settings: RunConfig, config: AuditConfig, run_s: float | None)
         train_in_folds = partial(
             answers_in_folds, settings, run_s=run_s, limit_s=limit_s, say=print_line
         )
-    # Only an encoder has the setting.
-    is_pretrained = getattr(settings.model, "pretrained", None) is not None
     return TextViews(
         train_in_folds=train_in_folds,
-        encoder=settings.model if is_pretrained else None,
+        encoder=settings.model if is_pretrained(settings.model) else None,
         precision=settings.precision,
         limit_s=limit_s,
     )

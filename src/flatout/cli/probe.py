@@ -41,17 +41,21 @@ def look(config: RunConfig, overrides: Sequence[str]) -> None:
     """Score the layers for these settings, and print the scores and the cut."""
     import lightning as L
 
-    from flatout.data.problem import Problem
     from flatout.distributed.ranks import Ranks
     from flatout.engine.precision import choose_precision, fast_fp32_products
     from flatout.models.encoder.transformer import Transformer
+    from flatout.run.kinds import gives_one_class
     from flatout.run.parts import build_module, open_data
     from flatout.run.run_folder import unwritten_run
     from flatout.tasks.layer_scores import choose_cut, score_layers
 
     began = time.perf_counter()
-    is_single = getattr(config.data, "problem", None) is Problem.single
-    require(is_single, "probe", "scores one class a row alone", hint="Set data.problem=single.")
+    require(
+        gives_one_class(config.data),
+        "probe",
+        "scores one class a row alone",
+        hint="Set data.problem=single.",
+    )
     ranks = Ranks()
     L.seed_everything(config.seed, verbose=False)
     with unwritten_run() as folder:

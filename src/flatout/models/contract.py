@@ -213,6 +213,11 @@ def recommended_lr(config: object) -> float | None:
     return getattr(config, "recommended_lr", None)
 
 
+def is_pretrained(config: object) -> bool:
+    """Whether a model's Config begins with the weights of a model that exists."""
+    return getattr(config, "pretrained", None) is not None
+
+
 def recommended_clip(config: object) -> float:
     """The largest gradient norm that a model's Config recommends; 0: gradients are not clipped."""
     return float(getattr(config, "recommended_clip", 0.0))

@@ -32,6 +32,7 @@ from flatout.engine.pieces import TRAINING
 from flatout.engine.precision import LIGHTNING_NAMES, Precision, choose_precision
 from flatout.engine.run_length import EPOCHS
 from flatout.inference.run_predictor import RunPredictor
+from flatout.models.contract import is_pretrained
 from flatout.models.encoder.transformer import Transformer
 from flatout.perf.notes import measured_before
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
@@ -295,8 +296,7 @@ def _find_native_precision(asked: RunConfig, task: Task, precision: str) -> str:
 def _count_tuned_layers(task: Task) -> int:
     """Layers of a flat pretrained encoder if all its weights are trained; else 0."""
     network = task.model
-    is_pretrained = getattr(task.model_config, "pretrained", None) is not None
-    if not is_pretrained or not isinstance(network, Transformer):
+    if not is_pretrained(task.model_config) or not isinstance(network, Transformer):
         return 0
     if not network.is_flat or network.predicts_words:
         return 0

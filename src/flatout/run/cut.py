@@ -26,7 +26,6 @@ from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import PlanSettings
-from flatout.data.problem import Problem
 from flatout.data.store.cache import recipe_key
 from flatout.data.store.store import StoreSplit
 from flatout.data.store_data import StoreData
@@ -40,6 +39,7 @@ from flatout.perf.notes import machine_name
 from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, TuneAnswer
 from flatout.perf.tune.probe import Parts
 from flatout.report.summary import plain
+from flatout.run.kinds import gives_one_class
 from flatout.run.parts import build_parts
 from flatout.tasks.layer_scores import LayerScore, Read, read_layers
 
@@ -97,9 +97,8 @@ def _list_cuts(config: RunConfig) -> list[int]:
     model = config.model
     hint = f"Set tune=off, or {CUT}=N."
     is_encoder = hasattr(model, "freeze_layers")
-    has_classes = getattr(config.data, "problem", None) is Problem.single
     require(
-        is_encoder and has_classes,
+        is_encoder and gives_one_class(config.data),
         "tune",
         "cut scores encoders that give a row one class",
         hint=hint,

@@ -1,8 +1,8 @@
 """The kinds of data that a run can have, each as one record of everything that differs.
 
-The settings of the data choose the kind (`kind_of`), and `config.json` of a finished run does too
-(`load_predictor`). Others ask no more than whether something is ours or an encoder. A new kind is
-its own folder and a record in `KINDS`.
+The settings of the data choose the kind (`kind_of`), and so does `config.json` of a finished run
+(`load_predictor`). This is the only file that asks which kind something is; others take what the
+record names. A new kind is a folder with its data, task and predictor, and a record in `KINDS`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -20,6 +20,7 @@ from flatout.bits.scores import NAMES
 from flatout.bits.settings import BitsDataConfig
 from flatout.bits.task import GramDecoder
 from flatout.data.batches.feed import Feeds
+from flatout.data.feeding import FeedingConfig
 from flatout.data.problem import Problem
 from flatout.data.sequence_data import SequenceData
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
@@ -57,7 +58,7 @@ from flatout.tasks.task import Task
 class DataKind:
     """A kind of data: what chooses it, the parts of its runs, and what their end adds."""
 
-    settings: type  # the Config of its data
+    settings: type[Any]  # the Config of its data, a subclass of FeedingConfig
     data_option: str  # the name of its data in `conf/schema/data`
     # the values of `data.problem` that choose it; empty: there is no such setting
     problems: tuple[str, ...] = ()
@@ -66,7 +67,7 @@ class DataKind:
     predictor: type[RunPredictor]
     task_option: str  # the name of its task in `conf/task/`
     # those of ours that read its batches, the usual one first; the user's own may always
-    models: tuple[type, ...]
+    models: tuple[type[Any], ...]
     # what only an encoder answers; empty: every model that reads its batches answers
     answers: str = ""
     rows: str  # what a row of it is called
@@ -89,12 +90,18 @@ class DataKind:
     report: Callable[[Any, Any, Feeds, dict[str, Any], Path, RunLog], None] | None = None
     """What the first rank writes when everything else is done."""
 
+    def has(self, config: object) -> bool:
+        """Whether data with these settings are of this kind."""
+        if not isinstance(config, self.settings):
+            return False
+        return not self.problems or config.problem in self.problems
+
 
 def _names_for(problem: Problem) -> list[str]:
     return TaskMetrics.build(problem, ["no", "yes"]).names()
 
 
-def _recording_metric(config: Any) -> str:
+def _recording_metric(config: SequenceDataConfig) -> str:
     return "rmse" if len(config.targets) == 1 else "mse_scaled"
 
 
@@ -195,12 +202,14 @@ LABELLED_RECORDINGS = replace(
 KINDS = (TEXTS, TAGS, MASKED_WORDS, BITS, RECORDINGS, LABELLED_RECORDINGS)
 
 
-def kind_of(config: Any) -> DataKind:
+def kind_of(config: object) -> DataKind:
     """The kind of data with these settings."""
-    of_settings = [kind for kind in KINDS if isinstance(config, kind.settings)]
-    return next(
-        kind for kind in of_settings if not kind.problems or config.problem in kind.problems
-    )
+    return next(kind for kind in KINDS if kind.has(config))
+
+
+def gives_one_class(config: object) -> TypeGuard[TextDataConfig]:
+    """Whether each row of data with these settings has exactly one of several classes."""
+    return isinstance(config, TextDataConfig) and config.problem is Problem.single
 
 
 def kind_of_run(settings: dict[str, Any]) -> DataKind:
@@ -236,51 +245,69 @@ def load_predictor(
     return predictor
 
 
-def complete_parts(data: Any, model: Any, task: Any) -> tuple[Any, Any, Any]:
+def complete_parts(
+    data: FeedingConfig, model: object, task: object
+) -> tuple[FeedingConfig, object, object]:
     """Settings of data, model and task, with defaults for those that are None.
 
     Parts that do not fit each other are refused.
     """
+    if isinstance(task, MaskedLanguageConfig) and gives_one_class(data):
+        # `single` is the default of `data.problem`, and this task needs no labels
+        data = replace(data, problem=Problem.none)
     kind = kind_of(data)
     model = kind.models[0]() if model is None else model
     task = kind.task.settings() if task is None else task
-    hint = kind.model_hint
     require(
-        type(model) not in MODELS.values() or type(model) in kind.models,
+        not _is_ours(model) or type(model) in kind.models,
         "model",
         f"{_option_of(model)} does not fit {kind.rows}",
-        hint=hint,
+        hint=kind.model_hint,
     )
-    if kind is TEXTS and isinstance(task, MaskedLanguageConfig) and data.problem is Problem.single:
-        data = replace(data, problem=Problem.none)
-        kind = kind_of(data)
-    if not isinstance(task, kind.task.settings):
-        near = [
-            other
-            for other in KINDS
-            if other.settings is kind.settings and isinstance(task, other.task.settings)
-        ]
-        require(
-            bool(near) or kind.names_task,
-            "task",
-            f"{_option_of(task)} does not fit {kind.rows}",
-            hint=kind.model_hint,
-        )
-        hint = (near[0].way_to_task if near else "") or f"Set task={kind.task_option}."
-        raise UserError("task", f"{_option_of(task)} with data.problem={data.problem}", hint=hint)
+    _require_task(task, data, kind)
     require(
         not kind.answers or isinstance(model, TransformerConfig),
         "model",
         f"{_option_of(model)} predicts no {kind.answers}",
         hint="Set model=transformer.",
     )
-    return _with_tokenizer(data, model) if kind.settings is TextDataConfig else data, model, task
+    if isinstance(data, TextDataConfig):
+        data = _with_tokenizer(data, model)
+    return data, model, task
 
 
-def _with_tokenizer(data: Any, model: Any) -> Any:
-    """An encoder reads the ids of its tokenizer; from scratch, the ids of word pieces."""
+def _require_task(task: object, data: FeedingConfig, kind: DataKind) -> None:
+    """Refuse a task that is not the kind's own, and say how to get the two together."""
+    if isinstance(task, kind.task.settings):
+        return
+    near = [
+        other
+        for other in KINDS
+        if other.settings is kind.settings and isinstance(task, other.task.settings)
+    ]
+    require(
+        bool(near) or kind.names_task,
+        "task",
+        f"{_option_of(task)} does not fit {kind.rows}",
+        hint=kind.model_hint,
+    )
+    # The task is one of these rows, but not of their problem; bit strings have no problems.
+    assert isinstance(data, TextDataConfig | SequenceDataConfig)
+    way = near[0].way_to_task if near else ""
+    raise UserError(
+        "task",
+        f"{_option_of(task)} with data.problem={data.problem}",
+        hint=way or f"Set task={kind.task_option}.",
+    )
+
+
+def _with_tokenizer(data: TextDataConfig, model: object) -> TextDataConfig:
+    """Settings of texts with what reads them: an encoder's tokenizer.
+
+    From scratch an encoder learns word pieces. Other models read words, and no pairs.
+    """
     if not isinstance(model, TransformerConfig):
-        reads_pairs = type(model) not in MODELS.values() or not data.pair
+        reads_pairs = not _is_ours(model) or not data.pair
         require(reads_pairs, "data.pair", "only encoders read pairs", hint="Set model=transformer.")
         return data
     if model.windows is Windows.attention:
@@ -303,6 +330,11 @@ def _with_tokenizer(data: Any, model: Any) -> Any:
     return replace(data, vocabulary=replace(data.vocabulary, kind=VocabularyKind.wordpiece))
 
 
+def _is_ours(model: object) -> bool:
+    return type(model) in MODELS.values()
+
+
 def _option_of(part: object) -> str:
+    """The name of a part on the command line; of a part of your own, its class."""
     options = MODELS | {kind.task_option: kind.task.settings for kind in KINDS}
     return next((name for name, each in options.items() if type(part) is each), type(part).__name__)

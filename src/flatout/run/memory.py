@@ -13,31 +13,37 @@ reason to refuse, as a batch that does not fit is cut into pieces (`run/micro_ba
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from flatout.data.batches.feed import free_memory
 from flatout.errors import UserError
+from flatout.models.contract import ModelConfig, is_pretrained
 from flatout.models.encoder.transformer import ALL
 
-Build = Callable[[Any], nn.Module]  # a network from the settings of a model
+# makes a network from the settings of a model
+Build = Callable[[ModelConfig], nn.Module]
 _COPIES_TRAINED = 4  # a trained weight has a gradient and AdamW's two moments beside it
 _COUNTS = ("layers", "depth")  # settings that count layers, of one family or another
 # settings that decide how large a model is
 _SIZES = (*_COUNTS, "hidden", "intermediate", "filters", "widths", "embedding")
+_DRAWING = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_)
 
 
-def require_memory(settings: Any, build: Build, device: torch.device, copies: float = 1.0) -> None:
+def require_memory(
+    settings: ModelConfig | nn.Module, build: Build, device: torch.device, copies: float = 1.0
+) -> None:
     """Refuse a model from scratch that a device cannot hold.
 
     `copies`: how many of them its memory must hold; below 1 where ranks hold a slice each.
     """
-    if not dataclasses.is_dataclass(settings) or getattr(settings, "pretrained", None) is not None:
-        return  # a network of your own is built already, and pretrained weights exist
+    # A network of your own is built already, and pretrained weights exist.
+    if isinstance(settings, nn.Module) or is_pretrained(settings):
+        return
     try:
         needed = int(training_bytes(settings, build) * copies)
     except UserError:
@@ -60,10 +66,11 @@ def require_memory(settings: Any, build: Build, device: torch.device, copies: fl
     )
 
 
-def training_bytes(settings: Any, build: Build) -> int:
+def training_bytes(settings: ModelConfig, build: Build) -> int:
     """Bytes of weights, gradients and optimizer state of the model that these settings describe."""
-    layers = _count_layers(settings)
-    frozen = _count_frozen(settings, layers)
+    values = _values_of(settings)
+    layers = _count_layers(values)
+    frozen = _count_frozen(values, layers)
     first = _bytes_of(settings, build, layers=1, frozen=min(1, frozen))
     if layers == 1:
         return first
@@ -76,23 +83,29 @@ def training_bytes(settings: Any, build: Build) -> int:
     return first + more_trained * trained_layer + more_frozen * trained_layer // _COPIES_TRAINED
 
 
-def _count_layers(settings: Any) -> int:
+def _values_of(settings: ModelConfig) -> dict[str, Any]:
+    """Settings by their names. Families differ in those that they have."""
+    return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+
+
+def _count_layers(values: dict[str, Any]) -> int:
     for name in _COUNTS:
-        if hasattr(settings, name):
-            return int(getattr(settings, name))
+        if name in values:
+            return int(values[name])
     return 1
 
 
-def _count_frozen(settings: Any, layers: int) -> int:
+def _count_frozen(values: dict[str, Any], layers: int) -> int:
     """Layers that are never trained; those that join the training later count as trained."""
-    if getattr(settings, "unfreeze_epochs", 0):
+    if values.get("unfreeze_epochs"):
         return 0
-    frozen = getattr(settings, "freeze_layers", 0)
+    frozen = values.get("freeze_layers", 0)
     return layers if frozen == ALL else min(layers, frozen)
 
 
-def _bytes_of(settings: Any, build: Build, *, layers: int, frozen: int) -> int:
+def _bytes_of(settings: ModelConfig, build: Build, *, layers: int, frozen: int) -> int:
     """Bytes of the same model with another number of layers, built on the meta device."""
+    values = _values_of(settings)
     changes: dict[str, Any] = {
         **dict.fromkeys(_COUNTS, layers),
         "freeze_layers": frozen,
@@ -102,13 +115,13 @@ def _bytes_of(settings: Any, build: Build, *, layers: int, frozen: int) -> int:
         "freeze_vectors": False,
         "reuse": False,
     }
-    if hasattr(settings, "lora"):
+    if "lora" in values:
         # beside all layers: those that are named may not be among the few
-        changes["lora"] = dataclasses.replace(settings.lora, targets=[])
-    known_changes = {name: value for name, value in changes.items() if hasattr(settings, name)}
+        changes["lora"] = dataclasses.replace(values["lora"], targets=[])
+    known_changes = {name: value for name, value in changes.items() if name in values}
     with torch.device("meta"), _DrawNothing():
         model = build(dataclasses.replace(settings, **known_changes))
-    if getattr(settings, "freeze_vectors", False):
+    if values.get("freeze_vectors"):
         model.get_submodule("embedding").requires_grad_(False)
     total = 0
     for weight in model.parameters():
@@ -122,28 +135,38 @@ class _DrawNothing(TorchFunctionMode):
     On the meta device torch would import its compiler for either, in seconds.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         keywords = kwargs or {}
-        if getattr(func, "__name__", "") in ("normal_", "uniform_"):
+        if func in _DRAWING:
             return args[0] if args else keywords["tensor"]
         if func is torch.tensor:
             keywords = {"device": "cpu", **keywords}
         return func(*args, **keywords)
 
 
-def _order_by_growth(settings: Any) -> list[str]:
-    """Settings of sizes, the one that is the largest multiple of its default first."""
-    sizes = [name for name in _SIZES if getattr(settings, name, None) is not None]
-    return sorted(sizes, key=lambda name: -_growth(settings, name))
+def _order_by_growth(settings: ModelConfig) -> list[str]:
+    """Settings of sizes, the one that is the largest multiple of its default first.
 
-
-def _growth(settings: Any, name: str) -> float:
-    """How many times its default a size is; for one without a default, as large as `hidden`."""
-    value = getattr(settings, name)
-    default = getattr(type(settings)(), name)
-    if isinstance(value, list):
-        return sum(value) / sum(default)
-    return float(value / (default or getattr(settings, "hidden", value)))
+    layers 24 (default 4), hidden 512 (default 256)    →    layers (6 times), hidden (2 times)
+    """
+    values = _values_of(settings)
+    defaults = _values_of(type(settings)())
+    growth: dict[str, float] = {}
+    for name in _SIZES:
+        value = values.get(name)
+        if isinstance(value, list):
+            growth[name] = sum(value) / sum(defaults[name])
+        elif value is not None:
+            # a size without a default is as large as `hidden` by default
+            usual = defaults[name] or values.get("hidden", value)
+            growth[name] = value / usual
+    return sorted(growth, key=lambda name: -growth[name])
 
 
 def _format_bytes(num_bytes: int) -> str:
