@@ -23,7 +23,14 @@ from flatout.data.text_preparation import open_source
 from flatout.report.closing import rival_text
 from flatout.run import rival
 from flatout.run.kinds import MASKED_WORDS, TAGS, TEXTS
-from flatout.run.rival import COMMONEST, LINEAR, find_rival, score_commonest_tags, score_linear
+from flatout.run.rival import (
+    COMMONEST,
+    LINEAR,
+    Rival,
+    find_rival,
+    score_commonest_tags,
+    score_linear,
+)
 
 HEADLINES = HeadlinesConfig(rows=600, eval_rows=150, classes=3)
 
@@ -112,7 +119,7 @@ def test_rows_that_changed_meanwhile_are_not_taken_for_those_of_the_run(tmp_path
     path.write_text(
         path.read_text(encoding="utf-8").replace("row 7,", "row of another kind,"), encoding="utf-8"
     )
-    assert find_rival(*LINEAR, data, summary_of(0.5), 300.0, said) is None
+    assert find_rival(LINEAR, data, summary_of(0.5), 300.0, said) is None
     assert (
         said[0].startswith("rival: left out: data:") and "changed while it was read" in said[0]
     ), said
@@ -145,10 +152,10 @@ def test_words_are_answered_their_commonest_tag(tmp_path):
 
 def test_scores_come_from_the_cache_whatever_the_time(headlines):
     said = Said()
-    assert find_rival(*LINEAR, headlines, summary_of(0.99), 3.0, said) is None
+    assert find_rival(LINEAR, headlines, summary_of(0.99), 3.0, said) is None
     assert said == ["rival: left out: it would take 0.6 s, and a tenth of the run is 0.3 s"]
-    first = find_rival(*LINEAR, headlines, summary_of(0.99), 300.0, said)
-    assert find_rival(*LINEAR, headlines, summary_of(0.99), 3.0, said) == first
+    first = find_rival(LINEAR, headlines, summary_of(0.99), 300.0, said)
+    assert find_rival(LINEAR, headlines, summary_of(0.99), 3.0, said) == first
     assert len(said) == 1 and first is not None and not first["wins"]
 
 
@@ -165,7 +172,7 @@ def test_what_goes_wrong_is_one_line(headlines, monkeypatch):
     def broken(data: Any, limit_s: float) -> dict[str, float]:
         raise ValueError("no such thing")
 
-    assert find_rival("rival", broken, headlines, summary_of(0.5), 300.0, said) is None
+    assert find_rival(Rival("rival", broken), headlines, summary_of(0.5), 300.0, said) is None
     assert said == ["rival: left out: no such thing"]
 
 
@@ -173,7 +180,8 @@ def test_the_last_lines_say_when_the_rival_wins(headlines, monkeypatch):
     monkeypatch.setattr(rival, "_VERSION", "numbers")
     own = {"metric": "rmse", "metrics": {"test/rmse": 0.3, "test/loss": 0.1}}
     said = Said()
-    found = find_rival("ridge", lambda data, limit_s: {"rmse": 0.25}, headlines, own, 300.0, said)
+    ridge = Rival("ridge", lambda data, limit_s: {"rmse": 0.25})
+    found = find_rival(ridge, headlines, own, 300.0, said)
     assert found == {
         "name": "ridge",
         "metric": "test/rmse",
@@ -185,11 +193,11 @@ def test_the_last_lines_say_when_the_rival_wins(headlines, monkeypatch):
         == "test/rmse 0.2500 by the ridge: it wins against 0.3000"
     )
     better = {**own, "metrics": {"test/rmse": 0.2}}
-    found = find_rival("ridge", lambda data, limit_s: {}, headlines, better, 300.0, said)
+    found = find_rival(Rival("ridge", lambda data, limit_s: {}), headlines, better, 300.0, said)
     assert rival_text(better | {"rival": found}) == "test/rmse 0.2500 by the ridge"
     # no test rows
     assert (
-        find_rival(*COMMONEST, headlines, {**own, "metrics": {"val/rmse": 0.3}}, 1.0, said) is None
+        find_rival(COMMONEST, headlines, {**own, "metrics": {"val/rmse": 0.3}}, 1.0, said) is None
     )
     assert said == [] and rival_text({"rival": None}) == ""
 

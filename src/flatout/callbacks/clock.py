@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -166,6 +166,12 @@ class _ReplacedMethod:
     name: str
     method: Callable[..., Any]
     before: Callable[..., Any] | None
+
+
+def find_clock(callbacks: Iterable[L.Callback]) -> Clock | None:
+    """The clock of the first callback that has one."""
+    clocks = (getattr(callback, "clock", None) for callback in callbacks)
+    return next((clock for clock in clocks if isinstance(clock, Clock)), None)
 
 
 def compiled_so_far() -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from flatout.callbacks.clock import Clock
+from flatout.callbacks.clock import find_clock
 from flatout.engine.fast_loop import FastLoop, fast_loop_of
 from flatout.engine.lightning_internals import callbacks_of, is_fitting, step_of_loggers
 from flatout.errors import require
@@ -87,11 +87,9 @@ class CurveSource(Callback):
                 logger.log_metrics(values, step=step_of_loggers(trainer))
                 logger.save()
         seconds = time.perf_counter() - began
-        for callback in callbacks_of(trainer):
-            clock = getattr(callback, "clock", None)
-            if isinstance(clock, Clock):
-                clock.spend("logging", seconds)
-                break
+        clock = find_clock(callbacks_of(trainer))
+        if clock is not None:
+            clock.spend("logging", seconds)
 
     def distance(self) -> dict[str, int]:
         """For a checkpoint: steps and batches since the last flush."""

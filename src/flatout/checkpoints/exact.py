@@ -25,7 +25,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
 from lightning.pytorch.plugins.precision import DoublePrecision
 
-from flatout.callbacks.clock import Clock
+from flatout.callbacks.clock import Clock, find_clock
 from flatout.callbacks.curve_source import CurveSource
 from flatout.checkpoints.folder import (
     ABOUT,
@@ -45,6 +45,8 @@ from flatout.engine.fast_loop import FastLoop, fast_loop_of
 from flatout.engine.lightning_internals import (
     call_before_validation,
     callbacks_of,
+    datamodule_of,
+    is_dry_run,
     is_fitting,
     overrides,
 )
@@ -175,8 +177,7 @@ class ExactCheckpoint(Checkpoint):
         self._loop = fast_loop_of(trainer)
         route_folders(trainer, self.folder)
         others = [each for each in callbacks_of(trainer) if each is not self]
-        clocks = (getattr(each, "clock", None) for each in others)
-        self.clock = next((each for each in clocks if isinstance(each, Clock)), self.clock)
+        self.clock = find_clock(others) or self.clock
         # A checkpoint brings the patience of its own training along.
         self._patience = {
             each.state_key: each.patience for each in others if isinstance(each, EarlyStopping)
@@ -184,7 +185,7 @@ class ExactCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         is_known = self.boundary.at.step == trainer.global_step
-        is_fresh = not trainer.global_step and not getattr(trainer, "fast_dev_run", False)
+        is_fresh = not trainer.global_step and not is_dry_run(trainer)
         require(
             not (is_fresh and newest_first(self.folder)),
             "ExactCheckpoint",
@@ -215,7 +216,7 @@ class ExactCheckpoint(Checkpoint):
                 stopping.wait_count = 0
                 stopping.patience = self._patience.get(stopping.state_key, stopping.patience)
         if store_data(trainer) is None and not loader_states(trainer) and trainer.is_global_zero:
-            name = type(getattr(trainer, "datamodule", None) or pl_module).__name__
+            name = type(datamodule_of(trainer) or pl_module).__name__
             what = (
                 f"the loader of {name} has no state_dict, so its position inside an epoch cannot be"
                 " kept"
@@ -383,7 +384,7 @@ class ExactCheckpoint(Checkpoint):
             self._save(trainer)
 
     def _save(self, trainer: L.Trainer) -> None:
-        if getattr(trainer, "fast_dev_run", False):
+        if is_dry_run(trainer):
             return
         if self._loop is not None and self._loop.losses.may_be_broken:
             # names the step that is not finite: it must not become a checkpoint

@@ -18,7 +18,7 @@ import torch
 from flatout.data.batches.feed import Feed
 from flatout.data.store_data import StoreData
 from flatout.distributed.collectives import of_all_ranks, share_of, whole
-from flatout.engine.lightning_internals import callbacks_of, resume_after_batch
+from flatout.engine.lightning_internals import callbacks_of, datamodule_of, resume_after_batch
 from flatout.engine.random_state import random_state, restore_random_state, state_of_others
 from flatout.engine.run_length import batches_in_epoch
 from flatout.errors import UserError
@@ -233,7 +233,7 @@ def _position_states(trainer: L.Trainer) -> dict[str, Any]:
 
 def store_data(trainer: L.Trainer) -> StoreData[Any, Any] | None:
     """The trainer's datamodule, where it is one of flatout, which keeps its position."""
-    data = getattr(trainer, "datamodule", None)  # Lightning sets it without declaring it
+    data = datamodule_of(trainer)
     return data if isinstance(data, StoreData) else None
 
 

@@ -26,7 +26,7 @@ from flatout.cli.run_arguments import (
 )
 from flatout.data.store.progress import Progress
 from flatout.data.tables.sources import open_table
-from flatout.data.tokens.long_texts import CUT, Long
+from flatout.data.tokens.long_texts import Long
 from flatout.engine.precision import Precision
 from flatout.errors import require
 from flatout.inference.forms import (
@@ -123,7 +123,7 @@ def _forms(arguments: argparse.Namespace) -> tuple[Form, list[Form], Any]:
     predictor = load_predictor(arguments.run, "cpu", Precision.fp32)
     usual = arguments.run / "export"
     # else its export answers windows
-    reads_whole = getattr(predictor, "long_texts", CUT).kind is Long.cut
+    reads_whole = predictor.long_texts.kind is Long.cut
     folders = arguments.form or ([usual] if usual.is_dir() and reads_whole else [])
     files = {name: each for folder in folders for name, each in exported(predictor, folder).items()}
     devices = [

@@ -94,12 +94,16 @@ class FeedingConfig:
     @property
     def is_sample(self) -> bool:
         """Whether no rows are given, so that the built-in sample is used."""
-        return all(getattr(self, name, None) is None for name in ("source", "train"))
+        return self._source_of("source") is None and self._source_of("train") is None
 
     @property
     def given(self) -> dict[str, Any]:
         """The source of each split, None where settings name none."""
-        return {split: getattr(self, split, None) for split in SPLITS}
+        return {split: self._source_of(split) for split in SPLITS}
+
+    def _source_of(self, name: str) -> Any:
+        """What a setting names as rows; None where it is empty, or this kind of data lacks it."""
+        return getattr(self, name, None)
 
     def batches(self, world: int) -> tuple[int, int]:
         """Rows that each of `world` devices computes at once, and batches of a step on each."""

@@ -74,6 +74,11 @@ def datamodule_of(trainer: L.Trainer) -> L.LightningDataModule | None:
     return vars(trainer).get("datamodule")
 
 
+def is_dry_run(trainer: L.Trainer) -> bool:
+    """Whether the trainer runs a few batches to find mistakes, by `fast_dev_run`."""
+    return bool(getattr(trainer, "fast_dev_run", False))
+
+
 def is_fitting(trainer: L.Trainer) -> bool:
     """Whether a validation belongs to a training. The sanity check before it does not."""
     return trainer.state.fn == "fit" and not trainer.sanity_checking

@@ -34,6 +34,7 @@ from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table
+from flatout.data.tokens.long_texts import CUT
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, pair_separator, read_encoder
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require, settings_of
@@ -251,6 +252,8 @@ class RunPredictor(ABC):
     # arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU
     precision: Precision = Precision.auto
     exact: bool = False  # whether an answer is the same bit for bit beside any rows, on this device
+    # how texts longer than the network's rows are read; other rows are read whole
+    long_texts = CUT
     # rows of exact answers, and rows that were computed for them
     asked = 0
     computed = 0

@@ -19,7 +19,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from flatout.models.recurrent import State
     from flatout.models.series import WindowRidge
 
+Answer = TypeVar("Answer")
 Lengths = NDArray[np.integer]  # [B] real tokens of each row
 
 
@@ -210,14 +211,19 @@ def recommended_lr(config: object) -> float | None:
 
     None: it leaves the choice to the optimizer.
     """
-    return getattr(config, "recommended_lr", None)
+    return _answer_of(config, "recommended_lr", None)
 
 
 def is_pretrained(config: object) -> bool:
     """Whether a model's Config begins with the weights of a model that exists."""
-    return getattr(config, "pretrained", None) is not None
+    return _answer_of(config, "pretrained", None) is not None
 
 
 def recommended_clip(config: object) -> float:
     """The largest gradient norm that a model's Config recommends; 0: gradients are not clipped."""
-    return float(getattr(config, "recommended_clip", 0.0))
+    return float(_answer_of(config, "recommended_clip", 0.0))
+
+
+def _answer_of(config: object, name: str, default: Answer) -> Answer:
+    """What a Config defines under a name; `default` if it does not, as your own Config may."""
+    return getattr(config, name, default)

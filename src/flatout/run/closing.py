@@ -352,8 +352,8 @@ def report_kind(
     kind = kind_of(config.data)
     values = folder.summary.values
     if kind.rival is not None and config.monitor.rival:
-        name, model = kind.rival
-        folder.summary.set("rival", find_rival(name, model, ours.data, values, seconds, folder))
+        section = find_rival(kind.rival, ours.data, values, seconds, folder)
+        folder.summary.set("rival", section)
     if kind.report is not None:
         kind.report(ours.task, predictor, ours.feeds, values, folder.path, folder)
 

@@ -41,7 +41,7 @@ from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.encoder.windows import Windows
 from flatout.report.figures import Chart
 from flatout.report.page import draw_answers
-from flatout.run.rival import COMMONEST, LINEAR, Model
+from flatout.run.rival import COMMONEST, LINEAR, Rival
 from flatout.run_log import RunLog
 from flatout.tasks.classification import Classifier
 from flatout.tasks.masked_language import METRICS as MASKED_METRICS
@@ -85,8 +85,7 @@ class DataKind:
     draw: Callable[[Any, Feeds, Path], list[Chart]] | None = None
     """Charts of a trained task's answers, and the files that go with them; every rank takes
     part."""
-    # the simple model that is trained beside each result, its name first
-    rival: tuple[str, Model] | None = None
+    rival: Rival | None = None  # the simple model that is trained beside each result
     report: Callable[[Any, Any, Feeds, dict[str, Any], Path, RunLog], None] | None = None
     """What the first rank writes when everything else is done."""
 

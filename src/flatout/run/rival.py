@@ -1,17 +1,18 @@
 """The rival of a run: the test scores of a simple model that is trained on the same rows.
 
-For texts that is a linear model on words and n-grams, for tagged words the commonest tag of each
-word. It is trained after the run, on one core, in at most a tenth of the run's time and 20 s; if a
-few rows show that it would take longer, it is left out. The cache keeps its scores by the key of
-the rows. It draws no random number of the run. To add a simple model, write a `Model` here and
-name it in `run/kinds.py`.
+A network that is no better than its rival is not worth its cost. For texts the rival is a linear
+model on words and n-grams, for tagged words the commonest tag of each word. It is trained after the
+run, on one core, in at most a tenth of the run's time and 20 s; if a few rows show that it would
+take longer, it is left out. The cache keeps its scores by the key of the rows. It draws no random
+number of the run. To add a simple model, write a `Rival` here and name it in `run/kinds.py`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,25 +34,43 @@ from flatout.tasks.calibration import best_thresholds
 from flatout.tasks.metrics import BEST_MODE, MultiMetrics, TaskMetrics
 from flatout.tasks.tagging import EntityScores
 
-_MOST_S = 20.0  # that it may take
-_SHARE = 0.1  # of the run's time that it may take
-# what the import of scikit-learn and the quickest rows take: what is too long never begins
+if TYPE_CHECKING:
+    from flatout.data.store_data import StoreData
+    from flatout.data.tag_data import TagData
+    from flatout.data.text_data import TextData
+
+_MOST_S = 20.0  # the longest that a rival may take
+_SHARE = 0.1  # fraction of the run's time that it may take
+# What the import of scikit-learn and the quickest rows take; if that is too long, nothing is read.
 _START_S = 0.5
 _ROW_S = 1e-4
 _TRIED_ROWS = 2_048  # rows whose training is timed
 _SLOWER = 1.5  # how many times as long a row takes among many
 _VERSION = 1  # of the scores in the cache
 Scores = dict[str, float]
-# from the data and the seconds it may take the metrics on the test rows
-Model = Callable[[Any, float], Scores]
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A simple model: its name, and a function that trains and scores it.
+
+    The function takes the opened data and the seconds it may take, and returns test metrics.
+    """
+
+    name: str
+    score: Callable[[Any, float], Scores]
 
 
 class TooSlow(Exception):
-    """A rival that would take longer than it may; with the seconds that it would take."""
+    """Raised by a rival that would take longer than it may, with the seconds it would take."""
 
 
 def find_rival(
-    name: str, model: Model, data: Any, summary: Mapping[str, Any], seconds: float, log: RunLog
+    rival: Rival,
+    data: StoreData[Any, Any],
+    summary: Mapping[str, Any],
+    seconds: float,
+    log: RunLog,
 ) -> dict[str, Any] | None:
     """The section `rival` of `summary.json`: its metrics, and whether it wins.
 
@@ -62,14 +81,15 @@ def find_rival(
     }
     if not run_scores:
         return None
-    metrics = _scores_within(model, data, min(_MOST_S, _SHARE * seconds), log)
-    # the run's own metric decides, else the first that both have
+    metrics = _scores_within(rival, data, min(_MOST_S, _SHARE * seconds), log)
+    # The run's own metric decides, else the first that both have. A loss decides nothing: losses of
+    # two models are not of one kind.
     for metric in (f"test/{summary['metric']}", *run_scores):
         mode = BEST_MODE.get(metric.removeprefix("test/"))
         if metric in metrics and mode is not None:
             sign = 1 if mode == "max" else -1
             return {
-                "name": name,
+                "name": rival.name,
                 "metric": metric,
                 "metrics": metrics,
                 "wins": sign * metrics[metric] > sign * run_scores[metric],
@@ -77,12 +97,13 @@ def find_rival(
     return None
 
 
-def _scores_within(score: Model, data: Any, limit_s: float, log: RunLog) -> Scores:
+def _scores_within(rival: Rival, data: StoreData[Any, Any], limit_s: float, log: RunLog) -> Scores:
     """Scores by metric, cached or computed now; empty, with a printed reason, if too slow."""
 
     def build(writer: StoreWriter) -> None:
         _require_time(_START_S + _ROW_S * data.store.splits["train"].num_rows, limit_s)
-        writer.facts |= {f"test/{name}": value for name, value in score(data, limit_s).items()}
+        scores = rival.score(data, limit_s)
+        writer.facts |= {f"test/{name}": value for name, value in scores.items()}
 
     recipe = {"rival": _VERSION, "rows": data.info.key}
     try:
@@ -100,34 +121,41 @@ def _scores_within(score: Model, data: Any, limit_s: float, log: RunLog) -> Scor
     return {}
 
 
-def score_linear(data: Any, limit_s: float) -> Scores:
+def score_linear(data: TextData, limit_s: float) -> Scores:
     """Test scores of a linear model on words and n-grams.
 
     For several labels a row, the thresholds are chosen on the validation rows.
     """
     started = time.perf_counter()
-    from flatout.audit.quick_model import QuickModel  # scikit-learn takes a second to import
+    # scikit-learn takes a second to import
+    from flatout.audit.quick_model import QuickModel
 
-    problem, classes = data.info.problem, data.info.classes
+    problem = data.info.problem
+    classes = data.info.classes
+    num_classes = len(classes)
     source = open_source(data.config)
     splits = {
         name: (_texts_of(source, data, name), _targets_of(data, name)) for name in data.store.splits
     }
-    (texts, targets), (test_texts, test_targets) = splits["train"], splits["test"]
+    texts, targets = splits["train"]
+    test_texts, test_targets = splits["test"]
     num_rows = sum(len(texts) for texts, _ in splits.values())
     if len(texts) > 2 * _TRIED_ROWS:
+        # Rows from all over the split are timed: neighbours may be alike.
         read = time.perf_counter()
         some = slice(0, None, len(texts) // _TRIED_ROWS)
-        QuickModel(problem, len(classes)).fit(texts[some], targets[some])
+        QuickModel(problem, num_classes).fit(texts[some], targets[some])
         now = time.perf_counter()
-        _require_time(now - started + _SLOWER * num_rows / len(texts[some]) * (now - read), limit_s)
-    model = QuickModel(problem, len(classes)).fit(texts, targets)
+        row_s = (now - read) / len(texts[some])
+        _require_time(now - started + _SLOWER * num_rows * row_s, limit_s)
+    model = QuickModel(problem, num_classes).fit(texts, targets)
     metrics = TaskMetrics.build(problem, classes)
     if isinstance(metrics, MultiMetrics):
         texts, targets = splits["validation"]
-        metrics.thresholds.copy_(
-            torch.tensor(best_thresholds(*map(torch.from_numpy, (model.predict(texts), targets))))
-        )
+        shares = torch.from_numpy(model.predict(texts))
+        thresholds = best_thresholds(shares, torch.from_numpy(targets))
+        metrics.thresholds.copy_(torch.tensor(thresholds))
+    # The metrics read a network's outputs, so probabilities become these again.
     answers = torch.from_numpy(model.predict(test_texts))
     if problem is not Problem.regression:
         answers = answers.logit() if problem is Problem.multi else answers.log()
@@ -135,7 +163,7 @@ def score_linear(data: Any, limit_s: float) -> Scores:
     return metrics.compute()
 
 
-def score_commonest_tags(data: Any, limit_s: float) -> Scores:
+def score_commonest_tags(data: TagData, limit_s: float) -> Scores:
     """Test scores of giving each word the tag that it has most often in training.
 
     An unknown word gets the commonest tag of all:
@@ -144,22 +172,25 @@ def score_commonest_tags(data: Any, limit_s: float) -> Scores:
     """
     started = time.perf_counter()
     types = data.info.labels.types
-    (words, tags, _), (test_words, test_tags, offsets) = (
-        _tags_of(data, name) for name in ("train", "test")
-    )
+    words, tags, _ = _tags_of(data, "train")
+    test_words, test_tags, offsets = _tags_of(data, "test")
+    # counting takes at most three times as long as reading
     _require_time(4 * (time.perf_counter() - started), limit_s)
     known = pc.unique(words)
+    # One row for each word and one column for each tag. The last row counts all words: it answers
+    # for a word that is in none of the training rows.
     counts = np.zeros((len(known) + 1, 2 * len(types) + 1), np.int64)
     np.add.at(counts, (pc.index_in(words, known).to_numpy(), tags), 1)
     counts[-1] = counts.sum(0)
-    answers = counts.argmax(1)[pc.fill_null(pc.index_in(test_words, known), len(known)).to_numpy()]
+    rows = pc.fill_null(pc.index_in(test_words, known), len(known)).to_numpy()
+    answers = counts.argmax(1)[rows]
     scores = EntityScores(types)
     scores.add(answers, test_tags, offsets, np.zeros(len(offsets) - 1, np.bool_))
     return scores.values()
 
 
-LINEAR: tuple[str, Model] = ("linear model on words and n-grams", score_linear)
-COMMONEST: tuple[str, Model] = ("commonest tag of each word", score_commonest_tags)
+LINEAR = Rival("linear model on words and n-grams", score_linear)
+COMMONEST = Rival("commonest tag of each word", score_commonest_tags)
 
 
 def _require_time(needed_s: float, limit_s: float) -> None:
@@ -167,8 +198,14 @@ def _require_time(needed_s: float, limit_s: float) -> None:
         raise TooSlow(needed_s)
 
 
-def _rows_of(source: TextSource, columns: Sequence[str], data: Any, split: str) -> Iterator[Any]:
-    """The rows of a split, read again block by block: their numbers in the table, and columns."""
+def _rows_of(
+    source: TextSource, columns: Sequence[str], data: TextData | TagData, split: str
+) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+    """The rows of a split, read again block by block: their numbers in the table, and columns.
+
+    The store has tokens and no texts. It has the number of each row, so that the source is read as
+    the run has split it.
+    """
     if data.store.manifest["recipe"]["source"] != source.fingerprints:
         raise changed(source.name)
     table = source.tables.get(split, source.tables["train"])
@@ -178,30 +215,36 @@ def _rows_of(source: TextSource, columns: Sequence[str], data: Any, split: str) 
         yield rows[is_wanted], block.filter(pa.array(is_wanted))
 
 
-def _texts_of(source: TextSource, data: Any, split: str) -> list[str]:
+def _texts_of(source: TextSource, data: TextData, split: str) -> list[str]:
     texts: list[str] = []
     for rows, block in _rows_of(source, source.roles.texts, data, split):
-        findings = Findings(source.name)  # the run has reported them
+        # dropped: the run has reported them
+        findings = Findings(source.name)
         escapes = data.config.clean.escapes
         texts_of_block, _ = read_texts(block, source.roles, rows, findings, escapes=escapes)
         texts += pc.fill_null(texts_of_block, "").to_pylist()
     return texts
 
 
-def _targets_of(data: Any, split: str) -> NDArray[Any]:
+def _targets_of(data: TextData, split: str) -> NDArray[Any]:
+    """Class numbers, or numbers; for several labels 0 or 1 for each: [[0, 2], [1]] → 101, 010."""
     store = data.store.splits[split]
-    if data.info.problem is not Problem.multi:
-        return store.fixed("targets").astype(
-            np.float32 if data.info.problem is Problem.regression else np.int64
-        )
+    problem = data.info.problem
+    if problem is Problem.regression:
+        return store.fixed("targets").astype(np.float32)
+    if problem is Problem.single:
+        return store.fixed("targets").astype(np.int64)
     ragged = store.ragged("targets")
     hot = np.zeros((store.num_rows, len(data.info.classes)), np.int64)
     hot[np.repeat(np.arange(len(hot)), ragged.lengths), ragged.values] = 1
     return hot
 
 
-def _tags_of(data: Any, split: str) -> tuple[pa.Array, NDArray[Any], NDArray[Any]]:
-    """Words and tags of a split, one after the other, and where its rows begin."""
+def _tags_of(data: TagData, split: str) -> tuple[pa.Array, NDArray[Any], NDArray[Any]]:
+    """Words and tags of a split, one after the other, and where its rows begin.
+
+    Rows [a b] and [c]: words a, b, c; rows begin at 0, 2, 3.
+    """
     source = TagSource(data.config, open_tables(data.config))
     source.census.types |= {name: number for number, name in enumerate(data.info.labels.types, 1)}
     words = []

@@ -222,7 +222,7 @@ class Task(L.LightningModule, Generic[OutputLabels]):
             return
         # Lightning would have new tensors on a GPU; it moves the network afterwards
         with torch.device("cpu"):
-            data: Any = getattr(self.trainer, "datamodule", None)
+            data: Any = internals.datamodule_of(self.trainer)
             if not self.is_built or (
                 self.info is None and (self.needs_info or not hasattr(self, "labels"))
             ):

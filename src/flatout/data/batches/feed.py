@@ -66,6 +66,10 @@ def free_memory(device: torch.device) -> int:
 class Feed:
     """Batches of one split in the order of a plan, epoch after epoch."""
 
+    prefetch = 2  # batches that each worker gathers ahead: torch's default
+    starts: float | None = None
+    """How often an epoch starts the workers; None: for training, and for each validation."""
+
     def __init__(
         self,
         split: StoreSplit,

@@ -304,7 +304,7 @@ def _race_feeds(task: Task, ways: list[TrainingWay], evidence: Evidence, until: 
     optimizer = standing_optimizer(task.model, task)
     # An epoch of the run starts workers for training, and for each validation.
     usual = 1 + evidence.counts.get("validation", 0) / max(evidence.epochs, 1e-9)
-    sides = [_FeedSide(task, way, optimizer, getattr(way.feed, "starts", usual)) for way in ways]
+    sides = [_FeedSide(task, way, optimizer, way.feed.starts or usual) for way in ways]
     while len(sides) > 1 and _needed_s(sides, evidence) > until - time.perf_counter():
         evidence.untested = sides.pop().way.override
     if len(sides) == 1:
@@ -344,7 +344,7 @@ class _FeedSide:
         feed = self.way.feed
         batches = 1
         if feed.kind is FeedKind.workers:
-            batches = getattr(feed, "prefetch", 2) * feed.workers  # torch's default is 2
+            batches = feed.prefetch * feed.workers
         elif feed.kind is FeedKind.threaded:
             batches = BATCHES_A_RUN
         return -(-batches // feed.plan.accumulate)
