@@ -1,10 +1,10 @@
 """A checkpoint as a folder: tensors in safetensors, everything else in JSON, checksums last.
-Nothing is pickled.
 
-`step-N/` holds `tensors.safetensors`, `state.json` and `MANIFEST.json`, written beside its place,
-synced and renamed when it is whole. The manifest has the size and the checksum of each file, what
-the checkpoint is of, and a checksum of itself: no single wrong bit anywhere passes. In a Trainer of
-other people's, only one folder is ours.
+Nothing is pickled, so a checkpoint from elsewhere runs no code. `step-N/` holds
+`tensors.safetensors`, `state.json` and `MANIFEST.json`. It is written beside its place, synced, and
+renamed when it is whole. The manifest has the size and the checksum of each file, what the
+checkpoint is of, and a checksum of itself: no single wrong bit anywhere passes. Open this file to
+let a checkpoint hold another kind of value.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FolderCheckpointIO(CheckpointIO):
     """Writes and reads Lightning's checkpoint dictionaries as folders."""
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
         target = Path(path)
         require(
@@ -63,31 +63,31 @@ class FolderCheckpointIO(CheckpointIO):
         )
         beside = target.with_name(f".{target.name}-{os.getpid()}")
         tensors: dict[str, Tensor] = {}
-        about = checkpoint.get(ABOUT, {})
-        state = as_plain(
-            {name: part for name, part in checkpoint.items() if name != ABOUT}, "", tensors
-        )
+        parts = dict(checkpoint)
+        about = parts.pop(ABOUT, {})
+        state = as_plain(parts, "", tensors)
         try:
-            _part(tensors)
+            _separate(tensors)
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir(parents=True)
             _save_tensors(tensors, beside / TENSORS)
             (beside / STATE).write_text(json.dumps(state), encoding="utf-8")
-            with ThreadPoolExecutor(2) as pool:  # the disk writes while checksums are taken
+            # the disk writes while checksums are taken
+            with ThreadPoolExecutor(2) as pool:
                 synced = [pool.submit(sync_file, beside / name) for name in (TENSORS, STATE)]
-                sums = {
+                checksums = {
                     TENSORS: _checksum_of_tensors(tensors, beside / TENSORS),
                     STATE: file_checksum(beside / STATE),
                 }
                 files = {
-                    name: {"bytes": (beside / name).stat().st_size, "xxh3": each}
-                    for name, each in sums.items()
+                    name: {"bytes": (beside / name).stat().st_size, "xxh3": checksum}
+                    for name, checksum in checksums.items()
                 }
-                write_synced(
-                    beside / MANIFEST, sealed({"schema": SCHEMA, ABOUT: about, "files": files})
-                )
-                for each in synced:
-                    each.result()
+                manifest = {"schema": SCHEMA, ABOUT: about, "files": files}
+                write_synced(beside / MANIFEST, sealed(manifest))
+                # raises what the disk reported late
+                for syncing in synced:
+                    syncing.result()
             put_in_place(beside, target)
         except BaseException as error:
             shutil.rmtree(beside, ignore_errors=True)
@@ -97,21 +97,20 @@ class FolderCheckpointIO(CheckpointIO):
             raise out_of_space(error, target.parent, needed, "checkpoint", MAKE_ROOM) from None
 
     def load_checkpoint(
-        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+        self, path: str | Path, map_location: object = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         folder = Path(path)
         about = require_whole(folder)
         try:
             # Tensors in a file are not aligned, and sums over unaligned memory differ in their last
-            # digit.
-            tensors = {
-                name: each.clone()
-                for name, each in load_file(folder / TENSORS, device="cpu").items()
-            }
+            # digit: each is copied.
+            stored = load_file(folder / TENSORS, device="cpu")
+            tensors = {name: tensor.clone() for name, tensor in stored.items()}
             state = _with_tensors(json.loads((folder / STATE).read_text(encoding="utf-8")), tensors)
             if not isinstance(state, dict):
                 raise TypeError(f"{STATE} holds no mapping")
         except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+            # The checksums are right: another program has written such a folder.
             raise UserError(
                 f"checkpoint {folder}",
                 f"not a checkpoint of ours: {_words(error)}",
@@ -119,13 +118,14 @@ class FolderCheckpointIO(CheckpointIO):
             ) from None
         return {**state, ABOUT: about} if about else state
 
-    def remove_checkpoint(self, path: Any) -> None:
+    def remove_checkpoint(self, path: str | Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
 class RoutedCheckpointIO(CheckpointIO):
-    """The folders `step-N` below one folder are ours; the Trainer's own plugin reads and writes
-    everything else.
+    """Writes the folders `step-N` below one folder; the Trainer's own plugin does everything else.
+
+    A ModelCheckpoint of Lightning in the same Trainer thus writes its files as ever.
     """
 
     def __init__(self, ordinary: CheckpointIO, folder: Path) -> None:
@@ -134,23 +134,23 @@ class RoutedCheckpointIO(CheckpointIO):
         self._folders = FolderCheckpointIO()
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
         self._io_of(path).save_checkpoint(checkpoint, path, storage_options)
 
     def load_checkpoint(
-        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+        self, path: str | Path, map_location: object = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         io = self._folders if Path(path).is_dir() else self._io_of(path)
         return io.load_checkpoint(path, map_location=map_location, weights_only=weights_only)
 
-    def remove_checkpoint(self, path: Any) -> None:
+    def remove_checkpoint(self, path: str | Path) -> None:
         self._io_of(path).remove_checkpoint(path)
 
     def teardown(self) -> None:
         self.ordinary.teardown()
 
-    def _io_of(self, path: Any) -> CheckpointIO:
+    def _io_of(self, path: str | Path) -> CheckpointIO:
         target = Path(path).absolute()
         is_ours = target.parent == self.folder and re.fullmatch(r"step-\d+", target.name)
         return self._folders if is_ours else self.ordinary
@@ -158,7 +158,9 @@ class RoutedCheckpointIO(CheckpointIO):
 
 def route_folders(trainer: L.Trainer, folder: Path) -> None:
     """Let a Trainer write checkpoint folders below `folder`, and read them from anywhere."""
-    strategy, standing = trainer.strategy, trainer.strategy.checkpoint_io
+    strategy = trainer.strategy
+    standing = strategy.checkpoint_io
+    # Such as DeepSpeed. Our strategy for slices does too, and writes what this file reads.
     writes_itself = type(strategy).save_checkpoint is not Strategy.save_checkpoint
     require(
         not writes_itself or hasattr(strategy, "share_out"),
@@ -173,13 +175,17 @@ def route_folders(trainer: L.Trainer, folder: Path) -> None:
 
 
 def require_whole(folder: Path) -> dict[str, Any]:
-    """What a checkpoint is of; refused when its bytes are not those that were written."""
+    """Compare a checkpoint's bytes with its manifest; returns what the checkpoint is of.
+
+    A `UserError` if they differ.
+    """
     try:
         text = (folder / MANIFEST).read_bytes()
         manifest = json.loads(text)
         files = manifest["files"]
         about = dict(manifest[ABOUT])
-        if sealed({name: part for name, part in manifest.items() if name != "checksum"}) != text:
+        manifest.pop("checksum", None)
+        if sealed(manifest) != text:
             raise ValueError("its manifest is damaged")
         if set(files) != {TENSORS, STATE}:
             raise ValueError("its manifest names other files than a checkpoint has")
@@ -187,11 +193,10 @@ def require_whole(folder: Path) -> dict[str, Any]:
             name for name, written in files.items() if not _is_as_written(folder / name, written)
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        hint = (
-            REMOVE_IT
-            if folder.name.startswith("step-")
-            else "Name one of its folders step-N, or last in it."
-        )
+        # A manifest that is damaged, or none of ours, may hold anything.
+        hint = "Name one of its folders step-N, or last in it."
+        if folder.name.startswith("step-"):
+            hint = REMOVE_IT
         raise UserError(
             f"checkpoint {folder}", f"not a whole checkpoint: {_words(error)}", hint=hint
         ) from None
@@ -209,47 +214,51 @@ def _words(error: Exception) -> str:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The `state_dict` of a checkpoint's module; the running mean of a model's weights where there
-    is one.
+    """The `state_dict` of a checkpoint's module.
+
+    A run that averages its weights answers with the average, so that takes their place.
     """
     checkpoint = FolderCheckpointIO().load_checkpoint(folder)
-    return checkpoint["state_dict"] | {
-        f"model.{name}": mean for name, mean in checkpoint.get("average", {}).items()
-    }
+    average = checkpoint.get("average", {})
+    return checkpoint["state_dict"] | {f"model.{name}": mean for name, mean in average.items()}
 
 
 def as_file(folder: Path) -> io.BytesIO:
-    """A checkpoint for Lightning's `load_from_checkpoint`, which reads files only: weights and
-    hyperparameters.
+    """A checkpoint's weights and hyperparameters as a file in memory.
+
+    Lightning's `load_from_checkpoint` reads files only.
     """
     checkpoint = FolderCheckpointIO().load_checkpoint(folder)
     file = io.BytesIO()
-    names = (
-        "state_dict",
-        "pytorch-lightning_version",
-        *(name for name in checkpoint if "hyper_parameters" in name),
-    )
-    torch.save(
-        {name: checkpoint[name] for name in (*names, "hparams_name") if name in checkpoint}, file
-    )
+    names = ("state_dict", "pytorch-lightning_version", "hparams_name")
+    kept = {
+        name: part
+        for name, part in checkpoint.items()
+        if name in names or "hyper_parameters" in name
+    }
+    torch.save(kept, file)
     file.seek(0)
     return file
 
 
-def _part(tensors: dict[str, Tensor]) -> None:
-    """Copy tensors that lie in the memory of another one: the format has none that share."""
+def _separate(tensors: dict[str, Tensor]) -> None:
+    """Copy tensors that share memory with another one, such as tied weights or a view.
+
+    safetensors refuses them.
+    """
     taken: set[int] = set()
     for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        if place in taken or tensor.nbytes != tensor.untyped_storage().nbytes():
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() in taken or tensor.nbytes != memory.nbytes():
             tensors[name] = tensor.clone()
-        taken.add(place)
+        taken.add(memory.data_ptr())
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(tensors, path)
-    except SafetensorError as error:  # one error for all; what the system says stands in its words
+    except SafetensorError as error:
+        # One class for all errors; the number of the system's error stands in the message.
         found = re.search(r"\(os error (\d+)\)", str(error))
         if found is None:
             raise
@@ -257,29 +266,29 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def _checksum_of_tensors(tensors: dict[str, Tensor], path: Path) -> str:
-    """The checksum of a safetensors file, taken from what it was written from: reading it again
-    costs a save twice.
+    """The checksum of a safetensors file, taken from the tensors in memory.
+
+    Reading the file again would double the time of a save.
     """
-    # The file is eight bytes that tell the length of a header, the header, and the tensors in the
-    # order it says.
+    # The file is eight bytes with the length of a header, the header, and the tensors in the order
+    # of the header:
+    #
+    #     [ 120 ] [ {"/weight": {"data_offsets": [0, 64]}, …} ] [ bytes of /weight ] …
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         length = file.read(8)
         header = file.read(int.from_bytes(length, "little"))
     digest.update(length + header)
-    places = {
-        name: described["data_offsets"]
-        for name, described in json.loads(header).items()
-        if name in tensors
-    }
-    for name in sorted(places, key=lambda name: places[name]):
+    described = json.loads(header)
+    for name in sorted(tensors, key=lambda name: described[name]["data_offsets"]):
         digest.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def sealed(manifest: dict[str, Any]) -> bytes:
-    """The manifest's bytes with a checksum of its values; there is one way to write them, so bytes
-    can be compared.
+    """The manifest's bytes, with a checksum of its values.
+
+    Equal values always give equal bytes, so bytes can be compared.
     """
     checksum = xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode())
     return json.dumps({**manifest, "checksum": checksum}, indent=1, sort_keys=True).encode()
@@ -293,15 +302,24 @@ class Unwritable(UserError):
     """A value that no checkpoint can hold."""
 
 
-def as_plain(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """`value` as JSON, its tensors moved out under their paths. What JSON cannot say is tagged."""
-    while path in tensors:  # of another value whose keys are joined to the same
+def as_plain(value: object, path: str, tensors: dict[str, Tensor]) -> Any:
+    """`value` as JSON, its tensors moved into `tensors` under their paths.
+
+    What JSON cannot say gets a tag that begins with `~`. With the path `/optimizer`:
+
+        {"lr": 0.1, "mean": <tensor>}    →    {"lr": 0.1, "mean": {"~tensor": "/optimizer/mean"}}
+        {0: (1, 2)}                      →    {"~pairs": [[0, {"~tuple": [1, 2]}]]}
+    """
+    # Two values may have one path, as the keys "a/b" and "a" with "b" in it.
+    while path in tensors:
         path += "'"
     if isinstance(value, Tensor) and value.layout == torch.strided:
-        is_wide = value.dtype == torch.complex128  # safetensors has none
-        tensors[path] = (
-            torch.view_as_real(value.detach().resolve_conj()) if is_wide else value.detach()
-        ).contiguous()
+        tensor = value.detach()
+        # safetensors has no complex numbers of this size: they become pairs
+        is_wide = value.dtype == torch.complex128
+        if is_wide:
+            tensor = torch.view_as_real(tensor.resolve_conj())
+        tensors[path] = tensor.contiguous()
         return {"~complex" if is_wide else "~tensor": path}
     if (
         isinstance(value, np.ndarray)
@@ -315,13 +333,12 @@ def as_plain(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict):
         if all(isinstance(key, str) and not key.startswith("~") for key in value):
             return {key: as_plain(item, f"{path}/{key}", tensors) for key, item in value.items()}
-        items = [(key, item, f"{path}/{key}") for key, item in value.items()]
-        return {
-            "~pairs": [
-                [as_plain(key, name, {}), as_plain(item, name, tensors)]
-                for key, item, name in items
-            ]
-        }
+        # keys of JSON are texts: others stand in pairs, and hold no tensors
+        pairs = []
+        for key, item in value.items():
+            name = f"{path}/{key}"
+            pairs.append([as_plain(key, name, {}), as_plain(item, name, tensors)])
+        return {"~pairs": pairs}
     if isinstance(value, list | tuple):
         items = [as_plain(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
         return {"~tuple": items} if isinstance(value, tuple) else items
@@ -337,8 +354,9 @@ def as_plain(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def leave_out_settings(checkpoint: dict[str, Any]) -> list[str]:
-    """Hyperparameters of other modules may be any objects, and no resume needs them: a sentence for
-    each left out.
+    """Remove hyperparameters that a checkpoint cannot hold; returns a sentence for each.
+
+    Those of your own modules may be any objects, and resuming needs none of them.
     """
     reasons = []
     # the class of OmegaConf's mapping, which is kept as a plain one
@@ -356,14 +374,17 @@ def leave_out_settings(checkpoint: dict[str, Any]) -> list[str]:
     return reasons
 
 
-def _as_builtin(value: Any) -> Any:
+def _as_builtin(value: object) -> Any:
     """Mappings and lists of OmegaConf as Python's own, without an import of it."""
     if isinstance(value, Mapping):
         return {key: _as_builtin(item) for key, item in value.items()}
-    return [_as_builtin(item) for item in value] if isinstance(value, MutableSequence) else value
+    if isinstance(value, MutableSequence):
+        return [_as_builtin(item) for item in value]
+    return value
 
 
-def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _with_tensors(value: object, tensors: dict[str, Tensor]) -> Any:
+    """Undo `as_plain`."""
     if isinstance(value, list):
         return [_with_tensors(item, tensors) for item in value]
     if not isinstance(value, dict):
