@@ -7,7 +7,8 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from flatout import TextCNNConfig, UserError
-from flatout.engine.precision import Precision, choose_precision
+from flatout.engine.precision import Precision
+from flatout.run.context import RunContext
 from flatout.run.strategy import choose_strategy
 from flatout.run_log import RunLog
 from flatout.tasks import Classifier
@@ -22,10 +23,9 @@ class Two:
 
 
 def chosen(asked: str, device: str) -> dict:
-    cpu = torch.device("cpu")
     task = Classifier(TextCNNConfig())
-    precision = choose_precision(Precision.fp32, cpu)
-    return choose_strategy(asked, task, torch.device(device), precision, Two(), RunLog())
+    context = RunContext(Two(), torch.device(device), RunLog())
+    return choose_strategy(asked, task, Precision.fp32, context)
 
 
 def test_gradients_are_sent_in_bf16_between_gpus_where_that_is_asked_for(capsys):

@@ -157,12 +157,10 @@ def confirm(folder: Path, more: Sequence[str]) -> OverrideConfirmation:
 
 def predicted(found: dict[str, Any]) -> SpeedupInterval | None:
     """The gain that a verdict promises, with its bounds."""
+    if found["predicted_gain"] is None:
+        return None
     names = ("predicted_gain", "gain_low", "gain_high")
-    return (
-        None
-        if found["predicted_gain"] is None
-        else SpeedupInterval(*(found[name] for name in names))
-    )
+    return SpeedupInterval(*(found[name] for name in names))
 
 
 def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list[str]:

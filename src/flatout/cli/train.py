@@ -162,11 +162,11 @@ def job(cfg: DictConfig) -> float | None:
             _remove_empty(folder)  # Hydra made it, but the run resumed another one
         return result.objective
     except UserError as mistake:
-        above = (
-            []
-            if is_shared
-            else [folder.parent, *(each for each in folder.parents[1:2] if each.name == "outputs")]
-        )
+        above: list[Path] = []
+        if not is_shared:
+            # the folder of this name's runs, and that of all runs if it has its usual name
+            above.append(folder.parent)
+            above += [parent for parent in folder.parents[1:2] if parent.name == "outputs"]
         _remove_empty(folder, *above)
         leave(mistake)
     except BaseException:

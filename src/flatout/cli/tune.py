@@ -91,13 +91,14 @@ def table_of(answers: Answers) -> Table:
     table = plain_table("what", "value", "rows/s", "tokens/s", "memory", texts=2)
     table.add_column("")
     for row in answers.tried:
-        rates = (
-            "" if rate is None else f"{rate:,.0f}" for rate in (row.rows_per_s, row.tokens_per_s)
-        )
-        memory = (
-            ""
-            if row.memory_gb is None
-            else f"{row.memory_gb:.2f} GB{' predicted' if row.is_predicted else ''}"
-        )
+        rates = map(_format_rate, (row.rows_per_s, row.tokens_per_s))
+        memory = ""
+        if row.memory_gb is not None:
+            how = " predicted" if row.is_predicted else ""
+            memory = f"{row.memory_gb:.2f} GB{how}"
         table.add_row(row.what, row.value, *rates, memory, Text(row.verdict))
     return table
+
+
+def _format_rate(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:,.0f}"

@@ -170,7 +170,10 @@ def with_secrets_typed(words: Sequence[str], typed: Sequence[str], where: str) -
     A folder keeps no secrets, so the user types them again.
     """
     of_key = {key_of(word): word for word in typed}
-    complete = [of_key.get(key_of(word), word) if is_masked(word) else word for word in words]
+    complete = list(words)
+    for number, word in enumerate(complete):
+        if is_masked(word):
+            complete[number] = of_key.get(key_of(word), word)
     missing = [key_of(word) for word in complete if is_masked(word)]
     what = f"the folder holds no secrets, as of {', '.join(missing)}"
     again = " ".join(f"{key}=…" for key in missing)
@@ -280,8 +283,9 @@ def _values(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> i
     if id(node) in above:
         return _MOST_VALUES + 1
     if id(node) not in known:
-        children = [
-            part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))
-        ]
+        # a mapping holds pairs of a key and a value, a list its items
+        children: list[yaml.Node | None] = []
+        for entry in node.value:
+            children += entry if isinstance(entry, tuple) else [entry]
         known[id(node)] = 1 + sum(_values(child, known, above | {id(node)}) for child in children)
     return known[id(node)]

@@ -456,7 +456,8 @@ class TextPreparation:
         if not self.has_units:
             return ()
         pieces = self.source.pieces(plan.survey.fates, least_rows())
-        return pieces if any(len(rows) >= least_rows() for _, rows, _ in pieces) else ()
+        is_worthwhile = any(len(rows) >= least_rows() for _, rows, _ in pieces)
+        return pieces if is_worthwhile else ()
 
     def _units(self, plan: EncodingPlan) -> EncodedUnits:
         # A unit depends on what its rows are and how they are encoded, not on the rest of the

@@ -507,10 +507,12 @@ def stream_onnx(path: Path, values: NDArray[np.float64], *, is_each: bool = Fals
     window.
     """
     session = open_onnx(path)
-    shapes = {}
+    shapes: dict[str, list[int]] = {}
     for entry in session.get_inputs():
-        # an axis of any size has a name; one row is answered
-        shapes[entry.name] = [size if isinstance(size, int) else 1 for size in entry.shape]
+        shape = shapes.setdefault(entry.name, [])
+        for size in entry.shape:
+            # an axis of any size has a name; one row is answered
+            shape.append(size if isinstance(size, int) else 1)
     samples = np.asarray(values, dtype=np.float32)
     if "window" in shapes:
         size = shapes["window"][1]

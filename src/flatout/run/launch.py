@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ _WAIT_FOR_CAUSE_S = 2
 class _Chosen:
     """The folder of a run."""
 
-    folder: Path
+    folder: str
     resume: str | None  # the same folder, where an earlier run is resumed
     is_finished: bool  # whether that one has nothing left to train
 
@@ -89,31 +89,20 @@ def start(
     for this run; without them it looks below `output/name`.
     """
     ranks = Ranks.here()
+    choose = partial(_choose_folder, config, folder, overrides, claim, named)
     with ranks.train_together():
-        return _start(config, ranks, folder, overrides, claim, named)
+        return _start(config, ranks, overrides, choose)
 
 
 def _start(
-    config: RunConfig,
-    ranks: Ranks,
-    folder: Path | None,
-    overrides: Sequence[str],
-    claim: Claim,
-    named: Sequence[Path],
+    config: RunConfig, ranks: Ranks, overrides: Sequence[str], choose: Callable[[], _Chosen]
 ) -> Result:
     devices = choose_devices(config.trainer)
     is_here = ranks.are_several or len(devices) == 1
     _require_startable(config, ranks, devices, is_here=is_here)
 
-    def choose() -> dict[str, Any]:
-        chosen = _choose_folder(config, folder, overrides, claim, named)
-        return {
-            "folder": str(chosen.folder),
-            "resume": chosen.resume,
-            "is_finished": chosen.is_finished,
-        }
-
-    agreed = ranks.agreed("folder", choose)
+    # the first rank chooses; others get plain values from it
+    agreed = ranks.agreed("folder", lambda: asdict(choose()))
     path = Path(agreed["folder"])
     if agreed["is_finished"]:
         return finished_result(path, open_answers(config, path))
@@ -172,11 +161,11 @@ def _choose_folder(
     found = find_run(config, overrides, named)
     lines = list(found.lines)
     if found.folder is not None:
-        chosen = _Chosen(found.folder, str(found.folder), found.is_finished)
+        chosen = _Chosen(str(found.folder), str(found.folder), found.is_finished)
     else:
         # Claimed before anything is printed: a folder that is refused begins no new run.
         asked = folder or name_folder(Path(config.output, config.name))
-        chosen = _Chosen(claim(asked.absolute()), None, found.is_finished)
+        chosen = _Chosen(str(claim(asked.absolute())), None, found.is_finished)
         if config.resume is None:
             hint = unfinished_before(config, overrides, named)
             if hint:
@@ -200,7 +189,7 @@ def start_on_ray(
         require_picklable(config.task, config.data)
     device = device_of(workers)  # what the cluster lacks is refused before there is a folder
     chosen = _choose_folder(config, folder, overrides, claim, named)
-    path = chosen.folder
+    path = Path(chosen.folder)
     if not chosen.is_finished:
         started = time.time()
         work = partial(_begin_or_resume, config, path, list(overrides))

@@ -123,8 +123,13 @@ def _bytes_of(settings: ModelConfig, build: Build, *, layers: int, frozen: int) 
         model = build(dataclasses.replace(settings, **known_changes))
     if values.get("freeze_vectors"):
         model.get_submodule("embedding").requires_grad_(False)
+    return bytes_to_train(model)
+
+
+def bytes_to_train(module: nn.Module) -> int:
+    """Bytes of the weights; of trained ones with their gradient and AdamW's two moments."""
     total = 0
-    for weight in model.parameters():
+    for weight in module.parameters():
         total += weight.nbytes * (_COPIES_TRAINED if weight.requires_grad else 1)
     return total
 

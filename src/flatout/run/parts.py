@@ -76,11 +76,10 @@ def _data_beside_own_parts(config: RunConfig, folder: RunFolder) -> L.LightningD
 def _summarise_data(data: StoreData[Any, Any]) -> dict[str, Any]:
     """The section `data` of `summary.json`: source, rows of each split, counts, cache."""
     facts = data.info.summary()
-    rows = facts.pop("rows")
     # the summary names splits as metrics do: `val/loss`
-    rows_of_split = {
-        "val" if split == "validation" else split: count for split, count in rows.items()
-    }
+    rows_of_split = {}
+    for split, count in facts.pop("rows").items():
+        rows_of_split["val" if split == "validation" else split] = count
     report = data.info.report
     cache = {"key": report.key, "hit": report.hit, "seconds": round(report.seconds, 4)}
     return {"source": data.info.source, "rows": rows_of_split, **facts, "cache": cache}

@@ -17,11 +17,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from flatout.data.batches.feed import free_memory
-from flatout.distributed.ranks import Ranks
 from flatout.engine.pieces import BATCH_NORMS
 from flatout.engine.precision import Precision
 from flatout.errors import require
-from flatout.run_log import Choice, RunLog
+from flatout.run.context import RunContext
+from flatout.run.memory import bytes_to_train
 
 _DDP_BF16 = "ddp_bf16"  # DDP whose gradients are sent in bf16: for cards that are joined by PCIe
 _OURS = (None, "auto", "ddp", _DDP_BF16)  # values of trainer.strategy that make our DDP
@@ -29,12 +29,7 @@ _BUCKET_MB = 1 << 14  # larger than any model: all gradients are sent at once
 
 
 def choose_strategy(
-    asked: object,
-    module: nn.Module,
-    device: torch.device,
-    precision: Choice[Precision],
-    ranks: Ranks,
-    log: RunLog,
+    asked: object, module: nn.Module, precision: Precision, context: RunContext
 ) -> dict[str, Any]:
     """Arguments of Lightning's Trainer for the value of `trainer.strategy`.
 
@@ -42,7 +37,8 @@ def choose_strategy(
     ours.
     """
     if asked == "fsdp":
-        return _choose_fsdp(module, device, precision, ranks, log)
+        return _choose_fsdp(module, precision, context)
+    device = context.device
     sends_bf16 = asked == _DDP_BF16
     if sends_bf16:
         require(
@@ -51,13 +47,13 @@ def choose_strategy(
             "gradients are sent in bf16 between GPUs alone",
             hint="Set trainer.strategy=ddp.",
         )
-        log.decision(
+        context.folder.decision(
             "gradients between devices",
             "bf16",
             "asked for",
             "half the traffic of fp32, rounded",
         )
-    if ranks.are_several and asked in _OURS:
+    if context.ranks.are_several and asked in _OURS:
         return {"strategy": _build_ddp(module, device, sends_bf16=sends_bf16)}
     # Lightning does not know our name
     return {"strategy": "auto"} if sends_bf16 else {}
@@ -84,17 +80,14 @@ def _build_ddp(module: nn.Module, device: torch.device, *, sends_bf16: bool) -> 
     return DDPStrategy(**settings)
 
 
-def _choose_fsdp(
-    module: nn.Module,
-    device: torch.device,
-    precision: Choice[Precision],
-    ranks: Ranks,
-    log: RunLog,
-) -> dict[str, Any]:
+def _choose_fsdp(module: nn.Module, precision: Precision, context: RunContext) -> dict[str, Any]:
     """A slice of the weights on each device; says so if the whole ones would fit easily."""
+    device = context.device
+    ranks = context.ranks
+    log = context.folder
     key = "trainer.strategy: fsdp"
     require(
-        precision.value is not Precision.fp16,
+        precision is not Precision.fp16,
         key,
         "does not go with fp16: its scaler looks at whole gradients",
         hint="Set precision=fp32.",
@@ -107,7 +100,7 @@ def _choose_fsdp(
     )
     from flatout.engine.fsdp import ShardedStrategy  # only such runs need it
 
-    whole_bytes = _training_bytes(module)
+    whole_bytes = bytes_to_train(module)
     log.decision(
         "weights",
         f"1/{ranks.world} on each device",
@@ -124,15 +117,6 @@ def _choose_fsdp(
         )
     # Weights that were gathered in inference mode could not be trained afterwards.
     return {"strategy": ShardedStrategy(ranks.world), "inference_mode": False}
-
-
-def _training_bytes(module: nn.Module) -> int:
-    """Bytes of the weights; of trained ones with their gradient and AdamW's two moments."""
-    total = 0
-    for weight in module.parameters():
-        copies = 4 if weight.requires_grad else 1
-        total += copies * weight.nbytes
-    return total
 
 
 def _has_batch_norms(module: nn.Module) -> bool:

@@ -76,14 +76,8 @@ def build_training(
     """Lightning's Trainer with our callbacks, for our task or for the user's own module."""
     config = settings.asked
     folder = context.folder
-    strategy = choose_strategy(
-        settings.trainer.get("strategy"),
-        parts.module,
-        context.device,
-        settings.precision,
-        context.ranks,
-        folder,
-    )
+    asked = settings.trainer.get("strategy")
+    strategy = choose_strategy(asked, parts.module, settings.precision.value, context)
     resumed_from = None if start is None else start.step
     if resumed_from is None and config.resume is not None:
         resumed_from = 0  # a resumed run may have ended before its first checkpoint

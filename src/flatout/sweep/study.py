@@ -149,7 +149,9 @@ class Study:
         with _quiet_optuna():
             weights = get_param_importances(self._study, evaluator=PedAnovaImportanceEvaluator())
         total = sum(weights.values())
-        return {key: weight / total for key, weight in weights.items()} if total > 0 else {}
+        if total <= 0:
+            return {}
+        return {key: weight / total for key, weight in weights.items()}
 
     def _next(self) -> optuna.Trial | None:
         """An interrupted trial, else a new one; None when there are as many as were asked for."""

@@ -148,10 +148,7 @@ def windows(
             missing=as_choice(Missing, missing, "missing"),
             past_only=True,
         )
-        for name, value in (("lookback", lookback), ("horizon", horizon), ("stride", stride)):
-            require(isinstance(value, int) and value > 0, name, f"{value!r}", allowed="1 or more")
-        is_span = max_gap is None or (isinstance(max_gap, int | float) and max_gap > 0)
-        require(is_span, "max_gap", f"{max_gap!r}", allowed="seconds above 0, or None")
+        _require_sizes({"lookback": lookback, "horizon": horizon, "stride": stride}, max_gap)
         cut = Cut(lookback, horizon, stride=stride)
         dataset = TableWindows(_read_groups(source, roles, rules), roles, cut)
     return DataLoader(
@@ -163,6 +160,13 @@ def windows(
         num_workers=num_workers,
         pin_memory=pin_memory,
     )
+
+
+def _require_sizes(counts: Mapping[str, int], max_gap: float | None) -> None:
+    for name, value in counts.items():
+        require(isinstance(value, int) and value > 0, name, f"{value!r}", allowed="1 or more")
+    is_span = max_gap is None or (isinstance(max_gap, int | float) and max_gap > 0)
+    require(is_span, "max_gap", f"{max_gap!r}", allowed="seconds above 0, or None")
 
 
 def take_whole(batch: Batch) -> Batch:

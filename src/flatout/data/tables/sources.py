@@ -269,5 +269,8 @@ def _is_folder(path: Path) -> bool:
 
 def _by_number(name: str) -> list[tuple[int, str]]:
     """Names in counting order: part-2 before part-10."""
-    words_and_numbers = re.split(r"(\d+)", name)
-    return [(int(word), "") if word.isdecimal() else (-1, word) for word in words_and_numbers]
+    # "part-10" → [(-1, "part-"), (10, ""), (-1, "")]
+    keys = []
+    for word in re.split(r"(\d+)", name):
+        keys.append((int(word), "") if word.isdecimal() else (-1, word))
+    return keys
