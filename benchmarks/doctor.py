@@ -25,17 +25,11 @@ from benchmarks import doctor_plain
 from benchmarks.claim import Claim, Options, bounded, not_here
 from benchmarks.planted import HEALTHY, PLANTED, QUICK, Planted
 from flatout.callbacks.step_timer import StepTimer
-from flatout.cli.doctor import (
-    predicted,
-    sides_of,
-    steps_of_a_round,
-    time_in_turn,
-    train_apart,
-    with_override,
-)
+from flatout.cli.doctor import build_sides, measure_in_turn, train_apart, with_override
 from flatout.distributed.processes import end_with_parent, wait_until_warm, warm_start
 from flatout.errors import RunBroke, UserError, did_you_mean, require
 from flatout.perf.measure.intervals import SpeedupInterval, speedup
+from flatout.perf.verdict.confirmation import count_steps, promised_speedup
 from flatout.perf.verdict.evidence import Evidence
 
 _ALWAYS = [
@@ -139,7 +133,7 @@ class Diagnosed:
 
     @property
     def predicted(self) -> SpeedupInterval | None:
-        return predicted(self.verdict)
+        return promised_speedup(self.verdict)
 
     @property
     def measured(self) -> SpeedupInterval | None:
@@ -248,8 +242,8 @@ def _confirm(
 ) -> list[list[float]]:
     evidence = Evidence.from_dict(summary["evidence"])
     plain = with_override(words, "monitor.verdict=false")
-    sides = sides_of(plain, override, evidence, steps_of_a_round(evidence))
-    return time_in_turn(sides, place, rounds)
+    sides = build_sides(plain, override, evidence, count_steps(evidence))
+    return measure_in_turn(sides, place, rounds)
 
 
 def _trusted(words: list[str]) -> list[str]:

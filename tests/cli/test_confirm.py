@@ -16,6 +16,7 @@ from flatout.errors import UserError
 from flatout.perf.measure.intervals import SpeedupInterval
 from flatout.perf.verdict.confirmation import (
     FILE,
+    LEAST_STEPS,
     OverrideConfirmation,
     keep_confirmation,
     read_confirmations,
@@ -150,7 +151,7 @@ def test_a_repeated_run_has_its_measured_answers_and_trusts_nothing_by_its_files
     (copy / "overrides.txt").write_text(
         "a=1\ntune=auto\noutput=x\n+allow_targets=[b]\nhydra.run.dir=y\n~c\n-m\n"
     )
-    words = doctor.words_of(copy, summary, ["b=2"])
+    words = doctor.read_words(copy, summary, ["b=2"])
     assert words[:2] == ["a=1", "~c"] and set(words) >= {
         "data.feed=threaded",
         "compile=false",
@@ -167,7 +168,7 @@ def test_a_repeated_run_has_its_measured_answers_and_trusts_nothing_by_its_files
     [
         ("data.feed=threaded", 8, 200),
         ("data.batch_size=16", 8, 100),
-        ("data.batch_size=512", 8, doctor._LEAST_STEPS),
+        ("data.batch_size=512", 8, LEAST_STEPS),
         ("data.batch_size=32 data.accumulate=1", 8, 200),
         ("data.accumulate=8", 8, 100),
     ],
@@ -178,7 +179,7 @@ def test_both_sides_train_the_same_number_of_rows(override, rows, steps):
     )
     if "accumulate" not in override:
         evidence.accumulate = 1
-    sides = doctor.sides_of(["data.batch_size=8"], override, evidence, 200)
+    sides = doctor.build_sides(["data.batch_size=8"], override, evidence, 200)
     assert [side[-1] for side in sides] == [
         "++trainer.max_steps=200",
         f"++trainer.max_steps={steps}",

@@ -71,14 +71,9 @@ def others(tmp_path_factory):
     folder = tmp_path_factory.mktemp("others")
     path = folder / "others.csv"
     blocks = encode_table(
-        PeopleTable(PeopleConfig(rows=50, seed=99)),
-        list(FIELDS),
-        ENCODING,
-        Form.binary,
-        uid="uid",
-        drops_text=False,
+        PeopleTable(PeopleConfig(rows=50, seed=99)), list(FIELDS), ENCODING, Form.binary
     )
-    rows = [row for block in blocks for row in block.to_pylist()]
+    rows = [row for block in blocks for row in block.records.to_pylist()]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()

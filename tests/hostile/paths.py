@@ -303,12 +303,12 @@ def _trial_by_a_link(place: Path) -> None:
 
 
 def _export_over_a_link(place: Path) -> None:
-    from flatout.cli.export import _made_whole
+    from flatout.cli.export import _complete_folder
 
     link = place / "work" / "outputs" / "export"
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(place / "outside")
-    with _made_whole(link) as beside:
+    with _complete_folder(link) as beside:
         (beside / "x").write_text("x", encoding="utf-8")
 
 

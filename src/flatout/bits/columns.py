@@ -3,7 +3,7 @@ of numbers.
 
 A column is turned into packed bits a block at a time, by looking its bytes up in a table. The form
 is that of most of the first values and must hold for all; what does not fit is named by row and
-character. `encoded` writes such a column.
+character. `encode_table` writes such a column.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -287,40 +288,45 @@ def known_numbers(encoding: Sets, numbers: NDArray[np.int64] | None) -> Sets:
     )
 
 
+@dataclass(slots=True)
+class EncodedRecords:
+    """Some records with their encoding."""
+
+    records: pa.RecordBatch
+    # fields without text by their column; a column without any is not listed
+    empty_fields: Counter[str] = field(default_factory=Counter)
+
+
 def encode_table(
     table: Table,
     columns: list[str],
     config: EncodingConfig,
     form: Form,
-    *,
-    uid: str | None,
-    drops_text: bool,
-    empty_fields: Counter[str] | None = None,
-) -> Iterator[pa.RecordBatch]:
+    kept: Sequence[str | None] | None = None,
+) -> Iterator[EncodedRecords]:
     """Encode a table block by block, as a run reads it again.
 
-    A block has the hashed columns, the encoding, and all other columns. With `drops_text` only the
-    encoding and the column `uid` are left. Fields without text are counted in `empty_fields`, by
-    column.
+    A block has the hashed columns, the encoding, and all other columns; or only the encoding and
+    the columns that are `kept`.
     """
     encoder = config.build()
     encoding_name = COLUMN[config.kind]
     others = [name for name in table.columns if name not in (*columns, encoding_name)]
     before = columns
-    if drops_text:
-        others = [name for name in others if name == uid]
+    if kept is not None:
+        others = [name for name in others if name in kept]
         before = []
     for block in table.blocks([*columns, *others]):
-        if empty_fields is not None:
-            for name in columns:
-                is_empty = mask_of(is_missing(decoded(block.column(name)), Problem.single))
-                # adding nothing would still list the column
-                if is_empty.any():
-                    empty_fields[name] += int(is_empty.sum())
         encodings = encoder.encode(join_fields([block.column(name) for name in columns]))
         if isinstance(encodings, tuple):
             column = write_sets(*encodings)
         else:
             column = write_bits(encodings, form)
         arrays = [*map(block.column, before), column, *map(block.column, others)]
-        yield pa.RecordBatch.from_arrays(arrays, names=[*before, encoding_name, *others])
+        names = [*before, encoding_name, *others]
+        encoded = EncodedRecords(pa.RecordBatch.from_arrays(arrays, names=names))
+        for name in columns:
+            is_empty = mask_of(is_missing(decoded(block.column(name)), Problem.single))
+            if is_empty.any():
+                encoded.empty_fields[name] = int(is_empty.sum())
+        yield encoded

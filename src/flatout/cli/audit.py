@@ -1,8 +1,8 @@
-"""`python -m flatout audit …`: why the score stopped: labels, rows, the next thousand rows, and
-luck.
+"""`python -m flatout audit …`: what keeps the score of a data set from rising.
 
-Takes the words of `python -m train`, or the folder of a run, whose data it looks at. Linear models
-are trained in folds; beside them the run's own model is, or a pretrained encoder reads the texts.
+It may be wrong labels, too few rows, hard rows, or luck. The command takes the words of `python -m
+train`, or the folder of a run, whose data it reads. Linear models are trained in folds. For a run,
+its own model is trained in folds too; with `model.pretrained` an encoder reads the texts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NEXT_ROWS = "next_rows.csv"
 # Words that are settings of an audit; all others are settings of its data, or a run's folder.
 _NAMES = ("folds", "rows", "column", "out", "unlabelled", "top", "for")
 _NUMBERS = ("folds", "rows", "top")  # those that are whole numbers
-# Words of a run that are about its data, and its pretrained encoder.
+# Words of a run that are kept where its classes are not trusted: those of its data and encoder.
 _OF_DATA = (
     "data=",
     "data.",
@@ -41,7 +41,8 @@ _OF_DATA = (
     "model=",
     "model.pretrained=",
 )
-# Words that a training with such data needs as well, and that say nothing about an audit.
+# Settings are composed as for a training, which needs a task and a model that fit the data. An
+# audit reads neither, so you need not type them: `data.problem=tags` brings `task=tagging`.
 _IMPLIED = {
     "data.problem=tags": ("task=tagging", "model=transformer"),
     "data=tagged_tweets": ("task=tagging", "model=transformer"),
@@ -97,21 +98,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    typed = dict[str, Any]()
-    words = list[str]()
-    for word in arguments.words:
-        key, _, value = word.partition("=")
-        if key in _NAMES:
-            typed["time" if key == "for" else key] = _as_number(key, value)
-        else:
-            words.append(word)
-    config = AuditConfig(**typed)
+    config, words = _split_words(arguments.words)
     summary = dict[str, Any]()
     if words and ("=" not in words[0] or Path(words[0]).is_dir()):
         words, summary = _read_run(Path(words[0]), words[1:])
     words += _imply_words(words)
     command = shlex.join(["python", "-m", "flatout", "audit", *mask_words(arguments.words)])
     start_measuring(words, lambda settings, _: audit(settings, config, command, summary))
+
+
+def _split_words(words: list[str]) -> tuple[AuditConfig, list[str]]:
+    """The settings of the audit, and other words: `data=bits folds=3` → folds 3; `data=bits`."""
+    typed = dict[str, Any]()
+    others = list[str]()
+    for word in words:
+        key, _, value = word.partition("=")
+        if key in _NAMES:
+            typed["time" if key == "for" else key] = _as_number(key, value)
+        else:
+            others.append(word)
+    return AuditConfig(**typed), others
 
 
 def _word_of(name: str) -> str:
@@ -147,7 +153,9 @@ def _read_run(folder: Path, more_words: list[str]) -> tuple[list[str], dict[str,
     if any("_target_" in word for word in words_of_run):
         print_line("network: left out: the run has classes of its own")
         words = [word for word in words_of_run if word.lstrip("+").startswith(_OF_DATA)]
+        # Without its training time the run's own model takes no part in the folds.
         summary["training"] = None
+    # What `tune=auto` measured is part of the run, and the audit must not measure it again.
     tuned = (summary.get("tune") or {}).get("values") or {}
     words += [f"{key}={as_word(value)}" for key, value in tuned.items()]
     return [*words, *more_words], summary

@@ -1,4 +1,4 @@
-"""`python -m flatout cache`: what lies in the cache, whether it is whole, and away with it."""
+"""`python -m flatout cache`: list what lies in the cache, check that it is undamaged, remove it."""
 
 from __future__ import annotations
 
@@ -35,18 +35,20 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def show(cache: Cache, *, whole: bool) -> None:
+    """Print every store on a line, or with `whole=False` only how many bytes they take."""
     entries = cache.entries()
     if not whole:
         files = (file for entry in entries for file in entry.manifest["files"].items())
-        # units are shared
+        # A file name with `..` leads out of the store, into a unit that several stores share. Its
+        # bytes are counted once, with the units below.
         own = sum(file["bytes"] for name, file in files if not name.startswith(".."))
         print(f"{own / 1e6:,.1f} MB in {len(entries)} stores in {cache.folder}")
-        for kept, one, of in (
+        for part, one, of in (
             (cache.of_units(), "unit", "large stores, and of builds that are not finished"),
             (cache.of_surveys(), "survey", "files"),
         ):
-            if found := kept.entries():
-                num_bytes = sum(each.num_bytes for each in found)
+            if found := part.entries():
+                num_bytes = sum(entry.num_bytes for entry in found)
                 print(f"{num_bytes / 1e6:,.1f} MB in {counted(len(found), one)} of {of}")
         return
     for entry in entries:

@@ -1,7 +1,8 @@
 """`python -m flatout doctor RUN`: what limited a run, and what would fix it.
 
-`--confirm` compares the verdict's override and the original, as short runs in processes of their
-own.
+`--confirm` trains the original settings and the verdict's override in turn, each time as a short
+run in a process of its own, and compares their rows a second. This file has the command lines of
+these runs; how long they are and what is kept of them is in `perf/verdict/confirmation.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -30,11 +30,14 @@ from flatout.cli.words import is_of_training, key_of, with_secrets_typed
 from flatout.distributed.processes import OUTPUT, warm_start
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require
 from flatout.perf.measure import apart
-from flatout.perf.measure.intervals import SpeedupInterval, speedup, take_turns
+from flatout.perf.measure.intervals import speedup, take_turns
 from flatout.perf.notes import measured_before
 from flatout.perf.verdict.confirmation import (
     OverrideConfirmation,
+    count_override_steps,
+    count_steps,
     keep_confirmation,
+    promised_speedup,
     read_confirmations,
 )
 from flatout.perf.verdict.evidence import Evidence
@@ -46,8 +49,6 @@ from flatout.report.summary import read_summary, versions
 from flatout.run.run_folder import OVERRIDES, SETTINGS
 
 ROUNDS = 3
-_LEAST_STEPS = 60
-_MOST_STEPS = 300
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,38 +116,40 @@ def _tried_table(evidence: Evidence) -> Table:
 
 
 def confirm(folder: Path, more: Sequence[str]) -> OverrideConfirmation:
-    """Run the override of a run's verdict and the original settings in turn; `more` are words for
-    both.
+    """Train a run's original settings and the override of its verdict in turn.
+
+    `more`: words that both command lines get.
     """
     summary = read_summary(folder)
     evidence = evidence_in(folder)
     found = verdict(evidence)
-    words = words_of(folder, summary, more)
+    words = read_words(folder, summary, more)
     override = found["override"]
-    steps = steps_of_a_round(evidence)
+    steps = count_steps(evidence)
     require(
         bool(override),
         str(folder),
         f"nothing to confirm: {found['sentence']}",
         hint="Only an override of the command line can be confirmed.",
     )
-    sides = sides_of(words, override, evidence, steps)
+    sides = build_sides(words, override, evidence, steps)
     print(
         f"confirm {override}: {ROUNDS} rounds of {steps} steps, in turn with the settings as they"
         " were",
         flush=True,
     )
-    check = partial(
-        require_same, folder, _settings(folder), {key_of(word) for word in [*more, *words]}
-    )
+    settings = _read_settings(folder)
+    changed = {key_of(word) for word in [*more, *words]}
+
+    def check_original(short_run: Path) -> None:
+        require_same(folder, settings, changed, _read_settings(short_run))
+
     warm_start()
     with tempfile.TemporaryDirectory() as place:
-        before, after = time_in_turn(
-            sides, Path(place), ROUNDS, lambda original: check(_settings(original))
-        )
+        before, after = measure_in_turn(sides, Path(place), ROUNDS, check_original)
     return OverrideConfirmation(
         override=override,
-        predicted=predicted(found),
+        predicted=promised_speedup(found),
         measured=speedup(before, after),
         steps=steps,
         rates=(tuple(before), tuple(after)),
@@ -155,15 +158,7 @@ def confirm(folder: Path, more: Sequence[str]) -> OverrideConfirmation:
     )
 
 
-def predicted(found: dict[str, Any]) -> SpeedupInterval | None:
-    """The gain that a verdict promises, with its bounds."""
-    if found["predicted_gain"] is None:
-        return None
-    names = ("predicted_gain", "gain_low", "gain_high")
-    return SpeedupInterval(*(found[name] for name in names))
-
-
-def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list[str]:
+def read_words(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list[str]:
     """The command line that trains a run again, from what its folder holds."""
     theirs = (summary.get("versions") or {}).get("flatout")
     ours = versions()["flatout"]
@@ -181,6 +176,8 @@ def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list
             f"cannot be read: {error.strerror}",
             hint="Without it a run cannot be repeated.",
         ) from None
+    # The run measured some of its settings. They are typed out, and `tune=off` below keeps the
+    # short runs from measuring again: both sides would otherwise train with other answers.
     answers = (summary.get("tune") or {}).get("values") or {}
     measured = " ".join(f"{name}={as_word(value)}" for name, value in answers.items())
     kept = [word for word in typed if is_of_training(word)]
@@ -189,37 +186,18 @@ def words_of(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> list
     return with_override([*with_override(kept, measured), *more], quiet)
 
 
-def steps_of_a_round(evidence: Evidence) -> int:
-    """Optimizer steps of each short run: some seconds, and a whole epoch where that is not many
-    more.
-    """
-    step_s = evidence.total_ms * evidence.accumulate / 1000
-    steps = min(_MOST_STEPS, max(_LEAST_STEPS, round(3.0 / max(step_s, 1e-6))))
-    epoch = math.ceil(evidence.steps / max(evidence.epochs, 1e-9))
-    return epoch if steps < epoch <= min(2 * steps, _MOST_STEPS) else steps
-
-
-def sides_of(words: list[str], override: str, evidence: Evidence, steps: int) -> list[list[str]]:
-    """The original and the override, over the same number of rows; only the number of steps ends
-    them.
-    """
-    fixed = max(_LEAST_STEPS, round(steps / _growth(override, evidence)))
+def build_sides(words: list[str], override: str, evidence: Evidence, steps: int) -> list[list[str]]:
+    """The command lines of the original and of the override, over the same number of rows."""
+    # Only the number of steps may end them: an epoch's end or a patience would cut one side short.
     plain = with_override(words, "trainer.max_epochs=1000 checkpoint.patience=null")
+    override_steps = count_override_steps(override, evidence, steps)
     return [
         [*plain, f"++trainer.max_steps={steps}"],
-        [*with_override(plain, override), f"++trainer.max_steps={fixed}"],
+        [*with_override(plain, override), f"++trainer.max_steps={override_steps}"],
     ]
 
 
-def _growth(override: str, evidence: Evidence) -> float:
-    values = dict(word.split("=", 1) for word in override.split() if "=" in word)
-    if (effective := values.get("data.effective_batch", "null")) != "null":
-        return int(effective) / max(1, evidence.effective_batch or 1)
-    rows = int(values.get("data.batch_size", evidence.batch_size or 1)) / (evidence.batch_size or 1)
-    return rows * int(values.get("data.accumulate", evidence.accumulate)) / evidence.accumulate
-
-
-def _settings(folder: Path) -> dict[str, Any]:
+def _read_settings(folder: Path) -> dict[str, Any]:
     try:
         return deciding_settings(yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError, yaml.YAMLError):
@@ -231,8 +209,10 @@ def _settings(folder: Path) -> dict[str, Any]:
 def require_same(
     folder: Path, then: dict[str, Any], changed: set[str], now: dict[str, Any]
 ) -> None:
-    """Refuse a run whose settings its words do not give: one from Python, or of files that have
-    changed since.
+    """Refuse a run whose words now give other settings than it had.
+
+    It was started from Python, or a settings file has changed since. `changed`: keys that the
+    words set on purpose.
     """
     for key in sorted(then.keys() | now.keys()):
         if then.get(key) != now.get(key) and key not in changed:
@@ -247,28 +227,33 @@ def require_same(
 
 
 def with_override(words: Sequence[str], override: str) -> list[str]:
-    """A command line with an override; `~callbacks.NAME` takes away the words that add that
-    callback.
+    """A command line with an override in the place of what was typed for its keys.
+
+    `a=1 b=2` with `b=3 c=4` → `a=1 b=3 c=4`. With `~callbacks.NAME` the words that add that
+    callback are left out.
     """
     if override.startswith("~"):
         kept = [word for word in words if not word.startswith(f"+{override[1:]}.")]
-        return kept if len(kept) < len(words) else [*words, override]  # a file may have added it
+        # where no word adds the callback a file does, and Hydra takes it out
+        return kept if len(kept) < len(words) else [*words, override]
     changed = {key_of(part) for part in override.split()}
     return [*(word for word in words if key_of(word) not in changed), *override.split()]
 
 
 def train_apart(words: Sequence[str], folder: Path) -> dict[str, Any]:
-    """The summary of a run in a process of its own; a mistake there is a mistake here."""
+    """Train in another process and return the summary of the run.
+
+    A UserError there is raised here; any other end is a RunBroke with the last line it printed.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     output = folder.with_suffix(".txt")
+    train = partial(main, [*words, f"hydra.run.dir={folder}"])
     try:
-        apart.run(
-            partial(main, [*words, f"hydra.run.dir={folder}"]), environment={OUTPUT: str(output)}
-        )
+        apart.run(train, environment={OUTPUT: str(output)})
     except apart.Failed as failed:
-        printed = (
-            output.read_text(encoding="utf-8", errors="replace").strip() if output.is_file() else ""
-        )
+        printed = ""
+        if output.is_file():
+            printed = output.read_text(encoding="utf-8", errors="replace").strip()
         last = printed.splitlines()[-1] if printed else failed.why
         if failed.code == EXIT_CODE:
             raise UserError("", last) from None
@@ -276,24 +261,26 @@ def train_apart(words: Sequence[str], folder: Path) -> dict[str, Any]:
     return read_summary(folder)
 
 
-def time_in_turn(
+def measure_in_turn(
     sides: Sequence[Sequence[str]],
     place: Path,
     rounds: int,
     check: Callable[[Path], None] | None = None,
 ) -> list[list[float]]:
-    """Rows a second of each command line in each round; `check` sees the folder of the very first
-    run.
+    """Rows a second of each command line, one rate a round.
+
+    `check` gets the folder of the first run, so that other settings are found before the rest of
+    the rounds are trained.
     """
     numbers = itertools.count(1)
 
-    def rate(words: Sequence[str]) -> float:
+    def measure_rate(words: Sequence[str]) -> float:
         number = next(numbers)
         folder = place / f"run-{number}"
         evidence = Evidence.from_dict(train_apart(words, folder)["evidence"])
         if check is not None and number == 1:
             check(folder)
-        # all is counted but the first few steps
+        # A run's evidence leaves out its first few steps, which are slower.
         return 1000 * evidence.rows_per_batch / evidence.total_ms
 
-    return take_turns([partial(rate, words) for words in sides], least=rounds)
+    return take_turns([partial(measure_rate, words) for words in sides], least=rounds)

@@ -1,5 +1,7 @@
-"""`python -m flatout encode FILE`: records of a table with their encoding, as a table
-of their own.
+"""`python -m flatout encode FILE`: write the records of a table with their encoding.
+
+A run with `data=bits` reads the table that comes out. `--sample N` encodes built-in people, so that
+you can try all of it without a file. Records are encoded by the block, so memory stays flat.
 """
 
 from __future__ import annotations
@@ -86,28 +88,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    table = _table(arguments)
+    table = _open_records(arguments)
     if arguments.uid is not None:
         require_columns(table, {"--uid": arguments.uid})
     uid = uid_of(table.columns, arguments.uid or UIDS[0])
-    columns = _columns(arguments, table, uid)
-    config = _config(arguments)
-    hint = did_you_mean(arguments.form, _FORMS)
-    require(
-        arguments.form in _FORMS, "--form", arguments.form, allowed=", ".join(_FORMS), hint=hint
-    )
-    form = Form(arguments.form)
-    are_bits = config.kind is not EncodingKind.twostep or form is Form.binary
-    require(
-        are_bits,
-        "--form",
-        f"{form} does not apply to twostep: it makes sets of numbers",
-        hint="Leave it out.",
-    )
-    is_file = form is not Form.packed or (arguments.out or "").endswith(".parquet")
-    require(
-        is_file, "--form", "packed bits are bytes", hint="Write them to a .parquet file with --out."
-    )
+    columns = _choose_columns(arguments, table, uid)
+    config = _read_encoding(arguments)
+    form = _read_form(arguments, config)
     named = f"{uid} names each record" if uid else "no column names them: --uid COLUMN"
     print(f"encoded: {', '.join(columns)}; {named}", file=sys.stderr)
     started = time.perf_counter()
@@ -115,19 +102,12 @@ def run(arguments: argparse.Namespace) -> None:
     empty_fields: Counter[str] = Counter()
     with block_writer(arguments.out, reads=arguments.file) as write, Progress() as progress:
         advance = progress.task("encoding")
-        blocks = encode_table(
-            table,
-            columns,
-            config,
-            form,
-            uid=uid,
-            drops_text=arguments.drop_text,
-            empty_fields=empty_fields,
-        )
-        for block in blocks:
-            write(block)
-            rows += block.num_rows
-            advance(block.num_rows)
+        kept = [uid] if arguments.drop_text else None
+        for block in encode_table(table, columns, config, form, kept):
+            write(block.records)
+            rows += block.records.num_rows
+            advance(block.records.num_rows)
+            empty_fields += block.empty_fields
     print(
         f"{config.line()}: {rows:,} records in {time.perf_counter() - started:.1f} s",
         file=sys.stderr,
@@ -139,7 +119,30 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"warning empty fields, which are encoded as no text: {counts}", file=sys.stderr)
 
 
-def _table(arguments: argparse.Namespace) -> Table:
+def _read_form(arguments: argparse.Namespace, config: EncodingConfig) -> Form:
+    """How the bits are written, where this encoding and this file can hold it."""
+    hint = did_you_mean(arguments.form, _FORMS)
+    require(
+        arguments.form in _FORMS, "--form", arguments.form, allowed=", ".join(_FORMS), hint=hint
+    )
+    form = Form(arguments.form)
+    require(
+        config.kind is not EncodingKind.twostep or form is Form.binary,
+        "--form",
+        f"{form} does not apply to twostep: it makes sets of numbers",
+        hint="Leave it out.",
+    )
+    # Text formats would write bytes that no reader takes for text.
+    require(
+        form is not Form.packed or (arguments.out or "").endswith(".parquet"),
+        "--form",
+        "packed bits are bytes",
+        hint="Write them to a .parquet file with --out.",
+    )
+    return form
+
+
+def _open_records(arguments: argparse.Namespace) -> Table:
     is_one = (arguments.file is None) != (arguments.sample is None)
     require(is_one, "FILE", "name a file, or ask for built-in people with --sample N")
     if arguments.sample is not None:
@@ -148,42 +151,48 @@ def _table(arguments: argparse.Namespace) -> Table:
     return open_table(arguments.file, where="FILE")
 
 
-def _columns(arguments: argparse.Namespace, table: Table, uid: str | None) -> list[str]:
-    if arguments.columns is None:
-        found = [name for name in table.columns if name != uid and name not in COLUMN.values()]
-        require(
-            bool(found),
-            "FILE",
-            f"no column of {table.name} is left to encode",
-            hint="Name some: --columns A,B.",
+def _choose_columns(arguments: argparse.Namespace, table: Table, uid: str | None) -> list[str]:
+    """The columns that are typed, else all but the one that names the records."""
+    if arguments.columns is not None:
+        columns = [name.strip() for name in arguments.columns.split(",")]
+        require_columns(
+            table, {f"--columns[{number}]": name for number, name in enumerate(columns)}
         )
-        encodings = find_encodings(table, found) if arguments.file is not None else []
-        lines = ", ".join(encoding.line() for encoding in encodings)
-        require(
-            not encodings,
-            "FILE",
-            f"{table.name} has columns that look like encodings or digests, not like plain text",
-            allowed=lines,
-            hint="Name the columns of plain text: --columns A,B.",
-        )
-        return found
-    columns = [name.strip() for name in arguments.columns.split(",")]
-    require_columns(table, {f"--columns[{number}]": name for number, name in enumerate(columns)})
+        return columns
+    columns = [name for name in table.columns if name != uid and name not in COLUMN.values()]
+    require(
+        bool(columns),
+        "FILE",
+        f"no column of {table.name} is left to encode",
+        hint="Name some: --columns A,B.",
+    )
+    # An encoding of an encoding is a mistake that no later step would find.
+    encodings = find_encodings(table, columns) if arguments.file is not None else []
+    require(
+        not encodings,
+        "FILE",
+        f"{table.name} has columns that look like encodings or digests, not like plain text",
+        allowed=", ".join(encoding.line() for encoding in encodings),
+        hint="Name the columns of plain text: --columns A,B.",
+    )
     return columns
 
 
-def _config(arguments: argparse.Namespace) -> EncodingConfig:
+def _read_encoding(arguments: argparse.Namespace) -> EncodingConfig:
     secret = arguments.secret or os.environ.get(_SECRET)
-    found = EncodingConfig(
+    config = EncodingConfig(
         kind=as_choice(EncodingKind, arguments.encoding, "--encoding"),
         hashing=as_choice(Hashing, arguments.hashing, "--hashing"),
         padding=not arguments.no_padding,
         secret=EncodingConfig().secret if secret is None else secret,
-        **{name: getattr(arguments, name) for name in ("size", "hashes", "fold", "diffusion")},
+        size=arguments.size,
+        hashes=arguments.hashes,
+        fold=arguments.fold,
+        diffusion=arguments.diffusion,
     )
     if secret is None and arguments.file is not None:
         print(
             f"encoded with the usual secret, which everybody knows: set --secret or ${_SECRET}",
             file=sys.stderr,
         )
-    return found
+    return config

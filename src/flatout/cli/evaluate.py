@@ -17,10 +17,10 @@ from flatout.cli.run_arguments import (
     FILES,
     add_computing,
     add_reading,
+    choose_reading,
     file_options,
+    input_file,
     load_predictors,
-    readable,
-    reading_of,
 )
 from flatout.data.store.progress import Progress
 from flatout.report.closing import class_table, interval_text
@@ -45,28 +45,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     predictors = load_predictors(arguments)
-    with readable(arguments, "evaluate") as file, Progress() as progress:
-        table = predictors[0].open(file, "evaluate", reading_of(arguments))
+    with input_file(arguments, "evaluate") as file, Progress() as progress:
+        table = predictors[0].open(file, "evaluate", choose_reading(arguments))
         advance = progress.task("evaluating")
-        found = predictors[0].score_table(table, file_options(arguments), predictors, advance)
-    for warning in dict.fromkeys([*found.warnings, *predictors[0].notes()]):
+        scored = predictors[0].score_table(table, file_options(arguments), predictors, advance)
+    # Warnings go beside the metrics, so that standard output can be piped into another program.
+    for warning in dict.fromkeys([*scored.warnings, *predictors[0].notes()]):
         print(warning, file=sys.stderr)
     if arguments.json:
-        print(
-            json.dumps(
-                json_safe({**found.counts, **found.values, "intervals": found.intervals}), indent=1
-            )
-        )
+        metrics = {**scored.counts, **scored.values, "intervals": scored.intervals}
+        print(json.dumps(json_safe(metrics), indent=1))
         return
-    for remark in found.remarks:
+    for remark in scored.remarks:
         print(remark)
-    if per_class := [row for row in found.per_class if row["support"]]:
+    # A class without a row in this file has no score here.
+    if per_class := [row for row in scored.per_class if row["support"]]:
         Console(soft_wrap=True, highlight=False).print(class_table(per_class))
-    for name, count in found.counts.items():
+    for name, count in scored.counts.items():
         print(f"{name:<17} {count:,}")
-    for name, value in found.values.items():
-        print(
-            f"{name:<17}"
-            f" {'–' if math.isnan(value) else f'{value:.4f}'}"
-            f"{interval_text(found.intervals.get(name))}"
-        )
+    for name, value in scored.values.items():
+        number = "–" if math.isnan(value) else f"{value:.4f}"
+        print(f"{name:<17} {number}{interval_text(scored.intervals.get(name))}")

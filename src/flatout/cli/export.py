@@ -1,5 +1,4 @@
-"""`python -m flatout export RUN`: a finished run as files that other programs open: transformers,
-or ONNX.
+"""`python -m flatout export RUN`: write a finished run as files for transformers or ONNX.
 
 The files are checked before their folder gets its name: their answers must equal the run's own.
 `--for here` measures each form of a text classifier on this machine, and writes the best one.
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from flatout.cli.run_arguments import FILES, add_reading, readable, reading_of
+from flatout.cli.run_arguments import FILES, add_reading, choose_reading, input_file
 from flatout.distributed.limits import processor_name
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
@@ -27,11 +26,11 @@ from flatout.inference.export import ONNX
 from flatout.inference.here import (
     BEST,
     HEAD,
+    as_measurable,
     choose,
     measure_forms,
     quantise,
     remarks,
-    require_measurable,
     write_best,
 )
 from flatout.inference.run_predictor import FileOptions, ModelFolder
@@ -81,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
     predictor.require_exportable(str(arguments.run), settings["model"]["kind"], onnx=arguments.onnx)
     if arguments.onnx:
         _require_onnx()
-    with _made_whole(folder) as beside:
+    with _complete_folder(folder) as beside:
         lines = predictor.export_run(arguments.run, beside, folder, onnx=arguments.onnx)
     print("\n".join([f"written to {folder}", *lines]))
 
@@ -92,9 +91,10 @@ def _run_here(arguments: argparse.Namespace, folder: Path) -> None:
     require(points >= 0, "--allow-points", f"{points:g}", allowed="0 or more")
     run = ModelFolder.find(arguments.run)
     where = str(arguments.run)
-    predictor: Any = load_predictor(arguments.run, "cpu", Precision.fp32)
-    predictor.require_exportable(where, run.settings()["model"]["kind"], onnx=True)
-    require_measurable(predictor, where)
+    # Each form is compared with fp32 on the CPU, where an answer depends on no other row.
+    any_predictor = load_predictor(arguments.run, "cpu", Precision.fp32)
+    any_predictor.require_exportable(where, run.settings()["model"]["kind"], onnx=True)
+    predictor = as_measurable(any_predictor, where)
     require(
         arguments.rows is not None,
         "--for here",
@@ -102,36 +102,37 @@ def _run_here(arguments: argparse.Namespace, folder: Path) -> None:
         hint="Name their file with --rows FILE.",
     )
     _require_onnx()
-    with _made_whole(folder) as beside, readable(arguments, "export", arguments.rows) as file:
-        table = predictor.open(file, "export", reading_of(arguments))
-        # finds mistakes in the rows
-        own = predictor.score_table(table, FileOptions(), [predictor], lambda rows: None)
+    with (
+        _complete_folder(folder) as beside,
+        input_file(arguments, "export", arguments.rows) as file,
+    ):
+        table = predictor.open(file, "export", choose_reading(arguments))
+        # Scored first, so that mistakes in the rows are found before minutes pass in quantising.
+        scored = predictor.score_table(table, FileOptions(), [predictor], lambda rows: None)
         predictor.export_run(arguments.run, beside, folder, onnx=True)
-        left = quantise(beside, predictor.rows(table, FileOptions()))
-        print(
-            "\n".join(
-                [
-                    *left,
-                    f"{table.name}, {processor_name()}, {torch.get_num_threads()} threads",
-                    HEAD,
-                ]
-            )
+        left_out = quantise(beside, predictor.rows(table, FileOptions()))
+        machine = f"{table.name}, {processor_name()}, {torch.get_num_threads()} threads"
+        print("\n".join([*left_out, machine, HEAD]))
+        forms = measure_forms(
+            predictor, scored, beside, table, lambda line: print(line, flush=True)
         )
-        found = measure_forms(predictor, own, beside, table, lambda line: print(line, flush=True))
-        chosen = choose(found, best, points, predictor.labels.problem)
+        chosen = choose(forms, best, points, predictor.labels.problem)
         about = {
             "best": best,
             "points": points,
             "licence": arguments.licence or "",
-            "scored": own.counts["rows"],
+            "scored": scored.counts["rows"],
+            "file": Path(table.name).name,
+            **_read_model_card(run.path.parent),
         }
-        about |= {"file": Path(table.name).name, **_about(run.path.parent)}
-        write_best(beside, predictor, found, chosen, about)
-    print("\n".join([*remarks(found, chosen, best), f"written to {folder}"]))
+        write_best(beside, predictor, forms, chosen, about)
+    print("\n".join([*remarks(forms, chosen, best), f"written to {folder}"]))
 
 
-def _about(run: Path) -> dict[str, Any]:
+def _read_model_card(run: Path) -> dict[str, Any]:
+    """What the model card says of the run: its name, its data, and the rows of each split."""
     file = run / "summary.json"
+    # an exported `model` folder may lie without its run
     summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     data = summary.get("data") or {}
     name = summary.get("experiment") or run.resolve().name
@@ -153,9 +154,10 @@ def _require_onnx() -> None:
 
 
 @contextmanager
-def _made_whole(folder: Path) -> Iterator[Path]:
-    """A new folder beside, which gets the name at the end; it is gone where something
-    went wrong.
+def _complete_folder(folder: Path) -> Iterator[Path]:
+    """A new folder to write into, which is renamed to `folder` at the end.
+
+    After an error it is removed, so a folder of that name is always complete.
     """
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     require(

@@ -1,8 +1,8 @@
 """Every private name of Hydra that flatout touches.
 
-Hydra offers no public way to look at settings before it acts on them. The checks are a protection,
-so there is no ordinary way without them: where a name is gone or has another signature, commands
-end with one sentence.
+Hydra offers no public way to look at settings before it acts on them. Our checks protect you from
+files of others, so no command works without them. If a release of Hydra has lost one of these
+names, or has another signature, commands end with one sentence.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 
 import hydra._internal.hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigSource
 from hydra.types import RunMode
@@ -71,8 +72,14 @@ class GuardedLoader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        if not validate_sweep_overrides:  # then Hydra asks for the mode
-            # words for several runs: then Hydra looks for the mode in its own way
+        # Hydra composes twice: first to learn whether the words ask for one run or for many (it
+        # then leaves out the validation), and again with that answer as one more word. For one run
+        # both come to the same, so the first is kept for the second call:
+        #
+        #     call 1   a=1                   → composed and kept
+        #     call 2   a=1 hydra.mode=RUN    → the kept one, with that word noted in it
+        if not validate_sweep_overrides:
+            # Words for several runs do not compose as one: then Hydra goes its own way, below.
             with suppress(HydraException):
                 cfg = self._compose(config_name, list(overrides), RunMode.RUN, from_shell, True)
                 self._single = ([*overrides, _SINGLE], cfg)
@@ -91,27 +98,28 @@ class GuardedLoader(ConfigLoaderImpl):
         return cfg
 
     def _process_config_searchpath(
-        self, config_name: str | None, parsed_overrides: list[Any], repo: Any
+        self,
+        config_name: str | None,
+        parsed_overrides: list[Override],
+        repo: CachingConfigRepository,
     ) -> None:
+        # Hydra imports a package that a search path names, in a file or as a word. So the path is
+        # looked at before Hydra follows it.
+        places: list[object] = []
         primary = None if config_name is None else repo.load_config(config_path=config_name)
-        named = (
-            [] if primary is None else OmegaConf.select(primary.config, "hydra.searchpath") or []
-        )
-        named = [
-            *named,
-            *(
-                each.value()
-                for each in parsed_overrides
-                if each.get_key_element() == "hydra.searchpath"
-            ),
-        ]
-        require_folders("hydra.searchpath", str(named))
+        if primary is not None:
+            places += OmegaConf.select(primary.config, "hydra.searchpath") or []
+        for override in parsed_overrides:
+            if override.get_key_element() == "hydra.searchpath":
+                places.append(override.value())
+        require_folders("hydra.searchpath", str(places))
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
 
 
 def refuse_options(words: Sequence[str]) -> None:
-    """Refuse an option that Hydra does not have, as settings have no dashes; and a folder that is
-    not there.
+    """Refuse an option that Hydra does not have, and a `--config-dir` that is no folder.
+
+    `--lr 0.1` is such an option: settings have no dashes, so the message names `optim.lr=0.1`.
     """
     known, unknown = get_args_parser().parse_known_args(list(words))
     if unknown:
@@ -143,8 +151,8 @@ def guard_hydra() -> None:
 
 def require_signature(owner: type, name: str, parameters: list[str]) -> None:
     """Refuse a Hydra whose loader is not the one that the checks know."""
-    found: Callable[..., Any] | None = getattr(owner, name, None)
-    if found is None or list(inspect.signature(found).parameters) != parameters:
+    method: Callable[..., object] | None = getattr(owner, name, None)
+    if method is None or list(inspect.signature(method).parameters) != parameters:
         raise UserError(
             "hydra-core",
             f"version {hydra.__version__} has no {owner.__name__}.{name}({', '.join(parameters)})",

@@ -1,5 +1,7 @@
-"""`python -m flatout ladder`: what each optimisation brings on your data and your machine, measured
-rung by rung.
+"""`python -m flatout ladder`: measure what each optimisation brings on your data and machine.
+
+A ladder begins with a program as people usually write it; each rung adds one optimisation. The
+command reads its words, finds or chooses the ladder, and prints the table; `ladder/` measures.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flatout.cli.train import start_measuring
-from flatout.cli.words import HELP, conf_folder, require_modest
+from flatout.cli.words import HELP, conf_folder, conf_options, require_modest
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, as_seconds, nearest, require
 from flatout.ladder.rungs import Ladder, find_ladder, read_ladder
@@ -25,9 +27,11 @@ from flatout.masking import mask_words
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
+    from flatout.run.job import RunJob
 
-# words of this command; others are settings of a run
+# Words of this command; others are settings of a run.
 _OWN = re.compile(r"\+*(ladder|for|seeds)=(.*)", re.DOTALL)
+# The kind of data that each option of `data=` has, to compare it with the ladder's.
 _KIND_OF_OPTION = dict.fromkeys(("text", "headlines", "tweets", "tagged_tweets"), "text")
 _KIND_OF_OPTION |= {"bits": "bits", "people": "bits", "sequence": "sequence", "cells": "sequence"}
 _MODEL_OF_PROGRAM = {
@@ -52,14 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     warm_start()  # it imports beside us what the measuring processes will need
-    own = {found[1]: found[2] for found in map(_OWN.fullmatch, arguments.words) if found}
+    own = {word[1]: word[2] for word in map(_OWN.fullmatch, arguments.words) if word}
     typed = [word for word in arguments.words if not _OWN.fullmatch(word)]
     _require_settings(typed)
-    conf = (
-        []
-        if arguments.config_dir is None
-        else ["--config-dir", str(Path(arguments.config_dir).absolute())]
-    )
+    conf = conf_options(arguments.config_dir)
     folders = [folder / "ladder" for folder in (*map(Path, conf[1:]), conf_folder())]
     ladder = None
     if "ladder" in own:
@@ -68,19 +68,20 @@ def run(arguments: argparse.Namespace) -> None:
         ladder = read_ladder(path)
         require_kind(ladder, typed)
     command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *mask_words(arguments.words)])
-    number = own.get("seeds", "0")
-    require(number.isdecimal(), "seeds", repr(number), allowed="0, 2, 3, …")
+    seeds = own.get("seeds", "0")
+    require(seeds.isdecimal(), "seeds", repr(seeds), allowed="0, 2, 3, …")
     asked = {
         "budget_s": as_seconds(own.get("for", "8m"), "for"),
-        "seeds": int(number),
+        "seeds": int(seeds),
         "command": command,
     }
+    # The ladder's settings come first, so that typed words change them.
     shared = [] if ladder is None else list(ladder.settings)
     start_measuring([*conf, *shared, *typed], partial(climb, ladder, folders, asked))
 
 
 def _require_settings(typed: Sequence[str]) -> None:
-    """Refuse a word that sets nothing; a ladder's name alone is the usual slip."""
+    """Refuse a word that sets nothing, such as the name of a ladder without `+ladder=`."""
     for word in typed:
         if "=" not in word and not word.startswith(("-", "~")):
             names = sorted(path.stem for path in (conf_folder() / "ladder").glob("*.yaml"))
@@ -92,9 +93,8 @@ def _require_settings(typed: Sequence[str]) -> None:
 
 
 def require_kind(ladder: Ladder, typed: Sequence[str]) -> None:
-    """Refuse an option of other data or of another model, before the ladder's own settings fail on
-    it.
-    """
+    """Refuse an option of other data or of another model than the ladder is for."""
+    # Composed with it, the ladder's own settings would fail with a key that you never typed.
     hint = "Leave +ladder out: rungs for your data are then chosen."
     for word in typed:
         group, _, option = word.lstrip("+").partition("=")
@@ -118,8 +118,10 @@ def climb(
     config: RunConfig,
     words: list[str],
 ) -> None:
-    """Climb a ladder when the settings of its runs are composed: the named one, or one for these
-    data.
+    """Measure the named ladder, or one that is chosen for these data, and print its table.
+
+    `places`: folders with ladders. `asked`: what `run_ladder` takes by name: budget, seeds,
+    command.
     """
     from flatout.files import numbered
     from flatout.ladder.case import choose_ladder
@@ -140,26 +142,28 @@ def climb(
             f"rungs chosen for your data: {', '.join(rung.name for rung in ladder.rungs)}",
             flush=True,
         )
+    # Two ladders may begin in the same second: the first to make a folder has it.
     for folder in numbered(name_folder(Path(config.output) / f"ladder_{ladder.name}").absolute()):
         with suppress(FileExistsError):
             folder.mkdir(parents=True)
             break
-    found = run_ladder(ladder, RunJob(config), partial(compose_run, words), folder, **asked)
+    results = run_ladder(ladder, RunJob(config), partial(compose_run, words), folder, **asked)
     console = Console(highlight=False)
     console.width = max(console.width, 150)  # piped into a file it would be cut at 80
-    console.print(ladder_table(found))
-    for line in closing_lines(found):
+    console.print(ladder_table(results))
+    for line in closing_lines(results):
         console.print(Text(line))
     console.print(Text(f"ladder folder: {folder}"), soft_wrap=True)
 
 
-def compose_run(words: list[str], more: Sequence[str]) -> Any:
+def compose_run(words: list[str], more: Sequence[str]) -> RunJob:
+    """The run of these words with the words of one rung after them."""
     from hydra import compose
 
     from flatout.cli.boundary import read_config
     from flatout.cli.composing import explain_errors
     from flatout.run.job import RunJob
 
-    given = [*words, *more]
+    all_words = [*words, *more]
     with explain_errors():
-        return RunJob(read_config(compose("train", overrides=given), given))
+        return RunJob(read_config(compose("train", overrides=all_words), all_words))

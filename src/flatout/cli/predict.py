@@ -1,9 +1,11 @@
-"""`python -m flatout predict RUN FILE`: every row of a file with what the run answers, in the
-file's order.
+"""`python -m flatout predict RUN FILE`: write what a run answers to each row, in the file's order.
 
 Rows are read, answered and written by the block, so memory stays flat however long the file is. A
-run on texts answers classes, one on recordings their samples, one on bit strings 2-grams and, on
-request, texts they may have come from.
+run on texts answers classes, one on recordings their samples. A run on bit strings answers 2-grams
+and, with `--rebuild`, the texts that they may come from.
+
+With `--out FOLDER/` each file gets a file of answers (`answer_folder.py`), and `--on` spreads the
+files over processes or machines.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import xxhash
@@ -22,10 +25,10 @@ from flatout.cli.run_arguments import (
     FILES,
     add_computing,
     add_reading,
+    choose_reading,
     file_options,
+    input_file,
     load_predictors,
-    readable,
-    reading_of,
 )
 from flatout.data.store.progress import Progress
 from flatout.data.tables.output import FORMATS, block_writer
@@ -62,59 +65,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     if (parts := engine.parts_of(arguments, may_be_here=False)) is None:
-        rows = _answered(arguments, *engine.part_of(arguments.part or "1/1"))
+        rows = _answer_part(arguments, *engine.part_of(arguments.part or "1/1"))
     else:
         require(_is_folder(arguments.out), "--on", "is for many files", hint=_MANY)
-        rows = sum(
-            engine.on_ray(partial(_answered, arguments), parts, Path(arguments.out), uses_gpu=True)
-        )
+        answer_part = partial(_answer_part, arguments)
+        rows = sum(engine.on_ray(answer_part, parts, Path(arguments.out), uses_gpu=True))
     if arguments.out is not None:
         print(f"written to {arguments.out}: {rows:,} rows")
 
 
-def _answered(arguments: argparse.Namespace, number: int, count: int) -> int:
+def _answer_part(arguments: argparse.Namespace, number: int, count: int) -> int:
+    """Answer part `number` of `count` of the files, and return how many rows it has.
+
+    Of files a to e, part 2 of 2 has b and d. A single file is one part.
+    """
     predictors = load_predictors(arguments)
     options = file_options(arguments)
-    require(options.top_k >= 0, "--top-k", f"{options.top_k}", allowed="1 or more")
-    for name in (
-        name for name in ("text", "top_k", "bits", "rebuild") if name not in predictors[0].options
-    ):
-        require(
-            not getattr(options, name),
-            f"--{name.replace('_', '-')}",
-            f"this run answers {predictors[0].answers_to}",
-            hint="Leave it out.",
-        )
-    reading = reading_of(arguments)
+    _refuse_unknown_options(options, predictors[0])
+    reading = choose_reading(arguments)
     if _is_folder(arguments.out):
-        answer_one = partial(answer, predictors=predictors, options=options, way=reading)
+        answer_one = partial(answer, predictors=predictors, options=options, reading=reading)
         files = files_in(arguments.file, "FILE")
+        _warn_of_inner_folders(arguments.file)
         own = slice(number - 1, None, count)
-        if folders := [
-            each.name for each in Path(arguments.file).expanduser().glob("[!.]*/") if each.is_dir()
-        ]:
-            print(
-                f"{arguments.file}: folders in it are not read: {', '.join(folders[:3])}",
-                file=sys.stderr,
-            )
-        weights = pa.memory_map(str(ModelFolder.find(arguments.run).path / WEIGHTS)).read_buffer()
-        asked = {
-            "run": Path(arguments.run).resolve().name,
-            "weights": xxhash.xxh3_64_hexdigest(weights),
-        }
-        asked |= {"exact": arguments.exact, "precision": arguments.precision}
-        asked |= {name: value for name, value in asdict(options).items() if value} | {
-            "read": arguments.read
-        }
-        with readable(arguments, "predict"):
-            rows = answer_files(files, Path(arguments.out), answer_one, own, asked)
+        recipe = _recipe_of_answers(arguments, options)
+        with input_file(arguments, "predict"):
+            rows = answer_files(files, Path(arguments.out), answer_one, own, recipe)
     else:
         require(arguments.part is None, "--part", "is of many files", hint=_MANY)
-        with readable(arguments, "predict") as file:
+        with input_file(arguments, "predict") as file:
             rows = answer(file, arguments.out, predictors, options, reading)
     for line in predictors[0].notes():
         print(line, file=sys.stderr)
     return rows
+
+
+def _refuse_unknown_options(options: FileOptions, predictor: RunPredictor) -> None:
+    """Refuse an option that says nothing to this run, such as `--bits` to one on texts."""
+    require(options.top_k >= 0, "--top-k", f"{options.top_k}", allowed="1 or more")
+    for name in ("text", "top_k", "bits", "rebuild"):
+        require(
+            name in predictor.options or not getattr(options, name),
+            f"--{name.replace('_', '-')}",
+            f"this run answers {predictor.answers_to}",
+            hint="Leave it out.",
+        )
+
+
+def _warn_of_inner_folders(place: str) -> None:
+    """Say that folders inside a folder of files are left out: their files are easily missed."""
+    inner = [path.name for path in Path(place).expanduser().glob("[!.]*/") if path.is_dir()]
+    if inner:
+        print(f"{place}: folders in it are not read: {', '.join(inner[:3])}", file=sys.stderr)
+
+
+def _recipe_of_answers(arguments: argparse.Namespace, options: FileOptions) -> dict[str, Any]:
+    """Everything that the answers depend on but the rows: files answered by another are refused."""
+    weights = pa.memory_map(str(ModelFolder.find(arguments.run).path / WEIGHTS)).read_buffer()
+    return {
+        "run": Path(arguments.run).resolve().name,
+        "weights": xxhash.xxh3_64_hexdigest(weights),
+        "exact": arguments.exact,
+        "precision": arguments.precision,
+        **{name: value for name, value in asdict(options).items() if value},
+        "read": arguments.read,
+    }
 
 
 def _is_folder(out: str | None) -> bool:
@@ -126,19 +141,19 @@ def answer(
     out: str | None,
     predictors: list[RunPredictor],
     options: FileOptions,
-    way: ReadingConfig,
+    reading: ReadingConfig,
 ) -> int:
-    """Answer a file; the number of its rows."""
-    table = predictors[0].open(file, "predict", way)
+    """Answer the rows of a file, and return how many there are."""
+    table = predictors[0].open(file, "predict", reading)
     with block_writer(out, reads=file) as write, Progress() as progress:
         advance = progress.task("predicting")
         rows = 0
         replaced = list[str]()
-        for found in predictors[0].answer_table(table, options, predictors):
-            write(found.block)
-            advance(found.done)
-            rows += found.block.num_rows
-            replaced = found.replaced
+        for answered in predictors[0].answer_table(table, options, predictors):
+            write(answered.block)
+            advance(answered.done)
+            rows += answered.block.num_rows
+            replaced = answered.replaced
         # Raised while the answers are being written, so that an older file of that name stays.
         require(
             rows > 0, "FILE", f"{table.name}: no row to answer", hint="Name a file that holds some."

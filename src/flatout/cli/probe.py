@@ -1,8 +1,8 @@
-"""`python -m flatout probe …`: what a linear head reads off each layer of an encoder, and where to
-freeze it.
+"""`python -m flatout probe …`: find the layer of an encoder below which you can freeze it.
 
-Takes the words of `python -m train`, reads some rows once, trains a head a layer, and ends with the
-settings of a cut.
+The command takes the words of `python -m train`, and reads some rows once with the frozen encoder.
+On the output of each layer it trains a linear head. It prints the accuracy of each head, and ends
+with the setting that freezes all layers that add nothing.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    names_model = any(
-        word.lstrip("+").startswith(("model=", "experiment=")) for word in arguments.words
-    )
-    start_measuring([*([] if names_model else ["model=transformer"]), *arguments.words], look)
+    names = ("model=", "experiment=")
+    names_model = any(word.lstrip("+").startswith(names) for word in arguments.words)
+    usual = [] if names_model else ["model=transformer"]
+    start_measuring([*usual, *arguments.words], print_layers)
 
 
-def look(config: RunConfig, overrides: Sequence[str]) -> None:
+def print_layers(config: RunConfig, overrides: Sequence[str]) -> None:
     """Score the layers for these settings, and print the scores and the cut."""
     import lightning as L
 
@@ -75,11 +75,11 @@ def look(config: RunConfig, overrides: Sequence[str]) -> None:
         rows = (4_000, 1_000)  # to learn from, and to judge by
         scores = score_layers(network, splits, rows, device, precision)
     cut = choose_cut(scores)
-    best = max(scores[1:], key=lambda each: each.accuracy)
+    best = max(scores[1:], key=lambda score: score.accuracy)
     print_line("layers  accuracy  ± 95 %")
-    for each in scores:
-        mark = "  <- the cut" if each is cut else ""
-        print_line(f"{each.layers:>6}  {each.accuracy:>8.3f}  {1.96 * each.error:>6.3f}{mark}")
+    for score in scores:
+        mark = "  <- the cut" if score is cut else ""
+        print_line(f"{score.layers:>6}  {score.accuracy:>8.3f}  {1.96 * score.error:>6.3f}{mark}")
     print_line(
         f"a linear head on each layer (0: the embeddings), {time.perf_counter() - began:.0f} s"
     )

@@ -1,4 +1,8 @@
-"""What commands that ask a run share: the file that is given, the devices, and the run on each."""
+"""Arguments of the commands that ask a finished run (predict, evaluate, verify, export).
+
+They name a file of rows, how it is written, and the devices that answer. Here they become a path
+(`input_file`), a `ReadingConfig` (`choose_reading`) and a predictor a device (`load_predictors`).
+"""
 
 from __future__ import annotations
 
@@ -29,26 +33,34 @@ FILES = "csv, tsv, json, jsonl, parquet, arrow, npy or hdf5"
 
 
 @contextmanager
-def readable(arguments: argparse.Namespace, verb: str, file: str | None = None) -> Iterator[str]:
-    """A file by its name, or standard input laid down; a mistake that is found in it names the
-    option of the verb, and columns as the run has them.
+def input_file(arguments: argparse.Namespace, verb: str, file: str | None = None) -> Iterator[str]:
+    """The path of a command's file; for `-` a temporary file with all of standard input.
+
+    Mistakes in the file are raised again in the words of this command: `data.read.encoding` is
+    typed `--read encoding` here.
     """
     file = file or arguments.file
     with tempfile.TemporaryDirectory() as folder:
         try:
-            yield file if file != "-" else _laid_down(folder, verb)
+            yield file if file != "-" else _store_standard_input(folder, verb)
         except UserError as mistake:
-            told = [
-                _with_columns_of(arguments, part.replace("data.read.", "--read ")).replace(
-                    f"{folder}/", ""
-                )
-                for part in mistake.parts.values()
-            ]
-            raise type(mistake)(told[0], told[1], allowed=told[2], hint=told[3]) from None
+            where, message, allowed, hint = (
+                _in_words_of_command(part, arguments, folder) for part in mistake.parts.values()
+            )
+            raise type(mistake)(where, message, allowed=allowed, hint=hint) from None
 
 
-def _with_columns_of(arguments: argparse.Namespace, advice: str) -> str:
-    """Advice that names columns of a file, with the columns that the run reads."""
+def _in_words_of_command(part: str, arguments: argparse.Namespace, folder: str) -> str:
+    advice = part.replace("data.read.", "--read ")
+    # You typed `-`, so the folder of the temporary file would puzzle you.
+    return _name_columns_of_run(arguments, advice).replace(f"{folder}/", "")
+
+
+def _name_columns_of_run(arguments: argparse.Namespace, advice: str) -> str:
+    """Advice with the columns that the run reads, instead of made-up ones.
+
+    `--read columns=[text,label]` → `--read columns=[title,topic]` for a run that reads these.
+    """
     example = re.search(r"--read columns=\[([\w,]+)\]", advice)
     if example is None:
         return advice
@@ -59,16 +71,20 @@ def _with_columns_of(arguments: argparse.Namespace, advice: str) -> str:
     trained = data.get("columns")
     if not isinstance(trained, dict) or "texts" not in trained:
         return advice
-    named = file_options(arguments)
-    texts = [named.text] if named.text else trained["texts"]
-    label = named.label or trained["label"]
+    options = file_options(arguments)
+    texts = [options.text] if options.text else trained["texts"]
+    label = options.label or trained["label"]
     known = [*texts, *([label] if label else [])]
     count = example[1].count(",") + 1
     return advice.replace(example[0], f"--read columns={example_columns(count, known)}")
 
 
-def _laid_down(folder: str, verb: str) -> str:
-    """Standard input in a file of this folder, so that its format can be found."""
+def _store_standard_input(folder: str, verb: str) -> str:
+    """The path of a new file with all of standard input.
+
+    A file, because formats are found by names, and tables read their file more than once. Its
+    ending follows from the first bytes: `{` → jsonl, `[` → json, `PAR1` → parquet, else csv.
+    """
     head = sys.stdin.buffer.read(4096)
     require(
         bool(head.strip()),
@@ -81,14 +97,14 @@ def _laid_down(folder: str, verb: str) -> str:
     if packed:
         with suppress(zlib.error):  # its reader says what is wrong with it
             plain = zlib.decompressobj(wbits=31).decompress(head)
-    begins = plain.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
-    kind = (
-        "parquet" if plain.startswith(b"PAR1") else {b"{": "jsonl", b"[": "json"}.get(begins, "csv")
-    )
-    path = Path(folder, f"standard input.{kind}{packed}")
-    with path.open("wb") as laid_down:
-        laid_down.write(head)
-        shutil.copyfileobj(sys.stdin.buffer, laid_down)
+    first_character = plain.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+    ending = {b"{": "jsonl", b"[": "json"}.get(first_character, "csv")
+    if plain.startswith(b"PAR1"):
+        ending = "parquet"
+    path = Path(folder, f"standard input.{ending}{packed}")
+    with path.open("wb") as file:
+        file.write(head)
+        shutil.copyfileobj(sys.stdin.buffer, file)
     return str(path)
 
 
@@ -100,14 +116,15 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--read", metavar="KEY=VALUE", action="append", default=[], help=text)
 
 
-def reading_of(arguments: argparse.Namespace) -> ReadingConfig:
-    """How the files of the run were written, and what `--read` says of this one."""
+def choose_reading(arguments: argparse.Namespace) -> ReadingConfig:
+    """How the file is read: as the run's own files, with the changes that `--read` names."""
     file = ModelFolder.find(arguments.run).path.parent / SETTINGS
     settings = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    known = [each.name for each in fields(ReadingConfig)]
-    own = (settings.get("data") or {}).get("read") or {}
+    known = [field.name for field in fields(ReadingConfig)]
+    of_run = (settings.get("data") or {}).get("read") or {}
     usual = asdict(ReadingConfig())
-    values = {name: value for name, value in own.items() if name in known and name != "format"}
+    # The format is found again: a run on parquet may be asked about a csv file.
+    values = {name: value for name, value in of_run.items() if name in known and name != "format"}
     if named := [f"{name}={value}" for name, value in values.items() if value != usual[name]]:
         print(
             f"read as in training: {', '.join(named)} (--read KEY=VALUE changes it)",
@@ -117,7 +134,7 @@ def reading_of(arguments: argparse.Namespace) -> ReadingConfig:
         name, _, value = word.partition("=")
         require(name in known, "--read", f"no setting {name!r}", allowed=", ".join(known))
         try:
-            # one sign may be of YAML's own
+            # A single character is taken as it stands: `delimiter=-` is an empty list in YAML.
             values[name] = yaml.safe_load(value) if len(value) > 1 else value
         except yaml.YAMLError:
             raise UserError(
@@ -144,12 +161,13 @@ def add_computing(parser: argparse.ArgumentParser) -> None:
 
 
 def file_options(arguments: argparse.Namespace) -> FileOptions:
-    names = {each.name for each in fields(FileOptions)}
-    return FileOptions(**{name: value for name, value in vars(arguments).items() if name in names})
+    """The options that this command has of those that a predictor may understand."""
+    names = [field.name for field in fields(FileOptions) if field.name in arguments]
+    return FileOptions(**{name: getattr(arguments, name) for name in names})
 
 
 def load_predictors(arguments: argparse.Namespace) -> list[RunPredictor]:
-    """The run, once for every device."""
+    """The run's best model, once for every device."""
     precision = as_choice(Precision, arguments.precision, "--precision")
     devices = answering_devices(arguments.device)
     return [

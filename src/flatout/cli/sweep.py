@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flatout.cli.train import main
 from flatout.cli.typed import must_be_typed_again
-from flatout.cli.words import HELP, SHORT, in_full, quoted, with_secrets_typed
+from flatout.cli.words import HELP, SHORT, conf_options, in_full, quoted, with_secrets_typed
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, nearest, require
 from flatout.masking import is_masked
@@ -32,13 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     words = list(arguments.words)
-    conf = (
-        []
-        if arguments.config_dir is None
-        else ["--config-dir", str(Path(arguments.config_dir).absolute())]
-    )
+    conf = conf_options(arguments.config_dir)
     if words[:1] == ["resume"]:
-        words = _words_of_resume(words[1:], conf)
+        words = _prepare_resume(words[1:], conf)
     elif words and "=" not in words[0] and nearest(words[0], ["resume"]):
         raise UserError(
             f"sweep {words[0]}", "no such word", hint="Did you mean sweep resume FOLDER?"
@@ -46,10 +42,8 @@ def run(arguments: argparse.Namespace) -> None:
     main(["-m", *conf, "hydra/sweeper=flatout", *map(in_full, words)])
 
 
-def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:
-    """The words that resume a sweep; this process then works in the folder where the
-    sweep began.
-    """
+def _prepare_resume(typed: list[str], conf: list[str]) -> list[str]:
+    """Go to the folder where the sweep was started, and return the words that resume it."""
     from flatout.sweep.searched import read_asked
 
     require(
@@ -77,8 +71,8 @@ def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:
             f" {shlex.join(missing)}"
         ),
     )
-    # before this process stands in a folder that a file names: what is imported must not come from
-    # it
+    # The warm server imports before this process enters a folder that a file names: Python looks
+    # for modules in the working directory, and would run code that lies there.
     warm_start()
     os.chdir(asked["place"])
     if any(_trusts(word) for word in more):
@@ -89,7 +83,10 @@ def _words_of_resume(typed: list[str], conf: list[str]) -> list[str]:
 
 
 def _trusts(word: str) -> bool:
-    """Whether a word lets code of others in, or is Hydra's own and not of a sweep."""
+    """Whether a word lets code of others in, or is Hydra's own and not of a sweep.
+
+    `allow_targets=[mine]` and `hydra.job.chdir=true` do, `trials=20` and `seed=1` do not.
+    """
     key = word.lstrip("+~").partition("=")[0]
     is_ours = key in (
         *SHORT.values(),

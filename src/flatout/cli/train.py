@@ -1,7 +1,8 @@
-"""`python -m train`: compose the settings and train one run; the commands that measure start Hydra
-here, too.
+"""`python -m train`: compose the settings and train one run.
 
-Heavy modules are imported inside functions: the command answers Ctrl-C while it imports.
+`start_hydra` composes settings for any job. Commands that measure go through `start_measuring`,
+which gives them the settings and no run folder. Heavy modules are imported inside functions: the
+command answers Ctrl-C while it imports.
 """
 
 from __future__ import annotations
@@ -57,10 +58,7 @@ def start_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors whole, and prints none
     try:
         with importing():
-            if any(
-                word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word
-                for word in typed
-            ):
+            if any(map(_needs_processes, typed)):
                 warm_start()  # imports in the background what later processes need
             importlib.import_module("flatout.cli.boundary")
         _compose(typed, job)
@@ -74,8 +72,13 @@ def start_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
         leave(mistake)
 
 
+def _needs_processes(word: str) -> bool:
+    """Whether a word asks for several runs, measured settings, or ranks on this machine."""
+    return word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word
+
+
 def start_measuring(words: Sequence[str], measure: Callable[[RunConfig, list[str]], None]) -> None:
-    """Measure with the settings that words describe; no run is trained, so none gets a folder."""
+    """Call `measure` with the settings that words describe; no run is trained or gets a folder."""
 
     def job(cfg: DictConfig) -> None:
         from hydra.core.hydra_config import HydraConfig
@@ -122,6 +125,8 @@ def _compose(typed: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
             )()
     except OSError as error:
         if error.errno not in (*REFUSALS, errno.EACCES, errno.EPERM):
+            # Hydra makes the run folder before it calls the job. Only an error of that moment is
+            # about the folder; one inside the job keeps its traceback.
             names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
             if "mkdir" not in names or job.__name__ in names:
                 raise
@@ -131,6 +136,7 @@ def _compose(typed: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
 
 
 def leave(mistake: UserError) -> NoReturn:
+    """End the process with a user's mistake: one message, exit code 2."""
     write_for_launcher(mistake)  # torchrun then shows the mistake on its own last page
     print(mistake, file=sys.stderr)
     sys.exit(EXIT_CODE)
@@ -145,9 +151,11 @@ def job(cfg: DictConfig) -> float | None:
     described = HydraConfig.get()
     folder = Path(described.runtime.output_dir)
     overrides = as_typed(described.overrides.task)
-    is_shared = any(word.startswith("hydra.run.dir=") for word in described.overrides.hydra)
-    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0" and not is_shared:
-        _remove_empty(folder)  # all ranks write to the folder of the first
+    is_named = any(word.startswith("hydra.run.dir=") for word in described.overrides.hydra)
+    # Under torchrun or Slurm each rank composes for itself, so Hydra makes a folder for each one.
+    # All ranks write to that of the first; a folder that you name is the same for all.
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0" and not is_named:
+        _remove_empty(folder)
     try:
         config = read_config(cfg, overrides)
         from flatout.run.launch import start, start_on_ray
@@ -156,18 +164,20 @@ def job(cfg: DictConfig) -> float | None:
         words = [*conf_words(described.runtime.config_sources), *overrides]
         workers = workers_of_ray(described.launcher)
         begin = partial(start_on_ray, workers=workers) if workers is not None else start
-        claim, named = (claim_named_folder, [folder]) if is_shared else (claim_folder, [])
+        claim = claim_named_folder if is_named else claim_folder
+        named = [folder] if is_named else []
         result = begin(config, folder=folder, overrides=words, claim=claim, named=named)
         if result.folder != folder.absolute():
             _remove_empty(folder)  # Hydra made it, but the run resumed another one
         return result.objective
     except UserError as mistake:
-        above: list[Path] = []
-        if not is_shared:
-            # the folder of this name's runs, and that of all runs if it has its usual name
-            above.append(folder.parent)
-            above += [parent for parent in folder.parents[1:2] if parent.name == "outputs"]
-        _remove_empty(folder, *above)
+        # A mistake in the settings leaves nothing behind: neither the folder of this run nor the
+        # `outputs/2026-01-31` above it, which Hydra makes too.
+        made_by_hydra = [folder]
+        if not is_named:
+            above = folder.parents[1:2]
+            made_by_hydra += [folder.parent, *(each for each in above if each.name == "outputs")]
+        _remove_empty(*made_by_hydra)
         leave(mistake)
     except BaseException:
         _remove_empty(folder)
@@ -175,7 +185,7 @@ def job(cfg: DictConfig) -> float | None:
 
 
 def workers_of_ray(launcher: DictConfig) -> int | None:
-    """How many workers of Ray train the run; None: it is trained here."""
+    """How many workers of Ray train the run; None if it trains on this machine."""
     is_on_ray = launcher.get("place") == Place.ray
     workers = launcher.get("workers", 1)
     require(
@@ -191,9 +201,10 @@ def workers_of_ray(launcher: DictConfig) -> int | None:
 
 
 def _remove_empty(*folders: Path) -> None:
-    for each in folders:
+    """Remove folders in this order; one that holds anything stays."""
+    for folder in folders:
         with suppress(OSError):
-            each.rmdir()
+            folder.rmdir()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

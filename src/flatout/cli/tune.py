@@ -1,9 +1,8 @@
-"""`python -m flatout tune …`: what `tune=auto` would decide for a run of these words, and what it
-was read off.
+"""`python -m flatout tune …`: show what `tune=auto` would decide for a run, and the measurements.
 
-Takes the words of `python -m train`, measures in processes that are thrown away, trains nothing,
-and ends with the settings as words of a command line. A run of the same words with `tune=auto`
-finds these answers and measures nothing.
+The command takes the words of `python -m train`. It measures in processes that are thrown away,
+trains nothing, and ends with the settings as words of a command line. A run of the same words with
+`tune=auto` finds these answers and measures nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ from flatout.report.closing import plain_table
 from flatout.run_log import decision_line, print_line
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
+    import torch
+
     from flatout.config import RunConfig
 
 
@@ -40,13 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     warm_start()  # it imports beside us what the process that measures will need
-    start_measuring(
-        ["tune=auto", *(word for word in arguments.words if word.lstrip("+") != "tune=auto")],
-        decide,
-    )
+    words = [word for word in arguments.words if word.lstrip("+") != "tune=auto"]
+    start_measuring(["tune=auto", *words], measure)
 
 
-def decide(config: RunConfig, overrides: Sequence[str]) -> None:
+def measure(config: RunConfig, overrides: Sequence[str]) -> None:
+    """Measure for each kind of device that the run would use, and print what would be decided."""
     from flatout.distributed.ranks import Ranks
     from flatout.run.answers import build_question
     from flatout.run.devices import choose_devices
@@ -59,43 +59,43 @@ def decide(config: RunConfig, overrides: Sequence[str]) -> None:
     alone = Ranks()
     ranks = Ranks(0, len(numbers), 0, len(numbers))
     with unwritten_run() as folder:
-        each_device = (
-            alone.device(str(config.trainer.get("accelerator", "auto")), number)
-            for number in numbers
-        )
-        devices = {str(device_key(device)): device for device in each_device}
+        accelerator = str(config.trainer.get("accelerator", "auto"))
+        # Two cards of one kind give the same answers, so one of each kind is measured.
+        devices = dict[str, torch.device]()
+        for number in numbers:
+            device = alone.device(accelerator, number)
+            devices[str(device_key(device))] = device
         share_processor(config.threads, ranks, next(iter(devices.values())), folder)
         data = open_data(config, alone, folder)
         for device in devices.values():
             require_memory_for_model(config, data, ranks, device)
     print(data.info.report.line(), flush=True)
-    asked = (
-        build_question(config, data, ranks, device, overrides, counts_time=False)
-        for device in devices.values()
-    )
-    found = [measure_answers(each, print_line) for each in asked]
-    for line in (line for each in found for line in each.lines):
-        print(line)
-    answers = combine_answers([each.answers for each in found])
+    measured = []
+    for device in devices.values():
+        question = build_question(config, data, ranks, device, overrides, counts_time=False)
+        measured.append(measure_answers(question, print_line))
+    for measurement in measured:
+        for line in measurement.lines:
+            print(line)
+    answers = combine_answers([measurement.answers for measurement in measured])
     console = Console(highlight=False)
     console.width = max(console.width, 140)  # piped into a file it would be cut at 80
-    console.print(table_of(answers))
+    console.print(build_table(answers))
     for choice in answers.choices:
         print(decision_line(choice.name, choice.value, choice.why, choice.evidence))
     words = override_line(answers.values, config.optim)
     print(words or "nothing was left open, or nothing could be measured: train with these settings")
 
 
-def table_of(answers: Answers) -> Table:
-    """Everything that was tried, a row each."""
+def build_table(answers: Answers) -> Table:
+    """Everything that was tried, a row each; what was not measured is left blank."""
     table = plain_table("what", "value", "rows/s", "tokens/s", "memory", texts=2)
     table.add_column("")
     for row in answers.tried:
-        rates = map(_format_rate, (row.rows_per_s, row.tokens_per_s))
         memory = ""
         if row.memory_gb is not None:
-            how = " predicted" if row.is_predicted else ""
-            memory = f"{row.memory_gb:.2f} GB{how}"
+            memory = f"{row.memory_gb:.2f} GB{' predicted' if row.is_predicted else ''}"
+        rates = (_format_rate(row.rows_per_s), _format_rate(row.tokens_per_s))
         table.add_row(row.what, row.value, *rates, memory, Text(row.verdict))
     return table
 

@@ -1,10 +1,13 @@
-"""What only the command line may say: addresses, receivers of results, and what is read from the
-environment.
+"""Settings that only the command line may have: addresses, receivers of results, and secrets.
 
 A file of settings may come from others. With an address in a file, its author chooses which server
 is asked, with your credentials. With `${oc.env:KEY}` beside it, that server also receives a secret.
 So files may hold neither, and may not refer to a typed value that holds such a reference:
-`${data.encoding.secret}` would copy the secret elsewhere.
+
+    typed       data.encoding.secret='${oc.env:KEY}'        allowed
+    in a file   data.source: https://example.org/rows.csv   refused: an address
+    in a file   name: ${oc.env:KEY}                         refused: the environment
+    in a file   name: ${data.encoding.secret}               refused: it would copy the secret
 """
 
 from __future__ import annotations
@@ -24,15 +27,16 @@ _TIME = re.compile(r"\$\{now:[^${}]*\}")
 _ADDRESS = re.compile(
     r"://|^\s*[a-z][a-z0-9+.-]+:[/\\]|^\s*(file|local|data|sqlite):", re.IGNORECASE
 )
-# a sweep hands these to its trials as words
+# A sweep hands these to its trials as words, where they would count as typed.
 _SEARCHED = ("hydra.sweeper.params", "hydra.sweeper.space")
 _REPEATED = ("hydra.job.override_dirname",)  # Hydra repeats the typed words there
 _OF_HYDRA = ("run", "sweep", "job", "sweeper", "launcher", "callbacks")
 
 
 def check_values(settings: Mapping[Any, Any], words: Sequence[str]) -> None:
-    """Refuse values of the unresolved settings that only the command line may set; `words` are the
-    typed ones.
+    """Refuse values in files that only the command line may set.
+
+    `settings`: all of them, with their references unresolved. `words`: those that are typed.
     """
     secrets = [*_SECRETS, *_typed_references(settings, words)]
     for key, value in nodes(settings, ""):
@@ -49,8 +53,9 @@ def check_values_of_hydra(settings: Mapping[Any, Any], words: Sequence[str]) -> 
     """The same for Hydra's own settings, whose sweepers make words of what a file says."""
     for group in _OF_HYDRA:
         for key, value in nodes(settings.get(group), f"hydra.{group}"):
-            is_from_file = isinstance(value, str) and key not in _REPEATED
-            if is_from_file and not is_typed_value(key, value, words):
+            if not isinstance(value, str) or key in _REPEATED:
+                continue
+            if not is_typed_value(key, value, words):
                 _check_text(key, value, _SECRETS)
                 if key.startswith(_SEARCHED):
                     _check_searched(key, value)
@@ -72,8 +77,9 @@ def is_typed_value(key: str, text: str, words: Sequence[str]) -> bool:
 
 
 def must_be_typed_again(word: str) -> bool:
-    """Whether a word that a file quotes, such as a sweep's, says what only the command line may
-    say.
+    """Whether a word that stands in a file sets what only the command line may set.
+
+    The file of a sweep holds its words: such a word is typed again to resume the sweep.
     """
     name, _, value = word.lstrip("+~").partition("=")
     return (
@@ -83,9 +89,11 @@ def must_be_typed_again(word: str) -> bool:
     )
 
 
-def nodes(value: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """Every part of plain settings, at any depth, and its key; the names in a mapping are parts of
-    it, too.
+def nodes(value: object, where: str) -> Iterator[tuple[str, object]]:
+    """Every part of plain settings with its key, at any depth.
+
+    `{"a": [1]}` gives `{"a": [1]}`, the name `a`, `[1]` under `a`, and 1 under `a[0]`. Names are
+    parts too: a sweep makes words of them.
     """
     yield where, value
     if isinstance(value, Mapping):
@@ -108,8 +116,11 @@ def _typed_references(settings: Mapping[Any, Any], words: Sequence[str]) -> list
 
 
 def _check_text(key: str, text: str, secrets: Sequence[str]) -> None:
+    # Backslashes are left out: they may vanish when the value is read, as in `https:\//`.
     is_address = _ADDRESS.search(text.replace("\\", "")) is not None
     require(not is_address, key, "an address stands in a file", hint=ONLY_TYPED)
+    # References to other settings and the time are harmless. What is left of `${…}` then calls
+    # something: `${oc.env:KEY}`, `${oc.decode:…}`, or one reference inside another.
     rest = _TIME.sub("", _REFERENCE.sub("", text))
     require(
         "${" not in rest,
@@ -117,6 +128,8 @@ def _check_text(key: str, text: str, secrets: Sequence[str]) -> None:
         "a file may refer to other settings, not to the environment or to anything else",
         hint=ONLY_TYPED,
     )
+    # The value itself is secret, or a group that holds it: `${data}` would copy its secret too. A
+    # relative name such as `${.secret}` is refused if anything secret was typed, as it may be it.
     for name in map(_dotted, _REFERENCE.findall(text)):
         is_near = name.startswith(".") and len(secrets) > len(_SECRETS)
         is_secret = is_near or any(f"{name}.".startswith(f"{secret}.") for secret in secrets)
@@ -145,4 +158,5 @@ def _check_searched(key: str, text: str) -> None:
 
 
 def _dotted(key: str) -> str:
+    """`data.clean[0]` → `data.clean.0`: Hydra takes both forms, secrets are compared in one."""
     return re.sub(r"\[(\w+)\]", r".\1", key)

@@ -1,8 +1,7 @@
-"""`python -m flatout verify RUN|FOLDER FILE`: whether each form of a model gives each row the same
-answer.
+"""`python -m flatout verify RUN|FOLDER FILE`: whether all forms of a model give the same answers.
 
-The reference is fp32 on the CPU, each row alone. Exit code 1 where more answers changed than
-`--allow`.
+A form is a way to compute them: another device, batches, an exported folder. The reference is fp32
+on the CPU, each row alone. Exit code 1 where more answers changed than `--allow`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import argparse
 import itertools
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,12 +19,13 @@ from flatout.cli.run_arguments import (
     FILES,
     add_reading,
     answering_devices,
+    choose_reading,
     file_options,
-    readable,
-    reading_of,
+    input_file,
 )
 from flatout.data.store.progress import Progress
 from flatout.data.tables.sources import open_table
+from flatout.data.tables.table import Table
 from flatout.data.tokens.long_texts import Long
 from flatout.engine.precision import Precision
 from flatout.errors import require
@@ -35,7 +35,9 @@ from flatout.inference.forms import (
     forms_of_folder,
     forms_of_run,
     is_transformers_folder,
+    way_of_long_texts,
 )
+from flatout.inference.run_predictor import RunPredictor
 from flatout.inference.verify import SplitAnswer, verify, write_certificate
 from flatout.run.kinds import load_predictor
 
@@ -71,17 +73,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     require(arguments.rows > 0, "--rows", f"{arguments.rows}", allowed="1 or more")
-    _allowed(arguments.allow, 1)
-    reference, forms, opening = _forms(arguments)
-    with readable(arguments, "verify") as file, Progress() as progress:
-        table = opening(file)
-        rows = list(
-            itertools.islice(
-                reference.predictor.rows(table, file_options(arguments)), arguments.rows
-            )
-        )
+    # A wrong number is refused now, before minutes pass in loading; a percentage needs the rows.
+    _count_allowed(arguments.allow, 1)
+    reference, forms, open_file = _find_forms(arguments)
+    with input_file(arguments, "verify") as file, Progress() as progress:
+        table = open_file(file)
+        all_rows = reference.predictor.rows(table, file_options(arguments))
+        rows = list(itertools.islice(all_rows, arguments.rows))
         reference.predictor.require_rows(len(rows), table)
-        allowed = _allowed(arguments.allow, len(rows))
+        allowed = _count_allowed(arguments.allow, len(rows))
         width = max(len(form.name) for form in forms)
         print(f"{table.name}: {len(rows):,} rows; reference: {reference.name}, fp32")
         done = []
@@ -91,10 +91,9 @@ def run(arguments: argparse.Namespace) -> None:
             done.append(verify(form, rows, expected))
             print(done[-1].line(width), flush=True)
             advance(len(rows))
-    holds = all(each.holds(allowed) for each in done)
-    print(
-        f"{'each form holds' if holds else 'not each form holds'}, {allowed:,} changed rows allowed"
-    )
+    holds = all(verified.holds(allowed) for verified in done)
+    verdict = "each form holds" if holds else "not each form holds"
+    print(f"{verdict}, {allowed:,} changed rows allowed")
     if arguments.out is not None:
         about = {
             "file": table.name,
@@ -107,8 +106,10 @@ def run(arguments: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-def _forms(arguments: argparse.Namespace) -> tuple[Form, list[Form], Any]:
-    """The reference, all forms, and what opens the file."""
+def _find_forms(
+    arguments: argparse.Namespace,
+) -> tuple[Form, list[Form], Callable[[str], Table]]:
+    """The reference, all forms that are compared with it, and the function that opens the file."""
     if is_transformers_folder(arguments.run):
         require(
             not arguments.form,
@@ -122,29 +123,34 @@ def _forms(arguments: argparse.Namespace) -> tuple[Form, list[Form], Any]:
         return reference, forms, lambda file: open_table(file, where="FILE")
     predictor = load_predictor(arguments.run, "cpu", Precision.fp32)
     usual = arguments.run / "export"
-    # else its export answers windows
-    reads_whole = predictor.long_texts.kind is Long.cut
-    folders = arguments.form or ([usual] if usual.is_dir() and reads_whole else [])
-    files = {name: each for folder in folders for name, each in exported(predictor, folder).items()}
-    devices = [
-        device for device in answering_devices(arguments.device) if device != torch.device("cpu")
+    folders = list(arguments.form or [])
+    # An exported tokenizer cuts long texts, so a run that reads them in windows answers otherwise.
+    if not folders and usual.is_dir() and way_of_long_texts(predictor) is Long.cut:
+        folders.append(usual)
+    exports = dict[str, RunPredictor]()
+    for folder in folders:
+        exports |= exported(predictor, folder)
+    devices = answering_devices(arguments.device)
+    beside = [
+        load_predictor(arguments.run, device) for device in devices if device != torch.device("cpu")
     ]
-    beside = [load_predictor(arguments.run, device) for device in devices]
-    return *forms_of_run(predictor, beside, files), lambda file: predictor.open(
-        file, "verify", reading_of(arguments)
-    )
+
+    def open_file(file: str) -> Table:
+        return predictor.open(file, "verify", choose_reading(arguments))
+
+    return *forms_of_run(predictor, beside, exports), open_file
 
 
-def _allowed(given: str, rows: int) -> int:
-    """Rows that may change; a percentage is one of the rows."""
+def _count_allowed(allowed: str, rows: int) -> int:
+    """Rows that may change: of 2,000 rows `3` → 3, `0.1%` → 2."""
     try:
-        found = float(given.removesuffix("%")) * (rows / 100 if given.endswith("%") else 1)
+        count = float(allowed.removesuffix("%")) * (rows / 100 if allowed.endswith("%") else 1)
     except ValueError:
-        found = -1
+        count = -1
     require(
-        0 <= found < math.inf,
+        0 <= count < math.inf,
         "--allow",
-        repr(given),
+        repr(allowed),
         allowed="a number of rows, or a percentage: 3, 0.1%",
     )
-    return int(found)
+    return int(count)

@@ -1,24 +1,29 @@
 """Words of the command line in the form that Hydra asks for, and where files of settings are.
 
-Words that would run code are refused, and files that hold too much: a few lines of YAML can unfold
-to a billion values.
+Users type `experiment=agnews data.text=Übersicht`; Hydra wants `+experiment=agnews
+data.text="Übersicht"`. Words that would run code are refused, and files that hold too much: a few
+lines of YAML can unfold to a billion values.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 import flatout
 from flatout.errors import UserError, require
 from flatout.masking import is_masked
+
+if TYPE_CHECKING:  # Hydra is imported after the command line is read
+    from hydra.conf import ConfigSourceInfo
 
 HELP = tomllib.loads(Path(__file__).with_name("help.toml").read_text("utf-8"))
 # not in train.yaml's list: Hydra asks for a plus sign, we take both forms
@@ -37,13 +42,13 @@ _LISTED = (
 )
 """Groups in the defaults list: Hydra refuses a plus sign, we take both forms."""
 GROUPS = (*_LISTED, *_ADDED)
-# where it computes, in short
+# short words for where a run computes
 OF_CLUSTER = {"on": "hydra.launcher.place", "workers": "hydra.launcher.workers"}
-# a value or an item with a letter beyond ASCII
+# a value or an item with a letter beyond ASCII: in `[Übersicht,Text]` the first item
 _WITH_LETTERS = r"[^\[\]{}(),:=]*[^\x00-\x7f][^\[\]{}(),:=]*"
 _NOT_OF_TRAINING = ("output", "name", "resume", "resume_anyway", "allow_targets", "tune")
 """What a run that is trained again does without; packages are trusted on the command line alone."""
-# of a file of settings
+# limits of a file of settings
 _MOST_CHARACTERS = 1_000_000
 _MOST_VALUES = 20_000
 
@@ -54,6 +59,10 @@ def for_hydra(words: Sequence[str]) -> list[str]:
 
 
 def in_hydras_form(word: str) -> str:
+    """A word as Hydra wants it.
+
+    `experiment=a` → `+experiment=a`, `+model=b` → `model=b`, `on=ray` → `hydra.launcher.place=ray`.
+    """
     word = quote_letters(word)
     if word.startswith("launcher."):
         return f"hydra.{word}"
@@ -66,8 +75,10 @@ def in_hydras_form(word: str) -> str:
 
 
 def quote_letters(word: str) -> str:
-    """A word such as `data.text=Übersicht` or `data.read.delimiter=;` with the quotes that Hydra
-    wants there.
+    """The word with quotes where Hydra's grammar would not read the value.
+
+    `data.text=Übersicht` → `data.text="Übersicht"`, `data.read.delimiter=;` →
+    `data.read.delimiter=';'`.
     """
     key, equals, value = word.partition("=")
     if value in (";", "|", ","):
@@ -85,15 +96,18 @@ def quoted(text: str) -> str:
 
 
 def with_own_parts(words: Sequence[str]) -> list[str]:
-    """The words without the option of a group whose `_target_` is typed: a class of yours takes its
-    place.
+    """The words with a class of yours in the place of a whole group of settings.
+
+    `task=grams task._target_=mine.Task task.size=3` → `~task +task._target_=mine.Task
+    +task.size=3`: the schema of the group would refuse the arguments of your class.
     """
-    found = list(words)
+    all_words = list(words)
     for group in ("data", "task"):
-        if any(word.lstrip("+").startswith(f"{group}._target_=") for word in found):
-            kept = (word for word in found if not word.startswith(f"{group}="))
-            found = [f"~{group}", *(re.sub(rf"^\+*{group}\.", f"+{group}.", word) for word in kept)]
-    return found
+        if any(word.lstrip("+").startswith(f"{group}._target_=") for word in all_words):
+            kept = (word for word in all_words if not word.startswith(f"{group}="))
+            added = (re.sub(rf"^\+*{group}\.", f"+{group}.", word) for word in kept)
+            all_words = [f"~{group}", *added]
+    return all_words
 
 
 def debug_last(words: Iterable[str]) -> list[str]:
@@ -102,7 +116,10 @@ def debug_last(words: Iterable[str]) -> list[str]:
 
 
 def options_last(words: Sequence[str]) -> list[str]:
-    """Settings first, then options: Hydra's parser takes settings in one piece only."""
+    """Settings first, then options: `a=1 --cfg job b=2` → `a=1 b=2 --cfg job`.
+
+    Hydra's parser takes settings in one piece only.
+    """
     if "--" in words:
         return list(words)
     settings = []
@@ -130,18 +147,19 @@ def _takes_value(option: str, following: str) -> bool:
         "--experimental-rerun",
         "--cfg",
     )
-    # argparse takes them too
+    # argparse takes the beginning of an option for the whole: `--config-d` is `--config-dir`.
     is_beginning = len(option) > len("--") and any(name.startswith(option) for name in names)
     return is_beginning or option in ("-p", "-cp", "-cn", "-cd", "-c")
 
 
 def refuse_pickles_and_packages(words: Sequence[str]) -> None:
-    """Refuse two options of Hydra: one unpickles a file, one may import a package to
-    read settings.
+    """Refuse options of Hydra that run code of others.
+
+    `--experimental-rerun` unpickles a file, and `--config-path pkg:mine` imports a package.
     """
     for number, word in enumerate(words):
         name, _, value = word.partition("=")
-        # argparse takes beginnings too
+        # argparse takes beginnings too, so these are refused as well
         is_rerun = len(name) > len("--e") and "--experimental-rerun".startswith(name)
         require(
             not is_rerun,
@@ -164,16 +182,15 @@ def require_folders(where: str, places: str) -> None:
 
 
 def with_secrets_typed(words: Sequence[str], typed: Sequence[str], where: str) -> list[str]:
-    """Words that a folder holds, each with a masked secret replaced by the one that is typed for
-    its setting.
+    """Words of a folder, with each masked one replaced by the word that is typed for its setting.
 
     A folder keeps no secrets, so the user types them again.
     """
-    of_key = {key_of(word): word for word in typed}
+    typed_word = {key_of(word): word for word in typed}
     complete = list(words)
-    for number, word in enumerate(complete):
+    for number, word in enumerate(words):
         if is_masked(word):
-            complete[number] = of_key.get(key_of(word), word)
+            complete[number] = typed_word.get(key_of(word), word)
     missing = [key_of(word) for word in complete if is_masked(word)]
     what = f"the folder holds no secrets, as of {', '.join(missing)}"
     again = " ".join(f"{key}=…" for key in missing)
@@ -218,12 +235,12 @@ def is_of_training(word: str) -> bool:
     if word.startswith("--config-dir="):
         return True
     is_setting = "=" in word and not word.lstrip("+~").startswith(("hydra.", "hydra/", "-"))
-    return (is_setting or word.startswith("~")) and key_of(word).partition(".")[
-        0
-    ] not in _NOT_OF_TRAINING
+    group = key_of(word).partition(".")[0]
+    return (is_setting or word.startswith("~")) and group not in _NOT_OF_TRAINING
 
 
 def key_of(word: str) -> str:
+    """The key that a word sets: `++trainer.max_steps=5` → `trainer.max_steps`."""
     return word.partition("=")[0].lstrip("+~")
 
 
@@ -244,11 +261,16 @@ def conf_folder() -> Path:
     )
 
 
-def conf_words(sources: Iterable[Any]) -> list[str]:
-    """`--config-dir` as it was typed, in full, from the places that Hydra composed the
-    settings of.
-    """
-    places = [each.path for each in sources if each.provider == "command-line" and each.path]
+def conf_options(folder: str | None) -> list[str]:
+    """Hydra's option for the `--config-dir` of a command, with the full path of the folder."""
+    return [] if folder is None else ["--config-dir", str(Path(folder).absolute())]
+
+
+def conf_words(sources: Iterable[ConfigSourceInfo]) -> list[str]:
+    """The typed `--config-dir` with its full path; `sources`: where Hydra found settings."""
+    places = [
+        source.path for source in sources if source.provider == "command-line" and source.path
+    ]
     return [f"--config-dir={Path(place).absolute()}" for place in places[:1]]
 
 
@@ -275,17 +297,24 @@ def require_modest(text: str, where: str) -> None:
 
 
 def _values(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> int:
-    """Number of values below a node, each reference counted; a node that holds itself
-    has no end.
+    """How many values a node unfolds to, each reference counted.
+
+    `known`: the counts so far, by node. `above`: the nodes that this one lies in.
     """
+    # A list counts as a value too, so each line like the second triples what there is:
+    #
+    #     a: &a [x, x, x]         1 + 3 = 4 values
+    #     b: &b [*a, *a, *a]      1 + 3 · 4 = 13 values; twenty such lines make billions
+    #
+    # A node is counted once, and its count is used at each reference, so this ends soon.
     if not isinstance(node, yaml.CollectionNode):
         return 1
-    if id(node) in above:
+    if id(node) in above:  # it holds itself, so it has no end
         return _MOST_VALUES + 1
     if id(node) not in known:
-        # a mapping holds pairs of a key and a value, a list its items
-        children: list[yaml.Node | None] = []
-        for entry in node.value:
-            children += entry if isinstance(entry, tuple) else [entry]
+        # the parts of a list are nodes, those of a mapping are pairs of them
+        children = node.value
+        if isinstance(node, yaml.MappingNode):
+            children = itertools.chain.from_iterable(node.value)
         known[id(node)] = 1 + sum(_values(child, known, above | {id(node)}) for child in children)
     return known[id(node)]

@@ -90,8 +90,8 @@ BEST: dict[str, Callable[[FormMeasurement], float]] = {
 }  # what a form can be best for; the larger value is the better one
 
 
-def require_measurable(predictor: RunPredictor, where: str) -> None:
-    """Refuse runs whose folders would answer otherwise than the run, before anything is written."""
+def as_measurable(predictor: RunPredictor, where: str) -> Predictor:
+    """The predictor of a run whose folder answers as the run does; other runs are refused."""
     if not isinstance(predictor, Predictor) or type(predictor) is not Predictor:
         raise UserError(
             where,
@@ -110,6 +110,7 @@ def require_measurable(predictor: RunPredictor, where: str) -> None:
         f"--for here cuts the texts that the run reads with data.long={predictor.long_texts.kind}",
         hint="Leave it out.",
     )
+    return predictor
 
 
 def quantise(folder: Path, texts: Iterable[str]) -> list[str]:

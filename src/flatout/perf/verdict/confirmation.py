@@ -1,12 +1,14 @@
 """Confirmed fixes of a verdict: how much faster a run was with an override.
 
 `doctor --confirm` measures it in short runs and writes `confirmation.json` into the run folder.
-`tune` reads the file, and does not measure the same again.
+`tune` reads the file, and does not measure the same again. Here stand the lengths of the short runs
+(`count_steps`), and what is kept of them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,9 +17,13 @@ from typing import Any
 
 from flatout.files import write_atomically
 from flatout.perf.measure.intervals import SpeedupInterval
+from flatout.perf.verdict.evidence import Evidence
 from flatout.perf.verdict.findings import RECOMMENDED
 
 FILE = "confirmation.json"
+LEAST_STEPS = 60
+"""Optimizer steps of the shortest run that is compared."""
+_MOST_STEPS = 300
 _SCHEMA = 1
 
 
@@ -78,6 +84,40 @@ class OverrideConfirmation:
             device=str(values["device"]),
             version=str(values["version"]),
         )
+
+
+def promised_speedup(found: Mapping[str, Any]) -> SpeedupInterval | None:
+    """The speedup that a verdict predicts for its override, with bounds; None if it names none."""
+    if found["predicted_gain"] is None:
+        return None
+    return SpeedupInterval(found["predicted_gain"], found["gain_low"], found["gain_high"])
+
+
+def count_steps(evidence: Evidence) -> int:
+    """Optimizer steps of each short run: about three seconds of training."""
+    step_s = evidence.total_ms * evidence.accumulate / 1000
+    steps = min(_MOST_STEPS, max(LEAST_STEPS, round(3.0 / max(step_s, 1e-6))))
+    # The end of an epoch costs time too (validation, a checkpoint). So a run goes on to that end
+    # where it is near: 100 steps become 150 of an epoch of 150, and stay 100 of one of 400.
+    epoch = math.ceil(evidence.steps / max(evidence.epochs, 1e-9))
+    return epoch if steps < epoch <= min(2 * steps, _MOST_STEPS) else steps
+
+
+def count_override_steps(override: str, evidence: Evidence, steps: int) -> int:
+    """Steps with the override that train as many rows as `steps` without it.
+
+    200 steps of 8 rows, override `data.batch_size=16` → 100 steps.
+    """
+    return max(LEAST_STEPS, round(steps / _growth_of_step(override, evidence)))
+
+
+def _growth_of_step(override: str, evidence: Evidence) -> float:
+    """How many times as many rows an optimizer step has with the override."""
+    values = dict(word.split("=", 1) for word in override.split() if "=" in word)
+    if (effective := values.get("data.effective_batch", "null")) != "null":
+        return int(effective) / max(1, evidence.effective_batch or 1)
+    rows = int(values.get("data.batch_size", evidence.batch_size or 1)) / (evidence.batch_size or 1)
+    return rows * int(values.get("data.accumulate", evidence.accumulate)) / evidence.accumulate
 
 
 @dataclass(slots=True)
