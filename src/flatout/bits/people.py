@@ -1,10 +1,9 @@
-"""The built-in people: given name, surname, birthday and a number, any number of them, the same on
-every machine.
+"""The built-in people: any number of records with a name, a birthday and a number.
 
-Common names come from a short list of our own, the rest from syllables; both follow a long-tailed
-frequency law, so a few names are on every page and most are rare. Rows are made in blocks of a
-fixed size, each from its own random stream. On request some records carry a typing error in their
-name: a letter replaced, left out, or changed with its neighbour.
+They are the same on every machine. Common names come from a short list of our own, the rest from
+syllables. Both follow a long-tailed frequency law: a few names are on every page, and most are
+rare. Rows are made in blocks of a fixed size, each from its own random stream. On request some
+names carry a typing error: a letter replaced, left out, or swapped with its neighbour.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import draw_long_tailed, made_up_words
+from flatout.data.samples.made_up import WordMaker, draw_long_tailed
 from flatout.data.samples.settings import SampleConfig
 from flatout.data.tables.table import Table
 from flatout.errors import LARGEST_SEED, setting
@@ -89,9 +88,10 @@ def _block(config: PeopleConfig, number: int) -> pa.RecordBatch:
         "Birthday": _birthdays(random),
     }
     if config.typos:
-        has_typo, in_surname = random.random(_BLOCK) < config.typos, random.random(_BLOCK) < 0.5
-        made["GivenName"] = _mistyped(made["GivenName"], has_typo & ~in_surname, random)
-        made["Surname"] = _mistyped(made["Surname"], has_typo & in_surname, random)
+        has_typo = random.random(_BLOCK) < config.typos
+        in_surname = random.random(_BLOCK) < 0.5
+        made["GivenName"] = _mistype(made["GivenName"], has_typo & ~in_surname, random)
+        made["Surname"] = _mistype(made["Surname"], has_typo & in_surname, random)
     uids = np.arange(_BLOCK) + number * _BLOCK + _FIRST_UID
     return pa.RecordBatch.from_pydict({**made, "uid": pa.array(uids).cast(pa.string())})
 
@@ -106,26 +106,30 @@ def _birthdays(random: np.random.Generator) -> pa.Array:
     )
 
 
-def _mistyped(names: pa.Array, chosen: NDArray[np.bool_], random: np.random.Generator) -> pa.Array:
-    """The chosen names with one error each: a letter replaced, changed with the next one, or left
-    out.
-    """
-    offsets = np.frombuffer(names.buffers()[1], dtype=np.int32)[
-        names.offset : names.offset + len(names) + 1
-    ]
+def _mistype(names: pa.Array, chosen: NDArray[np.bool_], random: np.random.Generator) -> pa.Array:
+    """The names, those that are chosen with one typing error each."""
+    # All letters lie in one array, and each kind of error is made for all names at once. Mary with
+    # two letters swapped, Bob with one left out:
+    #
+    #     letters    M a r y B o b     offsets [0, 4, 7]
+    #     swapped    M a y r B o b
+    #     kept       x x x x x . x     letters left out before each offset [0, 0, 1]
+    #     result     M a y r B b       offsets [0, 4, 6]
+    own = slice(names.offset, names.offset + len(names) + 1)
+    offsets = np.frombuffer(names.buffers()[1], dtype=np.int32)[own]
     letters = np.frombuffer(names.buffers()[2], dtype=np.uint8)[: offsets[-1]].copy()
     rows = np.flatnonzero(chosen)
     lengths = np.diff(offsets)[rows]
     kind = random.integers(0, 3, len(rows))
-    # the first letter stays
+    # The first letter stays, as it is the one that people get right.
     place = offsets[rows] + 1 + (random.random(len(rows)) * (lengths - 2)).astype(np.int32)
-    replaced, turned, dropped = (place[kind == number] for number in range(3))
+    replaced, swapped, left_out = (place[kind == number] for number in range(3))
     letters[replaced] = random.integers(ord("a"), ord("z") + 1, len(replaced))
-    first = letters[turned].copy()
-    letters[turned] = letters[turned + 1]
-    letters[turned + 1] = first
+    first = letters[swapped].copy()
+    letters[swapped] = letters[swapped + 1]
+    letters[swapped + 1] = first
     kept = np.ones(len(letters), dtype=np.bool_)
-    kept[dropped] = False
+    kept[left_out] = False
     shorter = offsets - np.append(0, np.cumsum(~kept))[offsets].astype(np.int32)
     buffers = [None, pa.py_buffer(shorter.astype(np.int32)), pa.py_buffer(letters[kept].tobytes())]
     return pa.Array.from_buffers(pa.string(), len(names), buffers)
@@ -135,10 +139,7 @@ def _mistyped(names: pa.Array, chosen: NDArray[np.bool_], random: np.random.Gene
 def _names() -> tuple[pa.Array, pa.Array]:
     """Given names and surnames, the commonest first."""
     random = np.random.Generator(np.random.Philox(key=[2009, 0]))
-    taken = {*_GIVEN, *_SURNAMES}
-    given = [*_GIVEN, *made_up_words(random, _NUM_GIVEN - len(_GIVEN), taken, _SYLLABLES)]
-    surnames = [
-        *_SURNAMES,
-        *made_up_words(random, _NUM_SURNAMES - len(_SURNAMES), taken, _SYLLABLES),
-    ]
+    maker = WordMaker(random, [*_GIVEN, *_SURNAMES], _SYLLABLES)
+    given = _GIVEN + maker.make_words(_NUM_GIVEN - len(_GIVEN))
+    surnames = _SURNAMES + maker.make_words(_NUM_SURNAMES - len(_SURNAMES))
     return pc.utf8_capitalize(pa.array(given)), pc.utf8_capitalize(pa.array(surnames))

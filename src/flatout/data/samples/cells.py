@@ -54,9 +54,7 @@ class CellsConfig(SampleConfig):
     seed: int = setting(7, "Another seed, other cells.", least=0, most=LARGEST_SEED)
 
     def floor(self, target: str) -> float | None:
-        """The lowest root mean square error that any model can reach; None where it is
-        not known.
-        """
+        """The lowest root mean square error that any model can reach; None if it is not known."""
         return {"soc": self.soc_noise, "voltage": self.voltage_noise}.get(target)
 
 
@@ -85,17 +83,20 @@ class CellsTable(Table):
 
 def discharge_cell(config: CellsConfig, split: str, cell: int) -> pa.RecordBatch:
     """All discharges of one cell: its samples one after the other."""
-    random = np.random.Generator(
-        np.random.Philox(key=[config.seed, SPLIT_STREAM[split] * 1_000_000 + cell])
-    )
-    capacity_ah, resistance = random.uniform(1.96, 2.04), random.uniform(0.048, 0.052)
+    # Each cell has a random stream of its own, so any of them can be made without the others.
+    key = [config.seed, SPLIT_STREAM[split] * 1_000_000 + cell]
+    random = np.random.Generator(np.random.Philox(key=key))
+    capacity_ah = random.uniform(1.96, 2.04)
+    resistance = random.uniform(0.048, 0.052)
     ambient = random.choice([10.0, 25.0, 40.0], config.cycles)
     current = draw_currents(random, config.cycles, config.samples)
+    # The state of charge counts the charge that has flowed: -2 A for 1,800 s are -1 Ah, which is
+    # half of a cell of 2 Ah.
     soc = (
         random.uniform(0.85, 1.0, config.cycles)[:, None]
         + np.cumsum(current, axis=1) * STEP_S / 3600 / capacity_ah
     )
-    temperature, voltage = respond(current, soc, ambient, resistance)
+    temperature, voltage = simulate_response(current, soc, ambient, resistance)
     shape = current.shape
     rows = {
         "cell": np.full(shape, f"{split}-{cell}"),
@@ -106,46 +107,51 @@ def discharge_cell(config: CellsConfig, split: str, cell: int) -> pa.RecordBatch
         "temperature": temperature + config.temperature_noise * random.standard_normal(shape),
         "soc": soc + config.soc_noise * random.standard_normal(shape),
     }
+    # A discharge ends where the cell is first empty, even if it would recuperate afterwards.
     is_kept = np.logical_and.accumulate(soc > 0.02, axis=1)
     return pa.RecordBatch.from_pydict({name: pa.array(rows[name][is_kept]) for name in COLUMNS})
 
 
 def draw_currents(random: np.random.Generator, cycles: int, samples: int) -> Floats:
-    """`[cycles, samples]` amperes, negative while discharging: runs of pulses about a mean of the
-    discharge.
-    """
+    """`[cycles, samples]` amperes, negative while discharging: pulses about the cycle's mean."""
+    # Pulses of 2, 3 and 4 samples begin at 0, 2 and 5, and each has one level:
+    #
+    #     starts of the next ones   2, 5, 9
+    #     sample                    0   1   2   3   4   5   6   7   8
+    #     number of its pulse       0   0   1   1   1   2   2   2   2
+    shape = (cycles, samples)
     mean = -random.uniform(1.2, 2.4, cycles)[:, None]
-    starts = np.cumsum(random.integers(2, 12, (cycles, samples)), axis=1)
+    starts = np.cumsum(random.integers(2, 12, shape), axis=1)
     number = np.stack([np.searchsorted(row, np.arange(samples), side="right") for row in starts])
-    levels = random.gamma(2.0, 0.5, (cycles, samples)) - 0.25 * (
-        random.random((cycles, samples)) < 0.15
-    )
+    # Braking feeds charge back, so now and then a level is lowered, sometimes below zero.
+    levels = random.gamma(2.0, 0.5, shape) - 0.25 * (random.random(shape) < 0.15)
     return mean * np.take_along_axis(levels, number, axis=1)
 
 
-def respond(
+def simulate_response(
     current: Floats, soc: Floats, ambient: Floats, resistance: float
 ) -> tuple[Floats, Floats]:
-    """Temperature and voltage of a cell under a current; all cycles at once, sample
-    after sample.
-    """
+    """Temperature and voltage of a cell under a current; all cycles at once, sample by sample."""
+    # The voltage is that of the open circuit, plus the drop over the resistance, plus those of two
+    # RC pairs, which follow the current with delays of 30 s and 400 s. A cold cell resists more.
     cycles, samples = current.shape
-    temperature, voltage = np.empty(current.shape), np.empty(current.shape)
+    temperature = np.empty(current.shape)
+    voltage = np.empty(current.shape)
     heat = ambient.copy()
     slow = np.zeros(cycles)
     fast = np.zeros(cycles)
     for place in range(samples):
         amps = current[:, place]
         ohms = resistance * np.exp(1500 * (1 / (heat + 273.15) - 1 / 298.15))
-        fast = _follow(fast, amps * 0.4 * ohms, 30.0)
-        slow = _follow(slow, amps * 0.7 * ohms, 400.0)
+        fast = _approach(fast, amps * 0.4 * ohms, 30.0)
+        slow = _approach(slow, amps * 0.7 * ohms, 400.0)
         heat = heat + STEP_S * (amps**2 * 2.1 * ohms / 40.0 - (heat - ambient) / 900.0)
         temperature[:, place] = heat
         voltage[:, place] = np.interp(soc[:, place], _OCV_SOC, _OCV_V) + amps * ohms + fast + slow
     return temperature, voltage
 
 
-def _follow(value: Floats, goal: Floats, seconds: float) -> Floats:
-    """A first-order lag after one sample."""
+def _approach(value: Floats, goal: Floats, seconds: float) -> Floats:
+    """The value one sample later, on its way to the goal with this time constant."""
     kept = np.exp(-STEP_S / seconds)
     return kept * value + (1 - kept) * goal

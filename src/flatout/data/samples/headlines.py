@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import disturb, draw_long_tailed, long_tail, made_up_words
+from flatout.data.samples.made_up import WordMaker, disturb, draw_long_tailed, long_tail
 from flatout.data.samples.settings import SampleConfig
 from flatout.data.tables.table import GeneratedTable
 from flatout.errors import LARGEST_SEED, setting
@@ -155,18 +155,14 @@ def _lexicon(num_classes: int) -> tuple[pa.Array, pa.Array]:
     Words are the common ones, names, then each topic's own; all of them again with a capital.
     """
     random = np.random.Generator(np.random.Philox(key=[2011, 0]))
-    taken = {*_COMMON, *" ".join(_TOPICS.values()).split()}
-    names = made_up_words(random, _NUM_NAMES, taken, _SYLLABLES)
+    known_words = [*_COMMON, *" ".join(_TOPICS.values()).split()]
+    maker = WordMaker(random, known_words, _SYLLABLES)
+    names = maker.make_words(_NUM_NAMES)
     topics = list(_TOPICS)[:num_classes]
-    topics += [
-        f"topic {word}"
-        for word in made_up_words(random, num_classes - len(topics), taken, _SYLLABLES)
-    ]
+    topics += [f"topic {word}" for word in maker.make_words(num_classes - len(topics))]
     own: list[str] = []
     for topic in topics:
         known = _TOPICS.get(topic, "").split()
-        own += known + made_up_words(
-            random, _COMMON_PER_TOPIC + _RARE_PER_TOPIC - len(known), taken, _SYLLABLES
-        )
+        own += known + maker.make_words(_COMMON_PER_TOPIC + _RARE_PER_TOPIC - len(known))
     words = pa.array([*_COMMON, *names, *own])
     return pa.concat_arrays([words, pc.utf8_capitalize(words)]), pa.array(topics)

@@ -1,4 +1,4 @@
-"""What built-in samples are made of: words from syllables, and numbers by a long-tailed law.
+"""Make words from syllables, and draw numbers by a long-tailed law, for the built-in samples.
 
 All work is by the block. A number is drawn by a look into a table, so millions a second. The same
 random stream gives the same words and numbers on every machine. Open this file to change how words
@@ -7,6 +7,7 @@ sound or how common the first ones are; every stored sample changes with it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -28,41 +29,53 @@ def disturb(
     return np.where(is_changed, others, values)
 
 
-def made_up_words(
-    random: np.random.Generator, count: int, taken: set[str], syllables: Pieces
-) -> list[str]:
-    """Make `count` words of two or three syllables that are not in `taken`; they join it."""
-    made: list[str] = []
-    while len(made) < count:
-        tries = 2 * count + 16
-        first = _draw_syllables(random, tries, syllables)
-        second = _draw_syllables(random, tries, syllables)
-        two = np.char.add(first, second)
-        has_third = random.random(tries) < _THIRD_SYLLABLE_SHARE
-        three = np.char.add(two, _draw_syllables(random, tries, syllables))
-        stems = np.where(has_third, three, two)
-        words = np.char.add(stems, _draw_pieces(random, syllables["ends"], tries))
-        new_words = [word for word in dict.fromkeys(words.tolist()) if word not in taken]
-        new_words = new_words[: count - len(made)]
-        taken.update(new_words)
-        made += new_words
-    return made
+class WordMaker:
+    """Makes up words of two or three syllables, none of them twice and none of the known ones.
 
+    With the onsets b and k, the vowels a and o, and the ends "" and "n": ba-ko, ko-ba-ka-n, …
+    """
 
-def _draw_syllables(random: np.random.Generator, count: int, syllables: Pieces) -> NDArray[np.str_]:
-    onsets = _draw_pieces(random, syllables["onsets"], count)
-    vowels = _draw_pieces(random, syllables["vowels"], count)
-    return np.char.add(onsets, vowels)
+    def __init__(
+        self, random: np.random.Generator, known: Iterable[str], syllables: Pieces
+    ) -> None:
+        self.random = random
+        self._taken = set(known)
+        self._syllables = syllables
 
+    def make_words(self, count: int) -> list[str]:
+        made: list[str] = []
+        while len(made) < count:
+            # Many tries repeat a word, so more are drawn than are wanted, all of them at once.
+            tries = 2 * count + 16
+            first = self._draw_syllables(tries)
+            second = self._draw_syllables(tries)
+            two = np.char.add(first, second)
+            has_third = self.random.random(tries) < _THIRD_SYLLABLE_SHARE
+            three = np.char.add(two, self._draw_syllables(tries))
+            stems = np.where(has_third, three, two)
+            words = np.char.add(stems, self._draw_pieces("ends", tries))
+            new_words = [word for word in dict.fromkeys(words.tolist()) if word not in self._taken]
+            new_words = new_words[: count - len(made)]
+            self._taken.update(new_words)
+            made += new_words
+        return made
 
-def _draw_pieces(random: np.random.Generator, pieces: list[str], count: int) -> NDArray[np.str_]:
-    return np.array(pieces)[random.integers(0, len(pieces), count)]
+    def _draw_syllables(self, count: int) -> NDArray[np.str_]:
+        onsets = self._draw_pieces("onsets", count)
+        vowels = self._draw_pieces("vowels", count)
+        return np.char.add(onsets, vowels)
+
+    def _draw_pieces(self, kind: str, count: int) -> NDArray[np.str_]:
+        pieces = self._syllables[kind]
+        return np.array(pieces)[self.random.integers(0, len(pieces), count)]
 
 
 def draw_long_tailed(
     random: np.random.Generator, count: int, size: int, exponent: float
 ) -> NDArray[np.int32]:
     """Draw `count` numbers below `size`; the first ones are the commonest, by a power law."""
+    # Most buckets mean one number, so most draws are a look into a table. Only the few draws in a
+    # bucket where two numbers meet need a search.
     cumulated, number_of_bucket = _power_law(size, exponent)
     chances = random.random(count)
     drawn = number_of_bucket[(chances * _BUCKETS).astype(np.int32)]

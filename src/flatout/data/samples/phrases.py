@@ -6,6 +6,10 @@ and each place draws for all rows together. Open this file to change how phrases
 phrases themselves stand in `tweets.toml`.
 
     "the {thing} is {op}" -> [the, slot thing, is, slot op] -> [the, movie, is, great]
+
+With the words numbered the = 0, is = 1, movie = 2, great = 3 and the slots thing = -2, op = -3:
+
+    [0, -2, 1, -3] -> [0, 2, 1, 3]      and "The" is 0 + 4, the first of four vocabularies further
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import draw_long_tailed, made_up_words
+from flatout.data.samples.made_up import WordMaker, draw_long_tailed
 
 GENERATOR_VERSION = 1  # rows of a version never change
 BLOCK = 4_096  # rows that are drawn together
@@ -47,7 +51,7 @@ WRITTEN = tomllib.loads(Path(__file__).with_name("tweets.toml").read_text(encodi
 GOOD = WRITTEN["good"].split()
 BAD = WRITTEN["bad"].split()
 VERY = WRITTEN["very"].split()
-SYLLABLES = WRITTEN["syllables"]
+_SYLLABLES = WRITTEN["syllables"]
 # kinds of phrases that both samples use
 SHARED_KINDS = {kind: WRITTEN[f"{kind}s"] for kind in ("filler", "opening", "mark", "ending")}
 _THINGS = WRITTEN["things"].split()
@@ -73,9 +77,9 @@ class Phrases:
         """Number the words of phrases and groups.
 
         Args:
-            groups: words by the name of their slot; `fill` draws from them
-            slots: slots without a group; the caller fills their places, LONGEST_NAME each
-            kinds: phrases of each kind as one text, parted by | and by line ends
+            groups: words by the name of their slot; `fill` draws from them.
+            slots: slots without a group; the caller fills their places, LONGEST_NAME each.
+            kinds: phrases of each kind as one text, parted by | and by line ends.
         """
         phrases_of_kind = {}
         for kind, text in kinds.items():
@@ -129,17 +133,17 @@ def list_phrases(text: str) -> list[str]:
     return [phrase.strip() for phrase in text.strip().replace("\n", "|").split("|")]
 
 
-def draw_shared_groups(
-    random: np.random.Generator,
-) -> tuple[dict[str, Sequence[str]], set[str]]:
-    """The groups of both samples, and all words that no made-up word may repeat.
+def make_shared_groups(key: int) -> tuple[dict[str, Sequence[str]], WordMaker]:
+    """The groups of both samples, and what makes further words that none of them has.
 
-    The groups are things (known ones first), times, and hashtags of things.
+    The groups are things (known ones first), times, and hashtags of things. `key`: of the random
+    stream, another for each sample.
     """
-    taken = {*_THINGS, *GOOD, *BAD, *VERY, *_TIMES}
-    things = _THINGS + made_up_words(random, _NUM_THINGS - len(_THINGS), taken, SYLLABLES)
+    known = [*_THINGS, *GOOD, *BAD, *VERY, *_TIMES]
+    maker = WordMaker(np.random.Generator(np.random.Philox(key=[key, 0])), known, _SYLLABLES)
+    things = _THINGS + maker.make_words(_NUM_THINGS - len(_THINGS))
     hashtags = [f"#{thing}" for thing in things[:_NUM_HASHTAGS]]
-    return {"thing": things, "time": _TIMES, "tag": hashtags}, taken
+    return {"thing": things, "time": _TIMES, "tag": hashtags}, maker
 
 
 def stress_texts(random: np.random.Generator, ids: WordIds, num_words: int) -> None:

@@ -16,21 +16,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from flatout.data.samples.made_up import disturb, draw_long_tailed, made_up_words
+from flatout.data.samples.made_up import WordMaker, disturb, draw_long_tailed
 from flatout.data.samples.phrases import (
     BLOCK,
     GENERATOR_VERSION,
     LONGEST_NAME,
     NO_WORD,
     SHARED_KINDS,
-    SYLLABLES,
     TAIL,
     WRITTEN,
     Integers,
     Phrases,
-    draw_shared_groups,
     list_phrases,
     lists_of_rows,
+    make_shared_groups,
     stress_texts,
 )
 from flatout.data.samples.settings import SampleConfig
@@ -80,7 +79,11 @@ class TaggedTweetsTable(GeneratedTable):
         phrases, pools = _tagged_phrases()
         ids = phrases.draw(random, _draw_kinds(random, phrases.kinds))
         phrases.fill(random, ids)
-        # The slots that are left are those of names, one for each type.
+        # The slots that are left are those of names, one for each type. With "ada lovelace":
+        #
+        #     drawn    thanks   {person}   -          -   -   for   the   movie
+        #     words    thanks   ada        lovelace   -   -   for   the   movie
+        #     tags     O        B-person   I-person   -   -   O     O     O
         rows, places = np.nonzero(ids <= phrases.first_free_slot)
         types = (phrases.first_free_slot - ids[rows, places]).astype(np.int64)
         names = _draw_names(random, types, pools, SPLIT_STREAM[self.split])
@@ -120,13 +123,12 @@ def _tagged_phrases() -> tuple[Phrases, NamePools]:
 
     Every split has names of its own for each type, and some for any type.
     """
-    random = np.random.Generator(np.random.Philox(key=[_WORDS_KEY, 0]))
-    groups, taken = draw_shared_groups(random)
-    given_names = made_up_words(random, _NUM_GIVEN, taken, SYLLABLES)
+    groups, maker = make_shared_groups(_WORDS_KEY)
+    given_names = maker.make_words(_NUM_GIVEN)
     names: list[list[str]] = []
     for _ in SPLIT_STREAM:
         for forms in _NAME_FORMS.values():
-            names += _make_names(random, list_phrases(forms), given_names, taken)
+            names += _make_names(maker, list_phrases(forms), given_names)
     words = list(dict.fromkeys(word for name in names for word in name))
 
     kinds = {"none": "", **SHARED_KINDS}
@@ -144,15 +146,15 @@ def _tagged_phrases() -> tuple[Phrases, NamePools]:
 
 
 def _make_names(
-    random: np.random.Generator, forms: Sequence[str], given_names: Sequence[str], taken: set[str]
+    maker: WordMaker, forms: Sequence[str], given_names: Sequence[str]
 ) -> list[list[str]]:
-    """Names in forms such as `{given} {w}`, as words.
+    """Names in forms such as `{given} {w}`, as words: [mira, kolben], [sanu, tarok], …
 
     Every name has a made-up word that no other name has, so no two pools share a name.
     """
-    new_words = iter(made_up_words(random, 2 * _NAMES_PER_POOL, taken, SYLLABLES))
-    drawn_forms = random.integers(0, len(forms), _NAMES_PER_POOL)
-    firsts = draw_long_tailed(random, 2 * _NAMES_PER_POOL, len(given_names), TAIL["name"])
+    new_words = iter(maker.make_words(2 * _NAMES_PER_POOL))
+    drawn_forms = maker.random.integers(0, len(forms), _NAMES_PER_POOL)
+    firsts = draw_long_tailed(maker.random, 2 * _NAMES_PER_POOL, len(given_names), TAIL["name"])
     drawn_given = iter([given_names[number] for number in firsts])
     return [_fill_form(forms[number], new_words, drawn_given) for number in drawn_forms]
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flatout.data.samples.made_up import disturb, made_up_words
+from flatout.data.samples.made_up import disturb
 from flatout.data.samples.phrases import (
     BAD,
     BLOCK,
@@ -26,14 +26,13 @@ from flatout.data.samples.phrases import (
     LOUD,
     SHARED_KINDS,
     STRETCHED,
-    SYLLABLES,
     VERY,
     WRITTEN,
     Integers,
     Phrases,
-    draw_shared_groups,
     list_phrases,
     lists_of_rows,
+    make_shared_groups,
     stress_texts,
 )
 from flatout.data.samples.settings import SampleConfig
@@ -89,9 +88,8 @@ class TweetsTable(GeneratedTable):
 
 @lru_cache
 def _tweet_phrases() -> Phrases:
-    random = np.random.Generator(np.random.Philox(key=[_WORDS_KEY, 0]))
-    shared_groups, taken = draw_shared_groups(random)
-    slang = made_up_words(random, 2 * _NUM_SLANG, taken, SYLLABLES)
+    shared_groups, maker = make_shared_groups(_WORDS_KEY)
+    slang = maker.make_words(2 * _NUM_SLANG)
     groups = {
         **shared_groups,
         "good": GOOD + slang[:_NUM_SLANG],
@@ -104,6 +102,8 @@ def _tweet_phrases() -> Phrases:
 
 def _kinds_of_phrases() -> dict[str, str]:
     """The phrases of each kind; their order decides which phrase a random number means."""
+    # "this {thing} was {op}" praises with a good word, "not a {op} {thing}" with a bad one. So no
+    # word decides a mood alone, and a model must read the order.
     negative = _express(opinion="{bad}", opposite="{good}")
     positive = _express(opinion="{good}", opposite="{bad}")
     questions = WRITTEN["asked"].strip()
@@ -136,6 +136,7 @@ def _frame_each(frame: str, phrases: str) -> str:
 
 
 def _write_texts(random: np.random.Generator, moods: Integers) -> pa.Array:
+    """A text for each mood."""
     phrases = _tweet_phrases()
     ids = phrases.draw(random, _draw_kinds(random, moods, phrases.kinds))
     opinion_slots = [phrases.groups[name].number for name in ("good", "bad", "very")]

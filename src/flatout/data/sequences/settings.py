@@ -1,7 +1,12 @@
-"""Settings of numeric sequences: which columns, which sampling step, which way through time."""
+"""Settings of recordings: their columns, the sampling step, and how a model reads through time.
+
+A model reads a recording whole, in windows of `lookback` samples (each answered alone), or in
+chunks (the next one takes the hidden state). `problem` says what it answers.
+"""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -160,9 +165,10 @@ class SequenceDataConfig(FeedingConfig):
     def __post_init__(self) -> None:
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()
         require_other_files({"source": self.source, **self.given}, ("train", "source"))
-        self._set_columns()
-        self._require_counts()
-        self._require_way()
+        self._complete_columns()
+        self._check_columns()
+        self._check_counts()
+        self._check_problem()
 
     @property
     def targets(self) -> list[str]:
@@ -173,18 +179,21 @@ class SequenceDataConfig(FeedingConfig):
         """Column of the one label of a recording, for data.problem=label."""
         return self.targets[0] if self.problem is SequenceProblem.label else None
 
-    def _set_columns(self) -> None:
+    def _complete_columns(self) -> None:
+        """Name the columns of the built-in cells where the settings leave them open."""
         if self.is_sample:
-            self.target = self.target or (
-                "voltage" if self.problem is SequenceProblem.forecast else "soc"
-            )
-            usual = [
-                name for name in ("voltage", "current", "temperature") if name not in self.targets
-            ]
-            self.features = usual if self.features is None else self.features
-            self.time, self.group = self.time or "time_s", self.group or ["cell", "cycle"]
+            usual_target = "voltage" if self.problem is SequenceProblem.forecast else "soc"
+            self.target = self.target or usual_target
+            if self.features is None:
+                sensors = ("voltage", "current", "temperature")
+                self.features = [name for name in sensors if name not in self.targets]
+            self.time = self.time or "time_s"
+            self.group = self.group or ["cell", "cycle"]
+        # From Python a single column may be given as a text.
         self.group = [self.group] if isinstance(self.group, str) else self.group
         self.features = [self.features] if isinstance(self.features, str) else self.features
+
+    def _check_columns(self) -> None:
         where = "data.target"
         targets = self.targets
         require(
@@ -206,6 +215,7 @@ class SequenceDataConfig(FeedingConfig):
             ", ".join(features),
             allowed="each column once",
         )
+        # A forecast reads the past of its targets, so they may be features, or the only ones.
         if self.problem is SequenceProblem.forecast:
             return
         require(
@@ -221,28 +231,26 @@ class SequenceDataConfig(FeedingConfig):
                 f"{name!r} is the target",
                 hint="Leave it out.",
             )
-        is_one = self.problem is not SequenceProblem.label or len(targets) == 1
         require(
-            is_one, where, f"{len(targets)} columns", allowed="one column for data.problem=label"
+            self.problem is not SequenceProblem.label or len(targets) == 1,
+            where,
+            f"{len(targets)} columns",
+            allowed="one column for data.problem=label",
         )
 
-    def _require_counts(self) -> None:
-        for name in ("step", "max_gap"):
-            value = getattr(self, name)
-            has_time = value is None or self.time is not None
+    def _check_counts(self) -> None:
+        for name, value in (("step", self.step), ("max_gap", self.max_gap)):
             require(
-                has_time,
+                value is None or self.time is not None,
                 f"data.{name}",
                 f"{value} without data.time",
                 hint="Name the column: data.time=COLUMN.",
             )
         cuts = self.split_at
         if cuts is not None:
-            is_rising = len(cuts) in (2, 3) and all(
-                a < b for a, b in zip([0, *cuts], cuts, strict=False)
-            )
+            is_rising = all(before < cut for before, cut in itertools.pairwise([0, *cuts]))
             require(
-                is_rising,
+                is_rising and len(cuts) in (2, 3),
                 "data.split_at",
                 f"{cuts}",
                 allowed="two or three rising numbers of samples",
@@ -271,7 +279,8 @@ class SequenceDataConfig(FeedingConfig):
                     allowed=", ".join(inputs),
                 )
 
-    def _require_way(self) -> None:
+    def _check_problem(self) -> None:
+        """Refuse windows, chunks and splits that do not go with what is answered."""
         require(
             self.lookback is None or self.chunk is None,
             "data.chunk",
@@ -285,17 +294,15 @@ class SequenceDataConfig(FeedingConfig):
                 "forecast without data.lookback",
                 hint="Set data.lookback to the samples that a forecast reads.",
             )
-        is_read = self.horizon == 1 or self.problem is SequenceProblem.forecast
         require(
-            is_read,
+            self.horizon == 1 or self.problem is SequenceProblem.forecast,
             "data.horizon",
             f"{self.horizon}, but no forecast",
             hint="Set data.problem=forecast.",
         )
         if self.problem is SequenceProblem.label:
-            is_whole = self.lookback is None and self.chunk is None
             require(
-                is_whole,
+                self.lookback is None and self.chunk is None,
                 "data.problem",
                 "label reads whole recordings",
                 hint="Leave out data.lookback and data.chunk.",
@@ -306,16 +313,15 @@ class SequenceDataConfig(FeedingConfig):
                 "time cuts recordings, which have one label",
                 allowed="file, group",
             )
-        is_token = self.chunk is None or self.tokens_per_batch is None
+        # A batch of chunks has a chunk of each of so many recordings, so its rows are fixed.
         require(
-            is_token,
+            self.chunk is None or self.tokens_per_batch is None,
             "data.tokens_per_batch",
             "with data.chunk",
             hint="Set data.batch_size instead.",
         )
-        is_alone = self.group is not None or self.split_by is not PartBy.group
         require(
-            is_alone,
+            self.group is not None or self.split_by is not PartBy.group,
             "data.split_by",
             "group without data.group",
             hint="Name its columns: data.group=[COLUMN].",

@@ -1,10 +1,9 @@
-"""Sources that lie elsewhere: `s3://`, `gs://`, `hdfs://` and whatever else pyarrow reads, fetched
-into the cache.
+"""Fetch sources from `s3://`, `gs://`, `hdfs://` and whatever else pyarrow reads into the cache.
 
-A source is read several times, so each file is fetched once, to where its address leads below
-`.fetched` in the cache, and again when its size or its time there is another. What is read is that
-copy, by the checks that any file gets. Credentials are found as pyarrow finds them (the
-environment, the profile, the machine's role).
+A source is read several times, so each file is fetched once: `s3://bucket/day/rows.csv` becomes
+`.fetched/s3-1f3a9c02/bucket/day/rows.csv` in the cache. It is fetched again when its size or its
+time there has changed. The copy is then read like any local file. pyarrow finds the credentials
+(environment, profile, role of the machine).
 """
 
 from __future__ import annotations
@@ -30,19 +29,17 @@ from flatout.errors import UserError, first_line, out_of_space, require
 from flatout.files import write_atomically
 
 
-def is_address(given: object) -> bool:
-    """Whether a source is named by a scheme and a place rather than by a path."""
-    return isinstance(given, str) and re.match(r"[a-z][a-z0-9+.-]+://", given) is not None
+def is_address(source: object) -> bool:
+    """Whether a source is an address such as `s3://bucket/rows.csv`, and not a path."""
+    return isinstance(source, str) and re.match(r"[a-z][a-z0-9+.-]+://", source) is not None
 
 
 def fetch(address: str, where: str) -> str:
-    """The path of a file or a folder that lies elsewhere, after what is new or has changed of it
-    was fetched.
-    """
-    with _refusals_told(address, where):
+    """Fetch what is new or has changed below an address, and return the path of the copy."""
+    with _errors_explained(address, where):
         system, path = fs.FileSystem.from_uri(address)
-        found = system.get_file_info(path)
-    require(found.type is not fs.FileType.NotFound, where, f"nothing is at {address}")
+        info = system.get_file_info(path)
+    require(info.type is not fs.FileType.NotFound, where, f"nothing is at {address}")
     if isinstance(system, fs.LocalFileSystem):
         return path
     require(
@@ -51,39 +48,41 @@ def fetch(address: str, where: str) -> str:
         f"{address} leads upwards",
         hint="Name the place without '..'.",
     )
-    named = urlsplit(address)  # whose user and password are no part of the place
-    host = hashlib.sha256(f"{named.netloc.rpartition('@')[2]}?{named.query}".encode()).hexdigest()[
-        :8
-    ]
-    local = default_cache_folder() / FETCHED / f"{named.scheme}-{host}" / path.strip("/")
-    with _refusals_told(address, where):
+    parts = urlsplit(address)
+    # The same place under another user or password is the same copy; another server is another.
+    server = f"{parts.netloc.rpartition('@')[2]}?{parts.query}"
+    host = hashlib.sha256(server.encode()).hexdigest()[:8]
+    local = default_cache_folder() / FETCHED / f"{parts.scheme}-{host}" / path.strip("/")
+    with _errors_explained(address, where):
         local.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(local.with_name(f".lock-{local.name}")) as lock:
             acquire(lock, -1)
-            if found.type is fs.FileType.File:
-                _fetch_file(system, found, local)
+            if info.type is fs.FileType.File:
+                _fetch_file(system, info, local)
             else:
                 _fetch_folder(system, path, local)
     return str(local)
 
 
 def _fetch_folder(system: fs.FileSystem, path: str, local: Path) -> None:
-    there = system.get_file_info(fs.FileSelector(path, recursive=True))
+    """Make a local folder hold the files that one elsewhere holds, and no others."""
     files = {
         local / info.path[len(path) :].lstrip("/"): info
-        for info in there
+        for info in system.get_file_info(fs.FileSelector(path, recursive=True))
         if info.type is fs.FileType.File
     }
+    # Names with a dot are ours: notes of what was fetched, and copies that are not complete.
     here = (file for file in local.rglob("*") if file.is_file() and not file.name.startswith("."))
     for gone in set(here) - set(files):
         gone.unlink()
     for file, info in files.items():
+        # An object store takes `..` for a name like any other; on a disk it would lead out.
         if ".." not in file.relative_to(local).parts:
             _fetch_file(system, info, file)
 
 
 def _fetch_file(system: fs.FileSystem, info: fs.FileInfo, local: Path) -> None:
-    """Copy a file unless the copy that is there was made of it as it is."""
+    """Copy a file, unless its last copy was made when it had this size and this time."""
     note = local.with_name(f".{local.name}.fetched")
     state = json.dumps([info.size, info.mtime_ns])
     with suppress(OSError):
@@ -94,8 +93,8 @@ def _fetch_file(system: fs.FileSystem, info: fs.FileInfo, local: Path) -> None:
     try:
         with system.open_input_stream(info.path) as source, partial.open("wb") as copy:
             shutil.copyfileobj(source, copy, 1 << 24)
+        # A store's key holds the times of its files, so all machines must give a copy one time.
         if info.mtime_ns is not None:
-            # copies of all machines are of one time
             os.utime(partial, ns=(info.mtime_ns, info.mtime_ns))
         partial.replace(local)
     finally:
@@ -104,7 +103,8 @@ def _fetch_file(system: fs.FileSystem, info: fs.FileInfo, local: Path) -> None:
 
 
 @contextmanager
-def _refusals_told(address: str, where: str) -> Iterator[None]:
+def _errors_explained(address: str, where: str) -> Iterator[None]:
+    """Turn errors of pyarrow and of the disk into a UserError about the address."""
     try:
         yield
     except (pa.ArrowCancelled, pa.ArrowMemoryError):

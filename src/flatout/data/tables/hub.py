@@ -1,5 +1,6 @@
-"""Data sets of the Hub and of its cache, and those that `datasets` has saved; never code that comes
-with them.
+"""Open data sets and models of the Hub, of its cache, or of a folder that a library has saved.
+
+Code that comes with a data set or a model is never run. Without a network only the cache is asked.
 """
 
 from __future__ import annotations
@@ -28,9 +29,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
 
 
 def may_be_hub_name(name: str) -> bool:
-    """Whether this may be the name of a data set: plain words, with an owner or a configuration or
-    without.
-    """
+    """Whether this may be the name of a data set: `name`, `owner/name` or `owner/name:part`."""
     return bool(_HUB_NAME.fullmatch(name)) and not _OTHER_FILE.search(name)
 
 
@@ -49,35 +48,32 @@ def from_hub(name: str, where: str) -> Any:
         " that cache."
     )
     try:
-        with _offline_where_nobody_answers():
+        with _offline_without_network():
             return datasets.load_dataset(path, configuration or None)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
-        near = did_you_mean(path, [each.name for each in Path().iterdir()])
+        # Any word without an ending may be a name of the Hub: often it is a mistyped file.
+        near = did_you_mean(path, [file.name for file in Path().iterdir()])
         raise UserError(
             where,
-            (
-                f"no file or folder {name}, and no data set of that name that could be fetched"
-                f" ({first_line(error)})"
-            ),
+            f"no file or folder {name}, and no data set of that name that could be fetched"
+            f" ({first_line(error)})",
             hint=f"{near} {ways}".strip(),
         ) from None
 
 
 def never_ask_to_run_code() -> None:
-    """Let transformers refuse a model's own code at once, where it would ask whether to run it."""
+    """Let transformers refuse a model's own code at once: it would ask, and wait for an answer."""
     if "transformers" in sys.modules:
         questions: Any = importlib.import_module("transformers.dynamic_module_utils")
         questions.TIME_OUT_REMOTE_CODE = 0  # seconds to answer; at 0 it refuses without asking
 
 
-def fetched(name: str, where: str, opening: Callable[[], T]) -> T:
-    """A model's file of a folder, of the cache or of the Hub, opened by transformers; never code
-    that comes with it.
-    """
+def fetch_model(name: str, where: str, load: Callable[[], T]) -> T:
+    """What `load` opens with transformers; a UserError about the setting `where` if it fails."""
     never_ask_to_run_code()
     try:
-        with _offline_where_nobody_answers():
-            return opening()
+        with _offline_without_network():
+            return load()
     except (
         OSError,
         ValueError,
@@ -100,22 +96,21 @@ def fetched(name: str, where: str, opening: Callable[[], T]) -> T:
                 f"{name} is no folder that transformers can open ({reason})",
                 hint="Name one that save_pretrained wrote, with its tokenizer.",
             ) from None
-        what = (
+        raise UserError(
+            where,
             f"no folder {name}, and nothing of that name in the cache or on the Hub could be"
-            f" fetched ({reason})"
-        )
-        ways = (
-            "Name a local folder that save_pretrained wrote; or fetch it once where there is a"
-            " network, and set"
-        )
-        ways += " HF_HOME to that cache; or train from random weights: model.pretrained=null."
-        raise UserError(where, what, hint=ways) from None
+            f" fetched ({reason})",
+            hint="Name a local folder that save_pretrained wrote; or fetch it once where there is"
+            " a network, and set HF_HOME to that cache; or train from random weights:"
+            " model.pretrained=null.",
+        ) from None
 
 
 @contextmanager
-def _offline_where_nobody_answers() -> Iterator[None]:
-    """Without a network only the cache is looked into, at once, instead of after half a minute of
-    tries.
+def _offline_without_network() -> Iterator[None]:
+    """Inside it, without a network, only the cache is asked.
+
+    The Hub's library would try for half a minute before it looks there.
     """
     import datasets
     from huggingface_hub import constants
@@ -134,6 +129,7 @@ def _offline_where_nobody_answers() -> Iterator[None]:
 
 
 def from_disk(folder: Path, where: str) -> Any:
+    """A data set that `save_to_disk` wrote."""
     import datasets
 
     try:

@@ -1,4 +1,4 @@
-"""How files are written, where they do not say so themselves."""
+"""Settings that say how files are written, for what the files do not show themselves."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ class ReadingConfig:
         require(is_named, f"{where}.columns", f"{self.columns}", allowed="names that differ")
 
     def _require_one_byte(self, name: str, value: str) -> None:
+        # pyarrow's reader of csv files compares single bytes.
         is_fine = len(value) == 1 and value.isascii() and value not in "\r\n\0"
         require(is_fine, f"data.read.{name}", repr(value), allowed="one ASCII character")
 

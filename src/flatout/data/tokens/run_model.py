@@ -1,8 +1,7 @@
-"""The encoder that a finished run left behind, as a place to start from: its configuration, weights
-and tokenizer.
+"""Start from the encoder of a finished run: its configuration, weights and tokenizer.
 
 `model.pretrained` and `data.tokenizer` take a run's folder, or the `model` folder in it. Everything
-in it is data.
+in that folder is data: json and safetensors, which run no code when they are opened.
 """
 
 from __future__ import annotations
@@ -36,14 +35,16 @@ class RunModel:
     folder: Path
 
     def configuration(self) -> dict[str, Any]:
-        found = self.read(lambda: json.loads(self.text(_ENCODER)))
-        if not isinstance(found, dict):
+        """The settings of the encoder, as transformers writes them."""
+        settings = self.read(lambda: json.loads(self.text(_ENCODER)))
+        if not isinstance(settings, dict):
             raise self._damaged(f"{_ENCODER} holds no settings")
-        return found
+        return settings
 
     def load_into(self, net: nn.Module) -> nn.Module:
-        """The model of transformers with the run's weights, but for a head of another
-        kind or size.
+        """Load the run's weights into a model of transformers, and return the model.
+
+        A head of another kind or size keeps its new weights.
         """
         from safetensors.torch import load_file  # imports torch, which checking data does without
 
@@ -54,24 +55,22 @@ class RunModel:
             f"{self.folder} has small matrices beside its weights",
             hint="Export it first: python -m flatout export RUN. Then name the exported folder.",
         )
-        named = {
+        shapes = {f"{_NET}{name}": weight.shape for name, weight in net.state_dict().items()}
+        # A run that answered three classes has a head of three rows: it does not fit one of five.
+        fitting = {
             name.removeprefix(_NET): weight
             for name, weight in weights.items()
-            if name.startswith(_NET)
+            if shapes.get(name) == weight.shape
         }
-        shapes = {name: weight.shape for name, weight in net.state_dict().items()}
-        fits = {name: weight for name, weight in named.items() if shapes.get(name) == weight.shape}
-        if not fits:
+        if not fitting:
             raise self._damaged("none of its weights fits its configuration")
-        net.load_state_dict(fits, strict=False)
+        net.load_state_dict(fitting, strict=False)
         return net
 
-    def read(self, opening: Callable[[], T]) -> T:
-        """What a function reads from the folder; files that cannot be read are named in one
-        sentence.
-        """
+    def read(self, load: Callable[[], T]) -> T:
+        """What `load` reads from the folder; a UserError that names the folder if it fails."""
         try:
-            return opening()
+            return load()
         except UserError:
             raise
         except (
@@ -86,7 +85,9 @@ class RunModel:
             raise self._damaged(first_line(error)) from None
 
     def text(self, name: str) -> str:
+        """The text of a file in the folder."""
         text = (self.folder / name).read_text(encoding="utf-8")
+        # A folder may come from others: a huge file would fill the memory before it fails.
         if len(text) > _MOST_CHARACTERS:
             raise self._damaged(f"{name} has {len(text):,} characters")
         return text
@@ -98,9 +99,7 @@ class RunModel:
 
 
 def model_of_run(name: str) -> RunModel | None:
-    """The model of a run by its folder, or by the `model` folder in it; None where the name is no
-    run's.
-    """
+    """The model of a run, by its folder or the `model` folder in it; None for any other name."""
     for folder in (Path(name), Path(name) / "model"):
         if (folder / _ENCODER).is_file() and (folder / _WEIGHTS).is_file():
             return RunModel(folder)

@@ -143,12 +143,12 @@ class Subwords:
             return cls._of_run(run, words=words)
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-        from flatout.data.tables.hub import fetched
+        from flatout.data.tables.hub import fetch_model
 
         opened = partial(
             AutoTokenizer.from_pretrained, name, use_fast=True, trust_remote_code=False
         )
-        tokenizer = fetched(name, where, opened)
+        tokenizer = fetch_model(name, where, opened)
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise UserError(
                 where, f"{name} has no fast tokenizer", hint="Convert it to a tokenizer.json first."

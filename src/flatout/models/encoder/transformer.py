@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from flatout.data.tables.hub import fetched
+from flatout.data.tables.hub import fetch_model
 from flatout.data.tokens.run_model import model_of_run
 from flatout.errors import UserError, check_settings, did_you_mean, require, setting
 from flatout.models.encoder.families import FLAT_FAMILIES, WRITTEN
@@ -240,7 +240,7 @@ class TransformerConfig:
         from transformers import AutoConfig
 
         name = self.pretrained
-        config = fetched(
+        config = fetch_model(
             name,
             "model.pretrained",
             lambda: AutoConfig.from_pretrained(name, trust_remote_code=False),
@@ -329,7 +329,7 @@ class TransformerConfig:
         )
         # The library warns that the head is newly initialised; that is intended here.
         with quiet_library():
-            net, loading_info = fetched(name, "model.pretrained", load)
+            net, loading_info = fetch_model(name, "model.pretrained", load)
         mismatched = [key for key, *_ in loading_info["mismatched_keys"]]
         lost = list[str]()
         for key in sorted([*loading_info["missing_keys"], *mismatched]):
