@@ -1,4 +1,4 @@
-"""What a run would find in a table of people: what `flatout check` prints for bit strings.
+"""`flatout check` for bit strings: what a run would find in a table of people.
 
 The store is built as for a run, in a folder that is deleted afterwards. So the lines and mistakes
 are those of a run.
@@ -50,7 +50,7 @@ class BitCheckup:
         }
 
     def lines(self) -> list[str]:
-        """Which columns a run would take for what."""
+        """Lines that name the columns which a run would read as encodings and as names."""
         if not self.rows:
             return []
         bits = self.bits_column or "none: a run encodes the plain text as data.encoding says"

@@ -74,8 +74,9 @@ class BitColumn:
         self._width = 0  # characters of every record of a text, known after the first block
 
     def read(self, column: pa.Array, rows: NDArray[np.int64]) -> Packed | Sets:
-        """`[N, bits / 8]` packed bits, or sets of numbers; `rows` are the records' numbers in the
-        source, from 0.
+        """`[N, bits / 8]` packed bits, or sets of numbers.
+
+        `rows`: the numbers of the records in the source, from 0, for messages.
         """
         if column.null_count:
             self._fail(
@@ -108,7 +109,7 @@ class BitColumn:
         if is_list(kind):
             values = column.flatten()
             are_bits = pa.types.is_boolean(values.type) or pa.types.is_uint8(values.type)
-            # zeros and ones alone are no set
+            # A set of numbers would hold each number once, so lists of zeros and ones are bits.
             if not are_bits and pa.types.is_integer(values.type) and len(values):
                 are_bits = set(pc.min_max(values).as_py().values()) <= {0, 1}
             return Form.packed if are_bits else Form.numbers
@@ -121,7 +122,7 @@ class BitColumn:
             allowed="texts of 0 and 1, hexadecimal or base64 texts, bytes, lists",
             hint=_NAME_IT,
         )
-        # one odd row decides nothing
+        # The commonest form of many rows is taken: one odd row decides nothing.
         forms = Counter(map(written_form, column.slice(0, _LOOKED_AT).to_pylist()))
         return max(forms, key=forms.__getitem__, default=Form.binary)
 
@@ -130,6 +131,9 @@ class BitColumn:
             texts = pc.utf8_rtrim(texts, "=")
         texts = self._without_prefix(texts)
         lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+        # All rows must be as long as those before; in the first block, as long as most of them. A
+        # store's bits are whole bytes: binary and hex digits are filled up to them, and of base64
+        # the digits that do not fill a byte are left out.
         bits = BITS_A_CHARACTER[self.form]
         fitting = [
             each
@@ -215,9 +219,7 @@ class BitColumn:
 
 
 def written_form(value: str) -> Form:
-    """The form that a text is written in; zeros and ones are bits, not hexadecimal, also behind
-    `0b`.
-    """
+    """The form that a text is written in: `0110` and `0b01100110` are bits, not hexadecimal."""
     patterns = {
         r"[01]+|0b[01]{8,}": Form.binary,
         r"[0-9a-fA-F]+|0x[0-9a-fA-F]+": Form.hex,
@@ -230,8 +232,9 @@ def written_form(value: str) -> Form:
 
 
 def _packed_digits(digits: NDArray[np.uint8], bits: int) -> Packed:
-    """Digits of 1, 4 or 6 bits as bytes, left to right; base64 leaves out what does not fill a
-    byte.
+    """Digits of 1, 4 or 6 bits as bytes, left to right: the hex digits 1, 15, 8 → 0x1f 0x80.
+
+    Of base64, bits that do not fill a byte are left out.
     """
     if bits == 1:
         return np.packbits(digits, axis=1)
@@ -268,9 +271,7 @@ def write_sets(values: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.Arra
 
 
 def uid_of(columns: Sequence[str], uid: str = UIDS[0]) -> str | None:
-    """The column that names each record: the one that is asked for, else one that is called so;
-    None: there is none.
-    """
+    """The column that names each record: the one asked for, else `uid` or `id`, else None."""
     usual = (name for known in UIDS for name in columns if name.lower() == known)
     return uid if uid in columns else next(usual, None)
 

@@ -1,12 +1,15 @@
 """`BitData`: a table of people as a Lightning DataModule, and how a store is made of the table.
 
-Records are encoded, or read as bits, with the 2-grams of each one as labels, into a store. The
-plain text is every column before the encoding and the one that names each record, unless settings
-name others; the encoding is found by its usual names. A mistake is reported with file and row
-before anything is encoded. Two passes over the source, by the block: the first numbers the grams
-(and the numbers of a two-step hash) that the training rows hold, the second writes. 1,024 bits are
-128 bytes on disk, in memory and on the bus. Each record keeps three things: its encoding, its
-grams, and its plain text, which shows after training how much of it was rebuilt.
+A table has the plain text of each record, and maybe its encoding and a name of the record:
+
+    uid  GivenName  Surname  bloomfilter      plain text "annlee" (all columns before the encoding)
+    7    Ann        Lee      0110…            labels an nn le ee, encoding 0110…
+
+Settings may name other columns. Without an encoding, records are encoded here. A mistake is
+reported with file and row before anything is encoded. The source is read twice, by the block. The
+first pass numbers the grams (and the numbers of a two-step hash) that the training rows hold, the
+second writes. 1,024 bits are 128 bytes on disk, in memory and on the bus. Each record keeps its
+encoding, its grams, and its plain text, which shows after training how much of it was rebuilt.
 """
 
 from __future__ import annotations
@@ -63,8 +66,7 @@ _NAME_TEXTS = "Name the columns of plain text: data.columns=[GivenName,Surname].
 
 
 class BitData(StoreData[BitsDataConfig, BitInfo]):
-    """Records of people with their encodings, or encoded here; the 2-grams of a record are its
-    labels.
+    """Records of people with their encodings; the labels of a record are its 2-grams.
 
     >>> data = BitData(source="people.csv", bits="bloomfilter", batch_size=256)  # doctest: +SKIP
     >>> trainer.fit(module, datamodule=data)  # doctest: +SKIP
@@ -95,16 +97,14 @@ class BitsPreparation:
 
     def __init__(self, config: BitsDataConfig) -> None:
         self.config = config
-        keys = zip(SPLITS, ("source", "validation", "test"), strict=True)
-        given = {
-            split: (f"data.{key}", value)
-            for split, key in keys
-            if (value := getattr(config, key)) is not None
-        }
-        self.tables: dict[str, Table] = {
-            split: open_source(value, where=where, reading=config.read)
-            for split, (where, value) in given.items()
-        } or {"train": PeopleTable(config.sample)}
+        self.tables: dict[str, Table] = {}
+        for split, key in zip(SPLITS, ("source", "validation", "test"), strict=True):
+            source = getattr(config, key)
+            if source is not None:
+                where = f"data.{key}"
+                self.tables[split] = open_source(source, where=where, reading=config.read)
+        if not self.tables:
+            self.tables["train"] = PeopleTable(config.sample)
         source = self.tables["train"]
         if config.uid != UIDS[0]:
             require_columns(source, {"data.uid": config.uid})
@@ -165,8 +165,9 @@ class BitsPreparation:
         }
 
     def _survey(self, progress: Progress) -> _Survey:
-        """First pass: the grams, and the numbers of a two-step hash, that training rows hold; uids
-        are checked.
+        """First pass: count the grams, and the numbers of a two-step hash, of the training rows.
+
+        It also checks the names of all records.
         """
         survey = _Survey()
         counts: Counter[int] = Counter()
@@ -178,6 +179,7 @@ class BitsPreparation:
             if split != "train":
                 continue
             raw = record.raw
+            # Texts of other alphabets hold ever more pairs: the first ones are kept.
             if len(survey.hashed) < _MOST_HASHED:
                 survey.hashed.rows(pad_with_blanks(raw))
             ids, lengths = LABEL_INDEX.rows(strip_punctuation(raw))
@@ -189,6 +191,8 @@ class BitsPreparation:
                 found, times = np.unique(encode(record)[0], return_counts=True)
                 counts.update(dict(zip(found.tolist(), times.tolist(), strict=True)))
         survey.hashed = GramIndex(survey.hashed.names[:_MOST_HASHED], is_frozen=True)
+        # A model has an input for each of the commonest numbers; the others are left out of its
+        # sets. They are sorted, so that an input is found by bisection.
         if counts:
             commonest = sorted(counts, key=lambda number: (-counts[number], number))[
                 : self.config.vocabulary
@@ -209,9 +213,7 @@ class BitsPreparation:
         return survey
 
     def _holds_sets(self) -> bool:
-        """Whether encodings are sets of numbers, read off the first records where no setting says
-        so.
-        """
+        """Whether encodings are sets of numbers, as the settings or the first records show."""
         if self.bits is None:
             return self.config.encoding.kind is EncodingKind.twostep
         table = self.tables["train"]
@@ -226,8 +228,9 @@ class BitsPreparation:
     def _write(
         self, writer: StoreWriter, survey: _Survey, progress: Progress
     ) -> dict[str, dict[str, int]]:
-        """Second pass, over all records; of each split its rows, and its bytes of bits or numbers
-        of sets.
+        """Second pass: write all records.
+
+        Return for each split the rows, and the bytes of bits or the numbers of all sets.
         """
         is_set = survey.numbers is not None
         kind = smallest_token_type(survey.num_inputs)
@@ -240,6 +243,7 @@ class BitsPreparation:
             split: writer.split(split, columns) for split in self.config.split_names(self.tables)
         }
         totals = {split: {"rows": 0, "tokens": 0} for split in writers}
+        # A column where all records have the same bits is surely not the one that was meant.
         encode = self._reader()
         differ = is_set
         firsts = list[Packed]()
@@ -377,9 +381,7 @@ class BitsPreparation:
         return self._recognised_column(table, [name for name in table.columns if name not in named])
 
     def _recognised_column(self, table: Table, columns: list[str]) -> str | None:
-        """The one column that looks like an encoding, by its values; a mistake where several may be
-        meant.
-        """
+        """The one column whose values look like an encoding; a mistake if several may be meant."""
         likely = self._find_encodings(table, columns)
         encodings = [encoding for encoding in likely if not encoding.looks_random]
         if len(encodings) > 1:
@@ -418,8 +420,9 @@ class BitsPreparation:
         return [name for name in table.columns[:end] if name != self.uid]
 
     def _text_columns(self, table: Table) -> list[str]:
-        """The plain text: what is named, else every column before the encoding but the uid and
-        other encodings.
+        """The columns of plain text: those that settings name, or all before the encoding.
+
+        The uid and other encodings are no plain text.
         """
         if self.config.columns is not None:
             require(
@@ -456,7 +459,7 @@ class BitsPreparation:
                 allowed="texts",
                 hint=_NAME_TEXTS,
             )
-        # The character that parts fields in the store is no part of anybody's name.
+        # The character that parts fields in the store would part a name in two.
         return pc.replace_substring(
             pc.fill_null(column.cast(pa.large_string()), ""), FIELD_END, " "
         )
@@ -493,7 +496,7 @@ class BitsPreparation:
 
 
 class _Survey:
-    """What the first pass found in the training rows; `num_records` are those of all splits."""
+    """Counts of the first pass, over the training rows; `num_records`: of all splits."""
 
     num_records = 0
     num_rows = 0
@@ -523,9 +526,7 @@ class _Ids:
         self._blocks.append((source, rows))
 
     def line(self, uid: str | None) -> str:
-        """A warning where an id stands in several records, with the rows of the first;
-        else empty.
-        """
+        """A warning if an id stands in several records, with two of the rows; else empty."""
         if not self._hashes:
             return ""
         hashes = np.concatenate(self._hashes)

@@ -1,11 +1,18 @@
 """Encodings of records: Bloom filter, tabulation MinHash and two-step hash, whole columns at once.
 
-Each encoder hashes a gram once into a row of a table; a record is then a union, a minimum or a sort
-over the rows of its grams. Bits leave packed, eight to a byte, the first bit of a record in the
-highest bit of its first byte. A gram is hashed once, however many records hold it, so the hash
-functions may be the real, slow ones; each follows from a secret. Sources: Bloom filters of 2-grams
-(Schnell, Bachteler, Reiher 2009), XOR-folding (Schnell, Borgs 2016), diffusion (Armknecht, Heng,
-Schnell 2023), tabulation MinHash (Smith 2017), two-step hash (Ranbaduge, Christen, Schnell 2020).
+Each encoder hashes a gram once into a row of a table. A record is then a union (Bloom filter), a
+minimum (MinHash) or a sort (two-step hash) over the rows of its grams. A gram is hashed once,
+however many records hold it, so the hash functions may be the real, slow ones. Each follows from a
+secret. Bits are packed eight to a byte, the first bit of a record in the highest bit of its first
+byte. A Bloom filter of 8 bits, 2 a gram, folded once:
+
+    " a" sets 1, 6     . x . . . . x .
+    "an" sets 1, 4     . x . . x . . .
+    the record         . x . . x . x .     folded: . x . .  xor  x . x .  =  x x x .
+
+Sources: Bloom filters of 2-grams (Schnell, Bachteler, Reiher 2009), XOR-folding (Schnell, Borgs
+2016), diffusion (Armknecht, Heng, Schnell 2023), tabulation MinHash (Smith 2017), two-step hash
+(Ranbaduge, Christen, Schnell 2020).
 """
 
 from __future__ import annotations
@@ -86,35 +93,32 @@ class EncodingConfig:
             f"{self.secret} stands in place of the secret, which no run folder holds",
             hint="Type the secret, or data.encoding.secret=${oc.env:NAME}.",
         )
-        for name, usual in (
-            ("fold", 0),
-            ("diffusion", 0),
-            ("hashing", Hashing.keyed),
-            ("hashes", 10),
-        ):
+        settings_of_bloom = [
+            ("fold", self.fold, 0),
+            ("diffusion", self.diffusion, 0),
+            ("hashing", self.hashing, Hashing.keyed),
+            ("hashes", self.hashes, 10),
+        ]
+        for name, value, usual in settings_of_bloom:
             is_read = self.kind is EncodingKind.bloom or (
                 name == "hashes" and self.kind is EncodingKind.twostep
-            )
-            what, hint = (
-                f"{(value := getattr(self, name))} does not apply to {self.kind}",
-                f"Set it to {usual}",
             )
             require(
                 is_read or value == usual,
                 f"encoding.{name}",
-                what,
-                hint=f"{hint}, or the kind to bloom.",
+                f"{value} does not apply to {self.kind}",
+                hint=f"Set it to {usual}, or the kind to bloom.",
             )
         if self.kind is EncodingKind.twostep:
-            fits = self.hashes <= _MOST_HASHES_TWO_STEP
             require(
-                fits,
+                self.hashes <= _MOST_HASHES_TWO_STEP,
                 "encoding.hashes",
                 f"{self.hashes}",
                 allowed=f"1 to {_MOST_HASHES_TWO_STEP} for twostep",
             )
             self._require_even_positions()
             return
+        # Each folding halves the filter, and what is left must be whole bytes.
         step = 8 << self.fold
         allowed, hint = f"a multiple of {step} here", f"Set it to {-(-self.size // step) * step}."
         require(self.size % step == 0, "encoding.size", f"{self.size}", allowed=allowed, hint=hint)
@@ -134,7 +138,7 @@ class EncodingConfig:
         # Four bytes a position would be even, but would no longer equal earlier encodings and those
         # of clkhash.
         is_even = self.size <= _LARGEST_UNEVEN or _KEYED_NUMBERS % self.size == 0
-        what = f"{self.size}: the first positions would be taken up to twice as often as others"
+        what = f"{self.size}: the first positions would be set up to twice as often as others"
         allowed = "up to 8,192, or 16384, 32768 or 65536"
         larger = min(_KEYED_NUMBERS, 1 << (self.size - 1).bit_length())
         require(is_even, "encoding.size", what, allowed=allowed, hint=f"Set it to {larger}.")
@@ -150,9 +154,7 @@ class EncodingConfig:
         return BloomEncoder(self) if self.kind is EncodingKind.bloom else MinHashEncoder(self)
 
     def without_secret(self) -> dict[str, Any]:
-        """The settings, with a digest in place of the secret: enough to tell two
-        encodings apart.
-        """
+        """The settings with a digest in place of the secret: other secrets give other digests."""
         digest = hashlib.blake2b(
             self.secret.encode(), digest_size=16, person=b"flatout"
         ).hexdigest()
@@ -250,7 +252,12 @@ class MinHashEncoder(Encoder):
 
     # Hashes are only ever compared, so each function's hashes are replaced by their ranks among all
     # grams, with the bit that is kept in the last place: four times less to read than 64-bit
-    # hashes, and the same answer.
+    # hashes, and the same answer. One function, three grams:
+    #
+    #     hashes                90   17   55
+    #     ranks                  2    0    1
+    #     lowest bits            0    1    1
+    #     rank * 2 + bit         4    1    3     a record of grams 0 and 2: least 3, so its bit is 1
 
     def __init__(self, config: EncodingConfig) -> None:
         super().__init__(config)
@@ -271,8 +278,9 @@ class MinHashEncoder(Encoder):
         self._table = ranks << np.array(1, narrow) | (self._hashes & np.uint64(1)).astype(narrow)
 
     def hashes(self, gram: str) -> NDArray[np.uint64]:
-        """`[functions]` independent 64-bit hashes by simple tabulation: eight bytes look up eight
-        random numbers.
+        """`[functions]` independent 64-bit hashes by simple tabulation.
+
+        Each of a digest's eight bytes picks a random number, and a hash is the XOR of the eight.
         """
         digest = hashlib.blake2b(gram.encode(), key=self._key, digest_size=8).digest()
         return np.bitwise_xor.reduce(self._tables[np.arange(8), list(digest)], axis=0)
@@ -284,8 +292,10 @@ class MinHashEncoder(Encoder):
 
 
 class TwoStepEncoder:
-    """One bit a row of a matrix for each gram; then each column that holds bits is a number, of it
-    and its bits.
+    """Encodes a text as a set of numbers.
+
+    Each gram sets one bit in each row of a matrix. Then each column that holds a bit becomes a
+    number, which depends on the column and its bits.
     """
 
     def __init__(self, config: EncodingConfig) -> None:
@@ -319,9 +329,16 @@ class TwoStepEncoder:
         )
 
     def _block(self, ids: NDArray[np.int32], lengths: NDArray[np.int32]) -> Sets:
+        """The sets of some texts, from the grams of each."""
+        # Matrices are kept as lists of their bits. A record of two grams, a matrix of 2 rows and 4
+        # columns, a cell being column * 2 + row:
+        #
+        #     "an" sets columns 1, 3     row 0   . x . .     cells 2, 7
+        #     "nn" sets columns 1, 0     row 1   x . . x     cells 2, 1
+        #     without repeats            cells 1, 2, 7
+        #     columns and their bits     0: row 1    1: row 0    3: row 1
         hashes = self.config.hashes
         cells = self._columns[ids] * hashes + np.arange(hashes)
-        # one entry for each bit of a record's matrix
         cells, counts = sort_distinct(cells.ravel(), lengths * hashes)
         row = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
         column, hash_row = np.divmod(cells.astype(np.int64), hashes)
@@ -344,8 +361,7 @@ def derived_keys(secret: str, count: int) -> list[bytes]:
 
 
 def keyed_positions(gram: str, *, key: bytes, hashes: int, size: int) -> list[int]:
-    """`hashes` positions below `size` from keyed BLAKE2b, two bytes each; the way of the clkhash
-    library.
+    """`hashes` positions below `size` from keyed BLAKE2b, two bytes each, as the clkhash library.
 
     Where `size` does not divide 65,536, the first positions come up more often: by 1.5 % at 1,000,
     by 1/8 at 8,191.
@@ -356,8 +372,9 @@ def keyed_positions(gram: str, *, key: bytes, hashes: int, size: int) -> list[in
 
 
 def double_positions(gram: str, *, keys: Sequence[bytes], hashes: int, size: int) -> list[int]:
-    """`hashes` positions in equal steps: HMAC-SHA1 says where to start, HMAC-MD5 how
-    far to step.
+    """`hashes` positions in equal steps: HMAC-SHA1 gives the first one, HMAC-MD5 the step.
+
+    First 5, step 3 and size 8 → 5, 0, 3, 6, …
     """
     start = int.from_bytes(hmac.new(keys[0], gram.encode(), hashlib.sha1).digest(), "big")
     step = int.from_bytes(hmac.new(keys[1], gram.encode(), hashlib.md5).digest(), "big")
@@ -373,8 +390,9 @@ def random_stream(secret: str, purpose: str) -> np.random.Generator:
 
 
 def mixed(values: NDArray[np.uint64], secret: str) -> NDArray[np.uint64]:
-    """64-bit numbers spread one to one, by the secret: instead of a real encoder's random numbers,
-    not as a cipher.
+    """64-bit numbers, each turned into another one by the secret, no two into the same.
+
+    They stand for the random numbers of a real encoder. This is no cipher.
     """
     keys = random_stream(secret, "mixed").integers(0, 2**64, 3, dtype=np.uint64)
     for key, factor in zip(

@@ -1,8 +1,10 @@
-"""How much an encoding gives away, as numbers: what the exposure report and `flatout compare` show.
+"""Measure how much an encoding gives away, for the exposure report and `flatout compare`.
 
-Everything is measured on records that took no part in training. Three questions: how much of a
-record's 2-grams can be read, how many known pairs of text and encoding that takes, and how many
-records are thereby known by name.
+Everything is measured on records that took no part in training. There are three questions:
+
+- How many of a record's 2-grams can be read off its encoding?
+- How many known pairs of text and encoding does that take?
+- How many texts can be rebuilt from the 2-grams, letter by letter?
 """
 
 from __future__ import annotations
@@ -55,10 +57,12 @@ _MUCH = 0.8
 
 
 def count_grams(probabilities: Tensor, targets: Tensor, threshold: float) -> Counts:
-    """`[3, C]`: in how many of the records each gram is there, answered, and rightly so, from `[N,
-    C]` of each.
+    """`[3, C]`: in how many records each gram is there, is answered, and is both.
+
+    `probabilities` and `targets` are `[N, C]`.
     """
-    answered, there = probabilities >= threshold, targets > 0
+    answered = probabilities >= threshold
+    there = targets > 0
     return np.stack([each.sum(0).cpu().numpy() for each in (there, answered, answered & there)])
 
 
@@ -163,9 +167,7 @@ class ExposureStudy:
 
     @torch.inference_mode()
     def _answers(self) -> list[Tensor]:
-        """Row numbers, probabilities, detected grams and targets of some thousand records, on the
-        host.
-        """
+        """Row numbers, probabilities, detected grams and targets of some thousand records."""
         self.task.eval()
         found: list[tuple[Tensor, ...]] = []
         model = self.task.model
@@ -185,8 +187,10 @@ class ExposureStudy:
         return [torch.cat(parts)[:_JUDGED] for parts in zip(*found, strict=True)]
 
     def _learning_curve(self) -> Iterator[dict[str, float]]:
-        """Dice after few, more and all known pairs; ridge and the network's detectors are solved
-        for each.
+        """Dice when 64, 128, … and all pairs of text and encoding are known, of ridge and network.
+
+        Only what has a closed form is solved again for each number: ridge, and the detectors of a
+        network that does not train them.
         """
         train = self.feeds.train
         model = copy.deepcopy(self.task.model)
@@ -200,6 +204,7 @@ class ExposureStudy:
         penalties: tuple[float, ...] = PENALTIES
         for size in sums.read(train, sizes):
             answers, hashed = sums.best(self.feeds.validation, self.labels.parts, penalties)
+            # The best penalty moves little when pairs double, so its neighbours are enough to try.
             penalties = tuple(sorted({*answers.penalties_near(), *hashed.penalties_near()}))
             metrics = GramMetrics(answers.threshold)
             for inputs_ND, grams_NG in sums.blocks(self.held):
@@ -215,6 +220,7 @@ class ExposureStudy:
         model.eval()
         metrics = GramMetrics()
         num_labels = self.labels.num_outputs
+        # The validation records choose the threshold, at which the held records are then scored.
         for feed in (self.feeds.validation, self.held):
             metrics.reset()
             for batch in feed.all_rows():

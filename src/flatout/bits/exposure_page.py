@@ -1,5 +1,6 @@
-"""`exposure.html`: what an encoding reveals, on one page, and `exposure.json` with the same
-numbers.
+"""Write `exposure.html`, one page about what an encoding reveals, and `exposure.json`.
+
+Both have the same numbers: people read the page, `flatout compare` reads the other file.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def page(exposure: Mapping[str, Any]) -> str:
             doublings=True,
         ),
     ]
-    scores, rebuilt = exposure["scores"], exposure["reconstruction"]["alone"]
+    scores = exposure["scores"]
+    rebuilt = exposure["reconstruction"]["alone"]
     tiles = [
         tile(f"{scores['dice']:.3f}", "Dice of the 2-grams"),
         tile(f"{scores['exact']:.1%}", "sets of 2-grams exactly right"),

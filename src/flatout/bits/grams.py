@@ -6,7 +6,12 @@ dictionary for the others.
 
 There are two kinds of grams. *Labels* are what a model answers: letter-letter, letter-digit and
 digit-digit pairs of the plain text, 1,036 in all. *Hashed* grams are what an encoder took in: every
-pair of the raw text. Open this file to change what counts as a gram or how grams are numbered.
+pair of the raw text. A record with the fields `Ann`, `O'Lee` and `2/5`:
+
+    raw text      anno'lee2/5                labels of    anno'lee25      an nn no le ee e2 25
+    with blanks  ' anno'lee2/5 '             hashed       ' a' an nn no o' 'l le ee e2 2/ /5 '5 '
+
+Open this file to change what counts as a gram or how grams are numbered.
 """
 
 from __future__ import annotations
@@ -99,6 +104,9 @@ class GramIndex:
         return sort_distinct(ids[is_numbered], np.bincount(row, minlength=num_texts))
 
     def _number(self, keys: Keys) -> Ids:
+        """The number of each key, -1 where a frozen index has none."""
+        # All ASCII pairs are one look into a table. Other pairs read its first cell, and their
+        # answer is thrown away.
         first = keys >> _HALF
         second = keys & _LOWER_HALF
         is_ascii = (first < _ASCII) & (second < _ASCII)
@@ -151,7 +159,8 @@ def code_points(texts: pa.Array) -> tuple[NDArray[np.uint32], NDArray[np.int64]]
     lengths = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
     offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
     data, _ = bytes_of(texts)
-    if len(data) == offsets[-1]:  # one byte a character: ASCII
+    # As many bytes as characters means that all are ASCII: then bytes are code points already.
+    if len(data) == offsets[-1]:
         return data.astype(np.uint32), offsets
     utf32 = data.tobytes().decode().encode("utf-32-le")
     return np.frombuffer(utf32, dtype="<u4"), offsets
@@ -180,7 +189,10 @@ def encode_targets(raw: pa.Array, hashed: GramIndex) -> RaggedIds:
 
 
 def join_rows(first: RaggedIds, second: RaggedIds) -> RaggedIds:
-    """Two ragged columns as one: each row's ids of the first, then of the second."""
+    """Two ragged columns as one: each row's ids of the first, then of the second.
+
+    [7 8 | 9] and [5 | 6 4] become [7 8 5 | 9 6 4].
+    """
     first_ids, first_lengths = first
     second_ids, second_lengths = second
     numbers = np.arange(len(first_lengths))

@@ -1,4 +1,4 @@
-"""What is known of records whose store is open: their grams, their encodings, their texts."""
+"""Facts about records whose store is open: their grams, their encodings, their texts."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class GramLabels:
         return slice(0, self.num_outputs), slice(self.num_outputs, self.num_targets)
 
     def network_sizes(self) -> dict[str, Any]:
-        """What a network is built for: each answer's number among the hashed grams, or -1, and how
-        many these are.
+        """The arguments that size a network.
+
+        For the answers an, nn and hashed grams " a", an: hashed_of_label [1, -1], num_hashed 2.
         """
         places = {name: number for number, name in enumerate(self.hashed)}
         return {

@@ -1,5 +1,6 @@
-"""A trained reader of encodings: bit strings (or sets of numbers) in, 2-grams with probabilities
-out.
+"""The predictor of a run on bit strings: it reads 2-grams with probabilities off encodings.
+
+It can also rebuild the texts that the 2-grams may come from (`reconstruct.py`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from flatout.inference.run_predictor import (
     in_order,
 )
 from flatout.models.bit_mlp import BitMLP
+from flatout.models.contract import ModelConfig
 from flatout.models.lean import even_sigmoid
 
 _ROWS_A_BATCH = 1024
@@ -115,7 +117,7 @@ class GramPredictor(RunPredictor):
             order=LetterOrder.load(folder.path / ORDER, labels.hashed),
         )
 
-    def save(self, folder: Path, model_config: Any) -> None:
+    def save(self, folder: Path, model_config: ModelConfig) -> None:
         data = {
             "is_set": self.numbers is not None,
             "num_inputs": self.num_inputs,
@@ -131,8 +133,9 @@ class GramPredictor(RunPredictor):
             written.write_json(NUMBERS, self.numbers.tolist())
 
     def predict(self, rows: Sequence[Any]) -> list[GramPrediction]:
-        """What the model reads off each encoding: texts of bits (0 and 1, hex, base64), bytes, or
-        sets of numbers.
+        """The 2-grams of each encoding.
+
+        An encoding is a text of bits (0 and 1, hex, base64), bytes, or a set of numbers.
         """
         given = self.rows_in_memory(rows, [self.bits_column])
         return (

@@ -1,15 +1,14 @@
-"""Which columns of a table look like encodings, whatever they are called.
+"""Find the columns of a table that look like encodings, whatever they are called.
 
-An encoding that is taken for plain text would be hashed together with the names, and the exposure
-report would judge an encoding that nobody uses. So a column counts as an encoding if nearly all of
-its values have one alphabet and one length of 64 bits or more, and enough of these bits differ
-between records; or if they are lists of eight numbers or more on average.
+If an encoding were taken for plain text, it would be hashed together with the names, and the
+exposure report would judge an encoding that does not exist. A column counts as an encoding in two
+cases. Nearly all of its values have one alphabet and one length of 64 bits or more, and enough of
+these bits differ between records. Or they are lists of eight numbers or more on average.
 
 Birthdays (`19840312`), postcodes, phone and card numbers are shorter, or have digits alone; UUIDs
-have their own shape. Digests and random ids have the shape of an encoding. One thing tells them
-apart: each of their bits is set in half of the records. An encoding of names has bits that are set
-more often than others. Diffusion hides that, so such columns are neither taken nor skipped: the
-caller asks what they are.
+have their own shape. Digests and random ids have the shape of an encoding, but each of their bits
+is set in half of the records. An encoding of names has bits that are set more often than others.
+Diffusion hides that, so such columns are neither taken nor skipped: the caller asks what they are.
 """
 
 from __future__ import annotations
@@ -69,8 +68,9 @@ class LikelyEncoding:
 
 
 def find_encodings(table: Table, columns: Collection[str]) -> list[LikelyEncoding]:
-    """Those of the columns whose first values look like encodings, in the order given; reads one
-    small block.
+    """The columns whose first values look like encodings, in the order given.
+
+    It reads one small block of the table.
     """
     wanted = [name for name in columns if list(table.columns).count(name) == 1]
     if not wanted:
@@ -83,9 +83,7 @@ def find_encodings(table: Table, columns: Collection[str]) -> list[LikelyEncodin
 
 
 def has_encodings(source: str) -> bool:
-    """Whether a file has a column of encodings, so that it is checked as bit strings; False if it
-    cannot be read.
-    """
+    """Whether a file has a column of encodings; False if it cannot be read."""
     try:
         table = open_source(source, where="data.source")
         encodings = find_encodings(table, table.columns)
@@ -97,9 +95,7 @@ def has_encodings(source: str) -> bool:
 
 
 def recognise(name: str, column: pa.Array) -> LikelyEncoding | None:
-    """What some values of a column look like as an encoding; None if they look like
-    anything else.
-    """
+    """The encoding that some values of a column look like; None if they look like none."""
     values = decoded(column).drop_null()
     if is_list(values.type):
         return _recognise_lists(name, values)
@@ -127,9 +123,7 @@ def recognise(name: str, column: pa.Array) -> LikelyEncoding | None:
 
 
 def _has_characters_of(form: Form, texts: list[str]) -> bool:
-    """Whether texts use enough of an alphabet; ids, account numbers and DNA use few of its
-    characters.
-    """
+    """Whether texts use enough of an alphabet: ids, account numbers and DNA use few characters."""
     characters = set("".join(texts))
     if form is Form.base64:
         kinds = (string.ascii_uppercase, string.ascii_lowercase, string.digits)
@@ -165,6 +159,7 @@ def _recognise_written_numbers(name: str, texts: list[str]) -> LikelyEncoding | 
 def _recognise_bits(name: str, values: pa.Array, form: Form) -> LikelyEncoding | None:
     packed = BitColumn(name, "", form).read(values, np.arange(len(values)))
     assert not isinstance(packed, tuple)  # the form is one of bits
+    # Records [1 0 1 0] and [1 1 1 0] have one bit that varies: the second.
     distinct = np.unique(packed, axis=0)  # an id of many rows is one observation
     bits = np.unpackbits(distinct, axis=1)
     varying = int((bits != bits[:1]).any(axis=0).sum())
@@ -176,8 +171,9 @@ def _recognise_bits(name: str, values: pa.Array, form: Form) -> LikelyEncoding |
 def _is_even(bits: Packed) -> bool:
     """Whether `[N, bits]` zeros and ones look as if coins had been thrown for them.
 
-    The squared z-score of a fair coin has a median of 0.45. The median stays there with a few bits
-    that never change, such as the version of an id.
+    The squared z-score of a fair coin has a median of 0.45: of 256 records, a bit set in 133 has
+    0.39, one set in 160 has 16. The median is used because some bits of an id never change, such as
+    those of its version.
     """
     shares = bits.mean(axis=0)
     squared_scores = (shares - 0.5) ** 2 * 4 * len(bits)

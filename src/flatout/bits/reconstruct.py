@@ -4,6 +4,12 @@ A text is a walk over its grams: " an" is " a", "an", ... Each gram begins with 
 one before ended on; the first begins with a blank and the last ends on one. A beam search holds the
 best walks of each record, over the record's most probable grams only. The score of a walk is the
 log-odds of its grams, plus how usual its letters are one after the other in the training texts.
+With the log-odds " a" 9, "an" 8, "n " 7 and "nn" 2, and without the order of letters:
+
+    after 1 gram     " a" 9
+    after 2          " a an" 17
+    after 3          " a an n " 24 has ended: "an"         " a an nn" 19
+    after 4          " a an nn n " 26 has ended: "ann", the likeliest text
 
 Open this file to change the search, its scores, or how rebuilt texts are counted as right.
 
@@ -56,13 +62,13 @@ class LetterOrder:
     def __init__(
         self, grams: Sequence[str], log_next: Floats, shapes: Iterable[str], longest: int
     ) -> None:
-        """Take over what `learn` counted.
+        """Keep what `learn` counted.
 
         Args:
-            grams: every hashed gram, in the order of its number
-            log_next: `[H, letters]` log-probability of each letter after each gram
-            shapes: shapes of the training texts; a text of any other shape is less likely
-            longest: letters of the longest text that may be rebuilt
+            grams: every hashed gram, in the order of its number.
+            log_next: `[H, letters]` log-probability of each letter after each gram.
+            shapes: shapes of the training texts; a text of any other shape is less likely.
+            longest: letters of the longest text that may be rebuilt.
         """
         self.log_next = log_next
         self.shapes = frozenset(shapes)
@@ -101,6 +107,8 @@ def _log_of_next(texts: pa.Array, grams: Sequence[str], letters: Sequence[str]) 
     For the gram "an" and the letter "n", with two observations' weight for the estimate from "n":
 
         P(n | an) = (count(ann) + 2 * P(n | n)) / (count(an?) + 2)
+
+    If "an" stands four times, three of them before "n", and P(n | n) is 1/4: (3 + 0.5) / 6 = 0.58.
     """
     num_letters = len(letters)
     num_grams = len(grams)
@@ -110,10 +118,13 @@ def _log_of_next(texts: pa.Array, grams: Sequence[str], letters: Sequence[str]) 
     second = number_of[[ord(gram[1]) for gram in grams]]
     triples = _letter_triples(texts, number_of)
 
+    # P(third | second letter), counted over all triples as one number each: with 3 letters, the
+    # pair (2, 1) is cell 2 * 3 + 1 = 7.
     pairs = np.bincount(triples[1] * num_letters + triples[2], minlength=num_letters**2)
     after_letter = pairs.reshape(num_letters, num_letters) + _SMOOTHING
     after_letter /= after_letter.sum(axis=1, keepdims=True)
 
+    # The same for whole grams. A pair that is no hashed gram has no row to count in.
     gram_of = np.full(num_letters * num_letters, -1)
     gram_of[first * num_letters + second] = np.arange(num_grams)
     gram_of_triple = gram_of[triples[0] * num_letters + triples[1]]
@@ -127,7 +138,7 @@ def _log_of_next(texts: pa.Array, grams: Sequence[str], letters: Sequence[str]) 
 
 
 def _letter_triples(texts: pa.Array, number_of: Ints) -> Ints:
-    """`[3, N]` numbers of every three neighbouring letters of a text, with blanks at its ends."""
+    """`[3, N]` numbers of every three neighbouring letters: of "ann" " an", "ann" and "nn "."""
     points, offsets = code_points(pad_with_blanks(texts))
     # The last two characters of a text begin no triple.
     begins_triple = np.ones(len(points), dtype=np.bool_)
@@ -165,6 +176,8 @@ class Reconstructor:
 
     def _search(self, gains_RH: Floats) -> Iterator[tuple[NDArray[np.int32], Floats]]:
         """The best finished walks of each record, as numbers of grams (-1: none), and scores."""
+        # An edge is one of the most probable grams of its record: R records search over E edges
+        # each, all at once, though these are other grams in each record.
         count = min(_EDGES, gains_RH.shape[1])
         edges_RE = np.argpartition(-gains_RH, count - 1, axis=1)[:, :count].astype(np.int32)
         gain_RE = np.take_along_axis(gains_RH, edges_RE, axis=1)
@@ -222,11 +235,11 @@ class _Beam:
         """Begin with the best walks of one edge each.
 
         Args:
-            gain_RE: what an edge is worth the first time it is used
-            step_REE: what going from one edge to another is worth; _NEVER where it cannot follow
-            starts_RE: score of a walk that begins with this edge; _NEVER where none does
-            ends_RE: whether a walk ends on this edge
-            longest: most edges of a walk
+            gain_RE: what an edge is worth the first time it is used.
+            step_REE: what going from one edge to another is worth; _NEVER where it cannot follow.
+            starts_RE: score of a walk that begins with this edge; _NEVER where none does.
+            ends_RE: whether a walk ends on this edge.
+            longest: most edges of a walk.
         """
         self.gain_RE = gain_RE
         self.step_REE = step_REE
@@ -248,6 +261,8 @@ class _Beam:
 
         Walks that end are put aside.
         """
+        # A name such as "anna" holds a gram twice, so an edge may be used again, at a price: else
+        # the best walk would go round the surest grams for ever.
         is_new = (self.used_RW[:, :, None] & self.bit_E) == 0
         worth = np.where(is_new, self.gain_RE[:, None, :], _REPEAT)
         rows = np.arange(len(self.gain_RE))[:, None]
@@ -265,6 +280,7 @@ class _Beam:
     def _put_ended_aside(self) -> None:
         """Move walks that end to the finished ones, of which the best stay."""
         ends = np.take_along_axis(self.ends_RE, self.last_RW, axis=1)
+        # A walk that has ended leaves the beam: its score there becomes that of no walk.
         is_end = (self.score_RW > _EXISTS) & ends
         ended_RW = np.where(is_end, self.score_RW, _NEVER)
         scores = np.concatenate([self.done_score_RK, ended_RW], axis=1)

@@ -1,10 +1,15 @@
-"""Ridge regression from encodings to grams: the baseline, the start of detectors, and a vote in the
-end.
+"""Ridge regression from encodings to grams.
 
-It has a closed form, needs one pass over the batches and a solve, and on Bloom filters it is very
-good: a gram's bits are always on together, which a linear function sees. The strength of the
-penalty is chosen on the validation records. Sums are kept of inputs x inputs; records beyond some
-hundred thousand change nothing, so no more are read.
+It is the baseline of a run, the start of the network's detectors, and a vote in the end. It has a
+closed form: one pass over the batches and a solve. On Bloom filters it is very good, as the bits of
+a gram are always on together, which a linear function sees. Only sums are kept, so records need no
+memory; those beyond some hundred thousand change nothing, and are not read. With inputs X, grams Y,
+their means x and y, n records and the penalty p:
+
+    W = (X'X - n x'x + p I)^-1 (X'Y - n x'y)        bias = y - x W
+
+The sums X'X, X'Y, x and y do not depend on p, so all penalties are solved from one pass. The
+validation records choose among them.
 
 Shapes: N records, D inputs, G grams.
 """
@@ -39,9 +44,7 @@ _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Ridge:
-    """A linear function from inputs to a score for each gram, near 1 where it is there and near 0
-    where not.
-    """
+    """A linear function from inputs to a score a gram: near 1 if it is there, else near 0."""
 
     weight: Tensor  # [D, G]
     bias: Tensor  # [G]
@@ -60,9 +63,7 @@ class Ridge:
 
 
 class RidgeSums:
-    """What a closed form needs to know of the training records; more of them can be added at any
-    time.
-    """
+    """The sums over training records that the solution needs; more records can be added."""
 
     def __init__(self, info: BitInfo, labels: GramLabels, device: torch.device) -> None:
         self.num_inputs = info.num_inputs
@@ -107,14 +108,16 @@ class RidgeSums:
         self.num_records += len(inputs_ND)
 
     def solve(self, penalty: float) -> tuple[Tensor, Tensor]:
-        """Weights `[D, G]` and bias `[G]`; inputs are nearly dependent, so in double precision
-        where that is quick.
-        """
-        count, wide = self.num_records, torch.float64
-        mean_D, mean_G = self.sum_D.to(wide) / count, self.sum_G.to(wide) / count
+        """Weights `[D, G]` and bias `[G]` for one penalty."""
+        count = self.num_records
+        wide = torch.float64
+        mean_D = self.sum_D.to(wide) / count
+        mean_G = self.sum_G.to(wide) / count
         products_DD = self.inputs_DD.to(wide) - count * torch.outer(mean_D, mean_D)
         products_DD.diagonal().add_(penalty)
         products_DG = self.grams_DG.to(wide) - count * torch.outer(mean_D, mean_G)
+        # Inputs are nearly dependent, so the system is solved in double precision. For many inputs
+        # that takes too long: fp32 is tried first, and double precision where it fails.
         if self.num_inputs > _MOST_INPUTS_IN_DOUBLE:
             factor_DD, failed = torch.linalg.cholesky_ex(products_DD.float())
         if self.num_inputs <= _MOST_INPUTS_IN_DOUBLE or failed:
@@ -125,8 +128,9 @@ class RidgeSums:
     def best(
         self, validation: Feed, parts: Sequence[slice], penalties: Sequence[float] = PENALTIES
     ) -> list[Ridge]:
-        """For each part of the grams the penalty and the threshold that read most off the
-        validation records.
+        """The ridge with the best Dice on the validation records, for each part of the grams.
+
+        Each part has a penalty and a threshold of its own.
         """
         found: list[list[Ridge]] = [[] for _ in parts]
         held: list[tuple[Tensor, Tensor]] = []
@@ -169,7 +173,7 @@ def inputs_of(batch: FlatBatch, num_inputs: int, *, is_set: bool) -> Tensor:
 def start_at_ridge(
     network: nn.Module, labels: GramLabels, info: BitInfo, feeds: Feeds, log: RunLog
 ) -> dict[str, Any]:
-    """Solve ridge regression and start a network's detectors there; the baseline's figures."""
+    """Solve ridge regression, start a network's detectors there, and return the baseline."""
     sums = RidgeSums(info, labels, feeds.train.device)
     next(sums.read(feeds.train))
     baseline, hashed = sums.best(feeds.validation, labels.parts)
@@ -179,6 +183,7 @@ def start_at_ridge(
     penalties = ", ".join(f"{penalty:g}" for penalty in PENALTIES)
     log.decision("ridge penalty", baseline.penalty, f"the best of {penalties}", evidence)
     if isinstance(network, BitMLP):
+        # The network answers at one half, ridge at its threshold: the bias moves one to the other.
         if network.ridge is not None:
             network.start_at(
                 network.ridge, baseline.weight, baseline.bias + (0.5 - baseline.threshold)
@@ -210,7 +215,7 @@ def choose_ridge_share(
     validation: Feed,
     log: RunLog,
 ) -> None:
-    """How large a vote ridge regression gets, by the validation records."""
+    """Give ridge regression the vote with which the validation records are answered best."""
     if not isinstance(network, BitMLP) or network.ridge is None:
         return
     found: dict[float, float] = {}
@@ -227,16 +232,15 @@ def choose_ridge_share(
 
 
 def _baselines(labels: GramLabels, sums: RidgeSums, ridge: Ridge, feeds: Feeds) -> dict[str, float]:
+    """Scores of ridge, and of the same commonest grams for every record, on both splits."""
     everybody = torch.zeros(labels.num_outputs)
     everybody[torch.tensor(labels.counts).argsort(descending=True)[:COMMONEST]] = 1.0
     found: dict[str, float] = {}
     for split, feed in (("val", feeds.validation), ("test", feeds.test)):
         if feed is None:
             continue
-        by_ridge, by_all = (
-            GramMetrics(ridge.threshold, is_alone=True),
-            GramMetrics(0.5, is_alone=True),
-        )
+        by_ridge = GramMetrics(ridge.threshold, is_alone=True)
+        by_all = GramMetrics(0.5, is_alone=True)
         for inputs_ND, grams_NG in sums.blocks(feed):
             targets = grams_NG[:, : labels.num_outputs]
             by_ridge.update(ridge.scores(inputs_ND), targets)

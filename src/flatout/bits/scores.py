@@ -1,9 +1,17 @@
 """Scores of answered grams: Dice, precision, recall, F1 and the fraction of exact sets.
 
-All scores are per record, then averaged. They are computed at 256 thresholds in one pass, without
-storing any answer: each record's probabilities are counted in 256 buckets, and the sum of the
-buckets from a threshold upwards is the number of answers at that threshold. Open this file to add a
-score or to change how the threshold is chosen.
+All scores are per record, then averaged. They are computed at 256 thresholds in one pass, and no
+answer is stored: each record's probabilities are counted in 256 buckets. The sum of the buckets
+from a threshold upwards is the number of answers at that threshold. A record that holds the grams
+`an` and `ty`, with four buckets:
+
+    gram             an     nn     ty             buckets 0 to 3     summed from above
+    probability      0.9    0.6    0.1
+    bucket           3      2      0              answered  1 0 1 1      3 2 2 1
+    in the record    x             x              correct   1 0 0 1      2 1 1 1
+                                                  Dice                   0.8 0.5 0.5 0.67
+
+Open this file to add a score or to change how the threshold is chosen.
 
 Shapes: B records, G grams, T thresholds.
 """
@@ -48,12 +56,14 @@ class GramMetrics(Metric):
 
         `rows` are the numbers of the records; intervals need them.
         """
+        # A probability of 1 would lie in a bucket beyond the last one.
         buckets_BG = (scores.float() * THRESHOLDS).long().clamp_(0, THRESHOLDS - 1)
         zeros_BT = torch.zeros(len(scores), THRESHOLDS, device=scores.device)
         answered_BT = _sum_from_above(zeros_BT.scatter_add(1, buckets_BG, torch.ones_like(targets)))
         correct_BT = _sum_from_above(zeros_BT.scatter_add(1, buckets_BG, targets))
         present_B1 = targets.sum(1, keepdim=True)
         scores_BT = record_scores(correct_BT, answered_BT, present_B1)
+        # Double precision: a sum over millions of records would lose small scores in fp32.
         sums = torch.stack([values.sum(0).double() for values in scores_BT])
         self.sums += sums.to(self.sums.device)
         self.total += len(scores)

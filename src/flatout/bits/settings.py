@@ -1,6 +1,4 @@
-"""Settings of tables of people: which columns are encodings and plain text, and how records are
-encoded here.
-"""
+"""Settings of tables of people: the columns of encodings and of plain text, and how to encode."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from flatout.data.feeding import FILES, SOURCES, FeedingConfig, require_other_fi
 from flatout.errors import setting
 
 KNOWN_BITS = ("bloomfilter", "tabminhash", "minhash", "twostephash", "bits")
-"""Names that a column of encodings goes by; found where no setting names it."""
+"""Usual names of a column of encodings, for tables where no setting names it."""
 
 
 @dataclass(kw_only=True, slots=True)
