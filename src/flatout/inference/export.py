@@ -1,13 +1,17 @@
-"""A run as files that other programs open: an encoder as a folder of transformers, and networks as
-ONNX.
+"""Write a run as files that other programs open: an encoder for transformers, networks as ONNX.
 
-An encoder's weights are put into the library's own class, so that nothing of ours is needed to use
-them. The folder is opened as anybody would open it, and its padded logits on made-up rows must
-equal the run's own. A network on recordings becomes one that a device calls sample by sample, in
-the sensors' units. Where it answers each sample, it takes a sample and its hidden state, and gives
-the answer and the next state; zeros begin a recording. One that labels recordings does the same:
-its answer is that of the samples so far. A network on windows takes a window. Scales are part of
-the file; `signature.json` lists names and shapes. Its answers must equal the run's own.
+An encoder's weights are put into the library's own class, so that nothing of flatout is needed to
+use them. The folder is then opened by that library, and its padded logits on made-up rows must
+equal the run's own.
+
+A network on recordings becomes one that a device calls sample by sample, in the sensors' units:
+
+    answer 1, state 1 = file(sample 1, zeros)
+    answer 2, state 2 = file(sample 2, state 1)
+
+If it labels recordings, its answer is that of the samples so far. A network on windows takes a
+window and has no state. Scales are part of the file; `signature.json` lists names and shapes. Its
+answers must equal the run's own.
 
 Shapes: B rows, L longest row, C outputs, F columns.
 """
@@ -94,7 +98,10 @@ class RecordingsRun(Protocol):
 
 
 def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: bool) -> list[str]:
-    """Write a run's encoder into a folder, which will get that name; lines to print."""
+    """Write a run's encoder into a folder; return lines to print.
+
+    `name`: the name that the folder will get.
+    """
     with quiet_library():
         predictor: EncoderRun = load()
         found = export(predictor, folder)
@@ -121,8 +128,9 @@ def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: b
 
 
 def export(predictor: EncoderRun, folder: Path) -> float:
-    """Write the model and its tokenizer into a folder that is there; how far its logits are from
-    the run's own.
+    """Write the model and its tokenizer into a folder that exists.
+
+    Return the largest difference of its logits from the run's own.
     """
     rows = made_up_rows(predictor)
     mean, spread = predictor.logit_scale()
@@ -138,8 +146,9 @@ def export(predictor: EncoderRun, folder: Path) -> float:
 
 
 def export_onnx(predictor: EncoderRun, folder: Path) -> float:
-    """Write an exported folder's model as ONNX too; how far its logits are from those of
-    transformers.
+    """Write the model of an exported folder as ONNX too.
+
+    Return the largest difference of its logits from those of transformers.
     """
     rows = made_up_rows(predictor)
     model = _OnlyLogits(_opened(predictor.model, folder), _input_names(predictor.model)).eval()
@@ -179,7 +188,7 @@ def plain_model(model: Transformer, mean: float = 0.0, spread: float = 1.0) -> A
 
 
 def outputs_of(model: Transformer) -> Outputs:
-    """What an encoder answers, without names."""
+    """The kind of an encoder's outputs, without their names."""
     if model.predicts_words:
         return Outputs([], "words")
     return Outputs([], "tags" if model.is_tagging else "single")
@@ -210,7 +219,10 @@ def made_up_rows(predictor: EncoderRun) -> list[list[int]]:
 
 
 def _padded(model: Transformer, rows: list[list[int]]) -> dict[str, Tensor]:
-    """What transformers is given for these rows, each of one text."""
+    """The inputs of transformers for these rows, each of one text.
+
+    Rows [5 6] and [7] become ids [[5, 6], [7, padding]] with the mask [[1, 1], [1, 0]].
+    """
     mask_BL = _mask(rows)
     tokens_BL = torch.full(mask_BL.shape, model.padding_id)
     tokens_BL[mask_BL] = torch.tensor([token for row in rows for token in row])
@@ -229,9 +241,7 @@ def _mask(rows: list[list[int]]) -> Tensor:
 
 
 def _input_names(model: Transformer) -> list[str]:
-    """What the model must be given; the texts of a pair have numbers only where
-    training gave them.
-    """
+    """The inputs of the model; a pair has type numbers only if it had them in training."""
     return ["input_ids", "attention_mask", *(["token_type_ids"] if model._numbers_pairs else [])]
 
 
@@ -273,8 +283,9 @@ def _save_tokenizer(predictor: EncoderRun, folder: Path) -> None:
 
 
 def _difference(found: Tensor, expected: Tensor, who: str, most: float) -> float:
-    """Largest one, as a share of the largest value where that is above 1: numbers of a regression
-    may be large.
+    """The largest difference; a share of the largest value if that is above 1.
+
+    Numbers of a regression may be large, and are rounded in proportion.
     """
     apart = float((found - expected).abs().max() / expected.abs().max().clamp_min(1))
     require(
@@ -307,9 +318,7 @@ def _trace(
     outputs: list[str],
     free_axes: tuple[object, ...],
 ) -> Any:
-    """The model as a program of ONNX; `free_axes`: the axes of the inputs that may have
-    any size.
-    """
+    """The model as a program of ONNX; `free_axes`: axes of the inputs that may have any size."""
     with errors_alone("torch.onnx"), warnings.catch_warnings():
         # The exporter warns of torch's own code and of packages that are not needed.
         warnings.filterwarnings("ignore", module=r"(torch|copyreg|onnxscript|transformers)\b")
@@ -331,7 +340,7 @@ def _trace(
 
 @contextmanager
 def errors_alone(name: str | None = None) -> Iterator[None]:
-    """Without what a logger says below an error; None: any logger."""
+    """Inside it a logger writes errors only; None: all loggers."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -342,7 +351,7 @@ def errors_alone(name: str | None = None) -> Iterator[None]:
 
 
 def export_recordings(predictor: RecordingsRun, folder: Path) -> list[str]:
-    """Write the ONNX file of a run into a folder that is there; lines to print."""
+    """Write the ONNX file of a run into a folder that exists; return lines to print."""
     require(
         not contract(predictor.model).is_both,
         "export",
@@ -383,13 +392,15 @@ def export_recordings(predictor: RecordingsRun, folder: Path) -> list[str]:
 
 
 class _Scaled(nn.Module):
-    """Columns in their units in, answers in theirs out."""
+    """A network that takes columns in their units, and answers in the units of its targets."""
 
     def __init__(self, predictor: RecordingsRun) -> None:
         super().__init__()
         self.model: Any = predictor.model.cpu()
         shape, scaler = predictor.shape, predictor.scaler
         shift, factor = predictor.label_scale if shape.labels else scaler.of_targets(shape.targets)
+        # A shift such as 1,700,000,000 has no place for its last digits in fp32. It is subtracted
+        # in two parts: what fp32 holds of it, then the rest.
         shifts = torch.tensor(scaler.shift[: shape.inputs], dtype=torch.float64)
         self.shift = nn.Buffer(shifts.float())
         self.rest_of_shift = nn.Buffer((shifts - shifts.float()).float())
@@ -399,9 +410,7 @@ class _Scaled(nn.Module):
         self.has_classes = predictor.has_classes
 
     def scale(self, values: Tensor) -> Tensor:
-        """In two steps, since 32 bits hold too few digits of a shift that is large beside the
-        factor.
-        """
+        """Columns in their units as the network reads them."""
         return ((values - self.shift) - self.rest_of_shift) / self.factor
 
     def in_units(self, answers: Tensor) -> Tensor:
@@ -471,11 +480,9 @@ def _signature(predictor: RecordingsRun, module: _Sample | _Window) -> dict[str,
 
 
 def _compare(predictor: RecordingsRun, path: Path) -> float:
-    """The largest difference between the file's answers and the run's own, as a share of the
-    targets' scale.
-    """
-    # Of labels after the last sample. Both read samples of 32 bits; that answers are rounded to
-    # these is no difference.
+    """The largest difference of the file's answers from the run's own, in units of the scale."""
+    # A random walk looks like a recording of a sensor. A device gives its samples in fp32, so both
+    # read such samples, and a difference of one rounding of the answer is none.
     random = np.random.default_rng(0)
     shape, scaler = predictor.shape, predictor.scaler
     values = (
@@ -503,16 +510,16 @@ def open_onnx(path: Path) -> Any:
 
 
 def stream_onnx(path: Path, values: NDArray[np.float64], *, is_each: bool = False) -> Any:
-    """The answers of an exported file: sample by sample, or of the last window; `is_each`: of each
-    window.
+    """The answers of an exported file, called sample by sample, or for the last window.
+
+    `is_each`: for each window.
     """
     session = open_onnx(path)
-    shapes: dict[str, list[int]] = {}
+    shapes = {}
     for entry in session.get_inputs():
-        shape = shapes.setdefault(entry.name, [])
-        for size in entry.shape:
-            # an axis of any size has a name; one row is answered
-            shape.append(size if isinstance(size, int) else 1)
+        # An axis of any size has a name in place of a number: it is that of the rows, of which
+        # there is one.
+        shapes[entry.name] = [size if isinstance(size, int) else 1 for size in entry.shape]
     samples = np.asarray(values, dtype=np.float32)
     if "window" in shapes:
         size = shapes["window"][1]

@@ -1,10 +1,10 @@
-"""The forms in which one model answers: its own layers, the library's, a folder of transformers, an
-ONNX file.
+"""Forms of one model: its own layers, the library's layers, a folder of transformers, an ONNX file.
 
-Each is a predictor, so all that asks a run can ask them. The reference is fp32 on the CPU, each row
-alone. Of an encoder it goes through the library's own layers, so that it shares no attention,
-padding or batch with what is judged. A folder is asked as anybody would: its tokenizer pads and
-cuts, its configuration names the outputs.
+`verify` compares them. Each form is a predictor, so whatever asks a run can ask it too. The
+reference is fp32 on the CPU, each row alone. For an encoder, the reference goes through the
+library's own layers: it shares no attention, padding or batch with the forms that are judged. A
+folder is asked as its users would ask it: its tokenizer pads and cuts, and its configuration names
+the outputs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PROBLEMS = {"multi_label_classification": Problem.multi, "regression": Problem.
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Who answers, and how rows are handed over."""
+    """A predictor, and the way in which it gets its rows: alone, in batches, in another order."""
 
     name: str
     predictor: RunPredictor
@@ -76,7 +76,7 @@ def turned_round(predictor: RunPredictor, rows: list[Any]) -> list[Any]:
 
 
 def mixed(predictor: RunPredictor, rows: list[Any], seed: int = 0) -> list[Any]:
-    """In random order, in batches of one row to forty."""
+    """In random order, in batches of one row to forty: the neighbours of a row must not matter."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(rows)).tolist()
     found = list[Any](rows)
@@ -97,8 +97,9 @@ _ORDERS = {"in batches": together, "in other batches": mixed, "in reversed order
 def forms_of_run(
     predictor: RunPredictor, beside: Sequence[RunPredictor], files: Mapping[str, RunPredictor]
 ) -> tuple[Form, list[Form]]:
-    """The reference, and all others: `beside` the same run on other devices, and what it was
-    exported as.
+    """The reference, and all forms to compare with it.
+
+    `beside`: the same run on other devices. `files`: the predictors of its exports, by name.
     """
     library = through_library(predictor)
     reference = Form(
@@ -126,8 +127,9 @@ def forms_of_run(
 
 
 def forms_of_folder(folder: Path, text: str) -> tuple[Form, list[Form]]:
-    """Of anybody's folder: transformers, row by row and in batches, our flat layers, and its ONNX
-    files.
+    """The reference and the forms of a folder of transformers that no run of ours wrote.
+
+    They are transformers row by row and in batches, our flat layers, and the folder's ONNX files.
     """
     plain = FolderPredictor.of_folder(folder, text)
     require(
@@ -169,8 +171,9 @@ def _of_file(name: str, predictor: RunPredictor) -> Form:
 
 
 def through_library(predictor: RunPredictor) -> RunPredictor:
-    """The same weights through the layers of transformers, rows padded; itself where there is no
-    encoder.
+    """A predictor with the same weights in the layers of transformers, which pads its rows.
+
+    Without an encoder it is the predictor itself.
     """
     model = predictor.model
     if not isinstance(model, Transformer):
@@ -209,7 +212,8 @@ class FolderPredictor(Predictor):
         )
         labels = Labels(problem, names, [], 0)
         roles = Roles((text,), "label")
-        # its folder does not say: two places may be those of padding
+        # The folder does not say how long a row may be. Some families number places from 2 on, so
+        # two of the places are none that a row can have.
         if tokenizer.model_max_length > _NO_LIMIT:
             tokenizer.model_max_length = (
                 read_setting(net.config, "max_position_embeddings", 514) - 2
@@ -309,8 +313,8 @@ class OnnxRecordings(SequencePredictor):
             found = stream_onnx(self.file, values, is_each=not self.shape.horizon)
         if self.shape.labels:
             return found[-1]
-        # The first samples of a recording have shorter windows, which the file does not read: those
-        # are the run's own.
+        # The first samples of a recording have shorter windows, which the file does not read. Of 10
+        # samples and windows of 3, the file answers 8: the first 2 answers are the run's own.
         first = len(values) - len(found) if self.shape.lookback and not self.shape.horizon else 0
         return (
             np.concatenate([SequencePredictor.answer(self, values, name)[:first], found])
@@ -384,15 +388,14 @@ def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether transformers can read a folder's weights without pickles; one of a chosen ONNX file
-    has none.
-    """
+    """Whether a folder has weights without pickles; `export --for here` may write only ONNX."""
     return next(folder.glob("*.safetensors"), None) is not None
 
 
 def open_folder(folder: Path, kind: Outputs) -> tuple[Any, Any]:
-    """The model and the tokenizer of a folder, as anybody opens them; without weights for ONNX
-    files beside them.
+    """The model and the tokenizer of a folder, opened by transformers.
+
+    If the folder has only ONNX files, the model has random weights: its configuration is needed.
     """
     from transformers import AutoConfig, AutoTokenizer
 

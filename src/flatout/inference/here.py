@@ -1,9 +1,9 @@
-"""The forms of a text classifier on this machine: how fast, how large and how good each is; the
-best becomes a folder.
+"""Measure the forms of a text classifier on this machine, and write the best one into a folder.
 
-A form is measured as it is used: by transformers or onnxruntime, rows sorted and padded in batches,
-and one row alone. The folder that is written needs nothing of ours: weights, tokenizer,
-`predict.py`, a model card, and what was measured.
+Speed, size and score of each form are measured in the way that it is used: by transformers or
+onnxruntime, with rows sorted and padded in batches, and with one row alone. The folder needs
+nothing of flatout. It has the weights, the tokenizer, `predict.py`, a model card, and the
+measurements.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _PAYS = 1.05  # of the speed of fp32, below which another form is not worth its 
 
 @dataclass(frozen=True, slots=True)
 class FormMeasurement:
-    """What one form does on this machine."""
+    """Speed, size and score of one form on this machine."""
 
     name: str
     file: str  # its weights in the folder; empty: the run itself
@@ -114,8 +114,10 @@ def as_measurable(predictor: RunPredictor, where: str) -> Predictor:
 
 
 def quantise(folder: Path, texts: Iterable[str]) -> list[str]:
-    """Weights of 8 bits, numbers between layers as they come or as in texts; what stays in fp32 is
-    in the lines.
+    """Write two ONNX files with weights of 8 bits; return a line about what stays in fp32.
+
+    Numbers between layers are rounded by their range: in INT8 by that of each batch, in STATIC by
+    that of some of the `texts`.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic, quantize_static
@@ -163,8 +165,9 @@ def _in_fp32(graph: GraphProto) -> str:
 def measure_forms(
     predictor: Predictor, own: Scored, folder: Path, table: Table, say: Say
 ) -> list[FormMeasurement]:
-    """Each form of an exported run on labelled rows; the run's own `predict`, whose score is known,
-    comes first.
+    """Measure each form of an exported run on labelled rows.
+
+    The first one is the run's own `predict`, whose score `own` is known.
     """
     rows = list(predictor.rows(table, FileOptions()))
     predictor.require_rows(len(rows), table)
@@ -218,9 +221,9 @@ def _in_bf16(plain: RunPredictor) -> FolderPredictor:
 
 
 def _in_turn(forms: dict[str, tuple[str, Any]], rows: list[str]) -> dict[str, float]:
-    """Median seconds of all rows, the forms one after the other in each round; the first round
-    warms up.
-    """
+    """Median seconds that each form takes for all rows."""
+    # The forms take turns, so that a machine which slows down slows all of them. The first round
+    # has a few rows, warms up, and is not counted.
     found: dict[str, list[float]] = {name: [] for name in forms}
     for round_ in range(_ROUNDS + 1):
         for name, (_, asked) in forms.items():
@@ -237,8 +240,9 @@ def _seconds(predictor: RunPredictor, rows: list[str]) -> float:
 def choose(
     found: Sequence[FormMeasurement], best: str, points: float, problem: Problem
 ) -> FormMeasurement:
-    """The best form that others can open and that loses no more than so many points, or per cent of
-    an error.
+    """The best form that other programs open, of those that lose at most so many points.
+
+    Of an error `points` are per cent: with 0.5, an rmse of 2.0 may become 2.01.
     """
     own, *others = found
     if problem is Problem.regression:
@@ -255,7 +259,7 @@ def choose(
 
 
 def remarks(found: Sequence[FormMeasurement], chosen: FormMeasurement, best: str) -> list[str]:
-    """What was chosen, and which forms do not pay here."""
+    """Lines about the chosen form, and about forms that bring nothing on this machine."""
     gain = BEST[best]
     fp32 = next(each for each in found if each.file == WEIGHTS)
     poor = [
@@ -277,9 +281,7 @@ def write_best(
     chosen: FormMeasurement,
     about: dict[str, Any],
 ) -> None:
-    """Leave one form in the folder, with its certificate, a program that asks it, and a
-    model card.
-    """
+    """Leave one form in the folder, with its certificate, a program and a model card."""
     for path in (
         path
         for file in {WEIGHTS, ONNX, INT8, STATIC} - {chosen.file}

@@ -1,8 +1,8 @@
-"""A finished run: its `model/` folder, and its predictor, which predict, evaluate, export and
-`Result` ask.
+"""The `model/` folder of a finished run, and the base class of its predictor.
 
-The folder holds weights, the names of the outputs, and the settings that rebuild the model. A file
-is read by the block, answered on every device, and given back in its order. Memory stays flat.
+The folder holds weights, the names of the outputs, and the settings that rebuild the model. The
+commands predict, evaluate and export ask the predictor, and so does `Result`. A file is read by the
+block, answered on every device, and given back in its order, so memory stays flat.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class ModelFolder:
 
     @contextmanager
     def read(self) -> Iterator[None]:
-        """Say of a folder that cannot be read what is wrong: it may come from anybody."""
+        """Turn any error inside into one sentence: a folder of others may hold anything."""
         try:
             yield
         except UserError:
@@ -128,9 +128,7 @@ class ModelFolder:
             ) from error
 
     def config(self) -> Any:
-        """The Config that the model was built by, without the files that were needed only to begin
-        training.
-        """
+        """The Config of the model, without the files that only the start of training needs."""
         described = self.settings()["model"]
         without = {"vectors": None, "freeze_vectors": False, "pretrained": None}
         values = {name: without.get(name, value) for name, value in described["config"].items()}
@@ -160,7 +158,7 @@ class ModelFolder:
     def roles(self) -> Roles:
         """The columns of the tables that a model of texts was trained on."""
         columns = self.settings()["data"]["columns"]
-        # which stood between pairs before 0.3
+        # Before version 0.3 another character stood between the texts of a pair.
         join = PAIR if columns["join"] == "\ue003" else columns["join"]
         return Roles(tuple(columns["texts"]), columns["label"], join)
 
@@ -192,7 +190,7 @@ class ModelFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileOptions:
-    """What the options of a verb say about a file; each kind of run understands some of them."""
+    """Options of a command about its file; each kind of run understands some of them."""
 
     text: str | None = None
     label: str | None = None
@@ -227,7 +225,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What a run's answers to a file are worth."""
+    """Metrics of a run's answers to a file."""
 
     counts: dict[str, int]  # the rows, first of all
     values: dict[str, float]
@@ -240,8 +238,9 @@ class Scored:
 
 @dataclass
 class RunPredictor(ABC):
-    """A network with everything it needs to answer; variants are made by `load` or from a run's
-    Result.
+    """A network with everything it needs to answer rows.
+
+    `load` makes one from a run's folder, and a Result has that of its run.
     """
 
     problems: ClassVar[tuple[str, ...]]  # what `config.json` of its runs names
@@ -286,21 +285,22 @@ class RunPredictor(ABC):
     def answer_table(
         self, table: Table, options: FileOptions, others: Sequence[Self]
     ) -> Iterator[Answered]:
-        """The rows of a table with what the run answers; `others`: the same run on every device,
-        this one included.
+        """The rows of a table with the run's answers, block by block.
+
+        `others`: the same run on every device, this one included.
         """
 
     @abstractmethod
     def score_table(
         self, table: Table, options: FileOptions, others: Sequence[Self], advance: Advance
     ) -> Scored:
-        """What the answers to a table that holds the truth as well are worth."""
+        """Metrics of the answers to a table that holds the truth as well."""
 
     def open(self, file: str, verb: str, reading: ReadingConfig | None = None) -> Table:
         return open_table(file, where="FILE", reading=reading)
 
     def notes(self) -> list[str]:
-        """What was found while files were read and answered."""
+        """Lines for the user about the files that were read and answered."""
         more = (
             f"{self.computed:,} rows computed for {self.asked:,}, as each length fills whole"
             " batches"
@@ -319,8 +319,9 @@ class RunPredictor(ABC):
 
     @classmethod
     def export_run(cls, run: Path, folder: Path, name: Path, *, onnx: bool) -> list[str]:
-        """Write files that other programs open into a folder, which will get that name; lines to
-        print.
+        """Write files that other programs open into a folder; return lines to print.
+
+        `name`: the name that the folder will get.
         """
         return export_encoder(partial(cls.load, run), folder, name, onnx=onnx)
 
@@ -366,6 +367,8 @@ class RunPredictor(ABC):
         if isinstance(tokens, tuple):
             tokens = Ragged.of(*tokens)
         order = np.arange(count)
+        # For exact answers rows are repeated until each length fills its batches, and the repeated
+        # ones are answered twice. `batch.rows` names the row that each of them is.
         if self.exact:
             if isinstance(tokens, Ragged):
                 rows_per_batch = _EXACT_ROWS[BatchLayout.of(self.model)]
@@ -387,9 +390,7 @@ class RunPredictor(ABC):
 
     @staticmethod
     def rows_in_memory(given: Any, columns: Sequence[str]) -> list[Any]:
-        """Rows in their order: one, those of a list, or those of a table, which has the columns of
-        training.
-        """
+        """Rows in their order, from one row, a list, or a table with the columns of training."""
         if isinstance(given, str | bytes):
             return [given]
         is_list = hasattr(given, "__iter__")
@@ -447,8 +448,9 @@ class RunPredictor(ABC):
 
 
 def fill_batches(lengths: NDArray[Any], size: int) -> NDArray[np.int64]:
-    """Rows by length, those of each length again until they fill batches: so any batch of a length
-    has one shape.
+    """Rows by length, those of each length repeated until they fill batches of this size.
+
+    Lengths [3, 2, 3, 3] in batches of 2: row 1 twice, then the rows 0 2 3 0.
     """
     # In such a batch a row gets the same sums in each place, beside any rows. Products of other
     # shapes sum in another order. Products of a few rows give each place a way of its own, and so
@@ -461,9 +463,9 @@ def fill_batches(lengths: NDArray[Any], size: int) -> NDArray[np.int64]:
 def in_order(
     answer: Callable[[Any, Piece], Answer], predictors: Sequence[Any], pieces: Iterable[Piece]
 ) -> Iterator[Answer]:
-    """What is answered to each piece, in order: devices answer in threads, this one makes the
-    pieces.
-    """
+    """The answers to all pieces, in their order; each predictor answers in a thread of its own."""
+    # This thread reads pieces ahead, one more than there are predictors: each of them then finds
+    # the next piece ready, and memory holds few.
     free = iter(predictors)
     own = threading.local()
 

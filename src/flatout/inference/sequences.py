@@ -1,9 +1,8 @@
-"""A trained network on recordings, with its columns, scales and sampling: tables in, answers in the
-targets' units out.
+"""The predictor of a run on recordings: it answers tables in the units of the targets.
 
-Recordings are read, filled, cut and resampled as in training. A network that answers each sample
-streams: blocks of samples go through with the hidden state carried on. A large file that is one
-recording is never in memory.
+It has the columns, scales and sampling of the training: recordings are read, filled, cut and
+resampled in the same way. A network that answers each sample streams: blocks of samples go through
+it, and the hidden state is carried on. So a large file that is one recording is never in memory.
 """
 
 from __future__ import annotations
@@ -194,16 +193,19 @@ class SequencePredictor(RunPredictor):
                 long.values.path.unlink()
 
     def answer(self, values: Floats, name: str = "a recording") -> NDArray[Any]:
-        """Of one recording: `[samples, K]` estimates, `[H, K]` the next samples, or `[labels]`
-        scores or the number.
+        """The answer to one recording.
+
+        It is `[samples, K]` estimates, `[H, K]` the next samples, or `[labels]` scores of classes
+        or the number.
         """
         require(len(values) > 0, "predict", "a recording without a sample", hint="Leave it out.")
         return np.concatenate(list(self.stream(values, name)))
 
     @torch.inference_mode()
     def stream(self, values: Values, name: str = "a recording") -> Iterator[NDArray[Any]]:
-        """The same in blocks, one after the other; of `values`, which may lie in a file, a block at
-        a time is read.
+        """The same in blocks, one after the other.
+
+        `values` may lie in a file: a block at a time is read.
         """
         self.model.eval()
         count = values.shape[1]
@@ -223,9 +225,9 @@ class SequencePredictor(RunPredictor):
                 yield from map(self._in_units, self._estimates(values, self._scale))
 
     def _look_at(self, values: Values, name: str) -> None:
-        """Note how large the values of a recording are, and whether they lie where the training
-        samples do.
-        """
+        """Note how large the values of a recording are, and how many lie outside the training's."""
+        # A column in another unit (millivolts instead of volts) is found by both: its size differs
+        # by a factor, and its values lie where the network has never learned.
         outside = np.zeros(self.shape.inputs, np.int64)
 
         def read_inputs() -> Iterator[Floats]:
@@ -247,9 +249,7 @@ class SequencePredictor(RunPredictor):
 
     @torch.inference_mode()
     def compare(self, recording: Recording) -> Iterator[tuple[Tensor, Tensor]]:
-        """`[N, K]` scaled answers and what they should be, block after block; NaN where that was
-        not measured.
-        """
+        """`[N, K]` scaled answers and truths, block after block; a truth not measured is NaN."""
         self.model.eval()
         scaled = self.scaler.scale(recording.values)
         shape = self.shape
@@ -276,9 +276,9 @@ class SequencePredictor(RunPredictor):
     def _estimates(
         self, values: Values, scale: Callable[[NDArray[Any]], NDArray[np.float32]]
     ) -> Iterator[Tensor]:
-        """`[N, K]` scaled answers, block after block; a window's block reads samples before it,
-        too.
-        """
+        """`[N, K]` scaled answers, block after block."""
+        # Windows of 3 samples, blocks of 4: the second block answers the samples 4 to 7, and reads
+        # from sample 2 on, since the window of sample 4 begins there.
         lookback = self.shape.lookback
         model = contract(self.model)
         state = model.make_state(1, self.device)
@@ -358,9 +358,7 @@ class SequencePredictor(RunPredictor):
     def answer_table(
         self, table: Table, options: FileOptions, others: Sequence[Any]
     ) -> Iterator[Answered]:
-        """A row for each sample that is answered, recording after recording; large files are read
-        in blocks too.
-        """
+        """A row for each sample that is answered, recording after recording, block by block."""
         needed = (self.shape.lookback or 1) if self.shape.horizon else 0
         for recording in self._long_enough(self.read_long(table), needed, "predict"):
             yield from self._answer_recording(recording)
@@ -368,8 +366,9 @@ class SequencePredictor(RunPredictor):
     def _long_enough(
         self, recordings: Iterator[Recording], needed: int, verb: str
     ) -> Iterator[Recording]:
-        """Without those that are too short, which the notes name, as in training; refused where all
-        are.
+        """The recordings that are long enough; the notes name the others.
+
+        It is a mistake if all are too short.
         """
         count = 0
         short = list[str]()
@@ -417,8 +416,9 @@ class SequencePredictor(RunPredictor):
     def score_table(
         self, table: Table, options: FileOptions, others: Sequence[Any], advance: Advance
     ) -> Scored:
-        """Over all answers to recordings that hold the targets too; a forecast is judged on every
-        window.
+        """Scores over all answers to recordings that hold the targets too.
+
+        A forecast is judged on every window.
         """
         if self.shape.labels:
             return self._score_labels(table, options.label, advance)
@@ -502,8 +502,9 @@ class SequencePredictor(RunPredictor):
         return [*lines, *(f"warning {line}" for line in [*units, *self._describe_apart(named)])]
 
     def _describe_apart(self, named: set[str]) -> list[str]:
-        """A line for each column that lies apart from the training samples, but those that are
-        named already.
+        """A line for each column that lies apart from the training samples.
+
+        Columns that are `named` already get no second line.
         """
         lines = []
         for number, column in enumerate(self.columns):
@@ -542,8 +543,9 @@ def _block(recording: Recording, columns: dict[str, Any], done: int) -> Answered
 
 @contextmanager
 def _naming_training() -> Iterator[None]:
-    """Settings of the data belong to the run that was trained, so a hint to set one
-    would not help.
+    """Give mistakes in a file other hints than in training.
+
+    A hint to set `data.missing` would not help: the settings of the data belong to the run.
     """
     try:
         yield

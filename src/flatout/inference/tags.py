@@ -1,4 +1,9 @@
-"""A trained tagger: rows of words in, a tag for each word and the entities they mark out."""
+"""The predictor of a tagger: it gives each word a tag, and joins tagged words to entities.
+
+words       Ada        Lovelace   met   Bob
+tags        B-person   I-person   O     B-person
+entities    person "Ada Lovelace" (words 0 to 1), person "Bob" (word 3)
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,7 @@ from flatout.data.checks.tags import (
     find_entities,
     split_words,
 )
+from flatout.data.ragged import row_begins, row_indices
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, is_text, require_columns
 from flatout.data.tokens.long_texts import CUT, LongTexts
@@ -63,9 +69,7 @@ class TagPrediction:
 
 @dataclass(frozen=True, slots=True)
 class TaggedRows:
-    """Answers for rows of words: a tag's number and its probability for each word, row
-    after row.
-    """
+    """Answers for rows of words: the number of a tag and its probability for each word."""
 
     ids: NDArray[np.int64]
     probabilities: NDArray[np.float32]
@@ -133,9 +137,7 @@ class TagPredictor(RunPredictor):
         ModelFolder(folder).write(self.model, model_config, self.names, settings, self.vocabulary)
 
     def predict(self, rows: Sequence[str | Sequence[str]] | str) -> list[TagPrediction]:
-        """Tags and entities of each row: a list of words, or a text, which is parted as `words_of`
-        does.
-        """
+        """Tags and entities of each row: a list of words, or a text that `words_of` parts."""
         given = self.rows_in_memory(rows, self.roles.texts)
         for number, row in enumerate(given):
             is_words = isinstance(row, str) or (
@@ -161,7 +163,10 @@ class TagPredictor(RunPredictor):
         encoded = self.vocabulary.encode_words(
             words, max_length=self.max_length, long=self.long_texts
         )
-        starts = np.cumsum(encoded.block.lengths, dtype=np.int64) - encoded.block.lengths
+        # A batch has its rows by length, the results are in their order: each token of a batch is
+        # written to its place there. Rows of 2, 3 and 1 tokens begin at 0, 2 and 5; a batch with
+        # the rows 2 and 1 writes to 5, then to 2 3 4.
+        starts = row_begins(encoded.block.lengths)
         ids = np.zeros(len(encoded.block.tokens), np.int64)
         shares = np.zeros(len(encoded.block.tokens), np.float32)
         types = np.zeros((len(ids), 1 + len(self.names) // 2), np.float32)
@@ -172,14 +177,12 @@ class TagPredictor(RunPredictor):
                 shares_TN = (self.model(batch).float() / self.temperature).softmax(-1)
                 best = shares_TN.max(-1)
                 of_types_TK = shares_TN[:, 1::2] + shares_TN[:, 2::2]
-                rows = batch.rows.numpy()
-                lengths = batch.lengths.numpy()
-                there = np.arange(batch.num_tokens) + np.repeat(
-                    starts[rows] - (np.cumsum(lengths) - lengths), lengths
-                )
+                there = row_indices(starts[batch.rows.numpy()], batch.lengths.numpy())
                 ids[there] = best.indices.cpu().numpy()
                 shares[there] = best.values.cpu().numpy()
                 types[there] = torch.cat([shares_TN[:, :1], of_types_TK], dim=1).cpu().numpy()
+        # A word has the answer of its first token. Words behind the longest row have none, and are
+        # answered O.
         counts = pa.compute.list_value_length(words).to_numpy(zero_copy_only=False).astype(np.int64)
         offsets = np.append(0, np.cumsum(counts))
         is_seen = np.arange(offsets[-1]) < np.repeat(offsets[:-1] + encoded.words, counts)
@@ -292,7 +295,7 @@ class TagPredictor(RunPredictor):
         )
 
     def notes(self) -> list[str]:
-        """How many words the model did not see, where there are any."""
+        """A line about words that the model did not see, if there are any."""
         longest = f"data.max_length={self.max_length} of this run"
         what = (
             f"words beyond {longest}: {self.lost_words:,}; each is answered O, entities among them"
@@ -312,8 +315,9 @@ _WORD = re.compile(r"""[(\[{"'«“]|[^\s]+?(?=[.,;:!?)\]}"'»”…]*(?:\s|$))|
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, and each mark before or after one as a word of its own, as tagged texts
-    have them.
+    """The words of a text, with marks parted from them as in tagged texts.
+
+    `("Well," he said.)` → `(` `"` `Well` `,` `"` `he` `said` `.` `)`.
     """
     return _WORD.findall(text)
 

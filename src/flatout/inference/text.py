@@ -1,9 +1,9 @@
-"""Trained models on texts: texts in, classes with probabilities out, or words for masked ones.
+"""The predictors of runs on texts: `Predictor` answers classes, labels and numbers.
 
-A run leaves a `model/` folder: the tokenizer, the weights, the class names and the settings that
-rebuild the model. `Predictor` reads it for classes, labels and numbers, `MaskedWordPredictor` for
-masked words. Rows are sorted by length inside a block, so prediction pads as little as training
-does; answers come in the order of the rows.
+`MaskedWordPredictor` fills in masked words. Both read the `model/` folder of a run: the tokenizer,
+the weights, the class names and the settings that rebuild the model. Rows are sorted by length
+inside a block, so prediction pads as little as training does. Answers come in the order of the
+rows.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Predictor(RunPredictor):
         )
 
     def predict(self, texts: Sequence[str | tuple[str, str]] | str) -> list[Prediction]:
-        """What the model says of each text, or of each pair of texts, in their order."""
+        """The answer to each text, or to each pair of texts, in their order."""
         rows = texts_in_memory(texts, self.roles)
         return self.read(self.outputs(pa.array(rows, pa.string()))) if rows else []
 
@@ -186,7 +186,7 @@ class Predictor(RunPredictor):
         return 0.0, 1 / self.temperature
 
     def least_shares(self) -> Tensor:
-        """`[C]` from which probability on a label is answered, where there are several a row."""
+        """`[C]` the probability from which on each label is answered, with several labels a row."""
         if self.thresholds:
             return torch.tensor(self.thresholds)
         return torch.full((self.labels.num_outputs,), 0.5)
@@ -337,7 +337,8 @@ def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
     values = pc.list_flatten(labels) if is_multi else labels
     ids = pc.index_in(values, pa.array(classes, pa.large_string()))
     plain = list(map(simplify_label, classes))
-    # written in another way, of which training may have made one
+    # A label may be written in another way than the run's: `Sport ` for `sport`. Training made one
+    # class of such spellings, unless two classes of the run differ in nothing else.
     if ids.null_count and len({*plain}) == len(plain):
         given = pa.array([simplify_label(each) for each in values.to_pylist()], pa.large_string())
         ids = pc.index_in(given, pa.array(plain, pa.large_string()))

@@ -1,9 +1,16 @@
-"""Compares the forms of a model (exported, quantised, other precision) with its reference.
+"""Compare the forms of a model (exported, quantised, other precision) with its reference.
 
 Every form answers the same rows. An answer has words (labels, tags) and numbers (probabilities,
-values). A row has changed where a word differs, or where a number of a form in fp32 is further away
-than rounding takes it. Where rows have changed, a guess at the cause is made. Open this file to
-change what counts as the same answer, or to add a guess.
+values). A row has changed if a word differs, or if a number of a form in fp32 is further away than
+rounding takes it:
+
+    reference    "sport", 0.8000
+    form a       "sport", 0.8003     the same answer
+    form b       "sport", 0.8400     changed, if it computes in fp32
+    form c       "money", 0.5100     changed
+
+If rows have changed, a guess at the cause is made. Open this file to change what counts as the same
+answer, or to add a guess.
 """
 
 from __future__ import annotations
@@ -155,7 +162,8 @@ Pairs = list[tuple[SplitAnswer, SplitAnswer]]  # of each row the form's answer a
 
 
 def _guess_cause(form: Form, rows: list[Any], pairs: Pairs, changed: NDArray[np.int64]) -> str:
-    """What errors of this kind usually come from; the commonest mistakes of an export."""
+    """The mistake of an export that usually makes such errors."""
+    # From the surest sign to the least sure one: each guess rules out those below it.
     if any(len(answer.numbers) != len(expected.numbers) for answer, expected in pairs):
         return "another number of values in a row"
     if all(answer.words == expected.words for answer, expected in pairs):

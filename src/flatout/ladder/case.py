@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -65,9 +65,7 @@ def describe(
     reading: Mapping[str, Any],
     **about: Any,
 ) -> Case:
-    """The case of a run whose rows lie in a folder; `about`: this folder, the clip, epochs and
-    seed.
-    """
+    """The case of a run whose rows lie in a folder; `about`: folder, clip, epochs and seed."""
     require_followed(model)
     require(
         optim.scale_lr is ScaleRate.none, "optim.scale_lr", "is a rung's own", hint="Leave it out."
@@ -78,23 +76,23 @@ def describe(
     return Case(model=sizes, reading={**way_of(data).reading(data), **reading}, **about)
 
 
-def require_followed(model: Any) -> None:
+def require_followed(model: ModelConfig) -> None:
     """Refuse settings that the usual program does not have."""
     program = program_of(model)
     default = type(model)()
     followed = _PROGRAMS[type(model)][1]
-    for name in (each.name for each in fields(model) if each.name not in followed):
-        value = getattr(model, name)
+    for field in fields(model):
+        value = getattr(model, field.name)
         require(
-            value == getattr(default, name),
-            f"model.{name}",
+            field.name in followed or value == getattr(default, field.name),
+            f"model.{field.name}",
             f"{value} is not in the usual program",
             hint="Leave it out.",
         )
     if program == OF_BITS:
-        is_plain = not (model.detectors or model.straight or model.blend) and bool(model.widths)
+        bits = cast(BitMLPConfig, model)
         require(
-            is_plain,
+            not (bits.detectors or bits.straight or bits.blend) and bool(bits.widths),
             "model",
             "the usual program is a plain network on the bits",
             hint=(
@@ -106,8 +104,9 @@ def require_followed(model: Any) -> None:
 def encoder_folder(
     model: TransformerConfig, data: TextDataConfig, texts: Path, folder: Path, seed: int
 ) -> Path:
-    """The pretrained folder that was named, or one of random weights with word pieces of the
-    training rows.
+    """The named folder of a pretrained encoder, or a new one.
+
+    A new one has random weights, and word pieces of the training rows.
     """
     if model.pretrained is not None:
         return Path(model.pretrained)
@@ -118,7 +117,8 @@ def encoder_folder(
     folder.mkdir(parents=True, exist_ok=True)
     tokens.save(folder)
     described = model.read_description()
-    described.vocab_size, described.pad_token_id = tokens.size, tokens.frame.padding
+    described.vocab_size = tokens.size
+    described.pad_token_id = tokens.frame.padding
     most = read_setting(described, "max_position_embeddings", data.max_length)
     require(
         data.max_length <= most, "data.max_length", f"{data.max_length}", allowed=f"{most} at most"
@@ -130,12 +130,14 @@ def encoder_folder(
 
 
 def choose_ladder(data: ProgramData, model: ModelConfig, folders: Sequence[Path]) -> Ladder:
-    """The rungs for these data and this model; promises of guides are about other rows, and are
-    left out.
+    """A ladder for these data and this model, with the rungs of the ladder for its program.
+
+    The promises of a guide are about other rows, and are left out.
     """
     kind = way_of(data).kind
     program = program_of(model)
-    found = read_ladder(find_ladder(program, folders))  # a ladder has the name of its program
+    # The file of a ladder has the name of its program.
+    found = read_ladder(find_ladder(program, folders))
     require(found.kind == kind, "model", f"{type(model).__name__} does not fit {kind}")
     title = f"{type(model).__name__.removesuffix('Config')} on your data"
     # The larger batch of `tweets`, and what is only learned otherwise, belong to the guide's batch

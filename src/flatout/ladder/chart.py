@@ -71,7 +71,7 @@ def write_figure(folder: Path, rungs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _drawn(rungs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The rungs above the foot that a guide or a measurement says something of."""
+    """The rungs above the foot that have a promise or a measurement; empty if none was measured."""
     shown = [rung for rung in rungs if rung["measured"] or rung["factor"]]
     has_measured = any(rung["measured"] for rung in shown)
     return shown if has_measured else []

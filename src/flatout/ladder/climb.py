@@ -1,10 +1,15 @@
-"""Climb a ladder within a budget: each rung measured in turn, round after round, beside its
-neighbours.
+"""Climb a ladder within a budget: measure each rung in turn, round after round.
 
 The first round measures the foot and the top, then what lies between. Later rounds go up and down,
-so that neighbours are measured one right after the other and a slow minute of the machine hits
-both. A ratio is made inside of a round. A measurement is made in a process forked from the warm
-server: a program runs for some seconds without its first steps.
+so that neighbours are measured one right after the other. A slow minute of the machine then slows
+both, and their ratio inside a round stays right:
+
+    round 1     foot   top    rung 1   rung 2
+    round 2     top    rung 2   rung 1   foot
+    round 3     foot   rung 1   rung 2   top
+
+Each measurement runs in a process that is forked from the warm server. It trains for some seconds,
+and its first steps are not counted.
 """
 
 from __future__ import annotations
@@ -40,6 +45,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RungMeasurement:
+    """Figures of one program in one round."""
+
     rows_per_s: float
     tokens_per_s: float | None
     wait_share: float
@@ -60,10 +67,12 @@ Program = Callable[[float | None, Path], RungMeasurement]
 def measure_usual(
     name: str, case: Case, keywords: Mapping[str, Any], seconds: float | None, folder: Path
 ) -> RungMeasurement:
+    """Train a usual program with some of its options, for so many seconds or to the end."""
     module = importlib.import_module(f"flatout.ladder.usual.{name}")
     how = module.OPTIONS(**keywords)
     if hasattr(module, "prepare") and how.caching:
-        module.prepare(case, how, "train")  # the file that an earlier run has left
+        # Made before the clock starts: the rung shows what the file of an earlier run saves.
+        module.prepare(case, how, "train")
     began = time.perf_counter()
     clock = Stopwatch(seconds)
     log = logging.getLogger(f"usual.{name}")  # a program writes its lines into a file, as it would
@@ -93,8 +102,9 @@ def measure_usual(
 def measure_run(
     job: RunJob, words: Sequence[str], seconds: float | None, folder: Path
 ) -> RungMeasurement:
-    """A run of ours with some words; validations and checkpoints are not counted: a usual program
-    has none.
+    """Train a run of flatout with some more words.
+
+    Validations and checkpoints are not counted, as a usual program has none.
     """
     began = time.perf_counter()
     (folder / "run").mkdir(parents=True, exist_ok=True)
@@ -105,6 +115,8 @@ def measure_run(
         for name, value in speed["step_ms"].items()
         if value is not None and name != "validation"
     }
+    # The summary's speed counts checkpoints and slow first steps. A run of 10 s, of which 2 s wrote
+    # checkpoints, trained for 8 s: its speed is 10 / 8 of the summary's.
     whole_s = training["steps"] * training["rows_per_step"] / max(speed["rows_per_s"], 1e-9)
     saved_ms = parts.pop("checkpoint", 0.0)
     steps_ms = max(sum(parts.values()), 1e-9)
@@ -127,8 +139,10 @@ def measure_run(
 
 
 def slow_start(trained_s: float, steps: int, first_ms: list[float]) -> float:
-    """How much faster the steps are after the first ones, which a usual program leaves out and a
-    summary counts.
+    """How much faster steps are without the first ones.
+
+    A usual program leaves them out, a summary counts them. Of 10 steps in 2 s the first 3 took 1 s:
+    then 0.2 s a step become 1 / 7 s, a factor of 1.4.
     """
     warm_ms = first_ms[:WARM_STEPS]
     later, later_s = steps - len(warm_ms), trained_s - sum(warm_ms) / 1000
@@ -136,9 +150,7 @@ def slow_start(trained_s: float, steps: int, first_ms: list[float]) -> float:
 
 
 def peak_memory_gb() -> float | None:
-    """Most memory that this process has held, of a GPU where it computes on one; None where the
-    system does not say.
-    """
+    """Most memory that this process has held, on its GPU or the host; None if unknown."""
     peak = peak_bytes(
         torch.device("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
     )
@@ -148,8 +160,9 @@ def peak_memory_gb() -> float | None:
 def measure_apart(
     program: Program, seconds: float | None, folder: Path, *, limit_s: float | None = None
 ) -> RungMeasurement:
-    """Measure in a process of its own, which prints to a file; `Failed` where it ended early, or
-    beyond `limit_s`.
+    """Measure in another process, which prints to a file.
+
+    `Failed` is raised if it ends early, or takes longer than `limit_s`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return run(
@@ -158,6 +171,7 @@ def measure_apart(
 
 
 def _measure(program: Program, seconds: float | None, folder: Path) -> RungMeasurement:
+    # A thread reads five times a second how busy the GPU is, while the program trains.
     samples = list[float]()
     done = threading.Event()
 
@@ -186,7 +200,7 @@ Make = Callable[[Rung, float], Program]  # the program of a rung that trains for
 
 @dataclass(slots=True)
 class ClimbedRung:
-    """A rung and what was measured of it, round by round."""
+    """A rung and its measurements, round by round."""
 
     rung: Rung
     found: dict[int, RungMeasurement] = field(default_factory=dict)  # by the number of the round
@@ -206,7 +220,7 @@ class ClimbedRung:
 
 
 def seconds_of_measurement(budget_s: float, rungs: int) -> float:
-    """How long one measurement trains, so that the usual number of rounds fits."""
+    """How long one measurement trains, so that five rounds fit: 8 min and 9 rungs → 4.3 s."""
     return min(_LONGEST_S, max(_SHORTEST_S, _OF_BUDGET * budget_s / (rungs * ROUNDS)))
 
 
@@ -240,6 +254,8 @@ def climb(
         for place in order:
             step = open_steps[place]
             name = step.rung.name
+            # A measurement that would end beyond the budget is left out, by how long the last one
+            # of this rung took.
             is_end = number == 0 and place in (0, top)  # without its ends a ladder has no result
             would_end = time.monotonic() + longest_s.get(name, seconds)
             if step.skipped or (would_end > until and not is_end):
@@ -267,7 +283,7 @@ def climb(
 
 
 def _why_not_timed(rung: Rung) -> str:
-    """Why a rung cannot be timed on this machine, or not at all; empty where it can."""
+    """The reason why a rung cannot be timed here; empty if it can."""
     if rung.measures == LEARNING:
         return "not timed: it changes what a step learns, not its time"
     return find_missing(rung.needs)
@@ -294,14 +310,14 @@ def ratio(below: ClimbedRung, above: ClimbedRung, measures: str = "training") ->
 
 
 def _rate(measurement: RungMeasurement, measures: str) -> float:
-    """What is compared between rungs; of a startup its inverse, so that larger is better."""
+    """The figure that is compared between rungs, larger is better: of a startup its inverse."""
     if measures == STARTUP:
         return 1 / max(measurement.startup_s, 1e-9)
     return measurement.rows_per_s
 
 
 def find_missing(needs: Iterable[str]) -> str:
-    """Why a rung cannot be measured here; empty where it can."""
+    """The first thing that a rung needs and this machine lacks; empty if it has all."""
     return next(filter(None, map(_why_missing, needs)), "")
 
 

@@ -66,7 +66,7 @@ def _quality_lines(quality: Mapping[str, Any] | None) -> list[str]:
 
 
 def _disturbed(rungs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A warning where rounds differ so much that other programs must have computed, too."""
+    """A warning if rounds differ so much that other programs must have been running."""
     several_rounds = [rung for rung in rungs if rung.get("spread")]
     if not several_rounds:
         return []
@@ -84,7 +84,7 @@ def mean_with_spread(group: Mapping[str, Any]) -> str:
 
 
 def word_of(rung: Mapping[str, Any]) -> str:
-    """Why a rung was skipped, or that it does not pay for sure; empty for one that pays."""
+    """The reason why a rung was skipped, or `unsure`, `does not pay`; empty if it pays."""
     if rung["skipped"]:
         return str(rung["skipped"])
     return "" if rung["verdict"] in (None, PAYS) else str(rung["verdict"])

@@ -1,9 +1,15 @@
-"""Two groups of finished runs, paired by their seeds: means, and the difference with its 95 %
-interval.
+"""Compare two groups of finished runs, paired by their seeds.
 
-A group is a run folder, a folder with run folders in it, or a sweep's folder, of which the
+The result has the means, and the difference with its 95 % interval:
+
+    seeds                  0      1      2
+    first group            80.1   80.9   80.3
+    second group           80.6   81.5   80.5
+    second - first         0.5    0.6    0.2     mean 0.43, 95 % interval -0.08 to 0.95
+
+A group is a run folder, a folder with run folders in it, or a sweep's folder. Of a sweep only the
 confirming runs count: its trials were chosen for their results. Ratios of speeds have intervals of
-their own, `perf/measure/intervals.py`.
+another kind, in `perf/measure/intervals.py`.
 """
 
 from __future__ import annotations
@@ -40,17 +46,17 @@ class Comparison:
         """What to print below the table."""
         found = self.difference
         if not self.unit:
-            said = f"difference of {self.metric}: {found.value:+.4g}"
+            sentence = f"difference of {self.metric}: {found.value:+.4g}"
             if found.low is not None:
-                said += f", 95 % interval {found.low:+.4g} to {found.high:+.4g}"
-            said += "; smaller is better"
+                sentence += f", 95 % interval {found.low:+.4g} to {found.high:+.4g}"
+            sentence += "; smaller is better"
         elif found.value == 0:
-            said = f"both are equal: {quality_sentence(found)}"
+            sentence = f"both are equal: {quality_sentence(found)}"
         else:
             better = "first" if found.value < 0 else "second"
-            said = f"the {better} is better by {abs(found.value):.2f} points"
-            said += f": {quality_sentence(found)}"
-        return [*self.notes, said]
+            sentence = f"the {better} is better by {abs(found.value):.2f} points"
+            sentence += f": {quality_sentence(found)}"
+        return [*self.notes, sentence]
 
 
 def compare_groups(first: Path, second: Path) -> Comparison:
@@ -186,6 +192,8 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Estima
     """Mean of `second - first`, pair by pair, with its 95 % interval."""
     from scipy.special import stdtrit
 
+    # A seed's luck shows in both groups, so the differences vary less than the values do. Their
+    # mean follows Student's distribution: 1.96 standard errors would be too few for few seeds.
     differences = [after - before for before, after in zip(first, second, strict=True)]
     mean = statistics.fmean(differences)
     if len(differences) < 2:
@@ -199,7 +207,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Estima
 
 
 def quality_sentence(difference: Estimate, allowed: float = 0.5) -> str:
-    """Whether quality stayed: by the mean difference in points, and how sure that is."""
+    """A sentence that says whether quality stayed, by the mean difference in points."""
     shown = f"{difference.value:+.2f} points"
     if difference.low is not None and difference.high is not None:
         shown += f", 95 % interval {difference.low:+.2f} to {difference.high:+.2f}"

@@ -1,9 +1,9 @@
 """Write the rows of a run as three csv files that a usual program and a run of ours both read.
 
-Each kind of data (texts, bit strings, recordings) has a `ProgramRecipe` in `WAYS`: it makes a table
-for each split, and says what a run of ours and the usual program are given to read it. Data that
-no usual program can follow are refused with the key that asks for them. Open this file to change
-what the csv files hold, or to give another kind of data a ladder.
+Each kind of data (texts, bit strings, recordings) has a `ProgramRecipe` in `WAYS`. It makes a table
+for each split, the words with which a run of flatout reads it, and what the usual program needs.
+Data that no usual program can follow are refused with the key that asks for them. Open this file to
+change what the csv files hold, or to give another kind of data a ladder.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ class Silent(RunLog):
 def write_rows(
     config: ProgramData, folder: Path, *, joined: Mapping[str, Any] | None
 ) -> tuple[list[str], dict[str, Any], int]:
-    """Write the rows of each split: how a run of ours and a usual program read them, and how many
-    an epoch has.
+    """Write the rows of each split.
+
+    Returns the words of a run that reads them, what the usual program needs to read them, and how
+    many rows an epoch has.
     """
     folder.mkdir(parents=True, exist_ok=True)
     way = way_of(config)
@@ -93,7 +95,7 @@ def _listed(names: list[str]) -> str:
 
 
 def read_rows(path: Path) -> pa.Table:
-    """Written rows again, whatever line breaks their texts have; all columns as texts."""
+    """Read written rows, all columns as texts; a text may have line breaks."""
     names = pa_csv.open_csv(path, parse_options=_WITH_BREAKS).schema.names
     cells = pa_csv.ConvertOptions(
         column_types=dict.fromkeys(names, _CELL), strings_can_be_null=False
@@ -129,8 +131,9 @@ def _texts(config: TextDataConfig) -> Written:
 def join_texts(
     table: pa.Table, *, least: int, most: int, share: float = 0.5, seed: int = 5
 ) -> pa.Table:
-    """Long texts: each has `least` to `most` rows, a `share` of them with its label, the others
-    drawn from all.
+    """Join rows to long texts of `least` to `most` rows each.
+
+    A `share` of a text's rows has its label, the others are drawn from all rows.
     """
     random = np.random.default_rng(seed)
     texts = table["text"].to_pylist()
@@ -230,7 +233,7 @@ def _limits_of_texts(config: TextDataConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRecipe:
-    """How a kind of data is written for a usual program, and what both sides make of it."""
+    """How rows of one kind of data are written, and how both programs read them."""
 
     kind: str  # what ladders call it
     title: str

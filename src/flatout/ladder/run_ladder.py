@@ -1,6 +1,4 @@
-"""A ladder from its rows to its page: write the rows, climb, train to the end where quality is
-asked for, report.
-"""
+"""Run a ladder: write its rows, climb, train to the end if seeds are asked for, and report."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from flatout.data.store.cache import Cache
 from flatout.distributed.processes import wait_until_warm, warm_start
@@ -35,6 +33,8 @@ from flatout.ladder.results import FILE, results
 from flatout.ladder.rows import WAYS, quoted, way_of, write_rows
 from flatout.ladder.rungs import OF_ENCODERS, Ladder, Rung
 from flatout.ladder.usual.program import Case
+from flatout.models.contract import ModelConfig
+from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.measure.apart import Failed
 from flatout.perf.notes import machine_name, note_ladder
 from flatout.report.summary import json_safe, versions
@@ -60,9 +60,9 @@ def run_ladder(
     budget_s: float,
     seeds: int,
 ) -> dict[str, Any]:
-    """Climb to `top`, and write `ladder.json`; what it holds.
+    """Climb from a usual program to the run `top`, and write the page and `ladder.json`.
 
-    `seeds`: of what learns something else, to the end.
+    Returns what the file holds. `seeds`: how many trainings to the end compare the quality.
     """
     require_fitting(ladder, top.config.data, top.config.model)
     require_followed(top.config.model)
@@ -126,11 +126,12 @@ def require_fitting(ladder: Ladder, data: object, model: object) -> None:
     )
 
 
-def with_cut(ladder: Ladder, model: Any) -> Ladder:
+def with_cut(ladder: Ladder, model: ModelConfig) -> Ladder:
     """The ladder with two thirds of its encoder's layers in the place of `{cut}`."""
     if ladder.program != OF_ENCODERS:
         return ladder
-    cut = f"{max(1, 2 * model.read_description().num_hidden_layers // 3)}"
+    layers = cast(TransformerConfig, model).read_description().num_hidden_layers
+    cut = f"{max(1, 2 * layers // 3)}"
     rungs = list[Rung]()
     for rung in ladder.rungs:
         words = tuple(word.replace("{cut}", cut) for word in rung.words)
@@ -157,6 +158,8 @@ def require_keywords(ladder: Ladder) -> None:
 
 
 class _Rungs:
+    """What makes the program of each rung, for rows that are written once."""
+
     def __init__(self, ladder: Ladder, top: RunJob, compose: Compose, folder: Path) -> None:
         self.ladder = ladder
         self.config = top.config
@@ -208,8 +211,9 @@ class _Rungs:
 def compare_quality(
     rungs: _Rungs, steps: Sequence[ClimbedRung], seeds: int
 ) -> dict[str, Any] | None:
-    """Train the foot, the top and rungs that learn something else to the end with several seeds;
-    None without a top.
+    """Compare the test metric of trainings to the end, with several seeds; None without a top.
+
+    The foot, the top and rungs that learn something else are trained.
     """
     can_be = [step for step in steps if step.found or step.skipped == TOO_SHORT]
     if not (place := top_of([step.rung for step in can_be])):

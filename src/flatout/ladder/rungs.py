@@ -1,8 +1,15 @@
 """A ladder as data: what it trains, and its rungs, each one change to the rung below.
 
 A file of `conf/ladder/` names the usual program at the foot, the settings that all rungs share, and
-the rungs. A rung changes one keyword of the usual program (`change`), or is a run of ours with some
-words (`run`). Changes add up.
+the rungs. A rung changes one keyword of the usual program (`change`), or is a run of flatout with
+some words (`run`). Changes add up:
+
+    rungs                                keywords and words of its program
+    name: as written                     padding=maximum
+    change: {padding: batch}             padding=batch
+    change: {precision: bf16}            padding=batch precision=bf16
+    run: [precision=bf16]                python -m train precision=bf16
+    run: [compile=true]                  python -m train precision=bf16 compile=true
 """
 
 from __future__ import annotations
@@ -43,10 +50,10 @@ class Rung:
     about: str = ""  # what changes
     promised: str = ""  # in the guide's words; empty: it promised nothing
     factor: tuple[float, float] | None = None  # the promise as a range of speed-ups
+    # training: rows a second. startup: seconds to the first batch. learning: nothing is timed, as
+    # its speed is that of the rung below. other learning: rows a second, and its quality beside
+    # those of the other rungs, as it learns something else.
     measures: str = "training"
-    """training: rows a second; startup: seconds to the first batch; learning: its speed is that of
-    the rung below; other learning: rows a second, and its quality beside, as it learns something
-    else."""
     needs: tuple[str, ...] = ()  # what must be there: a package, or a need that `climb.py` knows
     # the override of a run of ours that does the same; verdicts refer to the rung by it
     setting: str = ""
@@ -130,7 +137,7 @@ def _require_plain_words(words: tuple[str, ...], where: str) -> None:
 
 
 def _read_rungs(listed: list[Any], start: dict[str, Any], where: str) -> list[Rung]:
-    """The rungs with all changes below them added up."""
+    """The rungs, each with its own change and all changes below it."""
     keywords = start
     words = list[str]()
     found = list[Rung]()
@@ -205,9 +212,7 @@ def _rung(
 
 
 def require_same_learning(words: Sequence[str], where: str) -> None:
-    """Refuse words of a rung that change what is learned: its speed would then compare two
-    different things.
-    """
+    """Refuse words of a rung that change what is learned: its speed would compare unlike things."""
     for word in words:
         key = str(word).lstrip("+~").partition("=")[0]
         require(

@@ -58,11 +58,11 @@ class Calibration:
 
 
 def calibrated(logits_BC: Tensor, targets_B: Tensor, rows_B: Tensor | None = None) -> Calibration:
-    """The temperature at which one half's targets are likeliest, and what it does to the other.
+    """Fit a temperature on one half of the answers, and judge it on the other half.
 
-    Where it does not lower the loss of the other half, the temperature of use is 1. `rows_B`: what
-    has the same number there, such as the words of a row, is in the same half. None: each stands
-    alone.
+    The temperature of use is 1 if the fitted one does not lower the loss of the other half.
+    `rows_B`: answers with the same number, such as the words of a row, are in the same half. None:
+    each answer stands alone.
     """
     is_fitted_B = _first_half(torch.arange(len(targets_B)) if rows_B is None else rows_B)
     if is_fitted_B.all() or not is_fitted_B.any():
@@ -145,10 +145,9 @@ def _loss(logits_BC: Tensor, targets_B: Tensor, temperature: float) -> float:
 
 
 def _likeliest(logits_BC: Tensor, targets_B: Tensor) -> float:
-    """The temperature with the least loss, drawn towards 1 where there are few rows.
-
-    By golden section on its logarithm.
-    """
+    """The temperature with the least loss, drawn towards 1 where there are few rows."""
+    # Golden section: of a range, two inner points are compared, and the side beyond the worse one
+    # is left out. On a logarithm, since 0.5 and 2 are equally far from 1.
     low = torch.tensor(_COLDEST).log().item()
     high = torch.tensor(_HOTTEST).log().item()
     ratio = (5**0.5 - 1) / 2
@@ -168,6 +167,12 @@ def _best_threshold(shares_B: Tensor, has_B: Tensor) -> float:
     """The threshold with the best F1, halfway to the next lower probability."""
     if int(has_B.sum()) < _LEAST_ROWS:
         return 0.5
+    # Every probability is a threshold: F1 is twice the right ones over answered and present ones.
+    #
+    #     probabilities, sorted     0.9    0.8    0.6    0.3
+    #     has the label             x             x
+    #     right so far              1      1      2      2
+    #     F1                        2/3    2/4    4/5    4/6      best at 0.6, so (0.6 + 0.3) / 2
     ordered = shares_B.sort(descending=True)
     right = has_B[ordered.indices].double().cumsum(0)
     f1 = 2 * right / (torch.arange(1, len(right) + 1) + has_B.sum())

@@ -1,4 +1,4 @@
-"""How much each class counts in a loss: all alike, by how rare it is, or as the settings say."""
+"""Weights of classes in a loss: equal, by how rare a class is, or as the settings name them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ class NamedClassesConfig:
 
 
 def balanced(counts: Sequence[int]) -> Tensor:
-    """`[C]`: all / (classes x those of the class), which is one on average over all."""
+    """`[C]`: rows / (classes x rows of the class): of 6 and 2 rows in 2 classes [0.67, 2].
+
+    Averaged over all rows, the weight is 1: (6 · 0.67 + 2 · 2) / 8.
+    """
     counts_C = torch.tensor(counts, dtype=torch.float32)
     return counts_C.sum() / (len(counts) * counts_C.clamp(min=1))
 

@@ -28,6 +28,7 @@ from flatout.data.batches.feed import Feed, choose_feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import TOKENS, column_on
 from flatout.data.batches.plan import FeedKind, PlanSettings
+from flatout.data.ragged import row_begins
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import Array, Column, Ragged, Store, StoreSplit, StoreWriter
 from flatout.engine.precision import Precision, arithmetic
@@ -68,7 +69,7 @@ class FrozenPart:
         """The outputs for these rows on the host, in their order: `[T, H]`, or `[B, H]`."""
         lengths = rows.lengths(TOKENS).astype(np.int64)
         plan = PlanSettings(tokens_per_batch=max(_PASS_TOKENS, int(lengths.max())), shuffle=False)
-        begins_B = torch.from_numpy(np.cumsum(lengths) - lengths)
+        begins_B = torch.from_numpy(row_begins(lengths))
         outputs: Tensor | None = None
         was_training = self.network.training
         self.network.eval()

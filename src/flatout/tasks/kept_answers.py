@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.ragged import numbers_in_row, row_indices
 
 if TYPE_CHECKING:
     from flatout.tasks.sequences import SequenceRegressor
@@ -165,8 +166,8 @@ def _choose_series(task: SequenceRegressor, kept: _Answers, errors: Floats) -> l
 def _answer_batch(task: SequenceRegressor, batch: FlatBatch, split: str) -> _Answers:
     """The answers of a batch whose truths were measured.
 
-    A row that begins 100 samples after its recording, lookback 5, horizon 2, has answers at the
-    places 105 and 106; a window without a horizon one answer, at its last sample.
+    Take a row that begins 100 samples after its recording, with 5 samples to read. With a horizon
+    of 2 it has answers at the places 105 and 106; without one, a single answer at place 104.
     """
     answers, truths = task.answers_and_truths(batch)
     shape = task.shape
@@ -181,18 +182,16 @@ def _answer_batch(task: SequenceRegressor, batch: FlatBatch, split: str) -> _Ans
         first = first + (shape.lookback or 0)
     else:
         first = first + lengths - 1
-    within_row = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     recordings = task.info.recording_of_rows(split)[rows]
     segments = task.info.segments[split]
     begins = np.zeros(len(task.info.recording_names), np.int64)
     begins[segments.recording] = segments.start
     true_values = _first_target(task, truths)
     is_measured = np.flatnonzero(~np.isnan(true_values))
-    places = np.repeat(first - begins[recordings], counts) + within_row
     return _Answers(
         recordings=np.repeat(recordings, counts)[is_measured],
-        places=places[is_measured],
-        steps=(within_row + 1)[is_measured],
+        places=row_indices(first - begins[recordings], counts)[is_measured],
+        steps=numbers_in_row(counts)[is_measured] + 1,
         truths=true_values[is_measured],
         answers=_first_target(task, answers)[is_measured],
     )
@@ -211,6 +210,7 @@ def _mean_errors(
     `where` says where each error belongs; `ends` are those of all ranges, else its least and its
     largest value. Ranges without an error are left out.
     """
+    # Errors where all values are equal have no width to divide: one range holds them all.
     low, high = ends or (float(where.min()), float(where.max()))
     width = (high - low) / bins or 1.0
     place = np.clip(((where - low) / width).astype(np.int64), 0, bins - 1)

@@ -1,8 +1,8 @@
-"""How well a linear head classifies rows from each layer's states: a cheap look at where to freeze.
+"""Score each layer of an encoder by a linear head on its states: a cheap look at where to freeze.
 
 One pass over some rows gives the states after every layer. For each layer a logistic regression
 learns the classes from each row's first token and the mean over its tokens, and is judged on
-validation rows. The score says what a layer already knows of the classes, not what training the
+validation rows. The score shows what a layer already knows of the classes, not what training the
 layers above would reach. Freezing less than the first good layer computes more than needed;
 freezing more leaves fewer layers that can learn.
 

@@ -1,8 +1,7 @@
-"""What a model's answers are worth: torchmetrics states on the device, plain numbers at the end of
-a split.
+"""Metrics of texts' answers: counts on the device while batches pass, numbers at a split's end.
 
-For one class a row everything is read off one confusion matrix, so a batch costs one count. Classes
-that occur neither among the targets nor among the answers take no part in an average, as in
+With one class a row, everything is read off one confusion matrix, so a batch costs one count. A
+class that occurs neither among the targets nor among the answers takes no part in an average, as in
 scikit-learn.
 """
 
@@ -68,7 +67,7 @@ def require_metric(name: str, available: Iterable[str], where: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a split's answers were, on the host."""
+    """Counts of a split's answers, on the host."""
 
     classes: list[str]
     # [C, C] rows by true class (down) and answer; None: several classes a row
@@ -107,12 +106,12 @@ class TaskMetrics(nn.Module, ABC):
 
     @abstractmethod
     def update(self, outputs: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
-        """Take in a batch of answers; with the numbers of their rows, for intervals too."""
+        """Add a batch of answers; `rows`: the numbers of their rows, which intervals need."""
 
     def compute(self) -> dict[str, float]:
-        """Each metric since the last reset; areas under curves are means over classes that some
-        rows have, some not.
-        """
+        """Each metric since the last reset."""
+        # An area under a curve is a mean over the classes that some rows have and some have not:
+        # the others have no curve.
         totals = self._totals()
         count = len(self.classes)
         values = {name: float(value) for name, value in self.values_of(totals).items()}
@@ -125,8 +124,9 @@ class TaskMetrics(nn.Module, ABC):
         return values
 
     def _totals(self) -> Tensor:
-        """`[S]` the sums over all rows: right, given and answered of each class, and others;
-        numbers have none.
+        """`[S]` sums over all rows: of each class right answers, targets and answers, then others.
+
+        Metrics of numbers have none.
         """
         raise NotImplementedError
 
@@ -171,8 +171,9 @@ class TaskMetrics(nn.Module, ABC):
             metric.reset()
 
     def _rank(self, scores: Tensor, is_theirs: Tensor, rows: Tensor | None) -> None:
-        """Count `[B, C]` log-odds, and keep them by bucket for the interval of the area under the
-        curve.
+        """Count `[B, C]` log-odds by bucket, and keep the bucket of each row.
+
+        The interval of the area under the curve needs the buckets.
         """
         assert self.auroc is not None
         # What is no number reaches no threshold.
@@ -184,9 +185,7 @@ class TaskMetrics(nn.Module, ABC):
             self._ranked.append((rows, (reached - 1).clamp_(min=0).to(torch.int16), is_theirs))
 
     def _binned(self) -> NDArray[np.int64] | None:
-        """[T, C, 2, 2] rows by threshold, class, whether it is theirs, and whether it was answered,
-        over all ranks.
-        """
+        """[T, C, 2, 2] rows of all ranks by threshold, class, whether they have it, and answer."""
         if self.auroc is None:
             return None
         with self.auroc.sync_context():
@@ -282,6 +281,9 @@ class SingleMetrics(TaskMetrics):
         answers = outputs.argmax(-1)
         count = len(self.classes)
         self.counts.update(answers, targets)
+        # A row adds to four sums. Of 3 classes, one of class 1 that was answered as class 2 adds 0
+        # to the right ones of class 1 (place 1), 1 to the targets of class 1 (3 + 1), 1 to the
+        # answers of class 2 (6 + 2), and 1 to the rows (9).
         if rows is not None:
             sums = (
                 targets,
@@ -324,9 +326,7 @@ class SingleMetrics(TaskMetrics):
 
 
 class MultiMetrics(TaskMetrics):
-    """Several classes a row; a class is answered from its threshold on, which is one half until
-    others are known.
-    """
+    """Several classes a row; a class is answered from its threshold on, at first one half."""
 
     thresholds: Tensor
 
@@ -375,6 +375,8 @@ class MultiMetrics(TaskMetrics):
 
 
 class NumberMetrics(TaskMetrics):
+    """Errors of numbers, and how well they follow the truths."""
+
     def __init__(self, classes: list[str]) -> None:
         super().__init__(classes)
         self.mae = MeanAbsoluteError()
@@ -416,7 +418,9 @@ class NumberMetrics(TaskMetrics):
         absolute, squares, truth, truth_2, answer, answer_2, both = (
             sums[..., :-1] / sums[..., -1:]
         ).unbind(-1)
-        of_truth, of_answer = truth_2 - truth**2, answer_2 - answer**2
+        # With means over rows, a variance is the mean of squares less the squared mean.
+        of_truth = truth_2 - truth**2
+        of_answer = answer_2 - answer**2
         pearson = (both - truth * answer) / (of_truth * of_answer).sqrt()
         return {
             "mae": absolute,
@@ -427,8 +431,9 @@ class NumberMetrics(TaskMetrics):
 
 
 class _R2(R2Score):
-    """R² that is unknown, not an error, below two rows; asked after the ranks were added up, so
-    that all agree.
+    """R² that is NaN below two rows, where torchmetrics raises an error.
+
+    Rows are counted after those of all ranks were added up, so that all ranks agree.
     """
 
     def compute(self) -> Tensor:

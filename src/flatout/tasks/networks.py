@@ -1,5 +1,6 @@
-"""The network of a model's Config for some texts: sizes from the data, limits checked before
-training.
+"""Build the network of a model's Config for some texts.
+
+Its sizes come from the data, and limits such as its longest row are checked before training.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from flatout.run_log import RunLog
 
 
 def require_no_windows(info: TokenInfo) -> None:
-    """Refuse data in windows, for a network that was given to its task: it knows of none."""
+    """Refuse data in windows for a network that a user built: it does not join their answers."""
     require(
         not info.long_texts.window,
         "data.long",
@@ -93,8 +94,9 @@ def report_network(
 def report_attention(
     network: nn.Module, device: torch.device, dtype: torch.dtype, log: RunLog
 ) -> None:
-    """Report what computes the attention of a flat encoder, and what it drops, in this number
-    format of products.
+    """Report the kernel of a flat encoder's attention, and its dropout.
+
+    `dtype`: the number format of products, on which the choice depends.
     """
     if isinstance(network, Transformer) and network.is_flat:
         choice = network.kernel_choice(device, dtype)

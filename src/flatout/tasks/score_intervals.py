@@ -1,11 +1,11 @@
-"""The 95 % interval of a score: what it may be on other rows of the same kind, by bootstrap over
-the rows.
+"""The 95 % interval of a score: its range on other rows of the same kind, by bootstrap over rows.
 
 A metric is a function of sums over rows, such as right answers of a class. So each row's part of
-the sums is kept while rows are judged. A resample draws as many rows as there are, some twice, some
-not at all: a weighted sum of parts, and a thousand of them are one product of matrices.
+the sums is kept while rows are judged. A resample draws as many rows as there are, some twice and
+some not at all. It is a weighted sum of parts, so a thousand resamples are one product of matrices.
 
     parts of 3 rows (right answers, rows)    [1, 1], [0, 1], [1, 1]
+
     a resample draws the rows 0, 0 and 1     weights [2, 1, 0], sums [2, 3], accuracy 2/3
 
 Where there are more than some thousand rows, the parts of several are added to one group; a row's
@@ -122,6 +122,12 @@ def auroc_influence(buckets_BC: Tensor, is_theirs_BC: Tensor, counts_TC2: Tensor
     """
     # Classes that all rows have, or none, take no part. A row with a class weighs by the rows
     # without it that it beats, and the other way round; rows of one bucket beat each other by half.
+    # Two rows with a class, in the buckets 1 and 2, and two without it, in 0 and 1:
+    #
+    #     bucket                                    0      1      2
+    #     rows without it, and with it              1, 0   1, 1   0, 1
+    #     share of the others that a row beats      0.25   0.75   1      area (0.75 + 1) / 2 = 0.875
+    #     influence of a row with it                       -1/16  +1/16   (share - area) / 2 rows
     is_mixed_C = (counts_TC2.sum(0) > 0).all(-1)
     if not is_mixed_C.any():
         return torch.zeros(len(buckets_BC)).double()

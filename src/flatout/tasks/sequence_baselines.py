@@ -182,6 +182,11 @@ def _blocks(
     Of more than `most` windows evenly spread ones; None: all. A window that begins before its
     recording repeats the recording's first sample. An answer is NaN where no target was measured.
     """
+    # A recording begins at sample 10; its window that ends before sample 12 reads 3 samples, and a
+    # horizon of 2 answers the next ones:
+    #
+    #     places    12 + [-3 -2 -1] = 9 10 11, not before 10    →  10 10 11
+    #     after     12 + [0 1]                                  →  12 13
     shape = ridge.shape
     segments = info.segments[split]
     lookback = shape.lookback or 1

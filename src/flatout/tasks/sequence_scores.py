@@ -46,9 +46,15 @@ class SequenceScores:
         self._largest.zero_()
 
     def add(self, answers_NK: Tensor, truths_NK: Tensor, recording_N: Tensor) -> None:
-        """Take in scaled answers; a truth that is NaN was not measured, and does not count."""
+        """Add scaled answers; a truth that is NaN was not measured, and does not count."""
+        # The sums move to the device of the first batch, and stay there: a step never waits.
         self._sums = self._sums.to(answers_NK.device)
         self._largest = self._largest.to(answers_NK.device)
+        # Three answers, the second truth not measured; the first two are of recording 0:
+        #
+        #     answers    2.0   7.0   5.0        known      1    0    1
+        #     truths     1.0   NaN   8.0        squares    1    0    9
+        #     recording  0     0     1          sums of recording 0: count 1, squares 1
         is_known_NK = ~truths_NK.isnan()
         errors_NK = (answers_NK.double() - truths_NK.double()).where(is_known_NK, 0.0)
         truths_NK = truths_NK.double().where(is_known_NK, 0.0)
@@ -80,6 +86,8 @@ class SequenceScores:
 
     def _values_of(self, sums: Tensor, largest: Tensor) -> dict[str, Tensor]:
         """Each metric from `[5, …, K]` sums; each `…` is a draw of a bootstrap."""
+        # Metrics in units are means over targets. Scaled ones have no unit, so all answers to all
+        # targets are one mean.
         by_target = _errors(sums, largest, self._factor)
         values = {name: by_target[name].mean(-1) for name in ("rmse", "mae", "max_error", "r2")}
         count = sums[_COUNT].sum(-1)
@@ -96,6 +104,8 @@ class SequenceScores:
         All ranks must call this at the same time.
         """
 
+        # A bootstrap draws rows of sums whose last column counts. Here a row is a recording: its
+        # `[5, K]` sums flat, turned round so that the count, which comes first, is the last.
         def values_of(flat_sums: Tensor) -> dict[str, Tensor]:
             sums = flat_sums.unflatten(-1, (5, -1)).movedim(-2, 0).flip(0)
             values = self._values_of(sums, torch.zeros_like(sums[0]))
@@ -103,7 +113,6 @@ class SequenceScores:
             return values
 
         sums, _ = self._of_all_ranks()
-        # `[R, 5 K]`, turned round so that the count comes last
         return bootstrap(sums.flip(0).movedim(0, 1).flatten(1), values_of)
 
     def by_recording(self) -> dict[str, Tensor]:
@@ -125,7 +134,8 @@ def _errors(sums: Tensor, largest: Tensor, factor: Tensor) -> dict[str, Tensor]:
 
     NaN without an answer, and an r2 of NaN where all true values are equal.
     """
-    # the true values' squared distances from their mean
+    # The spread is the sum of the true values' squared distances from their mean, without a second
+    # pass: of 1, 2 and 3, squares 14 less 6² / 3 leave 2. Rounding may leave it just below 0.
     count = sums[_COUNT].masked_fill(sums[_COUNT] == 0, float("nan"))
     spread = sums[_TRUTH_SQUARES] - sums[_TRUTH] ** 2 / count
     return {

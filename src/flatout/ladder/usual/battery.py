@@ -60,7 +60,7 @@ class UsualLSTM(nn.Module):
         return self.state
 
 
-class BatteryProgram(UsualProgram):
+class BatteryProgram(UsualProgram[BatteryOptions]):
     def __init__(self, case: Case, how: BatteryOptions) -> None:
         super().__init__(case, how)
         frame = pd.read_csv(case.rows("train"))

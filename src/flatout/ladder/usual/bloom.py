@@ -1,4 +1,4 @@
-"""Bit strings to 2-grams, as research code usually goes about it.
+"""Read 2-grams off bit strings, as research code is usually written.
 
 pandas `apply` makes bits and labels, row by row. A row stays a list of Python floats until the data
 set makes a tensor of it. Two workers feed batches of eight; each batch is a step, reads its loss
@@ -108,7 +108,7 @@ def prepare(
     return bits, labels
 
 
-class BloomProgram(UsualProgram):
+class BloomProgram(UsualProgram[BloomOptions]):
     def __init__(self, case: Case, how: BloomOptions) -> None:
         super().__init__(case, how)
         bits, labels = prepare(case, how, "train")

@@ -101,7 +101,7 @@ class UsualBiLSTM(nn.Module):
         return self.output(self.dropout(states_BLD.amax(1)))
 
 
-class HeadlinesProgram(UsualProgram):
+class HeadlinesProgram(UsualProgram[HeadlinesOptions]):
     def __init__(self, case: Case, how: HeadlinesOptions) -> None:
         super().__init__(case, how)
         self.length = case.reading["max_length"]

@@ -1,9 +1,15 @@
 """What every usual program gets: the case to train, and a stopwatch for its loop.
 
-A program is a module: `OPTIONS` is what a rung may change, with the program as usually written for
-its defaults, and `PROGRAM` reads the rows, builds the model, trains epochs and answers the test
-rows. It hands its loader to `batches` and calls `step` after each optimizer step. The first steps
-warm up and are not counted.
+A program is a module with two names. `OPTIONS` has the settings that a rung may change; its
+defaults are the program as usually written. `PROGRAM` reads the rows, builds the model, trains
+epochs and answers the test rows. It hands its loader to `batches` and calls `step` after each
+optimizer step:
+
+    for inputs, targets in watch.batches(loader):
+        train(inputs, targets)
+        watch.step(len(inputs))
+
+The first steps warm up and are not counted.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +28,7 @@ from flatout.perf.measure.steps import Taken
 
 WARM_STEPS = 3
 Batch = TypeVar("Batch")
+Options = TypeVar("Options")
 
 
 class Stopwatch:
@@ -29,7 +36,8 @@ class Stopwatch:
 
     def __init__(self, seconds: float | None = None, warm_steps: int = WARM_STEPS) -> None:
         """`seconds`: of counted training; None: no limit."""
-        self.limit_s, self.warm_steps = seconds, warm_steps
+        self.limit_s = seconds
+        self.warm_steps = warm_steps
         self.spent = Taken()
         self.steps = 0
         self.is_over = False
@@ -59,6 +67,7 @@ class Stopwatch:
         self.steps += 1
         if self.steps <= self.warm_steps:
             if self.steps == self.warm_steps:
+                # A GPU still computes the warm steps: they would count as time of the next ones.
                 wait_for_device()
                 self.spent = Taken()
                 self._since = time.perf_counter()
@@ -97,17 +106,19 @@ class Case:
         return self.folder / f"{split}.csv"
 
 
-class UsualProgram:
-    """How all of them begin, and what follows a backward pass."""
+class UsualProgram(Generic[Options]):
+    """Start and update of all usual programs; `how`: the options of one of them."""
 
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, case: Case, how: Any) -> None:
+    def __init__(self, case: Case, how: Options) -> None:
         torch.manual_seed(case.seed)
-        self.case, self.how = case, how
+        self.case = case
+        self.how = how
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def update(self, model: nn.Module) -> None:
+        """Clip the gradients where the case does, and step the optimizer."""
         if self.case.clip:
             nn.utils.clip_grad_norm_(model.parameters(), self.case.clip)
         self.optimizer.step()

@@ -48,7 +48,7 @@ class TweetsOptions:
     devices: int = 1  # 1, or 0: all of this machine, by DataParallel
 
 
-class TweetsProgram(UsualProgram):
+class TweetsProgram(UsualProgram[TweetsOptions]):
     def __init__(self, case: Case, how: TweetsOptions) -> None:
         super().__init__(case, how)
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if how.tokenise == "in parallel" else "false"
