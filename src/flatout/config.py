@@ -1,7 +1,7 @@
 """`RunConfig`: all settings of one run, checked when it is built.
 
 A field is one key of the command line, or one group of `conf/`. Settings that leave parts open are
-completed by the kind of the data (`run/kinds.py`), and parts that do not fit each other are refused
+completed by the kind of the data (`run/kinds.py`). Parts that do not fit each other are refused
 here, before anything is read or built. Open this file to add a setting of a run as a whole.
 """
 

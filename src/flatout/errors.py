@@ -2,7 +2,7 @@
 
 A message has one shape: *key: problem (what is allowed). Fix.* Entry points print it without a
 traceback and exit with code 2; an error of any other class is a defect of ours and keeps its
-traceback. A field of a Config is `setting(default, sentence, …)` with its range and an example:
+traceback. A field of a Config is `setting(default, sentence, …)` with its range and an example.
 `check_settings` compares values with the range, and `python -m flatout settings` prints all of it.
 Models import this module and nothing else of ours.
 """

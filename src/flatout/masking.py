@@ -1,5 +1,4 @@
-"""Secrets in settings, words of the command line and addresses, masked wherever they are written or
-printed.
+"""Mask secrets in settings, in words of the command line and in addresses before they are written.
 
 A mask is `***-` and four hexadecimal digits, such as `***-9f3c`. The digits follow from the secret
 alone, so two runs can be compared: another secret is noticed but for one in 65,536. Sixteen bits

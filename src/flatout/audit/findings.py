@@ -1,8 +1,8 @@
 """Why the score of texts is not higher: findings with what each is worth, and the next step.
 
-Each finding is measured in points of the score, so findings of different kinds can be put in order:
-wrong labels, too few rows, cut texts, conflicting labels, and slices of rows that do badly. Open
-this file to add a reason, or to change when one is named.
+Each finding is measured in points of the score, so findings of different kinds can be put in order.
+There are wrong labels, too few rows, cut texts, conflicting labels, and slices of rows that do
+badly. Open this file to add a reason, or to change when one is named.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def find_margins(probabilities: Floats, labels: Integers) -> Floats:
 def find_suspects(probabilities: Floats, labels: Integers, least: int = 1) -> Suspects:
     """Confident learning on `[N, C]` probabilities of models that did not see the rows.
 
-    Classes of fewer than `least` rows take no part: their rows are no suspects, and nobody is
-    suspected of being one of them.
+    Classes of fewer than `least` rows take no part: their rows are no suspects, and no row is
+    suspected of belonging to them.
     """
     # Of rows labelled 0, 0, 1 the model gives class 0 the probabilities 0.9, 0.3, 0.8. The mean
     # of class 0 over its own rows is 0.6, and 0.2 for class 1 over the last row. The second row

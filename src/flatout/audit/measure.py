@@ -1,9 +1,9 @@
 """What an audit of texts measures: score, luck, suspects, wrong labels, cut texts, more rows.
 
-All of it comes from the quick model in folds: with the labels as they are, without the suspects,
-with planted errors, on fewer rows, on cut texts, and with rows dealt into other folds. So a figure
-costs one linear model for each fold. Open this file to add a figure; `findings` decides what the
-figures are worth, `text_report` shows them.
+All of it comes from the quick model in folds, which is trained several times: as the data are,
+without the suspects, with planted errors, on fewer rows, on cut texts, and in other folds. So a
+figure costs one linear model for each fold. Open this file to add a figure; `findings` decides what
+the figures are worth, `text_report` shows them.
 """
 
 from __future__ import annotations

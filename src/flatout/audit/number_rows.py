@@ -51,7 +51,7 @@ class NumberRows:
     groups: Sequence[str] = ()
 
     def score_of(self, mean_loss: Value) -> Value:
-        """The score that belongs to a mean loss, as it is shown to people."""
+        """The score that belongs to a mean loss, in the form that reports show."""
         return self.unit * mean_loss**0.5 if self.unit else 1 - mean_loss
 
 

@@ -4,9 +4,11 @@ Ridge regression needs only sums of products over its samples, and sums add up. 
 read once, into one sum for each fold and each part of the learning curve. A model of any folds and
 parts is then a sum of sums and one solve, however many samples there are.
 
-    4 rows in 2 folds, parts of the curve: the first half of the rows, then the rest
+    4 rows in 2 folds; the parts of the curve are the first half of the rows, and the rest
+
     row 0 → fold 0, part 0     row 1 → fold 1, part 0
     row 2 → fold 0, part 1     row 3 → fold 1, part 1
+
     rows of fold 0 are answered by the model of cell (1, 0), and on all rows of (1, 0) + (1, 1)
 
 Shapes: N samples, D inputs, O answers, R rows, G groups of rows.

@@ -94,7 +94,7 @@ def take_rows(rows: AuditRows, places: NDArray[np.int64]) -> AuditRows:
 
 
 def find_small_classes(rows: AuditRows, num_folds: int) -> list[str]:
-    """Classes with fewer rows than folds: a fold lacks them, so little can be said of them."""
+    """Classes with fewer rows than folds: a fold lacks them, so the audit knows little of them."""
     counts = np.bincount(rows.labels, minlength=len(rows.classes))
     return [name for name, count in zip(rows.classes, counts, strict=True) if count < num_folds]
 

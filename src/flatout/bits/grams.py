@@ -6,10 +6,12 @@ dictionary for the others.
 
 There are two kinds of grams. *Labels* are what a model answers: letter-letter, letter-digit and
 digit-digit pairs of the plain text, 1,036 in all. *Hashed* grams are what an encoder took in: every
-pair of the raw text. A record with the fields `Ann`, `O'Lee` and `2/5`:
+pair of the raw text. A record with the fields `Ann`, `O'Lee` and `2/5` has the raw text
+`anno'lee2/5`:
 
-    raw text      anno'lee2/5                labels of    anno'lee25      an nn no le ee e2 25
-    with blanks  ' anno'lee2/5 '             hashed       ' a' an nn no o' 'l le ee e2 2/ /5 '5 '
+    labels     an nn no le ee e2 25                        of `anno'lee25`
+
+    hashed     ' a' an nn no o' 'l le ee e2 2/ /5 '5 '     of the raw text with blanks at its ends
 
 Open this file to change what counts as a gram or how grams are numbered.
 """

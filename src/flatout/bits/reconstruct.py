@@ -4,17 +4,11 @@ A text is a walk over its grams: " an" is " a", "an", ... Each gram begins with 
 one before ended on; the first begins with a blank and the last ends on one. A beam search holds the
 best walks of each record, over the record's most probable grams only. The score of a walk is the
 log-odds of its grams, plus how usual its letters are one after the other in the training texts.
-With the log-odds " a" 9, "an" 8, "n " 7 and "nn" 2, and without the order of letters:
-
-    after 1 gram     " a" 9
-    after 2          " a an" 17
-    after 3          " a an n " 24 has ended: "an"         " a an nn" 19
-    after 4          " a an nn n " 26 has ended: "ann", the likeliest text
 
 Open this file to change the search, its scores, or how rebuilt texts are counted as right.
 
-Shapes: R records, W walks of a record, E edges (a record's most probable grams), H hashed grams,
-L grams of a walk, K finished walks of a record.
+Shapes: R records, W walks of a record, K finished walks of a record, L grams of a walk. H hashed
+grams, E edges (the most probable grams of a record).
 """
 
 from __future__ import annotations
@@ -223,6 +217,13 @@ class _Beam:
 
     A walk is stored as its last edge, its score, the set of its edges and its whole path.
     """
+
+    # A record has the log-odds " a" 9, "an" 8, "n " 7 and "nn" 2. Without the order of letters:
+    #
+    #     after 1 gram     " a" 9
+    #     after 2          " a an" 17
+    #     after 3          " a an n " 24 has ended: "an"         " a an nn" 19
+    #     after 4          " a an nn n " 26 has ended: "ann", the likeliest text
 
     def __init__(
         self,

@@ -2,16 +2,8 @@
 
 All scores are per record, then averaged. They are computed at 256 thresholds in one pass, and no
 answer is stored: each record's probabilities are counted in 256 buckets. The sum of the buckets
-from a threshold upwards is the number of answers at that threshold. A record that holds the grams
-`an` and `ty`, with four buckets:
-
-    gram             an     nn     ty             buckets 0 to 3     summed from above
-    probability      0.9    0.6    0.1
-    bucket           3      2      0              answered  1 0 1 1      3 2 2 1
-    in the record    x             x              correct   1 0 0 1      2 1 1 1
-                                                  Dice                   0.8 0.5 0.5 0.67
-
-Open this file to add a score or to change how the threshold is chosen.
+from a threshold upwards is the number of answers at that threshold. Open this file to add a score
+or to change how the threshold is chosen.
 
 Shapes: B records, G grams, T thresholds.
 """
@@ -56,7 +48,15 @@ class GramMetrics(Metric):
 
         `rows` are the numbers of the records; intervals need them.
         """
-        # A probability of 1 would lie in a bucket beyond the last one.
+        # With four buckets and a record that holds the grams `an` and `ty`:
+        #
+        #     gram             an     nn     ty       buckets 0 to 3     summed from above
+        #     probability      0.9    0.6    0.1
+        #     bucket           3      2      0        answered  1 0 1 1      3 2 2 1
+        #     in the record    x             x        correct   1 0 0 1      2 1 1 1
+        #                                             Dice                   0.8 0.5 0.5 0.67
+        #
+        # A probability of 1 would lie in a bucket beyond the last one, so it is held in that one.
         buckets_BG = (scores.float() * THRESHOLDS).long().clamp_(0, THRESHOLDS - 1)
         zeros_BT = torch.zeros(len(scores), THRESHOLDS, device=scores.device)
         answered_BT = _sum_from_above(zeros_BT.scatter_add(1, buckets_BG, torch.ones_like(targets)))

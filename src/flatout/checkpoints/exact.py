@@ -4,9 +4,9 @@ On a CPU that is bit for bit; on a GPU with `Trainer(deterministic=True)`, as it
 order without.
 
 A checkpoint lies between two optimizer steps: after each validation, every so many minutes or
-steps, when a signal asks the run to end, when an exception ends it outside of an update, and at the
-end. Here is *when*; `position.py` has *what* a checkpoint keeps, `kept.py` which checkpoints stay,
-`folder.py` how one is written, `same_run.py` who may go on.
+steps, and at the end. The end may be a signal, or an exception outside of an update. Here is
+*when*; `position.py` has *what* a checkpoint keeps, `kept.py` which checkpoints stay, `folder.py`
+how one is written, `same_run.py` which run may continue from it.
 
 DataModules of flatout keep their position inside an epoch. A loader without `state_dict` is read
 from its start for the rest of the epoch, as in Lightning.

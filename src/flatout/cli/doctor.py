@@ -1,8 +1,8 @@
 """`python -m flatout doctor RUN`: what limited a run, and what would fix it.
 
-`--confirm` trains the original settings and the verdict's override in turn, each time as a short
-run in a process of its own, and compares their rows a second. This file has the command lines of
-these runs; how long they are and what is kept of them is in `perf/verdict/confirmation.py`.
+`--confirm` trains the original settings and the verdict's override in turn, and compares their rows
+a second. Each time it is a short run in another process. This file has the command lines of these
+runs; how long they are and what is kept of them is in `perf/verdict/confirmation.py`.
 """
 
 from __future__ import annotations

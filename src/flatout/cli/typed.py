@@ -2,12 +2,8 @@
 
 A file of settings may come from others. With an address in a file, its author chooses which server
 is asked, with your credentials. With `${oc.env:KEY}` beside it, that server also receives a secret.
-So files may hold neither, and may not refer to a typed value that holds such a reference:
-
-    typed       data.encoding.secret='${oc.env:KEY}'        allowed
-    in a file   data.source: https://example.org/rows.csv   refused: an address
-    in a file   name: ${oc.env:KEY}                         refused: the environment
-    in a file   name: ${data.encoding.secret}               refused: it would copy the secret
+So files may hold neither. Nor may they refer to a typed value that holds such a reference:
+`${data.encoding.secret}` would copy the secret elsewhere.
 """
 
 from __future__ import annotations
@@ -38,6 +34,11 @@ def check_values(settings: Mapping[Any, Any], words: Sequence[str]) -> None:
 
     `settings`: all of them, with their references unresolved. `words`: those that are typed.
     """
+    # With `data.encoding.secret='${oc.env:KEY}'` typed, which is allowed, a file may not have
+    #
+    #     data.source: https://example.org/rows.csv     an address
+    #     name: ${oc.env:KEY}                           the environment
+    #     name: ${data.encoding.secret}                 a copy of the secret
     secrets = [*_SECRETS, *_typed_references(settings, words)]
     for key, value in nodes(settings, ""):
         if key in KEYS:

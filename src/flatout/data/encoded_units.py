@@ -2,10 +2,10 @@
 
 A unit is some hundred thousand texts that stand one after the other in a piece of a source. Its key
 is a hash of the bytes of the piece's files, of the split of each row, and of how texts are encoded.
-Each unit becomes a small store in the cache as soon as it is encoded. The store of a large source
-has no tokens: its manifest names those of the units, which are then called its shards. So nothing
-is copied, a killed build continues, builds on several machines that share a cache each take a part
-of the units, and one more file encodes its own rows alone. Open this file to change how large
+Each unit becomes a small store in the cache once it is encoded. The store of a large source has no
+tokens: its manifest names those of the units, which are then called its shards. So nothing is
+copied, a killed build continues, and one more file encodes its own rows alone. Builds on several
+machines that share a cache each take a part of the units. Open this file to change how large
 sources are encoded.
 """
 

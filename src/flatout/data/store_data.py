@@ -1,7 +1,7 @@
 """The base of all DataModules: a store, built once and memory-mapped, and a feed for each split.
 
 It works in any `L.Trainer`. The Trainer's accumulation and world size go into the plan of the
-training rows, so each batch knows the number of real rows of its whole optimizer step
+training rows. So each batch knows how many real rows its whole optimizer step has
 (`batch.step_rows`). Feeds divide the rows among ranks, so Lightning's distributed sampler has
 nothing to replace. The state is the position in the plan. Open this file to change what a Trainer
 gets from a store; a subclass has what is special about texts, tags or recordings.

@@ -11,7 +11,7 @@ store only where it is:
     writes port and id   ------>  "41897 5f3a"  ------>  reads them
                                                          connects to 41897; is the id there 5f3a?
     waits for joined/1   <-----------------------------  writes joined/1
-    goes on                                              goes on
+    continues                                            continues
 
 Rank 1 may read where the store of the old ranks was. It is gone with its process, or has another
 id, or has a rank 1 already: then rank 1 looks again.

@@ -1,9 +1,8 @@
 """Measure the forms of a text classifier on this machine, and write the best one into a folder.
 
-Speed, size and score of each form are measured in the way that it is used: by transformers or
-onnxruntime, with rows sorted and padded in batches, and with one row alone. The folder needs
-nothing of flatout. It has the weights, the tokenizer, `predict.py`, a model card, and the
-measurements.
+Speed, size and score of each form are measured in the way that it is used, by transformers or
+onnxruntime. Rows are sorted and padded in batches, and then asked alone. The folder needs nothing
+of flatout. It has the weights, the tokenizer, `predict.py`, a model card, and the measurements.
 """
 
 from __future__ import annotations

@@ -317,7 +317,7 @@ _WORD = re.compile(r"""[(\[{"'«“]|[^\s]+?(?=[.,;:!?)\]}"'»”…]*(?:\s|$))|
 def words_of(text: str) -> list[str]:
     """The words of a text, with marks parted from them as in tagged texts.
 
-    `("Well," he said.)` → `(` `"` `Well` `,` `"` `he` `said` `.` `)`.
+    `("Well," he asked.)` → `(` `"` `Well` `,` `"` `he` `asked` `.` `)`.
     """
     return _WORD.findall(text)
 

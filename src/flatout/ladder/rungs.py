@@ -2,14 +2,7 @@
 
 A file of `conf/ladder/` names the usual program at the foot, the settings that all rungs share, and
 the rungs. A rung changes one keyword of the usual program (`change`), or is a run of flatout with
-some words (`run`). Changes add up:
-
-    rungs                                keywords and words of its program
-    name: as written                     padding=maximum
-    change: {padding: batch}             padding=batch
-    change: {precision: bf16}            padding=batch precision=bf16
-    run: [precision=bf16]                python -m train precision=bf16
-    run: [compile=true]                  python -m train precision=bf16 compile=true
+some words (`run`). Changes add up.
 """
 
 from __future__ import annotations
@@ -138,6 +131,13 @@ def _require_plain_words(words: tuple[str, ...], where: str) -> None:
 
 def _read_rungs(listed: list[Any], start: dict[str, Any], where: str) -> list[Rung]:
     """The rungs, each with its own change and all changes below it."""
+    # A ladder in the file, and what the program of each rung gets:
+    #
+    #     name: as written                     padding=maximum
+    #     change: {padding: batch}             padding=batch
+    #     change: {precision: bf16}            padding=batch precision=bf16
+    #     run: [precision=bf16]                python -m train precision=bf16
+    #     run: [compile=true]                  python -m train precision=bf16 compile=true
     keywords = start
     words = list[str]()
     found = list[Rung]()

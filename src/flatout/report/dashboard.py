@@ -2,8 +2,8 @@
 
 The layout is written with the first curves. The closing text, the figures and the precision-recall
 curves follow at the end, in a separate event file, which a resumed run replaces. Settings and final
-metrics (the HPARAMS page) have their own file: so a resumed run is listed once, and a sweep lists
-the settings it searched instead of all settings of a trial. TensorBoard shows figures as pixels.
+metrics (the HPARAMS page) have a third file, so a resumed run is listed once. A sweep lists the
+settings that it searched instead of all settings of a trial. TensorBoard shows figures as pixels.
 """
 
 from __future__ import annotations

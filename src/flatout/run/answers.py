@@ -1,8 +1,13 @@
 """Settle what the settings leave open, before the network is built, by measured answers.
 
-There are three sources, asked in this order: the answers with which a resumed run began; answers
-that `doctor --confirm` has confirmed for an earlier run of the same settings (`run/confirmed.py`);
-measurements of now, or from the cache. `tune=cut` measures with `run/cut.py`, every other value of
+There are three sources, asked in this order:
+
+- the answers with which a resumed run began
+- answers that `doctor --confirm` has confirmed for an earlier run of the same settings
+  (`run/confirmed.py`)
+- measurements of now, or from the cache
+
+`tune=cut` measures with `run/cut.py`, every other value of
 `tune` with `run/tuning.py`. Open this file to change which settings an answer may set.
 """
 

@@ -1,7 +1,7 @@
 """Evaluate a trained run: the best checkpoint, on the validation rows and on any test rows.
 
-`load_best` puts the best weights into the module; `evaluate` lets Lightning judge each split, tunes
-the answers before (thresholds, temperature), and adds intervals to the scores of the test rows.
+`load_best` puts the best weights into the module. `evaluate` tunes the answers (thresholds,
+temperature), lets Lightning judge each split, and adds intervals to the scores of the test rows.
 """
 
 from __future__ import annotations

@@ -99,9 +99,9 @@ def _user_error(error: Exception, parts: RunParts) -> UserError:
 
 
 def report_early_end(training: Training, folder: RunFolder) -> None:
-    """Say after which epoch patience has ended training, and which setting decided.
+    """Report after which epoch patience has ended training, and which setting decided.
 
-    Nothing is said of a run that reached its last epoch.
+    A run that reached its last epoch has nothing to report.
     """
     trainer = training.trainer
     if trainer.current_epoch == (trainer.max_epochs or -1):

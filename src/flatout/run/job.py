@@ -1,7 +1,7 @@
 """`RunJob`: one run that a sweep, a ladder or Hydra's launcher can start, and can ask about.
 
-It knows its metric before there is any data, trains in a folder that it is given, and says of a
-folder whether this very run has begun or finished there. It can be pickled.
+It knows its metric before there is any data, and trains in a folder that it is given. It finds out
+whether this very run has begun or finished in a folder. It can be pickled.
 """
 
 from __future__ import annotations

@@ -299,7 +299,7 @@ def fit(
 ) -> Result:
     """Train a model on a table.
 
-    `data` is a DataModule or its Config, or a table of texts in a file or in memory; `model` a
+    `data` is a DataModule or its Config, or a table of texts in a file or in memory. `model` is a
     task, the Config of a network, or a network. `settings` are fields of RunConfig; `max_epochs` is
     short for `trainer.max_epochs`, and `epochs` another name for it.
     """

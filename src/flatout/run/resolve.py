@@ -246,7 +246,7 @@ def share_processor(
 
 
 def _keep_memory(device: torch.device, folder: RunFolder) -> None:
-    """Let the allocator of the device keep what is freed; said in the log alone."""
+    """Let the allocator of the device keep freed memory, and report it in the log only."""
     if device.type == "cpu" and keep_freed_memory():
         folder.decision(
             "allocator",

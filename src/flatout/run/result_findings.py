@@ -41,7 +41,7 @@ def find_in_result(
 
 
 def _one_class_text(per_class: Sequence[Mapping[str, Any]]) -> str:
-    """Said where one class alone is ever answered rightly, though others have rows."""
+    """A finding if only one class is ever answered rightly although others have rows."""
     with_rows = [row for row in per_class if row["support"] > 0]
     right = [row for row in with_rows if row["recall"] > 0]
     largest_other = max((row["support"] for row in with_rows if row not in right), default=0)
@@ -55,7 +55,7 @@ def _one_class_text(per_class: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _few_steps_text(summary: Mapping[str, Any]) -> str:
-    """Said of a run that took few steps although its rows would give more in smaller batches."""
+    """A finding if a run took few steps although smaller batches of its rows would give more."""
     steps = summary["training"]["steps"]
     rows_per_step = summary["training"]["rows_per_step"]
     rows = summary["data"]["rows"]["train"]
@@ -72,7 +72,7 @@ def _few_steps_text(summary: Mapping[str, Any]) -> str:
 
 
 def _still_rising_text(summary: Mapping[str, Any], max_epochs: int) -> str:
-    """Said where the last of several epochs is the best one."""
+    """A finding if the last of several epochs is the best one."""
     best_epoch = summary["training"]["best_epoch"]
     if max_epochs < 2 or best_epoch != max_epochs:
         return ""

@@ -1,8 +1,8 @@
 """Decide whether an encoder's frozen layers are computed once; batches then bring their outputs.
 
-The decision is made before the first step, by what can be known: whether the outputs stay the same,
-how many epochs read them, and whether the disk holds them (`tasks/frozen_outputs.py` writes the
-store). A run that resumes from a checkpoint keeps the answer with which the checkpoint was trained,
+The decision is made before the first step. It depends on whether the outputs stay the same, how
+many epochs read them, and whether the disk holds them (`tasks/frozen_outputs.py` writes the store).
+A run that resumes from a checkpoint keeps the answer with which the checkpoint was trained,
 as frozen layers that are read drop nothing. Open this file to change when it pays.
 """
 

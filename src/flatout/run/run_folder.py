@@ -172,7 +172,7 @@ def unwritten_run(path: Path = Path()) -> Iterator[RunFolder]:
 
 
 def _of_worker(error: BaseException, path: Path) -> RunBroke | None:
-    """That the system ended a worker of a loader: torch says so wherever the run is just then."""
+    """The error if the system ended a worker of a loader; torch raises it at any place of a run."""
     if not isinstance(error, RuntimeError) or not str(error).startswith("DataLoader worker (pid"):
         return None
     words = (

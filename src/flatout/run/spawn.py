@@ -2,7 +2,8 @@
 
 When a rank dies, the launcher stops the others, and all of them leave reports. `explain_failure`
 finds the one that began it and makes the exception that this process ends with. Open this file to
-change how ranks are started, or what is said of one that died; what they do is in `run/launch.py`.
+change how ranks are started, or the message about one that died; what they do is in
+`run/launch.py`.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def take_environment(environment: Mapping[str, str]) -> None:
 def explain_failure(error: ChildFailedError, count: int, folder: Path) -> BaseException:
     """The exception to end with when one of `count` ranks has failed.
 
-    A user's mistake comes from the rank as it is. A rank that a signal asked to end ends this
+    A user's mistake comes from the rank unchanged. A rank that a signal asked to end ends this
     process so, too. Anything else names the rank, its traceback, and the last checkpoint in
     `folder`.
     """

@@ -3,8 +3,8 @@
 A setting is open unless it was typed or differs from `auto`. Open ones are measured in processes
 that are thrown away (`perf/tune/`), or read from the cache, by a key of everything the answers
 depend on. Of several ranks one measures for each kind of device, and all take what the smallest
-device can do. Open this file to change when a cached answer still counts, which settings are open,
-or how answers of unlike devices are combined; `run/answers.py` puts the answers into the settings.
+device can do. `run/answers.py` puts the answers into the settings. Open this file to change when a
+cached answer still counts, which settings are open, or how answers of unlike devices are combined.
 """
 
 from __future__ import annotations
@@ -140,9 +140,9 @@ def measure_answers(question: Question, say: Callable[[str], None]) -> FoundAnsw
 def is_outdated(cached: Answers, open_settings: OpenSettings, store: AnswerStore) -> bool:
     """Whether cached answers should be measured again.
 
-    They should if no step was timed, if their batch has run out of memory since, if the run is so
-    much longer or shorter that compiling would be decided otherwise, or if the search had stopped
-    for want of time and may now take longer.
+    They should if no step was timed, or if their batch has run out of memory since. They should
+    also if the run's length decides otherwise about compiling, or if the search had stopped for
+    want of time and may now take longer.
     """
     if cached.step_s is None:
         return True

@@ -99,8 +99,8 @@ def as_two_classes(
 class Sureness:
     """How sure answers are and how often they are right, added up in bins of probabilities.
 
-    Two answers at 0.8, one of them right: their bin is surer than right by 2 * 0.8 - 1 = 0.6, and
-    the error 0.6 / 2 = 0.3.
+    Two answers at 0.8, one of them right: their bin is surer than right by 2 * 0.8 - 1 = 0.6. The
+    error is 0.6 / 2 = 0.3.
     """
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ in the order of the texts, so memory holds one block. Dropout is off in these la
 adds the outputs to each batch.
 
     a split of 4 rows, blocks of about 8,192 tokens    rows 0 to 2 are one block, row 3 the next
+
     the feed batches the rows of a block by length     row 1, then row 0, then row 2
     written in their order                             row 0, row 1, row 2
 

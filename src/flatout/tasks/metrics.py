@@ -204,6 +204,7 @@ class _Areas(of_classes.MultilabelAUROC):
 
         bins, by thresholds reached (0 to 3)        0 1 0 2
         summed up from above                        3 3 2 2
+
         rows answered at the thresholds 1 to 3        3 2 2
         rows not answered there, 3 less these         0 1 1
 

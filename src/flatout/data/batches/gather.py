@@ -1,7 +1,7 @@
 """Rows of a store split as flat batches: one vectorised gather for many batches, then views of it.
 
 Gathering costs a fixed price a call and some nanoseconds a token. So some ten thousand rows are
-gathered at once, and each batch is a slice of the result: a batch of 512 short rows then costs
+gathered at once, and each batch is a slice of the result. A batch of 512 short rows then costs
 about ten microseconds on the host. Open this file to change how rows come from a store to a device.
 
 Shapes: R rows of all batches that are gathered at once, T tokens. Two batches of two rows each go
@@ -9,6 +9,7 @@ through it like this:
 
     rows wanted       3 0 | 1 2        lengths   1 2 | 1 3
     gathered tokens   d a a | b c c c  offsets   0 1 3 4 7
+
     batch 1           d a a            offsets   0 1 3
     batch 2           b c c c          offsets   0 1 4
 """

@@ -10,6 +10,7 @@ With runs of 4 rows and windows of 6, 12 rows go like this:
 
     runs           0 1 2 3 | 4 5 6 7 | 8 9 10 11
     permuted       8 9 10 11 | 0 1 2 3 | 4 5 6 7
+
     windows        8 9 10 11 0 1 || 2 3 4 5 6 7
     each shuffled  10 0 8 1 11 9 || 5 2 7 3 6 4
 """

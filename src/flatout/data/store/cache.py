@@ -2,16 +2,17 @@
 
 Nothing is stale by definition: another source, tokenizer or setting is another key, and a source is
 known by its bytes (see `tables/prints`). One process builds a store, holding a lock (see `lock`),
-in a temporary folder that is renamed when it is whole; others wait for it and then open it. The
+in a temporary folder that is renamed when it is complete. Others wait for it and then open it. The
 next builder removes what one that died has left.
 
-A store's bytes are checked against its checksums before they are mapped: all of them the first time
-it is opened after a build or a restart of the machine, and again whenever the size, the times or
-the number of a file is not what it was then (a change shows there even if the time is set back).
-That costs a `stat` for each file. One that fails is taken away with a warning and built again. What
-no check sees: a disk that gives other bytes later. A finished store is on the disk before it gets
-its name (see `files`): a disk that runs full or fails may tell so only then, and what it did not
-keep would be read back as zeros once memory lets go of it.
+A store's bytes are compared with its checksums before they are mapped. All of them are, the first
+time it is opened after a build or a restart of the machine. They are compared again whenever the
+size, the times or the number of a file has changed (a change shows there even if the time is set
+back). That costs a `stat` for each file. A store that fails is removed with a warning and built
+again. What no check sees: a disk that gives other bytes later.
+
+A finished store is on the disk before it gets its name (see `files`). A disk that runs full or
+fails may report it only then. What it did not keep would be read as zeros once the memory is freed.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ folder of columns for each split. A column is either fixed (one value, or one ru
 a row) or ragged (values one row after the other, with offsets and lengths). Opening reads the
 manifest alone, so it takes milliseconds at any size; rows are written in blocks, so building needs
 memory for one block only. Every file's checksum stands in the manifest, and the manifest's own in
-`manifest.sum`, so no bit of a store can change unnoticed; what the manifest says of sizes and types
-must also agree with itself, so that even one with a right checksum cannot make a reader go astray.
+`manifest.sum`, so no bit of a store can change unnoticed. The sizes and types in a manifest must
+also agree with each other, so that even one with a right checksum cannot mislead a reader.
 
 The values of a ragged column may lie in other stores, its shards. They are mapped one after the
 other into one range of memory, so that readers see one array, and nothing is copied.

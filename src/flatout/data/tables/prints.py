@@ -2,7 +2,7 @@
 
 A source is known by its bytes. Which bytes those are is noted in the cache, beside what changes in
 a file's entry when the file does: its size, its times and its number. The time of the last change
-of the entry (ctime) cannot be set by anybody, so a second run, a second rank or a trial needs a
+of the entry (ctime) cannot be set by any program. So a second run, a second rank or a trial needs a
 `stat` for each file, and reads none. Files whose entry is younger than a tick of the disk's clock
 are waited for: a change right after would leave no trace. What heads of files tell, such as the
 names of columns, is noted in the same way.

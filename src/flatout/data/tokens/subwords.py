@@ -374,8 +374,8 @@ class Subwords:
     def _frame_pairs(self, first: Runs, second: Runs, max_length: int) -> EncodedBlock:
         """Put special tokens around and between the texts of each pair.
 
-        Where a pair is too long, its longer text is cut until both are as long, then both are:
-        room 6 for lengths (9, 2) → (4, 2), for (9, 5) → (3, 3).
+        Of a pair that is too long, the longer text is cut until both are as long, then both are
+        cut. With room for 6 tokens, lengths (9, 2) → (4, 2), and (9, 5) → (3, 3).
         """
         frame = self.frame
         num_special = frame.size + len(frame.parting)
