@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from flatout.audit.forecast import PARTS, forecast
 from flatout.audit.measure import AuditMeasurement, measure, scale_answers
 from flatout.audit.quick_model import Features, Head, QuickModel
 from flatout.audit.read_rows import read_audit_rows
-from flatout.audit.rows import AuditRows, deal_folds, take_rows
+from flatout.audit.rows import AuditRows, deal_folds
 from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
@@ -63,7 +63,7 @@ def plant(rows: AuditRows, share: float, is_pair: bool, seed: int) -> Planted:
     clean = rows.labels.copy()
     if rows.is_tagged:
         places = random.permutation(np.flatnonzero(clean))[: round(share * np.count_nonzero(clean))]
-        found = take_rows(rows, np.arange(len(clean)))
+        found = _take_rows(rows, np.arange(len(clean)))
         types = len(rows.classes) - 1
         found.labels[places] = (
             1 + (clean[places] - 1 + random.integers(1, types, len(places))) % types
@@ -72,7 +72,7 @@ def plant(rows: AuditRows, share: float, is_pair: bool, seed: int) -> Planted:
     first, second = np.argsort(-np.bincount(clean))[:2]
     may = np.flatnonzero(np.isin(clean, (first, second))) if is_pair else np.arange(len(clean))
     places = random.permutation(may)[: round(share * len(may))]
-    found = take_rows(rows, np.arange(len(clean)))
+    found = _take_rows(rows, np.arange(len(clean)))
     others = random.integers(1, len(rows.classes), len(places))
     swapped = first + second - clean[places]
     found.labels[places] = swapped if is_pair else (clean[places] + others) % len(rows.classes)
@@ -403,3 +403,20 @@ def ratio(claim: str, ours: float, least: float, note: str = "") -> Claim:
 
 def listed(shares: list[float]) -> str:
     return ", ".join(f"{share:.2f}" for share in shares)
+
+
+def _take_rows(rows: AuditRows, places: NDArray[np.int64]) -> AuditRows:
+    """The rows at some places, with all sentences."""
+    return replace(
+        rows,
+        texts=rows.texts[places],
+        shown=rows.shown[places],
+        labels=rows.labels[places],
+        files=rows.files[places],
+        numbers=rows.numbers[places],
+        splits=rows.splits[places],
+        groups=rows.groups[places],
+        locations=rows.locations[places],
+        column=rows.column[places],
+        spans=None if rows.spans is None else rows.spans[places],
+    )

@@ -7,7 +7,7 @@ not be parted (equal texts, rows of one `data.group`) have one group number and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,23 +74,6 @@ class AuditRows:
         padded = np.pad(values, ((0, 1), (0, 0)))
         sums = np.add.reduceat(padded, bounds.ravel())[::2]
         return sums / np.diff(self.spans[:, 1:])
-
-
-def take_rows(rows: AuditRows, places: NDArray[np.int64]) -> AuditRows:
-    """The rows at some places, with all sentences."""
-    return replace(
-        rows,
-        texts=rows.texts[places],
-        shown=rows.shown[places],
-        labels=rows.labels[places],
-        files=rows.files[places],
-        numbers=rows.numbers[places],
-        splits=rows.splits[places],
-        groups=rows.groups[places],
-        locations=rows.locations[places],
-        column=rows.column[places],
-        spans=None if rows.spans is None else rows.spans[places],
-    )
 
 
 def find_small_classes(rows: AuditRows, num_folds: int) -> list[str]:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from flatout.bits.encodings import EncodingConfig, EncodingKind, Packed, Sets
 from flatout.bits.grams import join_fields
 from flatout.data.problem import Problem
+from flatout.data.ragged import row_bounds
 from flatout.data.tables.splits import bytes_of
 from flatout.data.tables.table import (
     Table,
@@ -266,7 +267,7 @@ def write_bits(packed: Packed, form: Form) -> pa.Array:
 
 
 def write_sets(values: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.Array:
-    offsets = np.append(0, np.cumsum(lengths, dtype=np.int64)).astype(np.int32)
+    offsets = row_bounds(lengths).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 

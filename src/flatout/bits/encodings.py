@@ -31,6 +31,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from flatout.bits.grams import GramIndex, pad_with_blanks, sort_distinct
+from flatout.data.ragged import row_bounds
 from flatout.errors import check_settings, require, setting
 from flatout.masking import is_masked
 
@@ -186,7 +187,7 @@ class Encoder(ABC):
         """`[N, bits / 8]` packed bits of the raw texts; a text without a gram is all zeros."""
         ids, lengths = self.grams.rows(pad_with_blanks(raw) if self.config.padding else raw)
         self._hash_new_grams()
-        offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
+        offsets = row_bounds(lengths)
         encoded = np.zeros((len(raw), self.config.num_bits // 8), dtype=np.uint8)
         step = max(
             16, _BYTES_AT_ONCE // (_GRAMS_A_RECORD * self._table.shape[1] * self._table.itemsize)

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from flatout.data.ragged import row_bounds
 from flatout.data.tables.splits import bytes_of
 
 Ids = NDArray[np.int32]
@@ -159,7 +160,7 @@ def code_points(texts: pa.Array) -> tuple[NDArray[np.uint32], NDArray[np.int64]]
     """All characters of all texts as one array, and `[N+1]` where each text begins in it."""
     texts = texts.cast(pa.large_string())
     lengths = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
-    offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
+    offsets = row_bounds(lengths)
     data, _ = bytes_of(texts)
     # As many bytes as characters means that all are ASCII: then bytes are code points already.
     if len(data) == offsets[-1]:

@@ -26,6 +26,7 @@ from flatout.bits.ridge import finished_answers
 from flatout.bits.scores import GramMetrics
 from flatout.bits.task import GramDecoder
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot
+from flatout.data.ragged import row_bounds
 from flatout.data.tables.table import Table, require_columns
 from flatout.engine.precision import answering
 from flatout.errors import UserError
@@ -262,6 +263,6 @@ class GramPredictor(RunPredictor):
             ids, lengths = LABEL_INDEX.rows(
                 strip_punctuation(join_fields([block.column(name) for name in self.text_columns]))
             )
-            offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
+            offsets = torch.from_numpy(row_bounds(lengths))
             targets = multi_hot(torch.from_numpy(ids), offsets, self.labels.num_outputs)
             yield self.encodings(block.column(bits), rows, table.name, bits), targets

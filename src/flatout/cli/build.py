@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from flatout.cli.train import start_measuring
+from flatout.cli.train import add_words, start_measuring
 from flatout.data.checks.findings import counted
 from flatout.distributed import engine
 from flatout.errors import require
@@ -26,12 +26,7 @@ if TYPE_CHECKING:  # heavy modules are imported after the command line is read
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s data.source=FILE [+experiment=NAME] [key=value ...]"
-    parser.add_argument(
-        "words",
-        metavar="WORD",
-        nargs="*",
-        help="+experiment=NAME and any key=value, as for training",
-    )
+    add_words(parser)
     engine.add_arguments(parser)
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flatout.cli.train import start_measuring
+from flatout.cli.train import add_words, start_measuring
 from flatout.errors import require
 from flatout.run_log import print_line
 
@@ -22,12 +22,7 @@ if TYPE_CHECKING:  # heavy modules are imported after the command line is read
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s data.source=FILE model.pretrained=FOLDER [key=value ...]"
-    parser.add_argument(
-        "words",
-        metavar="WORD",
-        nargs="*",
-        help="+experiment=NAME and any key=value, as for training",
-    )
+    add_words(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ command answers Ctrl-C while it imports.
 
 from __future__ import annotations
 
+import argparse
 import errno
 import importlib
 import os
@@ -70,6 +71,16 @@ def start_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
         sys.exit(1)
     except UserError as mistake:
         leave(mistake)
+
+
+def add_words(parser: argparse.ArgumentParser) -> None:
+    """Let a command take the words of a training."""
+    parser.add_argument(
+        "words",
+        metavar="WORD",
+        nargs="*",
+        help="+experiment=NAME and any key=value, as for training",
+    )
 
 
 def _needs_processes(word: str) -> bool:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flatout.cli.train import start_measuring
+from flatout.cli.train import add_words, start_measuring
 from flatout.distributed.processes import warm_start
 from flatout.perf.tune.answers import Answers
 from flatout.report.closing import plain_table
@@ -31,12 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "%(prog)s [+experiment=NAME] [key=value ...] [tune.budget_s=SECONDS] [tune.fresh=true]"
     )
-    parser.add_argument(
-        "words",
-        metavar="WORD",
-        nargs="*",
-        help="+experiment=NAME and any key=value, as for training",
-    )
+    add_words(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -35,7 +35,6 @@ from flatout.inference.forms import (
     forms_of_folder,
     forms_of_run,
     is_transformers_folder,
-    way_of_long_texts,
 )
 from flatout.inference.run_predictor import RunPredictor
 from flatout.inference.verify import SplitAnswer, verify, write_certificate
@@ -125,7 +124,7 @@ def _find_forms(
     usual = arguments.run / "export"
     folders = list(arguments.form or [])
     # An exported tokenizer cuts long texts, so a run that reads them in windows answers otherwise.
-    if not folders and usual.is_dir() and way_of_long_texts(predictor) is Long.cut:
+    if not folders and usual.is_dir() and predictor.long_texts.kind is Long.cut:
         folders.append(usual)
     exports = dict[str, RunPredictor]()
     for folder in folders:

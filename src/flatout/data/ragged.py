@@ -1,6 +1,6 @@
 """Index arithmetic for rows of unequal length that lie one after the other in one flat array.
 
-Most loops over rows in this package are one of these three functions on whole arrays. Open this
+Most loops over rows in this package are one of these four functions on whole arrays. Open this
 file to see what `begins` and `indices` mean elsewhere.
 """
 
@@ -18,6 +18,11 @@ def row_begins(lengths: Ints) -> Counts:
     ends: Counts = np.cumsum(lengths, dtype=np.int64)
     ends -= lengths
     return ends
+
+
+def row_bounds(lengths: Ints) -> Counts:
+    """Where each row begins, and at last where all end: lengths [3, 1, 2] → [0, 3, 4, 6]."""
+    return np.append(0, np.cumsum(lengths, dtype=np.int64))
 
 
 def row_indices(starts: Ints, lengths: Ints) -> Counts:

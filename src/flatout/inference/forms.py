@@ -342,16 +342,9 @@ def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
     return opened.answering(folder)
 
 
-def way_of_long_texts(predictor: RunPredictor) -> Long:
-    """How a run reads texts that are too long for it; `cut` for rows that are no texts."""
-    if isinstance(predictor, Predictor | TagPredictor):
-        return predictor.long_texts.kind
-    return Long.cut
-
-
 def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
     """What answers from a folder that a run was exported as, by name."""
-    kind = way_of_long_texts(predictor)
+    kind = predictor.long_texts.kind
     require(
         kind is Long.cut,
         str(folder),

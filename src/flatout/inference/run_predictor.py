@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import BatchLayout, PlanSettings
+from flatout.data.ragged import row_bounds
 from flatout.data.store.store import Array, Ragged, StoreSplit
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.roles import Roles
@@ -437,9 +438,7 @@ class RunPredictor(ABC):
         """The classes of each row at or above the threshold, and their probabilities, as lists."""
         scores = probabilities.numpy()
         row, column = np.nonzero((probabilities >= threshold).numpy())
-        offsets = pa.array(
-            np.append(0, np.cumsum(np.bincount(row, minlength=len(scores)))).astype(np.int32)
-        )
+        offsets = pa.array(row_bounds(np.bincount(row, minlength=len(scores))).astype(np.int32))
         found = {
             "prediction": classes.take(pa.array(column)),
             "probability": pa.array(scores[row, column]),

@@ -26,7 +26,7 @@ from flatout.data.checks.tags import (
     find_entities,
     split_words,
 )
-from flatout.data.ragged import row_begins, row_indices
+from flatout.data.ragged import row_begins, row_bounds, row_indices
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, is_text, require_columns
 from flatout.data.tokens.long_texts import CUT, LongTexts
@@ -184,7 +184,7 @@ class TagPredictor(RunPredictor):
         # A word has the answer of its first token. Words behind the longest row have none, and are
         # answered O.
         counts = pa.compute.list_value_length(words).to_numpy(zero_copy_only=False).astype(np.int64)
-        offsets = np.append(0, np.cumsum(counts))
+        offsets = row_bounds(counts)
         is_seen = np.arange(offsets[-1]) < np.repeat(offsets[:-1] + encoded.words, counts)
         found = TaggedRows.untagged(
             offsets, lost=int((~is_seen).sum()), num_types=len(self.names) // 2

@@ -27,6 +27,7 @@ from flatout.data.checks.findings import Findings
 from flatout.data.checks.labels import normalise_labels, simplify_label
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
+from flatout.data.ragged import row_bounds
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, require_columns
@@ -353,7 +354,7 @@ def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
     if not is_multi:
         return numbers
     counts = pc.list_value_length(labels).to_numpy(zero_copy_only=False).astype(np.int64)
-    return multi_hot(numbers, torch.from_numpy(np.append(0, np.cumsum(counts))), len(classes))
+    return multi_hot(numbers, torch.from_numpy(row_bounds(counts)), len(classes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +371,6 @@ class MaskedWordPredictor(RunPredictor):
 
     problems = ("none",)
     answers_to = "masked words"
-    long_texts = CUT
 
     model: Transformer
     vocabulary: Subwords

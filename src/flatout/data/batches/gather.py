@@ -28,7 +28,7 @@ from torch import Tensor
 
 from flatout.data.batches.flat_batch import FlatBatch, on_device
 from flatout.data.batches.plan import BatchRows
-from flatout.data.ragged import row_indices
+from flatout.data.ragged import row_bounds, row_indices
 from flatout.data.store.store import Array, Ragged, StoreSplit
 
 TOKENS = "tokens"
@@ -82,7 +82,7 @@ class HostColumn:
 
         Values of two bytes become int32, because torch knows few operations on uint16.
         """
-        offsets = np.append(0, np.cumsum(lengths))
+        offsets = row_bounds(lengths)
         longest = int(lengths.max()) if len(lengths) else 0
         starts = self.offsets[rows]
         if self.values.ndim > 1 and longest * len(rows) == offsets[-1]:
@@ -175,7 +175,7 @@ class Gatherer:
         if self.ragged_targets is not None:
             counts = self.ragged_targets.lengths[rows].astype(np.int64)
             targets, target_offsets_R = self.ragged_targets.gather(rows, counts)
-            target_bounds = np.append(0, np.cumsum(counts))[batches.bounds]
+            target_bounds = row_bounds(counts)[batches.bounds]
         elif self.targets is not None:
             targets = self.targets[on_device(rows, self.device)]
             # Losses of torch take class ids as int64 alone.
@@ -231,7 +231,7 @@ def cut_run(run: Run) -> Iterator[FlatBatch]:
     batches = run.batches
     bounds = batches.bounds
     sizes = np.diff(bounds)
-    token_bounds = np.append(0, np.cumsum(run.lengths_R.numpy()))[bounds]
+    token_bounds = row_bounds(run.lengths_R.numpy())[bounds]
     rows = torch.from_numpy(batches.rows).split(sizes.tolist())
     lengths = run.lengths_R.split(sizes.tolist())
     tokens = run.tokens_T.split(np.diff(token_bounds).tolist())

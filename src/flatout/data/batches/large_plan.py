@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.data.batches.plan import BatchRows, Plan, PlanSettings, Rows, stream
+from flatout.data.ragged import row_bounds
 
 WINDOW_ROWS = 1 << 24  # rows that are shuffled together; their order takes 128 MB
 RUN_ROWS = 1 << 20  # neighbouring rows that come into one window together
@@ -80,7 +81,7 @@ class LargePlan(Plan):
         sizes = np.concatenate([np.diff(part.bounds) for part in parts])
         return BatchRows(
             rows=np.concatenate([part.rows for part in parts]),
-            bounds=np.append(0, np.cumsum(sizes)),
+            bounds=row_bounds(sizes),
             num_real=np.concatenate([part.num_real for part in parts]),
             step_rows=np.concatenate([part.step_rows for part in parts]),
             ends_step=np.concatenate([part.ends_step for part in parts]),

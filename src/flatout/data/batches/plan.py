@@ -23,7 +23,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.ragged import row_begins, row_indices
+from flatout.data.ragged import row_begins, row_bounds, row_indices
 from flatout.errors import require
 
 Rows = NDArray[np.int64]
@@ -149,7 +149,7 @@ class Plan:
             rows = rows[begin : begin + int(counts.sum())]
         return BatchRows(
             rows=rows,
-            bounds=np.append(0, np.cumsum(counts)),
+            bounds=row_bounds(counts),
             num_real=real,
             # Of all ranks: the loss is a sum divided by it, so parts of unequal size weigh what
             # their rows weigh.
@@ -299,7 +299,7 @@ def _shuffle_steps(order: Rows, bounds: Rows, random: np.random.Generator) -> tu
     """Put whole steps into random order: rows [a b | c | d e] → [d e | a b | c]."""
     steps = random.permutation(len(bounds) - 1)
     sizes = np.diff(bounds)[steps]
-    return order[row_indices(bounds[:-1][steps], sizes)], np.append(0, np.cumsum(sizes))
+    return order[row_indices(bounds[:-1][steps], sizes)], row_bounds(sizes)
 
 
 def _take_share(
@@ -442,7 +442,7 @@ class StreamPlan(Plan):
             rows_of_batches.append(mine if len(mine) else self.order[:1])
         return BatchRows(
             rows=np.concatenate(rows_of_batches),
-            bounds=np.append(0, np.cumsum(np.maximum(real, 1))),
+            bounds=row_bounds(np.maximum(real, 1)),
             num_real=real,
             step_rows=np.diff(self.bounds)[numbers // self.settings.accumulate],
             ends_step=(numbers + 1) % self.settings.accumulate == 0,

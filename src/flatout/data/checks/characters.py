@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
+from flatout.data.ragged import row_bounds
 from flatout.data.tables.splits import bytes_of, hash_bytes
 
 _ESCAPED = r"\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}"
@@ -148,13 +149,13 @@ def _hash_letters(data: Bytes, offsets: NDArray[np.int64], is_letter: Mask) -> N
     letters = np.compress(is_letter, data)
     letters += _within(letters, ord("A"), ord("Z")) * _CASE_BIT
     counts = _count(is_letter, offsets)
-    hashes = hash_bytes(letters, np.append(0, np.cumsum(counts)))
+    hashes = hash_bytes(letters, row_bounds(counts))
     # Without this ":-)" and "!!!" would be alike: both have no letters.
     is_bare = counts == 0
     if is_bare.any():
         lengths = np.diff(offsets)
         marks = np.compress(np.repeat(is_bare, lengths), data)
-        hashes[is_bare] = hash_bytes(marks, np.append(0, np.cumsum(lengths[is_bare])))
+        hashes[is_bare] = hash_bytes(marks, row_bounds(lengths[is_bare]))
     return hashes
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.findings import Findings, Level, Remark, counted
 from flatout.data.problem import Problem
+from flatout.data.ragged import row_bounds
 from flatout.data.tables.splits import hash_bytes
 from flatout.data.tables.table import (
     Rows,
@@ -110,7 +111,7 @@ def _lists(labels: pa.Array, delimiter: str | None, source: str) -> pa.Array:
     _, first = np.unique(row * (len(names) + 1) + codes, return_index=True)
     first.sort()
     counts = np.bincount(row[first], minlength=len(labels))
-    offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+    offsets = row_bounds(counts).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(first)))
 
 
@@ -445,7 +446,7 @@ class LabelCensus:
         flat = self._code_names(pc.list_flatten(labels))
         row = np.repeat(np.arange(len(labels)), counts)
         flat = flat[np.lexsort((flat, row))]
-        offsets = np.append(0, np.cumsum(counts)).astype(np.int64)
+        offsets = row_bounds(counts)
         # A hash of each row's labels, so that the few distinct sets are found without a loop.
         hashes = hash_bytes(flat.view(np.uint8), offsets * flat.itemsize)
         _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.data.checks.findings import Findings
+from flatout.data.ragged import row_bounds
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, decoded, is_blank, is_list, is_text, mask_of
 from flatout.errors import UserError, require
@@ -103,7 +104,7 @@ class TagCensus:
         `rows` are the numbers of the rows in the table, to name one that has no tag of a scheme.
         """
         values = pc.dictionary_encode(pc.fill_null(pc.list_flatten(tags), ""))
-        offsets = np.append(0, np.cumsum(pc.list_value_length(tags))).astype(np.int64)
+        offsets = row_bounds(pc.list_value_length(tags))
         codes = values.indices.to_numpy(zero_copy_only=False)
         names = values.dictionary.to_pylist()
         if wrong := [name for name in names if not _TAG.fullmatch(name)]:

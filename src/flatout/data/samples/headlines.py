@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from flatout.data.ragged import row_begins, row_bounds
 from flatout.data.samples.made_up import WordMaker, disturb, draw_long_tailed, long_tail
 from flatout.data.samples.settings import SampleConfig
 from flatout.data.tables.table import GeneratedTable
@@ -88,7 +89,7 @@ class HeadlinesTable(GeneratedTable):
 def _texts(random: np.random.Generator, topics: Numbers, num_classes: int) -> pa.Array:
     """Headlines: a capital first, sometimes capitals throughout, a question, a number in front."""
     ids, lengths = _word_ids(random, topics, num_classes)
-    offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
+    offsets = row_bounds(lengths).astype(np.int32)
     capital = np.repeat(random.random(_BLOCK) < 0.15, lengths)
     capital[offsets[:-1]] = True
     numbers = random.integers(2, 100, _BLOCK)
@@ -145,7 +146,7 @@ def _random_places(random: np.random.Generator, is_word: NDArray[np.bool_], coun
         places[:, nth] = keys.argmin(axis=1)
         keys[rows, places[:, nth]] = 2.0
     lengths = is_word.sum(axis=1)
-    return places + (np.cumsum(lengths) - lengths)[:, None]
+    return places + row_begins(lengths)[:, None]
 
 
 @lru_cache

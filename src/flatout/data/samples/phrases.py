@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from flatout.data.ragged import row_begins, row_bounds
 from flatout.data.samples.made_up import WordMaker, draw_long_tailed
 
 GENERATOR_VERSION = 1  # rows of a version never change
@@ -114,7 +115,7 @@ class Phrases:
 
     def draw(self, random: np.random.Generator, kinds: Integers) -> WordIds:
         """A phrase for each of `[rows, phrases]` kinds, as words and slots of the whole text."""
-        first = np.cumsum(self.sizes) - self.sizes
+        first = row_begins(self.sizes)
         nth = (random.random(kinds.shape) * self.sizes[kinds]).astype(np.int64)
         return self.places[first[kinds] + nth].reshape(len(kinds), -1)
 
@@ -164,7 +165,7 @@ def stress_texts(random: np.random.Generator, ids: WordIds, num_words: int) -> N
 def lists_of_rows(values: pa.Array, ids: WordIds) -> pa.ListArray:
     """A list for each row; `values` has one value for each place of `ids` that holds a word."""
     lengths = (ids >= 0).sum(axis=1)
-    offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
+    offsets = row_bounds(lengths).astype(np.int32)
     return pa.ListArray.from_arrays(offsets, values)
 
 

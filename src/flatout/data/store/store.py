@@ -31,7 +31,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from flatout.data.ragged import row_begins
+from flatout.data.ragged import row_begins, row_bounds
 
 SCHEMA = 2
 MANIFEST = "manifest.json"
@@ -97,7 +97,7 @@ class Ragged:
     @classmethod
     def of(cls, values: Array, lengths: NDArray[np.int32]) -> Ragged:
         """Rows that follow each other, by how many values each has."""
-        return cls(values, np.append(0, np.cumsum(lengths, dtype=np.int64)), lengths)
+        return cls(values, row_bounds(lengths), lengths)
 
 
 class StoreSplit:
