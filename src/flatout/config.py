@@ -310,7 +310,7 @@ class RunConfig:
         return self.trainer.get("strategy") == "fsdp"
 
 
-def _require_own_parts(module: Any, data: Any) -> None:
+def _require_own_parts(module: object, data: object) -> None:
     """Refuse a module and a DataModule that do not fit, or that lack a hook they need."""
     is_own_module = isinstance(module, L.LightningModule)
     is_data = isinstance(data, L.LightningDataModule)

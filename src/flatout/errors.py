@@ -264,7 +264,7 @@ def check_settings(config: Any, prefix: str = "") -> None:
                 )
 
 
-def _list_numbers(where: str, value: Any) -> list[tuple[str, Any, Any]]:
+def _list_numbers(where: str, value: object) -> list[tuple[str, Any, Any]]:
     """Each number of a setting, with its key, and with the value that a message shows."""
     if isinstance(value, Mapping):
         return [(f"{where}.{name}", number, number) for name, number in value.items()]

@@ -14,26 +14,21 @@ from typing import Any
 
 from flatout.bits.data import BitsPreparation
 from flatout.bits.settings import BitsDataConfig
-from flatout.data.checks.findings import Level, Remark
+from flatout.data.checks.findings import CheckReport, Level, Remark
 from flatout.errors import UserError
 
 _WARNING = "warning "
 
 
 @dataclass(slots=True)
-class BitCheckup:
-    """What was found out about records and their encodings."""
+class BitCheckup(CheckReport):
+    """What a check found in records and their encodings."""
 
-    source: str
-    remarks: list[Remark] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)  # records of each split
     text_columns: list[str] = field(default_factory=list)  # the plain text
     bits_column: str | None = None  # None where a run would encode the records itself
     uid_column: str | None = None
     is_set: bool = False  # whether an encoding is a set of numbers
-
-    def count(self, level: Level) -> int:
-        return sum(remark.level is level for remark in self.remarks)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -44,9 +39,7 @@ class BitCheckup:
                 "bits": self.bits_column,
                 "uid": self.uid_column,
             },
-            "errors": self.count(Level.error),
-            "warnings": self.count(Level.warning),
-            "remarks": [remark.as_dict() for remark in self.remarks],
+            **self.remarks_as_dict(),
         }
 
     def lines(self) -> list[str]:

@@ -187,10 +187,8 @@ def with_secrets_typed(words: Sequence[str], typed: Sequence[str], where: str) -
     A folder keeps no secrets, so the user types them again.
     """
     typed_word = {key_of(word): word for word in typed}
-    complete = list(words)
-    for number, word in enumerate(words):
-        if is_masked(word):
-            complete[number] = typed_word.get(key_of(word), word)
+    masked = {word: typed_word.get(key_of(word), word) for word in words if is_masked(word)}
+    complete = [masked.get(word, word) for word in words]
     missing = [key_of(word) for word in complete if is_masked(word)]
     what = f"the folder holds no secrets, as of {', '.join(missing)}"
     again = " ".join(f"{key}=…" for key in missing)

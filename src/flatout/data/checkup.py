@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flatout.data.checks.characters import hash_words
-from flatout.data.checks.findings import Level, Remark, all_remarks, counted
+from flatout.data.checks.findings import CheckReport, Level, Remark, all_remarks, counted
 from flatout.data.checks.lengths import Lengths, loss_remarks, unknown_remarks
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.decisions import given_labels
@@ -63,16 +63,7 @@ def count_unknown(
 
 
 @dataclass(slots=True)
-class _Report:
-    source: str
-    remarks: list[Remark] = field(default_factory=list, kw_only=True)
-
-    def count(self, level: Level) -> int:
-        return sum(remark.level is level for remark in self.remarks)
-
-
-@dataclass(slots=True)
-class Checkup(_Report):
+class Checkup(CheckReport):
     """What a check found in texts or tagged words."""
 
     problem: Problem
@@ -90,9 +81,7 @@ class Checkup(_Report):
             "rows": self.rows,
             "classes": self.classes,
             "lengths": {split: lengths.as_dict() for split, lengths in self.lengths.items()},
-            "errors": self.count(Level.error),
-            "warnings": self.count(Level.warning),
-            "remarks": [remark.as_dict() for remark in self.remarks],
+            **self.remarks_as_dict(),
         }
 
     def lines(self) -> list[str]:
@@ -230,7 +219,7 @@ def _check_tags(config: TextDataConfig) -> Checkup:
 
 
 @dataclass(slots=True)
-class SequenceCheckup(_Report):
+class SequenceCheckup(CheckReport):
     """What a check found in recordings."""
 
     splits: dict[str, dict[str, int]] = field(default_factory=dict)

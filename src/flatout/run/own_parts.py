@@ -17,6 +17,7 @@ import lightning as L
 
 from flatout.engine.lightning_internals import overrides
 from flatout.errors import UserError, require
+from flatout.models.contract import ModelConfig
 from flatout.run.context import RunContext
 
 
@@ -118,5 +119,5 @@ class NoAnswers:
             hint="Use trainer.predict in a script of your own.",
         )
 
-    def save(self, folder: Path, model_config: Any) -> None:
+    def save(self, folder: Path, model_config: ModelConfig) -> None:
         self.predict([])

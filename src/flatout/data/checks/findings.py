@@ -155,6 +155,24 @@ class Remark:
         }
 
 
+@dataclass(slots=True)
+class CheckReport:
+    """What a check found in a source: its remarks, and what each kind of data adds."""
+
+    source: str
+    remarks: list[Remark] = field(default_factory=list, kw_only=True)
+
+    def count(self, level: Level) -> int:
+        return sum(remark.level is level for remark in self.remarks)
+
+    def remarks_as_dict(self) -> dict[str, Any]:
+        return {
+            "errors": self.count(Level.error),
+            "warnings": self.count(Level.warning),
+            "remarks": [remark.as_dict() for remark in self.remarks],
+        }
+
+
 def lines_of(remarks: Iterable[Remark]) -> list[str]:
     """A line for each remark; a file is named with its folder once, then by its own name."""
     remarks = list(remarks)

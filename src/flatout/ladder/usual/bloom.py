@@ -95,7 +95,7 @@ def prepare(
     if how.caching and path.exists():
         kept = torch.load(path, weights_only=True)
         return kept["bits"].float().tolist(), kept["labels"].float().tolist()
-    frame = pd.read_csv(case.rows(split), dtype=str, keep_default_na=False)
+    frame = case.read_texts(split)
     texts = join_fields(frame, case.reading["columns"])
     bits = read_bits(frame)
     labels = labels_by_apply(texts) if how.labels == "apply" else labels_at_once(texts)

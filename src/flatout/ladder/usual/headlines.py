@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -105,7 +104,7 @@ class HeadlinesProgram(UsualProgram[HeadlinesOptions]):
     def __init__(self, case: Case, how: HeadlinesOptions) -> None:
         super().__init__(case, how)
         self.length = case.reading["max_length"]
-        train = pd.read_csv(case.rows("train"), dtype=str, keep_default_na=False)
+        train = case.read_texts("train")
         self.names = sorted(set(train["label"]))
         self.texts = train["text"].tolist()
         self.targets = torch.tensor([self.names.index(label) for label in train["label"]])
@@ -174,7 +173,7 @@ class HeadlinesProgram(UsualProgram[HeadlinesOptions]):
     @torch.no_grad()
     def test(self) -> dict[str, float]:
         self.model.eval()
-        test = pd.read_csv(self.case.rows("test"), dtype=str, keep_default_na=False)
+        test = self.case.read_texts("test")
         answers = []
         for start in range(0, len(test), 512):
             tokens_BL = self.vocabulary.padded(

@@ -19,12 +19,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import nn
 
 from flatout.perf.measure.steps import Taken
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 WARM_STEPS = 3
 Batch = TypeVar("Batch")
@@ -104,6 +107,12 @@ class Case:
 
     def rows(self, split: str) -> Path:
         return self.folder / f"{split}.csv"
+
+    def read_texts(self, split: str) -> pd.DataFrame:
+        """The rows of a split, each column as texts; an empty text is no missing one."""
+        import pandas as pd  # slow to import, and only a program needs it
+
+        return pd.read_csv(self.rows(split), dtype=str, keep_default_na=False)
 
 
 class UsualProgram(Generic[Options]):

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -52,7 +51,7 @@ class TweetsProgram(UsualProgram[TweetsOptions]):
     def __init__(self, case: Case, how: TweetsOptions) -> None:
         super().__init__(case, how)
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if how.tokenise == "in parallel" else "false"
-        train = pd.read_csv(case.rows("train"), dtype=str, keep_default_na=False)
+        train = case.read_texts("train")
         self.names = sorted(set(train["label"]))
         self.targets = [self.names.index(label) for label in train["label"]]
         self.texts = train["text"].tolist()
@@ -162,7 +161,7 @@ class TweetsProgram(UsualProgram[TweetsOptions]):
     @torch.no_grad()
     def test(self) -> dict[str, float]:
         self.model.eval()
-        test = pd.read_csv(self.case.rows("test"), dtype=str, keep_default_na=False)
+        test = self.case.read_texts("test")
         cut = {
             "truncation": True,
             "max_length": self.case.reading["max_length"],
