@@ -55,8 +55,9 @@ class _ModestFiles(ConfigRepository):
 
 
 class GuardedLoader(ConfigLoaderImpl):
-    """Hydra's loader, which refuses settings that execute code or write elsewhere, and composes
-    once, not twice.
+    """Hydra's loader, but it refuses settings that execute code or write elsewhere.
+
+    It also composes the settings of one run once, where Hydra composes them twice.
     """
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:

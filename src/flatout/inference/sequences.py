@@ -87,8 +87,8 @@ class SequencePredictor(RunPredictor):
     sizes: list[float] = field(default_factory=list)
     """Root mean square of each column that is read, over the training samples."""
     ranges: ColumnRanges | None = None
-    """Where the training samples of each column that is read lie; None of a run that did not note
-    it."""
+    """Range of the training samples of each column that is read; None for runs of older versions,
+    which did not note it."""
     label_scale: tuple[float, float] = (0.0, 1.0)
     has_classes: bool = False
     precision: Precision = field(default=Precision.fp32, kw_only=True)
@@ -97,8 +97,8 @@ class SequencePredictor(RunPredictor):
     _squares: Floats = field(default_factory=lambda: np.zeros(()))
     _samples: int = 0
     _apart: dict[str, list[str]] = field(default_factory=dict)
-    """The recordings, with the range of their values, that lie apart from the training samples, by
-    column."""
+    """For each column the recordings whose values lie apart from the training samples, with their
+    range."""
     _group: list[str] | None = None  # the group's columns in the files that were trained on
 
     @classmethod

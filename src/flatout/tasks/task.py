@@ -58,13 +58,13 @@ class Task(L.LightningModule, Generic[OutputLabels]):
     others."""
     is_in_fast_loop = False
     needs_info = False  # whether a network that was given needs the data's description as well
-    # whether what each row adds to the metrics is kept, for intervals: in a test
+    # whether each row's part of the metrics is kept for their intervals, as in a test
     keeps_rows = False
     counts_tokens = True  # whether tokens a second mean anything to the user
     is_prepared = False
     settings: type  # the Config of the loss
     info: Any = None  # the description of the data that the network was built for
-    metrics: Any  # what answers are added to: has `reset`, `compute` and `intervals`
+    metrics: Any  # the metrics of a split: have `reset`, `compute` and `intervals`
     _loss_sum: Tensor
 
     def __init__(
@@ -76,8 +76,10 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         labels: OutputLabels | None = None,
         total_steps: int | None = None,
     ) -> None:
-        """`model`: a network, or a Config that the datamodule's `info` completes; `labels`: what
-        its outputs mean.
+        """Take a network, or the Config of one that is built when the data are known.
+
+        `labels`: names of the outputs of a network that is built, for a Trainer without a
+        datamodule of flatout.
         """
         super().__init__()
         self.is_built = isinstance(model, nn.Module)
@@ -109,11 +111,9 @@ class Task(L.LightningModule, Generic[OutputLabels]):
 
     @property
     def network(self) -> Network:
-        """What the model says of itself.
-
-        Each step asks twice, and a foreign model is searched for its answers.
-        """
-        # a tuple: as an attribute the model would be registered once more
+        """The interface of the model: its layout, its products, and whatever else it defines."""
+        # Each step asks twice, and a model of the user's is searched for its answers, so they are
+        # kept. In a tuple, as torch would register the model once more as an attribute.
         if self._asked[0] is not self.model:
             self._asked = (self.model, contract(self.model))
         return self._asked[1]
@@ -142,16 +142,19 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         )
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
-        """Compute what is known before the first step; facts for the run's summary. A hook."""
+        """Override to precompute statistics of the data before training starts.
+
+        These may be class weights, or a baseline. Returned values are written to `summary.json`.
+        """
         return {}
 
     def prepare_probe(self, feeds: Feeds, seed: int) -> None:
-        """Make a step cost what it will cost, where only its speed is measured. A hook."""
+        """Override to add what makes a training step slower, where only its speed is measured."""
 
     def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
-        """Tune on the validation rows what turns outputs into answers; facts for the run's summary.
+        """Override to choose thresholds or a temperature on the validation rows, after training.
 
-        A hook.
+        Returned values are written to `summary.json`.
         """
         return {}
 
@@ -160,15 +163,13 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         """Sum of the losses of the real rows, divided by `batch.step_rows`."""
 
     def training_loss(self, batch: FlatBatch, model: Forward | None = None) -> Tensor:
-        """The loss of a training batch; `model`: another form of the network, such as a compiled
-        one.
-        """
+        """The loss of a training batch; `model`: a form of the network, such as a compiled one."""
         forward = self.model if model is None else model
         return self.loss(forward(batch), batch)
 
     @abstractmethod
     def judge(self, batch: FlatBatch) -> Tensor:
-        """Add a batch of validation or test to the metrics; the sum of its losses."""
+        """Add a batch of validation or test to the metrics, and return the sum of its losses."""
 
     def start_judging(self, split: str) -> None:
         """Reset the metrics; a split (val, test) begins."""
@@ -180,7 +181,7 @@ class Task(L.LightningModule, Generic[OutputLabels]):
 
     @abstractmethod
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
-        """What `predict_step` returns for the real rows of a batch, by name."""
+        """The answers to the real rows of a batch, by name; `predict_step` returns them."""
 
     @property
     @abstractmethod
@@ -189,20 +190,20 @@ class Task(L.LightningModule, Generic[OutputLabels]):
 
     @property
     def usual_metric(self) -> str:
-        """The metric that decides which checkpoint is best, unless the settings name one: the
-        first.
-        """
+        """The metric that decides which checkpoint is best, unless the settings name another."""
         return self.metric_names[0]
 
     def intervals(self) -> dict[str, Interval]:
-        """The 95 % interval of each metric of the last test, where there is one; every rank takes
-        part.
+        """The 95 % interval of each metric of the last test that has one.
+
+        A collective: all ranks call it together.
         """
         return self.metrics.intervals(self.over_ranks)
 
     def truncation(self, metric: str | None = None) -> dict[str, Any]:
-        """What the last test scored on cut rows and on whole ones, by this metric or the usual;
-        empty if unknown.
+        """Scores of the last test on cut rows and on whole ones; empty if unknown.
+
+        By this metric, or by the usual one.
         """
         return {}
 
@@ -211,9 +212,7 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         return []
 
     def count_answers(self) -> None:
-        """Keep what the answers of the split just judged were, for pictures of them; nothing for
-        most.
-        """
+        """Override to keep counts of the answers to the split just judged, for pictures."""
 
     # What Lightning calls.
 
@@ -261,7 +260,7 @@ class Task(L.LightningModule, Generic[OutputLabels]):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """As of any module; weights of a network that is not built yet wait for it."""
+        """Load weights; if the network is not built yet, they are kept until it is."""
         if not self.is_built:
             self._kept_weights = dict(state_dict)
             state_dict = {}
@@ -281,9 +280,9 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _may_fuse(self) -> bool:
-        """A fused step unscales by itself; so Lightning clips none in mixed precision, and we clip
-        by length alone.
-        """
+        """Whether the optimizer may be one fused kernel, which also unscales the gradients."""
+        # In mixed precision Lightning then clips no gradients, since they would be scaled. The fast
+        # loop clips them by the scaled length, but knows no other way of clipping.
         clips = bool(self.trainer.gradient_clip_val)
         if not self.is_in_fast_loop:
             return not (clips and self.trainer.precision in ("16-mixed", "bf16-mixed"))
@@ -338,9 +337,7 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         self.validation_step(batch, batch_idx)
 
     def predict_step(self, batch: FlatBatch, batch_idx: int) -> dict[str, Tensor]:
-        """Answers to a batch, with the numbers of its rows in their split: batches are sorted by
-        length.
-        """
+        """Answers to a batch, and the numbers of its rows: batches are sorted by length."""
         return {"rows": batch.rows[: batch.num_real], **self.answer(batch)}
 
     def on_validation_epoch_start(self) -> None:
@@ -376,7 +373,7 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         checkpoint.setdefault(self.CHECKPOINT_HYPER_PARAMS_KEY, json.loads(json.dumps(settings)))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Before the optimizer and the mean of the weights are there."""
+        """Lightning calls it before the optimizer and the mean of the weights exist."""
         self._kept_average = checkpoint.get(AVERAGE, {})
         self.network.thaw(checkpoint.get(EPOCHS_DONE, 0.0))
 
@@ -387,25 +384,27 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         return self.answer_in_pieces(batch, self.model)
 
     def answer_in_pieces(self, batch: FlatBatch, answer: Callable[[FlatBatch], Tensor]) -> Tensor:
-        """What a function answers to a batch; where a fast loop is, smaller pieces survive
-        out-of-memory.
+        """What a function answers to a batch.
+
+        In a fast loop, a batch that runs out of memory is answered in smaller pieces.
         """
         pieces = None if self._trainer is None else internals.pieces_of(self._trainer)
         return answer(batch) if pieces is None else pieces.evaluate(batch, answer)
 
     def put_back_weights(self) -> None:
-        """The trained weights, where a validation has put their mean in their place."""
+        """Put the trained weights back if a validation has put their running mean in the model."""
         if self.average is not None and self.average.is_in_model:
             self.average.exchange()
 
     def position_state(self) -> dict[str, Any]:
-        """What the next step depends on beyond weights, optimizer and batch; kept in exact
-        checkpoints.
+        """State that the next step depends on beyond weights, optimizer and batch.
+
+        Exact checkpoints keep it.
         """
         return {}
 
     def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
-        """Take over `position_state` of this rank, or of the last there was."""
+        """Restore `position_state` of this rank; of the last rank if there were fewer ranks."""
 
     def computed_tokens(self, batch: FlatBatch) -> int:
         """Tokens computed for a batch, padding included."""
@@ -420,13 +419,15 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         most: int,
         in_all: int | None = None,
     ) -> list[Tensor]:
-        """What is made of a feed's batches, on the host, until there is so much of it; the same on
-        each rank.
+        """What `of_batch` makes of a feed's batches, on the host, until there are `most` of it.
+
+        It may be rows or words. Every rank gets the same ones. `in_all`: how many a whole pass
+        gives; None: the rows of the feed.
         """
         self.model.eval()
         found: list[tuple[Tensor, ...]] = []
         count = 0
-        # its first rows are its shortest
+        # Unless all rows are read they are drawn at random: the first ones are the shortest.
         for batch in feed.all_rows(shuffle=(in_all or feed.split.num_rows) > most):
             with self.trainer.precision_plugin.forward_context():
                 found.append(tuple(part.cpu() for part in of_batch(batch)))
@@ -436,7 +437,7 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
     def kept_rows(self, batch: FlatBatch) -> Tensor | None:
-        """Numbers of the rows of a batch that count, where what they add to the metrics is kept."""
+        """Numbers of the real rows of a batch in a test; None elsewhere: no intervals are made."""
         return real_rows(batch.rows, batch) if self.keeps_rows else None
 
     def over_ranks(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -453,7 +454,8 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         self._rows_judged = 0
 
     def _epochs_done(self, steps: int) -> float:
-        batches = int(min(self.trainer.num_training_batches, 1 << 62))  # of a stream nobody knows
+        # An IterableDataset has no length: Lightning then counts infinitely many batches.
+        batches = int(min(self.trainer.num_training_batches, 1 << 62))
         return steps / max(1, -(-batches // self.trainer.accumulate_grad_batches))
 
 
