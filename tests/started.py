@@ -4,7 +4,6 @@ launchers start.
 
 from __future__ import annotations
 
-import csv
 import os
 import signal
 import socket
@@ -71,12 +70,6 @@ def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
-
-
-def losses(folder: Path) -> list[float]:
-    """The training losses of the run in a folder, step by step."""
-    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
-        return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
 
 
 def slurm(rank: int, port: int) -> dict[str, str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +25,7 @@ from flatout.models.encoder.transformer import TransformerConfig
 from flatout.report.summary import read_summary
 from tests.composed import CONF, compose_run, only_folder, options_of, run_train
 from tests.params import at_once
+from tests.run_files import losses
 
 GLOBAL = ("experiment", "sweep", "debug", "ladder")
 """Groups whose options set keys of several groups, and ladders, which are no settings of a run."""
@@ -104,11 +103,6 @@ def tiny_words(experiment: str) -> list[str]:
     classes = ["data.sample.classes=2"] if isinstance(config.data.sample, HeadlinesConfig) else []
     built_in = ["data.train=null"] if config.data.train else []
     return [*SMALL, *ROWS, *classes, *built_in, "model.embedding=8"]
-
-
-def losses_in(folder: Path) -> list[float]:
-    with (folder / "metrics.csv").open(encoding="utf-8") as file:
-        return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
 
 
 @pytest.mark.parametrize("option", at_once(*OPTIONS[::4], of=OPTIONS, seconds=1))
@@ -224,10 +218,10 @@ def test_overfitting_repeats_the_same_batches_in_every_epoch(tmp_path, monkeypat
     frozen = ["optim.lr=1e-12", "optim.schedule=constant", "model.dropout=0", "precision=fp32"]
     words = ["debug=overfit", "trainer.max_epochs=3", *frozen, *TINY, f"output={tmp_path}"]
     assert run_train(words, monkeypatch) == 0
-    losses = losses_in(only_folder(tmp_path / "default"))
-    assert len(losses) == 9
-    assert losses[3:6] == pytest.approx(losses[:3]) and losses[6:] == pytest.approx(losses[:3])
-    assert len({round(loss, 4) for loss in losses[:3]}) == 3, "three different batches"
+    found = losses(only_folder(tmp_path / "default"))
+    assert len(found) == 9
+    assert found[3:6] == pytest.approx(found[:3]) and found[6:] == pytest.approx(found[:3])
+    assert len({round(loss, 4) for loss in found[:3]}) == 3, "three different batches"
 
 
 @pytest.mark.soak(seconds=3)
@@ -241,8 +235,8 @@ def test_overfitting_drives_the_training_loss_down(tmp_path, monkeypatch):
         f"output={tmp_path}",
     ]
     assert run_train(words, monkeypatch) == 0
-    losses = losses_in(only_folder(tmp_path / "default"))
-    assert max(losses[-3:]) < 0.5 * min(losses[:3])
+    found = losses(only_folder(tmp_path / "default"))
+    assert max(found[-3:]) < 0.5 * min(found[:3])
 
 
 @pytest.mark.soak(seconds=3)

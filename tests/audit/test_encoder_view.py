@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 from tests.cli.test_export import trained
+from tests.run_files import read_csv
 from tests.verbs import verb
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -86,8 +87,7 @@ def test_suspects_say_what_words_and_encoder_answer_alone(
     assert "for: 'soon' is no duration (such as 90s, 30m, 2h)" in capfd.readouterr().err
     assert verb("audit", *words) == 0
     assert f"encoder: {folder} read" in capfd.readouterr().out
-    with (tmp_path / "audit" / "suspects.csv").open(encoding="utf-8", newline="") as file:
-        suspects = list(csv.DictReader(file))
+    suspects = read_csv(tmp_path / "audit" / "suspects.csv")
     classes = set(texts["label"].to_pylist())
     assert suspects and all({each["words"], each["encoder"]} <= classes for each in suspects)
     assert any(each["words"] != each["encoder"] for each in suspects)

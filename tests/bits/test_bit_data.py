@@ -8,7 +8,7 @@ import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.data.tiny_module import quiet_trainer
+from tests.trainers import quiet_trainer
 from torch import Tensor, nn
 
 from flatout import BitsDataConfig, EncodingConfig, PeopleConfig, UserError

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
+from tests.bits.people import people
 from tests.stores import open_store
 
 from flatout import BitsDataConfig, EncodingConfig, PeopleConfig, UserError
@@ -26,15 +27,10 @@ from flatout.bits.grams import (
     join_rows,
     strip_punctuation,
 )
-from flatout.bits.people import FIELDS, PeopleTable
+from flatout.bits.people import FIELDS
 from flatout.data.tables.prints import NOTES
 
 SMALL = EncodingConfig(size=64, hashes=3)
-
-
-def people(rows: int = 60) -> pa.Table:
-    table = PeopleTable(PeopleConfig(rows=rows))
-    return pa.Table.from_batches(table.blocks(table.columns))
 
 
 def with_bits(form: Form, rows: int = 60) -> pa.Table:

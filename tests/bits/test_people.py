@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import xxhash
+from tests.data.whole_tables import whole_table
 
 from flatout.bits.people import FIELDS, GENERATOR_VERSION, PeopleConfig, PeopleTable, _names
 from flatout.errors import UserError
 
 
 def read(rows_per_block: int = 65_536, **settings) -> pa.Table:
-    table = PeopleTable(PeopleConfig(**settings))
-    return pa.Table.from_batches(table.blocks(table.columns, rows_per_block))
+    return whole_table(PeopleTable(PeopleConfig(**settings)), None, rows_per_block)
 
 
 def test_the_same_settings_give_the_same_people_in_any_blocks():

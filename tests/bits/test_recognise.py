@@ -15,22 +15,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
+from tests.bits.people import people
 from tests.params import at_once
 from tests.stores import open_store
 
-from flatout import BitsDataConfig, EncodingConfig, PeopleConfig, UserError
+from flatout import BitsDataConfig, EncodingConfig, UserError
 from flatout.bits.columns import Form, write_bits, write_sets
 from flatout.bits.grams import join_fields
-from flatout.bits.people import FIELDS, PeopleTable
+from flatout.bits.people import FIELDS
 from flatout.bits.recognise import recognise
 
 ROWS = 300
 _RANDOM = random.Random(5)
-
-
-def people(rows: int = ROWS) -> pa.Table:
-    table = PeopleTable(PeopleConfig(rows=rows))
-    return pa.Table.from_batches(table.blocks(table.columns)).combine_chunks()
 
 
 def encode(rows: int = ROWS, **settings) -> np.ndarray:
@@ -149,7 +145,7 @@ def test_one_odd_row_does_not_hide_an_encoding_and_is_named_when_it_is_read(tmp_
     texts = write_bits(encode(), Form.hex).to_pylist()
     texts[20] = texts[20][:-1]
     assert recognise("clk", pa.array(texts)) is not None
-    source = people().add_column(3, "clk", pa.array(texts))
+    source = people(ROWS).add_column(3, "clk", pa.array(texts))
     with pytest.raises(
         UserError, match=r"row 21: column 'clk': 255 characters where others have 256"
     ):
@@ -157,7 +153,7 @@ def test_one_odd_row_does_not_hide_an_encoding_and_is_named_when_it_is_read(tmp_
 
 
 def write_people(path: Path, name: str, form: Form) -> str:
-    table = people().add_column(3, name, write_bits(encode(), form))
+    table = people(ROWS).add_column(3, name, write_bits(encode(), form))
     pa_csv.write_csv(table, path)
     return str(path)
 
@@ -184,7 +180,7 @@ def test_the_same_bits_are_stored_under_any_name(name, form, tmp_path):
 
 
 def table_with(**columns) -> pa.Table:
-    plain = people().select([*FIELDS])
+    plain = people(ROWS).select([*FIELDS])
     for name, column in columns.items():
         plain = plain.append_column(name, column)
     return plain

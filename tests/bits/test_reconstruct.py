@@ -10,17 +10,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.bits.people import people as people_table
 
 from flatout.bits.exposure import by_frequency, conclusion, count_grams, dice_of, most_and_least
 from flatout.bits.grams import GramIndex, join_fields, pad_with_blanks
-from flatout.bits.people import FIELDS, PeopleConfig, PeopleTable
+from flatout.bits.people import FIELDS
 from flatout.bits.reconstruct import LetterOrder, Rates, Reconstructor, measure_rates, shape_of
 
 
 @pytest.fixture(scope="module")
 def people() -> tuple[list[str], GramIndex, LetterOrder]:
     """Raw texts, the grams they hold, and what they look like."""
-    table = pa.Table.from_batches(PeopleTable(PeopleConfig(rows=1_500)).blocks(FIELDS))
+    table = people_table(1_500)
     raw = join_fields([table[name].combine_chunks() for name in FIELDS])
     grams = GramIndex()
     grams.rows(pad_with_blanks(raw))

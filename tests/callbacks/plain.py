@@ -4,7 +4,6 @@ logged.
 
 from __future__ import annotations
 
-import csv
 import time
 from pathlib import Path
 from typing import Any
@@ -109,14 +108,3 @@ def train(
     trainer = L.Trainer(callbacks=callbacks, **(given | settings))
     trainer.fit(module or Small(), loader(slow_s), loader())
     return trainer
-
-
-def table(folder: Path) -> list[dict[str, str]]:
-    """What the CSV logger has written."""
-    with (folder / "metrics.csv").open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def curve(folder: Path, name: str) -> list[tuple[int, float]]:
-    """Points of one curve: step and value."""
-    return [(int(row["step"]), float(row[name])) for row in table(folder) if row.get(name)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import threading
 import time
@@ -31,8 +30,10 @@ from flatout.callbacks.throughput import rows_of
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.engine.peaks import Peak
 from flatout.errors import UserError
-from tests.callbacks.plain import BATCH, ROWS, Small, TwoOptimizers, curve, loader, table, train
+from tests.callbacks.plain import BATCH, ROWS, Small, TwoOptimizers, loader, train
 from tests.params import at_once
+from tests.run_files import curve, read_csv
+from tests.trainers import QUIET, quiet_trainer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
@@ -75,7 +76,7 @@ def test_the_step_timer_finds_a_slow_loader(tmp_path):
     train(tmp_path, [timer], slow_s=SLOWEST_S / BATCH, limit_val_batches=0, **SEVEN)
     split = split_of(timer)
     assert max(split, key=split.get) == "time/wait_ms" and split["time/wait_ms"] > 1000 * SLOWEST_S
-    assert "time/transfer_ms" not in table(tmp_path)[0]  # not known apart
+    assert "time/transfer_ms" not in read_csv(tmp_path / "metrics.csv")[0]  # not known apart
 
 
 class Sleeps(L.Callback):
@@ -182,9 +183,7 @@ def test_a_step_of_two_optimizers_is_one_step_of_the_profile_and_of_the_throughp
         throughput.volume.total.rows,
     ) == (10, ROWS)
     assert said[0].startswith("profile: 3 steps, 5 to 7: ")
-    rows = csv.DictReader(
-        (tmp_path / "profile" / "operators.csv").read_text(encoding="utf-8").splitlines()
-    )
+    rows = read_csv(tmp_path / "profile" / "operators.csv")
     assert {row["operator"]: row["calls"] for row in rows}["aten::addmm"] == str(3 * 2)
 
 
@@ -207,7 +206,7 @@ def test_throughput_counts_rows_of_any_batch(tmp_path):
     throughput = Throughput(5)
     train(tmp_path, [throughput], max_epochs=2)
     assert throughput.volume.total.rows == 2 * ROWS
-    names = set(table(tmp_path)[0])
+    names = set(read_csv(tmp_path / "metrics.csv")[0])
     assert "speed/rows_per_s" in names and not names & {
         "speed/tokens_per_s",
         "speed/padding_share",
@@ -256,15 +255,7 @@ class Tokens(Small):
 def test_flat_batches_have_tokens_padding_and_mfu(tmp_path):
     throughput = Throughput(2, peak=Peak(0.5, "made up"))
     batches = DataLoader([[1], [1, 2, 3]] * 6, 2, collate_fn=flat_batch)
-    trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[throughput],
-    )
+    trainer = quiet_trainer(callbacks=[throughput])
     trainer.fit(Tokens(), batches)
     total = throughput.volume.total
     assert (total.rows, total.tokens, total.computed) == (12, 24, 36)
@@ -351,7 +342,8 @@ def test_all_of_them_together_log_beside_what_the_module_logs(tmp_path):
         [*parts, ProfileSteps(wait=0, folder=tmp_path, say=lambda line: None)],
         Logs(forward=0.01),
     )
-    names = {name for row in table(tmp_path) for name, value in row.items() if value}
+    rows = read_csv(tmp_path / "metrics.csv")
+    names = {name for row in rows for name, value in row.items() if value}
     assert {
         "train/own",
         "val/loss",
@@ -403,11 +395,9 @@ def test_a_resumed_training_goes_on_counting(tmp_path):
     trainer = L.Trainer(
         max_epochs=2,
         accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         num_sanity_val_steps=0,
         callbacks=again,
+        **QUIET,
     )
     trainer.fit(
         Small(), loader(), loader(), ckpt_path=tmp_path / "kept" / "last.ckpt", weights_only=False

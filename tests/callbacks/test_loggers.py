@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import json
 import struct
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +12,10 @@ from typing import Any
 
 import lightning as L
 import pytest
-from hydra import compose, initialize_config_dir
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import train
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, UserError, fit
 from flatout.callbacks.loggers import (
     CSVConfig,
@@ -31,10 +27,10 @@ from flatout.callbacks.loggers import (
     build_loggers,
     chosen_loggers,
 )
-from flatout.cli.boundary import read_config
-from flatout.cli.train import register_schemas
-from flatout.cli.words import conf_folder
 from flatout.report.summary import read_summary
+from tests.composed import compose_run, run_train
+from tests.fitting import own_cache
+from tests.run_files import curve
 
 ALL = ["tensorboard", "csv", "wandb", "mlflow"]
 STEPS = 10
@@ -93,8 +89,7 @@ def trained(output: Path, **settings: Any):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLATOUT_CACHE", str(folder / "cache"))
+    with own_cache(folder) as patch:
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_SILENT", "true")
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -103,23 +98,9 @@ def finished(tmp_path_factory):
         return trained(folder, logger=chosen, callbacks={"logs": Logs()}), own
 
 
-def written(folder: Path) -> list[dict[str, str]]:
-    with (folder / "metrics.csv").open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def points_of_run(folder: Path, name: str) -> list[tuple[int, float]]:
-    """Points of a curve in the run's own table."""
-    return [(int(row["step"]), float(row[name])) for row in written(folder) if row[name]]
-
-
 def points_in_tensorboard(folder: Path, name: str) -> list[tuple[int, float]]:
     events = EventAccumulator(str(folder)).Reload()
     return [(point.step, point.value) for point in events.Scalars(name)]
-
-
-def points_in_csv(folder: Path, name: str) -> list[tuple[int, float]]:
-    return [(int(row["step"]), float(row[name])) for row in written(folder / "csv") if row[name]]
 
 
 def points_in_mlflow(folder: Path, name: str) -> list[tuple[int, float]]:
@@ -176,7 +157,7 @@ def points_in_wandb(folder: Path, name: str) -> list[tuple[int, float]]:
 
 READERS = {
     "tensorboard": points_in_tensorboard,
-    "csv": points_in_csv,
+    "csv": lambda folder, name: curve(folder / "csv", name),
     "wandb": points_in_wandb,
     "mlflow": points_in_mlflow,
 }
@@ -189,7 +170,7 @@ READERS = {
 )
 def test_every_logger_has_the_points_of_the_run(finished, logger, name):
     folder = finished[0].folder
-    expected = points_of_run(folder, name)
+    expected = curve(folder, name)
     found = READERS[logger](folder, name)
     assert len(expected) >= 2
     assert [step for step, _ in found] == [step for step, _ in expected]
@@ -236,7 +217,7 @@ def test_a_logger_that_fails_in_mid_run_is_dropped_with_one_warning(tmp_path):
     assert (failing.calls, failing.ended) == (3, [])
     assert read_summary(result.folder)["status"] == "finished"
     assert [step for step, _ in whole.curve("train/loss")] == [
-        step for step, _ in points_of_run(result.folder, "train/loss")
+        step for step, _ in curve(result.folder, "train/loss")
     ]
 
 
@@ -253,7 +234,7 @@ def test_an_interrupted_run_ends_its_loggers_as_failed(tmp_path):
 
 def test_without_a_logger_the_run_keeps_its_table_and_writes_no_events(tmp_path, capsys):
     result = trained(tmp_path, logger="none", epochs=1)
-    assert points_of_run(result.folder, "train/loss") and not list(result.folder.glob("events.*"))
+    assert curve(result.folder, "train/loss") and not list(result.folder.glob("events.*"))
     assert read_summary(result.folder)["loggers"] == []
     assert "tensorboard --logdir" not in capsys.readouterr().out
 
@@ -262,12 +243,9 @@ def test_a_resumed_run_replaces_no_table_of_its_first_part(tmp_path):
     first = trained(tmp_path, logger="csv", epochs=1)
     again = trained(tmp_path, logger="csv", epochs=2, resume=str(first.folder))
     assert again.folder == first.folder
-    assert points_in_csv(first.folder, "val/loss")[0][0] == STEPS // 2
-    with (again.folder / "csv" / f"from-step-{STEPS // 2}" / "metrics.csv").open(
-        encoding="utf-8"
-    ) as file:
-        steps = [int(row["step"]) for row in csv.DictReader(file) if row["train/loss"]]
-    assert steps and min(steps) > STEPS // 2
+    assert curve(first.folder / "csv", "val/loss")[0][0] == STEPS // 2
+    resumed = curve(again.folder / "csv" / f"from-step-{STEPS // 2}", "train/loss")
+    assert resumed and min(step for step, _ in resumed) > STEPS // 2
 
 
 def test_names_and_settings_choose_loggers():
@@ -332,44 +310,30 @@ def test_loggers_of_trainer_settings_are_kept(tmp_path):
     assert build_loggers({}, RunPlace(tmp_path, "made up"), True) == {}
 
 
-def composed(words: list[str]) -> Any:
-    register_schemas()
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        return read_config(compose("train", words), words).logger
-
-
 def test_the_command_line_chooses_one_several_or_no_loggers():
-    assert composed([]) == {"tensorboard": TensorBoardConfig()}
-    assert composed(["logger=csv"]) == {"csv": CSVConfig()}
-    assert composed(["logger=[csv,tensorboard]"]) == {
+    assert compose_run([]).logger == {"tensorboard": TensorBoardConfig()}
+    assert compose_run(["logger=csv"]).logger == {"csv": CSVConfig()}
+    assert compose_run(["logger=[csv,tensorboard]"]).logger == {
         "csv": CSVConfig(),
         "tensorboard": TensorBoardConfig(),
     }
-    assert composed(["logger=none"]) == {}
-    assert composed(["logger=[tensorboard,csv]", "logger.csv.folder=table"])["csv"] == CSVConfig(
-        folder="table"
-    )
+    assert compose_run(["logger=none"]).logger == {}
+    assert compose_run(["logger=[tensorboard,csv]", "logger.csv.folder=table"]).logger[
+        "csv"
+    ] == CSVConfig(folder="table")
 
 
 def test_settings_of_wandb_are_checked(monkeypatch, capsys):
     words = ["logger=wandb", "logger.wandb.project=news", "logger.wandb.tags=[a,b]"]
-    assert composed(words) == {"wandb": WandbConfig(project="news", tags=["a", "b"])}
+    assert compose_run(words).logger == {"wandb": WandbConfig(project="news", tags=["a", "b"])}
     assert run_train(["logger=wandb", "logger.wandb.projct=news"], monkeypatch) == 2
     assert "logger.wandb.projct: no such key" in capsys.readouterr().err
 
 
 def test_settings_of_mlflow_are_read():
-    assert composed(["logger=mlflow", "logger.mlflow.name=x"]) == {"mlflow": MLflowConfig(name="x")}
-
-
-def run_train(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "argv", ["train", *words])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    try:
-        train.main()
-    except SystemExit as left:
-        return int(left.code or 0)
-    return 0
+    assert compose_run(["logger=mlflow", "logger.mlflow.name=x"]).logger == {
+        "mlflow": MLflowConfig(name="x")
+    }
 
 
 @pytest.mark.soak(seconds=2)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -26,43 +25,23 @@ from flatout.engine.optimizer import OptimConfig
 from flatout.engine.peaks import Peak
 from flatout.models.textcnn import TextCNNConfig
 from flatout.tasks.classification import ClassificationConfig, Classifier, Labels
+from tests.trainers import KeptFlushes, quiet_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 LENGTHS = [3, 5, 2, 7, 4, 4, 1, 6, 2, 3, 5]
 
 
-class Keep:
-    def __init__(self) -> None:
-        self.flushes: list[dict[str, float]] = []
-
-    def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
-        self.flushes.append(values)
-
-    def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def trained(
     make_split, folder: Path, model: nn.Module, *, peak: Peak | None, **settings
-) -> tuple[Throughput, Keep]:
+) -> tuple[Throughput, KeptFlushes]:
     labels = Labels(Problem.single, ["a", "b", "c"], [5, 3, 3], 11, mean=0.0, spread=1.0)
     optim = OptimConfig(lr=0.01)
     task = Classifier(model, ClassificationConfig(), optim, labels=labels, total_steps=6)
     feed = Feed(make_split(LENGTHS), PlanSettings(rows_per_batch=4, layout=BatchLayout.padded))
-    keep = Keep()
+    keep = KeptFlushes()
     throughput = Throughput(peak=peak)
     curves = RunCurves([keep], 2, throughput=throughput, **settings)
-    trainer = L.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        callbacks=[FastLoop(), curves],
-    )
+    trainer = quiet_trainer(folder, max_epochs=2, callbacks=[FastLoop(), curves])
     trainer.fit(task, train_dataloaders=feed)
     return throughput, keep
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 from types import SimpleNamespace
@@ -11,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
-from safetensors.torch import load_file
 from torch.autograd import DeviceType
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, UserError, fit
 from flatout.callbacks.profile_steps import ProfileConfig, slowest_operators, window
 from flatout.callbacks.run_curves import RunCurves
+from tests.run_files import model_weights, read_csv
 
 
 def trained(output, profile: ProfileConfig | None, epochs: int = 2, **settings):
@@ -39,9 +38,8 @@ def pauses(every: int):
 def test_a_profiled_run_has_the_same_weights_to_the_last_bit(tmp_path):
     plain = trained(tmp_path, None)
     looked = trained(tmp_path, ProfileConfig(enabled=True, wait=2, warmup=2, active=3))
-    first, second = (
-        load_file(run.folder / "model" / "model.safetensors") for run in (plain, looked)
-    )
+    first = model_weights(plain.folder)
+    second = model_weights(looked.folder)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not (plain.folder / "trace.json.gz").exists()
@@ -58,8 +56,7 @@ def test_the_trace_and_the_table_hold_the_steps_of_the_window_and_no_others(tmp_
     steps = [event for event in events if event["name"] == "aten::_fused_adamw_"]
     groups = 2  # matrices decay, biases do not
     assert len(steps) == 3 * groups
-    with (run.folder / "operators.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(run.folder / "operators.csv")
     assert len(rows) == 10
     times = [float(row["self_ms_per_step"]) for row in rows]
     assert times == sorted(times, reverse=True) and times[-1] > 0

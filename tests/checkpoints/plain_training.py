@@ -19,6 +19,7 @@ from flatout.data import TextData
 from flatout.engine import FastLoop
 from flatout.tasks import Classifier
 from tests.callbacks.plain import Rows, Small
+from tests.trainers import QUIET, flat_weights
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 SEED = 3
@@ -73,24 +74,19 @@ def train(
     L.seed_everything(SEED, verbose=False)
     module, data = parts(kind)
     exact = ExactCheckpoint(folder, every_steps=every_steps, every_minutes=None)
-    quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-    }
     given: dict[str, Any] = {
         "max_epochs": 2,
         "accelerator": "cpu",
+        "num_sanity_val_steps": 0,
         "accumulate_grad_batches": ACCUMULATE,
     }
     trainer = L.Trainer(
-        **{**quiet, **given, **settings},
+        **(QUIET | given | settings),
         callbacks=[*callbacks, exact],
         default_root_dir=folder.parent,
     )
     trainer.fit(module, datamodule=data, ckpt_path=exact.latest() if resume else None)
-    return torch.cat([weight.detach().flatten() for weight in module.parameters()])
+    return flat_weights(module)
 
 
 def loops(is_fast: bool) -> list[L.Callback]:

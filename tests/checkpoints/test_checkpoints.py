@@ -9,6 +9,7 @@ import torch
 
 from flatout.checkpoints.folder import FolderCheckpointIO, read_weights
 from flatout.errors import UserError
+from tests.same import same
 
 STATE = {
     "state_dict": {"a.weight": torch.randn(3, 2), "b": torch.tensor(4)},
@@ -19,18 +20,6 @@ STATE = {
     "loops": {"fit": {"done": True, "name": None, "share": 0.5}},
     "~odd": "key",
 }
-
-
-def same(left, right) -> bool:
-    if isinstance(left, torch.Tensor):
-        return torch.equal(left, right) and left.dtype == right.dtype
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, list | tuple):
-        return type(left) is type(right) and all(
-            same(a, b) for a, b in zip(left, right, strict=True)
-        )
-    return left == right
 
 
 def test_what_was_saved_is_loaded(tmp_path):

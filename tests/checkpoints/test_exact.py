@@ -23,6 +23,7 @@ from flatout.checkpoints.kept import link, newest_first, shelve
 from tests.callbacks.plain import Small
 from tests.checkpoints.plain_training import loops, parts, train, train_until_killed
 from tests.params import at_once
+from tests.trainers import QUIET
 from tests.warm import Command
 
 pytestmark = pytest.mark.filterwarnings(
@@ -138,9 +139,8 @@ def test_the_best_and_the_newest_are_kept_and_a_test_reads_the_best(tmp_path):
     exact = ExactCheckpoint(
         tmp_path / "kept", every_steps=1, keep=3, monitor="val/loss", mode="min"
     )
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(
-        max_epochs=2, accelerator="cpu", callbacks=[exact], default_root_dir=tmp_path, **quiet
+        max_epochs=2, accelerator="cpu", callbacks=[exact], default_root_dir=tmp_path, **QUIET
     )
     trainer.fit(module, datamodule=data)
     last = trainer.global_step
@@ -170,9 +170,8 @@ def test_hyperparameters_that_are_no_plain_values_are_left_out(tmp_path):
             self.save_hyperparameters()
 
     exact = ExactCheckpoint(tmp_path / "kept")
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", callbacks=[exact], default_root_dir=tmp_path, **quiet
+        max_epochs=1, accelerator="cpu", callbacks=[exact], default_root_dir=tmp_path, **QUIET
     )
     with pytest.warns(UserWarning, match="Checkpoints leave /hyper_parameters/layer out"):
         trainer.fit(Odd({1, 2}), datamodule=parts("foreign")[1])

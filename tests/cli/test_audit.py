@@ -21,6 +21,7 @@ from flatout.data.samples.tagged_tweets import TaggedTweetsConfig, TaggedTweetsT
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 from tests.params import at_once
+from tests.run_files import read_csv
 from tests.verbs import verb
 
 NUM_ROWS = 900
@@ -46,11 +47,6 @@ def rows(tmp_path_factory) -> Path:
     return path
 
 
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_planted_errors_are_the_first_suspects_and_a_check_leaves_them_out(
     rows, tmp_path, monkeypatch, capfd
 ):
@@ -58,7 +54,7 @@ def test_planted_errors_are_the_first_suspects_and_a_check_leaves_them_out(
     assert verb("audit", f"data.source={rows}", "folds=3") == 0
     printed = capfd.readouterr().out
     assert "labels look wrong" in printed and "more:" in printed and "data.exclude=" in printed
-    suspects = table(tmp_path / "audit" / "suspects.csv")
+    suspects = read_csv(tmp_path / "audit" / "suspects.csv")
     first = [int(line["row"]) for line in suspects[:NUM_PLANTED]]
     assert np.mean(np.array(first) <= NUM_PLANTED) > 0.7
     assert "Labels that look wrong" in (tmp_path / "audit" / "audit.html").read_text("utf-8")
@@ -120,7 +116,7 @@ def test_entities_of_a_wrong_type_are_the_first_suspects_of_tagged_words(
     assert verb("audit", "data.source=rows.jsonl", "data.problem=tags", "folds=3") == 0
     printed = capfd.readouterr().out
     assert "and correct the tags in your file" in printed and "data.exclude" not in printed
-    first = table(tmp_path / "audit" / "suspects.csv")[:40]
+    first = read_csv(tmp_path / "audit" / "suspects.csv")[:40]
     is_wrong = [
         sentences[int(line["row"]) - 1]["tags"] != sentences[int(line["row"]) - 1]["clean_tags"]
         for line in first
@@ -269,7 +265,7 @@ def test_decisions_that_a_spreadsheet_saved_are_read_and_a_label_that_nobody_els
     rows, tmp_path, table_of
 ):
     path = tmp_path / "decided.csv"
-    known = table(rows)[0]["label"]
+    known = read_csv(rows)[0]["label"]
     path.write_text(table_of.format(label=known), encoding="utf-8", newline="")
     first = check(TextDataConfig(source=str(rows), relabel=str(path)))
     assert not any("labels that only data.relabel gives" in each.what for each in first.remarks)
@@ -295,7 +291,7 @@ def test_labels_with_formulas_and_escape_codes_are_harmless_in_what_audit_writes
     printed = capfd.readouterr()
     assert "\\x1b]0;PWNED\\x07" in printed.out
     assert not {"\x1b", "\x07"} & set(printed.out + printed.err)
-    suspects = table(Path("audit/suspects.csv"))
+    suspects = read_csv(Path("audit/suspects.csv"))
     assert any(line["text"].startswith("'=ball") for line in suspects)
     assert any(line["likely"] == "'=HYPERLINK(1)" for line in suspects)
     assert not any(cell.startswith("=") for line in suspects for cell in line.values())
@@ -321,17 +317,17 @@ def test_a_group_with_an_escape_code_is_written_out_by_audit(tmp_path, monkeypat
 @pytest.mark.soak(seconds=4)
 def test_rows_to_label_next_are_unsure_ones_that_differ(rows, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    sure = table(rows)[NUM_PLANTED]["text"]
+    sure = read_csv(rows)[NUM_PLANTED]["text"]
     unsure = "the a of in to"
     (tmp_path / "more.csv").write_text(
         f"id,text\n1,{sure}\n2,{unsure}\n3,{unsure}\n4,who says what\n5, \n", encoding="utf-8"
     )
     assert verb("audit", f"data.source={rows}", "folds=2", "unlabelled=more.csv", "top=2") == 0
     assert "next_rows.csv: 2 rows of more.csv to label next" in capfd.readouterr().out
-    found = [line["text"] for line in table(tmp_path / "audit" / "next_rows.csv")]
+    found = [line["text"] for line in read_csv(tmp_path / "audit" / "next_rows.csv")]
     assert verb("audit", f"data.source={rows}", "folds=2", "unlabelled=more.csv", "out=all") == 0
     # there is nothing to label in a blank text
-    assert len(table(tmp_path / "all" / "next_rows.csv")) == 4
+    assert len(read_csv(tmp_path / "all" / "next_rows.csv")) == 4
     assert len(found) == len(set(found)) == 2 and sure not in found and all(map(str.strip, found))
 
 
@@ -421,7 +417,7 @@ def test_few_sound_rows_are_not_said_to_be_worth_more_than_the_suspects_among_th
     assert re.search(
         r"labels: .* suspects; how many labels are wrong cannot be known from these rows", printed
     )
-    suspects = len(table(tmp_path / "audit" / "suspects.csv"))
+    suspects = len(read_csv(tmp_path / "audit" / "suspects.csv"))
     for worth in re.findall(r"([\d.]+) points  [\d,]+ suspects", printed):
         assert float(worth) <= 100 * suspects / 150 + 0.05
 

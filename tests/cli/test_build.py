@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from flatout.data import encoded_units
-from flatout.data.tokens.subwords import Subwords
-from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from tests.composed import run_train
+from tests.data.wordpieces import train_wordpieces
 from tests.params import at_once
 from tests.verbs import verb
 
@@ -179,9 +177,7 @@ def test_what_makes_more_rows_encode_all_again_is_said_before_any_is_read(
     rows = [f"w{number} and {'x' * (number % 9)},{'ab'[number % 2]}" for number in range(60)]
     Path("rows.csv").write_text("\n".join(["text,label", *rows, ""]), encoding="utf-8")
     Path("tokenizer").mkdir()
-    Subwords.train([pa.array(rows)], VocabularyConfig(kind=VocabularyKind.wordpiece)).save(
-        Path("tokenizer")
-    )
+    train_wordpieces(rows).save(Path("tokenizer"))
     usual = [
         "data.source=rows.csv",
         f"data.cache={tmp_path}/cache",

@@ -16,6 +16,7 @@ from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 from tests.composed import compose_run
 from tests.params import at_once
+from tests.run_files import write_jsonl
 from tests.stores import open_store
 from tests.verbs import verb
 
@@ -137,7 +138,7 @@ def test_a_check_of_tags_ends_with_their_command(tmp_path, capsys):
     rows = [
         {"tokens": ["Anna", f"saw{i}", "Oslo"], "tags": ["B-PER", "O", "B-LOC"]} for i in range(60)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_jsonl(path, rows)
     command = f"python -m train data.source={path} data.problem=tags task=tagging model=transformer"
     for words in ([], ["data.problem=tags"]):
         assert verb("check", path, *words) == 0

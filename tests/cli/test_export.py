@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import (
     AutoModelForSequenceClassification,
@@ -39,6 +39,7 @@ from flatout.inference.run_predictor import WEIGHTS
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs, TransformerConfig
 from tests.params import at_once
+from tests.run_files import model_weights
 from tests.verbs import verb
 
 TEXTS = ["A senate, a ballot!", "", "striker playoff goal " * 60, "comet 42 ünknown"]
@@ -55,7 +56,7 @@ def trained(
     data.batch_size = 32
     model = model or TransformerConfig(hidden=32, layers=2, heads=4, **settings)
     run = fit(data, model, epochs=1, output=str(folder / "runs")).folder
-    weights = load_file(run / "model" / WEIGHTS)
+    weights = model_weights(run)
     random = torch.Generator().manual_seed(3)
     for weight in weights.values():
         if weight.ndim > 1:

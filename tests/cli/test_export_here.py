@@ -36,6 +36,7 @@ from flatout.inference.run_predictor import WEIGHTS, FileOptions
 from flatout.inference.verify import Verified
 from flatout.report.page import render_text
 from tests.cli.test_export import numbers, several, trained
+from tests.data.whole_tables import whole_table
 from tests.params import at_once
 from tests.verbs import verb
 
@@ -50,9 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("rows") / "rows.csv"
-    csv.write_csv(
-        pa.Table.from_batches(HeadlinesTable(SAMPLE, "test").blocks(["text", "label"])), file
-    )
+    csv.write_csv(whole_table(HeadlinesTable(SAMPLE, "test"), ["text", "label"]), file)
     return file
 
 

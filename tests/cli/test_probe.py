@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 
 from flatout.tasks.layer_scores import LayerScore, choose_cut
+from tests.run_files import write_jsonl
 from tests.verbs import verb
 
 ENCODER = [
@@ -27,7 +27,7 @@ def rows(tmp_path_factory):
     rows = [
         {"text": f"w{n % 7} {words[n % 2]} w{n % 5} {n}", "label": f"k{n % 2}"} for n in range(300)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_jsonl(path, rows)
     return path
 
 

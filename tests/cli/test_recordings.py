@@ -32,6 +32,8 @@ from flatout.inference.sequences import SequencePredictor
 from flatout.models.window_mlp import WindowMLPConfig
 from flatout.run.kinds import load_predictor
 from tests.composed import run_train
+from tests.data.whole_tables import whole_table
+from tests.fitting import quiet_fit
 from tests.params import at_once
 from tests.verbs import verb
 
@@ -50,22 +52,19 @@ SETTINGS = {
 
 def train(folder: Path, kind: str) -> Any:
     way, model = SETTINGS[kind]
-    return fit(
+    return quiet_fit(
         SequenceDataConfig(sample=CELLS, batch_size=8, **way),
         model,
         output=str(folder),
         max_epochs=2,
-        precision="fp32",
-        logger="none",
         optim=OptimConfig(lr=0.01),
         checkpoint=CheckpointConfig(patience=None),
-        monitor=MonitorConfig(progress=False, verdict=False),
     )
 
 
 def cells_of(split: str) -> pa.Table:
     table = CellsTable(CELLS, split)
-    return pa.Table.from_batches(list(table.blocks(table.columns)))
+    return whole_table(table)
 
 
 def write_cells(folder: Path) -> Path:

@@ -16,8 +16,9 @@ from flatout.config import RunConfig
 from flatout.errors import UserError
 from flatout.report.summary import read_summary
 from flatout.run_log import LogFile
-from tests.composed import CONF, compose_run, run_train
+from tests.composed import CONF, compose_run, only_folder, run_train
 from tests.params import at_once
+from tests.run_files import read_log
 
 TINY_ROWS = ["data.sample.rows=200", "data.sample.eval_rows=40"]
 TINY_RUN = [
@@ -47,7 +48,7 @@ def test_a_reader_may_close_the_pipe_before_the_end(tmp_path, monkeypatch):
             log.say("a line " * 10_000)
             log.say("another")
         closed.flush()
-    assert "another" in (tmp_path / "log.txt").read_text()
+    assert "another" in read_log(tmp_path)
 
 
 def test_a_file_alone_leads_to_the_word_that_reads_it(tmp_path, monkeypatch, capsys):
@@ -274,8 +275,8 @@ def test_a_family_that_cannot_be_flat_is_padded_and_the_run_says_so(tmp_path, mo
     assert run_train([*words, f"output={tmp_path}"], monkeypatch) == 0
     told = "batches: padded (deberta has no flat attention; rows of like length go together)"
     assert told in capsys.readouterr().out.splitlines()
-    (folder,) = (tmp_path / "default").iterdir()
-    assert told in (folder / "log.txt").read_text(encoding="utf-8")
+    folder = only_folder(tmp_path / "default")
+    assert told in read_log(folder)
 
 
 @pytest.mark.parametrize(

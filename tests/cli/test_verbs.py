@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import gzip
 import io
@@ -23,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from benchmarks.claim import at_least, bounded, in_turn
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, TextDataConfig, fit
 from flatout.cli.bench import line
@@ -32,6 +31,7 @@ from flatout.data.tables.reading import ReadingConfig
 from flatout.errors import UserError
 from flatout.inference import run_predictor
 from flatout.tasks.calibration import Sureness, calibration_error
+from tests.run_files import jsonl_of, model_weights, read_csv, write_jsonl
 from tests.stores import open_store
 from tests.verbs import verb
 
@@ -58,7 +58,7 @@ def rows(tmp_path):
 def test_predict_answers_every_row_in_order(finished, rows, tmp_path, name):
     assert verb("predict", finished.folder, rows, "--out", tmp_path / name) == 0
     if name.endswith(".csv"):
-        found = list(csv.DictReader((tmp_path / name).read_text(encoding="utf-8").splitlines()))
+        found = read_csv(tmp_path / name)
     elif name.endswith(".jsonl"):
         found = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
     else:
@@ -128,7 +128,7 @@ def test_columns_that_only_other_runs_write_are_kept_and_those_this_one_writes_g
         + "".join(f"e{row},cat {row},c,mine\n" for row in range(5))
     )
     assert verb("predict", finished.folder, file, "--out", out) == 0
-    found = list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
+    found = read_csv(out)
     assert list(found[0]) == ["entities", "text", "candidates", "prediction", "probability"]
     assert [row["entities"] for row in found] == [f"e{row}" for row in range(5)]
     assert all(0 < float(row["probability"]) <= 1 for row in found)
@@ -184,7 +184,7 @@ def test_evaluating_the_test_split_again_gives_the_run_s_own_metrics(finished, t
     table = HeadlinesTable(HeadlinesConfig(rows=400, eval_rows=80, classes=3), "test")
     (block,) = table.blocks(["text", "label"])
     path = tmp_path / "test.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in block.to_pylist()))
+    write_jsonl(path, block.to_pylist())
     assert verb("evaluate", finished.folder, path, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     # fp32 here, bf16 where native there
@@ -229,10 +229,9 @@ def test_nothing_over_standard_input_is_a_mistake_of_evaluate_too(finished, monk
 
 
 def test_gzipped_rows_come_over_standard_input_too(finished, tmp_path, monkeypatch, capsys):
-    rows = labelled_rows(tmp_path).read_bytes()
-    lines = "".join(
-        json.dumps(row) + "\n" for row in csv.DictReader(rows.decode().splitlines())
-    ).encode()
+    file = labelled_rows(tmp_path)
+    rows = file.read_bytes()
+    lines = jsonl_of(read_csv(file)).encode()
     said = []
     for given in (rows, gzip.compress(rows), gzip.compress(lines)):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
@@ -255,8 +254,7 @@ def test_a_metric_that_one_row_does_not_have_is_a_dash(finished, tmp_path, capsy
 def test_a_folder_of_texts_for_each_class_is_answered_into_one_file_and_scored_by_its_folders(
     finished, tmp_path, capsys
 ):
-    with labelled_rows(tmp_path).open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(labelled_rows(tmp_path))
     for number, row in enumerate(rows):
         (tmp_path / "fold" / row["label"]).mkdir(parents=True, exist_ok=True)
         (tmp_path / "fold" / row["label"] / f"{number}.txt").write_text(
@@ -271,8 +269,7 @@ def test_a_folder_of_texts_for_each_class_is_answered_into_one_file_and_scored_b
     assert (
         verb("predict", finished.folder, tmp_path / "fold", "--out", f"{tmp_path}/answers.csv") == 0
     )
-    with (tmp_path / "answers.csv").open(newline="", encoding="utf-8") as file:
-        answers = {row["text"]: row["prediction"] for row in csv.DictReader(file)}
+    answers = {row["text"]: row["prediction"] for row in read_csv(tmp_path / "answers.csv")}
     texts = [row["text"] for row in rows]
     predicted = [each.label for each in finished.predict(texts)]
     assert answers == dict(zip(texts, predicted, strict=True))
@@ -331,7 +328,7 @@ def test_evaluate_says_how_far_sureness_is_from_being_right(
     file = labelled_rows(tmp_path)
     assert verb("evaluate", finished.folder, file, "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    rows = list(csv.DictReader(file.read_text().splitlines()))
+    rows = read_csv(file)
     predictor = finished.predictor
     shares = predictor.shares(predictor.outputs(pa.array([row["text"] for row in rows])))
     targets = torch.tensor([predictor.labels.classes.index(row["label"]) for row in rows])
@@ -355,7 +352,7 @@ def test_labels_that_are_written_in_another_way_are_those_of_the_run(
 ):
     file = tmp_path / "other.csv"
     scores = []
-    lines = list(csv.DictReader(Path(rows).read_text(encoding="utf-8").splitlines()))
+    lines = read_csv(Path(rows))
     others = "".join(f'"{line["text"]}", {line["label"].upper()} \n' for line in lines)
     file.write_text(f"text,label\n{others}", encoding="utf-8")
     for each in (rows, file):
@@ -525,7 +522,7 @@ def test_answers_to_another_question_do_not_join_those_of_a_folder(
         )
     moved = shutil.copytree(finished.folder, tmp_path / "moved" / finished.folder.name)
     assert verb("predict", moved, rows, "--out", out, "--top-k", "2") == 0
-    weights = load_file(moved / "model" / "model.safetensors")
+    weights = model_weights(moved)
     save_file(
         {name: 2 * each for name, each in weights.items()}, moved / "model" / "model.safetensors"
     )

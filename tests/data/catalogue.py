@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
+from tests.run_files import jsonl_of
 
 from flatout.data.checks.findings import Level
 from flatout.data.checkup import check
@@ -37,10 +38,6 @@ def lines(number: int = 60, first: int = 0) -> list[tuple[str, str]]:
 
 def csv_of(rows: list[tuple[str, str]], header: str = "text,label") -> str:
     return "\n".join([header, *(f"{text},{label}" for text, label in rows)]) + "\n"
-
-
-def jsonl_of(rows: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 @dataclass(frozen=True, slots=True)

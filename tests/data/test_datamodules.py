@@ -11,8 +11,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from tests.data import two_ranks
-from tests.data.tiny_module import TinyModule, quiet_trainer
+from tests.data.tiny_module import TinyModule
 from tests.started import free_port, said_by_all
+from tests.trainers import quiet_trainer
 from tests.warm import begin_function
 
 from flatout.data import TagData, TextData, TextDataConfig

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.data.plans import plans_of_all_ranks, real_rows
 from tests.data.test_plan import lengths_of_rows
 
 from flatout.data.batches import large_plan
@@ -43,27 +43,11 @@ def settings_of_plans(draw: st.DrawFn) -> PlanSettings:
     )
 
 
-def plans_of_all_ranks(
-    lengths: np.ndarray, settings: PlanSettings, epoch: int = 0
-) -> list[LargePlan]:
-    return [
-        LargePlan(lengths, replace(settings, rank=rank), epoch) for rank in range(settings.world)
-    ]
-
-
-def real_rows(plan: LargePlan, start: int = 0, stop: int | None = None) -> list[list[int]]:
-    found = plan.batches(start, plan.num_batches if stop is None else stop)
-    return [
-        found.rows[begin : begin + real].tolist()
-        for begin, real in zip(found.bounds, found.num_real, strict=False)
-    ]
-
-
 @given(lengths_of_rows, settings_of_plans(), st.integers(0, 3))
 def test_every_row_comes_exactly_once_an_epoch_over_all_ranks(lengths, settings, epoch):
     seen = [
         row
-        for plan in plans_of_all_ranks(lengths, settings, epoch)
+        for plan in plans_of_all_ranks(LargePlan, lengths, settings, epoch)
         for batch in real_rows(plan)
         for row in batch
     ]
@@ -75,7 +59,7 @@ def test_every_epoch_has_the_batches_of_a_plan_made_whole(lengths, settings):
     counts = {
         plan.num_batches
         for epoch in range(3)
-        for plan in plans_of_all_ranks(lengths, settings, epoch)
+        for plan in plans_of_all_ranks(LargePlan, lengths, settings, epoch)
     }
     assert counts == {count_batches(lengths, settings)} == {Plan(lengths, settings).num_batches}
 
@@ -103,7 +87,7 @@ def test_a_step_holds_the_same_rows_however_it_is_divided(lengths, division, lay
     world, accumulate = division
     whole = LargePlan(lengths, PlanSettings(rows_per_batch=8, layout=layout), epoch)
     divided = PlanSettings(rows_per_batch=2, accumulate=accumulate, world=world, layout=layout)
-    plans = plans_of_all_ranks(lengths, divided, epoch)
+    plans = plans_of_all_ranks(LargePlan, lengths, divided, epoch)
     for step in range(whole.num_steps):
         rows = [
             row

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.data.plans import plans_of_all_ranks, real_rows
 
 from flatout.data.batches.plan import BatchLayout, Plan, PlanSettings, count_batches
 from flatout.errors import UserError
@@ -31,31 +32,11 @@ def settings_of_plans(draw: st.DrawFn) -> PlanSettings:
     )
 
 
-def plans_of_all_ranks(lengths: np.ndarray, settings: PlanSettings, epoch: int = 0) -> list[Plan]:
-    plans = []
-    for rank in range(settings.world):
-        own = PlanSettings(
-            **{name: getattr(settings, name) for name in PlanSettings.__dataclass_fields__}
-        )
-        own.rank = rank
-        plans.append(Plan(lengths, own, epoch))
-    return plans
-
-
-def real_rows(plan: Plan) -> list[list[int]]:
-    batches = plan.batches(0, plan.num_batches)
-    bounds = batches.bounds
-    return [
-        batches.rows[bounds[i] : bounds[i] + batches.num_real[i]].tolist()
-        for i in range(len(batches.num_real))
-    ]
-
-
 @given(lengths_of_rows, settings_of_plans(), st.integers(0, 3))
 def test_every_row_comes_exactly_once_an_epoch_over_all_ranks(lengths, settings, epoch):
     seen = [
         row
-        for plan in plans_of_all_ranks(lengths, settings, epoch)
+        for plan in plans_of_all_ranks(Plan, lengths, settings, epoch)
         for batch in real_rows(plan)
         for row in batch
     ]
@@ -67,14 +48,14 @@ def test_all_ranks_make_the_same_number_of_batches_in_every_epoch(lengths, setti
     counts = {
         plan.num_batches
         for epoch in range(3)
-        for plan in plans_of_all_ranks(lengths, settings, epoch)
+        for plan in plans_of_all_ranks(Plan, lengths, settings, epoch)
     }
     assert counts == {count_batches(lengths, settings)}
 
 
 @given(lengths_of_rows, settings_of_plans())
 def test_no_batch_is_empty_and_fillers_stand_only_where_a_rank_got_no_row(lengths, settings):
-    for plan in plans_of_all_ranks(lengths, settings):
+    for plan in plans_of_all_ranks(Plan, lengths, settings):
         batches = plan.batches(0, plan.num_batches)
         sizes = np.diff(batches.bounds)
         assert (sizes >= 1).all()
@@ -83,7 +64,7 @@ def test_no_batch_is_empty_and_fillers_stand_only_where_a_rank_got_no_row(length
 
 @given(lengths_of_rows, settings_of_plans())
 def test_rows_of_a_step_are_counted_over_all_ranks_and_micro_batches(lengths, settings):
-    plans = plans_of_all_ranks(lengths, settings)
+    plans = plans_of_all_ranks(Plan, lengths, settings)
     all_batches = [plan.batches(0, plan.num_batches) for plan in plans]
     real = sum(batches.num_real for batches in all_batches).reshape(-1, settings.accumulate).sum(1)
     for batches in all_batches:
@@ -94,7 +75,7 @@ def test_rows_of_a_step_are_counted_over_all_ranks_and_micro_batches(lengths, se
 
 @given(lengths_of_rows, settings_of_plans(), st.data())
 def test_seeking_gives_the_same_batches_as_reading_from_the_start(lengths, settings, data):
-    plan = plans_of_all_ranks(lengths, settings)[-1]
+    plan = plans_of_all_ranks(Plan, lengths, settings)[-1]
     start = data.draw(st.integers(0, plan.num_batches - 1))
     stop = data.draw(st.integers(start + 1, plan.num_batches))
     whole, part = plan.batches(0, plan.num_batches), plan.batches(start, stop)
@@ -109,13 +90,13 @@ def test_seeking_gives_the_same_batches_as_reading_from_the_start(lengths, setti
 
 @given(lengths_of_rows, settings_of_plans())
 def test_rows_of_a_batch_come_shortest_first(lengths, settings):
-    for batch in real_rows(plans_of_all_ranks(lengths, settings)[0]):
+    for batch in real_rows(plans_of_all_ranks(Plan, lengths, settings)[0]):
         assert (np.diff(lengths[batch]) >= 0).all()
 
 
 @given(lengths_of_rows, settings_of_plans())
 def test_ranks_differ_by_at_most_one_row_and_one_row_of_tokens(lengths, settings):
-    plans = plans_of_all_ranks(lengths, settings)
+    plans = plans_of_all_ranks(Plan, lengths, settings)
     for batches in zip(*(real_rows(plan) for plan in plans), strict=True):
         counts = [len(batch) for batch in batches]
         tokens = [int(lengths[np.array(batch, int)].sum()) for batch in batches]
@@ -125,7 +106,7 @@ def test_ranks_differ_by_at_most_one_row_and_one_row_of_tokens(lengths, settings
 
 @given(lengths_of_rows, settings_of_plans())
 def test_no_batch_passes_its_rows_or_its_token_cap(lengths, settings):
-    for plan in plans_of_all_ranks(lengths, settings):
+    for plan in plans_of_all_ranks(Plan, lengths, settings):
         for batch in real_rows(plan):
             cost = (
                 int(lengths[batch].max()) * len(batch)
@@ -146,7 +127,7 @@ def test_a_step_holds_the_same_rows_however_it_is_divided(lengths, division, lay
     world, accumulate = division
     whole = Plan(lengths, PlanSettings(rows_per_batch=12, layout=layout), epoch)
     settings = PlanSettings(rows_per_batch=3, accumulate=accumulate, world=world, layout=layout)
-    ranks = [real_rows(plan) for plan in plans_of_all_ranks(lengths, settings, epoch)]
+    ranks = [real_rows(plan) for plan in plans_of_all_ranks(Plan, lengths, settings, epoch)]
     for step, rows in enumerate(real_rows(whole)):
         micro_batches = range(step * accumulate, (step + 1) * accumulate)
         together = [row for rank in ranks for i in micro_batches for row in rank[i]]

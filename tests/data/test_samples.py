@@ -9,6 +9,7 @@ import pytest
 import xxhash
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.naive_bayes import MultinomialNB
+from tests.data.whole_tables import whole_table
 
 from flatout.data.samples.headlines import GENERATOR_VERSION, HeadlinesConfig, HeadlinesTable
 from flatout.errors import UserError
@@ -16,7 +17,7 @@ from flatout.errors import UserError
 
 def read(split: str = "train", rows_per_block: int = 65_536, **settings) -> pa.Table:
     table = HeadlinesTable(HeadlinesConfig(**settings), split)
-    return pa.Table.from_batches(table.blocks(["text", "label", "topic"], rows_per_block))
+    return whole_table(table, ["text", "label", "topic"], rows_per_block)
 
 
 def bag_of_words_accuracy(train: pa.Table, test: pa.Table, column: str) -> float:

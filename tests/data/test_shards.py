@@ -20,6 +20,7 @@ import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data.wordpieces import train_wordpieces
 from tests.params import at_once
 
 from flatout.cli.cache import show, verify
@@ -30,8 +31,6 @@ from flatout.data.store.cache import Cache
 from flatout.data.store.store import Column, DamagedStore, Store, StoreWriter, read_manifest
 from flatout.data.text_data import TextData
 from flatout.data.text_preparation import encode_part
-from flatout.data.tokens.subwords import Subwords
-from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
 from flatout.tasks.frozen_outputs import rows_between
 
@@ -53,8 +52,7 @@ def small_units(monkeypatch):
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("tokenizer")
-    texts = pa.array([f"w{number} x y new words" for number in range(90)], pa.large_string())
-    Subwords.train([texts], VocabularyConfig(kind=VocabularyKind.wordpiece, size=200)).save(folder)
+    train_wordpieces([f"w{number} x y new words" for number in range(90)]).save(folder)
     return str(folder)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 from pathlib import Path
 
 import datasets
@@ -12,6 +11,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.data.whole_tables import rows_of
+from tests.run_files import jsonl_of
 
 from flatout import TextDataConfig
 from flatout.data.checkup import check
@@ -28,18 +29,10 @@ def csv_of(rows, delimiter=",") -> str:
     )
 
 
-def jsonl_of(rows) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
 def put(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
-
-
-def rows_of(table) -> list[dict]:
-    return [row for block in table.blocks(["text", "label"]) for row in block.to_pylist()]
 
 
 def splits_of(source, **given) -> dict[str, list[dict]]:

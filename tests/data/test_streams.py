@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.data.plans import real_rows
 
 from flatout import CellsConfig
 from flatout.data import SequenceData
@@ -39,20 +40,13 @@ def plans_of(
     return [StreamPlan(view.length, view.recording, settings, epoch) for settings in each]
 
 
-def batches_of(plan: StreamPlan) -> list[list[int]]:
-    """The rows of each batch that count."""
-    found = plan.batches(0, plan.num_batches)
-    spans = zip(found.bounds, found.num_real, strict=False)
-    return [found.rows[start : start + real].tolist() for start, real in spans]
-
-
 @given(recordings, st.integers(1, 20), places)
 def test_each_chunk_is_in_one_batch_of_one_rank_and_follows_the_one_before(lengths, size, settings):
     plans = plans_of(lengths, size, settings)
     view = Cut(chunk=size).rows(segments_of(lengths))
     seen: dict[int, tuple[int, int]] = {}
     for rank, plan in enumerate(plans):
-        for number, rows in enumerate(batches_of(plan)):
+        for number, rows in enumerate(real_rows(plan)):
             assert len(rows) <= settings[0]
             for row in rows:
                 assert row not in seen

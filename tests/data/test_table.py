@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.data.whole_tables import rows_of
 
 from flatout.data.tables.formats.file import ReadingConfig
 from flatout.data.tables.formats.in_memory import table_of
@@ -38,10 +39,6 @@ ODD = [
     "a,b",
     "é ☃",
 ]
-
-
-def rows_of(table) -> list[dict]:
-    return [row for block in table.blocks(table.columns) for row in block.to_pylist()]
 
 
 def as_csv(rows: list[dict[str, str]], delimiter: str = ",", newline: str = "\n") -> str:

@@ -14,6 +14,7 @@ import pytest
 import xxhash
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
+from tests.data.whole_tables import whole_table
 
 from flatout.data.samples.phrases import GENERATOR_VERSION
 from flatout.data.samples.tagged_tweets import (
@@ -31,7 +32,7 @@ both_samples = pytest.mark.parametrize(("table_class", "config_class"), SAMPLES)
 
 
 def read(table: TweetsTable | TaggedTweetsTable, rows_per_block: int = 65_536) -> pa.Table:
-    return pa.Table.from_batches(table.blocks(table.columns, rows_per_block)).combine_chunks()
+    return whole_table(table, None, rows_per_block).combine_chunks()
 
 
 def tweets(split: str = "train", **settings) -> pa.Table:

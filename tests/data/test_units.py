@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.data.wordpieces import train_wordpieces
 from tests.params import at_once
 
 from flatout.data import encoded_units, text_preparation
@@ -22,7 +23,6 @@ from flatout.data.store.store import Ragged, Store, read_manifest
 from flatout.data.tables.formats import csv_file
 from flatout.data.text_data import TextData
 from flatout.data.text_preparation import encode_part
-from flatout.data.tokens.subwords import Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.distributed.engine import in_processes
 from flatout.distributed.processes import wait_until_warm, warm_start
@@ -50,8 +50,7 @@ def write_files(folder: Path, files: int = FILES) -> str:
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("tokenizer")
-    texts = pa.array([f"w{number} likes of xxy" for number in range(60)], pa.large_string())
-    Subwords.train([texts], VocabularyConfig(kind=VocabularyKind.wordpiece, size=200)).save(folder)
+    train_wordpieces([f"w{number} likes of xxy" for number in range(60)]).save(folder)
     return str(folder)
 
 

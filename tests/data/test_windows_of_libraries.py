@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tests.trainers import QUIET
 from torch.utils.data import DataLoader
 
 from flatout.data import windows
@@ -225,9 +226,7 @@ def both_loaders(dataset: Any) -> tuple[DataLoader[Any], DataLoader[Any]]:
     return theirs, mine
 
 
-OFF = dict.fromkeys(
-    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-)
+OFF = QUIET | {"enable_checkpointing": False}
 
 
 def losses_of(callback: type, fit: Any) -> list[float]:

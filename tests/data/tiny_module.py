@@ -60,13 +60,3 @@ class TinyModule(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.5)
-
-
-def quiet_trainer(**settings: Any) -> L.Trainer:
-    defaults = {
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    return L.Trainer(**{**defaults, "enable_checkpointing": False, "max_epochs": 1, **settings})

@@ -11,7 +11,8 @@ import warnings
 from pathlib import Path
 
 import lightning as L
-from tests.data.tiny_module import TinyModule, quiet_trainer
+from tests.data.tiny_module import TinyModule
+from tests.trainers import quiet_trainer
 
 from flatout.data import TextData
 from flatout.errors import UserError

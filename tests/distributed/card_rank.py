@@ -17,7 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.utils.data import DataLoader
 
 from flatout.engine import FastLoop, lightning_internals
-from tests.data.tiny_module import quiet_trainer
+from tests.trainers import quiet_trainer
 
 STEPS = 6
 THAWS_AFTER = 3

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
-from safetensors.torch import load_file
 
 from flatout import (
     BiLSTMConfig,
@@ -20,20 +19,19 @@ from flatout import (
     MonitorConfig,
     OptimConfig,
     TextDataConfig,
-    TransformerConfig,
     UserError,
-    fit,
 )
 from flatout.run.closing import Result
+from tests.encoders import calm_encoder
+from tests.fitting import own_cache, quiet_fit
+from tests.run_files import model_weights, read_log
 from tests.scarce import Scarce
 
 SOAK = pytest.mark.soak(seconds=30)
 pytestmark = pytest.mark.timeout(120)  # ranks that wait for each other for ever
 MODELS: dict[str, Any] = {
     "bilstm": BiLSTMConfig(hidden=16, embedding=16, dropout=0.0),
-    "encoder": TransformerConfig(
-        hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0, head_dropout=0.0
-    ),
+    "encoder": calm_encoder(hidden=32, layers=2, heads=4),
 }
 # its table of words is kept, and past DDP
 MODELS["wide"] = replace(MODELS["encoder"], hidden=640, layers=1)
@@ -48,31 +46,24 @@ def trained(
     folder: Path, kind: str, scarce: Scarce | None = None, *, accumulate: int = 1, **given: Any
 ) -> Result:
     headlines = HeadlinesConfig(rows=403, eval_rows=51, classes=4)
-    return fit(
+    return quiet_fit(
         TextDataConfig(sample=headlines, batch_size=16, accumulate=accumulate),
         MODELS[kind],
         optim=OptimConfig(lr=3e-3, eps=1e-3),
-        precision="fp32",
         epochs=1,
         monitor=MonitorConfig(flush_every=1, progress=False),
         callbacks={} if scarce is None else {"scarce": scarce},
         trainer={"devices": 2} | given.pop("trainer", {}),
-        logger="none",
         folder=folder,
         **given,
     )
 
 
 def assert_same(one: Result, other: Result) -> None:
-    found, expected = (
-        load_file(next((each.folder / "model").glob("*.safetensors"))) for each in (one, other)
-    )
+    found = model_weights(one.folder)
+    expected = model_weights(other.folder)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
     assert one.metrics == pytest.approx(other.metrics, abs=1e-5)
-
-
-def said(result: Result) -> str:
-    return (result.folder / "log.txt").read_text(encoding="utf-8")
 
 
 def buckets_of(megabytes: float | None) -> dict[str, Any]:
@@ -93,8 +84,7 @@ A_BUCKET_FOR_EACH_WEIGHT = ("encoder", 0.002)
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
     """Two ranks with memory enough, in ONE_BUCKET."""
     folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("FLATOUT_CACHE", str(folder / "cache"))
+    with own_cache(folder):
         return trained(folder / "plain", "bilstm")
 
 
@@ -117,8 +107,8 @@ def test_one_rank_without_memory_in_its_forward_pass_changes_nothing_for_any(
     scarce = Scarce(12, range(first, 100), "forward", rank=1)  # of sixteen rows: a half fits
     result = trained(tmp_path / "scarce", kind, scarce, **buckets_of(bucket_mb))
     assert_same(result, plain)
-    assert said(result).count("micro-batch: 8 rows (was 16) (out of memory at step") == 1
-    assert "; on another rank)" in said(result)
+    assert read_log(result.folder).count("micro-batch: 8 rows (was 16) (out of memory at step") == 1
+    assert "; on another rank)" in read_log(result.folder)
 
 
 @SOAK
@@ -163,8 +153,8 @@ def test_a_rank_without_memory_in_its_last_backward_pass_ends_the_run_which_resu
         trained(tmp_path / "cut", kind, scarce, **given)
     result = trained(tmp_path / "cut", kind, scarce, resume=str(tmp_path / "cut"), **given)
     assert result.summary["training"]["resumed_from"] == 4
-    assert "micro-batch: 8 rows of 16 (an earlier run like this one ran out of memory" in said(
-        result
+    assert "micro-batch: 8 rows of 16 (an earlier run like this one ran out of memory" in read_log(
+        result.folder
     )
     assert_same(result, plain)
 
@@ -174,4 +164,4 @@ def test_ranks_without_memory_in_turn_and_again(tmp_path):
     plain = trained(tmp_path / "plain", "encoder")
     result = trained(tmp_path / "scarce", "encoder", Scarce(3, range(2, 100)))
     assert_same(result, plain)
-    assert said(result).count("micro-batch:") >= 1
+    assert read_log(result.folder).count("micro-batch:") >= 1

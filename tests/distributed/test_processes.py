@@ -31,8 +31,9 @@ from flatout.data.problem import Problem
 from flatout.distributed.ranks import Ranks
 from flatout.run.closing import Result
 from flatout.run.devices import choose_devices
+from tests.fitting import quiet_fit
 from tests.params import at_once
-from tests.started import losses
+from tests.run_files import losses, read_log
 
 ENCODER = TransformerConfig(hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0)
 HEADLINES = HeadlinesConfig(rows=203, eval_rows=51, classes=4)
@@ -43,13 +44,11 @@ def trained(
 ) -> Result:
     given: dict[str, Any] = {
         "optim": OptimConfig(lr=3e-3),
-        "precision": "fp32",
         "epochs": 2,
         "threads": 1,
         "monitor": MonitorConfig(flush_every=1, progress=False),
-        "logger": "none",
     }
-    return fit(
+    return quiet_fit(
         data,
         model,
         folder=folder / f"{devices}",
@@ -147,7 +146,7 @@ def test_two_ranks_train_like_one_with_twice_the_batch(case, tmp_path):
 def test_two_ranks_read_what_the_first_has_stored_of_frozen_layers(tmp_path):
     model = replace(ENCODER, freeze_layers=1)
     two = trained(tmp_path, texts(batch_size=16), model, 2)
-    said = (two.folder / "log.txt").read_text(encoding="utf-8")
+    said = read_log(two.folder)
     assert said.count("reuse: True (layer 1 and the embeddings never change") == 1
     one = trained(tmp_path, texts(), replace(model, reuse=False), 1)
     assert losses(two.folder) == pytest.approx(losses(one.folder), rel=1e-5)
@@ -157,7 +156,7 @@ def test_two_ranks_read_what_the_first_has_stored_of_frozen_layers(tmp_path):
 @pytest.mark.soak(seconds=4)
 def test_the_first_rank_alone_prints_and_the_speed_is_that_of_all(tmp_path):
     two = trained(tmp_path, texts(), ENCODER, 2)
-    said = (two.folder / "log.txt").read_text(encoding="utf-8")
+    said = read_log(two.folder)
     assert said.count("training:") == 1
     assert (
         "rows a step: 64 rows (each rank trains its share; 32 rows x 1 batches x 2 ranks)" in said

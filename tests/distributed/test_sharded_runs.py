@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from flatout import OptimConfig, TextDataConfig, TransformerConfig, UserError, fit
 from flatout.data.problem import Problem
-from flatout.inference.run_predictor import WEIGHTS
 from tests.distributed.test_processes import CASES, ENCODER, SEVERAL, losses, texts, trained
 from tests.faults.plants import KillAt, SignalAt
 from tests.faults.ranks import alike
 from tests.faults.runs import Spec, attempt, differences, run_folder, said
 from tests.params import at_once
+from tests.run_files import model_weights
 
 TOGETHER = {"devices": 2, "strategy": "fsdp"}
 THAWING = replace(ENCODER, freeze_layers=2, unfreeze_epochs=1.0)
@@ -55,7 +54,8 @@ def test_two_ranks_with_slices_train_like_one_process_with_all(name, tmp_path):
     assert two.metrics == pytest.approx(one.metrics, rel=close)
     assert two.summary["model"] == one.summary["model"]
     assert "1/2 on each device" in [choice["value"] for choice in two.summary["choices"]]
-    whole, shared = (load_file(result.folder / "model" / WEIGHTS) for result in (one, two))
+    whole = model_weights(one.folder)
+    shared = model_weights(two.folder)
     assert whole.keys() == shared.keys()
     assert all(
         torch.allclose(shared[name], weight, atol=100 * close) for name, weight in whole.items()

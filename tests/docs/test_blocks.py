@@ -29,6 +29,7 @@ from flatout.__main__ import VERBS
 from flatout.cli.words import with_own_parts
 from tests.composed import compose_run, only_folder, run_train
 from tests.docs.blocks import ROOT, Block, all_commands, blocks, words_of_flatout, words_of_train
+from tests.run_files import read_csv
 from tests.verbs import verb
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -165,8 +166,7 @@ def test_the_first_commands_run_one_after_the_other(tmp_path, monkeypatch, capsy
     )
     for command in said:
         run_command(command, monkeypatch)
-    with (tmp_path / "answers.csv").open(encoding="utf-8") as file:
-        assert len(list(csv.DictReader(file))) == 20
+    assert len(read_csv(tmp_path / "answers.csv")) == 20
     printed = capsys.readouterr().out
     assert "written to answers.csv: 20 rows" in printed
     assert "example  data.batch_size=256" in printed

@@ -22,7 +22,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from flatout.engine import FastLoop
 from flatout.models.encoder import network
 from tests.elsewhere.device import NAME, OneDevice, There, add_device
-from tests.tasks.test_plain_trainer import quiet_trainer
+from tests.trainers import quiet_trainer
 
 FAILURES = "failures.json"
 # Models that decide on the host, in each forward pass, how rows are cut or joined.

@@ -13,6 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.composed import only_folder
+from tests.data.whole_tables import whole_table
+from tests.fitting import own_cache
+from tests.run_files import read_csv
 from tests.stores import open_store
 from tests.verbs import verb
 from torch import nn
@@ -59,10 +63,8 @@ def small_fit(tmp_path, rows=900, model=None, **settings):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bits")
-    patch = pytest.MonkeyPatch()
-    patch.setenv("FLATOUT_CACHE", str(folder / "cache"))
-    yield small_fit(folder)
-    patch.undo()
+    with own_cache(folder):
+        yield small_fit(folder)
 
 
 @pytest.fixture(scope="module")
@@ -175,10 +177,7 @@ def test_every_sort_of_network_trains_and_is_kept(tmp_path, model):
 
 
 def test_a_loaded_run_answers_as_it_did(finished, others):
-    rows = [
-        row["bloomfilter"]
-        for row in csv.DictReader(others.read_text(encoding="utf-8").splitlines())
-    ]
+    rows = [row["bloomfilter"] for row in read_csv(others)]
     loaded = GramPredictor.load(finished.folder)
     assert loaded.predict(rows) == finished.predict(rows)
     assert loaded.predict(rows[0]) == finished.predict(rows[:1])
@@ -192,14 +191,14 @@ def test_a_loaded_run_answers_as_it_did(finished, others):
 def test_predict_answers_grams_and_texts_in_order(finished, others, tmp_path, name):
     assert verb("predict", finished.folder, others, "--rebuild", "--out", tmp_path / name) == 0
     if name.endswith(".csv"):
-        found = list(csv.DictReader((tmp_path / name).read_text(encoding="utf-8").splitlines()))
+        found = read_csv(tmp_path / name)
         grams = [row["prediction"].split("|") for row in found]
     else:
         path = tmp_path / name
         lines = path.read_text(encoding="utf-8").splitlines() if name.endswith(".jsonl") else []
         found = [json.loads(line) for line in lines] or pq.read_table(path).to_pylist()
         grams = [row["prediction"] for row in found]
-    given = list(csv.DictReader(others.read_text(encoding="utf-8").splitlines()))
+    given = read_csv(others)
     assert [row["uid"] for row in found] == [row["uid"] for row in given]
     expected = finished.predict([row["bloomfilter"] for row in given])
     assert [sorted(row) for row in grams] == [sorted(prediction.grams) for prediction in expected]
@@ -401,7 +400,7 @@ def test_texts_and_bit_strings_are_not_mixed_up(finished):
 @pytest.mark.soak(seconds=3)
 def test_records_that_give_nothing_away_are_called_so(tmp_path):
     random = np.random.default_rng(0)
-    table = pa.Table.from_batches(PeopleTable(PeopleConfig(rows=400)).blocks((*FIELDS, "uid")))
+    table = whole_table(PeopleTable(PeopleConfig(rows=400)), (*FIELDS, "uid"))
     noise = ["".join(map(str, row)) for row in random.integers(0, 2, (400, 64))]
     source = table.append_column("bloomfilter", pa.array(noise))
     result = small_fit(tmp_path, data={"source": source, "columns": list(FIELDS)}, epochs=2)
@@ -425,7 +424,7 @@ def test_a_run_on_a_file_from_another_folder_prints_its_verdicts(tmp_path, monke
         "of the ridge regression",
     ):
         assert words in said
-    (folder,) = (tmp_path / "outputs" / "bloom_bigrams").iterdir()
+    folder = only_folder(tmp_path / "outputs" / "bloom_bigrams")
     assert (folder / "exposure.html").is_file()
 
 
@@ -457,7 +456,7 @@ def test_texts_are_not_rebuilt_without_detectors(tmp_path, others, capsys):
 
 @pytest.mark.soak(seconds=3)
 def test_without_test_records_the_validation_records_are_judged(tmp_path):
-    table = pa.Table.from_batches(PeopleTable(PeopleConfig(rows=400)).blocks((*FIELDS, "uid")))
+    table = whole_table(PeopleTable(PeopleConfig(rows=400)), (*FIELDS, "uid"))
     data = {"source": table.slice(0, 300), "validation": table.slice(300)}
     result = small_fit(tmp_path, data=data, epochs=1)
     assert not any(name.startswith("test/") for name in result.metrics)

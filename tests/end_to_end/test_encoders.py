@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from safetensors.torch import load_file
+from tests.encoders import calm_encoder
+from tests.run_files import choices_of, model_weights, read_log, write_jsonl
 from tests.verbs import verb
 
 from flatout import (
@@ -85,7 +86,7 @@ def tags(tmp_path_factory):
 def test_an_encoder_learns_is_flat_and_says_how_sure_it_may_be(classes):
     assert classes.metrics["test/accuracy"] > 0.9
     assert classes.summary["speed"]["padding_share"] == 0
-    choices = {choice["name"]: choice["value"] for choice in classes.summary["choices"]}
+    choices = choices_of(classes.summary)
     assert choices["batches"] == "flat"
     assert float(choices["temperature"]) == pytest.approx(
         classes.summary["calibration"]["temperature"], abs=0.01
@@ -99,7 +100,7 @@ def test_pretrained_weights_get_small_steps_unless_a_person_says_otherwise(class
     data = TextDataConfig(train=table(60), cache=str(tmp_path))
     for optim, rate in ((OptimConfig(), "5e-05"), (OptimConfig(lr=3e-4), None)):
         summary = run(tmp_path, data, pretrained, optim=optim, epochs=1).summary
-        chosen = {choice["name"]: choice["value"] for choice in summary["choices"]}
+        chosen = choices_of(summary)
         assert chosen.get("optim.lr") == rate
 
 
@@ -122,7 +123,7 @@ def test_answers_in_sixteen_bits_are_near_those_of_fp32_which_a_cpu_gives_unaske
     classes, tmp_path
 ):
     texts = table(60, seed=2)["text"]
-    file = write_jsonl(tmp_path / "rows.jsonl", {"text": texts})
+    file = write_columns(tmp_path / "rows.jsonl", {"text": texts})
     found = {
         name: answered(
             classes.folder, file, tmp_path / "out.jsonl", "--device", "cpu", "--precision", name
@@ -185,7 +186,7 @@ def pa_words(texts: list[str]):
 
 def test_what_is_saved_is_the_running_mean_of_the_weights(classes):
     best = FolderCheckpointIO().load_checkpoint(classes.folder / "checkpoints" / "best")
-    saved = load_file(classes.folder / "model" / "model.safetensors")
+    saved = model_weights(classes.folder)
     name = "net.classifier.weight"
     assert torch.equal(saved[name], best["average"][name])
     assert not torch.equal(saved[name], best["state_dict"][f"model.{name}"])
@@ -228,7 +229,7 @@ def test_pairs_are_parted_as_the_tokenizer_parts_them(tmp_path):
     assert again.predict([pair])[0].probability == pytest.approx(
         result.predict([pair])[0].probability, abs=1e-6
     )
-    assert verb("evaluate", result.folder, write_jsonl(tmp_path / "rows.jsonl", data)) == 0
+    assert verb("evaluate", result.folder, write_columns(tmp_path / "rows.jsonl", data)) == 0
 
 
 def test_only_encoders_read_pairs():
@@ -266,7 +267,8 @@ def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_
     given = {"text": rows["text"][:50], "label": labels[:50]}  # as a csv of answers has them
     capsys.readouterr()
     assert (
-        verb("evaluate", result.folder, write_jsonl(tmp_path / "rows.jsonl", given), "--json") == 0
+        verb("evaluate", result.folder, write_columns(tmp_path / "rows.jsonl", given), "--json")
+        == 0
     )
     scores = json.loads(capsys.readouterr().out)
     right = [
@@ -291,7 +293,7 @@ def test_the_likeliest_of_several_labels_are_listed_too(tmp_path):
     result = run(tmp_path, data, epochs=1)
     out = tmp_path / "answers.jsonl"
     texts = rows["text"][:20]
-    file = write_jsonl(tmp_path / "rows.jsonl", {"text": texts})
+    file = write_columns(tmp_path / "rows.jsonl", {"text": texts})
     assert verb("predict", result.folder, file, "--top-k", 2, "--device", "cpu", "--out", out) == 0
     found = [json.loads(line) for line in out.read_text().splitlines()]
     predictor = load_predictor(result.folder)
@@ -311,7 +313,7 @@ def test_where_there_are_no_classes_the_likeliest_cannot_be_listed(tags, tmp_pat
             verb(
                 "predict",
                 folder,
-                write_jsonl(tmp_path / "rows.jsonl", {"text": ["a"]}),
+                write_columns(tmp_path / "rows.jsonl", {"text": ["a"]}),
                 "--top-k",
                 "2",
             )
@@ -324,18 +326,16 @@ def pa_texts(texts: list[str]):
     return pa.array(texts, pa.large_string())
 
 
-def write_jsonl(path: Path, columns: dict[str, list[Any]]) -> Path:
-    rows = [
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+def write_columns(path: Path, columns: dict[str, list[Any]]) -> Path:
+    """Write a row as JSON on each line; the path."""
+    values_of_rows = zip(*columns.values(), strict=True)
+    return write_jsonl(path, (dict(zip(columns, row, strict=True)) for row in values_of_rows))
 
 
 def test_a_tagger_finds_entities_and_counts_what_was_cut(tags):
     assert tags.metrics["test/f1"] > 0.1
     assert {row["class"] for row in tags.per_class} == {"person", "place", "group", "work"}
-    assert "lie beyond data.max_length" in (tags.folder / "log.txt").read_text()
+    assert "lie beyond data.max_length" in read_log(tags.folder)
 
 
 def test_a_loaded_tagger_answers_as_the_run_did_word_by_word(tags):
@@ -380,7 +380,7 @@ def test_a_file_of_words_is_answered_and_scored_as_the_run_scores(tags, tmp_path
         ["tokens", "tags"]
     )
     columns = pa.Table.from_batches(blocks).to_pydict()
-    file = write_jsonl(tmp_path / "rows.jsonl", columns)
+    file = write_columns(tmp_path / "rows.jsonl", columns)
     assert verb("evaluate", tags.folder, file, "--json") == 0
     scores = json.loads(capsys.readouterr().out)
     assert scores["rows"] == 80
@@ -410,7 +410,7 @@ def test_words_that_the_model_did_not_see_are_told_and_counted(tags, tmp_path, c
     # a letter is a token, and 22 fit a row of 24
     row = {"tokens": ["a"] * 60, "tags": [*["O"] * 59, "B-person"]}
     short = {"tokens": ["b", "c"], "tags": ["O", "O"]}
-    file = write_jsonl(
+    file = write_columns(
         tmp_path / "rows.jsonl",
         {name: [row[name], short[name], row[name]] for name in ("tokens", "tags")},
     )
@@ -425,7 +425,7 @@ def test_words_that_the_model_did_not_see_are_told_and_counted(tags, tmp_path, c
     assert said.err == told
     found = json.loads(said.out)
     assert (found["lost_words"], found["recall"]) == (76, 0.0)
-    alone = write_jsonl(
+    alone = write_columns(
         tmp_path / "short.jsonl", {name: [short[name]] for name in ("tokens", "tags")}
     )
     assert verb("predict", tags.folder, alone) == 0
@@ -472,9 +472,7 @@ def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_last_checkpoint(
 
 @pytest.mark.soak(seconds=2)
 def test_accumulated_batches_take_the_same_steps_as_one_large_batch(tmp_path):
-    exact = TransformerConfig(
-        hidden=32, layers=2, heads=4, dropout=0.0, attention_dropout=0.0, head_dropout=0.0
-    )
+    exact = calm_encoder(hidden=32, layers=2, heads=4)
     weights = []
     for batch_size, accumulate in ((32, 1), (8, 4)):
         data = TextDataConfig(
@@ -483,7 +481,7 @@ def test_accumulated_batches_take_the_same_steps_as_one_large_batch(tmp_path):
         result = run(
             tmp_path, data, exact, epochs=1, precision="fp32", optim=OptimConfig(lr=1e-3, eps=1e-4)
         )
-        weights.append(load_file(result.folder / "model" / "model.safetensors"))
+        weights.append(model_weights(result.folder))
     for name, weight in weights[0].items():
         torch.testing.assert_close(
             weights[1][name],

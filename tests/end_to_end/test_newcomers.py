@@ -7,7 +7,6 @@ one, and one who only looks.
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shlex
@@ -21,6 +20,7 @@ import torch
 from tests.composed import run_train
 from tests.docs.test_blocks import compose, parse, words_of_flatout, words_of_train
 from tests.params import at_once
+from tests.run_files import read_csv, write_jsonl
 from tests.verbs import verb
 
 from flatout.report.summary import read_summary
@@ -153,8 +153,7 @@ def test_a_user_of_transformers_reads_the_exported_folder_without_us(walk):
     walk(f"predict {run} rows.csv --out answers.csv")
     model = AutoModelForSequenceClassification.from_pretrained("folder").eval()
     tokenizer = AutoTokenizer.from_pretrained("folder")
-    with Path("answers.csv").open(encoding="utf-8") as file:
-        answers = list(csv.DictReader(file))
+    answers = read_csv(Path("answers.csv"))
     with torch.no_grad():
         logits = model(
             **tokenizer([row["text"] for row in answers], padding=True, return_tensors="pt")
@@ -182,7 +181,7 @@ def test_a_user_of_tags_follows_the_command_of_the_check(walk):
     rows = [
         {"tokens": ["Anna", f"saw{i}", "Oslo"], "tags": ["B-PER", "O", "B-LOC"]} for i in range(60)
     ]
-    Path("tags.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_jsonl(Path("tags.jsonl"), rows)
     command = printed_command(walk("check tags.jsonl"))
     walk(f"{command} model.hidden=16 model.layers=1 model.heads=2 {TINY}")
     (run,) = runs()

@@ -16,7 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.callbacks.recorded_nvml import hot_4090, shared_card
+from tests.composed import only_folder
+from tests.fitting import own_cache
 from tests.params import at_once
+from tests.run_files import read_csv, read_log, write_jsonl
 from tests.verbs import verb
 from torch import nn
 
@@ -86,10 +89,8 @@ def small_fit(tmp_path: Path, rows: list[dict[str, str]], **settings):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
-    patch = pytest.MonkeyPatch()
-    patch.setenv("FLATOUT_CACHE", str(folder / "cache"))
-    yield small_fit(folder, rows_about_things(600), optim=OptimConfig(lr=0.02))
-    patch.undo()
+    with own_cache(folder):
+        yield small_fit(folder, rows_about_things(600), optim=OptimConfig(lr=0.02))
 
 
 def test_a_table_of_ones_own_is_learnt(finished):
@@ -144,8 +145,7 @@ def test_the_saved_model_answers_like_the_one_in_memory(finished):
 
 
 def test_curves_have_a_row_a_flush_and_a_row_a_validation(finished):
-    with (finished.folder / "metrics.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(finished.folder / "metrics.csv")
     assert (
         sum(bool(row["val/accuracy"]) for row in rows)
         == read_summary(finished.folder)["training"]["epochs"]
@@ -171,8 +171,7 @@ def test_what_the_card_and_the_machine_were_like_stands_in_the_summary_and_the_c
         2,
     )
     assert speed["host"]["process_memory_gb"] > 0.1
-    with (result.folder / "metrics.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(result.folder / "metrics.csv")
     assert {row["gpu/temperature_c"] for row in rows} >= {"84"}
     assert any(row["host/process_cpu_cores"] for row in rows)
     assert "throttled 100% of the time by power limit" in (result.folder / "report.html").read_text(
@@ -191,7 +190,7 @@ def test_a_card_that_is_lost_in_mid_run_ends_no_training(tmp_path, monkeypatch):
     result = small_fit(tmp_path, rows_about_things(150), epochs=2)
     summary = read_summary(result.folder)
     assert (summary["status"], summary["speed"]["gpu"]["power_w"]) == ("finished", None)
-    log = (result.folder / "log.txt").read_text(encoding="utf-8")
+    log = read_log(result.folder)
     assert log.count("gpu: no longer watched (GPU is lost); training continues") == 1
 
 
@@ -283,7 +282,7 @@ def test_a_model_answers_rows_as_they_were_made_ready_for_training(tmp_path):
 
 def test_files_of_different_formats_for_the_splits(tmp_path):
     rows = rows_about_things(90)
-    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:30]))
+    write_jsonl(tmp_path / "test.jsonl", rows[:30])
     data = TextDataConfig(
         train=write_csv(tmp_path / "train.csv", rows[30:]),
         test=str(tmp_path / "test.jsonl"),
@@ -334,7 +333,7 @@ def test_training_stops_when_nothing_gets_better_and_the_run_says_so(tmp_path, c
     said = capsys.readouterr().out
     assert line in said
     assert f"ended early after epoch {epochs} of 30: val/" in " ".join(said.split())
-    assert line in (result.folder / "log.txt").read_text()
+    assert line in read_log(result.folder)
     page = (result.folder / "report.html").read_text()
     assert "Training ended early" in page and f"after epoch {epochs} of 30: val/" in page
 
@@ -368,9 +367,9 @@ class StopBy(L.Callback):
 def test_a_run_that_ends_early_says_so_in_its_summary(tmp_path, error, status):
     with pytest.raises(type(error)):
         small_fit(tmp_path, rows_about_things(100), callbacks={"stop": StopBy(error)})
-    (folder,) = (tmp_path / "runs" / "default").iterdir()
+    folder = only_folder(tmp_path / "runs" / "default")
     assert read_summary(folder)["status"] == status
-    assert (folder / "log.txt").read_text()
+    assert read_log(folder)
     assert status in (folder / "report.html").read_text()
 
 

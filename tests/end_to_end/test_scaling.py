@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
+from tests.run_files import read_csv
 
 from flatout import (
     BiLSTMConfig,
@@ -38,8 +38,7 @@ def trained(
         precision="fp32",
         monitor=MonitorConfig(flush_every=1),
     )
-    with (result.folder / "metrics.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["train/loss"]]
+    rows = [row for row in read_csv(result.folder / "metrics.csv") if row["train/loss"]]
     return result, [(float(row["train/loss"]), float(row["train/lr"])) for row in rows]
 
 

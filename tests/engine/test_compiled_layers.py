@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from flatout import MonitorConfig, TextDataConfig, fit
@@ -25,6 +24,7 @@ from flatout.models.encoder.transformer import Outputs, Transformer, Transformer
 from tests.faults.plants import Planted, RaiseAt
 from tests.faults.runs import write_rows
 from tests.params import at_once
+from tests.run_files import choices_of, model_weights
 
 CPU = torch.device("cpu")
 OF_TORCH = ("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*not a leaf Tensor")
@@ -227,12 +227,9 @@ def require_same_bits_after_a_resume(folder: Path, **settings: Any) -> None:
     resumed = run_of(folder / "cut", resume="auto", callbacks={}, **settings)
     assert resumed.summary["training"]["resumed_from"] == 14
     for each in (whole, resumed):
-        assert {choice["name"]: choice["value"] for choice in each.summary["choices"]}[
-            "compile"
-        ] is True
-    expected, found = (
-        load_file(each.folder / "model" / "model.safetensors") for each in (whole, resumed)
-    )
+        assert choices_of(each.summary)["compile"] is True
+    expected = model_weights(whole.folder)
+    found = model_weights(resumed.folder)
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 

@@ -21,6 +21,7 @@ from flatout.engine.clipping import clip_divisor, divide_and_check
 from flatout.engine.step import Step
 from flatout.engine.step_losses import NotFinite, StepLosses
 from flatout.engine.weight_average import WeightAverage
+from tests.trainers import flat_weights, quiet_trainer
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*", "ignore:.*lr_scheduler.step.*"
@@ -85,24 +86,14 @@ def trained(
     clip: float | None,
 ) -> L.Trainer:
     settings: dict[str, Any] = {"plugins": [Scaled()]} if scaled else {}
-    trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        default_root_dir=folder,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+    trainer = quiet_trainer(
+        folder,
         gradient_clip_val=clip,
         callbacks=list(callbacks),
         **settings,
     )
     trainer.fit(module, train_dataloaders=torch.utils.data.DataLoader(batches(), batch_size=None))
     return trainer
-
-
-def weights_of(module: nn.Module) -> Tensor:
-    return torch.cat([weight.detach().flatten() for weight in module.parameters()])
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
@@ -113,7 +104,7 @@ def test_fp16_steps_of_a_fused_optimizer_equal_those_of_lightning(tmp_path, clip
     loop = FastLoop()
     loop.losses.policy = type(loop.losses.policy).skip
     trainer = trained(tmp_path, fast, loop, scaled=True, clip=clip)
-    torch.testing.assert_close(weights_of(fast), weights_of(plain), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(flat_weights(fast), flat_weights(plain), rtol=1e-6, atol=1e-7)
     assert (
         fast.trainer.precision_plugin.scaler.get_scale()
         == plain.trainer.precision_plugin.scaler.get_scale()
@@ -152,7 +143,7 @@ def test_clipping_folded_into_the_step_equals_clipping_before_it(tmp_path, fused
     plain, fast = Regression(fused=fused), Regression(fused=fused)
     trained(tmp_path, plain, scaled=False, clip=0.5)
     trained(tmp_path, fast, FastLoop(), scaled=False, clip=0.5)
-    torch.testing.assert_close(weights_of(fast), weights_of(plain), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(flat_weights(fast), flat_weights(plain), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("number", [0.0, 0.1, 0.5, 3.0, 1e30, float("inf"), float("nan")])
@@ -241,5 +232,5 @@ def test_an_optimizer_that_cannot_leave_a_step_out_itself_is_asked_for_none_that
     _, plain = train(None)
     loop, broken = train(2)
     assert loop.skipped == [2]
-    assert weights_of(broken).isfinite().all()
-    assert not torch.equal(weights_of(broken), weights_of(plain))
+    assert flat_weights(broken).isfinite().all()
+    assert not torch.equal(flat_weights(broken), flat_weights(plain))

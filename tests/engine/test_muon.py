@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from flatout import BiLSTMConfig, OptimConfig, TextDataConfig, TransformerConfig, UserError, fit
@@ -19,6 +18,7 @@ from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs, Transformer
 from tests.faults.plants import Planted, RaiseAt
 from tests.faults.runs import write_rows
+from tests.run_files import model_weights
 
 MUON = OptimConfig(name="muon", lr=1e-2, weight_decay=0.1)
 CALM = TransformerConfig(hidden=16, layers=2, heads=2, dropout=0.0, attention_dropout=0.0)
@@ -124,9 +124,8 @@ def test_a_run_with_muon_resumes_to_the_same_weights(tmp_path: Path) -> None:
         )
     resumed = train(tmp_path / "cut", resume="auto", callbacks={})
     assert resumed.summary["training"]["resumed_from"] == 14
-    expected, found = (
-        load_file(each.folder / "model" / "model.safetensors") for each in (whole, resumed)
-    )
+    expected = model_weights(whole.folder)
+    found = model_weights(resumed.folder)
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     assert resumed.metrics == whole.metrics
 

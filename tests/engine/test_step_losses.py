@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from flatout import UserError
 from flatout.engine.fast_loop import FastLoop
-from tests.data.tiny_module import quiet_trainer
+from tests.trainers import quiet_trainer
 
 
 class Line(L.LightningModule):

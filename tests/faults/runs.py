@@ -47,6 +47,7 @@ from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.run.launch import fit
+from tests.run_files import read_csv
 
 FAMILIES = ("bilstm", "encoder", "bits")
 _WORDS = "ash birch cedar elm fir hazel larch maple oak pine rowan willow yew".split()
@@ -320,8 +321,7 @@ def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 def _metrics(run: Path) -> list[dict[str, str]]:
     """Rows of metrics.csv without what the clock says."""
-    with (run / "metrics.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(run / "metrics.csv")
     timed = ("time/", "speed/rows_per_s", "speed/tokens_per_s", "speed/mfu", "host/", "gpu/")
     for row in rows:
         for name in list(row):

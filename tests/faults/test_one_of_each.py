@@ -18,6 +18,7 @@ from flatout.checkpoints.kept import CHECKPOINTS, find_checkpoint
 from tests.faults import disks, ranks, stores
 from tests.faults.plants import STEPS, KillAt, KillInSave, NotANumberAt, Planted, RaiseAt, SignalAt
 from tests.faults.runs import Spec, attempt, differences, run_folder, said, saved_step, train
+from tests.fitting import own_cache
 
 SMALL = Spec(trainer={"max_epochs": 2})
 """Two epochs of ten steps, a checkpoint every third step."""
@@ -29,8 +30,7 @@ WITHOUT_CHANCE = replace(SMALL, dropout=0.0)
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of a run of SMALL that nothing happened to."""
     place = tmp_path_factory.mktemp("untouched")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("FLATOUT_CACHE", str(place / "cache"))
+    with own_cache(place):
         yield train(SMALL, place / "runs").folder
 
 

@@ -5,7 +5,6 @@ The commit says why they changed.
 
 from __future__ import annotations
 
-import csv
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from flatout import (
 from flatout.bits.encodings import EncodingKind
 from flatout.models.bit_mlp import Norm, Start
 from flatout.models.words import Pooling
+from tests.run_files import losses as read_losses
 
 FOLDER = Path(__file__).parent
 MODELS = {
@@ -74,8 +74,7 @@ def losses(name: str, folder: Path) -> list[float]:
         output=str(folder / "runs"),
         trainer={"accelerator": "cpu"},
     )
-    with (result.folder / "metrics.csv").open(encoding="utf-8") as file:
-        return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
+    return read_losses(result.folder)
 
 
 def read(name: str) -> list[float]:

@@ -38,6 +38,7 @@ from flatout.errors import UserError
 from flatout.run.kinds import load_predictor
 from tests.composed import run_train
 from tests.faults import runs
+from tests.fitting import own_cache
 from tests.hostile import attempts as hostile
 from tests.hostile.paths import path_cases
 from tests.hostile.sending import ENVIRONMENT, sending_cases
@@ -456,8 +457,7 @@ def models(tmp_path_factory):
     """The model folders of a small network and of a small encoder."""
     place = tmp_path_factory.mktemp("models")
     tiny = [*hostile.TINY, "model.hidden=8", "data.vocabulary.size=100"]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("FLATOUT_CACHE", str(place / "cache"))
+    with own_cache(place):
         for name, words in (
             ("lstm", []),
             ("encoder", ["model=transformer", "model.layers=1", "model.heads=2"]),

@@ -9,7 +9,7 @@ import json
 import pytest
 import yaml
 
-from tests.composed import CONF
+from tests.composed import CONF, only_folder
 from tests.verbs import verb
 
 OWN = """\
@@ -50,7 +50,7 @@ def test_a_tiny_ladder_is_climbed_to_its_page(conf, tmp_path, capsys):
     words = ["+ladder=own", "for=5s", "seeds=1", f"output={tmp_path / 'out'}"]
     assert verb("ladder", "--config-dir", conf, *words) == 0
     printed = capsys.readouterr().out
-    (folder,) = (tmp_path / "out" / "ladder_own").iterdir()
+    folder = only_folder(tmp_path / "out" / "ladder_own")
     found = json.loads((folder / "ladder.json").read_text(encoding="utf-8"))
     foot, missing, top = found["rungs"]
     assert foot["rows_per_s"] > 0 and top["rows_per_s"] > 0
@@ -85,7 +85,7 @@ def test_a_rung_that_learns_something_else_has_its_speed_and_its_quality(conf, t
         )
         == 0
     )
-    (folder,) = (tmp_path / "ladder_few").iterdir()
+    folder = only_folder(tmp_path / "ladder_few")
     found = json.loads((folder / "ladder.json").read_text(encoding="utf-8"))
     assert found["rungs"][-1]["change"][-2:] == ["model.freeze_layers=1", "model.reuse=true"]
     assert found["whole"]["top"] == "flatout"

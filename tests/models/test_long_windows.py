@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from tests.encoders import calm_encoder
 from tests.faults.plants import Planted, RaiseAt
 from tests.faults.runs import write_rows
 from tests.params import at_once
@@ -208,9 +209,7 @@ def texts(problem: str) -> TextDataConfig:
     )
 
 
-SMALL = TransformerConfig(
-    hidden=32, layers=1, heads=2, dropout=0.0, attention_dropout=0.0, head_dropout=0.0
-)
+SMALL = calm_encoder(hidden=32)
 
 
 def test_an_export_says_where_its_tokenizer_cuts_otherwise_than_the_run(

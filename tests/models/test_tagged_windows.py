@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.encoders import calm_encoder
 from tests.verbs import verb
 
-from flatout import OptimConfig, TransformerConfig, fit
+from flatout import OptimConfig, fit
 from flatout.data.batches.flat_batch import NO_TAG
 from flatout.data.tag_data import TagData
 from flatout.data.text import TextDataConfig
@@ -24,9 +25,7 @@ from flatout.tasks.tagging import Tagger
 WORDS = np.array("oak fern rose slate flint basalt of the and".split())
 WINDOWS: dict[str, Any] = {"long": "windows", "window": 12, "overlap": 3, "max_length": 96}
 PIECES = VocabularyConfig(kind=VocabularyKind.wordpiece, min_frequency=1)
-SMALL = TransformerConfig(
-    hidden=32, layers=1, heads=2, dropout=0.0, attention_dropout=0.0, head_dropout=0.0
-)
+SMALL = calm_encoder(hidden=32)
 
 
 def rows_of(counts: Any, seed: int = 0) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from flatout.perf.tune.probe import ANSWERS, SettingMeasurement
 from flatout.tasks import Classifier
 from tests.callbacks.plain import Small, loader
 from tests.params import at_once
+from tests.trainers import QUIET, flat_weights
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -72,17 +73,16 @@ def train(
     L.seed_everything(3, verbose=False)
     task = Classifier(NETWORK, optim=OptimConfig(lr=lr))
     data = data or text_data(rows)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    quiet |= {"enable_checkpointing": any(isinstance(each, ExactCheckpoint) for each in callbacks)}
+    saves = any(isinstance(each, ExactCheckpoint) for each in callbacks)
     given: dict[str, Any] = {
         "max_epochs": 1,
         "accelerator": "cpu",
         "default_root_dir": folder,
-        **quiet,
-        **settings,
+        "enable_checkpointing": saves,
     }
-    L.Trainer(**given, callbacks=list(callbacks)).fit(task, datamodule=data, ckpt_path=ckpt_path)
-    return torch.cat([weight.detach().flatten() for weight in task.parameters()])
+    trainer = L.Trainer(**(QUIET | given | settings), callbacks=list(callbacks))
+    trainer.fit(task, datamodule=data, ckpt_path=ckpt_path)
+    return flat_weights(task)
 
 
 @pytest.fixture

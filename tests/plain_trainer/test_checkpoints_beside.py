@@ -14,6 +14,8 @@ from lightning.pytorch.callbacks import Checkpoint, LearningRateFinder, ModelChe
 
 from flatout.callbacks import ExactCheckpoint
 from tests.callbacks.plain import Small, loader
+from tests.same import same
+from tests.trainers import QUIET
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -52,25 +54,16 @@ def fit(
         callbacks = [ours, theirs] if order == "ours first" else [theirs, ours]
     L.seed_everything(3, verbose=False)
     module = Seen(where)
-    quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-    }
     trainer = L.Trainer(
-        max_epochs=3, accelerator="cpu", callbacks=callbacks, default_root_dir=folder, **quiet
+        max_epochs=3,
+        accelerator="cpu",
+        callbacks=callbacks,
+        default_root_dir=folder,
+        num_sanity_val_steps=0,
+        **QUIET,
     )
     trainer.fit(module, loader(), loader(), ckpt_path=resume, weights_only=False)
     return module, trainer
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return bool(one == other)
 
 
 def read(path: Path, *, without: type[Checkpoint] = ExactCheckpoint) -> dict[str, Any]:
@@ -147,14 +140,13 @@ def test_a_rate_finder_at_some_epochs_ends_and_training_continues(tmp_path):
         ("beside", [ExactCheckpoint(tmp_path / "ours", every_minutes=None)]),
     ):
         starts: list[int] = []
-        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
         trainer = L.Trainer(
             max_epochs=3,
             accelerator="cpu",
             callbacks=[Again(num_training_steps=5), *ours],
             default_root_dir=tmp_path / folder,
             num_sanity_val_steps=0,
-            **quiet,
+            **QUIET,
         )
         module = Rated()
         trainer.fit(module, loader(), loader())

@@ -68,6 +68,8 @@ from tests.plain_trainer.test_fast_loop import (
     Twice,
     WithExtras,
 )
+from tests.same import same
+from tests.trainers import QUIET
 
 PARTS: dict[str, Callable[[Path], list[L.Callback]]] = {
     "observers": lambda folder: [
@@ -634,15 +636,11 @@ def train(name: str, part: str | None, *more: L.Callback, resume: Path | None = 
     module = asked.module()
     theirs = asked.callbacks()
     ours = [] if part is None else PARTS[part](folder)
-    given: dict[str, Any] = {
+    given: dict[str, Any] = QUIET | {
         "max_epochs": 2,
         "accelerator": "cpu",
         "log_every_n_steps": 1,
         "logger": logger,
-    }
-    given |= {
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
         "num_sanity_val_steps": 0,
     }
     given["enable_checkpointing"] = any(
@@ -701,32 +699,11 @@ def can_be_pickled(trainer: L.Trainer) -> bool:
     return True
 
 
-def same(one: Any, other: Any, tolerance: float) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if not tolerance or not one.is_floating_point():
-            return (
-                torch.equal(one.nan_to_num(), other.nan_to_num())
-                if one.is_floating_point()
-                else torch.equal(one, other)
-            )
-        return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(
-            same(one[key], other[key], tolerance) for key in one
-        )
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(
-            same(*pair, tolerance) for pair in zip(one, other, strict=True)
-        )
-    if isinstance(one, float) and tolerance:
-        return one == pytest.approx(other, rel=10 * tolerance, abs=tolerance, nan_ok=True)
-    return bool(one == other) or (one != one and other != other)
-
-
 def differences(one: Training, other: Training, tolerance: float = 0.0) -> list[str]:
     """The names of what differs between two trainings."""
     names = [name for name in vars(one) if name != "folder"]
-    return [name for name in names if not same(getattr(one, name), getattr(other, name), tolerance)]
+    limits = {"rtol": tolerance, "atol": tolerance, "float_rtol": 10 * tolerance}
+    return [name for name in names if not same(getattr(one, name), getattr(other, name), **limits)]
 
 
 class Meddles(L.Callback):
@@ -780,15 +757,15 @@ def test_a_training_resumed_after_an_epoch_ends_as_the_whole_one(name):
     again = train(name, "exact checkpoint", resume=whole.folder / "kept" / f"step-{kept[0]}")
     assert again.error is None and len(kept) > 1
     for part in ("weights", "metrics", "random"):
-        assert same(getattr(again, part), getattr(whole, part), 0.0), part
+        assert same(getattr(again, part), getattr(whole, part)), part
     kept_of = [
         {name: each for name, each in (found.checkpoint or {}).items() if name != "loops"}
         for found in (again, whole)
     ]
     # counts within an epoch are set to those of its end, which nothing reads
-    assert same(*kept_of, 0.0)
+    assert same(*kept_of)
     for part in ("logged", "outputs"):
-        found, wanted = getattr(again, part), getattr(whole, part)
-        assert 0 < len(found) < len(wanted) and same(
-            found, wanted[len(wanted) - len(found) :], 0.0
-        ), part
+        found = getattr(again, part)
+        wanted = getattr(whole, part)
+        assert 0 < len(found) < len(wanted), part
+        assert same(found, wanted[len(wanted) - len(found) :]), part

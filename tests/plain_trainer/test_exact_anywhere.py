@@ -21,8 +21,10 @@ from omegaconf import OmegaConf
 from flatout import UserError
 from flatout.callbacks import ExactCheckpoint
 from flatout.checkpoints.folder import as_file
-from tests.callbacks.plain import Small, curve, loader
+from tests.callbacks.plain import Small, loader
 from tests.params import at_once
+from tests.run_files import curve
+from tests.trainers import QUIET, flat_weights
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -43,17 +45,12 @@ def fit(
 ) -> L.Trainer:
     exact = ExactCheckpoint(folder / "kept", every_minutes=None)
     given: dict[str, Any] = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    given |= {
         "num_sanity_val_steps": 0,
         "accelerator": "cpu",
         "max_epochs": epochs,
         "default_root_dir": folder,
     }
-    trainer = L.Trainer(**(given | more), callbacks=[*callbacks, exact])
+    trainer = L.Trainer(**(QUIET | given | more), callbacks=[*callbacks, exact])
     trainer.fit(module, loader(), loader(), ckpt_path=exact.latest() if resume else None)
     return trainer
 
@@ -70,7 +67,7 @@ def differs_after_resume(
             L.seed_everything(3, verbose=False)
             module = make()
             fit(folder / name, module, epochs=each, resume=bool(resumed), **settings)
-        weights.append(torch.cat([weight.detach().flatten() for weight in module.parameters()]))
+        weights.append(flat_weights(module))
     return float((weights[0] - weights[1]).abs().max())
 
 
@@ -163,15 +160,10 @@ class Breaks(L.Callback):
     ("others", "kept"), [([], {"step-5", "step-7"}), ([WeightAveraging], {"step-5"})]
 )
 def test_a_step_that_a_mean_of_weights_has_not_seen_is_not_kept(tmp_path, others, kept):
-    settings: dict[str, Any] = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
     exact = ExactCheckpoint(tmp_path / "kept", every_minutes=None, every_steps=5)
     callbacks = [Breaks(), *(each() for each in others), exact]
     trainer = L.Trainer(
-        callbacks=callbacks, accelerator="cpu", max_epochs=1, default_root_dir=tmp_path, **settings
+        callbacks=callbacks, accelerator="cpu", max_epochs=1, default_root_dir=tmp_path, **QUIET
     )
     with pytest.raises(KeyError, match="planted"):
         trainer.fit(Small(), loader(), loader())

@@ -30,6 +30,8 @@ from torch import Tensor, nn
 from flatout.engine import FastLoop
 from tests.callbacks.plain import Rows, Small, loader
 from tests.params import at_once
+from tests.same import same
+from tests.trainers import QUIET
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -41,11 +43,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*smaller than the logging interval.*",
     "ignore:The .batch_size. .* not used.*",
 )
-QUIET: dict[str, Any] = {
-    "logger": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
+CLOSE = {"rtol": 1e-6, "atol": 1e-7}
 HOOKS = [
     *("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward"),
     *("on_before_optimizer_step", "on_train_batch_end", "on_validation_batch_end"),
@@ -103,16 +101,6 @@ def trained(
     )
     trainer.fit(module, loader(), loader())
     return notes, module, trainer
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.allclose(one, other, rtol=1e-6, atol=1e-7, equal_nan=True)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(same(*pair) for pair in zip(one, other, strict=True))
-    return bool(one == other)
 
 
 class Adversarial(Small):
@@ -289,12 +277,12 @@ def test_hooks_logs_outputs_and_weights_are_those_of_a_trainer_without_it(tmp_pa
     found = [trained(tmp_path, make, is_fast=is_fast, **settings) for is_fast in (False, True)]
     (theirs, their_module, plain), (ours, our_module, fast) = found
     assert [each[:2] for each in ours.seen] == [each[:2] for each in theirs.seen]
-    assert same(ours.seen, theirs.seen)
-    assert same(ours.outputs, theirs.outputs)
-    assert same(dict(fast.callback_metrics), dict(plain.callback_metrics))
-    assert same(our_module.state_dict(), their_module.state_dict())
-    assert same(fast.fit_loop.state_dict(), plain.fit_loop.state_dict())
-    assert same(getattr(our_module, "asked", None), getattr(their_module, "asked", None))
+    assert same(ours.seen, theirs.seen, **CLOSE)
+    assert same(ours.outputs, theirs.outputs, **CLOSE)
+    assert same(dict(fast.callback_metrics), dict(plain.callback_metrics), **CLOSE)
+    assert same(our_module.state_dict(), their_module.state_dict(), **CLOSE)
+    assert same(fast.fit_loop.state_dict(), plain.fit_loop.state_dict(), **CLOSE)
+    assert same(getattr(our_module, "asked", None), getattr(their_module, "asked", None), **CLOSE)
     assert getattr(our_module, "steps", None) == getattr(their_module, "steps", None)
     assert ("fast loop: off" in capsys.readouterr().out) == (case in LEFT_TO_LIGHTNING)
 
@@ -372,7 +360,7 @@ def test_finders_find_what_they_find_without_it(tmp_path, make, is_first):
             (module.lr, module.batch_size, module.layer.weight.detach(), trainer.global_step)
         )
     assert found[0][0] != 1e-4 or found[0][1] != 4
-    assert same(*found)
+    assert same(*found, **CLOSE)
 
 
 @pytest.mark.soak(seconds=3)
@@ -392,7 +380,7 @@ def test_a_tuner_finds_what_it_finds_without_it(tmp_path):
             (module.lr, module.batch_size, module.layer.weight.detach(), trainer.global_step)
         )
     assert found[0][0] != 1e-4 and found[0][1] != 4
-    assert same(*found)
+    assert same(*found, **CLOSE)
 
 
 def test_a_second_training_of_another_module_is_its_own(tmp_path, capsys):
@@ -434,7 +422,7 @@ class Copies(L.Callback):
     ) -> None:
         if batch_idx == 2:
             torch.save(pl_module, io.BytesIO())
-            assert same(copy.deepcopy(pl_module).state_dict(), pl_module.state_dict())
+            assert same(copy.deepcopy(pl_module).state_dict(), pl_module.state_dict(), **CLOSE)
             assert len(pickle.dumps(pl_module)) < 20_000  # without a Trainer in it
             self.copies += 1
 

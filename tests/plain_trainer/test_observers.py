@@ -20,7 +20,9 @@ from lightning.pytorch.tuner import Tuner
 from flatout.callbacks import HardwareMonitor, ProfileSteps, ProgressLine, StepTimer, Throughput
 from flatout.callbacks.hardware_monitor import Host
 from flatout.callbacks.run_curves import RunCurves
-from tests.callbacks.plain import Rows, Small, TwoOptimizers, curve, loader, train
+from tests.callbacks.plain import Rows, Small, TwoOptimizers, loader, train
+from tests.run_files import curve
+from tests.trainers import QUIET
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -29,11 +31,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*smaller than the logging interval.*",
     "ignore:.*callbacks used to create the checkpoint.*",
 )
-QUIET: dict[str, Any] = {
-    "logger": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 
 
 class Own(L.Callback):

@@ -26,6 +26,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_ndarray
+from tests.fitting import own_cache
 from torch.utils.tensorboard._utils import figure_to_image
 
 from flatout import BiLSTMConfig, HeadlinesConfig, MonitorConfig, OptimConfig, TextDataConfig, fit
@@ -66,8 +67,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     kept = []
     write = closing.write_dashboard
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLATOUT_CACHE", str(folder / "cache"))
+    with own_cache(folder) as patch:
         patch.setattr(
             closing, "write_dashboard", lambda *given: (kept.append(given[-1]), write(*given))
         )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
+from tests.report.pages import ParsedPage
 
 from flatout.report.figures import Curve, line_chart
 from flatout.report.page import read_curves, write_page
@@ -43,24 +43,10 @@ CURVES = [
 ]
 
 
-class Tags(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.links += [
-            value for name, value in attributes if name in ("src", "href") and value[0] != "#"
-        ]
-
-
 def test_the_page_shows_everything_and_runs_nothing(tmp_path):
     (tmp_path / "config.yaml").write_text(f"experiment: {EVIL}\n")
     page = write_page(tmp_path, filled(), CURVES, PER_CLASS).read_text(encoding="utf-8")
-    parsed = Tags()
-    parsed.feed(page)
+    parsed = ParsedPage(page)
     assert "script" not in parsed.tags
     assert parsed.links == []
     for shown in (

@@ -4,18 +4,18 @@ table.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import itertools
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
 from tests.params import at_once
+from tests.report.pages import ParsedPage
+from tests.run_files import read_csv
 
 from flatout.report.figures import Chart
 from flatout.report.sweep_charts import (
@@ -88,40 +88,9 @@ MIXED = [
 ]
 
 
-class Tags(HTMLParser):
-    """What a page is made of: its tags, links, and every number that says where
-    something is drawn.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.places: list[float] = []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        for name, value in attributes:
-            if name in ("src", "href") and not value.startswith("#"):
-                self.links.append(value)
-            if name in ("x", "y") or (name == "d" and "clip-path" not in dict(attributes)):
-                self.places += map(float, re.findall(r"-?[0-9.]+", value))
-
-
 def page(folder: Path, written_report: SweepReport) -> str:
     write_sweep(folder, written_report)
     return (folder / "sweep.html").read_text(encoding="utf-8")
-
-
-def rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "sweep.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def parsed(text: str) -> Tags:
-    tags = Tags()
-    tags.feed(text)
-    return tags
 
 
 def test_the_page_shows_what_was_searched_and_what_came_of_it(tmp_path):
@@ -150,7 +119,7 @@ def test_the_page_shows_what_was_searched_and_what_came_of_it(tmp_path):
 
 
 def test_the_page_needs_no_network_and_runs_nothing(tmp_path):
-    tags = parsed(page(tmp_path, report(*MIXED)))
+    tags = ParsedPage(page(tmp_path, report(*MIXED)))
     assert tags.links == []
     assert not {"script", "link", "img", "iframe"} & set(tags.tags)
 
@@ -166,7 +135,7 @@ def test_trials_that_have_left_a_report_are_linked_and_no_others(tmp_path):
     found = page(
         sweep, report(*(trial(number, folder=name) for number, name in enumerate(folders)))
     )
-    links = parsed(found).links
+    links = ParsedPage(found).links
     assert sorted(links) == ["./0/report.html", "./a%20b%231/report.html"]
     assert all((sweep / unquote(link)).read_text() == "its own" for link in links)
     assert f"<td>{outside}</td>" in found and "<td>1</td>" in found
@@ -197,7 +166,7 @@ def test_nothing_that_is_written_by_others_becomes_markup(tmp_path):
     found = page(tmp_path, evil)
     assert "<script" not in found
     assert "&lt;script&gt;" in found
-    assert "script" not in parsed(found).tags
+    assert "script" not in ParsedPage(found).tags
 
 
 def test_values_no_font_or_file_can_hold_are_shown_as_escape_codes(tmp_path):
@@ -248,9 +217,9 @@ def test_values_no_font_or_file_can_hold_are_shown_as_escape_codes(tmp_path):
 @pytest.mark.parametrize("mode", at_once("max", of=["max", "min"], seconds=1))
 def test_it_holds_whatever_came_of_the_trials(tmp_path, trials, mode):
     found = page(tmp_path, report(*trials, mode=mode, importance={}, best_overrides=""))
-    places = parsed(found).places
+    places = ParsedPage(found).places
     assert all(-20 <= place <= 949 for place in places)
-    assert len(rows(tmp_path)) == len(trials)
+    assert len(read_csv(tmp_path / "sweep.csv")) == len(trials)
 
 
 @pytest.mark.soak(seconds=2)
@@ -268,7 +237,7 @@ def test_five_hundred_trials_of_twelve_parameters_and_long_texts_stay_within_the
     ]
     found = page(tmp_path, report(*many, importance=dict.fromkeys(keys, 1 / 12)))
     assert len(found) < 5e6
-    assert all(-20 <= place <= 949 for place in parsed(found).places)
+    assert all(-20 <= place <= 949 for place in ParsedPage(found).places)
     assert found.count("<title>trial ") > 12 * 500
 
 
@@ -314,7 +283,7 @@ def test_the_table_has_a_column_for_each_parameter_and_metric(tmp_path):
     write_sweep(
         tmp_path, report(trial(1), trial(2, "failed", note="why", params={"model.widths": [8, 4]}))
     )
-    first, second = rows(tmp_path)
+    first, second = read_csv(tmp_path / "sweep.csv")
     assert list(first) == [
         *("number", "status", "value", "seconds"),
         *("optim.lr", "model.widths", "model.tied"),
@@ -343,7 +312,7 @@ def test_a_spreadsheet_runs_no_cell_of_the_table_and_keeps_its_numbers(tmp_path)
     write_sweep(
         tmp_path, report(trial(0, value=-1.5, params=params, note="-1+cmd|' /C calc'!A0"), space={})
     )
-    (row,) = rows(tmp_path)
+    (row,) = read_csv(tmp_path / "sweep.csv")
     assert row["'+model.x"] == "'=1+1"
     assert [row[key] for key in "bcdefg"] == ["'-x", "'@sum", "-0.5", "-0.5", "'+x", "a,b\n=c"]
     assert row["value"] == "-1.5"

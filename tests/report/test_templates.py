@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import zipfile
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from tests.report.pages import ParsedPage
 
 from flatout.bits.exposure_page import page as exposure_page
 from flatout.cli.compare import page as compare_page
@@ -37,25 +37,13 @@ EXPOSURE = {
 }
 
 
-class Parsed(HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.names: set[str] = set()
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.names |= {name for name, value in attributes if not (value or "").startswith("#")}
-
-
 def compared() -> str:
     return compare_page({f"runs/{EVIL}": EXPOSURE, "runs/b": EXPOSURE})
 
 
 @pytest.mark.parametrize("text", [exposure_page(EXPOSURE), compared()], ids=["exposure", "compare"])
 def test_the_pages_of_encodings_run_nothing_and_need_no_network(text):
-    parsed = Parsed(text)
+    parsed = ParsedPage(text)
     assert not {"script", "link", "img", "iframe", "object"} & set(parsed.tags)
     assert not {"src", "href", "onload", "onclick"} & parsed.names and "http" not in text
     assert "&lt;script&gt;alert(1)" in text and "{{ 7*7 }}" in text  # a value is no template

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
 
 from flatout import BiLSTMConfig, UserError
 from flatout.models.encoder.lora import LoraConfig
 from flatout.tasks.layer_scores import LayerScore
 from tests.params import at_once
 from tests.run.test_reuse import CLASSES, ENCODER, TAGS, train
+from tests.run_files import model_weights, read_log
 
 OPEN = replace(ENCODER, freeze_layers=0)
 
@@ -27,22 +27,20 @@ def chosen(tmp_path_factory):
     return folder, train(CLASSES, OPEN, folder, tune="cut")
 
 
-def said(result) -> str:
-    return (result.folder / "log.txt").read_text(encoding="utf-8")
-
-
 def test_the_cuts_are_a_table_and_the_run_takes_one(chosen):
     _, result = chosen
     rows = re.findall(
-        r"tune: +(\d)  +([\d.]+)  +([\d.]+)  +([\d.]+)(  <- taken)?$", said(result), re.MULTILINE
+        r"tune: +(\d)  +([\d.]+)  +([\d.]+)  +([\d.]+)(  <- taken)?$",
+        read_log(result.folder),
+        re.MULTILINE,
     )
     assert [int(row[0]) for row in rows] == [1, 2]
     (taken,) = (int(row[0]) for row in rows if row[4])
-    assert f"model.freeze_layers: {taken} (the deepest cut within one standard error" in said(
-        result
+    assert f"model.freeze_layers: {taken} (the deepest cut within one standard error" in read_log(
+        result.folder
     )
-    assert f"reuse: True (layer{'s 1 to 2' if taken == 2 else ' 1'} and the embeddings" in said(
-        result
+    assert f"reuse: True (layer{'s 1 to 2' if taken == 2 else ' 1'} and the embeddings" in read_log(
+        result.folder
     )
     assert result.summary["tune"]["values"] == {"model.freeze_layers": taken}
 
@@ -54,9 +52,8 @@ def test_the_run_equals_one_whose_cut_was_typed(chosen, tmp_path):
         replace(OPEN, freeze_layers=result.summary["tune"]["values"]["model.freeze_layers"]),
         tmp_path,
     )
-    found, wanted = (
-        load_file(each.folder / "model" / "model.safetensors") for each in (result, typed)
-    )
+    found = model_weights(result.folder)
+    wanted = model_weights(typed.folder)
     for name, weight in wanted.items():
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
 

@@ -14,16 +14,15 @@ from flatout import MonitorConfig, TextDataConfig, fit
 from flatout.config import RunConfig
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.samples.tagged_tweets import TaggedTweetsConfig, TaggedTweetsTable
-from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.textcnn import TextCNNConfig
 from flatout.perf.tune.settings import tune_of
 from flatout.run.folds import answers_in_folds
 from tests.composed import only_folder, run_train
+from tests.encoders import calm_encoder
+from tests.run_files import read_csv
 from tests.verbs import verb
 
-TAGGER = TransformerConfig(
-    hidden=16, layers=1, heads=2, dropout=0.0, attention_dropout=0.0, head_dropout=0.0
-)
+TAGGER = calm_encoder()
 QUIET = MonitorConfig(progress=False, verdict=False, rival=False)
 NETWORK = TextCNNConfig(embedding=16, filters=8)
 
@@ -173,8 +172,7 @@ def test_an_audit_of_a_run_trains_its_model_in_folds_and_suspects_say_what_each_
     assert "network: left out: " in capfd.readouterr().out
     assert verb("audit", run, "folds=2") == 0
     assert "network: the run's model was trained 2 times" in capfd.readouterr().out
-    with Path("audit/suspects.csv").open(encoding="utf-8", newline="") as file:
-        suspects = list(csv.DictReader(file))
+    suspects = read_csv(Path("audit/suspects.csv"))
     assert suspects and all({each["words"], each["network"]} <= set(labels) for each in suspects)
     assert any(each["words"] != each["network"] for each in suspects)
     assert [path.name for path in Path("runs/mine").iterdir()] == [run.name]
@@ -206,8 +204,7 @@ def test_an_audit_of_a_tagger_has_its_view_of_each_entity(monkeypatch, capfd):
     capfd.readouterr()
     assert verb("audit", only_folder(Path("runs/mine")), "folds=2") == 0
     assert "network: the run's model was trained 2 times" in capfd.readouterr().out
-    with Path("audit/suspects.csv").open(encoding="utf-8", newline="") as file:
-        suspects = list(csv.DictReader(file))
+    suspects = read_csv(Path("audit/suspects.csv"))
     types = {tag[2:] or "no entity" for line in lines for tag in json.loads(line)["tags"]}
     assert suspects and all(
         {each["given"], each["words"], each["network"]} <= types for each in suspects

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import train
-from tests.started import SMALL, begin, free_port, losses, slurm
+from tests.run_files import losses, read_log
+from tests.started import SMALL, begin, free_port, slurm
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_the_experiment_for_many_devices_runs_on_two(tmp_path):
         "trainer.accelerator=cpu",
     ]
     train.main([*words, f"hydra.run.dir={tmp_path}/run"])
-    said = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
+    said = read_log(tmp_path / "run")
     assert (
         "rows a step: 64 rows (each rank trains its share; 16 rows x 2 batches x 2 ranks)" in said
     )

@@ -12,7 +12,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from flatout import (
     BiLSTMConfig,
@@ -21,7 +20,6 @@ from flatout import (
     MonitorConfig,
     OptimConfig,
     TextDataConfig,
-    fit,
 )
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine.fast_loop import fast_loop_of
@@ -29,6 +27,8 @@ from flatout.errors import UserError
 from flatout.perf.notes import FOLDER, Limit, MicroBatches
 from flatout.run.closing import Result
 from flatout.tasks.task import Task
+from tests.fitting import quiet_fit
+from tests.run_files import model_weights
 from tests.scarce import Scarce
 
 HEADLINES = HeadlinesConfig(rows=203, eval_rows=51, classes=4)
@@ -38,26 +38,16 @@ MODEL = BiLSTMConfig(hidden=8, embedding=8, dropout=0.0)
 
 def trained(folder: Path, callback: L.Callback | None = None, **given: Any) -> Result:
     data = TextDataConfig(sample=HEADLINES, batch_size=32, eval_batch_size=32)
-    settings: dict[str, Any] = {
-        "optim": OPTIM,
-        "precision": "fp32",
-        "epochs": 2,
-        "model": MODEL,
-        "logger": "none",
-    } | given
-    model = settings.pop("model")
+    settings: dict[str, Any] = {"optim": OPTIM, "epochs": 2, "model": MODEL}
     callbacks = {} if callback is None else {"planted": callback}
     monitor = MonitorConfig(flush_every=1, progress=False)
-    return fit(data, model, folder=folder, callbacks=callbacks, monitor=monitor, **settings)
-
-
-def weights(result: Result) -> dict[str, torch.Tensor]:
-    (file,) = (result.folder / "model").glob("*.safetensors")
-    return load_file(file)
+    settings |= {"callbacks": callbacks, "monitor": monitor}
+    return quiet_fit(data, folder=folder, **(settings | given))
 
 
 def assert_same(one: Result, other: Result) -> None:
-    torch.testing.assert_close(weights(one), weights(other), atol=1e-6, rtol=0)
+    found = model_weights(one.folder)
+    torch.testing.assert_close(found, model_weights(other.folder), atol=1e-6, rtol=0)
     assert one.metrics == pytest.approx(other.metrics, abs=1e-5)
 
 
@@ -162,8 +152,8 @@ def test_a_resumed_run_is_cut_as_the_one_that_was_not_interrupted(tmp_path, stop
         trained(tmp_path / "cut", Both(interrupted), **given)
     found = trained(tmp_path / "cut", Scarce(20, steps), resume=str(tmp_path / "cut"), **given)
     assert found.summary["training"]["resumed_from"] == stop - 1
-    for name, weight in weights(whole).items():
-        assert torch.equal(weights(found)[name], weight)
+    for name, weight in model_weights(whole.folder).items():
+        assert torch.equal(model_weights(found.folder)[name], weight)
 
 
 class Both(L.Callback):

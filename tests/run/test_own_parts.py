@@ -23,8 +23,9 @@ from flatout.report.page import read_curves
 from flatout.report.summary import read_summary
 from flatout.run.job import RunJob
 from flatout.run.own_parts import plain_name
-from tests.composed import run_train
+from tests.composed import only_folder, run_train
 from tests.params import at_once
+from tests.run_files import read_log
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own_parts.md").read_text(encoding="utf-8")
 (CODE,) = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
@@ -128,12 +129,12 @@ def own(module: str = "MyModule", data: str = "MyData") -> list[str]:
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
-    (run,) = (folder / "runs" / "default").iterdir()
+    run = only_folder(folder / "runs" / "default")
     return read_summary(run)
 
 
 def weights(folder: Path) -> torch.Tensor:
-    (run,) = (folder / "runs" / "default").iterdir()
+    run = only_folder(folder / "runs" / "default")
     return torch.cat(
         [weight.flatten() for weight in read_weights(run / "checkpoints" / "last").values()]
     )
@@ -156,7 +157,7 @@ def test_the_command_of_the_page_trains_and_ends_with_summary_verdict_and_report
     assert summary["metric"] == "accuracy" and summary["metrics"]["val/accuracy"] > 0.7
     assert summary["model"] == {"name": "MyModule", "parameters": 114, "trainable": 114}
     assert summary["training"]["rows_per_step"] == 10 and summary["verdict"]["sentence"]
-    (run,) = (package / "runs" / "default").iterdir()
+    run = only_folder(package / "runs" / "default")
     names = {"report.html", "metrics.csv", "config.yaml", "log.txt"}
     assert (
         names <= {path.name for path in run.iterdir()} and (run / "checkpoints" / "best").is_dir()
@@ -169,7 +170,7 @@ def test_a_run_continues_to_the_weights_of_an_uninterrupted_one(package, monkeyp
     assert run_train([*words, f"output={package}/whole/runs"], monkeypatch) == 0
     first = [*own(), *QUICK, f"output={package}/cut/runs"]
     assert run_train(first, monkeypatch) == 0
-    (folder,) = (package / "cut" / "runs" / "default").iterdir()
+    folder = only_folder(package / "cut" / "runs" / "default")
     assert run_train([*words, f"output={package}/cut/runs", f"resume={folder}"], monkeypatch) == 0
     assert "resume: continuing from step 80" in capsys.readouterr().out
     assert torch.equal(weights(package / "cut"), weights(package / "whole"))
@@ -179,7 +180,7 @@ def test_a_run_continues_to_the_weights_of_an_uninterrupted_one(package, monkeyp
 def test_a_run_whose_module_gets_other_arguments_is_another_run(package, monkeypatch, capsys):
     words = [*own(), *QUICK, f"output={package}/runs"]
     assert run_train([*words, "task.lr=0.05"], monkeypatch) == 0
-    (folder,) = (package / "runs" / "default").iterdir()
+    folder = only_folder(package / "runs" / "default")
     before = (folder / "overrides.txt").read_bytes()
     longer = ["trainer.max_epochs=3", f"resume={folder}"]
     assert run_train([*words, *longer, "task.lr=0.01"], monkeypatch) == 2
@@ -313,8 +314,8 @@ def test_two_devices_train_as_one_does(package, monkeypatch, capfd):
         f"output={package}/runs",
     ]
     assert run_train([*words, "trainer.devices=2"], monkeypatch) == 0
-    (run,) = (package / "runs" / "default").iterdir()
-    assert "need self.log(…, sync_dist=True)" in (run / "log.txt").read_text()
+    run = only_folder(package / "runs" / "default")
+    assert "need self.log(…, sync_dist=True)" in read_log(run)
     summary = summary_of(package)
     assert summary["training"]["steps"] == 40 and summary["training"]["rows_per_step"] == 20
     assert summary["hardware"]["count"] == 2 and summary["metrics"]["val/accuracy"] > 0.9
@@ -324,7 +325,7 @@ def test_two_devices_train_as_one_does(package, monkeypatch, capfd):
     assert run_train(again, monkeypatch) == 2
     assert "devices was 2 and is 1" in capfd.readouterr().err
     assert run_train([*again, "trainer.devices=2"], monkeypatch) == 0
-    assert "resume: continuing from step 40" in (run / "log.txt").read_text()
+    assert "resume: continuing from step 40" in read_log(run)
 
 
 def test_a_finished_run_of_ones_own_module_is_not_trained_again(package, monkeypatch, capsys):
@@ -473,5 +474,5 @@ def test_a_metric_may_be_logged_under_any_usual_name(name, package, monkeypatch)
     assert run_train(words, monkeypatch) == 0
     summary = summary_of(package)
     assert summary["metric"] == "accuracy" and summary["metrics"]["val/accuracy"] > 0
-    (run,) = (package / "runs" / "default").iterdir()
+    run = only_folder(package / "runs" / "default")
     assert any(row.get("val/accuracy") for row in read_curves(run))

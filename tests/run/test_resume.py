@@ -4,7 +4,6 @@ be finished.
 
 from __future__ import annotations
 
-import csv
 import fcntl
 import json
 import os
@@ -25,9 +24,11 @@ from flatout.errors import UserError
 from flatout.report.summary import read_summary
 from flatout.run.resume import read_same_start
 from flatout.run.run_folder import LOCK
+from tests.composed import only_folder
 from tests.faults.plants import Planted, RaiseAt, SignalAt
 from tests.faults.runs import Spec, attempt, run_folder, saved_step, train
 from tests.params import at_once
+from tests.run_files import read_csv
 from tests.warm import begin_warm
 
 SMALL = Spec(trainer={"max_epochs": 2})
@@ -64,8 +65,7 @@ def test_rows_of_metrics_and_points_of_curves_are_not_doubled(tmp_path):
         train(replace(BROKEN, logger="tensorboard"), tmp_path / "runs")
     time.sleep(1.1)  # TensorBoard reads files in the order of the seconds they were begun in
     folder = train(replace(SMALL, logger="tensorboard"), tmp_path / "runs").folder
-    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
-        steps = [(row["step"], bool(row["val/loss"])) for row in csv.DictReader(file)]
+    steps = [(row["step"], bool(row["val/loss"])) for row in read_csv(folder / "metrics.csv")]
     assert len(steps) == len(set(steps))
     curves = EventAccumulator(str(folder), size_guidance={"scalars": 0}, purge_orphaned_data=True)
     curves.Reload()
@@ -290,14 +290,13 @@ def test_an_interval_inside_a_step_is_moved_to_its_end(tmp_path, capfd):
     )
     folder = train(spec, tmp_path / "runs").folder
     assert "validation every: 6 batches (a step is never cut in two" in capfd.readouterr().out
-    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
-        assert [row["step"] for row in csv.DictReader(file) if row["val/loss"]] == [
-            "2",
-            "4",
-            "6",
-            "8",
-            "10",
-        ]
+    assert [row["step"] for row in read_csv(folder / "metrics.csv") if row["val/loss"]] == [
+        "2",
+        "4",
+        "6",
+        "8",
+        "10",
+    ]
 
 
 @pytest.mark.soak(seconds=2)
@@ -375,7 +374,7 @@ def test_the_same_words_on_the_command_line_go_on_with_the_run(tmp_path, capfd):
     os.kill(first.pid, signal.SIGTERM)
     said, _ = first.communicate(timeout=60)
     assert first.returncode == 143 and "stopped by SIGTERM after step" in said
-    (folder,) = (tmp_path / "outputs" / "default").iterdir()
+    folder = only_folder(tmp_path / "outputs" / "default")
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
     step = saved_step(folder)
     begun = step // 4 + 1

@@ -14,7 +14,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
 
 from flatout import (
     CheckpointConfig,
@@ -25,7 +24,6 @@ from flatout import (
     TextDataConfig,
     TransformerConfig,
     UserError,
-    fit,
 )
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import FeedKind
@@ -39,8 +37,9 @@ from flatout.run import reuse
 from flatout.tasks.frozen_outputs import FrozenPart, StoredStates
 from tests.composed import run_train
 from tests.faults.plants import Planted, RaiseAt
+from tests.fitting import quiet_fit
 from tests.params import at_once
-from tests.started import losses
+from tests.run_files import losses, model_weights, read_log
 from tests.verbs import verb
 
 ENCODER = TransformerConfig(
@@ -91,13 +90,11 @@ def train(data: TextDataConfig, model: TransformerConfig, folder: Path, **settin
     given: dict[str, Any] = {
         "optim": OptimConfig(lr=3e-3),
         "epochs": 2,
-        "precision": "fp32",
         "output": str(folder / "runs"),
-        "logger": "none",
         "compile": False,
         "monitor": MonitorConfig(flush_every=1, verdict=False, progress=False),
     }
-    return fit(replace(data, cache=str(folder / "cache")), model, **(given | settings))
+    return quiet_fit(replace(data, cache=str(folder / "cache")), model, **(given | settings))
 
 
 def choice_of(result: Any) -> dict[str, Any] | None:
@@ -114,9 +111,8 @@ def require_equal(found: Any, expected: Any) -> None:
     assert reads(found) and not reads(expected)
     assert len(losses(found.folder)) > 5
     np.testing.assert_allclose(losses(found.folder), losses(expected.folder), rtol=1e-5, atol=1e-6)
-    weights, wanted = (
-        load_file(each.folder / "model" / "model.safetensors") for each in (found, expected)
-    )
+    weights = model_weights(found.folder)
+    wanted = model_weights(expected.folder)
     assert weights.keys() == wanted.keys()
     for name, weight in wanted.items():
         np.testing.assert_allclose(weights[name], weight, rtol=1e-3, atol=2e-5, err_msg=name)
@@ -162,9 +158,8 @@ def test_a_run_that_was_killed_while_it_stored_outputs_goes_on_reading_them(
     again = train(CLASSES, replace(ENCODER, reuse=True), tmp_path, **settings)
     assert reads(again) and len(list((tmp_path / "runs" / "default").iterdir())) == 1
     assert again.summary["training"]["resumed_from"] == (10 if has_checkpoint else None)
-    found, wanted = (
-        load_file(each.folder / "model" / "model.safetensors") for each in (again, first[1])
-    )
+    found = model_weights(again.folder)
+    wanted = model_weights(first[1].folder)
     for name, weight in wanted.items():
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
@@ -304,9 +299,8 @@ def test_a_run_that_was_cut_short_goes_on_reading_to_the_same_weights(first, tmp
         )
     again = train(CLASSES, ENCODER, tmp_path, resume="auto", **settings)
     assert again.summary["training"]["resumed_from"] > 0 and reads(again)
-    found, wanted = (
-        load_file(each.folder / "model" / "model.safetensors") for each in (again, first[1])
-    )
+    found = model_weights(again.folder)
+    wanted = model_weights(first[1].folder)
     for name, weight in wanted.items():
         np.testing.assert_array_equal(found[name], weight, err_msg=name)
 
@@ -401,7 +395,7 @@ def test_a_disk_that_runs_full_midway_leaves_nothing_half_written(tmp_path, monk
 def test_half_the_bytes_are_a_choice_and_its_store_another_one(tmp_path):
     model = replace(ENCODER, reuse_format=ReuseFormat.bf16)
     found = train(CLASSES, model, tmp_path)
-    assert "64 bytes a token" in (found.folder / "log.txt").read_text(encoding="utf-8")
+    assert "64 bytes a token" in read_log(found.folder)
     exact = train(CLASSES, ENCODER, tmp_path)
     assert len(states_in(tmp_path)) == 2
     difference = np.abs(np.subtract(losses(found.folder), losses(exact.folder))).max()

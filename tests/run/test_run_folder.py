@@ -24,6 +24,7 @@ from flatout.report.summary import read_summary
 from flatout.run.run_folder import claim_folder, claim_named_folder, folder_of_one, open_run_folder
 from tests.composed import run_train
 from tests.params import at_once
+from tests.run_files import read_log
 from tests.started import free_port
 
 TINY = [
@@ -281,6 +282,6 @@ def test_the_log_of_a_run_that_a_signal_ended_holds_no_traceback(tmp_path, end, 
     ):
         folder.say("begun\x1b[2J")
         raise end
-    log = (tmp_path / "log.txt").read_text(encoding="utf-8")
+    log = read_log(tmp_path)
     assert "begun\\x1b[2J" in log and f"interrupted: {tmp_path}" in log
     assert ("Traceback" in log) is has_traceback

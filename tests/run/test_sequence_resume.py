@@ -13,14 +13,15 @@ import torch
 from flatout import (
     CellsConfig,
     CheckpointConfig,
-    MonitorConfig,
     OptimConfig,
     RNNConfig,
     SequenceDataConfig,
     fit,
 )
 from flatout.errors import UserError
+from tests.composed import only_folder
 from tests.faults.plants import Planted, RaiseAt
+from tests.fitting import quiet_fit
 from tests.params import at_once
 
 CELLS = CellsConfig(cells=4, cycles=3, samples=60)
@@ -28,17 +29,14 @@ CELLS = CellsConfig(cells=4, cycles=3, samples=60)
 
 def train(folder: Path, way: dict[str, Any], callbacks: dict[str, Any] | None = None) -> Any:
     data = SequenceDataConfig(sample=CELLS, noise={"current": 0.1}, batch_size=4, **way)
-    return fit(
+    return quiet_fit(
         data,
         RNNConfig(hidden=8, dropout=0.2),
         output=str(folder),
         resume="auto",
-        precision="fp32",
-        logger="none",
         max_epochs=3,
         optim=OptimConfig(lr=0.01),
         checkpoint=CheckpointConfig(patience=None, every_steps=3),
-        monitor=MonitorConfig(progress=False, verdict=False),
         callbacks=callbacks or {},
     )
 
@@ -67,7 +65,7 @@ def test_another_lookback_is_no_resume(tmp_path):
             {"lookback": 12, "stride": 9},
             {"plant": RaiseAt(place="on_train_batch_end", step=8)},
         )
-    (folder,) = (tmp_path / "default").iterdir()
+    folder = only_folder(tmp_path / "default")
     data = SequenceDataConfig(
         sample=CELLS, noise={"current": 0.1}, batch_size=4, lookback=13, stride=9
     )

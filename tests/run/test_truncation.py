@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
 import pytest
 
@@ -17,6 +16,8 @@ from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.inference.text import Predictor
 from flatout.tasks.classification import Classifier
 from tests.params import at_once
+from tests.run_files import read_log
+from tests.trainers import quiet_trainer
 
 WORDS = np.array("oak fern rose slate flint basalt".split())
 MODEL = BiLSTMConfig(embedding=16, hidden=16)
@@ -109,7 +110,7 @@ def test_the_metric_that_decides_is_scored_and_a_test_cut_short_scores_nothing(
         epochs=1,
     )
     assert short.summary["truncation"] is None
-    assert "by length" not in (tmp_path / "short" / "log.txt").read_text()
+    assert "by length" not in read_log(tmp_path / "short")
 
 
 @pytest.mark.parametrize(("rows", "cut"), [(90, 29), *at_once(of=[(60, 31), (90, 0)], seconds=1)])
@@ -126,10 +127,7 @@ def test_whole_rows_of_the_longest_length_are_not_taken_for_cut_ones(tmp_path: P
     test = rows_of(90, 40, 2)
     test["text"][40] = " ".join(["of"] * 12)
     result = fit(settings(test), MODEL, epochs=1, folder=tmp_path / "one")
-    assert (
-        "on 40 cut rows (and 1 whole ones of their length), "
-        in (tmp_path / "one" / "log.txt").read_text()
-    )
+    assert "on 40 cut rows (and 1 whole ones of their length), " in read_log(tmp_path / "one")
     assert [result.summary["truncation"][f"{each}_rows"] for each in ("cut", "equal", "whole")] == [
         40,
         1,
@@ -147,14 +145,7 @@ def test_a_plain_trainer_tests_any_loader_although_rows_were_cut(tmp_path: Path)
         train=rows_of(200, 60, 1), test=given, max_length=12, cache=str(tmp_path / "cache")
     )
     task = Classifier(MODEL)
-    how = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        enable_model_summary=False,
-        **how,
-    )
+    trainer = quiet_trainer(tmp_path)
     trainer.fit(task, datamodule=data)
     trainer.test(task, datamodule=data, verbose=False)
     assert task.truncation()["cut_rows"] == 40

@@ -21,7 +21,6 @@ from flatout import (
     RunConfig,
     TextDataConfig,
     UserError,
-    fit,
 )
 from flatout.engine.precision import Precision
 from flatout.perf.notes import Limit, MicroBatches
@@ -34,6 +33,8 @@ from flatout.run.answers import apply_answers, read_answers
 from flatout.run.closing import Result
 from flatout.run.tuning import combine_answers, is_outdated, list_settled, override_line
 from tests.cli.test_train import run_train
+from tests.composed import compose_run, only_folder
+from tests.fitting import quiet_fit
 from tests.params import at_once
 from tests.perf.tune.planted import SMALL
 from tests.verbs import verb
@@ -46,13 +47,11 @@ ALL_KEPT = {"enabled": True, "gain": 0.99, "compile": False} | QUICK
 
 def trained(folder: Path, tune: TuneConfig | str = "off", **settings: Any) -> Result:
     given = {
-        "precision": "fp32",
+        "data": TextDataConfig(sample=SMALL, batch_size=32),
         "epochs": 1,
-        "logger": "none",
         "monitor": MonitorConfig(progress=False, flush_every=1),
-    } | settings
-    data = TextDataConfig(sample=SMALL, batch_size=32)
-    return fit(given.pop("data", data), MODEL, folder=folder, tune=tune, **given)
+    }
+    return quiet_fit(model=MODEL, folder=folder, tune=tune, **(given | settings))
 
 
 def weights(result: Result) -> dict[str, torch.Tensor]:
@@ -68,8 +67,6 @@ def choices(result: Result) -> dict[str, dict[str, Any]]:
 
 
 def composed(*words: str) -> tuple[RunConfig, list[str]]:
-    from tests.cli.test_train import compose_run
-
     return compose_run(["tune=auto", *words]), ["tune=auto", *words]
 
 
@@ -332,7 +329,7 @@ def test_a_run_that_is_gone_on_with_has_the_answers_it_was_begun_with(
         "data.effective_batch=64",
     ]
     assert run_train(words, monkeypatch) == 0
-    (folder,) = (tmp_path / "default").iterdir()
+    folder = only_folder(tmp_path / "default")
     summary = read_summary(folder)
     assert summary["tune"]["values"].keys() >= {"data.feed", "precision", "data.batch_size"}
     # As if they had been others: what was measured since counts for new runs only.

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from flatout.data.samples.cells import CellsConfig
-from tests.composed import run_train
+from tests.composed import only_folder, run_train
 from tests.docs.blocks import all_commands, blocks, words_of_train
 from tests.docs.test_blocks import LIGHTNINGS_HINTS, TINY, put_package_of_own_parts, write_tables
+from tests.run_files import read_csv
 from tests.verbs import verb
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -99,7 +100,7 @@ def test_the_scripts_of_sequences_run(tmp_path, monkeypatch):
         "monitor.verdict=false",
     ]
     assert run_train(words, monkeypatch) == 0
-    (run,) = Path("outputs/battery_soc").iterdir()
+    run = only_folder(Path("outputs/battery_soc"))
     assert verb("export", run, "--onnx", "--out", "device") == 0
     names: dict[str, object] = {"__name__": "__page__"}
     for block in blocks():
@@ -117,8 +118,7 @@ def _few_cells(original):
 
 def write_more_tables(folder: Path) -> None:
     """Tables that only some pages name."""
-    with (folder / "news.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(folder / "news.csv")
     for name, columns in (
         (
             "reviews.csv",

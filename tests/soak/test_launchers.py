@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from flatout.checkpoints.folder import require_whole
-from tests.started import SMALL, begin, free_port, losses, said_by_all, slurm, wait_for
+from tests.run_files import losses
+from tests.started import SMALL, begin, free_port, said_by_all, slurm, wait_for
 
 pytestmark = pytest.mark.soak(seconds=25)
 LAST = Path("checkpoints", "last")

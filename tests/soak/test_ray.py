@@ -4,7 +4,6 @@ and answers.
 
 from __future__ import annotations
 
-import csv
 import os
 import pickle
 import re
@@ -32,7 +31,8 @@ from flatout import (
 )
 from flatout.data import encoded_units
 from flatout.data.text_data import TextData
-from tests.started import losses
+from tests.composed import only_folder
+from tests.run_files import losses, read_csv, read_log
 
 pytestmark = pytest.mark.soak(seconds=60)
 PAGE = Path(__file__).parents[2] / "docs" / "many_devices.md"
@@ -266,7 +266,7 @@ def run_of(command: list[str], folder: Path, ray_folder: str, *, killed: bool) -
 def test_two_workers_of_ray_train_like_one_process_with_twice_the_batch(ray_folder, tmp_path):
     pytest.importorskip("ray")
     folder = by_two_workers(SETTINGS, tmp_path, ray_folder, killed=False)
-    said = (folder / "log.txt").read_text(encoding="utf-8")
+    said = read_log(folder)
     assert (
         "rows a step: 32 rows (each rank trains its share; 16 rows x 1 batches x 2 ranks)" in said
     )
@@ -287,7 +287,7 @@ def test_ray_starts_a_run_again_whose_worker_was_killed(ray_folder, tmp_path):
     }
     settings["optim"] = OptimConfig(lr=1e-4)  # at 1e-3 rounding alone grows
     folder = by_two_workers(settings, tmp_path, ray_folder, killed=True)
-    assert "resume: continuing from step" in (folder / "log.txt").read_text(encoding="utf-8")
+    assert "resume: continuing from step" in read_log(folder)
     whole = {**settings, "resume": None, "data": replace(SETTINGS["data"], batch_size=32)}
     alone = fit(**whole, folder=tmp_path / "alone")
     assert len(losses(folder)) == len(losses(alone.folder)) == 640
@@ -322,12 +322,12 @@ def test_the_words_on_ray_train_one_run_whose_killed_worker_is_begun_again(ray_f
     folder = run_of(
         [*train, "data.batch_size=16", "on=ray", "workers=2"], tmp_path, ray_folder, killed=True
     )
-    assert "resume: continuing from step" in (folder / "log.txt").read_text(encoding="utf-8")
+    assert "resume: continuing from step" in read_log(folder)
     assert not list(folder.parent.glob(".*")), "Ray's notes are gone"
     subprocess.run(
         [*train, "data.batch_size=32", "name=alone"], cwd=tmp_path, check=True, capture_output=True
     )
-    (alone,) = (tmp_path / "outputs" / "alone").iterdir()
+    alone = only_folder(tmp_path / "outputs" / "alone")
     assert len(losses(folder)) == len(losses(alone)) == 320
     assert losses(folder) == pytest.approx(losses(alone), rel=1e-4)
 
@@ -462,8 +462,8 @@ def test_a_machine_of_another_version_or_without_a_package_is_one_sentence(
 
 def values_of(folder: Path) -> dict[str, float]:
     """What each setting of a sweep reached."""
-    with next(folder.glob("**/sweep.csv")).open(newline="", encoding="utf-8") as file:
-        return {row["model.hidden"]: float(row["value"]) for row in csv.DictReader(file)}
+    rows = read_csv(next(folder.glob("**/sweep.csv")))
+    return {row["model.hidden"]: float(row["value"]) for row in rows}
 
 
 def test_trials_by_ray_reach_what_they_reach_here_and_one_is_trained_again_whose_machine_was_lost(

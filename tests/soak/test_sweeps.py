@@ -5,13 +5,13 @@ No trial is lost or counted twice.
 
 from __future__ import annotations
 
-import csv
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.run_files import read_csv
 from tests.started import begin, wait_for
 
 TRIALS = 12
@@ -57,8 +57,7 @@ def test_a_sweep_that_is_killed_often_accounts_for_every_trial(tmp_path, rounds,
 
 def lost_trials(folder: Path) -> list[str]:
     """The problems of a sweep's table: each trial once, and exactly the planted ones failed."""
-    with (folder / "sweep.csv").open(newline="", encoding="utf-8") as file:
-        rows = {int(row["number"]): row["status"] for row in csv.DictReader(file)}
+    rows = {int(row["number"]): row["status"] for row in read_csv(folder / "sweep.csv")}
     problems = [] if sorted(rows) == list(range(TRIALS)) else [f"the trials are {sorted(rows)}"]
     failed = sorted(number for number, status in rows.items() if status == "failed")
     return problems if failed == [4, 6] else [*problems, f"the failed trials are {failed}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
@@ -44,7 +43,9 @@ from flatout.sweep.study import ENDED, JOURNAL, Study, repair_journal
 from flatout.sweep.sweep import confirm
 from flatout.sweep.trial import Ending, Status, Trial
 from flatout.tasks.tagging import Tagger, TaggingConfig, TagLabels
+from tests.fitting import own_cache
 from tests.params import at_once
+from tests.run_files import read_csv
 from tests.started import wait_for
 from tests.verbs import verb
 from tests.warm import Command, begin_warm
@@ -511,11 +512,6 @@ def command(*words: str) -> Command:
     return begin_warm(["flatout", "sweep", *words])
 
 
-def rows_of(folder: Path) -> list[dict[str, str]]:
-    with (folder / "sweep.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def kept(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     return [row | {"seconds": ""} for row in rows]
 
@@ -530,8 +526,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]
     folder = tmp_path_factory.mktemp("whole")
     printed = io.StringIO()
     before = list(sys.argv)
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
-        patch.setenv("FLATOUT_CACHE", str(folder / "cache"))
+    with own_cache(folder), redirect_stdout(printed):
         assert (
             verb("sweep", *SEARCHED, "trials=3", "confirm=2", f"hydra.sweep.dir={folder}/sweep")
             == 0
@@ -549,11 +544,11 @@ def test_a_sweep_that_is_killed_and_taken_up_gives_what_one_gives_that_was_not(
     wait_for_trial(cut, 1, begun[0])
     begun[0].kill()
     begun[0].communicate()
-    assert rows_of(cut) and (cut / "sweep.html").is_file()
+    assert read_csv(cut / "sweep.csv") and (cut / "sweep.html").is_file()
     code, again = swept(capfd, "resume", str(cut))
     assert code == 0, again
     assert re.search(r"resumed: [123] of 3 trials have ended", again)
-    assert kept(rows_of(cut)) == kept(rows_of(whole[0]))
+    assert kept(read_csv(cut / "sweep.csv")) == kept(read_csv(whole[0] / "sweep.csv"))
     assert best_again(whole[1]) == best_again(again)
     assert (cut / "sweep.html").stat().st_size > 10_000
     # what is finished is said to be, and nothing is trained again
@@ -668,7 +663,7 @@ def test_every_trial_of_a_sweep_that_meets_a_crash_and_a_hang_is_accounted_for(t
     ]
     code, said = swept(capfd, *words)
     assert code == 0, said
-    assert [row["status"] for row in rows_of(folder)].count("failed") == 2
+    assert [row["status"] for row in read_csv(folder / "sweep.csv")].count("failed") == 2
     notes = {row["+callbacks.planted.what"].lstrip("'"): row["note"] for row in csv_plain(folder)}
     assert "1 complete, 2 failed (1 of them ran longer than trial_for allows)" in said
     assert [compared(folder / name)["status"] for name in ("0", "1", "2")] == [
@@ -697,7 +692,8 @@ def compared(folder: Path) -> dict[str, Any]:
 
 def csv_plain(folder: Path) -> list[dict[str, str]]:
     """Rows with the heads as they were before they were defused for spreadsheets."""
-    return [{name.lstrip("'"): value for name, value in row.items()} for row in rows_of(folder)]
+    rows = read_csv(folder / "sweep.csv")
+    return [{name.lstrip("'"): value for name, value in row.items()} for row in rows]
 
 
 @pytest.mark.soak(seconds=4)
@@ -710,7 +706,7 @@ def test_a_sweep_of_which_every_trial_fails_alike_ends_early(tmp_path, capfd):
     last = said.splitlines()[-1]
     assert last.startswith("sweep: the first 3 trials failed alike: ") and "no such file" in last
     assert last.endswith(f"The output of the first is in {folder}/0/output.txt.")
-    assert [row["status"] for row in rows_of(folder)] == ["failed"] * 3 and (
+    assert [row["status"] for row in read_csv(folder / "sweep.csv")] == ["failed"] * 3 and (
         folder / "sweep.html"
     ).is_file()
 
@@ -777,7 +773,8 @@ def test_settings_of_ones_own_are_searched_and_trusted_again(tmp_path, capsys, m
         sys.argv[:] = before
     (alone,) = (tmp_path / "out").rglob("summary.json")
     summary = json.loads(alone.read_text())
-    assert float(rows_of(tmp_path / "s")[0]["value"]) == summary["metrics"]["val/accuracy"]
+    row = read_csv(tmp_path / "s" / "sweep.csv")[0]
+    assert float(row["value"]) == summary["metrics"]["val/accuracy"]
     assert shlex.split(summary["command"])[:4] == program[:4]
 
 
@@ -795,7 +792,8 @@ def test_settings_that_do_not_go_together_are_one_failed_trial(tmp_path, capfd):
     ]
     code, said = swept(capfd, *words, "pruner=none", f"hydra.sweep.dir={folder}")
     assert code == 0, said
-    assert [row["status"] for row in sorted(rows_of(folder), key=lambda row: row["number"])] == [
+    rows = sorted(read_csv(folder / "sweep.csv"), key=lambda row: row["number"])
+    assert [row["status"] for row in rows] == [
         "complete",
         "failed",
         "complete",
@@ -818,4 +816,4 @@ def test_time_ends_a_sweep_and_it_can_be_taken_up(tmp_path, capfd):
         "the time is over; to resume: python -m flatout sweep resume" in said
         and "best: trial" in said
     )
-    assert 0 < len(rows_of(folder)) < 400
+    assert 0 < len(read_csv(folder / "sweep.csv")) < 400

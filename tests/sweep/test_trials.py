@@ -42,6 +42,7 @@ from flatout.sweep.trial import Board, Ending, Judge, Status, Trial
 from flatout.sweep.trials import Readings, TimeLimits, make_slots, run_trials
 from tests.composed import run_train
 from tests.params import at_once
+from tests.run_files import read_csv
 from tests.started import begin, wait_for
 from tests.sweep.planted import Planted
 from tests.warm import begin_warm
@@ -344,8 +345,7 @@ def test_a_multirun_that_a_signal_ended_goes_on_by_the_same_words(
     )
     folder = last.parents[2]
     assert [read_summary(folder / name)["status"] for name in "01"] == ["finished", "interrupted"]
-    with (folder / "sweep.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(folder / "sweep.csv")
     assert [(row["status"], row["note"]) for row in rows] == [
         ("complete", ""),
         ("stopped", "interrupted"),
@@ -400,7 +400,7 @@ def test_trials_that_have_finished_are_left_as_they_are_and_missing_ones_are_tra
     again = run_all([replace(each, is_again=True) for each in trials], of=of)
     assert [ending.note for ending in again] == ["had finished before", ""]
     assert f"page: {folder}/sweep.html" in capsys.readouterr().out
-    rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
+    rows = read_csv(folder / "sweep.csv")
     assert [(row["number"], row["value"]) for row in rows] == [
         (str(each), str(again[each].value)) for each in (0, 1)
     ]

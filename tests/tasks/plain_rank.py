@@ -13,7 +13,8 @@ import lightning as L
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 
-from tests.tasks.test_plain_trainer import Losses, parts, quiet_trainer
+from tests.tasks.test_plain_trainer import Losses, parts
+from tests.trainers import quiet_trainer
 
 ROWS = 4
 ACCUMULATE = 4

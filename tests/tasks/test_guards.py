@@ -18,7 +18,8 @@ from flatout.data.problem import Problem
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.step_losses import NotFinite
 from flatout.errors import UserError
-from tests.tasks.test_step import make_task, quiet_trainer
+from tests.tasks.test_step import fast_trainer, make_task
+from tests.trainers import KeptFlushes, flat_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 
@@ -49,12 +50,12 @@ def spoilt(split, folder, *, value=1.0, late=False, policy=NotFinite.stop, clip=
     task.model.register_forward_hook(spoil)
     error = None
     try:
-        quiet_trainer(folder, 2, RunCurves([], 3), loop=loop, clip=clip).fit(
+        fast_trainer(folder, 2, RunCurves([], 3), loop=loop, clip=clip).fit(
             task, train_dataloaders=feed
         )
     except UserError as found:
         error = found
-    seen.append(torch.cat([weight.detach().flatten() for weight in task.model.parameters()]))
+    seen.append(flat_weights(task.model))
     return loop, seen, error
 
 
@@ -109,16 +110,8 @@ def scaled(split, folder, *, spoilt_steps=(), clip=0.5, epochs=2, factor=16.0):
     )
     task = make_task("textcnn", Problem.single, total_steps=4 * epochs)
     loop = FastLoop()
-    told: list[dict[str, float]] = []
+    kept = KeptFlushes()
     seen: list[torch.Tensor] = []
-
-    class Keep:
-        def on_flush(self, step, epoch, values):
-            told.append(values)
-
-        def on_validation(self, step, epoch, values): ...
-
-        def close(self): ...
 
     def spoil(gradient):
         seen.append(task.model.output.weight.detach().clone())
@@ -130,15 +123,15 @@ def scaled(split, folder, *, spoilt_steps=(), clip=0.5, epochs=2, factor=16.0):
         if factor
         else None
     )
-    trainer = quiet_trainer(
-        folder, epochs, RunCurves([Keep()], 3), plugins=plugins, loop=loop, clip=clip
+    trainer = fast_trainer(
+        folder, epochs, RunCurves([kept], 3), plugins=plugins, loop=loop, clip=clip
     )
     error = None
     try:
         trainer.fit(task, train_dataloaders=feed)
     except UserError as found:
         error = found
-    return loop, seen, told, error
+    return loop, seen, kept.flushes, error
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
@@ -194,4 +187,4 @@ def test_skipping_ends_where_step_after_step_would_be_skipped(make_split, tmp_pa
     loop.checks_on_host = not late
     task.model.output.weight.register_hook(lambda gradient: gradient * float("inf"))
     with pytest.raises(UserError, match="not finite at step 20"):
-        quiet_trainer(tmp_path, 9, RunCurves([], 3), loop=loop).fit(task, train_dataloaders=feed)
+        fast_trainer(tmp_path, 9, RunCurves([], 3), loop=loop).fit(task, train_dataloaders=feed)

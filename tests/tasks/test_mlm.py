@@ -16,7 +16,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from torch import Tensor
 
 from flatout import (
@@ -36,6 +35,7 @@ from flatout.run.closing import Result
 from flatout.tasks import Classifier, MaskedLanguageModel
 from flatout.tasks.masked_language import NO_TARGET, Masking
 from tests.faults.plants import Planted, RaiseAt
+from tests.run_files import choices_of, model_weights
 from tests.verbs import verb
 
 _WORDS = 90
@@ -246,7 +246,7 @@ def test_a_run_without_labels_learns_masked_words_and_measures_them(pretrained: 
     metrics = pretrained.metrics
     assert metrics["test/masked_accuracy"] > 0.4
     assert metrics["test/perplexity"] == pytest.approx(math.exp(metrics["test/loss"]), rel=1e-6)
-    choices = {choice["name"]: choice["value"] for choice in pretrained.summary["choices"]}
+    choices = choices_of(pretrained.summary)
     assert choices["batches"] == "flat" and choices["masked tokens"].endswith("%")
     assert pretrained.summary["data"]["columns"]["label"] == ""
 
@@ -305,7 +305,7 @@ def test_classes_go_on_from_a_run_and_from_its_export(
     data = TextData(train=labelled(120), tokenizer=str(name), cache=str(tmp_path))
     data.setup()
     network = Classifier(TransformerConfig(pretrained=str(name))).build(data.info)
-    weights = load_file(pretrained.folder / "model" / "model.safetensors")
+    weights = model_weights(pretrained.folder)
     own = network.state_dict()
     of_encoder = [each for each in weights if each.startswith("net.bert.")]
     assert len(of_encoder) > 20 and all(
@@ -321,10 +321,6 @@ def test_masked_words_go_on_from_a_run(pretrained: Result, tmp_path: Path) -> No
     assert after.metrics["test/perplexity"] < 1.1 * pretrained.metrics["test/perplexity"]
 
 
-def weights_of(result: Result) -> dict[str, Tensor]:
-    return load_file(result.folder / "model" / "model.safetensors")
-
-
 @pytest.mark.soak(seconds=3)
 def test_a_run_that_was_cut_short_resumes_to_the_same_weights(tmp_path: Path) -> None:
     small: dict[str, Any] = {"rows": 200, "epochs": 3, "precision": "fp32"}
@@ -334,7 +330,7 @@ def test_a_run_that_was_cut_short_resumes_to_the_same_weights(tmp_path: Path) ->
         pretrain(tmp_path / "cut", callbacks=plant, resume="auto", **small)
     resumed = pretrain(tmp_path / "cut", callbacks={}, resume="auto", **small)
     assert resumed.summary["training"]["resumed_from"] > 10
-    expected, found = weights_of(whole), weights_of(resumed)
+    expected, found = model_weights(whole.folder), model_weights(resumed.folder)
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     assert resumed.metrics == whole.metrics
 
@@ -354,7 +350,7 @@ def test_accumulated_batches_make_the_same_step_as_one_large_batch(tmp_path: Pat
         result = fit(
             data, calm, task=MaskedLanguageConfig(), output=str(tmp_path / f"{size}"), **settings
         )
-        found.append(weights_of(result))
+        found.append(model_weights(result.folder))
     for name, weight in found[0].items():
         torch.testing.assert_close(found[1][name], weight, rtol=1e-4, atol=1e-6)
 

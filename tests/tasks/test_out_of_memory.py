@@ -27,13 +27,15 @@ from flatout.data.feeding import FeedKind
 from flatout.data.problem import Problem
 from flatout.engine.fast_loop import FastLoop, fast_loop_of
 from flatout.errors import UserError
-from flatout.models.encoder.transformer import Outputs, TransformerConfig
+from flatout.models.encoder.transformer import Outputs
 from flatout.tasks.classification import Classifier, ClassWeights
 from flatout.tasks.tagging import Tagger, TagLabels
 from flatout.tasks.task import Task
+from tests.encoders import calm_encoder
 from tests.scarce import Scarce
 from tests.stores import open_store
-from tests.tasks.test_step import make_task, quiet_trainer
+from tests.tasks.test_step import fast_trainer, make_task
+from tests.trainers import KeptFlushes, flat_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 
@@ -49,41 +51,28 @@ PLACES = {
 }
 
 
-class Keep:
-    """What each flush tells."""
-
-    def __init__(self) -> None:
-        self.told: list[dict[str, float]] = []
-
-    def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
-        self.told.append(
-            {name: value for name, value in values.items() if name.startswith("train/")}
-        )
-
-    def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None: ...
-
-    def close(self) -> None: ...
+def training_values(values: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if name.startswith("train/")}
 
 
 def trained(
     task: Task, feed: Feed, folder, scarce: Scarce | None = None, loop: FastLoop | None = None
 ) -> tuple[list[Any], torch.Tensor]:
     """What an epoch tells, and the weights at the end."""
-    keep = Keep()
+    kept = KeptFlushes()
     if scarce is not None:
         scarce.plant(task)
     loop = loop or FastLoop()
-    quiet_trainer(folder, 1, RunCurves([keep], 1), feed=feed, loop=loop).fit(
+    fast_trainer(folder, 1, RunCurves([kept], 1), feed=feed, loop=loop).fit(
         task, train_dataloaders=feed
     )
-    return keep.told, torch.cat([weight.detach().flatten() for weight in task.model.parameters()])
+    told = [training_values(values) for values in kept.flushes]
+    return told, flat_weights(task.model)
 
 
 def encoder(outputs: Outputs) -> torch.nn.Module:
     torch.manual_seed(0)
-    config = TransformerConfig(
-        hidden=16, layers=2, heads=2, dropout=0.0, attention_dropout=0.0, head_dropout=0.0
-    )
+    config = calm_encoder(layers=2)
     return config.build(outputs, vocabulary_size=50, padding_id=0, separator_id=None)
 
 

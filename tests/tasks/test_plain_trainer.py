@@ -25,7 +25,6 @@ from flatout import (
     Predictor,
     TaggedTweetsConfig,
     TextCNNConfig,
-    TransformerConfig,
     UserError,
     fit,
 )
@@ -36,7 +35,9 @@ from flatout.data import TagData, TextData
 from flatout.engine import FastLoop
 from flatout.engine.run_length import planned_steps
 from flatout.tasks import Classifier, Tagger
+from tests.encoders import calm_encoder
 from tests.params import at_once
+from tests.trainers import flat_weights, quiet_trainer
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 pytestmark = pytest.mark.filterwarnings(
@@ -56,9 +57,7 @@ _BITS = {"encoding": EncodingConfig(size=64, hashes=2), "vocabulary": 100}
 def parts(kind: str) -> tuple[L.LightningDataModule, L.LightningModule]:
     """A DataModule and a task without dropout, as a user writes them."""
     if kind == "tags":
-        encoder = TransformerConfig(
-            hidden=16, layers=1, heads=2, dropout=0.0, attention_dropout=0.0, head_dropout=0.0
-        )
+        encoder = calm_encoder()
         return TagData(sample=TAGS, batch_size=32, seed=3), Tagger(encoder, optim=OPTIM)
     if kind == "bits":
         bits = BitData(sample=PeopleConfig(rows=300), batch_size=32, seed=3, **_BITS)
@@ -67,19 +66,6 @@ def parts(kind: str) -> tuple[L.LightningDataModule, L.LightningModule]:
         )
     config = BiLSTMConfig(embedding=8, hidden=8, dropout=0.0)
     return TextData(sample=HEADLINES, batch_size=32, seed=3), Classifier(config, optim=OPTIM)
-
-
-def quiet_trainer(folder: Path, **settings: Any) -> L.Trainer:
-    """A plain Trainer that prints and writes nothing."""
-    quiet: dict[str, Any] = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    return L.Trainer(
-        **{"max_epochs": 1, "accelerator": "cpu", "default_root_dir": folder, **quiet, **settings}
-    )
 
 
 class Losses(L.Callback):
@@ -113,9 +99,7 @@ def train(
         callbacks=[*callbacks, losses],
     )
     trainer.fit(task, datamodule=data)
-    return losses.of_steps, torch.cat(
-        [weight.detach().flatten() for weight in task.model.parameters()]
-    )
+    return losses.of_steps, flat_weights(task.model)
 
 
 @pytest.mark.parametrize("accumulate", at_once(4, of=[1, 4], seconds=1))
@@ -367,7 +351,7 @@ def thawed_weights(folder: Path, checkpoint: Path | None = None, **settings: Any
         task, datamodule=data, ckpt_path=checkpoint
     )
     assert task.model.vectors.weight.requires_grad
-    return torch.cat([weight.detach().flatten() for weight in task.parameters()])
+    return flat_weights(task)
 
 
 def test_layers_thaw_by_epochs_also_where_steps_are_counted_and_resume_thawed(tmp_path):

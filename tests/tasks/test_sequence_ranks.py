@@ -15,16 +15,15 @@ import torch
 from flatout import (
     CellsConfig,
     CheckpointConfig,
-    MonitorConfig,
     OptimConfig,
     RNNConfig,
     SequenceDataConfig,
-    fit,
 )
 from flatout.data import SequenceData
 from flatout.data.batches.flat_batch import cut_batch
 from flatout.distributed.processes import warm_start
 from flatout.tasks import SequenceRegressor
+from tests.fitting import quiet_fit
 
 CELLS = CellsConfig(cells=4, cycles=3, samples=60)
 WAYS: dict[str, dict[str, Any]] = {
@@ -42,19 +41,16 @@ def started() -> None:
 
 def train(folder: Path, way: str, ranks: int, steps: int = -1, **settings: Any) -> Any:
     trainer = {"accelerator": "cpu", "devices": ranks, "max_steps": steps}
-    return fit(
+    return quiet_fit(
         SequenceDataConfig(sample=CELLS, batch_size=4 // ranks, **WAYS[way]),
         RNNConfig(hidden=8),
         output=str(folder),
-        precision="fp32",
-        logger="none",
         tune="off",
         threads=1,
         max_epochs=2,
         trainer=trainer,
         optim=OptimConfig(lr=0.01),
         checkpoint=CheckpointConfig(patience=None),
-        monitor=MonitorConfig(progress=False, verdict=False),
         **settings,
     )
 

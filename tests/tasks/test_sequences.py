@@ -4,7 +4,6 @@ errors in own units.
 
 from __future__ import annotations
 
-import csv
 import logging
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,9 @@ from flatout.tasks.kept_answers import keep_answers
 from flatout.tasks.sequence_baselines import judge_label_ridge
 from flatout.tasks.sequence_scores import SequenceScores
 from tests.params import at_once
-from tests.tasks.test_plain_trainer import Losses, quiet_trainer
+from tests.run_files import read_csv
+from tests.tasks.test_plain_trainer import Losses
+from tests.trainers import flat_weights, quiet_trainer
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 pytestmark = pytest.mark.filterwarnings(
@@ -77,7 +78,7 @@ def train(
     trainer.fit(task, datamodule=data)
     return (
         losses.of_steps,
-        torch.cat([weight.detach().flatten() for weight in task.model.parameters()]),
+        flat_weights(task.model),
         task,
     )
 
@@ -130,7 +131,7 @@ def test_fit_gives_the_losses_and_weights_of_a_plain_trainer(tmp_path):
     }
     L.seed_everything(3, verbose=False)
     result = fit(data, RNN, optim=OPTIM, seed=3, max_epochs=2, **settings)
-    last = torch.cat([weight.detach().flatten() for weight in result.predictor.model.parameters()])
+    last = flat_weights(result.predictor.model)
     torch.testing.assert_close(last, weights, atol=1e-6, rtol=0)
     assert set(result.metrics) >= {"val/rmse", "test/rmse", "test/max_error", "test/r2"}
     baseline = result.summary["baseline"]
@@ -139,15 +140,13 @@ def test_fit_gives_the_losses_and_weights_of_a_plain_trainer(tmp_path):
         and "test/rmse of the ridge on the last sample" in baseline["metrics"]
     )
     assert result.summary["data"]["sequences"]["floor"] == {"soc": 0.02}
-    with (tmp_path / "run" / "recordings.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(tmp_path / "run" / "recordings.csv")
     errors = [float(row["rmse"]) for row in rows]
     assert len(rows) == 6 and errors == sorted(errors, reverse=True)
     assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(
         result.metrics["test/rmse"], rel=1e-4
     )
-    with (tmp_path / "run" / "targets.csv").open(encoding="utf-8") as file:
-        (row,) = csv.DictReader(file)
+    (row,) = read_csv(tmp_path / "run" / "targets.csv")
     assert row["target"] == "soc" and list(row)[1:] == ["rmse", "mae", "max_error", "r2"]
     assert float(row["mae"]) == pytest.approx(result.metrics["test/mae"], rel=1e-4)
 

@@ -23,6 +23,7 @@ from flatout.engine.step_losses import NotFinite, StepLosses
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.textcnn import TextCNNConfig
 from flatout.tasks.classification import ClassificationConfig, Classifier, ClassWeights, Labels
+from tests.trainers import KeptFlushes, flat_weights, quiet_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 
@@ -42,7 +43,7 @@ def make_task(kind: str, problem: Problem, total_steps: int, **settings) -> Clas
     return Classifier(model, config, optim, labels=labels, total_steps=total_steps)
 
 
-def quiet_trainer(
+def fast_trainer(
     folder: Path,
     epochs: int,
     *callbacks: L.Callback,
@@ -51,16 +52,12 @@ def quiet_trainer(
     clip: float = 0.5,
     **settings: Any,
 ) -> L.Trainer:
-    return L.Trainer(
+    """A quiet Trainer with the fast loop."""
+    return quiet_trainer(
+        folder,
         accumulate_grad_batches=1 if feed is None else feed.plan.accumulate,
         gradient_clip_val=clip or None,
         max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
         callbacks=[loop or FastLoop(), *callbacks],
         **settings,
     )
@@ -70,19 +67,11 @@ def train(
     task: Classifier, feed: Feed, folder: Path, epochs: int = 2, loop: FastLoop | None = None
 ) -> tuple[list[float], list[float]]:
     """Losses of every step, and the weights at the end."""
-    losses: list[float] = []
-
-    class Keep:
-        def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
-            losses.append(values["train/loss"])
-
-        def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None: ...
-
-        def close(self) -> None: ...
-
-    trainer = quiet_trainer(folder, epochs, RunCurves([Keep()], 1), feed=feed, loop=loop)
+    kept = KeptFlushes()
+    trainer = fast_trainer(folder, epochs, RunCurves([kept], 1), feed=feed, loop=loop)
     trainer.fit(task, train_dataloaders=feed)
-    return losses, torch.cat([p.detach().flatten() for p in task.model.parameters()]).tolist()
+    losses = [values["train/loss"] for values in kept.flushes]
+    return losses, flat_weights(task.model).tolist()
 
 
 @pytest.mark.parametrize("problem", [Problem.single, Problem.multi, Problem.regression])
@@ -195,9 +184,7 @@ def test_steps_are_counted_the_same_with_and_without_optimizer_hooks(make_split,
     watched = make_task("textcnn", Problem.single, total_steps=3)
     watch = Watch()
     feed = Feed(feed.split, PlanSettings(rows_per_batch=4), kind=FeedKind.resident)
-    trainer = quiet_trainer(tmp_path, 1, watch)
+    trainer = fast_trainer(tmp_path, 1, watch)
     trainer.fit(watched, train_dataloaders=feed)
     assert watch.seen == trainer.global_step == plain.trainer.global_step == 3
-    assert (
-        torch.cat([p.detach().flatten() for p in watched.model.parameters()]).tolist() == expected
-    )
+    assert flat_weights(watched.model).tolist() == expected

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.run_files import write_jsonl
 
 from flatout.data.checks.cleaning import CleaningConfig
 from flatout.data.checks.tags import (
@@ -161,7 +161,7 @@ def test_a_sentence_without_words_is_told_as_such(tmp_path):
     rows = [{"tokens": [f"w{row}", "b"], "tags": ["O", "B-x"]} for row in range(20)]
     rows.insert(9, {"tokens": [], "tags": []})
     file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_jsonl(file, rows)
     found = check(TextDataConfig(source=str(file), problem=Problem.tags))
     said = "\n".join(remark.line() for remark in found.remarks)
     assert "1 row without words dropped (row 10); data.clean.unlabelled=refuse" in said

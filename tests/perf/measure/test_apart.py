@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from flatout.distributed.processes import OUTPUT
-from flatout.errors import UserError
 from flatout.perf.measure.apart import Apart, Failed, run
-from tests.perf.tune.planted import alive, within
+from tests.perf.tune.planted import alive, mistaken, within
 
 
 def environment_of(*names: str) -> dict[str, str | None]:
@@ -31,10 +30,6 @@ def say(text: str) -> int:
 def leave(code: int) -> None:
     print("last words", flush=True)
     sys.exit(code)
-
-
-def mistake() -> None:
-    raise UserError("data", "is not there")
 
 
 def with_worker(note: str) -> None:
@@ -97,7 +92,7 @@ def test_an_exit_is_told_by_its_code_and_where_its_output_is(tmp_path):
 
 def test_a_mistake_is_told_in_its_own_words():
     with pytest.raises(Failed, match=r"^data: is not there$"):
-        run(mistake)
+        run(mistaken)
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes as Linux shows them")

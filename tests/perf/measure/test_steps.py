@@ -13,14 +13,6 @@ from flatout.data.feeding import FeedKind
 from flatout.engine.precision import Precision
 from flatout.perf.measure.steps import Steps, TrainingWay, endless, standing_optimizer
 from flatout.perf.tune.probe import feed_of
-from tests.perf.tune.planted import small_parts
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLATOUT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield small_parts()
 
 
 @pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16])

@@ -27,16 +27,9 @@ from flatout.perf.tune.probe import (
 )
 from flatout.run.parts import build_parts
 from flatout.tasks import SequenceRegressor
-from tests.perf.tune.planted import config, small_parts
+from tests.perf.tune.planted import config
 
 SETTING = ProbedSetting(feed=FeedKind.resident, precision=Precision.fp32, rows=32, accumulate=1)
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLATOUT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield small_parts()
 
 
 def test_the_longest_batch_holds_the_longest_rows_there_are(parts):

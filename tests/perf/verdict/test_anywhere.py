@@ -41,6 +41,7 @@ from flatout.perf.verdict.anywhere import in_python
 from flatout.perf.verdict.rules import verdict as judged
 from tests.callbacks.plain import Rows, Small
 from tests.perf.verdict.test_verdict import QUIET as QUIET_RUN
+from tests.trainers import QUIET
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -49,11 +50,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*smaller than the logging interval.*",
     "ignore:.*running in `Trainer.barebones=True.*",
 )
-QUIET: dict[str, Any] = {
-    "logger": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 
 
 class Notes:

@@ -32,6 +32,7 @@ from flatout.perf.verdict import experiments as tries
 from flatout.perf.verdict import gathering, ways
 from flatout.perf.verdict.gathering import _rows_a_batch, evidence_in
 from flatout.report.summary import read_summary
+from tests.fitting import own_cache
 from tests.params import at_once
 from tests.verbs import verb
 
@@ -63,9 +64,8 @@ def let_short_runs_try(monkeypatch):
 def trained_once(folder, **settings):
     """A run that several tests look at, and what it printed."""
     printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as changed, redirect_stdout(printed):
+    with own_cache(folder) as changed, redirect_stdout(printed):
         let_short_runs_try(changed)
-        changed.setenv("FLATOUT_CACHE", str(folder / "cache"))
         torch.manual_seed(0)
         result = texts(folder, **settings)
     return result, printed.getvalue()
