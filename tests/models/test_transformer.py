@@ -38,8 +38,8 @@ from flatout.models.encoder.transformer import (
     TransformerConfig,
 )
 
-_VOCABULARY = 90
-_PADDING = 1
+VOCABULARY = 90
+PADDING = 1
 FLAT = sorted(FLAT_FAMILIES)
 PADDED = ["deberta", "ernie"]
 
@@ -62,8 +62,8 @@ def built(
     )
     model = config.build(
         Outputs(["a", "b", "c"], kind),
-        vocabulary_size=_VOCABULARY,
-        padding_id=_PADDING,
+        vocabulary_size=VOCABULARY,
+        padding_id=PADDING,
         separator_id=None,
     )
     # classifiers start so small that a wrong row would hardly show
@@ -103,7 +103,7 @@ FORMS += [pytest.param("eurobert", form, id=f"eurobert, {name}") for name, form 
 def batch_of(lengths: list[int], seed: int = 0) -> FlatBatch:
     random = torch.Generator().manual_seed(seed)
     return flat_batch(
-        [torch.randint(5, _VOCABULARY, (length,), generator=random) for length in lengths]
+        [torch.randint(5, VOCABULARY, (length,), generator=random) for length in lengths]
     )
 
 
@@ -253,7 +253,7 @@ def test_families_that_read_padding_get_rows_of_one_length_at_a_time(
     own = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64} if family == "xlnet" else sizes
     heads = {} if family in ("xlnet", "fnet") else {"num_attention_heads": 4}
     sized = own if family == "xlnet" else {"hidden_size": 32, **heads, **own}
-    described = CONFIG_MAPPING[family](vocab_size=_VOCABULARY, pad_token_id=_PADDING, **sized)
+    described = CONFIG_MAPPING[family](vocab_size=VOCABULARY, pad_token_id=PADDING, **sized)
     outputs = Outputs(["a", "b", "c"], kind)
     if kind == "words" and type(described) not in MODEL_FOR_MASKED_LM_MAPPING:
         pytest.skip("it has no head for masked words")
@@ -293,7 +293,7 @@ def test_weights_that_do_not_fill_the_encoder_are_refused(
 ) -> None:
     whole = built("bert").net
     whole.save_pretrained(tmp_path)
-    ids = {"vocabulary_size": _VOCABULARY, "padding_id": _PADDING, "separator_id": None}
+    ids = {"vocabulary_size": VOCABULARY, "padding_id": PADDING, "separator_id": None}
     of_more_classes = TransformerConfig(pretrained=str(tmp_path)).build(
         Outputs(list("abcde"), "single"), **ids
     )
@@ -412,7 +412,7 @@ def test_a_form_that_cannot_run_flat_is_padded_and_says_so(form: dict[str, Any],
         "num_attention_heads": 4,
         "intermediate_size": 64,
     }
-    described = CONFIG_MAPPING["deberta-v2"](vocab_size=_VOCABULARY, **sizes, **form)
+    described = CONFIG_MAPPING["deberta-v2"](vocab_size=VOCABULARY, **sizes, **form)
     net = Outputs(["a", "b"], "single").auto_class.from_config(described)
     model = Transformer(net, is_tagging=False, compute=Compute.auto, separator_id=None)
     assert (model.layout, model.why_padded) == ("padded", why)
@@ -429,7 +429,7 @@ def test_ettin_and_mmbert_run_flat_as_modernbert(kind: str) -> None:
         "intermediate_size": 48,
     }
     described = CONFIG_MAPPING["modernbert"](
-        vocab_size=_VOCABULARY, pad_token_id=_PADDING, **sizes, **MODERN
+        vocab_size=VOCABULARY, pad_token_id=PADDING, **sizes, **MODERN
     )
     assert described.rope_parameters["full_attention"]["rope_theta"] == 160000.0
     outputs = Outputs(["a", "b", "c"], kind)
@@ -526,7 +526,7 @@ def test_the_texts_of_a_pair_are_numbered_as_the_padded_reference_has_them(famil
     config = TransformerConfig(family=family, hidden=32, layers=2, heads=4, **typed)
     model = config.build(
         Outputs(["a", "b"], "single"),
-        vocabulary_size=_VOCABULARY,
+        vocabulary_size=VOCABULARY,
         padding_id=0,
         separator_id=separator,
     ).eval()
@@ -535,7 +535,7 @@ def test_the_texts_of_a_pair_are_numbered_as_the_padded_reference_has_them(famil
     found = model(flat_batch(rows))
     padded = replace(config, compute=Compute.padded).build(
         Outputs(["a", "b"], "single"),
-        vocabulary_size=_VOCABULARY,
+        vocabulary_size=VOCABULARY,
         padding_id=0,
         separator_id=separator,
     )
@@ -552,7 +552,7 @@ def test_the_texts_of_a_pair_are_numbered_as_the_padded_reference_has_them(famil
 def test_pairs_are_not_numbered_where_a_family_knows_no_numbers(family: str) -> None:
     config = TransformerConfig(family=family, hidden=32, layers=1, heads=4)
     model = config.build(
-        Outputs(["a", "b"], "single"), vocabulary_size=_VOCABULARY, padding_id=1, separator_id=3
+        Outputs(["a", "b"], "single"), vocabulary_size=VOCABULARY, padding_id=1, separator_id=3
     )
     assert not model._numbers_pairs
     assert model(flat_batch([[2, 9, 3, 8, 3], [2, 7, 3, 6, 3]])).isfinite().all()
@@ -650,7 +650,7 @@ def test_each_share_to_drop_arrives_in_the_modules_that_drop_it(family: str, kin
         shares |= {"dropout": 0.0, "head_dropout": 0.0}
     config = TransformerConfig(family=family, hidden=32, layers=2, heads=4, **shares)
     model = config.build(
-        Outputs(["a", "b"], kind), vocabulary_size=_VOCABULARY, padding_id=1, separator_id=None
+        Outputs(["a", "b"], kind), vocabulary_size=VOCABULARY, padding_id=1, separator_id=None
     )
     backbone = list(model.net.base_model.modules())
     head = [module for module in model.net.modules() if module not in set(backbone)]
@@ -663,7 +663,7 @@ def test_a_share_that_a_family_does_not_drop_is_refused() -> None:
     with pytest.raises(UserError, match=r"model\.attention_dropout: fnet has no such share"):
         config.build(
             Outputs(["a", "b"], "single"),
-            vocabulary_size=_VOCABULARY,
+            vocabulary_size=VOCABULARY,
             padding_id=1,
             separator_id=None,
         )
@@ -756,7 +756,7 @@ def test_what_deberta_declares_after_its_layers_lies_below_them() -> None:
     from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
 
     described = DebertaV2Config(
-        vocab_size=_VOCABULARY,
+        vocab_size=VOCABULARY,
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=4,
