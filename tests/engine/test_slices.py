@@ -25,7 +25,7 @@ from flatout.engine.clipping import clip_gradients, gradient_is_finite, gradient
 from flatout.engine.fsdp import slice_weights
 from flatout.engine.optimizer import OptimConfig
 from flatout.models.encoder.lora import LoraConfig
-from tests.models.test_transformer import FLAT, PADDED, batch_of, built, gradients
+from tests.models.encoder_cases import FLAT, PADDED, batch_of, built, gradients
 
 RANKS = 2
 LENGTHS = ([2, 3, 9, 21, 21, 22, 40], [1, 7, 165])
