@@ -22,10 +22,10 @@ from flatout.inference.forms import Form, together
 from flatout.inference.verify import SplitAnswer, verify
 from flatout.models.encoder import layers, network
 from flatout.models.encoder.attention import Scores
+from tests.cli.cells import train as train_cells
+from tests.cli.cells import write_cells
 from tests.cli.test_export import WORDS as TAG_ROWS
 from tests.cli.test_export import tagged, trained
-from tests.cli.test_recordings import train as train_cells
-from tests.cli.test_recordings import write_cells
 from tests.params import at_once
 from tests.verbs import verb
 
