@@ -1,0 +1,209 @@
+"""Model folders of others: what is odd is refused, and code beside the weights never runs."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+
+import train
+from flatout.errors import UserError
+from flatout.run.kinds import load_predictor
+from tests.composed import run_train
+from tests.fitting import own_cache
+from tests.hostile import attempts as hostile
+from tests.params import at_once
+from tests.verbs import verb
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """The model folders of a small network and of a small encoder."""
+    place = tmp_path_factory.mktemp("models")
+    tiny = [*hostile.TINY, "model.hidden=8", "data.vocabulary.size=100"]
+    with own_cache(place):
+        for name, words in (
+            ("lstm", []),
+            ("encoder", ["model=transformer", "model.layers=1", "model.heads=2"]),
+        ):
+            train.main([*words, *tiny, f"hydra.run.dir={place / name}"])
+    return place
+
+
+@pytest.fixture
+def model(models, tmp_path):
+    """Writes a changed copy: `model(which, file, change)`."""
+
+    def changed(which: str, file: str, change) -> Path:
+        folder = tmp_path / "model"
+        shutil.copytree(models / which / "model", folder)
+        path = folder / file
+        if callable(change):
+            described = json.loads(path.read_text(encoding="utf-8"))
+            found = change(described)
+            path.write_text(json.dumps(described if found is None else found), encoding="utf-8")
+        else:
+            path.write_bytes(change.encode() if isinstance(change, str) else change)
+        return folder
+
+    return changed
+
+
+def put(*keys_and_value):
+    *keys, last, value = keys_and_value
+
+    def change(described):
+        for key in keys:
+            described = described[key]
+        described[last] = value
+
+    return change
+
+
+HOSTILE_MODELS = [
+    ("lstm", "config.json", "{"),
+    ("lstm", "config.json", "[]"),
+    ("lstm", "config.json", b"\xff\xfe\x00"),
+    ("lstm", "config.json", "[" * 100_000),
+    ("lstm", "config.json", put("schema", 99)),
+    ("lstm", "config.json", put("model", "kind", "os.system")),
+    ("lstm", "config.json", put("model", "kind", ["bilstm"])),
+    ("lstm", "config.json", put("model", "config", "_target_", "os.system")),
+    ("lstm", "config.json", put("model", "config", "hidden", "8")),
+    ("lstm", "config.json", put("model", "config", "hidden", -1)),
+    ("lstm", "config.json", put("model", "config", "hidden", 10**15)),
+    ("lstm", "config.json", put("model", "config", {"_target_": "os.system"})),
+    ("lstm", "config.json", put("problem", "../../x")),
+    ("lstm", "config.json", put("scale", {"_target_": "os.system"})),
+    ("lstm", "config.json", put("data", "columns", None)),
+    ("lstm", "labels.json", "{}"),
+    ("lstm", "labels.json", "[]"),
+    ("lstm", "labels.json", "[1, 2]"),
+    ("lstm", "labels.json", json.dumps(["x"] * 7)),
+    ("lstm", "tokenizer.json", "{}"),
+    ("lstm", "tokenizer.json", '{"kind": "subwords", "_target_": "os.system"}'),
+    ("lstm", "model.safetensors", pickle.dumps({"a": 1})),
+    ("lstm", "model.safetensors", b"\xff" * 64),
+    ("lstm", "model.safetensors", b""),
+    ("encoder", "encoder.json", put("auto_map", {"AutoModel": "evil.Evil"})),
+    ("encoder", "encoder.json", put("attn_implementation", "somebody/kernels")),
+    ("encoder", "encoder.json", put("_attn_implementation", "somebody/kernels:x")),
+    ("encoder", "encoder.json", put("quantization_config", {"quant_method": "x"})),
+    ("encoder", "encoder.json", put("model_type", "os.system")),
+    ("encoder", "encoder.json", put("model_type", None)),
+    ("encoder", "encoder.json", put("vocab_size", -3)),
+    ("encoder", "encoder.json", put("hidden_size", "8; import os")),
+    ("encoder", "encoder.json", "7"),
+    ("encoder", "tokenizer.json", put("files", {"../x": "x"})),
+    ("encoder", "tokenizer.json", put("files", {"evil.py": "import os"})),
+    ("encoder", "tokenizer.json", put("files", {"/etc/x.json": "{}"})),
+    ("encoder", "tokenizer.json", put("frame", {"_target_": "os.system"})),
+    ("encoder", "tokenizer.json", put("tokenizer", "{}")),
+]
+
+
+@pytest.mark.parametrize(
+    "number",
+    at_once(*range(0, len(HOSTILE_MODELS), 3), of=range(len(HOSTILE_MODELS)), seconds=1),
+)
+def test_a_model_folder_of_others_is_refused_in_one_message(number, model, capsys, tmp_path):
+    folder = model(*HOSTILE_MODELS[number])
+    with pytest.raises(UserError):
+        load_predictor(folder)
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text\nwords\n")
+    assert verb("predict", folder, rows, "--device", "cpu") == 2
+    said = capsys.readouterr().err
+    assert len(said.strip().splitlines()) == 1 and "Traceback" not in said
+
+
+def test_a_model_folder_that_nobody_changed_is_read(models):
+    assert all(
+        load_predictor(models / name).predict(["some words"]) for name in ("lstm", "encoder")
+    )
+
+
+# Folders of encoders that come with code.
+
+
+@pytest.fixture
+def encoder_with_code(models, tmp_path):
+    """An encoder's folder with a module beside it that leaves a canary: `encoder_with_code(file,
+    change)`.
+    """
+    folder, canary = tmp_path / "encoder", tmp_path / "canary"
+    assert verb("export", models / "encoder", "--out", folder) == 0
+    (folder / "evil.py").write_text(f"import os\nos.mkdir({str(canary)!r})\nclass Evil: ...\n")
+
+    def changed(file: str, change) -> tuple[Path, Path]:
+        described = json.loads((folder / file).read_text(encoding="utf-8"))
+        change(described)
+        (folder / file).write_text(json.dumps(described), encoding="utf-8")
+        return folder, canary
+
+    return changed
+
+
+def own_code(described):
+    described["auto_map"] = dict.fromkeys(
+        ("AutoConfig", "AutoModel", "AutoModelForSequenceClassification"), "evil.Evil"
+    )
+
+
+def own_family(described):
+    own_code(described)
+    described["model_type"] = "evil"
+
+
+def own_tokenizer(described):
+    described["auto_map"] = {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}
+    described["tokenizer_class"] = "Evil"
+
+
+CODE_BESIDE = {
+    "of a known family": ("config.json", own_code, "auto_map"),
+    "of a family of its own": (
+        "config.json",
+        own_family,
+        "comes with code of its own, which is never run",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CODE_BESIDE)
+def test_an_encoder_s_own_code_is_refused_and_never_run(
+    case, encoder_with_code, tmp_path, monkeypatch, capsys
+):
+    file, change, message = CODE_BESIDE[case]
+    folder, canary = encoder_with_code(file, change)
+    capsys.readouterr()
+    words = [
+        "model=transformer",
+        f"model.pretrained={folder}",
+        "data.sample.rows=200",
+        "data.sample.eval_rows=40",
+    ]
+    words += [f"output={tmp_path / 'runs'}", "monitor.progress=false"]
+    assert run_train(words, monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert message in said and "Traceback" not in said
+    assert not canary.exists()
+    exec((folder / "evil.py").read_text())  # had it been run, it would have been seen
+    assert canary.exists()
+
+
+def test_a_tokenizer_s_own_code_is_never_run(encoder_with_code, tmp_path, monkeypatch, capsys):
+    folder, canary = encoder_with_code("tokenizer_config.json", own_tokenizer)
+    words = [
+        "model=transformer",
+        f"model.pretrained={folder}",
+        "data.sample.rows=200",
+        "data.sample.eval_rows=40",
+    ]
+    words += [f"output={tmp_path / 'runs'}", "monitor.progress=false", "trainer.max_epochs=1"]
+    assert run_train(words, monkeypatch) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+    assert not canary.exists()
