@@ -5,7 +5,8 @@ half-written store.
 from __future__ import annotations
 
 import pytest
-from tests.data.catalogue import CASES, Case
+from tests.data.cases import Case
+from tests.data.catalogue import CASES
 from tests.params import at_once
 from tests.stores import open_store
 
