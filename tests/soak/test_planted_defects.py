@@ -95,7 +95,7 @@ DEFECTS = [
         "data/store/lock.py",
         "acquire(held, _PRINT_AFTER_S if waits else 0, _LOOK_S)",
         "folder.exists()",
-        "tests/data/test_cache.py",
+        "tests/data/test_cache_builders.py",
     ),
     Defect(
         "no row goes to the test",

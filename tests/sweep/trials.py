@@ -1,0 +1,49 @@
+"""Trials of a tiny run, and how they end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flatout import (
+    BiLSTMConfig,
+    HeadlinesConfig,
+    MonitorConfig,
+    OptimConfig,
+    RunConfig,
+    TextDataConfig,
+)
+from flatout.report.summary import read_summary
+from flatout.run.job import RunJob
+from flatout.sweep.trial import Board, Ending, Trial
+from flatout.sweep.trials import endings, slots
+
+MODEL = BiLSTMConfig(hidden=8, embedding=8)
+BOARD = Board("trials", "val/accuracy", "max", 4)
+
+
+def config(**settings: Any) -> RunConfig:
+    data = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=50, classes=3), batch_size=32)
+    given = {
+        "trainer": {"max_epochs": 2},
+        "optim": OptimConfig(lr=1e-2),
+        "precision": "fp32",
+        **settings,
+    }
+    return RunConfig(data=data, model=MODEL, monitor=MonitorConfig(progress=False), **given)
+
+
+def trial(folder: Path, number: int = 0, **settings: Any) -> Trial:
+    return Trial(number, folder / str(number), RunJob(config(**settings)), [], [f"number={number}"])
+
+
+def ended(trials: list[Trial], parallel: int = 1, **settings: Any) -> dict[int, Ending]:
+    waiting = iter(trials)
+    running = endings(
+        lambda: next(waiting, None), slots(parallel), BOARD, metric="accuracy", **settings
+    )
+    return {trial.number: ending for trial, ending in running}
+
+
+def statuses(folder: Path) -> list[str]:
+    return [read_summary(folder / name)["status"] for name in "01"]
