@@ -124,7 +124,8 @@ def test_the_groups_that_users_of_hydra_templates_expect_have_their_options():
 @pytest.mark.parametrize("name", options_of("sweep"))
 def test_every_sweep_opens_with_its_command_and_searches_settings_that_exist(name):
     head, command = (CONF / "sweep" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[:2]
-    assert head == "# @package _global_" and command.startswith("# python -m flatout sweep ")
+    assert head == "# @package _global_"
+    assert command.startswith("# python -m flatout sweep ")
     register_schemas()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         composed = compose("train", [f"+sweep={name}"], return_hydra_config=True)
@@ -220,7 +221,8 @@ def test_overfitting_repeats_the_same_batches_in_every_epoch(tmp_path, monkeypat
     assert run_train(words, monkeypatch) == 0
     found = losses(only_folder(tmp_path / "default"))
     assert len(found) == 9
-    assert found[3:6] == pytest.approx(found[:3]) and found[6:] == pytest.approx(found[:3])
+    assert found[3:6] == pytest.approx(found[:3])
+    assert found[6:] == pytest.approx(found[:3])
     assert len({round(loss, 4) for loss in found[:3]}) == 3, "three different batches"
 
 
@@ -245,7 +247,8 @@ def test_a_profile_to_debug_with_leaves_a_trace_of_a_short_run(tmp_path, monkeyp
     words = [*words, *TINY, f"output={tmp_path}"]
     assert run_train(words, monkeypatch) == 0
     folder = only_folder(tmp_path / "default")
-    assert (folder / "trace.json.gz").is_file() and (folder / "operators.csv").is_file()
+    assert (folder / "trace.json.gz").is_file()
+    assert (folder / "operators.csv").is_file()
     assert read_summary(folder)["training"]["steps"] == 10
 
 

@@ -62,7 +62,8 @@ class Parts:
 def test_the_words_of_a_range_say_what_it_holds(bounds, words, inside, outside):
     about = About(does="", **bounds)
     assert about.range == words
-    assert all(map(about.holds, inside)) and not any(map(about.holds, outside))
+    assert all(map(about.holds, inside))
+    assert not any(map(about.holds, outside))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,8 @@ def test_a_value_that_its_field_does_not_allow_is_refused_in_one_sentence(given,
 
 
 def test_choices_become_members_and_defaults_are_nobody_elses():
-    one, other = Parts(way="down", other="up", rate=None), Parts()
+    one = Parts(way="down", other="up", rate=None)
+    other = Parts()
     assert (one.way, one.other) == (Way.down, Way.up)
     one.widths.append(0), one.weights.update(a=-1)
     assert (other.widths, other.weights) == ([8], {})

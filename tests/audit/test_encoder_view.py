@@ -54,8 +54,10 @@ def test_a_text_is_the_mean_of_its_tokens_as_padded_rows_have_it(folder, texts):
         states = net(**given).last_hidden_state
         mask = given["attention_mask"][..., None]
     means = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1)).numpy()
-    assert found is not None and np.abs(found.toarray() - means).max() < 1e-5
-    assert lines == [lines[0]] and f"read {int(mask.sum()):,} tokens" in lines[0]
+    assert found is not None
+    assert np.abs(found.toarray() - means).max() < 1e-5
+    assert lines == [lines[0]]
+    assert f"read {int(mask.sum()):,} tokens" in lines[0]
 
 
 def test_what_takes_too_long_or_is_padded_is_left_out_with_a_line(folder, texts, monkeypatch):
@@ -70,7 +72,8 @@ def test_what_takes_too_long_or_is_padded_is_left_out_with_a_line(folder, texts,
         )
         is None
     )
-    assert "200 texts take it" in lines[0] and lines[0].endswith("Give it more time: for=TIME.")
+    assert "200 texts take it" in lines[0]
+    assert lines[0].endswith("Give it more time: for=TIME.")
     assert lines[1] == "encoder: left out: asked for"
 
 
@@ -89,5 +92,6 @@ def test_suspects_say_what_words_and_encoder_answer_alone(
     assert f"encoder: {folder} read" in capfd.readouterr().out
     suspects = read_csv(tmp_path / "audit" / "suspects.csv")
     classes = set(texts["label"].to_pylist())
-    assert suspects and all({each["words"], each["encoder"]} <= classes for each in suspects)
+    assert suspects
+    assert all({each["words"], each["encoder"]} <= classes for each in suspects)
     assert any(each["words"] != each["encoder"] for each in suspects)

@@ -21,9 +21,11 @@ def test_rows_that_the_model_gives_to_another_class_are_suspects_the_surest_firs
     )
     labels = np.array([0, 0, 0, 1, 1, 1])
     found = find_suspects(probabilities, labels)
-    assert found.rows.tolist() == [5, 2] and found.likely.tolist() == [0, 1]
+    assert found.rows.tolist() == [5, 2]
+    assert found.likely.tolist() == [0, 1]
     assert found.sure == pytest.approx([0.95, 0.7])
-    assert found.joint.sum() == pytest.approx(1) and count_mixed_pairs(labels, found) == [
+    assert found.joint.sum() == pytest.approx(1)
+    assert count_mixed_pairs(labels, found) == [
         (0, 1, 1),
         (1, 0, 1),
     ]
@@ -36,7 +38,8 @@ def test_suspects_can_be_put_in_the_order_of_another_model():
     found = find_suspects(probabilities, np.array([0, 0, 0, 1, 1, 1])).in_order_of(
         np.linspace(0.9, 0.4, 6)
     )
-    assert found.rows.tolist() == [2, 5] and found.likely.tolist() == [1, 0]
+    assert found.rows.tolist() == [2, 5]
+    assert found.likely.tolist() == [1, 0]
     assert found.sure == pytest.approx([0.7, 0.4])
 
 
@@ -57,25 +60,33 @@ def test_a_class_of_fewer_rows_than_folds_takes_no_part():
     probabilities[labels == 2] = [0.8, 0.15, 0.05]
     probabilities[0] = [0.1, 0.75, 0.15]
     found = find_suspects(probabilities, labels, least=5)
-    assert found.rows.tolist() == [0] and found.likely.tolist() == [1]
+    assert found.rows.tolist() == [0]
+    assert found.likely.tolist() == [1]
     assert len(find_suspects(probabilities, labels).rows) > 1
     planted, places = plant_errors(labels, found.joint, 0.3, least=5)
-    assert len(places) == 37 and (labels[places] != 2).all() and (planted[places] != 2).all()
+    assert len(places) == 37
+    assert (labels[places] != 2).all()
+    assert (planted[places] != 2).all()
 
 
 def test_the_rate_of_noise_is_that_share_of_rows_that_look_like_planted_errors():
     random = np.random.default_rng(0)
-    wrong, right = random.normal(0.6, 0.2, 4_000), random.normal(-0.6, 0.2, 4_000)
+    wrong = random.normal(0.6, 0.2, 4_000)
+    right = random.normal(-0.6, 0.2, 4_000)
     rate, low, high = estimate_noise(np.append(wrong[:300], right[:2_700]), wrong[1_000:1_200])
-    assert low < 0.1 < high and rate == pytest.approx(0.1, abs=0.02)
+    assert low < 0.1 < high
+    assert rate == pytest.approx(0.1, abs=0.02)
     assert estimate_noise(right[:2_700], wrong[:200])[0] < 0.01
 
 
 def test_the_interval_of_the_rate_has_room_for_errors_unlike_planted_ones_at_any_number_of_rows():
     random = np.random.default_rng(0)
-    wrong, right = random.normal(0.6, 0.1, 200_000), random.normal(-0.6, 0.1, 900_000)
+    wrong = random.normal(0.6, 0.1, 200_000)
+    right = random.normal(-0.6, 0.1, 900_000)
     rate, low, high = estimate_noise(np.append(wrong[:100_000], right), wrong[100_000:100_200])
-    assert rate == pytest.approx(0.1, abs=0.02) and low < rate / 1.6 and high > rate * 1.6
+    assert rate == pytest.approx(0.1, abs=0.02)
+    assert low < rate / 1.6
+    assert high > rate * 1.6
 
 
 def test_wrong_labels_that_are_left_out_of_the_second_model_look_less_likely_to_it():
@@ -97,9 +108,8 @@ def test_planted_labels_are_wrong_and_drawn_from_the_pairs_that_suspects_lie_bet
     joint = np.diag([1 / 3] * 3)
     joint[0, 1] = 0.2  # given 0, likely 1: what is really 1 is called 0
     planted, places = plant_errors(labels, joint, 0.5)
-    assert (planted[places] != labels[places]).all() and (planted != labels).sum() == len(
-        places
-    ) == 300
+    assert (planted[places] != labels[places]).all()
+    assert (planted != labels).sum() == len(places) == 300
     of_one = planted[places][labels[places] == 1]
     assert (of_one == 0).mean() > 0.7
 
@@ -114,13 +124,12 @@ def test_a_falling_error_promises_a_gain_and_a_flat_one_none():
     falling = np.array([2.0 * sizes**-0.4] * 5)
     found = forecast(sizes, falling, 4_000, 4_000, 1_000)
     truth = 2.0 * (4_000**-0.4 - 8_000**-0.4)
-    assert (
-        found.low < truth < found.high
-        and found.low > 0
-        and found.line().startswith("4,000 more rows: +")
-    )
+    assert found.low < truth < found.high
+    assert found.low > 0
+    assert found.line().startswith("4,000 more rows: +")
     flat = forecast(sizes, np.full((5, 4), 0.2), 4_000, 4_000, 100_000)
-    assert flat.is_useless and flat.line().startswith("more rows of this kind will not help")
+    assert flat.is_useless
+    assert flat.line().startswith("more rows of this kind will not help")
 
 
 def test_numbers_of_rows_are_round():

@@ -78,7 +78,8 @@ def test_a_recording_whose_answers_are_shifted_is_the_worst_and_its_error_has_th
     assert measured.rows.names[measured.order[0]] == "r11"
     assert measured.rows.score_of(measured.loss_R[11]) == pytest.approx(2 * 3, rel=0.1)
     _, _, worst, share, alone, _ = describe_numbers(measured)
-    assert worst.startswith("rows:   the worst are r11 5.9") and "makes 9" in share
+    assert worst.startswith("rows:   the worst are r11 5.9")
+    assert "makes 9" in share
     others = (np.delete(measured.loss_R, 11).mean()) ** 0.5 * 2
     assert alone == f"        r11 alone makes most of it: {others:.4g} without it"
 
@@ -110,7 +111,8 @@ def test_twice_as_many_recordings_gain_no_more_than_was_said():
             *about, ["r"] * 60, ["train"] * 60, *(each[:300] for each in halves), _mean_squares, 1.0
         )
         said = measure_numbers(few, 5).forecast
-        assert said is not None and said.more == 20
+        assert said is not None
+        assert said.more == 20
         others = (inputs_ND[1_000:], answers_NO[1_000:])
         error_of_few = error_on_others(inputs_ND[:300], answers_NO[:300], *others)
         error_of_more = error_on_others(inputs_ND[:400], answers_NO[:400], *others)
@@ -209,21 +211,18 @@ def test_recordings_and_bit_strings_get_a_table_of_all_rows_the_worst_first_and_
     monkeypatch.chdir(tmp_path)
     assert verb("audit", *words) == 0
     printed = capfd.readouterr().out
-    assert (
-        score in printed
-        and "more:   " in printed
-        and "audit/worst.csv, audit/audit.html:" in printed
-    )
+    assert score in printed
+    assert "more:   " in printed
+    assert "audit/worst.csv, audit/audit.html:" in printed
     first, *rows = table(tmp_path / "audit" / "worst.csv")
     assert first[: len(heads)] == heads
     values = [float(row[2]) for row in rows]
-    assert values == sorted(values, reverse=heads[0] == "recording") and len(values) > 15
+    assert values == sorted(values, reverse=heads[0] == "recording")
+    assert len(values) > 15
     page = (tmp_path / "audit" / "audit.html").read_text("utf-8")
-    assert (
-        "Answered worst, out of fold" in page
-        and "<svg" in page
-        and "Labels that look wrong" not in page
-    )
+    assert "Answered worst, out of fold" in page
+    assert "<svg" in page
+    assert "Labels that look wrong" not in page
 
 
 @pytest.mark.soak(seconds=4)
@@ -248,10 +247,8 @@ def test_an_audit_does_not_depend_on_how_columns_are_scaled(tmp_path, monkeypatc
         printed[scale] = [
             line for line in capfd.readouterr().out.splitlines() if line.startswith("score")
         ]
-    assert (
-        printed["none"][0] == printed["standard"][0]
-        and "score:  rmse of y 0.1" in printed["none"][0]
-    )
+    assert printed["none"][0] == printed["standard"][0]
+    assert "score:  rmse of y 0.1" in printed["none"][0]
 
 
 @pytest.mark.soak(seconds=2)
@@ -315,17 +312,15 @@ def test_recordings_with_labels_are_audited_by_the_share_that_is_right(
     assert "out: audit/worst.csv is there already. Name another" in capfd.readouterr().err
     assert verb("audit", "data=sequence", *words, "folds=3", "out=again") == 0
     heads, first, second, third, *_ = table(tmp_path / "again" / "worst.csv")
-    assert (
-        heads[3:] == ["given", "likely"]
-        and first[0].endswith("w09.csv")
-        and first[2:] == ["0", "slow", "fast"]
-    )
-    assert second[0].endswith("w05.csv") and second[2:] == ["0", "fast", "slow"] and third[2] == "1"
+    assert heads[3:] == ["given", "likely"]
+    assert first[0].endswith("w09.csv")
+    assert first[2:] == ["0", "slow", "fast"]
+    assert second[0].endswith("w05.csv")
+    assert second[2:] == ["0", "fast", "slow"]
+    assert third[2] == "1"
     printed = capfd.readouterr().out
-    assert (
-        "w09.csv (given slow, likely fast), " in printed
-        and "w05.csv (given fast, likely slow)" in printed
-    )
+    assert "w09.csv (given slow, likely fast), " in printed
+    assert "w05.csv (given fast, likely slow)" in printed
     assert "2 of the 24 recordings are answered otherwise" in printed
     assert verb("audit", "data=sequence", *words, "unlabelled=x.csv", "out=more") == 2
     assert "unlabelled: is for texts with one class a row. Leave it out." in capfd.readouterr().err
@@ -349,7 +344,8 @@ def test_every_part_of_the_curve_has_rows_for_each_fold_however_groups_are_cut(s
     measured = measure_numbers(
         replace(made_up(len(groups), 5, noise=0.1), groups=groups), num_folds
     )
-    assert np.isfinite(measured.curve).all() and measured.curve.shape == (num_folds, 4)
+    assert np.isfinite(measured.curve).all()
+    assert measured.curve.shape == (num_folds, 4)
     assert measured.score < 1
 
 
@@ -372,7 +368,8 @@ def test_rows_of_a_group_that_are_alike_do_not_narrow_the_interval():
     for each in (once, often, replace(often, groups=[])):
         low, high = map(float, measure_numbers(each, 4).interval.split(" to "))
         widths.append(high - low)
-    assert widths[1] == pytest.approx(widths[0], rel=0.15) and widths[2] < 0.7 * widths[0]
+    assert widths[1] == pytest.approx(widths[0], rel=0.15)
+    assert widths[2] < 0.7 * widths[0]
 
 
 def test_a_forecast_gains_no_more_than_there_is_to_gain():
@@ -408,7 +405,8 @@ def test_a_run_on_recordings_is_audited_as_its_settings_are(tmp_path, monkeypatc
                 if line.startswith(("score", "rows"))
             ]
         )
-    assert printed[0] == printed[1] and printed[0][0].startswith("score:  rmse of soc")
+    assert printed[0] == printed[1]
+    assert printed[0][0].startswith("score:  rmse of soc")
 
 
 def table(path: Path) -> list[list[str]]:

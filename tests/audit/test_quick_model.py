@@ -35,14 +35,16 @@ def test_two_classes_have_one_model_and_two_columns():
         .fit(texts, np.array([0, 0, 1, 1]))
         .predict(["soup recipe", "goal", ""])
     )
-    assert found.shape == (3, 2) and found.sum(axis=1) == pytest.approx(np.ones(3))
+    assert found.shape == (3, 2)
+    assert found.sum(axis=1) == pytest.approx(np.ones(3))
     assert found[0, 0] > 0.5 > found[1, 0]
 
 
 def test_a_class_without_rows_is_all_but_impossible():
     model = QuickModel(Problem.single, 4).fit(["soup", "goal", "goal match"], np.array([0, 2, 2]))
     found = model.predict(["soup", "goal"])
-    assert found.argmax(axis=1).tolist() == [0, 2] and found[:, [1, 3]].max() < 0.01
+    assert found.argmax(axis=1).tolist() == [0, 2]
+    assert found[:, [1, 3]].max() < 0.01
 
 
 def test_one_class_alone_is_certain():
@@ -91,4 +93,5 @@ def test_numbers_are_predicted_by_a_ridge_regression():
         .fit(texts, np.arange(12) * 10.0)
         .predict(["film", "good good good film"])
     )
-    assert found[0] < found[1] and found.shape == (2,)
+    assert found[0] < found[1]
+    assert found.shape == (2,)

@@ -29,8 +29,13 @@ def test_an_encoder_is_held_against_the_trainer_against_the_peak_and_does_not_wa
         "BERT-base: MFU of real tokens",
         "BERT-base: waits for the device in 10 steps",
     ]
-    assert found[0].ours > 0 and found[0].theirs and 100 < number_in(found[0], "mean length ") < 160
-    assert found[1].ours > 0 and found[1].theirs and 10 < number_in(found[1], "mean length ") < 40
+    assert found[0].ours > 0
+    assert found[0].theirs
+    assert 100 < number_in(found[0], "mean length ") < 160
+    assert found[1].ours > 0
+    assert found[1].theirs
+    assert 10 < number_in(found[1], "mean length ") < 40
     assert 0 < found[2].ours < 100
     assert 13_000 < number_in(found[2], "[)], ") < 20_000
-    assert found[3].holds and found[3].note == ""
+    assert found[3].holds
+    assert found[3].note == ""

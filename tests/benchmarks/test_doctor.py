@@ -34,7 +34,8 @@ def test_every_plant_can_be_named_on_a_command_line():
 
 def test_there_are_twenty_plants_and_more_and_ten_healthy_runs_each_under_its_name():
     names = [each.name for each in PLANTED]
-    assert len(names) == len(set(names)) >= 20 and set(QUICK) <= set(names)
+    assert len(names) == len(set(names)) >= 20
+    assert set(QUICK) <= set(names)
     assert len(HEALTHY) == 10
 
 
@@ -134,7 +135,8 @@ def test_a_fix_is_judged_by_what_came_against_the_predicted_bounds(gain, measure
 def test_a_cause_without_a_promise_holds_when_it_is_named_and_a_wrong_one_does_not():
     assert diagnosed("data", None, 0.64).as_claim().holds
     assert not diagnosed("padding", 2.0, 2.0).as_claim().holds
-    assert diagnosed("data", 1.5, 0.64).slows and not diagnosed("data", None, 0.64).slows
+    assert diagnosed("data", 1.5, 0.64).slows
+    assert not diagnosed("data", None, 0.64).slows
 
 
 @pytest.mark.parametrize(
@@ -152,13 +154,17 @@ def test_a_healthy_run_is_quiet_or_its_gain_is_confirmed(cause, gain, measured, 
 
 def test_single_plants_and_healthy_runs_are_chosen_by_a_part_of_their_names():
     planted, healthy = chosen(Options(only="ENCODER"))
-    assert planted == [] and healthy == ["encoder", "encoder, two batches a step", "encoder, small"]
+    assert planted == []
+    assert healthy == ["encoder", "encoder, two batches a step", "encoder, small"]
     planted, healthy = chosen(Options(only="one thread"))
-    assert [each.name for each in planted] == ["one thread"] and healthy == []
+    assert [each.name for each in planted] == ["one thread"]
+    assert healthy == []
     planted, healthy = chosen(Options())
-    assert planted == PLANTED and healthy == list(HEALTHY)
+    assert planted == PLANTED
+    assert healthy == list(HEALTHY)
     planted, healthy = chosen(Options(quick=True))
-    assert [each.name for each in planted] == list(QUICK) and len(healthy) == 2
+    assert [each.name for each in planted] == list(QUICK)
+    assert len(healthy) == 2
 
 
 def test_a_name_that_is_no_plant_is_refused_with_the_nearest():
@@ -171,7 +177,8 @@ def test_a_row_shows_every_round_and_one_that_does_not_apply_is_marked():
     row = line(diagnosed("data", 2.0, 2.3).as_claim())
     assert "round 1: 100 rows/s as it was, 230 with the fix (2.30×)" in row
     row = line(not_here("a metric that synchronises", "there is no GPU"))
-    assert row.splitlines()[0].endswith("n/a") and "nan" not in row
+    assert row.splitlines()[0].endswith("n/a")
+    assert "nan" not in row
     assert "does not apply here: there is no GPU" in row
 
 
@@ -214,13 +221,13 @@ def test_the_words_of_a_fix_are_put_into_the_script():
 
 @pytest.mark.soak(seconds=5)
 def test_ten_scripts_are_planted_and_five_are_healthy_and_each_kind_of_module_trains():
-    assert len(doctor_plain.PLANTED) == 10 and len(doctor_plain.HEALTHY) == 5
+    assert len(doctor_plain.PLANTED) == 10
+    assert len(doctor_plain.HEALTHY) == 5
     with torch.random.fork_rng():
         for module in ("mlp", "cnn", "lstm", "bert"):
             found = doctor_plain.train(
                 Script(module=module, rows=12, batch_size=4, max_epochs=1), judges=True
             )
-            assert found["rate"] > 0 and found["verdict"]["sentence"].startswith(
-                "a verdict needs 30 steps"
-            )
+            assert found["rate"] > 0
+            assert found["verdict"]["sentence"].startswith("a verdict needs 30 steps")
     torch.set_num_threads(1)

@@ -86,7 +86,8 @@ def test_a_part_whose_process_fails_keeps_the_rows_before(monkeypatch, capsys):
     """
     found = list(gpu.part_claims("start", Options(), run=[sys.executable, "-c", script]))
     require_rows(found, runs.START_ROWS, runs.START_ROWS[1])
-    assert found[1].note == "ended with 1: broken on purpose" and "NO" in line(found[1])
+    assert found[1].note == "ended with 1: broken on purpose"
+    assert "NO" in line(found[1])
     assert "broken on purpose" in capsys.readouterr().err
 
 
@@ -146,12 +147,14 @@ def test_a_mask_that_is_another_one_backwards_is_found(monkeypatch):
     padded = KERNELS[Kernel.padded]
 
     def of_two_masks(*parts, **named):
-        found, other = padded(*parts, **named), padded(*parts, **named)
+        found = padded(*parts, **named)
+        other = padded(*parts, **named)
         return found.detach() + other - other.detach()
 
     monkeypatch.setitem(KERNELS, Kernel.padded, of_two_masks)
     gap, kept = kernels.dropout_gap(CPU, Kernel.padded, torch.float32)
-    assert gap > 0.1 and kept > 1.1
+    assert gap > 0.1
+    assert kept > 1.1
 
 
 @pytest.mark.soak(seconds=4)
@@ -214,24 +217,26 @@ def test_words_of_every_run_are_known(tmp_path):
             "run", *runs.experiment(place, name, "+trainer.deterministic=true", "precision=bf16")
         )
         config = compose_run([word for word in words[1:] if not word.startswith("hydra.")])
-        assert config.trainer["deterministic"] and config.monitor.flush_every == 1
+        assert config.trainer["deterministic"]
+        assert config.monitor.flush_every == 1
 
 
 @pytest.mark.soak(seconds=4)
 def test_curves_stand_side_by_side(place):
     found = list(runs.curve_claims(place, ("headlines_cnn",)))
     require_rows(found, runs.curve_rows("headlines_cnn"))
-    assert found[0].ours == 0 and found[0].note.startswith(
-        "steps 1 5 9 12 16: headlines_cnn_fp32, "
-    )
-    assert found[1].theirs and found[2].note == "does not apply here: no fp16 on a CPU"
+    assert found[0].ours == 0
+    assert found[0].note.startswith("steps 1 5 9 12 16: headlines_cnn_fp32, ")
+    assert found[1].theirs
+    assert found[2].note == "does not apply here: no fp16 on a CPU"
 
 
 @pytest.mark.soak(seconds=4)
 def test_a_batch_that_does_not_fit_is_trained_in_pieces(place):
     found = list(runs.memory_claims(place, lambda device: nullcontext({"scarce": Scarce(5)})))
     require_rows(found, runs.MEMORY_ROWS)
-    assert found[0].ours >= 1 and found[0].note.startswith("trained in pieces: ")
+    assert found[0].ours >= 1
+    assert found[0].note.startswith("trained in pieces: ")
 
 
 def test_memory_is_little_within_and_whole_after(monkeypatch):
@@ -244,7 +249,8 @@ def test_memory_is_little_within_and_whole_after(monkeypatch):
         torch.cuda, "set_per_process_memory_fraction", lambda part, device: fractions.append(part)
     )
     with runs.little_memory(torch.device("cuda")) as more:
-        assert more == {} and fractions == [3 / 64]
+        assert more == {}
+        assert fractions == [3 / 64]
     assert fractions == [3 / 64, 1.0]
 
 
@@ -273,7 +279,8 @@ def test_a_gpu_is_waited_for_where_an_epoch_is_timed(monkeypatch):
     clock = speed.WaitingClock(torch.device("cuda"))
     clock.on_train_epoch_start(SimpleNamespace(), SimpleNamespace())
     clock.on_train_epoch_end(SimpleNamespace(), SimpleNamespace())
-    assert len(waits) == 2 and clock.ended >= clock.started > 0
+    assert len(waits) == 2
+    assert clock.ended >= clock.started > 0
 
 
 def test_the_encoder_is_that_of_the_other_bench(place, monkeypatch):
@@ -285,7 +292,8 @@ def test_the_encoder_is_that_of_the_other_bench(place, monkeypatch):
 
     monkeypatch.setattr(speed, "base_claims", noted)
     assert len(list(speed.encoder_claims(place))) == 1
-    assert given[0]["device"] == CPU and given[0]["options"].rounds == 1
+    assert given[0]["device"] == CPU
+    assert given[0]["options"].rounds == 1
 
 
 @IN_SOAK

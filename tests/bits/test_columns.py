@@ -171,13 +171,12 @@ def test_any_number_of_characters_is_read_block_after_block_and_by_a_model_of_as
     column = pa.array([text, text])
     reader = BitColumn("bits", "file")
     of_model = BitColumn("bits", "file")
-    first, again = reader.read(column, ROWS), reader.read(column, ROWS)
+    first = reader.read(column, ROWS)
+    again = reader.read(column, ROWS)
     of_model.num_bits = 8 * first.shape[1]
-    assert (
-        len(text) == characters
-        and (first == again).all()
-        and (of_model.read(column, ROWS) == first).all()
-    )
+    assert len(text) == characters
+    assert (first == again).all()
+    assert (of_model.read(column, ROWS) == first).all()
 
 
 def test_a_model_of_so_many_bits_names_the_row_that_has_others():

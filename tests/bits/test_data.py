@@ -156,7 +156,8 @@ def test_sets_of_numbers_know_the_commonest():
     table = plain.add_column(3, "twostephash", write_sets(*config.build().encode(raw)))
     read = open_store(BitsDataConfig(source=table, vocabulary=100))
     made = open_store(BitsDataConfig(source=plain, encoding=config, vocabulary=100))
-    assert read.is_set and read.num_inputs == 100
+    assert read.is_set
+    assert read.num_inputs == 100
     for split in ("train", "test"):
         assert np.array_equal(
             read.store.splits[split].ragged("tokens").values,
@@ -175,7 +176,8 @@ def test_more_than_65_536_numbers_are_told_apart():
         )
     )
     places = found.store.splits["train"].ragged("tokens").values
-    assert found.num_inputs > 66_000 and places.max() > 65_536
+    assert found.num_inputs > 66_000
+    assert places.max() > 65_536
 
 
 def test_the_text_columns_are_those_before_the_encoding():

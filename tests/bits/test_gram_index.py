@@ -67,7 +67,8 @@ def test_a_frozen_index_leaves_out_what_it_does_not_know(texts):
 
 @given(TEXTS)
 def test_numbers_do_not_depend_on_how_a_column_is_cut(texts):
-    whole, cut = GramIndex(), GramIndex()
+    whole = GramIndex()
+    cut = GramIndex()
     column = pa.array(["xx", *texts, "yy"], pa.large_string())
     expected = split(*whole.rows(column.slice(1, len(texts))))
     found = [row for text in texts for row in split(*cut.rows(pa.array([text], pa.large_string())))]

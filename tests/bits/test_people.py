@@ -46,7 +46,9 @@ def test_everybody_has_a_name_a_birthday_and_a_number_of_their_own():
     )
     for birthday in rows["Birthday"].to_pylist():
         month, day, year = map(int, birthday.split("/"))
-        assert 1 <= month <= 12 and 1 <= day <= 31 and 1930 < year <= 2006
+        assert 1 <= month <= 12
+        assert 1 <= day <= 31
+        assert 1930 < year <= 2006
         assert birthday == f"{month}/{day}/{year}"
 
 

@@ -125,7 +125,8 @@ def test_sets_of_numbers_are_recognised_as_lists_and_as_texts():
     texts = pa.array([str(numbers) for numbers in lists.to_pylist()])
     for column in (lists, texts):
         likely = recognise("clk", column)
-        assert likely is not None and likely.form is Form.numbers
+        assert likely is not None
+        assert likely.form is Form.numbers
 
 
 DIGESTS = {
@@ -138,7 +139,8 @@ DIGESTS = {
 @pytest.mark.parametrize("kind", DIGESTS)
 def test_digests_look_random(kind):
     likely = recognise("x", pa.array([DIGESTS[kind](i) for i in range(ROWS)]))
-    assert likely is not None and likely.looks_random
+    assert likely is not None
+    assert likely.looks_random
 
 
 def test_one_odd_row_does_not_hide_an_encoding_and_is_named_when_it_is_read(tmp_path):

@@ -51,7 +51,8 @@ def test_records_are_added_up_to_each_size_and_the_feed_stays_where_it_was(feeds
     sums = RidgeSums(*about)
     assert list(sums.read(train, [10, 64, 65, 5_000])) == [10, 64, 65, train.split.num_rows]
     assert train.state_dict() == before
-    at_ten, first_ten = RidgeSums(*about), RidgeSums(*about)
+    at_ten = RidgeSums(*about)
+    first_ten = RidgeSums(*about)
     next(at_ten.read(train, [10]))
     inputs, grams = next(first_ten.blocks(train))
     assert torch.equal(at_ten.inputs_DD, inputs[:10].T @ inputs[:10])
@@ -72,7 +73,8 @@ def test_the_best_penalty_is_the_one_that_validation_records_like_best(feeds):
 def plain_scores(scores: np.ndarray, targets: np.ndarray, threshold: float) -> dict[str, float]:
     found = dict.fromkeys(NAMES, 0.0)
     for row, wanted in zip(scores, targets, strict=True):
-        answered, there = set(np.flatnonzero(row >= threshold)), set(np.flatnonzero(wanted))
+        answered = set(np.flatnonzero(row >= threshold))
+        there = set(np.flatnonzero(wanted))
         both = len(answered & there)
         is_empty = not answered and not there
         precision = 1.0 if is_empty else both / max(1, len(answered))

@@ -64,10 +64,8 @@ def test_the_step_timer_finds_the_slow_phase_of_a_plain_module(tmp_path, part):
     timer = StepTimer(4)
     train(tmp_path, [timer], Small(**{part: SLOWEST_S}), **SEVEN)
     split = split_of(timer)
-    assert (
-        max(split, key=split.get) == f"time/{part}_ms"
-        and split[f"time/{part}_ms"] > 1000 * SLOWEST_S
-    )
+    assert max(split, key=split.get) == f"time/{part}_ms"
+    assert split[f"time/{part}_ms"] > 1000 * SLOWEST_S
     assert [step for step, _ in curve(tmp_path, f"time/{part}_ms")] == [3, 6]
 
 
@@ -75,7 +73,8 @@ def test_the_step_timer_finds_a_slow_loader(tmp_path):
     timer = StepTimer()
     train(tmp_path, [timer], slow_s=SLOWEST_S / BATCH, limit_val_batches=0, **SEVEN)
     split = split_of(timer)
-    assert max(split, key=split.get) == "time/wait_ms" and split["time/wait_ms"] > 1000 * SLOWEST_S
+    assert max(split, key=split.get) == "time/wait_ms"
+    assert split["time/wait_ms"] > 1000 * SLOWEST_S
     assert "time/transfer_ms" not in read_csv(tmp_path / "metrics.csv")[0]  # not known apart
 
 
@@ -98,7 +97,8 @@ def test_the_step_timer_counts_a_slow_callback_once_wherever_it_stands(tmp_path,
         sum(value for name, value in split.items() if name != "time/callbacks_ms")
         < split["time/callbacks_ms"]
     )
-    assert set(timer.clock.callbacks) == {"Sleeps"} and "on_train_batch_end" not in vars(slow)
+    assert set(timer.clock.callbacks) == {"Sleeps"}
+    assert "on_train_batch_end" not in vars(slow)
 
 
 def test_the_step_timer_names_callbacks_of_lightning_and_hooks_that_were_set_on_one(tmp_path):
@@ -178,7 +178,8 @@ def test_a_step_of_two_optimizers_is_one_step_of_the_profile_and_of_the_throughp
     throughput = Throughput(1)
     profile = ProfileSteps(wait=3, warmup=1, active=3, folder=tmp_path / "profile", say=said.append)
     trainer = train(tmp_path, [profile, throughput], TwoOptimizers())
-    assert trainer.global_step == 20 and (
+    assert trainer.global_step == 20
+    assert (
         throughput.volume.total.steps,
         throughput.volume.total.rows,
     ) == (10, ROWS)
@@ -198,7 +199,8 @@ def test_the_line_of_a_stream_has_no_end():
     line = ProgressLine(say=str)
     line.on_train_start(SimpleNamespace(global_step=0, estimated_stepping_batches=-1), Small())
     (task,) = line._bar.tasks
-    assert line._total is None and line._bar.columns[2].render(task).plain == "0  "
+    assert line._total is None
+    assert line._bar.columns[2].render(task).plain == "0  "
     line.close()
 
 
@@ -207,7 +209,8 @@ def test_throughput_counts_rows_of_any_batch(tmp_path):
     train(tmp_path, [throughput], max_epochs=2)
     assert throughput.volume.total.rows == 2 * ROWS
     names = set(read_csv(tmp_path / "metrics.csv")[0])
-    assert "speed/rows_per_s" in names and not names & {
+    assert "speed/rows_per_s" in names
+    assert not names & {
         "speed/tokens_per_s",
         "speed/padding_share",
         "speed/mfu",
@@ -280,7 +283,8 @@ def test_an_error_in_training_ends_the_monitor_and_gives_hooks_back(tmp_path):
     with pytest.raises(RuntimeError, match="broken"):
         train(tmp_path, [HardwareMonitor(every_s=0.01), timer, breaking])
     assert not [thread for thread in threading.enumerate() if thread.name == "watch"]
-    assert "on_train_batch_end" not in vars(breaking) and "on_before_backward" not in vars(timer)
+    assert "on_train_batch_end" not in vars(breaking)
+    assert "on_before_backward" not in vars(timer)
 
 
 @pytest.mark.parametrize(
@@ -305,9 +309,12 @@ def test_the_progress_line_takes_the_place_of_lightnings_bar(tmp_path):
     trainer = train(tmp_path, [line], enable_progress_bar=True, max_epochs=2)
     assert trainer.progress_bar_callback is line
     assert not [each for each in trainer.callbacks if isinstance(each, TQDMProgressBar)]
-    assert len(said) == 2 and said[1].startswith("epoch   2.00  step     20  train loss ")
+    assert len(said) == 2
+    assert said[1].startswith("epoch   2.00  step     20  train loss ")
     train(tmp_path / "again", [line], enable_progress_bar=True, max_epochs=1)
-    assert line._total == 10 and "nan" not in said[1] and "val loss" in said[1]
+    assert line._total == 10
+    assert "nan" not in said[1]
+    assert "val loss" in said[1]
 
 
 def test_the_profile_goes_to_the_folder_of_the_logger(tmp_path):
@@ -418,7 +425,7 @@ def test_the_line_names_metrics_in_full_and_parts_of_an_epoch(tmp_path):
 
     said: list[str] = []
     train(tmp_path, [ProgressLine(2, say=said.append)], module=Logs(), val_check_interval=5)
-    assert said[0].startswith("epoch   0.50  step      5") and said[1].startswith(
-        "epoch   1.00  step     10"
-    )
-    assert said[0].endswith("val valid_loss 0.5000") and "interval" not in said[0]
+    assert said[0].startswith("epoch   0.50  step      5")
+    assert said[1].startswith("epoch   1.00  step     10")
+    assert said[0].endswith("val valid_loss 0.5000")
+    assert "interval" not in said[0]

@@ -37,7 +37,8 @@ class Sleeps(L.Callback):
     """Takes its time after each batch, and reads as many numbers of the device as it is told."""
 
     def __init__(self, seconds: float = 0.0, reads: int = 0) -> None:
-        self.seconds, self.reads = seconds, reads
+        self.seconds = seconds
+        self.reads = reads
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         time.sleep(self.seconds)
@@ -75,7 +76,9 @@ def test_the_parts_add_up_to_the_time_of_training(tmp_path):
     steps = result.summary["training"]["steps"]
     training_s = sum(value for name, value in split.items() if name != "validation") * steps / 1000
     assert training_s == pytest.approx(800 / result.summary["speed"]["rows_per_s"], rel=0.03)
-    assert split["validation"] > 0 and split["checkpoint"] > 0 and split["logging"] > 0
+    assert split["validation"] > 0
+    assert split["checkpoint"] > 0
+    assert split["logging"] > 0
     assert min(split["forward"], split["backward"], split["optimizer"]) > 0
 
 
@@ -118,7 +121,8 @@ def test_what_a_device_does_behind_a_callback_costs_nothing(make_split):
         batches=100, steps=100, rows=200, tokens=600, computed=600, seconds=2.0
     )
     found = evidence_of(curves, feed, "32-true", 1.0)
-    assert found is not None and found.ms["callbacks"] == pytest.approx(2.0)
+    assert found is not None
+    assert found.ms["callbacks"] == pytest.approx(2.0)
     assert found.callbacks == pytest.approx({"mine": 4.0 / 3, "other": 2.0 / 3})
 
 
@@ -130,7 +134,8 @@ def test_graphs_that_torch_makes_again_and_again_are_counted():
     for count in (3, 4, 5):
         compiled(torch.ones(count))
     now = compiled_so_far()
-    assert now["graphs"] == before["graphs"] + 3 and now["seconds"] > before["seconds"]
+    assert now["graphs"] == before["graphs"] + 3
+    assert now["seconds"] > before["seconds"]
 
 
 def test_numbers_that_a_callback_reads_are_counted_and_change_nothing(tmp_path):
@@ -142,7 +147,8 @@ def test_numbers_that_a_callback_reads_are_counted_and_change_nothing(tmp_path):
         clock.note_step(step)
         reading.on_train_batch_end(None, None, None, batch, 0)
     assert clock.reads_a_step == {"reading": 3.0}
-    assert clock.callbacks["reading"] > 0 and clock.callbacks["silent"] == 0
+    assert clock.callbacks["reading"] > 0
+    assert clock.callbacks["silent"] == 0
 
 
 def batches() -> Iterator[object]:
@@ -160,7 +166,8 @@ def batches() -> Iterator[object]:
 def test_curves_tell_the_parts_and_the_spread_of_steps(tmp_path):
     result = trained(tmp_path, callbacks={"slow": Sleeps(0.003)})
     told = [float(row["time/p50_ms"]) for row in read_curves(result.folder) if row["time/p50_ms"]]
-    assert len(told) >= 4 and all(value > 3 for value in told)
+    assert len(told) >= 4
+    assert all(value > 3 for value in told)
     spread = result.summary["speed"]["step_percentiles_ms"]
     assert 3 < spread["p50"] <= spread["p90"] <= spread["p99"]
     assert len(result.summary["speed"]["first_steps_ms"]) == FIRST_STEPS

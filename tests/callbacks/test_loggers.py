@@ -194,7 +194,8 @@ def test_what_a_callback_logs_reaches_the_loggers_and_validations_come_once(fini
     assert [value for _, value in own.curve("mine/batch")]
     assert points_in_tensorboard(result.folder, "mine/batch") == own.curve("mine/batch")
     assert [step for step, _ in own.curve("val/accuracy")] == [STEPS // 2, STEPS]
-    assert own.settings["model.hidden"] == 4 and own.ended == ["success"]
+    assert own.settings["model.hidden"] == 4
+    assert own.ended == ["success"]
     assert "log_metrics" not in vars(own)
 
 
@@ -206,7 +207,8 @@ def test_the_summary_names_the_loggers_and_everything_lies_in_the_run_folder(fin
 
 
 def test_a_logger_that_fails_in_mid_run_is_dropped_with_one_warning(tmp_path):
-    failing, whole = Keeps(fails_at=3), Keeps()
+    failing = Keeps(fails_at=3)
+    whole = Keeps()
     with pytest.warns(
         RuntimeWarning, match=r"^logger failing ends here: the network is down$"
     ) as found:
@@ -234,7 +236,8 @@ def test_an_interrupted_run_ends_its_loggers_as_failed(tmp_path):
 
 def test_without_a_logger_the_run_keeps_its_table_and_writes_no_events(tmp_path, capsys):
     result = trained(tmp_path, logger="none", epochs=1)
-    assert curve(result.folder, "train/loss") and not list(result.folder.glob("events.*"))
+    assert curve(result.folder, "train/loss")
+    assert not list(result.folder.glob("events.*"))
     assert read_summary(result.folder)["loggers"] == []
     assert "tensorboard --logdir" not in capsys.readouterr().out
 
@@ -245,7 +248,8 @@ def test_a_resumed_run_replaces_no_table_of_its_first_part(tmp_path):
     assert again.folder == first.folder
     assert curve(first.folder / "csv", "val/loss")[0][0] == STEPS // 2
     resumed = curve(again.folder / "csv" / f"from-step-{STEPS // 2}", "train/loss")
-    assert resumed and min(step for step, _ in resumed) > STEPS // 2
+    assert resumed
+    assert min(step for step, _ in resumed) > STEPS // 2
 
 
 def test_names_and_settings_choose_loggers():

@@ -59,7 +59,8 @@ def test_the_trace_and_the_table_hold_the_steps_of_the_window_and_no_others(tmp_
     rows = read_csv(run.folder / "operators.csv")
     assert len(rows) == 10
     times = [float(row["self_ms_per_step"]) for row in rows]
-    assert times == sorted(times, reverse=True) and times[-1] > 0
+    assert times == sorted(times, reverse=True)
+    assert times[-1] > 0
     assert 0.5 < sum(float(row["share"]) for row in rows) <= 1
     adam = sum(float(event["dur"]) for event in steps) / 1000 / 3
     told = {row["operator"]: row for row in rows}
@@ -120,7 +121,9 @@ def test_a_window_lies_within_training_and_across_no_pause(wait, warmup, active,
         assert found is None
         return
     assert done <= found.start < found.stop <= total
-    assert found.active >= 1 and found.warmup <= warmup and found.active <= active
+    assert found.active >= 1
+    assert found.warmup <= warmup
+    assert found.active <= active
     assert pauses(every)(found.start) >= found.stop
     lengths = [min(pauses(every)(place), total) - place for place in range(done, total)]
     assert found.stop - found.start == min(warmup + active, max(lengths))

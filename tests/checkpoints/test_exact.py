@@ -234,7 +234,8 @@ def test_the_best_stays_where_a_better_one_cannot_be_written(tmp_path):
         (tmp_path / f"step-{step}").mkdir()
     link(tmp_path, "best", 2)
     shelve(tmp_path, last=4, best=9, keep=1)
-    assert (tmp_path / "best").resolve().name == "step-2" and names(tmp_path) == [
+    assert (tmp_path / "best").resolve().name == "step-2"
+    assert names(tmp_path) == [
         "step-4",
         "step-2",
     ]
@@ -257,6 +258,9 @@ def test_milestones_keys_with_slashes_and_complex_numbers_come_back_as_they_were
     }
     FolderCheckpointIO().save_checkpoint(state, tmp_path / "step-1")
     found = FolderCheckpointIO().load_checkpoint(tmp_path / "step-1")
-    assert type(found["milestones"]) is Counter and found["milestones"] == state["milestones"]
-    assert (float(found["a/b"]), float(found["a"]["b"])) == (1.0, 2.0) and found["mean"].shape == ()
-    assert found["wave"].dtype == torch.complex128 and torch.equal(found["wave"], state["wave"])
+    assert type(found["milestones"]) is Counter
+    assert found["milestones"] == state["milestones"]
+    assert (float(found["a/b"]), float(found["a"]["b"])) == (1.0, 2.0)
+    assert found["mean"].shape == ()
+    assert found["wave"].dtype == torch.complex128
+    assert torch.equal(found["wave"], state["wave"])

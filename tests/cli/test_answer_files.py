@@ -27,7 +27,8 @@ from tests.verbs import verb
 def test_a_folder_is_answered_file_by_file_in_parts_and_what_is_answered_stays(
     finished, rows, tmp_path, capsys
 ):
-    given, out = tmp_path / "given", tmp_path / "out"
+    given = tmp_path / "given"
+    out = tmp_path / "out"
     given.mkdir()
     for number in range(3):
         (given / f"{number}.csv").write_text(
@@ -41,10 +42,12 @@ def test_a_folder_is_answered_file_by_file_in_parts_and_what_is_answered_stays(
     before = (out / "1.csv").stat()
     assert verb("predict", finished.folder, f"{given}/*.csv", "--out", out) == 0
     said = capsys.readouterr()
-    assert "1 file of 3 answered before" in said.err and f"written to {out}: 8 rows" in said.out
+    assert "1 file of 3 answered before" in said.err
+    assert f"written to {out}: 8 rows" in said.out
     assert (out / "1.csv").stat().st_mtime_ns == before.st_mtime_ns
     sizes = {path.name: path.stat().st_size for path in out.glob("*.csv")}
-    assert len(sizes) == 3 and json.loads((out / "answers.json").read_text())["bytes"] == sizes
+    assert len(sizes) == 3
+    assert json.loads((out / "answers.json").read_text())["bytes"] == sizes
     for path in given.iterdir():
         assert verb("predict", finished.folder, path, "--out", tmp_path / "alone.csv") == 0
         assert (out / path.name).read_bytes() == (tmp_path / "alone.csv").read_bytes()
@@ -53,7 +56,8 @@ def test_a_folder_is_answered_file_by_file_in_parts_and_what_is_answered_stays(
 def test_a_file_that_was_changed_is_answered_again_and_folders_inside_are_named(
     finished, rows, tmp_path, capsys
 ):
-    given, out = tmp_path / "given", tmp_path / "out"
+    given = tmp_path / "given"
+    out = tmp_path / "out"
     (given / "more").mkdir(parents=True)
     for name in ("a.csv", "b.csv", "more/c.csv"):
         shutil.copy(rows, given / name)
@@ -64,8 +68,10 @@ def test_a_file_that_was_changed_is_answered_again_and_folders_inside_are_named(
     (given / "b.csv").write_text("".join([head, *lines[:1]]))
     assert verb("predict", finished.folder, given, "--out", f"{out}/") == 0
     said = capsys.readouterr()
-    assert "1 file of 2 answered before" in said.err and "1 rows" in said.out
-    assert len((out / "b.csv").read_text().splitlines()) == 2 and (out / "a.csv").stat() == before
+    assert "1 file of 2 answered before" in said.err
+    assert "1 rows" in said.out
+    assert len((out / "b.csv").read_text().splitlines()) == 2
+    assert (out / "a.csv").stat() == before
     assert verb("predict", finished.folder, given, "--out", tmp_path / "all.csv") == 2
     assert (
         "Name a file in it; predict takes all of them with --out FOLDER/."
@@ -76,7 +82,8 @@ def test_a_file_that_was_changed_is_answered_again_and_folders_inside_are_named(
 def test_a_file_that_was_changed_and_got_its_time_back_is_answered_again(
     finished, rows, tmp_path, capsys
 ):
-    given, out = tmp_path / "given", tmp_path / "out"
+    given = tmp_path / "given"
+    out = tmp_path / "out"
     given.mkdir()
     for name in ("a.csv", "b.csv"):
         shutil.copy(rows, given / name)

@@ -53,7 +53,9 @@ def test_planted_errors_are_the_first_suspects_and_a_check_leaves_them_out(
     monkeypatch.chdir(tmp_path)
     assert verb("audit", f"data.source={rows}", "folds=3") == 0
     printed = capfd.readouterr().out
-    assert "labels look wrong" in printed and "more:" in printed and "data.exclude=" in printed
+    assert "labels look wrong" in printed
+    assert "more:" in printed
+    assert "data.exclude=" in printed
     suspects = read_csv(tmp_path / "audit" / "suspects.csv")
     first = [int(line["row"]) for line in suspects[:NUM_PLANTED]]
     assert np.mean(np.array(first) <= NUM_PLANTED) > 0.7
@@ -64,7 +66,8 @@ def test_planted_errors_are_the_first_suspects_and_a_check_leaves_them_out(
         "data.exclude" in remark.what and remark.count == len(suspects) for remark in found.remarks
     )
     relabelled = check(TextDataConfig(source=str(rows), relabel="audit/suspects.csv"))
-    assert sum(relabelled.rows.values()) == NUM_ROWS and relabelled.classes != found.classes
+    assert sum(relabelled.rows.values()) == NUM_ROWS
+    assert relabelled.classes != found.classes
     Path("twice.csv").write_text(
         f"row,file,label\n5,{rows},sport\n5,{rows},science\n", encoding="utf-8"
     )
@@ -86,7 +89,8 @@ def test_files_that_are_the_splits_are_one_slice_of_rows_not_two(
 ):
     monkeypatch.chdir(tmp_path)
     head, *lines = rows.read_text("utf-8").splitlines()
-    wrong, right = lines[:NUM_PLANTED], lines[NUM_PLANTED:]
+    wrong = lines[:NUM_PLANTED]
+    right = lines[NUM_PLANTED:]
     for name, own in (("train", right[:500]), ("validation", right[500:600]), ("test", wrong)):
         Path(f"{name}.csv").write_text("\n".join([head, *own]), "utf-8")
     assert (
@@ -97,7 +101,8 @@ def test_files_that_are_the_splits_are_one_slice_of_rows_not_two(
         for line in capfd.readouterr().out.splitlines()
         if f"of {NUM_PLANTED} rows are answered" in line
     ]
-    assert len(findings) == 1 and "split test: " in findings[0]
+    assert len(findings) == 1
+    assert "split test: " in findings[0]
 
 
 @pytest.mark.soak(seconds=7)
@@ -115,7 +120,8 @@ def test_entities_of_a_wrong_type_are_the_first_suspects_of_tagged_words(
     )
     assert verb("audit", "data.source=rows.jsonl", "data.problem=tags", "folds=3") == 0
     printed = capfd.readouterr().out
-    assert "and correct the tags in your file" in printed and "data.exclude" not in printed
+    assert "and correct the tags in your file" in printed
+    assert "data.exclude" not in printed
     first = read_csv(tmp_path / "audit" / "suspects.csv")[:40]
     is_wrong = [
         sentences[int(line["row"]) - 1]["tags"] != sentences[int(line["row"]) - 1]["clean_tags"]
@@ -123,7 +129,8 @@ def test_entities_of_a_wrong_type_are_the_first_suspects_of_tagged_words(
     ]
     assert np.mean(is_wrong) > 0.75
     for line in first:
-        shown, row = line["text"], sentences[int(line["row"]) - 1]
+        shown = line["text"]
+        row = sentences[int(line["row"]) - 1]
         assert shown[shown.index("[") + 1 : shown.index("]")] in " ".join(row["tokens"])
         assert line["given"] in ("no entity", *(tag[2:] for tag in row["tags"]))
     assert (
@@ -170,7 +177,8 @@ def test_sentences_stay_in_the_fold_of_their_group_though_few_rows_are_drawn(tmp
     folds = deal_folds(rows, 2)
     found = rows.sentences.find_folds(rows, folds)
     words = [" ".join(each).lower() for each in rows.sentences.words]
-    assert set(found.tolist()) == {-1, 0, 1} and len(rows) == 60 < sum(rows.of_splits.values())
+    assert set(found.tolist()) == {-1, 0, 1}
+    assert len(rows) == 60 < sum(rows.of_splits.values())
     assert (found[rows.spans[:, 0]] == folds).all()
     assert len({(text, fold) for text, fold in zip(words, found.tolist(), strict=True)}) == len(
         set(words)
@@ -213,10 +221,8 @@ def test_of_labels_that_nothing_explains_it_says_that_their_errors_cannot_be_cou
         csv.writer(file).writerows([("text", "label"), *rows])
     assert verb("audit", "data.source=rows.csv", "folds=2") == 0
     said = capfd.readouterr().out
-    assert (
-        "how many labels are wrong cannot be known from these rows" in said
-        and "look wrong" not in said
-    )
+    assert "how many labels are wrong cannot be known from these rows" in said
+    assert "look wrong" not in said
     assert "suspects, how many" not in said  # no finding is made of it
 
 
@@ -274,7 +280,8 @@ def test_decisions_that_a_spreadsheet_saved_are_read_and_a_label_that_nobody_els
     (told,) = (
         each for each in second.remarks if "labels that only data.relabel gives" in each.what
     )
-    assert "mistyped" in told.what and told.hint == "correct its file, if they are mistyped"
+    assert "mistyped" in told.what
+    assert told.hint == "correct its file, if they are mistyped"
 
 
 def test_labels_with_formulas_and_escape_codes_are_harmless_in_what_audit_writes_and_prints(
@@ -311,7 +318,8 @@ def test_a_group_with_an_escape_code_is_written_out_by_audit(tmp_path, monkeypat
     words = ["data=sequence", "data.source=rows.csv", "data.group=[cell]", "data.time=t"]
     assert verb("audit", *words, "data.features=[x]", "data.target=[y]", "folds=2") == 0
     printed = capfd.readouterr()
-    assert "\\x1b[31m" in printed.out and "\x1b" not in printed.out + printed.err
+    assert "\\x1b[31m" in printed.out
+    assert "\x1b" not in printed.out + printed.err
 
 
 @pytest.mark.soak(seconds=4)
@@ -328,7 +336,9 @@ def test_rows_to_label_next_are_unsure_ones_that_differ(rows, tmp_path, monkeypa
     assert verb("audit", f"data.source={rows}", "folds=2", "unlabelled=more.csv", "out=all") == 0
     # there is nothing to label in a blank text
     assert len(read_csv(tmp_path / "all" / "next_rows.csv")) == 4
-    assert len(found) == len(set(found)) == 2 and sure not in found and all(map(str.strip, found))
+    assert len(found) == len(set(found)) == 2
+    assert sure not in found
+    assert all(map(str.strip, found))
 
 
 @pytest.mark.parametrize(
@@ -346,7 +356,8 @@ def test_decisions_that_fit_no_row_are_refused_in_one_sentence(rows, tmp_path, l
     path.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(UserError) as caught:
         check(TextDataConfig(source=str(rows), exclude=str(path)))
-    assert message in str(caught.value) and str(caught.value).startswith("data.exclude: ")
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("data.exclude: ")
 
 
 @pytest.mark.parametrize(
@@ -379,7 +390,8 @@ def test_what_an_audit_cannot_do_is_refused_in_one_sentence(
 ):
     monkeypatch.chdir(tmp_path)
     assert verb("audit", f"data.source={rows}", *words) == 2
-    assert message in capfd.readouterr().err and not (tmp_path / "audit").exists()
+    assert message in capfd.readouterr().err
+    assert not (tmp_path / "audit").exists()
 
 
 def test_few_rows_one_class_and_no_run_are_refused_in_one_sentence(tmp_path, monkeypatch, capfd):
@@ -391,7 +403,8 @@ def test_few_rows_one_class_and_no_run_are_refused_in_one_sentence(tmp_path, mon
     few.write_text(
         "text,label\n" + "".join(f"text {number},x\n" for number in range(60)), encoding="utf-8"
     )
-    assert verb("audit", f"data.source={few}") == 2 and "only one class" in capfd.readouterr().err
+    assert verb("audit", f"data.source={few}") == 2
+    assert "only one class" in capfd.readouterr().err
     few.write_text("text,label\n" + "a good one,x\na bad one,y\nanother,x\n" * 40, encoding="utf-8")
     assert verb("audit", f"data.source={few}") == 2
     assert (

@@ -33,10 +33,8 @@ def test_a_check_ends_with_the_command_that_trains(rows, capsys):
     assert verb("check", rows, "data.max_length=4") == 0
     said = capsys.readouterr().out
     assert "columns: texts from headline, labels from category" in said
-    assert (
-        "warning" in said
-        and "1 row with an empty text dropped (row 91); data.clean.empty=keep" in said
-    )
+    assert "warning" in said
+    assert "1 row with an empty text dropped (row 91); data.clean.empty=keep" in said
     assert "; data.max_length=5" in said
     assert said.rstrip().endswith(f"to train: python -m train data.source={rows} data.max_length=4")
 
@@ -44,7 +42,8 @@ def test_a_check_ends_with_the_command_that_trains(rows, capsys):
 def test_the_folder_of_a_file_is_printed_once_beside_the_command(rows, capsys):
     verb("check", rows, "data.max_length=4")
     lines = capsys.readouterr().out.splitlines()
-    assert sum(rows in line for line in lines) == 2 and "to train" in lines[-1]
+    assert sum(rows in line for line in lines) == 2
+    assert "to train" in lines[-1]
     assert sum("rows.csv: " in line for line in lines) > 1
 
 

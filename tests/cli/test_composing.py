@@ -12,7 +12,8 @@ def ring() -> UserError:
     """A mistake that is a cause of itself."""
     mistake = UserError("data.source", "no such file", hint="Check the name.")
     wrapped = RuntimeError("in a class")
-    mistake.__cause__, wrapped.__cause__ = wrapped, mistake
+    mistake.__cause__ = wrapped
+    wrapped.__cause__ = mistake
     return mistake
 
 

@@ -68,10 +68,13 @@ def test_a_fix_is_run_beside_the_original_and_what_came_is_kept_beside_the_run(
     assert verb("doctor", copy, "--confirm", "+allow_targets=[tests]") == 0
     said = capsys.readouterr().out
     assert "in turn with the settings as they were" in said
-    assert "~callbacks.mine: predicted " in said and ", measured " in said
+    assert "~callbacks.mine: predicted " in said
+    assert ", measured " in said
     kept = json.loads((copy / FILE).read_text(encoding="utf-8"))["confirmations"][0]
-    assert kept["override"] == "~callbacks.mine" and 60 <= kept["steps"] <= 300
-    assert kept["measured"]["value"] > 1.5 and kept["predicted"]["low"] > 1.2
+    assert kept["override"] == "~callbacks.mine"
+    assert 60 <= kept["steps"] <= 300
+    assert kept["measured"]["value"] > 1.5
+    assert kept["predicted"]["low"] > 1.2
     assert [len(side) for side in kept["rates"]] == [1, 1]
     assert verb("doctor", copy) == 0
     assert "confirmed ~callbacks.mine: predicted" in capsys.readouterr().out
@@ -81,7 +84,8 @@ def test_a_fix_is_run_beside_the_original_and_what_came_is_kept_beside_the_run(
 def test_a_package_is_trusted_only_by_the_command_line(copy, capsys):
     assert verb("doctor", copy, "--confirm") == 2
     said = capsys.readouterr().err
-    assert "not trusted" in said and len(said.strip().splitlines()) == 1
+    assert "not trusted" in said
+    assert len(said.strip().splitlines()) == 1
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
@@ -122,7 +126,8 @@ def test_a_run_whose_data_are_gone_is_refused_with_what_is_missing(
     (copy / "overrides.txt").write_text(words.replace("rows.csv", "gone.csv"), encoding="utf-8")
     assert verb("doctor", copy, "--confirm", "+allow_targets=[tests]") == 2
     said = capsys.readouterr().err
-    assert "gone.csv" in said and len(said.strip().splitlines()) == 1
+    assert "gone.csv" in said
+    assert len(said.strip().splitlines()) == 1
 
 
 def test_words_that_give_other_settings_are_refused(tmp_path):
@@ -151,8 +156,9 @@ def test_a_repeated_run_has_its_measured_answers_and_trusts_nothing_by_its_files
     (copy / "overrides.txt").write_text(
         "a=1\ntune=auto\noutput=x\n+allow_targets=[b]\nhydra.run.dir=y\n~c\n-m\n"
     )
-    words = doctor.read_words(copy, summary, ["b=2"])
-    assert words[:2] == ["a=1", "~c"] and set(words) >= {
+    words = doctor.words_of(copy, summary, ["b=2"])
+    assert words[:2] == ["a=1", "~c"]
+    assert set(words) >= {
         "data.feed=threaded",
         "compile=false",
         "b=2",
@@ -234,7 +240,9 @@ def test_a_later_confirmation_of_an_override_replaces_the_earlier_one(tmp_path):
         keep_confirmation(tmp_path, kept_one(override, value))
     found = read_confirmations(tmp_path)
     assert [(each.override, each.measured.value) for each in found] == [("a=1", 2.0), ("b=1", 0.5)]
-    assert found[0].helps and found[1].slows and found[0].holds
+    assert found[0].helps
+    assert found[1].slows
+    assert found[0].holds
 
 
 def test_a_damaged_confirmation_is_named_and_counts_as_none(tmp_path):

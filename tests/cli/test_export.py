@@ -171,7 +171,8 @@ def test_a_regression_answers_in_the_unit_of_its_labels(tmp_path: Path, family: 
 def pairs() -> TextDataConfig:
     random = np.random.default_rng(0)
     words = np.array("oak fern rose slate".split())
-    first, second = words[random.integers(4, size=200)], words[random.integers(4, size=200)]
+    first = words[random.integers(4, size=200)]
+    second = words[random.integers(4, size=200)]
     same = np.where(first == second, "same", "other").tolist()
     return TextDataConfig(
         train={

@@ -130,14 +130,16 @@ def test_the_folder_of_the_best_form_answers_as_the_run_does(
         == 0
     )
     out, err = capfd.readouterr()
-    assert err == "" and f"written to {folder}" in out
+    assert err == ""
+    assert f"written to {folder}" in out
     certificate = json.loads((folder / "verify.json").read_text())
     names = [each["name"] for each in certificate["measured"]]
     lines = out.splitlines()
     assert [line.startswith(name) for name, line in zip(names, lines[2:], strict=False)] == [
         True
     ] * len(names)
-    assert names[:2] == ["predict", "transformers fp32"] and names[-3:] == [
+    assert names[:2] == ["predict", "transformers fp32"]
+    assert names[-3:] == [
         "onnxruntime fp32",
         "onnxruntime int8",
         "onnxruntime static int8",
@@ -162,17 +164,16 @@ def test_the_folder_of_the_best_form_answers_as_the_run_does(
         "accuracy",
     )
     assert scored.metric_value == pytest.approx(chosen["score"], abs=1e-4)
-    assert (
-        "200 train rows" in card
-        and f"accuracy {chosen['score']:.4f}" in card
-        and "none was given" in card
-    )
+    assert "200 train rows" in card
+    assert f"accuracy {chosen['score']:.4f}" in card
+    assert "none was given" in card
 
     # int8 of so small a run may answer otherwise
     assert verb("verify", run, rows, "--form", folder) in (0, 1)
     form = "transformers" if chosen["file"] == WEIGHTS else str(folder / chosen["file"])
     said = capfd.readouterr().out
-    assert form in said and ("transformers" in said) == (chosen["file"] == WEIGHTS)
+    assert form in said
+    assert ("transformers" in said) == (chosen["file"] == WEIGHTS)
 
     texts = csv.read_csv(rows)["text"].to_pylist()
     answers = Predictor.load(run).predict(texts)

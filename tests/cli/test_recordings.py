@@ -130,9 +130,8 @@ def test_recordings_too_short_for_a_forecast_are_left_out_with_a_line_and_refuse
     pq.write_table(cells_of("test").slice(0, 9), folder / "short.parquet")
     capsys.readouterr()
     assert verb("predict", result.folder, folder, "--out", tmp_path / "more.csv") == 0
-    assert (
-        "short.parquet: cell=" in (told := capsys.readouterr().err) and "(9 samples of 12)" in told
-    )
+    assert "short.parquet: cell=" in (told := capsys.readouterr().err)
+    assert "(9 samples of 12)" in told
     assert (tmp_path / "more.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     pq.write_table(cells_of("test").slice(0, 14), tmp_path / "short.parquet")
     assert verb("evaluate", result.folder, tmp_path / "short.parquet") == 2
@@ -145,10 +144,8 @@ def test_recordings_too_short_for_a_forecast_are_left_out_with_a_line_and_refuse
         )
         == 2
     )
-    assert (
-        "(9 samples of 12). Leave them out." in capsys.readouterr().err
-        and not (tmp_path / "none.parquet").exists()
-    )
+    assert "(9 samples of 12). Leave them out." in capsys.readouterr().err
+    assert not (tmp_path / "none.parquet").exists()
 
 
 def test_a_recording_of_a_single_sample_is_refused_and_the_older_answers_stay(tmp_path, capsys):
@@ -212,7 +209,8 @@ def test_a_wrong_file_behind_a_right_one_is_one_message_and_leaves_no_answers(
     pq.write_table(pa.table(changed), folder / "z.parquet")
     assert verb("predict", result.folder, folder, "--out", tmp_path / "answers.parquet") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert message in line and not list(tmp_path.glob("*answers*"))
+    assert message in line
+    assert not list(tmp_path.glob("*answers*"))
 
 
 def test_a_feature_in_another_unit_than_in_training_is_warned_of(tmp_path, capsys):
@@ -238,9 +236,8 @@ def test_a_feature_in_another_unit_than_in_training_is_warned_of(tmp_path, capsy
         == 0
     )
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning voltage is 988 times") and line.endswith(
-        "the training recordings; is it in another unit?"
-    )
+    assert line.startswith("warning voltage is 988 times")
+    assert line.endswith("the training recordings; is it in another unit?")
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,8 @@ def test_a_check_of_recordings_prints_lengths_and_columns_and_a_command_that_tra
     printed = capsys.readouterr().out
     assert "train: 4 recordings, 200 samples; length 50" in printed
     assert "a sample every 2 s" in printed
-    assert (
-        "\ny " in printed
-        and "0 errors, 0 warnings; to train: python -m train data=sequence" in printed
-    )
+    assert "\ny " in printed
+    assert "0 errors, 0 warnings; to train: python -m train data=sequence" in printed
     words = printed.rsplit("python -m train ", 1)[1].replace("'", "").split()
     assert verb("check", folder, *COLUMNS, "data.chunk=20", "+data.noise.a=0.01") == 0
     assert capsys.readouterr().out.rstrip().endswith("data.chunk=20 +data.noise.a=0.01")
@@ -190,7 +188,8 @@ def test_a_check_of_recordings_warns_of_another_unit_and_names_mistakes(tmp_path
     assert verb("check", splits[0], *COLUMNS, "data.lookback=60") == 2
     printed = capsys.readouterr().out
     assert "data.lookback=60: 60 samples are needed, the longest train recording has 50" in printed
-    assert "1 error" in printed and "to train" not in printed
+    assert "1 error" in printed
+    assert "to train" not in printed
 
 
 @pytest.mark.parametrize(

@@ -94,10 +94,12 @@ def test_a_group_and_an_option_are_listed(capsys):
     assert verb("settings", "model") == 0
     listed = capsys.readouterr().out
     assert {"model=bilstm", "model=transformer", "model=bitmlp"} <= set(listed.splitlines())
-    assert "model.hidden=128" in listed and "optim.lr" not in listed
+    assert "model.hidden=128" in listed
+    assert "optim.lr" not in listed
     assert verb("settings", "model=textcnn") == 0
     listed = capsys.readouterr().out
-    assert "model.filters=" in listed and "model.heads=" not in listed
+    assert "model.filters=" in listed
+    assert "model.heads=" not in listed
 
 
 def test_without_a_key_all_are_listed(capsys, known):

@@ -316,7 +316,8 @@ def test_an_output_that_cannot_be_a_folder_is_one_sentence(
     Path("loop").symlink_to("loop")
     assert run_train([*several, *TINY, f"output={output}"], monkeypatch) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("output: ") and problem in line
+    assert line.startswith("output: ")
+    assert problem in line
     assert line.endswith("Set output=FOLDER to a writable folder.")
 
 
@@ -331,9 +332,8 @@ def test_an_output_folder_without_permission_is_one_sentence(tmp_path, monkeypat
     finally:
         os.seteuid(user)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("output: no permission to write in ") and line.endswith(
-        "to a writable folder."
-    )
+    assert line.startswith("output: no permission to write in ")
+    assert line.endswith("to a writable folder.")
 
 
 @pytest.mark.soak(seconds=3)
@@ -358,14 +358,18 @@ def test_help_groups_the_keys_that_people_set_first(monkeypatch, capsys):
     titles = [title.partition(":")[0] for title, _ in map(dict.values, HELP["sections"])]
     places = [said.index(f"\n{title}: ") for title in titles if title != "The built-in sample"]
     assert places == sorted(places)
-    assert "data.batch_size=128" in said and "Rows one device computes at once" in said
-    assert "optim.schedule=linear" in said and "(linear, cosine, constant)" in said
+    assert "data.batch_size=128" in said
+    assert "Rows one device computes at once" in said
+    assert "optim.schedule=linear" in said
+    assert "(linear, cosine, constant)" in said
 
 
 def test_help_shows_the_values_of_the_given_words(monkeypatch, capsys):
     assert run_train(["+experiment=battery_soc", "data.chunk=7", "-h"], monkeypatch) == 0
     said = capsys.readouterr().out
-    assert "model.cell=lstm" in said and "data.target=" in said and "model.embedding" not in said
+    assert "model.cell=lstm" in said
+    assert "data.target=" in said
+    assert "model.embedding" not in said
     assert run_train(["optim.lrr=1", "--help"], monkeypatch) == 2
     assert "optim.lrr" in capsys.readouterr().err
 

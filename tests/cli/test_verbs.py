@@ -70,7 +70,8 @@ def test_predict_guards_a_text_that_a_spreadsheet_would_run_and_a_name(finished,
     out = tmp_path / "answers.csv"
     assert verb("predict", finished.folder, rows, "--out", out) == 0
     head, first, second = out.read_text(encoding="utf-8").splitlines()
-    assert head.startswith('"text","\'=cmd|x!A0"') and first.startswith('"match","a"')
+    assert head.startswith('"text","\'=cmd|x!A0"')
+    assert first.startswith('"match","a"')
     assert second.startswith('"\'=1+1 bank","\'=b"')
     assert "2 cells that begin with '='" in capsys.readouterr().err
 
@@ -87,7 +88,8 @@ def test_columns_that_only_other_runs_write_are_kept_and_those_this_one_writes_g
     finished, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(run_predictor, "_ROWS_PER_BLOCK", 2)
-    file, out = tmp_path / "rows.csv", tmp_path / "answers.csv"
+    file = tmp_path / "rows.csv"
+    out = tmp_path / "answers.csv"
     file.write_text(
         "entities,text,candidates,probability\n"
         + "".join(f"e{row},cat {row},c,mine\n" for row in range(5))
@@ -103,7 +105,8 @@ def test_columns_that_only_other_runs_write_are_kept_and_those_this_one_writes_g
 
 
 def test_the_column_of_the_texts_may_be_named_like_an_answer(finished, tmp_path):
-    file, out = tmp_path / "rows.csv", tmp_path / "answers.jsonl"
+    file = tmp_path / "rows.csv"
+    out = tmp_path / "answers.jsonl"
     file.write_text("prediction\nstriker playoff goal\n")
     assert verb("predict", finished.folder, file, "--text", "prediction", "--out", out) == 0
     assert (

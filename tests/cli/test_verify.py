@@ -64,9 +64,11 @@ def test_all_forms_of_a_sound_run_hold_and_the_certificate_says_so(
         == "rows.csv: 40 rows; reference: the library's layers, alone, fp32"
     )
     assert said[-1] == "each form holds, 0 changed rows allowed"
-    assert len(said) == 8 and all("same answer in 40 of 40 rows" in line for line in said[1:-1])
+    assert len(said) == 8
+    assert all("same answer in 40 of 40 rows" in line for line in said[1:-1])
     found = json.loads((tmp_path / "verify.json").read_text())
-    assert found["holds"] and len(found["forms"]) == 6
+    assert found["holds"]
+    assert len(found["forms"]) == 6
     assert 0 < max(form["largest_difference"] for form in found["forms"]) < 1e-4
 
 
@@ -102,17 +104,16 @@ def test_shifted_positions_and_a_lost_window_of_the_flat_layers_are_found(
     )
     assert verb("verify", exported, rows) == 1
     flat, _, others = capsys.readouterr().out.partition("padded, in batches")
-    assert (
-        flat.count("looks like: rows of any length, alone too: positions") == 4
-        and "looks like" not in others
-    )
+    assert flat.count("looks like: rows of any length, alone too: positions") == 4
+    assert "looks like" not in others
 
     monkeypatch.setattr(
         layers, "Scores", lambda scale, dropout, window: Scores(scale, dropout, None)
     )
     assert verb("verify", windowed, rows) == 1
     flat, _, others = capsys.readouterr().out.partition("padded, in batches")
-    assert flat.count("changed: rows") == 4 and "looks like" not in others
+    assert flat.count("changed: rows") == 4
+    assert "looks like" not in others
 
 
 def test_anybody_s_folder_is_judged_by_transformers_row_by_row(
@@ -307,7 +308,8 @@ def test_a_mistake_is_one_sentence(
     said = capsys.readouterr().err
     for name, place in places.items():
         said = said.replace(str(place), name)
-    assert message in said and "Traceback" not in said
+    assert message in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("is_exact", [True, False])

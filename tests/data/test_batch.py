@@ -28,7 +28,8 @@ def test_rows_of_one_length_are_a_view_and_not_a_copy():
 
 def test_ragged_labels_become_multi_hot():
     batch = flat_batch([[1], [2], [3]])
-    batch.targets, batch.target_offsets = torch.tensor([2, 0, 1]), torch.tensor([0, 1, 1, 3])
+    batch.targets = torch.tensor([2, 0, 1])
+    batch.target_offsets = torch.tensor([0, 1, 1, 3])
     assert batch.multi_hot(3).tolist() == [[0, 0, 1], [0, 0, 0], [1, 1, 0]]
 
 

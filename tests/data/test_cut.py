@@ -20,7 +20,9 @@ def test_pieces_have_a_row_each_and_none_is_far_over_its_share(lengths, count):
     lengths = np.sort(np.array(lengths))
     count = min(count, len(lengths))
     edges = piece_edges(lengths, count)
-    assert edges[0] == 0 and edges[-1] == len(lengths) and len(edges) == count + 1
+    assert edges[0] == 0
+    assert edges[-1] == len(lengths)
+    assert len(edges) == count + 1
     tokens = [int(lengths[start:stop].sum()) for start, stop in itertools.pairwise(edges)]
     assert all(start < stop for start, stop in itertools.pairwise(edges))
     assert max(tokens) <= lengths.sum() / count + lengths.max()

@@ -137,10 +137,8 @@ def test_batches_know_the_real_rows_of_their_step(accumulate):
 
 
 def test_accumulation_of_four_small_batches_trains_as_one_large_batch_does():
-    once, four = (
-        fitted(text_data(batch_size=64)),
-        fitted(text_data(batch_size=16), accumulate_grad_batches=4),
-    )
+    once = fitted(text_data(batch_size=64))
+    four = fitted(text_data(batch_size=16), accumulate_grad_batches=4)
     for name, value in once.state_dict().items():
         torch.testing.assert_close(four.state_dict()[name], value, rtol=0, atol=1e-6)
 
@@ -162,7 +160,8 @@ class SaveAt(L.Callback):
     """Saves a checkpoint of Lightning after one step."""
 
     def __init__(self, step: int, path: Path) -> None:
-        self.step, self.path = step, path
+        self.step = step
+        self.path = path
 
     def on_train_batch_end(self, trainer: L.Trainer, *args) -> None:
         if trainer.global_step == self.step:

@@ -242,7 +242,8 @@ class RecordedStream:
     """
 
     def __init__(self, name: str, told: list[str]) -> None:
-        self.name, self.told = name, told
+        self.name = name
+        self.told = told
 
     def record_event(self) -> str:
         self.told.append(f"{self.name} marks its copies")
@@ -269,7 +270,8 @@ def test_the_threaded_feed_copies_to_a_gpu_on_a_stream_of_its_own_and_steps_wait
     ) -> torch.Tensor:
         if device.type == "cpu":
             return tensor
-        assert non_blocking and tensor.is_page_locked
+        assert non_blocking
+        assert tensor.is_page_locked
         told.append(f"{current[-1].name} copies")
         return tensor
 

@@ -138,10 +138,8 @@ def test_two_hosts_with_one_path_have_copies_of_their_own(tmp_path, monkeypatch)
         True,
         True,
     ]
-    assert (
-        copies[2] == copies[0]
-        and "me" not in str(copies[2].relative_to(tmp_path / "cache")).split("/")[1]
-    )
+    assert copies[2] == copies[0]
+    assert "me" not in str(copies[2].relative_to(tmp_path / "cache")).split("/")[1]
 
 
 def test_a_disk_that_is_full_while_fetching_is_told_as_such_and_leaves_nothing(

@@ -28,9 +28,8 @@ def test_a_table_read_in_blocks_gives_the_recordings_of_one_read_at_once(tmp_pat
     mixed = table.take(np.argsort(np.tile(np.arange(30), 8), kind="stable"))
     small = pa.Table.from_batches(mixed.to_batches(max_chunksize=7))
     infos = [open_data(source, group=["cell", "run"]).info for source in (table, small)]
-    assert (
-        infos[0].recording_names == infos[1].recording_names and len(infos[0].recording_names) == 8
-    )
+    assert infos[0].recording_names == infos[1].recording_names
+    assert len(infos[0].recording_names) == 8
     for split, segments in infos[0].segments.items():
         assert (segments.recording == infos[1].segments[split].recording).all()
     np.testing.assert_array_equal(
@@ -84,7 +83,8 @@ def test_a_large_file_is_read_in_blocks_to_the_same_bits(tmp_path, monkeypatch, 
         )
         stores.append(data.info.store.folder)
     of_small, of_large = map(columns_of_store, stores)
-    assert of_small == of_large and len(of_small) > 5
+    assert of_small == of_large
+    assert len(of_small) > 5
     facts = [
         json.loads((store / "manifest.json").read_text(encoding="utf-8"))["facts"]
         for store in stores
@@ -121,7 +121,9 @@ def test_only_a_plain_recording_is_read_in_blocks(tmp_path, monkeypatch):
     )
     notes = ReadingNotes()
     found = recordings.Scratch(tmp_path, rules).read(table, notes)
-    assert found is not None and notes.steps == [1.0]
-    assert found.values[29_998:40_000].shape == (2, 3) and found.values[5:5].shape == (0, 3)
+    assert found is not None
+    assert notes.steps == [1.0]
+    assert found.values[29_998:40_000].shape == (2, 3)
+    assert found.values[5:5].shape == (0, 3)
     for change in ({"step": 2.0}, {"max_gap": 5.0}, {"cumulate": ["a"]}, {"group": ["t"]}):
         assert recordings.Scratch(tmp_path, replace(rules, **change)).read(table, notes) is None

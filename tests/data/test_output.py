@@ -107,4 +107,5 @@ def test_an_error_between_two_blocks_leaves_no_file_and_no_other_message(tmp_pat
         write(BLOCK)
         raise ValueError("row 7")
     gc.collect()
-    assert not found and not list(tmp_path.iterdir())
+    assert not found
+    assert not list(tmp_path.iterdir())

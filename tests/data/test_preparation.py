@@ -75,7 +75,8 @@ def test_stratified_splits_do_not_depend_on_the_order_of_rows_even_if_a_text_has
         rows = split_rows(TextDataConfig(train=turned, split_by="stratified"))
         text_of = turned["text"].__getitem__
         found.append({split: set(map(text_of, numbers)) for split, numbers in rows.items()})
-    assert found[0] == found[1] and all(found[0].values())
+    assert found[0] == found[1]
+    assert all(found[0].values())
 
 
 def test_stratified_splits_share_out_rare_labels_where_there_are_several_a_row():

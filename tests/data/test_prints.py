@@ -237,7 +237,8 @@ def test_a_note_of_a_head_that_another_version_wrote_is_not_taken(
 def test_the_head_of_a_file_that_was_changed_or_is_read_in_another_way_is_read_again(
     tmp_path, opened
 ):
-    path, cache = tmp_path / "rows.csv", tmp_path / "cache"
+    path = tmp_path / "rows.csv"
+    cache = tmp_path / "cache"
     path.write_text("a;b,c\n1;2,3\n4;5,6\n", encoding="utf-8")
     of_another_time(path)
     assert opened_by_name(str(path), cache).columns == ["a;b", "c"]

@@ -50,7 +50,8 @@ def test_a_smaller_sample_is_the_beginning_of_a_larger_one():
 
 def test_columns_come_in_the_order_asked_for_and_alone_as_together():
     table = HeadlinesTable(HeadlinesConfig(rows=300), "train")
-    (whole,), (some,) = table.blocks(["text", "label", "topic"]), table.blocks(["topic", "label"])
+    (whole,) = table.blocks(["text", "label", "topic"])
+    (some,) = table.blocks(["topic", "label"])
     assert some.schema.names == ["topic", "label"]
     assert some.equals(whole.select(["topic", "label"]))
 
@@ -115,7 +116,8 @@ def test_classes_differ_in_size_and_none_is_rare():
 
 
 def test_topics_can_be_read_off_the_text_and_many_rows_teach_what_few_do_not():
-    train, test = read(rows=20_000), read("test")
+    train = read(rows=20_000)
+    test = read("test")
     assert bag_of_words_accuracy(train, test, "topic") >= 0.97
     best = ceiling(test)
     assert bag_of_words_accuracy(train, test, "label") > 0.97 * best

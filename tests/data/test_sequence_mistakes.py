@@ -188,7 +188,8 @@ def test_recordings_shorter_than_a_window_are_named():
     shorter = (
         "1 recording shorter than the 8 samples of data.lookback=5 and data.horizon=3 left out"
     )
-    assert line.startswith(f"warning train: {shorter}: ") and line.endswith("run=r4 (5)")
+    assert line.startswith(f"warning train: {shorter}: ")
+    assert line.endswith("run=r4 (5)")
 
 
 def test_a_constant_feature_is_refused(tmp_path):
@@ -262,4 +263,5 @@ def test_another_unit_in_a_split_is_warned_of():
     info = SequenceData(**{**SETTINGS, **tables})
     info.setup()
     (line,) = [line for line in info.info.lines if line.startswith("warning test")]
-    assert line.startswith("warning test: a is ") and line.endswith("in another unit?")
+    assert line.startswith("warning test: a is ")
+    assert line.endswith("in another unit?")

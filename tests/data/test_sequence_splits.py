@@ -74,7 +74,8 @@ def test_files_stay_whole_where_they_are_asked_to_and_groups_otherwise(tmp_path)
     ):
         splits = _splits_of_files(open_data(tmp_path, **given, split_by=split_by))
         parts = [set(map(file_or_group, names)) for names in splits.values()]
-        assert len(parts) == 3 and sum(map(len, parts)) == 4 == len(set.union(*parts))
+        assert len(parts) == 3
+        assert sum(map(len, parts)) == 4 == len(set.union(*parts))
 
 
 def test_pieces_of_a_group_between_gaps_stand_in_one_split(tmp_path):

@@ -60,7 +60,8 @@ def test_other_scales(tmp_path, scale):
             [train.min(axis=0), train.max(axis=0)], [[0] * 3, [1] * 3], atol=1e-6
         )
     else:
-        assert info.scaler.shift == [0, 0, 0] and train[:, 2].max() > 12
+        assert info.scaler.shift == [0, 0, 0]
+        assert train[:, 2].max() > 12
 
 
 def test_resampling_repeats_the_last_sample_and_gaps_split_a_recording():
@@ -89,7 +90,8 @@ def test_an_integral_of_a_feature_is_read_too():
     )
     cut = {"split_by": "time", "split_at": [4, 5]}
     info = open_data(table, cumulate=["a"], scale="none", **cut).info
-    assert info.columns == ["a cumulated", "a", "b", "y"] and info.shape.inputs == 3
+    assert info.columns == ["a cumulated", "a", "b", "y"]
+    assert info.shape.inputs == 3
     np.testing.assert_allclose(info.rows_of("train").values[:, 0], [0, 1, 2.5, 6.5, 7.5, 7.625])
     assert "data.cumulate: no such feature 'z' (a, b)" in refusal(table, cumulate=["z"])
 
@@ -164,9 +166,11 @@ def test_a_label_is_a_class_or_a_number_of_a_recording(tmp_path):
     ]
     table = table_of_recordings(parts)
     of_classes = open_data(table, problem="label", target="kind", group=["run"]).info
-    assert of_classes.labels.classes == ["fast", "slow"] and of_classes.shape.labels == 2
+    assert of_classes.labels.classes == ["fast", "slow"]
+    assert of_classes.shape.labels == 2
     numbers = open_data(table, problem="label", target="load", group=["run"]).info
-    assert numbers.labels.classes == ["load"] and numbers.labels.spread > 0
+    assert numbers.labels.classes == ["load"]
+    assert numbers.labels.spread > 0
     message = refusal(table, problem="label", target="kind", time=None, group=None)
     assert "table in memory has 2 labels ('slow', 'fast') (one)" in message
 
@@ -180,7 +184,8 @@ def test_large_whole_numbers_are_read():
 def test_settings_of_hydra_make_the_same_data():
     config = SequenceDataConfig(lookback=20, batch_size=8)
     data = SequenceData.of(config, seed=3)
-    assert data.config == config and config.features == ["voltage", "current", "temperature"]
+    assert data.config == config
+    assert config.features == ["voltage", "current", "temperature"]
 
 
 def test_only_stores_whose_values_are_carried_forward_say_so_in_their_key():
@@ -197,8 +202,10 @@ def test_only_stores_whose_values_are_carried_forward_say_so_in_their_key():
 
 
 def test_another_lookback_needs_no_other_store():
-    first, second = SequenceData(lookback=20), SequenceData(lookback=50)
+    first = SequenceData(lookback=20)
+    second = SequenceData(lookback=50)
     for data in (first, second):
         data.setup()
-    assert first.info.report.key == second.info.report.key and first.info.key != second.info.key
+    assert first.info.report.key == second.info.report.key
+    assert first.info.key != second.info.key
     assert second.info.report.hit

@@ -101,7 +101,8 @@ def test_batches_of_shards_are_those_of_one_store(task, kind, tmp_path, monkeypa
     source = write_files(tmp_path / "rows", problem=TASKS[task].get("problem", ""))
     sharded = data_of(source, tmp_path / "cache", **TASKS[task]).store
     whole = in_one(source, tmp_path / "whole", monkeypatch, **TASKS[task]).store
-    assert len(units_in(tmp_path / "cache")) == FILES and not units_in(tmp_path / "whole")
+    assert len(units_in(tmp_path / "cache")) == FILES
+    assert not units_in(tmp_path / "whole")
     assert sharded.facts == whole.facts
     plan = PlanSettings(rows_per_batch=16, shuffle=True)
     for split in whole.splits:
@@ -114,7 +115,8 @@ def test_batches_of_shards_are_those_of_one_store(task, kind, tmp_path, monkeypa
         assert sum(batch.num_rows for batch, _ in pairs) == whole.splits[split].num_rows
         for batch, other in pairs:
             for name in ("tokens", "offsets", "lengths", "rows", "targets"):
-                one, two = getattr(batch, name), getattr(other, name)
+                one = getattr(batch, name)
+                two = getattr(other, name)
                 assert one is two is None or torch.equal(one, two), name
         assert np.array_equal(
             sharded.splits[split].fixed("rows"), whole.splits[split].fixed("rows")
@@ -123,10 +125,8 @@ def test_batches_of_shards_are_those_of_one_store(task, kind, tmp_path, monkeypa
 
 def test_rows_that_follow_each_other_over_the_end_of_a_shard_are_theirs(tmp_path, monkeypatch):
     source = write_files(tmp_path / "rows")
-    sharded, whole = (
-        data_of(source, tmp_path / "cache").store,
-        in_one(source, tmp_path / "whole", monkeypatch).store,
-    )
+    sharded = data_of(source, tmp_path / "cache").store
+    whole = in_one(source, tmp_path / "whole", monkeypatch).store
     plan = PlanSettings(rows_per_batch=64, shuffle=False)
     for start, stop in ((0, 90), (30, 41), (39, 80)):
         sides = [
@@ -163,7 +163,8 @@ def test_of_one_parquet_file_a_part_encodes_row_groups_of_its_own(tokenizer, tmp
         assert read[-2:] == [[number - 1], [number + 2]]
     store = data_of(source, cache, tokenizer=tokenizer).store
     whole = in_one(source, tmp_path / "whole", monkeypatch, tokenizer=tokenizer).store
-    assert store.facts == whole.facts and len(units_in(cache)) == FILES
+    assert store.facts == whole.facts
+    assert len(units_in(cache)) == FILES
     for name, split in whole.splits.items():
         assert np.array_equal(store.splits[name].fixed("rows"), split.fixed("rows"))
         assert np.array_equal(store.splits[name].fixed("targets"), split.fixed("targets"))
@@ -193,7 +194,8 @@ def test_a_shard_that_is_missing_or_changed_is_named_and_encoded_again(
     ):
         after = data_of(source, cache).store
     assert f"{FILES - 1} of {FILES} units were encoded before" in capsys.readouterr().err
-    assert file.read_bytes() == content and after.facts == before.facts
+    assert file.read_bytes() == content
+    assert after.facts == before.facts
 
 
 def test_clearing_a_store_keeps_the_shards_that_another_one_has(tokenizer, tmp_path, capsys):
@@ -207,7 +209,8 @@ def test_clearing_a_store_keeps_the_shards_that_another_one_has(tokenizer, tmp_p
     show(Cache(cache), whole=False)
     assert f"MB in {FILES + 2} units of large stores" in capsys.readouterr().out
     Cache(cache).clear(first)
-    assert len(units_in(cache)) == FILES + 2 and not Cache(cache).verify()[second]
+    assert len(units_in(cache)) == FILES + 2
+    assert not Cache(cache).verify()[second]
     Cache(cache).clear(second)
     assert not units_in(cache)
 
@@ -224,7 +227,8 @@ def test_a_class_that_comes_with_more_rows_renumbers_the_others_without_encoding
     grown = data_of(source, cache, split_by="content", **given).store
     assert f"{FILES} of {FILES + 1} units were encoded before" in capsys.readouterr().err
     whole = in_one(source, tmp_path / "whole", monkeypatch, split_by="content", **given).store
-    assert grown.facts == whole.facts and grown.facts["classes"] == ["a", "aa", "b"]
+    assert grown.facts == whole.facts
+    assert grown.facts["classes"] == ["a", "aa", "b"]
     for name, split in whole.splits.items():
         assert np.array_equal(grown.splits[name].fixed("targets"), split.fixed("targets"))
 
@@ -252,14 +256,16 @@ def test_files_of_shards_are_not_held_open(tmp_path):
     before = len(list(Path("/proc/self/fd").iterdir()))
     [key] = [entry.key for entry in Cache(tmp_path / "cache").entries()]
     store = Cache(tmp_path / "cache").opened(key)
-    assert store is not None and len(list(Path("/proc/self/fd").iterdir())) == before
+    assert store is not None
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
     store.splits["train"].read_single_pages()
     values = store.splits["train"].ragged("tokens").values
     maps = Path("/proc/self/smaps").read_text(encoding="ascii").split("VmFlags:")
     is_random = [
         "tokens.bin" in one and "rr" in two.split("\n")[0] for one, two in itertools.pairwise(maps)
     ]
-    assert sum(is_random) == FILES and values.any()
+    assert sum(is_random) == FILES
+    assert values.any()
 
 
 def test_a_store_larger_than_memory_and_swap_is_opened(tmp_path):
@@ -270,7 +276,9 @@ def test_a_store_larger_than_memory_and_swap_is_opened(tmp_path):
     manifest = json.loads((tmp_path / "store" / "manifest.json").read_text(encoding="utf-8"))
     manifest["files"]["train/tokens.bin"]["bytes"] = size
     values = Store(tmp_path / "store", manifest).splits["train"].ragged("tokens").values
-    assert values.nbytes == size and values[:3].tolist() == [3, 4, 0] and values[-1] == 0
+    assert values.nbytes == size
+    assert values[:3].tolist() == [3, 4, 0]
+    assert values[-1] == 0
 
 
 def write_store(folder: Path, rows: list[list[int]], shards: list[Store] | None = None) -> Store:
@@ -306,10 +314,8 @@ def test_rows_of_any_shards_are_read_back(tmp_path_factory, shards):
         for begin, length in zip(begins, tokens.lengths, strict=True)
     ]
     assert found == [row for rows in shards for row in rows]
-    assert (
-        tokens.offsets[-1] == len(tokens.values)
-        and read_manifest(folder / "store")["name"] == "store"
-    )
+    assert tokens.offsets[-1] == len(tokens.values)
+    assert read_manifest(folder / "store")["name"] == "store"
 
 
 @pytest.mark.parametrize(

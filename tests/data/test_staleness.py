@@ -94,7 +94,8 @@ def test_an_edit_in_place_of_the_same_size_and_time_is_trained_on(tmp_path, kind
     second = prepare()
     assert not second.report.hit
     assert second.report.key != first.report.key
-    assert "new" in words_of(second) and "old" not in words_of(second)
+    assert "new" in words_of(second)
+    assert "old" not in words_of(second)
     assert "old" in words_of(first)
 
 

@@ -54,8 +54,10 @@ def test_each_chunk_is_in_one_batch_of_one_rank_and_follows_the_one_before(lengt
     assert sorted(seen) == list(range(len(view.start)))
     for row in range(1, len(view.start)):
         if view.recording[row] == view.recording[row - 1]:
-            (rank, number), (rank_before, before) = seen[row], seen[row - 1]
-            assert rank == rank_before and number == before + 1
+            (rank, number) = seen[row]
+            (rank_before, before) = seen[row - 1]
+            assert rank == rank_before
+            assert number == before + 1
 
 
 @given(recordings, st.integers(1, 20), places)

@@ -79,7 +79,9 @@ def test_a_character_of_private_use_in_one_text_makes_no_pairs_of_all(subwords):
         *rows_of(subwords.encode(pa.array(texts[1:], pa.large_string()), max_length=60)),
     ]
     (frame,) = rows_of(subwords.encode(pa.array([""], pa.large_string()), max_length=60))
-    assert len(frame) == 2 and found[0][-1] == frame[-1] and frame[-1] not in found[0][:-1]
+    assert len(frame) == 2
+    assert found[0][-1] == frame[-1]
+    assert frame[-1] not in found[0][:-1]
 
 
 def test_each_word_of_a_list_begins_at_one_token_and_words_that_do_not_fit_are_counted(

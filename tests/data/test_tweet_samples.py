@@ -182,7 +182,8 @@ def test_texts_look_like_tweets(pattern):
 
 
 def test_counting_words_is_not_enough_for_the_mood():
-    train, test = tweets(rows=6_000, noise=0), tweets("test", eval_rows=2_000, noise=0)
+    train = tweets(rows=6_000, noise=0)
+    test = tweets("test", eval_rows=2_000, noise=0)
     features = TfidfVectorizer(token_pattern=r"\S+")
     model = LinearSVC().fit(features.fit_transform(texts(train)), train["label"])
     assert 0.6 < model.score(features.transform(texts(test)), np.array(test["label"])) < 0.85
@@ -258,7 +259,8 @@ def test_some_names_stand_for_several_types_and_some_are_written_small():
 
 def test_noise_changes_the_type_of_a_name_and_never_where_it_stands():
     rows = tagged(rows=4_000, noise=0.3)
-    noisy, clean = names(rows, "tags"), names(rows, "clean_tags")
+    noisy = names(rows, "tags")
+    clean = names(rows, "clean_tags")
     assert [name for _, name in noisy] == [name for _, name in clean]
     assert {kind for kind, _ in noisy} == set(ENTITY_TYPES)
     tags, clean_tags = (pc.list_flatten(rows[column]) for column in ("tags", "clean_tags"))

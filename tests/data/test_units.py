@@ -140,10 +140,8 @@ def test_parts_joined_are_the_store_that_is_built_at_once(
     assert by_units == joined == whole
     assert joined_facts == unit_facts == facts
     [(key, shards)] = shards_in(tmp_path / "parts").items()
-    assert (
-        shards == {path.name for path in units_in(tmp_path / "parts")}
-        and len(shards) == FILES * ROWS // UNIT
-    )
+    assert shards == {path.name for path in units_in(tmp_path / "parts")}
+    assert len(shards) == FILES * ROWS // UNIT
     assert not (tmp_path / "parts" / key / "train" / "tokens.bin").exists()
     assert shards_in(tmp_path / "units") == {key: shards}
     assert not any(shards_in(tmp_path / "whole").values())
@@ -157,9 +155,11 @@ def test_a_damaged_unit_is_encoded_again_and_kept(tokenizer, tmp_path, encoded):
     for file in damaged.glob("**/*.bin"):
         file.unlink()
     encoded.clear()
-    assert encode_part(config, 1, 1)[1] == FILES * ROWS // UNIT - 1 and sum(encoded) == UNIT
+    assert encode_part(config, 1, 1)[1] == FILES * ROWS // UNIT - 1
+    assert sum(encoded) == UNIT
     encoded.clear()
-    assert encode_part(config, 1, 1)[1] == FILES * ROWS // UNIT and not encoded
+    assert encode_part(config, 1, 1)[1] == FILES * ROWS // UNIT
+    assert not encoded
 
 
 def test_a_part_that_is_begun_again_encodes_nothing_twice(tokenizer, tmp_path, encoded):
@@ -339,7 +339,8 @@ def test_a_large_source_gives_a_sample_of_texts_to_its_vocabulary_in_whatever_or
         )
     built(str(tmp_path / "turned"), tmp_path / "cache", split_by="content")
     first, second = trained
-    assert 40 < len(first) < 120 and sorted(first) == sorted(second) != first
+    assert 40 < len(first) < 120
+    assert sorted(first) == sorted(second) != first
     assert "vocabulary: of some 80 training rows, taken by a hash of the text" in facts["lines"]
 
 

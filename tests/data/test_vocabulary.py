@@ -45,10 +45,8 @@ def test_a_block_is_encoded_as_each_row_alone_would_be(kind, texts):
 def test_cutting_keeps_the_first_tokens_and_counts_the_rest(texts, max_length):
     vocabulary = VOCABULARIES[VocabularyKind.word]
     array = pa.array(texts, pa.string())
-    whole, cut = (
-        vocabulary.encode(array, max_length=1000),
-        vocabulary.encode(array, max_length=max_length),
-    )
+    whole = vocabulary.encode(array, max_length=1000)
+    cut = vocabulary.encode(array, max_length=max_length)
     rows = np.split(whole.tokens, np.cumsum(whole.lengths)[:-1])
     assert cut.tokens.tolist() == [token for row in rows for token in row[:max_length]]
     assert cut.truncated_rows == sum(len(row) > max_length for row in rows)

@@ -196,7 +196,8 @@ def test_a_loader_is_sent_to_workers_whole():
     loader = windows(table(), **GIVEN, features="f", known="k", static="s", shuffle=False)
     copy = pickle.loads(pickle.dumps(loader.dataset))
     (x, y), (x_of_copy, y_of_copy) = (each.__getitems__([3, 0]) for each in (loader.dataset, copy))
-    assert torch.equal(x["past"], x_of_copy["past"]) and torch.equal(y, y_of_copy)
+    assert torch.equal(x["past"], x_of_copy["past"])
+    assert torch.equal(y, y_of_copy)
 
 
 def refusal(frame: Any, **settings: Any) -> str:

@@ -75,7 +75,8 @@ class Prepared:
             "target": [y],
             "weight": y,
         }
-        start, rows = np.array([0, 2, 11, 14]), np.array([6, 5, 4, 6])
+        start = np.array([0, 2, 11, 14])
+        rows = np.array([6, 5, 4, 6])
         self.index = pd.DataFrame(
             {
                 "index_start": start,
@@ -93,7 +94,8 @@ class Prepared:
 
 def test_encoders_of_unequal_length_end_in_zeros_as_theirs_do():
     ((x, (target, weight)),) = list(windows(Prepared(), shuffle=False))
-    assert x["encoder_lengths"].tolist() == [4, 3, 2, 4] and x["decoder_lengths"].tolist() == [
+    assert x["encoder_lengths"].tolist() == [4, 3, 2, 4]
+    assert x["decoder_lengths"].tolist() == [
         2,
         2,
         2,
@@ -105,20 +107,17 @@ def test_encoders_of_unequal_length_end_in_zeros_as_theirs_do():
         [11, 12, 0, 0],
         [14, 15, 16, 17],
     ]
-    assert x["encoder_cont"][1, :, 1].tolist() == [-0.75, -0.5, -0.25, 0] and x["decoder_cont"][
-        1, :, 1
-    ].tolist() == [
+    assert x["encoder_cont"][1, :, 1].tolist() == [-0.75, -0.5, -0.25, 0]
+    assert x["decoder_cont"][1, :, 1].tolist() == [
         0,
         0.25,
     ]
-    assert x["encoder_cont"][2, :, 2].tolist() == [0, 0, 0, 0] and x["decoder_cont"][
-        0, :, 2
-    ].tolist() == [1, 1]
+    assert x["encoder_cont"][2, :, 2].tolist() == [0, 0, 0, 0]
+    assert x["decoder_cont"][0, :, 2].tolist() == [1, 1]
     assert target.tolist() == weight.tolist() == [[4, 5], [5, 6], [13, 14], [18, 19]]
     assert x["decoder_time_idx"].tolist() == [[4, 5], [5, 6], [3, 4], [8, 9]]
-    assert (
-        x["groups"].tolist() == [[0], [0], [1], [1]] and x["target_scale"].tolist() == [[1, 2]] * 4
-    )
+    assert x["groups"].tolist() == [[0], [0], [1], [1]]
+    assert x["target_scale"].tolist() == [[1, 2]] * 4
     assert x["encoder_cat"].shape == (4, 4, 0)
 
 
@@ -258,7 +257,8 @@ def test_a_model_of_pytorch_forecasting_has_the_same_losses():
         return losses_of(L.Callback, start)
 
     theirs, ours = map(fit, both_loaders(dataset))
-    assert len(theirs) > 5 and theirs[-1] < theirs[0]
+    assert len(theirs) > 5
+    assert theirs[-1] < theirs[0]
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
@@ -318,6 +318,8 @@ def test_a_model_of_darts_has_the_same_losses_with_the_class_of_the_example():
 
         return losses_of(pytorch_lightning.Callback, start)
 
-    before, after = fit(theirs, order.tolist()), fit(ours, same, collate_fn=lambda batch: batch)
-    assert len(before) == 16 and before[-1] < before[0]
+    before = fit(theirs, order.tolist())
+    after = fit(ours, same, collate_fn=lambda batch: batch)
+    assert len(before) == 16
+    assert before[-1] < before[0]
     np.testing.assert_allclose(after, before, rtol=0, atol=1e-5)

@@ -132,14 +132,16 @@ def test_two_ranks_train_like_one_with_twice_the_batch(case, tmp_path):
     # The correlation of answers that hardly differ yet follows their last digits.
     settled = {name: value for name, value in one.metrics.items() if not name.endswith("pearson")}
     assert {name: two.metrics[name] for name in settled} == pytest.approx(settled, rel=1e-5)
-    ends, of_two = one.summary["intervals"], two.summary["intervals"]
+    ends = one.summary["intervals"]
+    of_two = two.summary["intervals"]
     assert ends.keys() == of_two.keys()
     for name in ends.keys() & settled.keys():
         assert of_two[name] == pytest.approx(ends[name], rel=1e-4)
     assert (two.summary["calibration"] or {}) == pytest.approx(
         one.summary["calibration"] or {}, rel=1e-3
     )
-    assert two.summary["hardware"]["count"] == 2 and one.summary["hardware"]["count"] == 1
+    assert two.summary["hardware"]["count"] == 2
+    assert one.summary["hardware"]["count"] == 1
 
 
 @pytest.mark.soak(seconds=5)
@@ -161,7 +163,8 @@ def test_the_first_rank_alone_prints_and_the_speed_is_that_of_all(tmp_path):
     assert (
         "rows a step: 64 rows (each rank trains its share; 32 rows x 1 batches x 2 ranks)" in said
     )
-    training, speed = two.summary["training"], two.summary["speed"]
+    training = two.summary["training"]
+    speed = two.summary["speed"]
     assert training["rows_per_step"] == 64
     parts = {name: value for name, value in speed["step_ms"].items() if value is not None}
     per_step_ms = sum(parts.values()) - parts["validation"]

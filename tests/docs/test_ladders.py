@@ -125,7 +125,9 @@ def test_a_run_with_compared_quality_is_shown_and_the_other_is_its_repeat(runs):
 def test_tables_stand_between_the_marks_and_replace_older_ones(runs):
     text = f"before\n\n{ladders.BEGIN}\nold\n{ladders.END}\n\nafter\n"
     once = ladders.published(text, runs)
-    assert once.startswith("before\n") and once.endswith("\nafter\n") and "old" not in once
+    assert once.startswith("before\n")
+    assert once.endswith("\nafter\n")
+    assert "old" not in once
     assert ladders.published(once, runs) == once
     assert "somewhere" not in once
     assert "fused \\| kernel" in once
@@ -151,7 +153,8 @@ def test_promises_are_kept_missed_or_left_open(runs):
     )
     assert lines[0].startswith(f"Of 4 promises that could be measured here: {counted}")
     assert "Not measurable here: all devices (`tweets`)." in lines[0]
-    assert lines[4].startswith("|`tweets`|bf16|") and ladders.REASONS["bf16"] in lines[4]
+    assert lines[4].startswith("|`tweets`|bf16|")
+    assert ladders.REASONS["bf16"] in lines[4]
 
 
 def test_every_reason_belongs_to_a_rung():

@@ -183,8 +183,10 @@ def add_device(kernels: Mapping[str, Callable[..., Any]] | None = None) -> torch
     backend: Any = types.ModuleType(NAME)
     backend.is_available = lambda: True
     backend.is_initialized = backend.is_available
-    backend.device_count, backend.current_device = lambda: 1, lambda: 0
-    backend._is_in_bad_fork, backend.manual_seed_all = lambda: False, lambda seed: None
+    backend.device_count = lambda: 1
+    backend.current_device = lambda: 0
+    backend._is_in_bad_fork = lambda: False
+    backend.manual_seed_all = lambda seed: None
     backend.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     _setup_privateuseone_for_python_backend(NAME, backend_module=backend)
     made = library.Library("aten", "IMPL", "PrivateUse1")
@@ -347,8 +349,10 @@ def _efficient(
     scale: float,
 ) -> Any:
     There.called.append("_efficient_attention_forward")
-    assert most_q <= query.shape[1] and most_k <= key.shape[1] and not dropout
-    found = _RowAttention.apply(query[0], key[0], value[0], queries, keys, scale, None)[None]
+    assert most_q <= query.shape[1]
+    assert most_k <= key.shape[1]
+    assert not dropout
+    found = _by_rows(query[0], key[0], value[0], queries, keys, scale, None)[None]
     return found, found, found, found, most_q, most_k
 
 

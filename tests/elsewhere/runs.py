@@ -113,7 +113,8 @@ def _compare(name: str, folder: Path) -> None:
     _fit(name, folder / "there", 1)
     found = _fit(name, folder / "there", 2, resume=str(folder / "there"))
     assert found.predictor.device == device, found.predictor.device
-    assert len(alone) == 3 and min(alone) > 0, alone
+    assert len(alone) == 3, alone
+    assert min(alone) > 0, alone
     if name == "masked words":  # a device masks by random numbers of its own
         assert found.metrics["test/loss"] == pytest.approx(expected.metrics["test/loss"], rel=0.02)
     else:

@@ -101,14 +101,16 @@ def test_a_run_on_bits_leaves_what_every_run_leaves(finished):
     assert summary["status"] == "finished"
     assert summary["data"]["rows"].keys() == {"train", "val", "test"}
     assert summary["data"]["classes"] == 1036
-    assert summary["speed"]["rows_per_s"] > 0 and summary["speed"]["tokens_per_s"] is None
+    assert summary["speed"]["rows_per_s"] > 0
+    assert summary["speed"]["tokens_per_s"] is None
     assert (finished.folder / "report.html").is_file()
 
 
 def test_the_exposure_report_holds_every_part(finished):
     exposure = json.loads((finished.folder / "exposure.json").read_text(encoding="utf-8"))
     sizes = [point["records"] for point in exposure["learning"]]
-    assert sizes == sorted(sizes) and sizes[-1] == exposure["records"]["train"]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == exposure["records"]["train"]
     assert exposure["learning"][-1]["model"] == pytest.approx(
         finished.metrics["test/dice"], abs=0.03
     )
@@ -148,7 +150,8 @@ def test_other_encodings_are_read_too(tmp_path, kind, hashes):
         > result.summary["baseline"]["metrics"]["test/dice of the 20 commonest"]
     )
     loaded = load_predictor(result.folder)
-    assert isinstance(loaded, GramPredictor) and (loaded.numbers is not None) == (kind == "twostep")
+    assert isinstance(loaded, GramPredictor)
+    assert (loaded.numbers is not None) == (kind == "twostep")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +235,8 @@ def test_compare_sets_runs_side_by_side(finished, tmp_path, capsys):
     page = tmp_path / "compare.html"
     assert verb("compare", finished.folder, other.folder, "--html", page) == 0
     said = capsys.readouterr().out
-    assert "diffused over 9 bits" in said.replace("\n", " ") and "Dice of the 2-grams" in said
+    assert "diffused over 9 bits" in said.replace("\n", " ")
+    assert "Dice of the 2-grams" in said
     assert "Encodings side by side" in page.read_text(encoding="utf-8")
 
 
@@ -265,7 +269,8 @@ def test_encode_can_leave_the_text_out_and_warns_of_the_usual_secret(tmp_path, c
 
 @pytest.mark.parametrize("words", [[], ["--uid", "ID"], ["--drop-text"]], ids=" ".join)
 def test_an_id_is_not_hashed_and_what_was_written_can_be_trained(words, tmp_path, capsys):
-    source, out = tmp_path / "people.csv", tmp_path / "out.csv"
+    source = tmp_path / "people.csv"
+    out = tmp_path / "out.csv"
     source.write_text(
         "ID,name,born\n" + "".join(f"{i},ann{i},19{i}\n" for i in range(10, 40)), encoding="utf-8"
     )
@@ -293,13 +298,15 @@ def test_encode_counts_fields_without_text(tmp_path, capsys):
     assert verb("encode", source, "--drop-text", "--out", tmp_path / "out.csv") == 0
     said = capsys.readouterr().err
     assert "warning empty fields, which are encoded as no text: " in said
-    assert "born in 2 records" in said and "name in 1 record" in said
+    assert "born in 2 records" in said
+    assert "name in 1 record" in said
     assert verb("encode", "--sample", 20, "--out", tmp_path / "full.csv") == 0
     assert "empty fields" not in capsys.readouterr().err
 
 
 def test_encode_does_not_hash_an_encoding_with_the_names(tmp_path, capsys):
-    encoded, out = tmp_path / "encoded.csv", tmp_path / "out.csv"
+    encoded = tmp_path / "encoded.csv"
+    out = tmp_path / "out.csv"
     assert verb("encode", "--sample", 50, "--form", "hex", "--out", encoded) == 0
     encoded.write_text(
         encoded.read_text(encoding="utf-8").replace("bloomfilter", "clk", 1), encoding="utf-8"

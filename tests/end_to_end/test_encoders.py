@@ -41,7 +41,8 @@ SMALL = TransformerConfig(hidden=32, layers=2, heads=4)
 def table(rows: int, seed: int = 0) -> dict[str, list[Any]]:
     random = np.random.default_rng(seed)
     things = {"animals": ["cat", "dog", "horse"], "plants": ["rose", "oak", "fern"]}
-    texts, labels = [], []
+    texts = []
+    labels = []
     for number in range(rows):
         topic = list(things)[number % 2]
         words = [f"w{random.integers(30)}" for _ in range(random.integers(1, 12))]
@@ -171,9 +172,8 @@ def test_taggers_part_sentences_at_marks_and_read_words_without_tags(tags, tmp_p
             == 0
         )
         answered = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))
-        assert answered.get("words", words) == words and ("words" in answered) == (
-            "sentence" in words_of
-        )
+        assert answered.get("words", words) == words
+        assert ("words" in answered) == ("sentence" in words_of)
         found.append(answered["prediction"])
     assert found == [tags.predict([words])[0].tags] * 2
 

@@ -159,7 +159,8 @@ def test_a_user_of_transformers_reads_the_exported_folder_without_us(walk):
             **tokenizer([row["text"] for row in answers], padding=True, return_tensors="pt")
         ).logits
     theirs = [model.config.id2label[int(number)] for number in logits.argmax(1)]
-    assert theirs == [row["prediction"] for row in answers] and len(answers) == 90
+    assert theirs == [row["prediction"] for row in answers]
+    assert len(answers) == 90
 
 
 @pytest.mark.soak(seconds=30)
@@ -174,7 +175,8 @@ def test_a_user_of_hydra_gets_a_result_for_each_value(walk):
     assert all("--config-dir" in read_summary(run)["command"] for run in found)
     (table,) = Path("outputs").rglob("sweep.csv")
     assert len(table.read_text(encoding="utf-8").splitlines()) == 3
-    assert table.with_suffix(".html").is_file() and str(table.parent) in said.replace("\n", "")
+    assert table.with_suffix(".html").is_file()
+    assert str(table.parent) in said.replace("\n", "")
 
 
 def test_a_user_of_tags_follows_the_command_of_the_check(walk):
@@ -189,7 +191,8 @@ def test_a_user_of_tags_follows_the_command_of_the_check(walk):
     answers = [
         json.loads(line) for line in Path("answers.jsonl").read_text(encoding="utf-8").splitlines()
     ]
-    assert len(answers) == 60 and all("entities" in answer for answer in answers)
+    assert len(answers) == 60
+    assert all("entities" in answer for answer in answers)
     assert "f1" in walk(f"evaluate {run} tags.jsonl")
 
 

@@ -335,7 +335,8 @@ def test_training_stops_when_nothing_gets_better_and_the_run_says_so(tmp_path, c
     assert f"ended early after epoch {epochs} of 30: val/" in " ".join(said.split())
     assert line in read_log(result.folder)
     page = (result.folder / "report.html").read_text()
-    assert "Training ended early" in page and f"after epoch {epochs} of 30: val/" in page
+    assert "Training ended early" in page
+    assert f"after epoch {epochs} of 30: val/" in page
 
 
 def test_training_to_its_last_epoch_is_no_early_end(tmp_path, capsys):

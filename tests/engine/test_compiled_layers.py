@@ -82,7 +82,8 @@ def traced(monkeypatch) -> list[int]:
 def test_compiled_layers_train_as_eager_ones_dropout_and_all(monkeypatch, family):
     graphs = traced(monkeypatch)
     dropout = 0.1 if family != "modernbert" else 0.0  # its dropout draws inside, in another order
-    eager, compiled = encoder(family, dropout), encoder(family, dropout)
+    eager = encoder(family, dropout)
+    compiled = encoder(family, dropout)
     compile_layers(compiled)
     for lengths in ([3, 9, 9], [4, 17, 30, 31], [2, 5]):
         for expected, found in zip(
@@ -119,7 +120,8 @@ def test_a_compiler_that_fails_is_reported_once_and_the_layers_run_eagerly(monke
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=fail))
     torch._dynamo.reset()
-    model, plain = encoder(), encoder()
+    model = encoder()
+    plain = encoder()
     compile_layers(model)
     with pytest.warns(
         UserWarning, match="compile: torch could not compile a layer .*Layers run eagerly"
@@ -190,7 +192,8 @@ def test_a_compiler_that_fails_in_the_trial_leaves_the_run_eager(monkeypatch):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_layers_translated_to_machine_code_train_as_eager_ones(precision):
     torch._dynamo.reset()
-    eager, compiled = encoder(), encoder()
+    eager = encoder()
+    compiled = encoder()
     compile_layers(compiled)
     most = 1e-5 if precision == "fp32" else 2e-2
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):

@@ -35,7 +35,8 @@ class Regression(L.LightningModule):
         super().__init__()
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-        self.breaks_at, self.fused = breaks_at, fused
+        self.breaks_at = breaks_at
+        self.fused = fused
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         inputs, targets = batch
@@ -99,7 +100,8 @@ def trained(
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("breaks_at", [None, 2])
 def test_fp16_steps_of_a_fused_optimizer_equal_those_of_lightning(tmp_path, clip, breaks_at):
-    plain, fast = Regression(breaks_at, fused=False), Regression(breaks_at)
+    plain = Regression(breaks_at, fused=False)
+    fast = Regression(breaks_at)
     trained(tmp_path, plain, scaled=True, clip=clip)
     loop = FastLoop()
     loop.losses.policy = type(loop.losses.policy).skip
@@ -132,7 +134,8 @@ def test_an_fp16_step_reads_nothing_from_the_device(tmp_path, monkeypatch):
 
 
 def test_hooks_see_fp16_gradients_without_the_factor(tmp_path):
-    ours, theirs = Hooked(), Hooked()
+    ours = Hooked()
+    theirs = Hooked()
     trained(tmp_path, Regression(), FastLoop(), ours, scaled=True, clip=0.5)
     trained(tmp_path, Regression(fused=False), theirs, scaled=True, clip=0.5)
     assert ours.norms == pytest.approx(theirs.norms, rel=1e-5)
@@ -140,7 +143,8 @@ def test_hooks_see_fp16_gradients_without_the_factor(tmp_path):
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_clipping_folded_into_the_step_equals_clipping_before_it(tmp_path, fused):
-    plain, fast = Regression(fused=fused), Regression(fused=fused)
+    plain = Regression(fused=fused)
+    fast = Regression(fused=fused)
     trained(tmp_path, plain, scaled=False, clip=0.5)
     trained(tmp_path, fast, FastLoop(), scaled=False, clip=0.5)
     torch.testing.assert_close(flat_weights(fast), flat_weights(plain), rtol=1e-6, atol=1e-7)

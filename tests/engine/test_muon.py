@@ -39,7 +39,8 @@ def take_step(model: Transformer, optimizer: torch.optim.Optimizer, seed: int) -
 
 
 def test_matrices_of_layers_get_the_steps_of_muon_and_all_else_those_of_adamw() -> None:
-    model, other = encoder(), encoder()
+    model = encoder()
+    other = encoder()
     ours = MUON.build(model)
     in_layers = {
         id(weight) for weight in nn.ModuleList(other.blocks()).parameters() if weight.ndim == 2
@@ -59,7 +60,8 @@ def test_matrices_of_layers_get_the_steps_of_muon_and_all_else_those_of_adamw() 
         take_step(model, ours, seed)
         take_step(other, adamw, seed)
         muon.step()
-    assert len(matrices) == 12 and len(tables) == 5
+    assert len(matrices) == 12
+    assert len(tables) == 5
     for (name, found), expected in zip(model.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(found, expected), name
 

@@ -147,7 +147,8 @@ def test_a_cpu_is_measured_and_no_random_state_or_setting_is_touched(precision):
 @pytest.mark.xdist_group("timing")
 def test_the_measured_peak_is_no_less_than_a_product_reaches_by_itself():
     found = measured_peak(CPU, "32-true")
-    left, right = torch.randn(512, 512), torch.randn(512, 512)
+    left = torch.randn(512, 512)
+    right = torch.randn(512, 512)
     taken = []
     for _ in range(5):
         started = time.perf_counter()

@@ -43,15 +43,18 @@ def test_fp32_on_a_gpu_is_fp32_in_convolutions_and_recurrent_layers_and_so_is_it
     cudnn = torch.backends.cudnn
     assert cudnn.allow_tf32  # torch's own default
     with fast_fp32_products(Precision.fp32, cuda) as found:
-        assert found is not None and found.value == "highest"
+        assert found is not None
+        assert found.value == "highest"
         assert found.evidence == "TF32 by torch's flags: nowhere"
         assert "tf32" not in {cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision}
-        assert not cudnn.allow_tf32 and arithmetic_of("32-true") is Precision.fp32
+        assert not cudnn.allow_tf32
+        assert arithmetic_of("32-true") is Precision.fp32
     assert cudnn.allow_tf32
     with answering(Precision.fp32, cuda):
         assert not cudnn.allow_tf32
     with fast_fp32_products(Precision.tf32, cuda):
-        assert cudnn.allow_tf32 and arithmetic_of("32-true") is Precision.tf32
+        assert cudnn.allow_tf32
+        assert arithmetic_of("32-true") is Precision.tf32
 
 
 def test_what_a_person_set_for_convolutions_stands():
@@ -157,7 +160,8 @@ def test_what_was_set_for_all_backends_is_followed_after_a_run_too():
 def test_tf32_is_set_while_a_run_lasts():
     before = torch.get_float32_matmul_precision()
     with fast_fp32_products(Precision.tf32, torch.device("cuda")) as found:
-        assert found is not None and found.value == "TF32"
+        assert found is not None
+        assert found.value == "TF32"
         assert torch.get_float32_matmul_precision() == "high"
     assert torch.get_float32_matmul_precision() == before
     assert by_lightning_name("32-true") is Precision.fp32

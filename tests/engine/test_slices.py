@@ -160,8 +160,10 @@ def test_slices_give_the_outputs_and_gradients_of_whole_weights(
 ) -> None:
     for of_rank in found:
         kept = of_rank[variant]
-        assert kept["outputs"] < 1e-5 and kept["gradients"] < 1e-5
-        assert kept["same weights have gradients"] and kept["all are shared"]
+        assert kept["outputs"] < 1e-5
+        assert kept["gradients"] < 1e-5
+        assert kept["same weights have gradients"]
+        assert kept["all are shared"]
     assert sum(of_rank[variant]["share"] for of_rank in found) == pytest.approx(1.0)
     assert max(of_rank[variant]["share"] for of_rank in found) < 0.55
 
@@ -177,9 +179,12 @@ def test_ranks_agree_on_the_length_of_a_gradient_and_on_whether_it_is_finite(
         kept = of_rank["lengths of gradients"]
         assert kept["lengths"][0] == pytest.approx(kept["lengths"][1], rel=1e-6)
         assert kept["clipped"][0] == pytest.approx(kept["clipped"][1], rel=1e-6)
-        assert kept["same"] and kept["finite"] is False
+        assert kept["same"]
+        assert kept["finite"] is False
 
 
 def test_what_is_no_slice_passes_as_it_is() -> None:
     tensor = torch.arange(3)
-    assert whole(tensor) is tensor and share_of(tensor, tensor) is tensor and not is_share(tensor)
+    assert whole(tensor) is tensor
+    assert share_of(tensor, tensor) is tensor
+    assert not is_share(tensor)

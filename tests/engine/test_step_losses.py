@@ -30,7 +30,8 @@ class Line(L.LightningModule):
 
 class RaisesBefore(L.Callback):
     def __init__(self, step: int, error: type[BaseException]) -> None:
-        self.step, self.error = step, error
+        self.step = step
+        self.error = error
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         if trainer.global_step == self.step:
@@ -57,10 +58,8 @@ def test_what_a_checkpoint_keeps_of_the_losses_is_on_the_host():
     """
     losses = FastLoop().losses
     with FakeTensorMode():
-        losses.values, losses.norms = (
-            [torch.ones((), device="cuda")],
-            [torch.ones((), device="cuda")],
-        )
+        losses.values = [torch.ones((), device="cuda")]
+        losses.norms = [torch.ones((), device="cuda")]
         state = losses.state()
     assert {state[name].device.type for name in ("losses", "norms")} == {"cpu"}
 
@@ -78,7 +77,8 @@ def test_a_step_that_was_taken_is_not_among_those_left_out(tmp_path):
     module = Infinite()
     quiet_trainer(callbacks=[loop], max_epochs=1).fit(module, DataLoader(torch.randn(6, 3), 2))
     losses, _ = loop.take_losses()
-    assert loop.skipped == [] and len(losses) == 2
+    assert loop.skipped == []
+    assert len(losses) == 2
 
 
 @pytest.mark.parametrize(("given", "ends"), [("stop", UserError), ("skip", None)])

@@ -153,7 +153,8 @@ def other_numbers_of_ranks(place: Path, count: int) -> list[list[str]]:
 
 def alike(run: Path, reference: Path) -> list[str]:
     """What tells two runs apart, but for rounding: losses and weights."""
-    ours, theirs = losses_of(run), losses_of(reference)
+    ours = losses_of(run)
+    theirs = losses_of(reference)
     if ours.keys() != theirs.keys():
         return [f"losses at other steps: {sorted(ours)} against {sorted(theirs)}"]
     apart = max(abs(ours[step] - theirs[step]) for step in theirs)
@@ -171,10 +172,12 @@ def plans(place: Path, count: int, seed: int = 0) -> list[list[str]]:
 
 def _plan_case(random: np.random.Generator) -> list[str]:
     lengths = random.integers(1, 40, size=int(random.integers(1, 200))).astype(np.int32)
-    rows, parts = int(random.integers(1, 9)), int(random.choice([1, 2, 3, 4, 6, 8]))
+    rows = int(random.integers(1, 9))
+    parts = int(random.choice([1, 2, 3, 4, 6, 8]))
     layout = BatchLayout.flat if random.integers(2) else BatchLayout.padded
     cap = int(lengths.max()) * int(random.integers(1, 6)) if random.integers(2) else None
-    epoch, seed = int(random.integers(5)), int(random.integers(100))
+    epoch = int(random.integers(5))
+    seed = int(random.integers(100))
     steps: dict[int, list[int]] | None = None
     for world in (world for world in range(1, parts + 1) if parts % world == 0):
         found: dict[int, list[int]] = {}

@@ -126,7 +126,9 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(name, t
     newest = tmp_path / CHECKPOINTS / "step-9"
     disks.DAMAGES[name](newest, random.Random(1))
     start, lines = find_checkpoint(tmp_path / CHECKPOINTS)
-    assert start is not None and start.step == 6 and disks.is_of(start.checkpoint, 6)
+    assert start is not None
+    assert start.step == 6
+    assert disks.is_of(start.checkpoint, 6)
     assert not newest.exists() or any(str(newest) in line for line in lines)
 
 
@@ -160,9 +162,8 @@ def test_a_planted_fault_ends_its_run(tmp_path):
     assert (
         attempt(spec.planted(RaiseAt, place="on_train_batch_end", step=4), tmp_path / "raised") == 1
     )
-    assert (
-        "Planted" in said(tmp_path / "raised") and saved_step(run_folder(tmp_path / "raised")) == 4
-    )
+    assert "Planted" in said(tmp_path / "raised")
+    assert saved_step(run_folder(tmp_path / "raised")) == 4
     asked = spec.planted(SignalAt, place="on_train_batch_start", step=4, number=signal.SIGHUP)
     assert attempt(asked, tmp_path / "asked") == 129
 

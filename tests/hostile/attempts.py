@@ -210,7 +210,8 @@ def lay_bait(place: Path) -> None:
     """
     import torch
 
-    canary, folder = place / "canary", place / "bait"
+    canary = place / "canary"
+    folder = place / "bait"
     for name in ("work", "conf", "outside", "bait/evilpackage/inner", "bait/remote"):
         (place / name).mkdir(parents=True)
     (place / "outside" / "kept.txt").write_text("kept")

@@ -83,7 +83,8 @@ def _in_places(call: Settings) -> Iterator[Case]:
 
 def _hidden(call: Settings) -> Iterator[Case]:
     """The same call behind Hydra's own keys and OmegaConf's references."""
-    target, name = call["_target_"], call["_target_"]
+    target = call["_target_"]
+    name = call["_target_"]
     rest = {key: value for key, value in call.items() if key != "_target_"}
     for key, value in (
         ("_partial_", True),

@@ -43,8 +43,10 @@ def test_no_source_runs_code_of_a_file_that_it_opens():
         for name, words in calls(ast.parse(path.read_text(encoding="utf-8")))
         if is_trusting(name, words)
     ]
-    assert len(SOURCES) > 50 and found == []
-    assert is_trusting("torch.load", {}) and is_trusting("np.load", {"allow_pickle": "True"})
+    assert len(SOURCES) > 50
+    assert found == []
+    assert is_trusting("torch.load", {})
+    assert is_trusting("np.load", {"allow_pickle": "True"})
 
 
 def test_every_test_that_the_security_page_names_is_there():
@@ -78,4 +80,5 @@ def test_a_run_listens_to_nobody_and_calls_nobody(tmp_path):
         runs.Spec(trainer={"max_epochs": 1}).planted(Listening, path=str(notes)), tmp_path / "runs"
     )
     lines = notes.read_text().splitlines()
-    assert len(lines) == 10 and {line.split(" ", 1)[1] for line in lines} == {"[]"}
+    assert len(lines) == 10
+    assert {line.split(" ", 1)[1] for line in lines} == {"[]"}

@@ -134,12 +134,14 @@ def test_a_budget_that_is_over_still_measures_the_two_ends_and_nothing_else(tmp_
         "",
     ]
     found = results(LADDER, steps, rows=10, about={})
-    assert not found["is_complete"] and found["whole"]["ratio"]["value"] == 1.0
+    assert not found["is_complete"]
+    assert found["whole"]["ratio"]["value"] == 1.0
 
 
 def test_without_two_measured_rungs_more_time_is_asked_for():
     found = results(LADDER, steps_of(), rows=10, about={})
-    assert not found["is_complete"] and found["whole"] is None
+    assert not found["is_complete"]
+    assert found["whole"] is None
     assert any("Give more time with for=." in line for line in closing_lines(found))
 
 
@@ -155,17 +157,23 @@ def test_a_rung_that_failed_in_a_later_round_was_measured():
         replace(step, skipped="failed: out of memory") for step in steps_of(**STEPS) if step.found
     ]
     found = results(LADDER, steps, rows=6_000, about={})
-    assert found["skipped"] == [] and all(rung["cumulative"] for rung in found["rungs"])
+    assert found["skipped"] == []
+    assert all(rung["cumulative"] for rung in found["rungs"])
 
 
 def test_figures_of_rungs_are_ratios_of_their_rounds():
     found = results(LADDER, steps_of(**STEPS), rows=6_000, about={})
     foot, bf16, missing, caching, top = found["rungs"]
-    assert foot["measured"] is None and foot["cumulative"]["value"] == 1.0
-    assert bf16["measured"]["value"] == pytest.approx(1.5, rel=0.02) and bf16["verdict"] == PAYS
-    assert missing["measured"] is None and missing["skipped"]
-    assert caching["measured"]["value"] == 1.0 and caching["verdict"] == COSTS
-    assert top["against"] == "caching" and top["verdict"] == COSTS
+    assert foot["measured"] is None
+    assert foot["cumulative"]["value"] == 1.0
+    assert bf16["measured"]["value"] == pytest.approx(1.5, rel=0.02)
+    assert bf16["verdict"] == PAYS
+    assert missing["measured"] is None
+    assert missing["skipped"]
+    assert caching["measured"]["value"] == 1.0
+    assert caching["verdict"] == COSTS
+    assert top["against"] == "caching"
+    assert top["verdict"] == COSTS
     assert found["whole"]["ratio"]["value"] == pytest.approx(1.4, rel=0.03)
     assert found["whole"]["minutes_before"] == pytest.approx(1.0)
 
@@ -233,10 +241,12 @@ def test_the_page_shows_every_rung_and_marks_those_that_do_not_pay(tmp_path):
     found = complete()
     write_ladder_page(tmp_path, found)
     page = (tmp_path / PAGE).read_text(encoding="utf-8")
-    assert "<script>" not in page and "&lt;b&gt;own" in page
+    assert "<script>" not in page
+    assert "&lt;b&gt;own" in page
     assert page.count('<tr class="does-not-pay">') == 2
     assert page.count('<tr class="skipped">') == 1
-    assert "bf16: promised 2×" in page and "<svg" in page
+    assert "bf16: promised 2×" in page
+    assert "<svg" in page
 
 
 def test_a_ladder_without_a_measured_rung_has_a_page_without_a_chart(tmp_path):
@@ -259,7 +269,8 @@ def test_the_table_has_a_row_for_each_rung():
 def test_a_verdict_finds_what_a_rung_brought_on_this_machine(tmp_path):
     note_ladder(tmp_path, complete(), {"bf16": "precision=bf16", "caching": ""})
     gain = known_gain(tmp_path, "precision=bf16", "a card, 2 cores")
-    assert gain is not None and gain.startswith("bf16 brought 1.5× (")
+    assert gain is not None
+    assert gain.startswith("bf16 brought 1.5× (")
     assert gain.endswith("in your ladder own of 2026-11-22")
     assert known_gain(tmp_path, "precision=bf16", "another machine") is None
     assert known_gain(tmp_path, "compile=true", "a card, 2 cores") is None
@@ -269,8 +280,10 @@ def test_the_end_of_a_run_says_what_a_ladder_has_measured_for_its_fix(tmp_path, 
     monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path))
     note_ladder(tmp_path, {**complete(), "device": machine_name()}, {"bf16": "precision=bf16"})
     known = measured_before("data.workers=1 precision=bf16")
-    assert known is not None and known.startswith("bf16 brought 1.5× (")
-    assert measured_before("compile=true") is None and measured_before(None) is None
+    assert known is not None
+    assert known.startswith("bf16 brought 1.5× (")
+    assert measured_before("compile=true") is None
+    assert measured_before(None) is None
 
 
 def test_a_noted_key_answers_for_every_value(tmp_path):

@@ -53,16 +53,19 @@ def test_a_tiny_ladder_is_climbed_to_its_page(conf, tmp_path, capsys):
     folder = only_folder(tmp_path / "out" / "ladder_own")
     found = json.loads((folder / "ladder.json").read_text(encoding="utf-8"))
     foot, missing, top = found["rungs"]
-    assert foot["rows_per_s"] > 0 and top["rows_per_s"] > 0
+    assert foot["rows_per_s"] > 0
+    assert top["rows_per_s"] > 0
     assert missing["skipped"] == "the package no_such_package is not installed"
-    assert "1 of 3 rungs were not measured:" in printed and "speed-up:" in printed
+    assert "1 of 3 rungs were not measured:" in printed
+    assert "speed-up:" in printed
     assert "foot and flatout train to their end: some 0 min with all seeds" in printed
     assert found["quality"]["metric"] == "accuracy"
     assert {group["name"] for group in found["quality"]["groups"]} == {"foot", "flatout"}
     assert all(
         0 <= value <= 100 for group in found["quality"]["groups"] for value in group["values"]
     )
-    assert (folder / "ladder.html").is_file() and list(folder.glob("events.*"))
+    assert (folder / "ladder.html").is_file()
+    assert list(folder.glob("events.*"))
 
 
 @pytest.mark.soak(seconds=30)

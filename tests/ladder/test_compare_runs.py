@@ -44,7 +44,9 @@ def test_runs_are_paired_by_their_seeds(groups):
 def test_the_command_prints_both_groups_and_the_sentence(groups, capsys):
     assert verb("compare", *groups) == 0
     printed = capsys.readouterr().out
-    assert "80 ± 10" in printed and "seed 2" in printed and "no loss beyond 0.5 points" in printed
+    assert "80 ± 10" in printed
+    assert "seed 2" in printed
+    assert "no loss beyond 0.5 points" in printed
 
 
 def test_a_seed_without_partner_and_a_run_that_failed_are_left_out_by_name(groups):

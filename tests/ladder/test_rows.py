@@ -32,7 +32,8 @@ def test_joined_texts_are_long_and_mostly_of_their_label():
     table = pa.table({"text": texts, "label": ["x", "y"] * 200})
     joined = join_texts(table, least=3, most=5)
     lines = [text.split("\n") for text in joined["text"].to_pylist()]
-    assert len(lines) == 100 and {len(each) for each in lines} == {3, 4, 5}
+    assert len(lines) == 100
+    assert {len(each) for each in lines} == {3, 4, 5}
     shares_of_label = []
     for lines_of_text, label in zip(lines, joined["label"].to_pylist(), strict=True):
         word = {"x": "dog", "y": "cat"}[label]

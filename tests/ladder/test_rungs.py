@@ -37,7 +37,8 @@ def test_there_are_five_ladders():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_ladder_climbs_from_a_usual_program_to_a_run_of_ours(name):
     ladder = read_ladder(FOLDER / f"{name}.yaml")
-    assert not ladder.rungs[0].is_ours and ladder.rungs[-1].is_ours
+    assert not ladder.rungs[0].is_ours
+    assert ladder.rungs[-1].is_ours
     how = importlib.import_module(f"flatout.ladder.usual.{ladder.program}").OPTIONS
     for rung in ladder.rungs:
         if rung.keywords is not None:
@@ -153,7 +154,8 @@ def test_a_rung_may_learn_something_else_and_the_top_lies_below_it():
 def test_a_ladder_that_cannot_be_climbed_is_refused(changed, message):
     with pytest.raises(UserError) as refused:
         ladder_of("own", {**SMALL, **changed}, "own.yaml")
-    assert message in str(refused.value) and str(refused.value).startswith("own.yaml")
+    assert message in str(refused.value)
+    assert str(refused.value).startswith("own.yaml")
 
 
 def test_a_file_that_is_no_yaml_is_named(tmp_path):

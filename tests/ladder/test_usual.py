@@ -174,5 +174,6 @@ def test_a_program_trained_to_its_end_answers_the_test_rows(program, cases, tmp_
     assert found.metrics is not None
     (value,) = found.metrics.values()
     assert value <= 1.0
-    assert found.rows_per_s > 0 and 0 <= found.wait_share <= 1
+    assert found.rows_per_s > 0
+    assert 0 <= found.wait_share <= 1
     assert (tmp_path / "usual.log").read_text().count("loss") > 1

@@ -119,7 +119,8 @@ def assert_equal(flat: Transformer, padded: Transformer, batch: FlatBatch) -> No
     outputs = flat(batch)
     expected = reference(padded, batch)
     torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-5)
-    found, wanted = gradients(flat, outputs), gradients(padded, expected)
+    found = gradients(flat, outputs)
+    wanted = gradients(padded, expected)
     assert found.keys() == wanted.keys()
     for name, gradient in wanted.items():
         torch.testing.assert_close(

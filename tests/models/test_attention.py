@@ -164,7 +164,8 @@ def dense_by_offsets(
         own = slice(int(queries[row]), int(queries[row + 1]))
         other = slice(int(keys[row]), int(keys[row + 1]))
         # As the fused kernel does, the last query stands beside the last key.
-        asked, read = own.stop - own.start, other.stop - other.start
+        asked = own.stop - own.start
+        read = other.stop - other.start
         apart = torch.arange(read - asked, read)[:, None] - torch.arange(read)
         mask = None if side is None else apart.abs() <= side
         parts = (query[own], key[other], value[other])
@@ -190,7 +191,8 @@ class Operators:
     def flash(
         self, query, key, value, queries, keys, most_q, most_k, dropout, is_causal, debug, **named
     ) -> Any:
-        assert query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
+        assert query.shape[-1] % 8 == 0
+        assert query.shape[-1] <= 256
         assert (is_causal, debug) == (False, False)
         assert named["window_size_left"] == named["window_size_right"]
         self.note(queries, most_q, most_k, dropout)
@@ -212,7 +214,9 @@ class Operators:
         sums,
         **named,
     ):
-        assert query.shape[-1] % 8 == 0 and bias is None and mask_type == 0
+        assert query.shape[-1] % 8 == 0
+        assert bias is None
+        assert mask_type == 0
         assert sums == torch.is_grad_enabled()
         assert most_q <= query.shape[1] and most_k <= key.shape[1]  # else its backward refuses them
         self.note(queries, most_q, most_k, dropout)
@@ -221,7 +225,8 @@ class Operators:
 
     def note(self, queries: Tensor, most_q: int, most_k: int, dropout: float) -> None:
         assert queries.dtype is torch.int32
-        assert type(most_q) is int and type(most_k) is int
+        assert type(most_q) is int
+        assert type(most_k) is int
         self.bounds.append((most_q, most_k))
         self.dropouts.append(dropout)
 
@@ -299,7 +304,8 @@ def test_a_first_token_that_sees_a_window_reads_its_own_end_of_the_row(monkeypat
         Outputs(["a", "b"], "single"), vocabulary_size=60, padding_id=1, separator_id=None
     ).eval()
     last = model.flat_layers()[-1].part("attn")
-    assert model.is_narrow and last.sliding_window is not None
+    assert model.is_narrow
+    assert last.sliding_window is not None
     last.sliding_window = 4
     batch = flat_batch([[5, 6, 7], list(range(8, 28))])
     expected = model(batch)

@@ -164,7 +164,8 @@ def test_nothing_is_asked_of_the_device(pooling, layers, rows):
 
 
 def test_weights_saved_and_loaded_give_the_same_answers(tmp_path):
-    model, other = make(Pooling.attention, layers=2), make(Pooling.attention, layers=2)
+    model = make(Pooling.attention, layers=2)
+    other = make(Pooling.attention, layers=2)
     batch = flat_batch(ROWS)
     assert not torch.equal(model(batch), other(batch))
     torch.save(model.state_dict(), tmp_path / "weights.pt")

@@ -46,7 +46,8 @@ def test_packed_bits_are_unpacked_highest_first():
 @pytest.mark.parametrize("detectors", [True, False])
 def test_a_set_of_numbers_is_what_its_zeros_and_ones_are(detectors):
     torch.manual_seed(0)
-    on_sets, on_bits = build(True, detectors=detectors), build(False, detectors=detectors)
+    on_sets = build(True, detectors=detectors)
+    on_bits = build(False, detectors=detectors)
     weights = {
         name: value.T if name in transposed(on_sets) else value
         for name, value in on_sets.state_dict().items()
@@ -105,7 +106,8 @@ def test_known_grams_are_composed_as_detected_ones_are():
 
 def test_detectors_start_at_a_linear_function_and_stay_there():
     model = build(start="ridge")
-    weight, bias = torch.randn(BITS, HASHED), torch.randn(HASHED)
+    weight = torch.randn(BITS, HASHED)
+    bias = torch.randn(HASHED)
     model.start_at(model.detectors, weight, bias)
     batch, bits = bit_batch()
     torch.testing.assert_close(model.detect(batch), bits @ weight + bias)
@@ -123,7 +125,8 @@ def test_detectors_that_are_not_trained_are_cast_once_and_anew_when_they_change(
         plain = F.linear(bits, model.detectors.weight, model.detectors.bias)
         first = model.detect(batch)
         cast = model._narrow
-        assert torch.equal(first, plain) and torch.equal(model.detect(batch), plain)
+        assert torch.equal(first, plain)
+        assert torch.equal(model.detect(batch), plain)
         assert model._narrow is cast
         model.start_at(model.detectors, torch.zeros(BITS, HASHED), torch.ones(HASHED))
         assert model.detect(batch).tolist() == [[1.0] * HASHED] * 6
@@ -131,7 +134,8 @@ def test_detectors_that_are_not_trained_are_cast_once_and_anew_when_they_change(
 
 def test_ridge_votes_with_the_share_it_is_given():
     model = build(start="ridge")
-    weight, bias = torch.randn(BITS, 5), torch.randn(5)
+    weight = torch.randn(BITS, 5)
+    bias = torch.randn(5)
     model.start_at(model.ridge, weight, bias)
     batch, bits = bit_batch()
     logits = model(batch)

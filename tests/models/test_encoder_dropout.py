@@ -24,10 +24,8 @@ def test_attention_dropout_keeps_the_mean_and_its_gradient_is_of_what_it_compute
     torch.manual_seed(0)
     lengths = torch.tensor([3, 5, 5, 170])
     rows = lay_out_rows(lengths.numpy())
-    query, others = (
-        torch.randn(4, 2, 4, requires_grad=True),
-        torch.randn(183, 2, 2, 4, requires_grad=True),
-    )
+    query = torch.randn(4, 2, 4, requires_grad=True)
+    others = torch.randn(183, 2, 2, 4, requires_grad=True)
     every = torch.randn(183, 3, 2, 4, requires_grad=True)
     changed = query if is_first else every
 

@@ -128,7 +128,8 @@ def test_what_deberta_declares_after_its_layers_lies_below_them() -> None:
 def test_only_the_small_matrices_and_the_head_are_trained_with_lora() -> None:
     model = built("bert", lora=LoraConfig(rank=2))
     names = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    assert names and all("lora_" in name or "classifier" in name for name in names)
+    assert names
+    assert all("lora_" in name or "classifier" in name for name in names)
     batch = batch_of([3, 9])
     before = model.eval()(batch)
     merge_lora(model.net)

@@ -203,7 +203,8 @@ def test_layers_that_thaw_are_counted_from_then_on():
 
 
 def test_activations_computed_anew_are_not_counted_twice():
-    model, plain = encoder("bert", gradient_checkpointing=True), encoder("bert")
+    model = encoder("bert", gradient_checkpointing=True)
+    plain = encoder("bert")
     lengths = np.array(APART)
     assert model.training_flops(lengths) == plain.training_flops(lengths)
     assert counted(model, tokens_batch(APART))[1] > plain.training_flops(lengths)

@@ -39,7 +39,8 @@ def test_a_kept_gradient_equals_a_fresh_one_step_after_step(padding: int | None)
             for weight in (0.5, 2.0):  # two micro-batches a step
                 (module(ids).pow(2).sum() * weight).backward()
             stepper.step()
-        assert plain.weight.grad is not None and lean.weight.grad is not None
+        assert plain.weight.grad is not None
+        assert lean.weight.grad is not None
         torch.testing.assert_close(lean.weight.grad, plain.weight.grad, rtol=0, atol=1e-6)
         if step % 2:  # else the next backward pass clears it, where the gradient was dropped
             lean.clear()
@@ -54,7 +55,8 @@ def test_whoever_does_not_ask_for_it_gets_torchs_own_gradient() -> None:
     lean.keeps_gradient = False
     for module in (plain, lean):
         module(torch.tensor([1, 1, 5])).sum().backward()
-    assert lean.weight.grad is not None and plain.weight.grad is not None
+    assert lean.weight.grad is not None
+    assert plain.weight.grad is not None
     assert torch.equal(lean.weight.grad, plain.weight.grad)
 
 

@@ -21,7 +21,8 @@ class Recorded:
     """A stream that writes down what it is told, and which one is current."""
 
     def __init__(self, name, told):
-        self.name, self.told = name, told
+        self.name = name
+        self.told = told
 
     def wait_stream(self, other):
         self.told.append(f"{self.name} waits for {other.name}")
@@ -38,7 +39,8 @@ class Layer(nn.LSTM):
 @pytest.fixture
 def told(monkeypatch):
     """Stand-ins for the streams of a GPU; what they were told."""
-    found, current = [], [HERE]
+    found = []
+    current = [HERE]
 
     @contextmanager
     def stream(chosen):
@@ -61,8 +63,10 @@ def told(monkeypatch):
 
 
 def test_on_a_gpu_one_direction_runs_beside_the_other_and_each_waits_where_it_reads(told):
-    ahead, back = Layer(3, 4), Layer(3, 4)
-    ahead.title, back.title = "ahead", "back"
+    ahead = Layer(3, 4)
+    back = Layer(3, 4)
+    ahead.title = "ahead"
+    back.title = "back"
     inputs = torch.randn(5, 2, 3)
     both = recurrent.run_both(ahead, back, inputs, None)
     assert told[:4] == [

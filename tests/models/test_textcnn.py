@@ -93,7 +93,8 @@ def test_bf16_autocast_stays_near_fp32():
 
 
 def test_weights_saved_and_loaded_give_the_same_answers(tmp_path):
-    model, other = make([2, 3]), make([2, 3])
+    model = make([2, 3])
+    other = make([2, 3])
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     other.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
     assert torch.equal(model(flat_batch(ROWS)), other(flat_batch(ROWS)))

@@ -173,11 +173,13 @@ def test_a_row_answers_the_same_bits_whatever_its_neighbours_say(
     family: str, lengths: list[int], kind: str
 ) -> None:
     model = built(family, kind=kind).eval()
-    batch, other = batch_of(lengths), batch_of(lengths)
+    batch = batch_of(lengths)
+    other = batch_of(lengths)
     tokens = slice(*batch.offsets[1:3].tolist())
     other.tokens[tokens] = (other.tokens[tokens] + 7) % 80 + 5
     with torch.inference_mode():
-        before, after = model(batch), model(other)
+        before = model(batch)
+        after = model(other)
     is_changed = torch.zeros(len(before), dtype=torch.bool)
     is_changed[tokens if kind == "tags" else 1] = True
     assert torch.equal(before[~is_changed], after[~is_changed])
@@ -196,8 +198,10 @@ def test_families_that_cannot_run_flat_are_padded_and_say_so(family: str) -> Non
 @pytest.mark.parametrize("family", ["bert", "deberta-v2"])
 def test_checkpointed_gradients_are_the_same(family: str) -> None:
     batch = batch_of([2, 5, 5, 18])
-    plain, saving = built(family), built(family, gradient_checkpointing=True)
-    expected, found = gradients(plain, plain(batch)), gradients(saving, saving(batch))
+    plain = built(family)
+    saving = built(family, gradient_checkpointing=True)
+    expected = gradients(plain, plain(batch))
+    found = gradients(saving, saving(batch))
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-6)

@@ -128,7 +128,8 @@ def test_the_weights_are_those_of_a_training_that_was_given_the_size_and_the_rat
 ):
     scale = ScaleBatch(lr=how, max_batch_size=32, gain=0.0, log=Log())
     found = train(tmp_path, scale, accumulate_grad_batches=2, gradient_clip_val=0.5)
-    assert scale.answers is not None and scale.batch_size in (8, 16, 32)
+    assert scale.answers is not None
+    assert scale.batch_size in (8, 16, 32)
     assert "16 × 1" in {row.value for row in scale.answers.tried}
     rows = scale.batch_size
     rate = LR * (scale.batch_size / 8) ** power
@@ -142,11 +143,10 @@ def test_sizes_double_until_twice_as_many_rows_are_hardly_faster(tmp_path, monke
     found = train(tmp_path, ScaleBatch(log=log), FastLoop())
     assert asked == [8, 16, 32, 64]
     value, why, evidence = log.decisions["data.batch_size"]
-    assert value == "8 → 32" and "twice as many bring less than 5%" in why
-    assert (
-        "rows/s by rows at once: 1: " not in evidence
-        and "8: 100, 16: 190, 32: 300, 64: 305" in evidence
-    )
+    assert value == "8 → 32"
+    assert "twice as many bring less than 5%" in why
+    assert "rows/s by rows at once: 1: " not in evidence
+    assert "8: 100, 16: 190, 32: 300, 64: 305" in evidence
     assert log.decisions["optim.lr"] == ("0.002 → 0.004", "scaled by sqrt", "32 rows for 8")
     assert torch.equal(found, train(tmp_path, FastLoop(), rows=32, lr=0.004))
 

@@ -92,7 +92,8 @@ def test_files_of_lightning_s_own_hold_what_they_hold_without_ours(tmp_path, ord
 
 @pytest.mark.parametrize("order", ORDERS[1:])
 def test_a_resume_from_lightning_s_file_trains_the_same_batches(tmp_path, order):
-    plain, ours = tmp_path / "plain", tmp_path / "beside"
+    plain = tmp_path / "plain"
+    ours = tmp_path / "beside"
     fit(plain, "none of ours")
     fit(ours, order)
     file = Path("theirs") / "step=14.ckpt"

@@ -241,10 +241,8 @@ class StopsWithinAWindow(L.Callback):
 
 def test_a_stop_within_an_accumulation_window_waits_for_its_step(tmp_path):
     trainer = fit(tmp_path, Small(), StopsWithinAWindow(), epochs=1, accumulate_grad_batches=3)
-    assert (
-        trainer.global_step == 2
-        and trainer.fit_loop.epoch_loop.batch_progress.current.completed == 6
-    )
+    assert trainer.global_step == 2
+    assert trainer.fit_loop.epoch_loop.batch_progress.current.completed == 6
 
 
 class AddsWhileSaving(Small):
@@ -262,7 +260,8 @@ def test_what_a_hook_adds_while_saving_leaves_that_checkpoint_out_and_the_traini
         UserWarning, match="no checkpoint: checkpoint: value /tools/words is a method_descriptor"
     ):
         trainer = fit(tmp_path, AddsWhileSaving())
-    assert trainer.state.finished and trainer.current_epoch == 2
+    assert trainer.state.finished
+    assert trainer.current_epoch == 2
     assert not list((tmp_path / "kept").glob("*"))
 
 
@@ -295,7 +294,8 @@ def test_arrays_and_keys_of_several_values_in_a_callback_s_state_come_back(tmp_p
     found = Keeps({})
     fit(tmp_path, Small(), found, epochs=3, resume=True)
     counts = found.state.pop("counts")
-    assert counts.dtype == np.int32 and np.array_equal(counts, np.arange(6).reshape(2, 3))
+    assert counts.dtype == np.int32
+    assert np.array_equal(counts, np.arange(6).reshape(2, 3))
     assert found.state == {("a", 1): {2: (3.0, None)}, "one": 0.5}
 
 

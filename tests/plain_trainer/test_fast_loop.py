@@ -379,7 +379,8 @@ def test_a_tuner_finds_what_it_finds_without_it(tmp_path):
         found.append(
             (module.lr, module.batch_size, module.layer.weight.detach(), trainer.global_step)
         )
-    assert found[0][0] != 1e-4 and found[0][1] != 4
+    assert found[0][0] != 1e-4
+    assert found[0][1] != 4
     assert same(*found, **CLOSE)
 
 

@@ -79,9 +79,11 @@ def test_a_tuner_leaves_the_hooks_of_watched_callbacks_as_they_were(tmp_path):
     )
     module = Rated()
     Tuner(trainer).lr_find(module, num_training=20)
-    assert "on_train_batch_end" not in vars(own) and "save_checkpoint" not in vars(trainer)
+    assert "on_train_batch_end" not in vars(own)
+    assert "save_checkpoint" not in vars(trainer)
     trainer.fit(module)
-    assert trainer.state.finished and "on_train_batch_end" not in vars(own)
+    assert trainer.state.finished
+    assert "on_train_batch_end" not in vars(own)
 
 
 def test_methods_that_a_user_has_set_on_an_object_stay_set(tmp_path):
@@ -109,8 +111,10 @@ def test_methods_that_a_user_has_set_on_an_object_stay_set(tmp_path):
 
     trainer.save_checkpoint = save
     trainer.fit(Small(), loader())
-    assert trainer.save_checkpoint is save and own.on_train_batch_end is hook
-    assert calls == ["hook"] * 10 + ["save"] and timer.clock.counts["checkpoint"] == 1
+    assert trainer.save_checkpoint is save
+    assert own.on_train_batch_end is hook
+    assert calls == ["hook"] * 10 + ["save"]
+    assert timer.clock.counts["checkpoint"] == 1
 
 
 class Copies(L.Callback):
@@ -136,9 +140,11 @@ def test_observers_can_be_copied_and_pickled_in_training_and_with_their_trainer(
     trainer = train(tmp_path, [*parts, copies], Small(forward=0.01))
     for found in copies.copies:
         assert [type(each) for each in found] == [type(each) for each in trainer.callbacks]
-        assert found[2].volume.total.rows == 0 and found[2].volume.now.rows == 16
+        assert found[2].volume.total.rows == 0
+        assert found[2].volume.now.rows == 16
     again = pickle.loads(pickle.dumps(trainer))
-    assert again.callbacks[0].summary() == {} and again.global_step == 10
+    assert again.callbacks[0].summary() == {}
+    assert again.global_step == 10
     assert copy.deepcopy(trainer).callbacks[1].times.total.batches == 10
     train(tmp_path / "again", [copy.deepcopy(monitor)], Small(forward=0.01))
 
@@ -250,4 +256,5 @@ def test_observers_work_in_barebones_mode(tmp_path):
         default_root_dir=Path(tmp_path),
     )
     trainer.fit(Small(), loader())
-    assert throughput.volume.total.rows == 40 and timer.times.total.batches == 10
+    assert throughput.volume.total.rows == 40
+    assert timer.times.total.batches == 10

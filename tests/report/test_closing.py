@@ -145,4 +145,6 @@ def test_a_verdict_says_what_limited_the_run_and_what_would_mend_it():
 def test_of_many_classes_the_best_and_the_worst_are_shown():
     rows = [PER_CLASS[0] | {"class": f"class {i:02}", "f1": i / 40} for i in range(40)]
     shown = printed(filled(), Path("outputs/x"), rows)
-    assert "class 39" in shown and "class 00" in shown and "class 20" not in shown
+    assert "class 39" in shown
+    assert "class 00" in shown
+    assert "class 20" not in shown

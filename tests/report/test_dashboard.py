@@ -251,7 +251,9 @@ def test_the_closing_text_tells_every_choice_with_its_evidence(finished):
         assert any(choice["name"] in row and choice["why"].split()[0] in row for row in rows), (
             choice
         )
-    assert "rows/s" in told and "each batch" in told and "test/accuracy" in told.replace("\\", "")
+    assert "rows/s" in told
+    assert "each batch" in told
+    assert "test/accuracy" in told.replace("\\", "")
 
 
 def test_what_stands_in_a_cell_cannot_leave_it():
@@ -398,7 +400,8 @@ def test_tensorboard_shows_the_pages_in_a_browser(finished, tmp_path):
         )
         assert max(curves["."][0]["recall"]) == 1
         [told] = json.loads(asked(f"{home}/data/plugin/text/text?run=.&tag=verdict/text_summary"))
-        assert "<table>" in told["text"] and "rows/s" in told["text"]
+        assert "<table>" in told["text"]
+        assert "rows/s" in told["text"]
         page = json.loads(asked(f"{home}/data/plugin/hparams/experiment", data=b"{}", headers=JSON))
         assert {"optim.lr", "model.hidden"} <= {each["name"] for each in page["hparamInfos"]}
         assert "final/test_accuracy" in {each["name"]["tag"] for each in page["metricInfos"]}

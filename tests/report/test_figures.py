@@ -53,7 +53,9 @@ def test_no_text_becomes_markup_and_every_text_can_be_read(text):
         *("svg", "g", "defs", "path", "use", "text", "title", "clipPath", "rect"),
     }
     first, second = (title.text for title in root.iter("title"))
-    assert second == "second" and first[0] == text[0] and len(first) >= len(text)
+    assert second == "second"
+    assert first[0] == text[0]
+    assert len(first) >= len(text)
     assert len({text for text in root.itertext() if text.strip()} & {first}) == 1
 
 
@@ -66,7 +68,8 @@ def test_a_hostile_name_of_a_curve_stays_in_the_legend(text):
 
 
 def test_colours_of_ink_and_paper_are_those_of_the_page():
-    assert "var(--ink)" in drawn(colour=INK) and "var(--paper)" in drawn(colour=PAPER)
+    assert "var(--ink)" in drawn(colour=INK)
+    assert "var(--paper)" in drawn(colour=PAPER)
     assert not re.search(f"{INK}|{PAPER}|font-family|https?://|<metadata", drawn())
 
 
@@ -90,7 +93,8 @@ def test_a_long_run_is_drawn_whole_and_small():
         if "#2a83a3" in path.get("style", "")
     ]
     assert lines[0].split("L")[-1].split()[0] == "448"  # the last step stands at the right end
-    assert isinstance(chart, Chart) and len(chart.svg) < 100_000
+    assert isinstance(chart, Chart)
+    assert len(chart.svg) < 100_000
 
 
 def test_importing_the_pages_imports_no_matplotlib_and_drawing_opens_no_window():

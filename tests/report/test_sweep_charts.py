@@ -85,7 +85,8 @@ def test_a_pruned_curve_ends_where_it_was_pruned_and_the_best_is_drawn_last():
 
 def test_a_long_curve_is_thinned_and_keeps_its_end():
     line = [Dot(0, "complete", n, n) for n in range(10_001)]
-    assert len(thin(line)) <= 102 and thin(line)[-1] == line[-1]
+    assert len(thin(line)) <= 102
+    assert thin(line)[-1] == line[-1]
     (drawn,) = marks(learning_chart([line], metric="x", mode="max"), "path")
     assert 50 <= len(points(drawn)) <= 102  # matplotlib leaves out points on a straight line
     assert points(drawn)[-1] == (448.0, 14.0)
@@ -109,9 +110,8 @@ def test_equal_factors_are_equal_steps_on_a_log_axis():
 def test_an_axis_holds_its_values_and_has_ticks_that_differ(values):
     scale = number_scale(values)
     assert scale.low < scale.high
-    assert all(scale.clip(value) == pytest.approx(value) for value in values) and not far_worse(
-        scale, values
-    )
+    assert all(scale.clip(value) == pytest.approx(value) for value in values)
+    assert not far_worse(scale, values)
     chart = slice_chart(
         "a", [Dot(n, "complete", n, value) for n, value in enumerate(values)], scale, log=False
     )
@@ -138,7 +138,8 @@ def test_a_few_numbers_that_recur_are_choices_and_others_are_a_range():
 def test_one_failure_does_not_flatten_the_other_results():
     values = [0.90 + n / 1000 for n in range(20)]
     scale = metric_scale([*values, 0.1], "max")
-    assert 0.1 < scale.low <= 0.9 and scale.clip(0.1) == scale.low
+    assert 0.1 < scale.low <= 0.9
+    assert scale.clip(0.1) == scale.low
     assert "1 far worse" in far_worse(scale, [*values, 0.1])
     assert far_worse(scale, values) == ""
     assert metric_scale([*values, 0.1], "min").low <= 0.1

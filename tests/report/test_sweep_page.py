@@ -50,7 +50,8 @@ def test_the_page_needs_no_network_and_runs_nothing(tmp_path):
 
 
 def test_trials_that_have_left_a_report_are_linked_and_no_others(tmp_path):
-    sweep, outside = tmp_path / "sweep", tmp_path / "outside"
+    sweep = tmp_path / "sweep"
+    outside = tmp_path / "outside"
     for folder in (sweep / "0", sweep / "a b#1", outside):
         folder.mkdir(parents=True)
         (folder / "report.html").write_text("its own")
@@ -63,7 +64,8 @@ def test_trials_that_have_left_a_report_are_linked_and_no_others(tmp_path):
     links = ParsedPage(found).links
     assert sorted(links) == ["./0/report.html", "./a%20b%231/report.html"]
     assert all((sweep / unquote(link)).read_text() == "its own" for link in links)
-    assert f"<td>{outside}</td>" in found and "<td>1</td>" in found
+    assert f"<td>{outside}</td>" in found
+    assert "<td>1</td>" in found
 
 
 def test_nothing_that_is_written_by_others_becomes_markup(tmp_path):
@@ -215,12 +217,12 @@ def test_the_table_has_a_column_for_each_parameter_and_metric(tmp_path):
         *("val/accuracy", "test/accuracy"),
         *("note", "folder"),
     ]
-    assert (
-        first["model.widths"] == "[128]"
-        and first["model.tied"] == "true"
-        and first["value"] == "0.801"
-    )
-    assert second["model.widths"] == "[8,4]" and second["optim.lr"] == "" and second["value"] == ""
+    assert first["model.widths"] == "[128]"
+    assert first["model.tied"] == "true"
+    assert first["value"] == "0.801"
+    assert second["model.widths"] == "[8,4]"
+    assert second["optim.lr"] == ""
+    assert second["value"] == ""
     assert (second["note"], second["folder"]) == ("why", "trial_2")
 
 
@@ -247,5 +249,6 @@ def test_a_spreadsheet_runs_no_cell_of_the_table_and_keeps_its_numbers(tmp_path)
 def test_a_report_is_replaced_in_one_step_and_leaves_nothing_beside_it(tmp_path):
     page(tmp_path, report(trial(0), name="before"))
     found = page(tmp_path, report(trial(0), name="after", command="half a character: \ud800"))
-    assert "after" in found and "before" not in found
+    assert "after" in found
+    assert "before" not in found
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sweep.csv", "sweep.html"]

@@ -45,7 +45,8 @@ def compared() -> str:
 def test_the_pages_of_encodings_run_nothing_and_need_no_network(text):
     parsed = ParsedPage(text)
     assert not {"script", "link", "img", "iframe", "object"} & set(parsed.tags)
-    assert not {"src", "href", "onload", "onclick"} & parsed.names and "http" not in text
+    assert not {"src", "href", "onload", "onclick"} & parsed.names
+    assert "http" not in text
     assert "&lt;script&gt;alert(1)" in text and "{{ 7*7 }}" in text  # a value is no template
     assert text.count("<svg") == parsed.tags.count("svg") >= 1
 
@@ -84,4 +85,5 @@ def test_the_wheel_has_every_template(tmp_path):
             for name in wheel.namelist()
             if name.startswith("flatout/report/templates/")
         }
-    assert len(ours) >= 7 and packed == ours
+    assert len(ours) >= 7
+    assert packed == ours

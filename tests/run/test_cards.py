@@ -51,7 +51,8 @@ def test_a_torch_without_cuda_names_the_command_that_installs_another(with_drive
         == f"trainer.accelerator: gpu, but {why}. {run}"
     )
     assert sentence(answering_devices, "cuda").endswith(f"as {why} (auto, cpu). {run}")
-    assert choose_devices({"accelerator": "cpu"}) == [0] and not capsys.readouterr().out
+    assert choose_devices({"accelerator": "cpu"}) == [0]
+    assert not capsys.readouterr().out
     assert choose_devices({}) == [0]
     assert capsys.readouterr().out == f"devices: the CPU, as {why}. {run}\n"
 

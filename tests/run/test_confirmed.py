@@ -49,7 +49,8 @@ def confirm_beside(build: RunConfig, override: str, gain: float, **changed) -> N
     run.mkdir(parents=True, exist_ok=True)
     (run / SETTINGS).write_text(yaml.safe_dump(plain(build)), encoding="utf-8")
     measured = SpeedupInterval(gain, gain * 0.98, gain * 1.02)
-    device, version = hardware(CPU, 1, "")["device"], versions()["flatout"]
+    device = hardware(CPU, 1, "")["device"]
+    version = versions()["flatout"]
     given = {
         "override": override,
         "predicted": None,
@@ -67,7 +68,8 @@ def test_a_confirmed_override_is_taken_and_one_that_slows_is_left_out(tmp_path):
     confirm_beside(build, "data.feed=threaded", 1.4)
     confirm_beside(build, "precision=bf16", 0.7)
     found = find_confirmed(*runs_of(build), CPU, WORDS)
-    assert found.values == {"data.feed": "threaded"} and found.slower == {"precision=bf16"}
+    assert found.values == {"data.feed": "threaded"}
+    assert found.slower == {"precision=bf16"}
     assert found.why["data.feed"].startswith("confirmed by doctor: 1.40× (1.37–1.43) in 2026")
 
 

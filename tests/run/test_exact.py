@@ -76,7 +76,8 @@ def assert_exact(run: Path, rows: list[Any]) -> None:
     for seed in range(3):
         assert [SplitAnswer.of(answer) for answer in mixed(predictor, rows, seed)] == expected
     assert [SplitAnswer.of(answer) for answer in alone(predictor, rows[:9])] == expected[:9]
-    assert (note := predictor.notes()) and note[0].startswith("exact: ")
+    assert (note := predictor.notes())
+    assert note[0].startswith("exact: ")
     near = [SplitAnswer.of(answer).numbers for answer in load_predictor(run).predict(rows)]
     np.testing.assert_allclose(
         np.concatenate([answer.numbers for answer in expected]),
@@ -131,16 +132,15 @@ def test_both_verbs_answer_exactly_and_print_the_price(
     rows = texts(90)
     found = []
     for order in (rows, rows[::-1]):
-        file, out = tmp_path / "rows.csv", tmp_path / f"{len(found)}.csv"
+        file = tmp_path / "rows.csv"
+        out = tmp_path / f"{len(found)}.csv"
         file.write_text("text,label\n" + "".join(f"{row},{label}\n" for row in order))
         capsys.readouterr()
         assert verb("predict", run, file, "--exact", "--top-k", 3, "--out", out) == 0
         price = capsys.readouterr().err
         assert verb("evaluate", run, file, "--exact") == 0
-        assert (
-            " rows computed for 90, as each length fills whole batches" in price
-            and price in capsys.readouterr().err
-        )
+        assert " rows computed for 90, as each length fills whole batches" in price
+        assert price in capsys.readouterr().err
         found.append(out.read_text().splitlines()[1:])
     assert found[0] == found[1][::-1]
 

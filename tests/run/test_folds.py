@@ -75,9 +75,8 @@ def test_each_row_is_answered_by_a_run_on_the_other_folds_and_nothing_is_left_of
         shares = predictor.shares(predictor.outputs(judged["text"].combine_chunks()))
         np.testing.assert_allclose(found[folds == fold], shares.numpy(), rtol=1e-6)
     assert lines[0] == "network: training 1 of 2 of the run's model, some 0 s in all"
-    assert len(lines) == 3 and lines[2].startswith(
-        "network: the run's model was trained 2 times, in "
-    )
+    assert len(lines) == 3
+    assert lines[2].startswith("network: the run's model was trained 2 times, in ")
     assert not list(tmp_path.glob("outputs*"))
 
 
@@ -96,7 +95,8 @@ def test_each_word_is_answered_by_a_tagger_that_saw_no_sentence_of_its_fold(tmp_
     columns = [as_column([row[name] for row in rows]) for name in ("tokens", "tags")]
     found = answers_in_folds(settings, *columns, types, folds, 0.0, 60.0, lines.append)
     words_of = np.repeat(np.arange(160), [len(row["tokens"]) for row in rows])
-    assert found.shape == (len(words_of), len(types)) and not found[folds[words_of] < 0].any()
+    assert found.shape == (len(words_of), len(types))
+    assert not found[folds[words_of] < 0].any()
     for fold in (0, 1):
         judged = [row for row, own in zip(rows, folds, strict=True) if own == fold]
         train, test = (
@@ -112,7 +112,8 @@ def test_each_word_is_answered_by_a_tagger_that_saw_no_sentence_of_its_fold(tmp_
         shares = found[folds[words_of] == fold]
         # a word is a token or more
         is_seen = np.concatenate([np.arange(len(row["tokens"])) < 38 for row in test])
-        assert not shares[~is_seen].any() and is_seen.mean() > 0.5
+        assert not shares[~is_seen].any()
+        assert is_seen.mean() > 0.5
         assert set(shares.sum(axis=1).round(4).tolist()) <= {0.0, 1.0}
         names = [types.index(name[2:] or "none") for name in fitted.names]
         np.testing.assert_allclose(shares[:, names[::2]], expected.types, rtol=1e-5)
@@ -173,7 +174,8 @@ def test_an_audit_of_a_run_trains_its_model_in_folds_and_suspects_say_what_each_
     assert verb("audit", run, "folds=2") == 0
     assert "network: the run's model was trained 2 times" in capfd.readouterr().out
     suspects = read_csv(Path("audit/suspects.csv"))
-    assert suspects and all({each["words"], each["network"]} <= set(labels) for each in suspects)
+    assert suspects
+    assert all({each["words"], each["network"]} <= set(labels) for each in suspects)
     assert any(each["words"] != each["network"] for each in suspects)
     assert [path.name for path in Path("runs/mine").iterdir()] == [run.name]
     with (run / "overrides.txt").open("a", encoding="utf-8") as words:
@@ -206,6 +208,5 @@ def test_an_audit_of_a_tagger_has_its_view_of_each_entity(monkeypatch, capfd):
     assert "network: the run's model was trained 2 times" in capfd.readouterr().out
     suspects = read_csv(Path("audit/suspects.csv"))
     types = {tag[2:] or "no entity" for line in lines for tag in json.loads(line)["tags"]}
-    assert suspects and all(
-        {each["given"], each["words"], each["network"]} <= types for each in suspects
-    )
+    assert suspects
+    assert all({each["given"], each["words"], each["network"]} <= types for each in suspects)

@@ -32,8 +32,10 @@ def of_torchrun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 @pytest.mark.soak(seconds=19)
 def test_torchrun_starts_the_same_run(ours, of_torchrun):
     folder, said = of_torchrun
-    assert losses(folder) == losses(ours[0]) and len(losses(folder)) > 5
-    assert said.count("run folder:") == 1 and "threads a rank:" in said
+    assert losses(folder) == losses(ours[0])
+    assert len(losses(folder)) > 5
+    assert said.count("run folder:") == 1
+    assert "threads a rank:" in said
 
 
 def refusal(words: list[str], rank: int, port: int, monkeypatch, capfd) -> str:

@@ -67,11 +67,13 @@ def choices(result: Result) -> list[tuple[str, str]]:
 @pytest.mark.soak(seconds=4)
 def test_it_is_said_once_and_the_next_run_begins_with_what_fitted(tmp_path, capfd):
     plain = trained(tmp_path / "plain")
-    assert choices(plain) == [] and plain.summary["training"]["out_of_memory"] == 0
+    assert choices(plain) == []
+    assert plain.summary["training"]["out_of_memory"] == 0
     scarce = Scarce(20, where="backward")
     first = trained(tmp_path / "first", scarce)
     assert_same(first, plain)
-    assert scarce.fired == [0] and first.summary["training"]["out_of_memory"] == 1
+    assert scarce.fired == [0]
+    assert first.summary["training"]["out_of_memory"] == 1
     said = capfd.readouterr().out
     told = (
         "micro-batch: 16 rows (was 32) (out of memory at step 1, whose rows stay the same; CUDA out"
@@ -83,7 +85,8 @@ def test_it_is_said_once_and_the_next_run_begins_with_what_fitted(tmp_path, capf
     scarce = Scarce(20, where="backward")
     second = trained(tmp_path / "second", scarce)
     assert_same(second, plain)
-    assert scarce.fired == [] and choices(second) == [("micro-batch", "16 rows of 32")]
+    assert scarce.fired == []
+    assert choices(second) == [("micro-batch", "16 rows of 32")]
     assert (
         f"an earlier run like this one ran out of memory; noted in {note}; delete it"
         in capfd.readouterr().out
@@ -120,7 +123,8 @@ def test_validation_and_test_give_the_same_metrics_in_pieces(tmp_path):
     found = trained(tmp_path / "scarce", scarce)
     assert_same(found, plain)
     assert found.summary["calibration"] == pytest.approx(plain.summary["calibration"], abs=1e-3)
-    assert scarce.failed >= 2 and choices(found)[0][0] == "evaluation batch"
+    assert scarce.failed >= 2
+    assert choices(found)[0][0] == "evaluation batch"
     assert not any(name == "micro-batch" for name, _ in choices(found))
 
 
@@ -192,7 +196,8 @@ def test_what_cannot_be_mended_ends_the_run_and_the_next_one_goes_on_in_pieces(t
         trained(tmp_path / "cut", Unmendable(20, steps, "backward"), **given)
     scarce = Unmendable(20, steps, "backward")
     found = trained(tmp_path / "cut", scarce, resume=str(tmp_path / "cut"), **given)
-    assert scarce.fired == [] and choices(found)[-1] == ("micro-batch", "16 rows of 32")
+    assert scarce.fired == []
+    assert choices(found)[-1] == ("micro-batch", "16 rows of 32")
     assert found.summary["training"]["resumed_from"] == 4
     assert_same(found, plain)
 
@@ -217,7 +222,9 @@ def test_a_damaged_note_is_named_and_passed_over(tmp_path):
     ):
         noted.path.write_text(text)
         found, word = noted.read()
-        assert found == {} and str(noted.path) in word and "ignored" in word
+        assert found == {}
+        assert str(noted.path) in word
+        assert "ignored" in word
     noted.note("training rows", Limit(8))
     assert json.loads(noted.path.read_text())["limits"] == {
         "training rows": {"most": 8, "has_ended": False}

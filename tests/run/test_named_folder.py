@@ -67,7 +67,8 @@ def test_the_same_command_with_resume_auto_goes_on_in_the_folder_that_it_names(
     assert run_train(words, monkeypatch) == 0
     assert f"resume: continuing from step 3, in epoch 1 ({broken}/" in capfd.readouterr().out
     summary = read_summary(broken)
-    assert summary["status"] == "finished" and summary["training"]["resumed_from"] == 3
+    assert summary["status"] == "finished"
+    assert summary["training"]["resumed_from"] == 3
     assert not [
         path
         for path in (broken / CHECKPOINTS).iterdir()

@@ -147,21 +147,26 @@ def test_the_command_of_the_page_trains_and_ends_with_summary_verdict_and_report
         [sys.executable, *words], cwd=package, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "own parts: MyModule with MyData" in done.stdout and "fast loop: off" not in done.stdout
+    assert "own parts: MyModule with MyData" in done.stdout
+    assert "fast loop: off" not in done.stdout
     said = "checkpoint.mode: max (by the name of val_accuracy; checkpoint.mode=min or max sets it)"
-    assert said in done.stdout and said in PAGE
+    assert said in done.stdout
+    assert said in PAGE
     line, *_ = [line for line in done.stdout.splitlines() if line.startswith("epoch ")]
-    assert line.count("val loss") == 1 and "val accuracy" in line
+    assert line.count("val loss") == 1
+    assert "val accuracy" in line
     summary = summary_of(package)
-    assert summary["status"] == "finished" and summary["training"]["steps"] == 80
-    assert summary["metric"] == "accuracy" and summary["metrics"]["val/accuracy"] > 0.7
+    assert summary["status"] == "finished"
+    assert summary["training"]["steps"] == 80
+    assert summary["metric"] == "accuracy"
+    assert summary["metrics"]["val/accuracy"] > 0.7
     assert summary["model"] == {"name": "MyModule", "parameters": 114, "trainable": 114}
-    assert summary["training"]["rows_per_step"] == 10 and summary["verdict"]["sentence"]
+    assert summary["training"]["rows_per_step"] == 10
+    assert summary["verdict"]["sentence"]
     run = only_folder(package / "runs" / "default")
     names = {"report.html", "metrics.csv", "config.yaml", "log.txt"}
-    assert (
-        names <= {path.name for path in run.iterdir()} and (run / "checkpoints" / "best").is_dir()
-    )
+    assert names <= {path.name for path in run.iterdir()}
+    assert (run / "checkpoints" / "best").is_dir()
     assert "val/accuracy" in (run / "metrics.csv").read_text().splitlines()[0]
 
 
@@ -293,7 +298,8 @@ def test_other_ways_are_tried_for_a_module_of_one_s_own(package, monkeypatch):
     assert summary_of(package / "plain")["evidence"]["tried"] == []
     assert run_train([*own(), *QUICK, f"output={package}/runs"], monkeypatch) == 0
     evidence = summary_of(package)["evidence"]
-    assert evidence["not_tried"] == "" and evidence["tried"]
+    assert evidence["not_tried"] == ""
+    assert evidence["tried"]
     assert {each["override"].partition("=")[0] for each in evidence["tried"]} <= OVERRIDES
     assert torch.equal(weights(package), weights(package / "plain"))
 
@@ -317,8 +323,10 @@ def test_two_devices_train_as_one_does(package, monkeypatch, capfd):
     run = only_folder(package / "runs" / "default")
     assert "need self.log(…, sync_dist=True)" in read_log(run)
     summary = summary_of(package)
-    assert summary["training"]["steps"] == 40 and summary["training"]["rows_per_step"] == 20
-    assert summary["hardware"]["count"] == 2 and summary["metrics"]["val/accuracy"] > 0.9
+    assert summary["training"]["steps"] == 40
+    assert summary["training"]["rows_per_step"] == 20
+    assert summary["hardware"]["count"] == 2
+    assert summary["metrics"]["val/accuracy"] > 0.9
     assert run_train([*words, "trainer.devices=2", "resume=auto"], monkeypatch) == 0
     assert "has finished; there is nothing left to train" in capfd.readouterr().out
     again = [*words, "trainer.max_epochs=3", "resume=auto"]
@@ -334,7 +342,8 @@ def test_a_finished_run_of_ones_own_module_is_not_trained_again(package, monkeyp
     capsys.readouterr()
     assert run_train([*words, "resume=auto"], monkeypatch) == 0
     said = capsys.readouterr()
-    assert "has finished; there is nothing left to train" in said.out and not said.err
+    assert "has finished; there is nothing left to train" in said.out
+    assert not said.err
     assert summary_of(package)["training"]["steps"] == 80
 
 
@@ -417,7 +426,9 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(package, monkeypatch, capsys,
     words, message = MISTAKES[name]
     assert run_train([*words, *QUICK, f"output={package}/runs"], monkeypatch) == 2
     said = capsys.readouterr().err
-    assert message in said and len(said.strip().splitlines()) == 1 and "Traceback" not in said
+    assert message in said
+    assert len(said.strip().splitlines()) == 1
+    assert "Traceback" not in said
     is_trained = name in ("a metric that is not logged", *ANSWERS)
     assert is_trained or not list((package / "runs").glob("*/*"))
 
@@ -473,6 +484,7 @@ def test_a_metric_may_be_logged_under_any_usual_name(name, package, monkeypatch)
     ]
     assert run_train(words, monkeypatch) == 0
     summary = summary_of(package)
-    assert summary["metric"] == "accuracy" and summary["metrics"]["val/accuracy"] > 0
+    assert summary["metric"] == "accuracy"
+    assert summary["metrics"]["val/accuracy"] > 0
     run = only_folder(package / "runs" / "default")
     assert any(row.get("val/accuracy") for row in read_curves(run))

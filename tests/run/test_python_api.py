@@ -24,8 +24,10 @@ def test_settings_may_be_mappings_and_a_model_a_name():
         "monitor": {"profile": {"active": 2}},
     }
     config = RunConfig(model="bilstm", **given)
-    assert config.optim == OptimConfig(lr=0.01) and config.checkpoint.patience == 3
-    assert config.monitor.profile.active == 2 and config.model == BiLSTMConfig()
+    assert config.optim == OptimConfig(lr=0.01)
+    assert config.checkpoint.patience == 3
+    assert config.monitor.profile.active == 2
+    assert config.model == BiLSTMConfig()
 
 
 def test_a_table_by_its_name_is_trained_on(tmp_path):
@@ -44,7 +46,8 @@ def test_a_table_by_its_name_is_trained_on(tmp_path):
     result = fit(
         str(tmp_path / "news.csv"), BiLSTMConfig(hidden=4, embedding=4), max_epochs=1, **quiet
     )
-    assert result.summary["training"]["steps"] == 1 and result.summary["data"]["rows"]["train"] > 60
+    assert result.summary["training"]["steps"] == 1
+    assert result.summary["data"]["rows"]["train"] > 60
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,8 @@ def test_who_looks_at_a_run_that_trains_knows_its_machine(tmp_path):
     model = BiLSTMConfig(hidden=4, embedding=4)
     given = {"callbacks": {"looks": looks}, "epochs": 1, **quiet}
     result = fit(TextDataConfig(sample=sample), model, folder=looks.folder, **given)
-    assert looks.seen and set(looks.seen) == {result.summary["hardware"]["cores"]} != {None}
+    assert looks.seen
+    assert set(looks.seen) == {result.summary["hardware"]["cores"]} != {None}
 
 
 @pytest.mark.parametrize("make", [TextData, TextDataConfig])

@@ -38,7 +38,8 @@ def test_the_same_settings_go_on_from_the_newest_checkpoint(cut_short, capfd):
     assert len(list((cut_short / "case").iterdir())) == 1
     summary = read_summary(result.folder)
     assert summary["status"] == "finished"
-    assert summary["training"]["resumed_from"] == 14 and summary["training"]["steps"] == 20
+    assert summary["training"]["resumed_from"] == 14
+    assert summary["training"]["steps"] == 20
 
 
 @pytest.mark.soak(seconds=3)
@@ -52,7 +53,8 @@ def test_rows_of_metrics_and_points_of_curves_are_not_doubled(tmp_path):
     curves = EventAccumulator(str(folder), size_guidance={"scalars": 0}, purge_orphaned_data=True)
     curves.Reload()
     points = [event.step for event in curves.Scalars("train/loss")]
-    assert points == sorted(set(points)) and points[-1] == 20
+    assert points == sorted(set(points))
+    assert points[-1] == 20
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path, capfd):
@@ -61,7 +63,8 @@ def test_a_finished_run_is_not_trained_again(tmp_path, capfd):
     capfd.readouterr()
     again = train(SMALL, tmp_path / "runs")
     assert "has finished; there is nothing left to train" in capfd.readouterr().out
-    assert again.metrics == first.metrics and again.objective == first.objective
+    assert again.metrics == first.metrics
+    assert again.objective == first.objective
     assert again.predict(["oak elm"])[0].label in "abc"
     assert contents(first.folder) == before
 
@@ -70,7 +73,8 @@ def test_a_finished_run_goes_on_when_more_epochs_are_asked_for(tmp_path, capfd):
     first = train(SMALL, tmp_path / "runs")
     more = train(replace(SMALL, trainer={"max_epochs": 3}), tmp_path / "runs")
     assert "resume: continuing from step 20" in capfd.readouterr().out
-    assert more.folder == first.folder and read_summary(more.folder)["training"]["steps"] == 30
+    assert more.folder == first.folder
+    assert read_summary(more.folder)["training"]["steps"] == 30
 
 
 def test_a_run_goes_on_in_its_number_format_although_products_are_now_timed_otherwise(
@@ -121,7 +125,8 @@ def test_a_changed_run_is_refused_with_the_difference_and_nothing_is_touched(
     before = contents(folder)
     with pytest.raises(UserError, match="not the run that was begun") as refused:
         train(spec, cut_short, resume=str(folder))
-    assert words in str(refused.value) and "resume_anyway=true" in str(refused.value)
+    assert words in str(refused.value)
+    assert "resume_anyway=true" in str(refused.value)
     assert contents(folder) == before
 
 
@@ -168,7 +173,8 @@ def test_the_newest_run_is_the_one_that_began_last_although_the_clock_went_back(
         newest.rename(newest.with_name(name))
     assert train(SMALL, tmp_path / "runs").folder.name == names[1]
     began = [read_summary(tmp_path / "runs" / "case" / name)["begun"] for name in names]
-    assert began == sorted(began) and all(moment.endswith("+00:00") for moment in began)
+    assert began == sorted(began)
+    assert all(moment.endswith("+00:00") for moment in began)
 
 
 def test_without_resume_a_new_run_begins_and_the_old_one_is_named(cut_short, capfd):
@@ -303,7 +309,8 @@ def test_the_same_words_on_the_command_line_go_on_with_the_run(tmp_path, capfd):
     first.wait_for_words("\nepoch")
     os.kill(first.pid, signal.SIGTERM)
     said, _ = first.communicate(timeout=60)
-    assert first.returncode == 143 and "stopped by SIGTERM after step" in said
+    assert first.returncode == 143
+    assert "stopped by SIGTERM after step" in said
     folder = only_folder(tmp_path / "outputs" / "default")
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
     step = saved_step(folder)

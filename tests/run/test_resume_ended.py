@@ -32,7 +32,8 @@ def test_time_that_runs_out_inside_a_step_lets_it_end(tmp_path):
     )
     folder = train(spec, tmp_path / "runs").folder
     steps = read_summary(folder)["training"]["steps"]
-    assert saved_step(folder) == steps and 0 < steps < 5_000
+    assert saved_step(folder) == steps
+    assert 0 < steps < 5_000
 
 
 def test_a_full_disk_in_mid_run_is_told_in_one_message(tmp_path, monkeypatch):
@@ -96,7 +97,8 @@ def test_a_run_that_stopped_early_goes_on_when_more_is_asked_for(
         checkpoint={"patience": patience, "min_delta": 0.5},
     )
     summary = read_summary(train(spec, tmp_path / "runs").folder)
-    assert summary["training"]["steps"] == steps and summary["training"]["resumed_from"] == 20
+    assert summary["training"]["steps"] == steps
+    assert summary["training"]["resumed_from"] == 20
 
 
 def test_a_run_that_stopped_early_has_finished(tmp_path, capfd):

@@ -108,7 +108,8 @@ def reads(result: Any) -> bool:
 
 
 def require_equal(found: Any, expected: Any) -> None:
-    assert reads(found) and not reads(expected)
+    assert reads(found)
+    assert not reads(expected)
     assert len(losses(found.folder)) > 5
     np.testing.assert_allclose(losses(found.folder), losses(expected.folder), rtol=1e-5, atol=1e-6)
     weights = model_weights(found.folder)
@@ -154,9 +155,11 @@ def test_a_run_that_was_killed_while_it_stored_outputs_goes_on_reading_them(
     )
     process.start()
     process.join(60)
-    assert process.exitcode == -signal.SIGKILL and states_in(tmp_path) == []
+    assert process.exitcode == -signal.SIGKILL
+    assert states_in(tmp_path) == []
     again = train(CLASSES, replace(ENCODER, reuse=True), tmp_path, **settings)
-    assert reads(again) and len(list((tmp_path / "runs" / "default").iterdir())) == 1
+    assert reads(again)
+    assert len(list((tmp_path / "runs" / "default").iterdir())) == 1
     assert again.summary["training"]["resumed_from"] == (10 if has_checkpoint else None)
     found = model_weights(again.folder)
     wanted = model_weights(first[1].folder)
@@ -208,7 +211,8 @@ def test_the_decision_is_printed_with_its_figures(first):
         "reuse: True (layers 1 to 2 and the embeddings never change and are computed once; they"
         " drop nothing;" in text
     )
-    assert "128 bytes a token, " in text and " s to build, and as much less in each epoch" in text
+    assert "128 bytes a token, " in text
+    assert " s to build, and as much less in each epoch" in text
 
 
 def test_the_cache_lists_counts_and_removes_it(first, capsys, tmp_path):
@@ -221,7 +225,8 @@ def test_the_cache_lists_counts_and_removes_it(first, capsys, tmp_path):
     assert "2 stores" in capsys.readouterr().out
     shutil.copytree(folder / "cache", tmp_path / "cache")
     assert verb("cache", "--cache", tmp_path / "cache", "clear", entry.key) == 0
-    assert states_in(tmp_path) == [] and len(Cache(tmp_path / "cache").entries()) == 1
+    assert states_in(tmp_path) == []
+    assert len(Cache(tmp_path / "cache").entries()) == 1
 
 
 @pytest.mark.soak(seconds=12)
@@ -298,7 +303,8 @@ def test_a_run_that_was_cut_short_goes_on_reading_to_the_same_weights(first, tmp
             **settings,
         )
     again = train(CLASSES, ENCODER, tmp_path, resume="auto", **settings)
-    assert again.summary["training"]["resumed_from"] > 0 and reads(again)
+    assert again.summary["training"]["resumed_from"] > 0
+    assert reads(again)
     found = model_weights(again.folder)
     wanted = model_weights(first[1].folder)
     for name, weight in wanted.items():
@@ -352,7 +358,8 @@ def test_auto_leaves_it_out_where_it_would_not_pay_or_dropout_is_asked_for(tmp_p
         encoding="utf-8"
     )
     dropping = train(CLASSES, replace(ENCODER, dropout=0.1), tmp_path)
-    assert not reads(dropping) and states_in(tmp_path) == []
+    assert not reads(dropping)
+    assert states_in(tmp_path) == []
     whole = train(CLASSES, replace(ENCODER, freeze_layers=0), tmp_path, epochs=1)
     assert choice_of(whole) is None
 
@@ -385,10 +392,8 @@ def test_a_disk_that_runs_full_midway_leaves_nothing_half_written(tmp_path, monk
     kept = [
         path.name for path in (tmp_path / "cache").iterdir() if not path.name.startswith(".lock-")
     ]
-    assert (
-        kept == [entry.key for entry in Cache(tmp_path / "cache").entries()]
-        and states_in(tmp_path) == []
-    )
+    assert kept == [entry.key for entry in Cache(tmp_path / "cache").entries()]
+    assert states_in(tmp_path) == []
 
 
 @pytest.mark.soak(seconds=3)

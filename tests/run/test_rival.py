@@ -119,10 +119,9 @@ def test_rows_that_changed_meanwhile_are_not_taken_for_those_of_the_run(tmp_path
     path.write_text(
         path.read_text(encoding="utf-8").replace("row 7,", "row of another kind,"), encoding="utf-8"
     )
-    assert find_rival(LINEAR, data, summary_of(0.5), 300.0, said) is None
-    assert (
-        said[0].startswith("rival: left out: data:") and "changed while it was read" in said[0]
-    ), said
+    assert find_rival(*LINEAR, data, summary_of(0.5), 300.0, said) is None
+    assert said[0].startswith("rival: left out: data:"), said
+    assert "changed while it was read" in said[0], said
 
 
 def test_words_are_answered_their_commonest_tag(tmp_path):
@@ -154,9 +153,11 @@ def test_scores_come_from_the_cache_whatever_the_time(headlines):
     said = Said()
     assert find_rival(LINEAR, headlines, summary_of(0.99), 3.0, said) is None
     assert said == ["rival: left out: it would take 0.6 s, and a tenth of the run is 0.3 s"]
-    first = find_rival(LINEAR, headlines, summary_of(0.99), 300.0, said)
-    assert find_rival(LINEAR, headlines, summary_of(0.99), 3.0, said) == first
-    assert len(said) == 1 and first is not None and not first["wins"]
+    first = find_rival(*LINEAR, headlines, summary_of(0.99), 300.0, said)
+    assert find_rival(*LINEAR, headlines, summary_of(0.99), 3.0, said) == first
+    assert len(said) == 1
+    assert first is not None
+    assert not first["wins"]
 
 
 def test_a_part_of_the_rows_says_when_all_would_take_too_long(headlines, monkeypatch):
@@ -199,11 +200,14 @@ def test_the_last_lines_say_when_the_rival_wins(headlines, monkeypatch):
     assert (
         find_rival(COMMONEST, headlines, {**own, "metrics": {"val/rmse": 0.3}}, 1.0, said) is None
     )
-    assert said == [] and rival_text({"rival": None}) == ""
+    assert said == []
+    assert rival_text({"rival": None}) == ""
 
 
 def test_masked_words_have_no_rival():
-    assert MASKED_WORDS.rival is None and TEXTS.rival == LINEAR and TAGS.rival == COMMONEST
+    assert MASKED_WORDS.rival is None
+    assert TEXTS.rival == LINEAR
+    assert TAGS.rival == COMMONEST
 
 
 def test_a_run_has_its_rival_and_trains_as_without(tmp_path, monkeypatch):
@@ -223,13 +227,13 @@ def test_a_run_has_its_rival_and_trains_as_without(tmp_path, monkeypatch):
             **quiet,
         )
 
-    with_rival, without = trained("with", True), trained("without", False)
-    assert with_rival.metrics == without.metrics and without.summary["rival"] is None
+    with_rival = trained("with", True)
+    without = trained("without", False)
+    assert with_rival.metrics == without.metrics
+    assert without.summary["rival"] is None
     written = json.loads((tmp_path / "with" / "summary.json").read_text(encoding="utf-8"))["rival"]
-    assert (
-        written["wins"]
-        and written["metrics"]["test/accuracy"] > with_rival.metrics["test/accuracy"]
-    )
+    assert written["wins"]
+    assert written["metrics"]["test/accuracy"] > with_rival.metrics["test/accuracy"]
     assert "by the linear model on words and n-grams: it wins" in (
         tmp_path / "with/report.html"
     ).read_text("utf-8")

@@ -205,7 +205,8 @@ def test_the_folder_of_a_process_that_was_killed_is_free_again(tmp_path, monkeyp
         [sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     try:
-        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
         with (
             pytest.raises(UserError, match="still being trained in by another"),
             folder_of_one(tmp_path),
@@ -283,5 +284,6 @@ def test_the_log_of_a_run_that_a_signal_ended_holds_no_traceback(tmp_path, end, 
         folder.say("begun\x1b[2J")
         raise end
     log = read_log(tmp_path)
-    assert "begun\\x1b[2J" in log and f"interrupted: {tmp_path}" in log
+    assert "begun\\x1b[2J" in log
+    assert f"interrupted: {tmp_path}" in log
     assert ("Traceback" in log) is has_traceback

@@ -89,7 +89,8 @@ def test_no_file_of_trials_holds_a_secret_and_the_same_command_goes_on(in_tmp, m
     assert run_train(words, monkeypatch) == 0
     assert run_train([*words, "resume=auto"], monkeypatch) == 0
     printed = capfd.readouterr()
-    assert "resume: continuing in" in printed.out and SECRET not in printed.out + printed.err
+    assert "resume: continuing in" in printed.out
+    assert SECRET not in printed.out + printed.err
     assert files_with(SECRET, in_tmp) == []
 
 

@@ -215,9 +215,8 @@ def test_answers_are_taken_again_until_the_time_would_find_more(tmp_path):
         step_s=0.1, planned_steps=1000, allowed_s=5.0, row_key="k", values={"data.batch_size": 32}
     )
     assert not is_outdated(known, asked(), store)
-    assert is_outdated(known, asked(planned_steps=5000), store) and is_outdated(
-        Answers(), asked(), store
-    )
+    assert is_outdated(known, asked(planned_steps=5000), store)
+    assert is_outdated(Answers(), asked(), store)
     compiled = Answers(step_s=0.1, planned_steps=1000, values={"compile": True})
     assert is_outdated(compiled, asked(planned_steps=400), store)
     cut = Answers(step_s=0.1, planned_steps=1000, allowed_s=5.0, is_complete=False)
@@ -244,7 +243,8 @@ def test_mistakes_are_told_before_anything_starts():
         UserError, match="the processes that measure cannot build a model of your own"
     ):
         RunConfig(model=nn.Linear(2, 2), tune=TuneConfig(enabled=True))
-    assert RunConfig(tune="auto").tune.enabled and not RunConfig(tune="off").tune.enabled
+    assert RunConfig(tune="auto").tune.enabled
+    assert not RunConfig(tune="off").tune.enabled
 
 
 @pytest.mark.parametrize(
@@ -273,25 +273,31 @@ def test_words_that_mean_nothing_are_told(word, told, monkeypatch, capsys, tmp_p
 def test_a_run_whose_answers_are_its_settings_has_the_same_weights_to_the_last_bit(
     tmp_path, capsys
 ):
-    tuned, plain = trained(tmp_path / "tuned", TuneConfig(**ALL_KEPT)), trained(tmp_path / "plain")
+    tuned = trained(tmp_path / "tuned", TuneConfig(**ALL_KEPT))
+    plain = trained(tmp_path / "plain")
     told = capsys.readouterr().out
-    assert "tune: measuring in a process apart" in told and " probes in " in told
+    assert "tune: measuring in a process apart" in told
+    assert " probes in " in told
     found = tuned.summary["tune"]
     # which one wins is this machine's answer
-    assert list(found["values"]) == ["data.feed"] and not found["cached"]
+    assert list(found["values"]) == ["data.feed"]
+    assert not found["cached"]
     assert (
         choices(tuned)["precision"]["why"]
         == choices(tuned)["micro-batch"]["why"]
         == "kept: asked for"
     )
-    ours, theirs = weights(tuned), weights(plain)
-    assert ours.keys() == theirs.keys() and ours
+    ours = weights(tuned)
+    theirs = weights(plain)
+    assert ours.keys() == theirs.keys()
+    assert ours
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert tuned.metrics == plain.metrics
 
     again = trained(tmp_path / "again", TuneConfig(**ALL_KEPT))
     assert "tune: cached (" in capsys.readouterr().out
-    assert again.summary["tune"]["cached"] and again.summary["tune"]["values"] == found["values"]
+    assert again.summary["tune"]["cached"]
+    assert again.summary["tune"]["values"] == found["values"]
     assert again.metrics == plain.metrics
 
     # Other rows, another question; and a damaged file is measured anew.
@@ -350,7 +356,8 @@ def test_a_run_that_is_gone_on_with_has_the_answers_it_was_begun_with(
     )
     assert read_summary(folder)["tune"]["values"]["data.batch_size"] == 16
     answers = read_answers(str(folder), folder)
-    assert answers is not None and answers["values"]["data.batch_size"] == 16
+    assert answers is not None
+    assert answers["values"]["data.batch_size"] == 16
 
 
 def test_a_run_begun_without_it_goes_on_as_it_was(tmp_path, capsys):
@@ -374,7 +381,9 @@ def test_the_verb_prints_a_table_and_a_line_and_a_run_finds_its_answers(
     words += ["tune.steps=2", "tune.compile=false", "data.effective_batch=64"]
     assert verb("tune", *words) == 0
     told = capfd.readouterr().out
-    assert "rows/s" in told and "as set" in told and "feed alone" in told
+    assert "rows/s" in told
+    assert "as set" in told
+    assert "feed alone" in told
     # Which feed wins is this machine's answer: the line names one of them and every other knob.
     assert re.fullmatch(
         r"data\.feed=\w+ precision=\w+ data\.batch_size=64 data\.accumulate=1",

@@ -32,7 +32,8 @@ def test_srun_starts_the_same_run(ours, tmp_path, started):
     said = said_by_all(started, 120)
     assert [process.returncode for process in started] == [0, 0], said
     assert losses(tmp_path / "run") == losses(ours[0])
-    assert "run folder:" in said[1] and "run folder:" not in said[0]
+    assert "run folder:" in said[1]
+    assert "run folder:" not in said[0]
 
 
 def test_the_folder_of_the_first_rank_is_that_of_all_and_the_store_is_built_once(
@@ -73,10 +74,8 @@ def test_when_a_rank_is_killed_the_run_ends_and_says_so_and_the_checkpoint_is_ke
     assert time.monotonic() - killed < 60
     assert process.returncode == 1
     last = run / "checkpoints" / "last"
-    assert (
-        re.search(r"rank [01] of 2 was ended by SIGKILL", said)
-        and f"The last checkpoint is {last}" in said
-    )
+    assert re.search(r"rank [01] of 2 was ended by SIGKILL", said)
+    assert f"The last checkpoint is {last}" in said
     assert "Traceback" not in said
     assert json.loads((run / "summary.json").read_text())["status"] == "failed"
     require_whole(last)
@@ -179,7 +178,8 @@ def test_without_a_launcher_to_watch_them_the_other_rank_ends_by_itself(tmp_path
     os.kill(started[1].pid, signal.SIGKILL)
     said, _ = started[0].communicate(timeout=60)
     assert started[0].returncode == 1
-    assert "another rank is gone" in said and "Traceback" not in said
+    assert "another rank is gone" in said
+    assert "Traceback" not in said
     assert json.loads((run / "summary.json").read_text())["status"] == "failed"
 
 
@@ -213,7 +213,8 @@ def two_machines() -> Iterator[tuple[list[str], list[str]]]:
     """What to write before a command so that it runs on the one or the other: two network
     namespaces and a wire.
     """
-    names, wires = (f"flatout-a-{os.getpid()}", f"flatout-b-{os.getpid()}"), ("fla0", "fla1")
+    names = (f"flatout-a-{os.getpid()}", f"flatout-b-{os.getpid()}")
+    wires = ("fla0", "fla1")
     ends = list(zip(names, wires, strict=True))
     commands = [
         *(f"ip netns add {name}" for name in names),
@@ -298,5 +299,6 @@ def test_a_script_may_train_more_than_once(tmp_path, started):
     (said,) = said_by_all(started, 120)
     assert started[0].returncode == 0, said
     values = sorted(line for line in said.splitlines() if line.startswith("value"))
-    assert len(values) == 6 and values[::2] == values[1::2]
+    assert len(values) == 6
+    assert values[::2] == values[1::2]
     assert len(list((tmp_path / "runs" / "default").iterdir())) == 3

@@ -96,7 +96,8 @@ def test_parts_of_a_build_survive_the_loss_of_a_machine(ray_folder, tmp_path, mo
             for path in sorted(folder.rglob("*.bin"))
         }
         stores.append({path: content for path, content in found.items() if ".surveys" not in path})
-    assert stores[0] == stores[1] and sum(".units" in path for path in stores[0]) == 4 * 15
+    assert stores[0] == stores[1]
+    assert sum(".units" in path for path in stores[0]) == 4 * 15
 
 
 def test_answers_by_ray_are_those_of_one_process(ray_folder, tmp_path):
@@ -172,5 +173,6 @@ def test_a_machine_of_another_version_or_without_a_package_is_one_sentence(
         told, _ = process.communicate(timeout=200)
     assert process.returncode == 2, told
     assert f"on: a machine of the cluster {'has flatout' if mistake == 'version' else ''}" in told
-    assert said in told and "Every machine of the cluster needs this package" in told
+    assert said in told
+    assert "Every machine of the cluster needs this package" in told
     assert "Traceback" not in told

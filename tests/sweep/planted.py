@@ -15,7 +15,8 @@ class Planted(L.Callback):
     """Does what it was told after its first batches."""
 
     def __init__(self, what: str, after: int = 3) -> None:
-        self.what, self.after = what, after
+        self.what = what
+        self.after = after
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *rest: Any
@@ -36,7 +37,8 @@ class PlantedByNumber(L.Callback):
     """Ends its process in one trial of a sweep and hangs in another, by the trials' numbers."""
 
     def __init__(self, crash: int, hang: int) -> None:
-        self.crash, self.hang = crash, hang
+        self.crash = crash
+        self.hang = hang
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         number = Path(trainer.default_root_dir).name

@@ -44,7 +44,8 @@ def test_of_a_list_of_trials_those_that_failed_are_named_at_the_end(tmp_path, ca
         run_all(trials, of=Multirun(tmp_path, [], "python -m train -m"))
     assert str(tmp_path) in str(caught.value)
     said = capsys.readouterr().out
-    assert "trial 0: failed" in said and "trial 1: complete, val/accuracy" in said
+    assert "trial 0: failed" in said
+    assert "trial 1: complete, val/accuracy" in said
 
 
 def multirun(*words: str, hidden: str = "8,16", begin: Callable[[list[str]], Any] = begin) -> Any:
@@ -154,7 +155,8 @@ def test_trials_that_have_finished_are_left_as_they_are_and_missing_ones_are_tra
     trials = [replace(trial(folder, number), overrides=[f"seed={number}"]) for number in range(2)]
     of = Multirun(folder, ["seed=0,1"], "python -m train -m seed=0,1 resume=auto")
     first = run_all(trials[:1], of=of)
-    assert begun_with(folder) == ["seed=0,1"] and newest_of(["seed=0,1"], tmp_path) == folder
+    assert begun_with(folder) == ["seed=0,1"]
+    assert newest_of(["seed=0,1"], tmp_path) == folder
     assert newest_of(["seed=0,2"], tmp_path) is None
     again = run_all([replace(each, is_again=True) for each in trials], of=of)
     assert [ending.note for ending in again] == ["had finished before", ""]
@@ -164,7 +166,8 @@ def test_trials_that_have_finished_are_left_as_they_are_and_missing_ones_are_tra
         (str(each), str(again[each].value)) for each in (0, 1)
     ]
     page = (folder / "sweep.html").read_text()
-    assert "python -m train seed=" in page and 'href="./1/report.html"' in page
+    assert "python -m train seed=" in page
+    assert 'href="./1/report.html"' in page
     assert (again[0].value, again[0].metrics) == (first[0].value, first[0].metrics)
     capsys.readouterr()
     whole = run_all([replace(each, is_again=True) for each in trials], of=of)
@@ -184,7 +187,8 @@ def test_of_trials_that_differ_in_their_seed_the_mean_and_its_spread_are_printed
         ending.value or 0.0
         for ending in run_all(trials, of=Multirun(tmp_path, [], "python -m train -m seed=0,1"))
     ]
-    mean, spread = sum(values) / 2, abs(values[0] - values[1]) / 2**0.5
+    mean = sum(values) / 2
+    spread = abs(values[0] - values[1]) / 2**0.5
     said = capsys.readouterr().out
     assert f"val/accuracy {mean:.4f} ± {spread:.4f}" in next(
         line for line in said.splitlines() if "over 2 seeds" in line
@@ -257,7 +261,8 @@ def test_what_a_multirun_cannot_go_on_with_is_refused(
     monkeypatch.setattr(sys, "argv", ["train"])
     with pytest.raises(SystemExit) as left:
         train.main(["-m", "model.hidden=8,16", *words])
-    assert left.value.code == 2 and message in capsys.readouterr().err
+    assert left.value.code == 2
+    assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.rglob("*")] == ["s", "multirun.json"]
 
 

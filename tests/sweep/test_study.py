@@ -44,14 +44,16 @@ def test_a_study_that_was_closed_goes_on_as_if_it_had_not_been(tmp_path):
     (tmp_path / "whole").mkdir(), (tmp_path / "cut").mkdir()
     whole = told(study(tmp_path / "whole"))
     parts = [step for most in (5, 1, 100) for step in told(study(tmp_path / "cut"), most)]
-    assert parts == whole and len(whole) == 12
+    assert parts == whole
+    assert len(whole) == 12
 
 
 def test_a_trial_that_ran_when_all_was_killed_is_run_again_under_its_number(tmp_path):
     first = study(tmp_path)
     told(first, 3)
     left = first.ask()
-    assert left is not None and left[0] == 3
+    assert left is not None
+    assert left[0] == 3
     again = study(tmp_path).ask()
     assert again == left
 
@@ -130,11 +132,11 @@ def test_a_sweep_that_is_begun_in_the_folder_of_one_at_work_is_told_so(tmp_path,
     (tmp_path / FILE).write_text("{}")
     with alone_in(tmp_path):
         code, said = verbally(capsys, *SEARCHED, place)
-    assert code == 2 and said.startswith(
-        f"sweep: another process is at work in {tmp_path}. Wait for it"
-    )
+    assert code == 2
+    assert said.startswith(f"sweep: another process is at work in {tmp_path}. Wait for it")
     code, said = verbally(capsys, *SEARCHED, place)
-    assert code == 2 and said.startswith(f"sweep: {tmp_path} holds a sweep already. Resume it")
+    assert code == 2
+    assert said.startswith(f"sweep: {tmp_path} holds a sweep already. Resume it")
 
 
 def test_a_grid_tries_every_combination_once_in_order(tmp_path):
@@ -183,8 +185,10 @@ def test_poor_trials_are_pruned_and_the_best_is_not(tmp_path):
         else:
             memory.tell(number, Ending(Status.complete, 1.0, quality))
     best = memory.best()
-    assert best is not None and best.value == 0.8
-    assert 3 <= len(pruned) <= 7 and 0.8 not in pruned
+    assert best is not None
+    assert best.value == 0.8
+    assert 3 <= len(pruned) <= 7
+    assert 0.8 not in pruned
 
 
 def test_of_few_trials_the_better_ones_see_more_than_the_first_validation(tmp_path):
@@ -210,7 +214,8 @@ def test_failed_trials_are_counted_and_stopped_ones_are_not(tmp_path):
     assert memory.ended()[0].user_attrs["note"] == "why"
     assert memory.ask() is None
     again = study(tmp_path, trials=3).ask()
-    assert again is not None and again[0] == 1
+    assert again is not None
+    assert again[0] == 1
 
 
 def test_the_settings_that_matter_are_found_to_matter(tmp_path):

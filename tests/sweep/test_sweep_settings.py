@@ -124,15 +124,15 @@ def test_what_kept_a_seed_from_confirming_is_said_and_known_seeds_are_not_run_ag
             yield trial, ending
 
     first = confirm(searched, {"model.hidden": "8"}, 5, run, is_over=False)
-    assert asked == ["confirm-0", "confirm-1", "confirm-2"] and list(first.done) == [1, 3]
+    assert asked == ["confirm-0", "confirm-1", "confirm-2"]
+    assert list(first.done) == [1, 3]
     assert first.lines("accuracy") == [
         "confirmed by 2 of 3 seeds: val/accuracy 0.8500 ± 0.0707",
         "not confirmed by 1 of 3 seeds: confirm-1: no memory",
     ]
     over = confirm(searched, {"model.hidden": "8"}, 5, run, is_over=True)
-    assert over.done == first.done and over.lines("accuracy")[1].endswith(
-        "of 3 seeds: the time was over"
-    )
+    assert over.done == first.done
+    assert over.lines("accuracy")[1].endswith("of 3 seeds: the time was over")
     given[:] = [Ending(Status.complete, 1.0, 0.7, {"val/accuracy": 0.7})]
     again = confirm(searched, {"model.hidden": "8"}, 5, run, is_over=False)
     assert asked[3:] == ["confirm-1"]
@@ -223,5 +223,6 @@ def test_what_is_wrong_with_a_sweep_is_said_before_it_begins(
 ):
     monkeypatch.chdir(tmp_path)
     code, said = verbally(capsys, *words, "data.sample.rows=200")
-    assert code == 2 and message in said, said
+    assert code == 2, said
+    assert message in said, said
     assert not list(tmp_path.iterdir())

@@ -38,7 +38,8 @@ def test_a_trial_gives_what_the_run_alone_gives_and_takes_no_memory_here(tmp_pat
     before = psutil.Process().memory_info().rss
     found = ended([trial(tmp_path)])
     assert found[0].status is Status.complete
-    assert found[0].value == alone.objective and found[0].metrics == pytest.approx(alone.metrics)
+    assert found[0].value == alone.objective
+    assert found[0].metrics == pytest.approx(alone.metrics)
     assert psutil.Process().memory_info().rss - before < 20e6
     assert "run folder:" in (tmp_path / "0" / "output.txt").read_text()
     assert json.loads((tmp_path / "0" / "summary.json").read_text())["status"] == "finished"
@@ -69,7 +70,8 @@ def test_what_goes_wrong_stays_with_its_trial(tmp_path):
     ]
     assert found[0].note == "ValueError: planted here"
     assert found[1].note == "was ended by SIGKILL (out of memory is the usual cause)"
-    assert "no such file" in found[2].note and found[2].is_mistake
+    assert "no such file" in found[2].note
+    assert found[2].is_mistake
     assert "Traceback" in (tmp_path / "0" / "output.txt").read_text()
     assert [
         json.loads((tmp_path / f"{n}" / "summary.json").read_text())["status"] for n in (0, 1)
@@ -84,9 +86,8 @@ def test_a_trial_that_hangs_is_stopped_at_its_limit(tmp_path):
         trial_s=4.0,
     )
     assert time.monotonic() - began < 40
-    assert (
-        found[0].status is Status.failed and found[0].note == "ran longer than 4 s and was stopped"
-    )
+    assert found[0].status is Status.failed
+    assert found[0].note == "ran longer than 4 s and was stopped"
     assert found[1].status is Status.complete
     assert json.loads((tmp_path / "0" / "summary.json").read_text())["status"] == "interrupted"
 
@@ -143,7 +144,8 @@ def test_the_first_trials_tell_the_pruner_of_each_validation_in_order(tmp_path):
     found = ended([trial(tmp_path, number, **many) for number in range(2)], judge=judge)
     assert told == [(0, 1), (0, 2), (0, 3), (0, 4), (1, 1), (1, 2)]
     assert found[0].status is Status.complete
-    assert found[1].status is Status.pruned and found[1].note == "after 2 validations"
+    assert found[1].status is Status.pruned
+    assert found[1].note == "after 2 validations"
 
 
 def test_readings_take_whole_rows_only(tmp_path):
@@ -207,7 +209,8 @@ def test_only_what_the_same_words_began_is_gone_on_with(tmp_path):
 def test_a_trial_that_is_no_longer_the_same_run_is_refused_with_the_difference(tmp_path):
     ended([trial(tmp_path)])
     again = ended([replace(trial(tmp_path, optim=OptimConfig(lr=1e-3)), is_again=True)])
-    assert again[0].status is Status.failed and again[0].is_mistake
+    assert again[0].status is Status.failed
+    assert again[0].is_mistake
     assert "optim.lr was 0.01 and is 0.001" in again[0].note
 
 

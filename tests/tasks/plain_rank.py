@@ -27,7 +27,8 @@ class LossFile(Losses):
 
     def __init__(self, folder: Path, kind: str) -> None:
         super().__init__()
-        self.folder, self.kind = folder, kind
+        self.folder = folder
+        self.kind = kind
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         (self.folder / f"{self.kind}-{trainer.global_rank}.json").write_text(

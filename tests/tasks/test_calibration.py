@@ -70,7 +70,8 @@ def test_several_labels_a_row_are_calibrated_each_as_present_or_absent():
     targets = (torch.rand(6000, 3, generator=random) < logits.sigmoid()).float()
     choices, answers, rows = as_two_classes(3 * logits, targets, torch.arange(6000))
     torch.testing.assert_close(choices.softmax(-1)[:, 1].view(6000, 3), (3 * logits).sigmoid())
-    assert rows[:4].tolist() == [0, 0, 0, 1] and torch.equal(answers.view(6000, 3), targets.long())
+    assert rows[:4].tolist() == [0, 0, 0, 1]
+    assert torch.equal(answers.view(6000, 3), targets.long())
     found = calibrated(choices, answers, rows)
     assert found.temperature == pytest.approx(3.0, rel=0.05)
     assert found.error_after < 0.02 < found.error_before

@@ -75,7 +75,8 @@ def test_weighted_losses_weigh_each_row_by_its_class():
 def test_numbers_are_learnt_in_their_own_spread_and_answered_in_their_own_unit():
     labels = Labels(Problem.regression, ["value"], [10], 10, mean=100.0, spread=20.0)
     task = task_of(labels)
-    outputs, targets = torch.tensor([[0.0], [1.0]]), torch.tensor([100.0, 140.0])
+    outputs = torch.tensor([[0.0], [1.0]])
+    targets = torch.tensor([100.0, 140.0])
     assert float(task.loss(outputs, batch_of(targets))) == pytest.approx(1.0 / 8)
     assert task.unscaled(outputs).tolist() == [100.0, 120.0]
 
@@ -90,7 +91,8 @@ def test_smoothing_brings_present_and_absent_labels_nearer_to_one_half():
     outputs = torch.randn(4, 3)
     targets = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 1]])
     batch = batch_of(torch.zeros(4))
-    batch.targets, batch.target_offsets = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 1, 3, 3, 4])
+    batch.targets = torch.tensor([0, 0, 1, 2])
+    batch.target_offsets = torch.tensor([0, 1, 3, 3, 4])
     expected = F.binary_cross_entropy_with_logits(
         outputs, torch.where(targets == 1, 0.9, 0.1), reduction="sum"
     )

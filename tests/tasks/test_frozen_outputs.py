@@ -113,7 +113,8 @@ def test_reading_gives_outputs_and_gradients_of_computing(
         outputs, found = answered(network, reads(batch))
         assert batch.states is not None
         torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-6)
-        assert found.keys() == wanted.keys() and found
+        assert found.keys() == wanted.keys()
+        assert found
         for name, gradient in wanted.items():
             torch.testing.assert_close(
                 found[name],
@@ -131,7 +132,8 @@ def test_every_kind_of_feed_brings_the_same_states(rows: Store, tmp_path: Path) 
         for kind in (FeedKind.resident, FeedKind.threaded, FeedKind.workers)
     }
     for states in zip(*found.values(), strict=True):
-        assert states[0] is not None and all(torch.equal(states[0], each) for each in states)
+        assert states[0] is not None
+        assert all(torch.equal(states[0], each) for each in states)
 
 
 def test_pieces_of_a_batch_bring_their_own_states(rows: Store, tmp_path: Path) -> None:
@@ -167,7 +169,8 @@ def test_sixteen_bits_are_half_and_near(rows: Store, tmp_path: Path) -> None:
     assert sizes[0] == 2 * sizes[1]
     network.eval()
     for batch in batches_of(rows):
-        near, expected = network(half(batch)), network(exact(batch))
+        near = network(half(batch))
+        expected = network(exact(batch))
         assert 0 < (near - expected).abs().max() < 0.05
 
 
@@ -175,10 +178,15 @@ def test_a_layer_that_joins_ends_the_reading_and_drops_again(rows: Store, tmp_pa
     network = frozen(unfreeze_epochs=3.0).train()
     reads = stored(network, rows, tmp_path / "states")
     lower = network.in_order()[0]
-    assert network.training and not lower.training and network.epochs_frozen() == 1.0
-    assert not network.thaw(0.5) and reads(batches_of(rows)[0]).states is not None
-    assert network.thaw(1.0) and network.stored_layers == 0
-    assert lower.training and reads(batches_of(rows)[0]).states is None
+    assert network.training
+    assert not lower.training
+    assert network.epochs_frozen() == 1.0
+    assert not network.thaw(0.5)
+    assert reads(batches_of(rows)[0]).states is not None
+    assert network.thaw(1.0)
+    assert network.stored_layers == 0
+    assert lower.training
+    assert reads(batches_of(rows)[0]).states is None
 
 
 def test_other_frozen_weights_are_refused_while_their_outputs_are_read(
@@ -223,9 +231,11 @@ def test_layers_that_are_read_are_not_counted_as_computed(rows: Store, tmp_path:
     network = frozen()
     whole = network.training_flops(LENGTHS)
     network.keep_layers_still(2)
-    (last,) = (network.training_flops(LENGTHS),)
+    last = network.training_flops(LENGTHS)
     network.keep_layers_still(0)
-    assert last is not None and whole is not None and last < whole / 1.5
+    assert last is not None
+    assert whole is not None
+    assert last < whole / 1.5
     assert network.training_flops(LENGTHS) == whole
     head = frozen(layers="all")
     head.keep_layers_still(3)

@@ -92,7 +92,8 @@ def test_micro_batches_add_up_to_the_full_batch(data):
             parameter.grad for parameter in task.model.parameters() if parameter.grad is not None
         ]
 
-    whole, parts = gradients(rows_per_batch=48), gradients(rows_per_batch=12, accumulate=4)
+    whole = gradients(rows_per_batch=48)
+    parts = gradients(rows_per_batch=12, accumulate=4)
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
@@ -113,7 +114,8 @@ def test_answers_and_trained_detectors_both_have_a_loss(data):
 
 
 def test_ids_beyond_the_classes_are_left_out_of_zeros_and_ones():
-    ids, offsets = torch.tensor([0, 3, 5, 2, 9]), torch.tensor([0, 2, 2, 5])
+    ids = torch.tensor([0, 3, 5, 2, 9])
+    offsets = torch.tensor([0, 2, 2, 5])
     assert multi_hot(ids, offsets, 4).tolist() == [[1, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 0]]
     assert multi_hot(ids, offsets, 10).sum() == 5
 

@@ -76,7 +76,9 @@ def test_skipping_leaves_out_just_that_step_and_counts_it(make_split, tmp_path, 
     task, seen, error = spoilt(
         make_split(LENGTHS), tmp_path, value=float("nan"), late=late, policy=NotFinite.skip
     )
-    assert error is None and task.skipped == [BAD_STEP - 1] and task.trainer.global_step == 8
+    assert error is None
+    assert task.skipped == [BAD_STEP - 1]
+    assert task.trainer.global_step == 8
     assert torch.equal(seen[BAD_STEP], seen[BAD_STEP - 1])
     assert not torch.equal(seen[BAD_STEP + 1], seen[BAD_STEP])
 
@@ -141,7 +143,8 @@ def test_a_step_that_the_scaler_leaves_out_is_counted_and_the_others_are_taken(
     task, seen, told, error = scaled(
         make_split(LENGTHS), tmp_path, spoilt_steps={BAD_STEP - 1}, clip=clip
     )
-    assert error is None and task.skipped == [BAD_STEP - 1]
+    assert error is None
+    assert task.skipped == [BAD_STEP - 1]
     changed = [not torch.equal(before, after) for before, after in itertools.pairwise(seen)]
     assert changed == [step != BAD_STEP - 1 for step in range(7)]
     assert all(

@@ -158,7 +158,8 @@ def test_of_two_classes_one_is_answered_where_the_other_is_not():
     outputs = 4 * torch.randn(300, 2)
     targets = torch.randint(0, 2, (300,))
     binned = measured(Problem.single, 2, outputs, targets).counted().binned
-    assert binned.shape[1] == 2 and binned.sum() == 2 * len(binned) * 300
+    assert binned.shape[1] == 2
+    assert binned.sum() == 2 * len(binned) * 300
     assert np.array_equal(binned[:, 0], np.flip(binned[:, 1], (0, 1, 2)))
 
 
@@ -174,7 +175,8 @@ def test_numbers_that_are_all_alike_or_alone_have_no_correlation():
 
 
 def test_numbers_equal_scikit_learn():
-    outputs, targets = torch.randn(90, 1), torch.randn(90)
+    outputs = torch.randn(90, 1)
+    targets = torch.randn(90)
     values = measured(Problem.regression, 1, outputs, targets).compute()
     true = targets.numpy()
     answer = outputs[:, 0].numpy()
@@ -274,7 +276,8 @@ def test_the_auroc_of_a_model_that_is_sure_where_it_errs_is_that_of_its_probabil
     metrics.update(outputs, targets, torch.arange(2_000))
     exact = sk.roc_auc_score(targets.numpy(), outputs.softmax(-1)[:, 1].numpy())
     low, high = metrics.intervals()["auroc"]
-    assert metrics.compute()["auroc"] == pytest.approx(exact, abs=1e-6) and low < exact < high
+    assert metrics.compute()["auroc"] == pytest.approx(exact, abs=1e-6)
+    assert low < exact < high
 
 
 def test_numbers_far_from_zero_have_the_r2_of_their_rows():

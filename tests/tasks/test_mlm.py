@@ -57,7 +57,8 @@ def framed(lengths: list[int], seed: int = 0) -> FlatBatch:
 
 def masked_rows(batch: FlatBatch) -> dict[int, list[tuple[int, int, int]]]:
     """Of each row by its number: place, new token and target of what is masked."""
-    assert batch.places is not None and batch.targets is not None
+    assert batch.places is not None
+    assert batch.targets is not None
     found: dict[int, list[tuple[int, int, int]]] = {}
     starts = batch.offsets.tolist()
     for place, target in zip(batch.places.tolist(), batch.targets.tolist(), strict=True):
@@ -74,7 +75,8 @@ def masked_rows(batch: FlatBatch) -> dict[int, list[tuple[int, int, int]]]:
 def test_each_row_gives_its_share_and_special_tokens_stay(lengths: list[int], epoch: int) -> None:
     batch = framed(lengths)
     masked = HOW.mask(batch, _SPECIAL, seed=7, epoch=epoch)
-    assert masked.places is not None and masked.targets is not None
+    assert masked.places is not None
+    assert masked.targets is not None
     counted = masked.targets != NO_TARGET
     assert not _SPECIAL[masked.targets[counted]].any()
     assert torch.equal(batch.tokens[masked.places][counted].long(), masked.targets[counted])
@@ -112,7 +114,8 @@ def test_most_masked_tokens_become_the_mask_some_a_random_word_and_all_places_ar
 ):
     batch = framed([50] * 400)
     masked = HOW.mask(batch, _SPECIAL, seed=3, epoch=1)
-    assert masked.places is not None and masked.targets is not None
+    assert masked.places is not None
+    assert masked.targets is not None
     new = masked.tokens[masked.places].long()
     old = masked.targets
     shares = [float(each.double().mean()) for each in (new == _MASK, new == old)]
@@ -130,7 +133,8 @@ def test_rows_that_only_keep_a_rank_in_step_are_not_masked() -> None:
     assert set(masked_rows(masked)) == {int(batch.rows[0])}
     batch.num_real = 0
     nothing = HOW.mask(batch, _SPECIAL, seed=0, epoch=1)
-    assert nothing.targets is not None and nothing.targets.tolist() == [NO_TARGET]
+    assert nothing.targets is not None
+    assert nothing.targets.tolist() == [NO_TARGET]
 
 
 # The same as transformers
@@ -152,13 +156,15 @@ def built(family: str, compute: str = "auto") -> Transformer:
 
 def library_loss(model: Transformer, masked: FlatBatch) -> Tensor:
     """The loss of the library's ForMaskedLM over padded rows with a mask."""
-    assert masked.places is not None and masked.targets is not None
+    assert masked.places is not None
+    assert masked.targets is not None
     model.net.set_attn_implementation("eager")
     labels = torch.full((masked.num_tokens,), NO_TARGET)
     labels[masked.places] = masked.targets
     shape = (masked.num_rows, masked.longest())
     is_token = torch.arange(shape[1]) < masked.lengths.unsqueeze(1)
-    tokens, wanted = torch.full(shape, model.padding_id), torch.full(shape, NO_TARGET)
+    tokens = torch.full(shape, model.padding_id)
+    wanted = torch.full(shape, NO_TARGET)
     tokens[is_token] = masked.tokens.long()
     wanted[is_token] = labels
     loss: Tensor = model.net(input_ids=tokens, attention_mask=is_token.long(), labels=wanted).loss
@@ -168,7 +174,8 @@ def library_loss(model: Transformer, masked: FlatBatch) -> Tensor:
 @pytest.mark.parametrize("family", [*sorted(FLAT_FAMILIES), "deberta"])
 def test_loss_and_gradients_equal_those_of_transformers_over_padded_rows(family: str) -> None:
     masked = HOW.mask(framed([0, 3, 9, 21, 22, 40]), _SPECIAL, seed=1, epoch=1)
-    ours, theirs = built(family), built(family, "padded")
+    ours = built(family)
+    theirs = built(family, "padded")
     task = MaskedLanguageModel(ours)
     count = int((masked.targets != NO_TARGET).sum())
     task.masked_per_row = count / masked.step_rows
@@ -183,7 +190,8 @@ def test_loss_and_gradients_equal_those_of_transformers_over_padded_rows(family:
     expected = {
         name: weight.grad for name, weight in theirs.named_parameters() if weight.grad is not None
     }
-    assert found.keys() == expected.keys() and found
+    assert found.keys() == expected.keys()
+    assert found
     for name, gradient in expected.items():
         torch.testing.assert_close(
             found[name], gradient, rtol=1e-4, atol=1e-5, msg=lambda text, at=name: f"{at} {text}"
@@ -193,7 +201,8 @@ def test_loss_and_gradients_equal_those_of_transformers_over_padded_rows(family:
 # one declares its head after the encoder, one before
 @pytest.mark.parametrize("family", ["bert", "camembert"])
 def test_a_weight_of_two_names_is_saved_once_and_loaded_into_both(family: str) -> None:
-    one, other = built(family), built(family)
+    one = built(family)
+    other = built(family)
     state = {
         name: weight + 1 for name, weight in one.state_dict().items() if weight.is_floating_point()
     }
@@ -247,7 +256,8 @@ def test_a_run_without_labels_learns_masked_words_and_measures_them(pretrained: 
     assert metrics["test/masked_accuracy"] > 0.4
     assert metrics["test/perplexity"] == pytest.approx(math.exp(metrics["test/loss"]), rel=1e-6)
     choices = choices_of(pretrained.summary)
-    assert choices["batches"] == "flat" and choices["masked tokens"].endswith("%")
+    assert choices["batches"] == "flat"
+    assert choices["masked tokens"].endswith("%")
     assert pretrained.summary["data"]["columns"]["label"] == ""
 
 
@@ -308,9 +318,8 @@ def test_classes_go_on_from_a_run_and_from_its_export(
     weights = model_weights(pretrained.folder)
     own = network.state_dict()
     of_encoder = [each for each in weights if each.startswith("net.bert.")]
-    assert len(of_encoder) > 20 and all(
-        torch.equal(own[each], weights[each]) for each in of_encoder
-    )
+    assert len(of_encoder) > 20
+    assert all(torch.equal(own[each], weights[each]) for each in of_encoder)
     vocabularies = (data.info.vocabulary, load_predictor(pretrained.folder).vocabulary)
     words, kept = (each.tokenizer.get_vocab() for each in vocabularies)
     assert words == kept
@@ -330,7 +339,8 @@ def test_a_run_that_was_cut_short_resumes_to_the_same_weights(tmp_path: Path) ->
         pretrain(tmp_path / "cut", callbacks=plant, resume="auto", **small)
     resumed = pretrain(tmp_path / "cut", callbacks={}, resume="auto", **small)
     assert resumed.summary["training"]["resumed_from"] > 10
-    expected, found = model_weights(whole.folder), model_weights(resumed.folder)
+    expected = model_weights(whole.folder)
+    found = model_weights(resumed.folder)
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     assert resumed.metrics == whole.metrics
 
@@ -376,11 +386,13 @@ def test_it_trains_answers_and_judges_in_a_plain_trainer(tmp_path: Path) -> None
     trainer.fit(model, datamodule=data)
     (first,) = trainer.test(model, datamodule=data, verbose=False)
     (again,) = trainer.test(model, datamodule=data, verbose=False)
-    assert first == again and first["test/perplexity"] < 100
+    assert first == again
+    assert first["test/perplexity"] < 100
     answers = trainer.predict(model, datamodule=data)
     assert answers is not None
     losses = torch.cat([each["loss"] for each in answers])
-    assert len(losses) == len(data.store.splits["test"].fixed("rows")) and losses.min() >= 0
+    assert len(losses) == len(data.store.splits["test"].fixed("rows"))
+    assert losses.min() >= 0
 
 
 # Bad input

@@ -115,10 +115,8 @@ def test_losses_and_weights_are_those_of_a_run_with_memory(
         scarce = Scarce(3, steps=(1, 2), where=where) if where != "nowhere" else None
         found.append(trained(task, feed_of(split, rows, accumulate, layout), tmp_path, scarce))
         if scarce is not None:
-            assert (
-                set(scarce.fired) == {1}
-                and fast_loop_of(task.trainer).pieces.counts["training"] >= 2
-            )
+            assert set(scarce.fired) == {1}
+            assert fast_loop_of(task.trainer).pieces.counts["training"] >= 2
     told, weights = found[0]
     for others, other_weights in found[1:]:
         assert [pytest.approx(each, abs=1e-5) for each in others] == told
@@ -260,7 +258,8 @@ def test_random_numbers_begin_where_the_step_began(make_split, tmp_path):
         loop.pieces.counts["training"] = pieces
         torch.manual_seed(1)
         weights.append(trained(task, feed_of(split, 12, 1), tmp_path, scarce, loop)[1])
-    assert torch.equal(*weights) and bool(weights[0].isfinite().all())
+    assert torch.equal(*weights)
+    assert bool(weights[0].isfinite().all())
 
 
 def test_batch_normalisation_notes_each_row_once(tmp_path):

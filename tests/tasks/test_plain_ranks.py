@@ -40,7 +40,8 @@ def train_plainly(folder: Path, kind: str) -> None:
 def test_two_ranks_of_a_plain_trainer_and_of_the_runner_have_the_same_losses(tmp_path, kind):
     train_plainly(tmp_path / "plain", kind)
     data, task = parts(kind)
-    data.config.batch_size, data.config.accumulate = ROWS, ACCUMULATE
+    data.config.batch_size = ROWS
+    data.config.accumulate = ACCUMULATE
     settings: dict[str, Any] = {
         "precision": "fp32",
         "trainer": {"accelerator": "cpu", "devices": 2},

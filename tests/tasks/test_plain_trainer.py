@@ -181,7 +181,8 @@ def test_a_network_of_one_s_own_learns_what_its_outputs_mean_from_the_data(tmp_p
     task = Classifier(Means(), optim=OptimConfig(lr=0.1))
     trainer = quiet_trainer(tmp_path, max_epochs=4, num_sanity_val_steps=checks)
     trainer.fit(task, datamodule=data)
-    assert task.results["accuracy"] > 0.4 and len(task.labels.classes) == 4
+    assert task.results["accuracy"] > 0.4
+    assert len(task.labels.classes) == 4
 
 
 @pytest.mark.parametrize("is_own", [False, True])
@@ -198,11 +199,9 @@ def test_a_task_is_loaded_from_lightning_s_checkpoint(tmp_path, is_own, weights_
         tmp_path / "kept.ckpt", weights_only=weights_only, **given
     )
     if not is_own:
-        assert (
-            again.config == task.config
-            and again.optim.lr == 0.02
-            and again.model_config == task.model_config
-        )
+        assert again.config == task.config
+        assert again.optim.lr == 0.02
+        assert again.model_config == task.model_config
     found = [
         quiet_trainer(tmp_path).test(each, datamodule=parts("text")[0], verbose=False)
         for each in (task, again)
@@ -232,10 +231,13 @@ def test_texts_without_labels_are_predicted_by_a_plain_trainer(tmp_path):
     for new in (str(tmp_path / "new.csv"), {"title": ["goal of today 3", None, "a soup", "goal"]}):
         (answers,) = trainer.predict(task, datamodule=TextData(**given, predict=new))
         shares = answers["probabilities"][answers["rows"].argsort()]
-        assert (shares[[0, 3], 0] > 0.5).all() and shares[2, 1] > 0.5 and len(shares) == 4
+        assert (shares[[0, 3], 0] > 0.5).all()
+        assert shares[2, 1] > 0.5
+        assert len(shares) == 4
     predictor = Predictor.of(task)
     labels = [each.label for each in predictor.predict(["goal", "soup"])]
-    assert labels == ["0", "1"] and predictor.predict([]) == []
+    assert labels == ["0", "1"]
+    assert predictor.predict([]) == []
     for table in ({"title": ["goal", "soup"]}, pa.table({"title": ["goal", "soup"]}).to_pandas()):
         assert [each.label for each in predictor.predict(table)] == labels
     for wrong, words in PREDICTED_WRONGLY:
@@ -375,10 +377,8 @@ def test_the_rows_that_a_temperature_is_found_on_are_short_and_long_ones(tmp_pat
     rows = task.gathered(data.feeds.validation, lambda each: (each.tokens, each.rows), **words)[
         1
     ].numpy()
-    assert (
-        lengths[rows].mean() == pytest.approx(lengths.mean(), rel=0.05)
-        and len(rows) < len(lengths) / 2
-    )
+    assert lengths[rows].mean() == pytest.approx(lengths.mean(), rel=0.05)
+    assert len(rows) < len(lengths) / 2
 
 
 @pytest.mark.parametrize(

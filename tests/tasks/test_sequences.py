@@ -135,19 +135,19 @@ def test_fit_gives_the_losses_and_weights_of_a_plain_trainer(tmp_path):
     torch.testing.assert_close(last, weights, atol=1e-6, rtol=0)
     assert set(result.metrics) >= {"val/rmse", "test/rmse", "test/max_error", "test/r2"}
     baseline = result.summary["baseline"]
-    assert (
-        baseline["name"] == "ridge on 16 samples"
-        and "test/rmse of the ridge on the last sample" in baseline["metrics"]
-    )
+    assert baseline["name"] == "ridge on 16 samples"
+    assert "test/rmse of the ridge on the last sample" in baseline["metrics"]
     assert result.summary["data"]["sequences"]["floor"] == {"soc": 0.02}
     rows = read_csv(tmp_path / "run" / "recordings.csv")
     errors = [float(row["rmse"]) for row in rows]
-    assert len(rows) == 6 and errors == sorted(errors, reverse=True)
+    assert len(rows) == 6
+    assert errors == sorted(errors, reverse=True)
     assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(
         result.metrics["test/rmse"], rel=1e-4
     )
     (row,) = read_csv(tmp_path / "run" / "targets.csv")
-    assert row["target"] == "soc" and list(row)[1:] == ["rmse", "mae", "max_error", "r2"]
+    assert row["target"] == "soc"
+    assert list(row)[1:] == ["rmse", "mae", "max_error", "r2"]
     assert float(row["mae"]) == pytest.approx(result.metrics["test/mae"], rel=1e-4)
 
 
@@ -231,7 +231,8 @@ def test_a_network_of_the_user_s_own_is_trained_and_answers(tmp_path):
     trainer.fit(task, datamodule=data)
     trainer.test(task, datamodule=data, verbose=False)
     ridge = task.baselines[1].metrics["test"]["rmse"]
-    assert task.baselines[1].name == "ridge on the last sample" and task.results["rmse"] < 2 * ridge
+    assert task.baselines[1].name == "ridge on the last sample"
+    assert task.results["rmse"] < 2 * ridge
     quick: dict[str, Any] = {"logger": "none", "output": str(tmp_path / "runs"), "max_epochs": 1}
     monitor = MonitorConfig(progress=False, verdict=False)
     result = fit(
@@ -249,12 +250,12 @@ def test_errors_of_a_forecast_stand_at_the_steps_of_its_horizon(tmp_path):
         1.0,
         2.0,
         3.0,
-    ] and kept.time_name == "sample of the horizon"
+    ]
+    assert kept.time_name == "sample of the horizon"
     whole = np.sqrt(np.mean([error**2 for _, error in kept.by_time]))
     assert whole == pytest.approx(task.results["rmse"], rel=1e-5)
-    assert len(kept.series) == 4 and kept.of_targets == [
-        {"target": "voltage", **task.scores.of_targets["voltage"]}
-    ]
+    assert len(kept.series) == 4
+    assert kept.of_targets == [{"target": "voltage", **task.scores.of_targets["voltage"]}]
 
 
 def test_errors_of_several_targets_and_of_each_recording():
@@ -265,16 +266,13 @@ def test_errors_of_several_targets_and_of_each_recording():
         torch.tensor([0, 0, 1]),
     )
     values = scores.values()
-    assert values["rmse_a"] == pytest.approx(2 * (10 / 3) ** 0.5) and values[
-        "rmse_b"
-    ] == pytest.approx(10 * (1 / 3) ** 0.5)
+    assert values["rmse_a"] == pytest.approx(2 * (10 / 3) ** 0.5)
+    assert values["rmse_b"] == pytest.approx(10 * (1 / 3) ** 0.5)
     assert values["rmse"] == pytest.approx((values["rmse_a"] + values["rmse_b"]) / 2)
     assert values["mse_scaled"] == pytest.approx(11 / 6)
     assert scores.by_recording()["max_error"].tolist() == [[2.0, 10.0], [6.0, 0.0]]
-    assert (
-        scores.of_targets["a"]["mae"] == pytest.approx(2 * 4 / 3)
-        and scores.of_targets["b"]["max_error"] == 10
-    )
+    assert scores.of_targets["a"]["mae"] == pytest.approx(2 * 4 / 3)
+    assert scores.of_targets["b"]["max_error"] == 10
 
 
 @pytest.mark.parametrize(
@@ -345,7 +343,8 @@ def test_noise_offsets_and_smoothing_change_the_inputs_of_training_alone(tmp_pat
     batch = next(iter(data.train_dataloader()))
     changed = task._augment(batch).tokens.view(-1, 15, 2) - batch.tokens.view(-1, 15, 2)
     assert changed[:, :12, 0].std() == pytest.approx(1 / data.info.scaler.factor[0], rel=0.2)
-    assert not changed[:, 12:].any() and not changed[..., 1].any()
+    assert not changed[:, 12:].any()
+    assert not changed[..., 1].any()
 
 
 @pytest.mark.parametrize(

@@ -304,7 +304,8 @@ def about(source: str, what: str = "2 rows kept") -> Remark:
 
 
 def test_a_file_is_named_with_its_folder_once_and_then_by_its_own_name():
-    rows, others = "/far/away/in my data/rows.csv", "/elsewhere/others.csv"
+    rows = "/far/away/in my data/rows.csv"
+    others = "/elsewhere/others.csv"
     remarks = [
         about(f"{rows}, {others}", "csv"),
         about("columns"),

@@ -17,7 +17,8 @@ def test_what_is_cut_is_what_slicing_every_row_loses(rows, longest):
     for piece in np.array_split(np.array(rows), 3):
         found.add(piece)
     assert found.rows == len(rows)
-    assert found.tokens == sum(rows) and found.longest == max(rows)
+    assert found.tokens == sum(rows)
+    assert found.longest == max(rows)
     assert found.cut_rows(longest) == sum(row > longest for row in rows)
     assert found.cut_tokens(longest) == sum(max(0, row - longest) for row in rows)
 
@@ -39,7 +40,8 @@ def test_the_report_says_what_is_lost_and_what_would_not_be():
         == "cut at 20: 5 rows (5.00%), 100 tokens (8.70%) lost; 40 would cut under 1%"
     )
     assert found.truncation(40) == ""
-    assert found.is_cut_much(20) and not found.is_cut_much(40)
+    assert found.is_cut_much(20)
+    assert not found.is_cut_much(40)
 
 
 def test_the_histogram_holds_every_row():

@@ -109,7 +109,8 @@ WAYS: dict[str, dict[str, Any]] = {
 def test_a_survey_of_kept_files_finds_what_one_of_all_rows_finds(way, tmp_path, looked):
     config = config_of(write_files(tmp_path / "rows"), tmp_path / "cache", **WAYS[way])
     whole = surveyed(config)
-    assert len(looked) == 1 and np.unique(whole["fates"]["train"]).tolist() == [-1, 0, 1, 2]
+    assert len(looked) == 1
+    assert np.unique(whole["fates"]["train"]).tolist() == [-1, 0, 1, 2]
     for part in (seen.BuildPart(1, 1), seen.BuildPart(2, 3)):
         assert surveyed(config, Cache(config.cache), part) == whole
     assert sorted(looked[1:]) == [f"part-{number}.csv" for number in range(FILES)]
@@ -159,7 +160,8 @@ def test_rows_of_folders_are_named_by_their_folders_and_files(tmp_path, looked):
     config = config_of(folders, tmp_path / "cache")
     assert surveyed(config, Cache(config.cache)) == surveyed(config)
     remarks = str(surveyed(config, Cache(config.cache))["remarks"])
-    assert f"{tmp_path}/second/part-1.csv:6" in remarks and len(looked) == 3
+    assert f"{tmp_path}/second/part-1.csv:6" in remarks
+    assert len(looked) == 3
 
 
 @pytest.mark.parametrize(

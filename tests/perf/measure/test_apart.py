@@ -86,7 +86,8 @@ def test_an_exit_is_told_by_its_code_and_where_its_output_is(tmp_path):
         Failed, match=r"ended with exit code 3; .*output.txt has its output"
     ) as failed:
         run(partial(leave, 3), environment={OUTPUT: str(tmp_path / "output.txt")})
-    assert failed.value.code == 3 and not failed.value.is_memory
+    assert failed.value.code == 3
+    assert not failed.value.is_memory
     assert (tmp_path / "output.txt").read_text(encoding="utf-8") == "last words\n"
 
 

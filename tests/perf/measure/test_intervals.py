@@ -24,8 +24,10 @@ RATES = some.lists(
 def test_the_bounds_are_ratios_that_were_measured_and_hold_the_value(rates):
     found = speedup(*zip(*rates, strict=True))
     ratios = [after / before for before, after in rates]
-    assert found.low <= found.value * (1 + 1e-12) and found.value <= found.high * (1 + 1e-12)
-    assert min(ratios) <= found.low * (1 + 1e-12) and found.high <= max(ratios) * (1 + 1e-12)
+    assert found.low <= found.value * (1 + 1e-12)
+    assert found.value <= found.high * (1 + 1e-12)
+    assert min(ratios) <= found.low * (1 + 1e-12)
+    assert found.high <= max(ratios) * (1 + 1e-12)
 
 
 @given(RATES, some.floats(0.1, 10), some.floats(0.1, 10))
@@ -40,7 +42,8 @@ def test_units_do_not_matter_and_a_faster_side_moves_all_three_alike(rates, unit
 @given(RATES)
 def test_swapped_sides_give_the_inverse(rates):
     before, after = zip(*rates, strict=True)
-    there, back = speedup(before, after), speedup(after, before)
+    there = speedup(before, after)
+    back = speedup(after, before)
     assert [back.value, back.low, back.high] == pytest.approx(
         [1 / there.value, 1 / there.high, 1 / there.low]
     )
@@ -50,7 +53,8 @@ def test_swapped_sides_give_the_inverse(rates):
 def test_a_gain_of_a_run_holds_that_of_its_steps_around_the_same_value(rates):
     found = speedup(*zip(*rates, strict=True))
     wide = carried_over(found.value, found.low, found.high)
-    assert wide.value == found.value and wide.low <= found.low <= found.high <= wide.high
+    assert wide.value == found.value
+    assert wide.low <= found.low <= found.high <= wide.high
 
 
 def test_few_rounds_give_the_smallest_and_the_largest_many_leave_the_outermost_out():

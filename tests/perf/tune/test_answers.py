@@ -68,18 +68,18 @@ def test_the_most_rows_that_fit_are_remembered_by_what_decides_them(tmp_path):
             model, longest=longest, device=torch.device("cpu"), precision=precision
         )
 
-    assert key() == key() and len({key(), key(width=5), key(longest=9), key(precision="fp32")}) == 4
+    assert key() == key()
+    assert len({key(), key(width=5), key(longest=9), key(precision="fp32")}) == 4
     known = partial(known_rows, tmp_path)
     assert known(key()) is None
-    run, like_it = (
-        MicroBatches(tmp_path, {"layout": "flat"}),
-        MicroBatches(tmp_path, {"layout": "padded"}),
-    )
+    run = MicroBatches(tmp_path, {"layout": "flat"})
+    like_it = MicroBatches(tmp_path, {"layout": "padded"})
     run.note("training rows", Limit(16), key())
     run.note("training rows", Limit(8), key())
     run.note("evaluation rows", Limit(4), key())
     like_it.note("training rows", Limit(12), key())
-    assert known(key()) == 8 and known(key(width=5)) is None
+    assert known(key()) == 8
+    assert known(key(width=5)) is None
     run.path.write_text('{"limits": {"training rows": {"most": "many", "has_ended": false}}}')
     with pytest.warns(UserWarning, match="is damaged"):
         assert known(key()) == 12

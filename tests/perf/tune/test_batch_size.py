@@ -27,7 +27,9 @@ def test_the_first_guess_grows_with_smaller_models_and_shorter_rows():
 @pytest.mark.parametrize("share", [1, 2, 7, 48, 100, 128, 513])
 def test_rows_at_once_divide_a_step_evenly(share):
     found = divisors(share)
-    assert found[0] == 1 and found[-1] == share and found == sorted(set(found))
+    assert found[0] == 1
+    assert found[-1] == share
+    assert found == sorted(set(found))
     assert all(share % rows == 0 for rows in found)
     assert all(below * 2 <= above for below, above in itertools.pairwise(found))
 

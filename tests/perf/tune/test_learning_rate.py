@@ -55,7 +55,9 @@ def test_a_real_test_raises_the_rate_until_the_loss_rises_and_leaves_the_setting
     found = range_test(parts, setting, until=time.time() + 60)
     assert parts.task.optim is before
     assert len(found["rates"]) == len(found["losses"]) > 30
-    assert found["rates"] == sorted(found["rates"]) and found["rates"][0] == LEAST_RATE
+    assert found["rates"] == sorted(found["rates"])
+    assert found["rates"][0] == LEAST_RATE
     suggestion = suggested(found["rates"], found["losses"])
-    assert suggestion is not None and 1e-4 < suggestion[0] < 1
+    assert suggestion is not None
+    assert 1e-4 < suggestion[0] < 1
     assert torch.isfinite(torch.tensor(found["losses"][:20])).all()

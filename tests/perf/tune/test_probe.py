@@ -36,7 +36,8 @@ def test_the_longest_batch_holds_the_longest_rows_there_are(parts):
     lengths = np.sort(np.asarray(parts.split.lengths(TOKENS)))
     batch = longest_batch(parts, 20)
     assert batch.lengths.tolist() == lengths[-20:].tolist()
-    assert batch.ends_step and batch.num_real == batch.step_rows == 20
+    assert batch.ends_step
+    assert batch.num_real == batch.step_rows == 20
     assert longest_batch(parts, 10_000).num_rows == parts.split.num_rows
 
 
@@ -53,7 +54,8 @@ def test_a_probe_takes_optimizer_steps_on_the_longest_rows_and_on_typical_ones(p
     assert seen[0].num_tokens == longest > max(batch.num_tokens for batch in seen[1:])
     assert found.steps == 4 and len(seen) == 6  # the longest, one to warm up, four
     assert found.rows_per_s == pytest.approx(32 / found.step_s, rel=0.2)
-    assert found.peak_bytes > 10_000_000 and 0 <= found.wait_share < 1
+    assert found.peak_bytes > 10_000_000
+    assert 0 <= found.wait_share < 1
     assert all(torch.equal(weights[name], weight) for name, weight in parts.task.named_parameters())
 
 
@@ -71,7 +73,8 @@ def test_batches_that_are_added_up_count_as_one_step(parts, monkeypatch):
 
 def test_steps_that_are_quick_are_timed_for_a_while(parts):
     found = measure(parts, SETTING, steps=2, until=time.time() + 60)
-    assert found.steps > 2 and found.steps * found.step_s > 0.1
+    assert found.steps > 2
+    assert found.steps * found.step_s > 0.1
 
 
 def test_a_probe_whose_time_is_over_ends_early(parts):
@@ -86,12 +89,14 @@ def test_every_arithmetic_gives_its_loss_on_the_same_weights_and_rows(parts):
 
 def test_feeds_are_measured_without_a_model(parts):
     found = feeds_alone(parts, ["resident", "threaded"])
-    assert found.keys() == {"resident", "threaded"} and min(found.values()) > 0
+    assert found.keys() == {"resident", "threaded"}
+    assert min(found.values()) > 0
 
 
 def test_what_weights_will_bring_is_counted_before_anything_is_computed(parts):
     told = about(parts)
-    assert told["fixed_bytes"] == 12 * told["weights"] and told["is_recurrent"]
+    assert told["fixed_bytes"] == 12 * told["weights"]
+    assert told["is_recurrent"]
     assert told["longest"] == int(np.max(parts.split.lengths(TOKENS)))
 
 
@@ -122,6 +127,7 @@ def test_chunks_that_carry_a_state_are_probed(tmp_path, monkeypatch):
         task, data.store.splits["train"], feed.plan, torch.device("cpu"), workers=1, clip=0.5
     )
     found = measure(built, replace(SETTING, rows=4), steps=3, until=time.time() + 60)
-    assert found.steps == 3 and found.rows_per_s > 0
+    assert found.steps == 3
+    assert found.rows_per_s > 0
     compared = losses(built, ["fp32", "bf16"], rows=6)
     assert 0 < compared["fp32"] == pytest.approx(compared["bf16"], rel=0.1)

@@ -86,7 +86,8 @@ def test_several_questions_share_one_child_and_a_lost_one_is_replaced(tmp_path):
         assert child.ask("feeds", time.time() + 60, kinds=["resident"])["resident"] > 0
         assert child._apart.pid == first
         lost = child.ask("feeds", time.time() + 60, kinds=["no such kind"])
-        assert isinstance(lost, NoAnswer) and lost.why.startswith("ValueError")
+        assert isinstance(lost, NoAnswer)
+        assert lost.why.startswith("ValueError")
         assert child.ask("about", time.time() + 60)["longest"] > 1
     finally:
         child.close()

@@ -33,7 +33,8 @@ class Machine:
         bytes_of: Callable[[ProbedSetting], int] = lambda setting: GB + setting.rows * 10**6,
         **facts: Any,
     ) -> None:
-        self.rate, self.bytes_of = rate, bytes_of
+        self.rate = rate
+        self.bytes_of = bytes_of
         self.facts = {
             "weights": 10**6,
             "fixed_bytes": 0,
@@ -119,7 +120,8 @@ def test_what_nothing_beats_stays_as_it_is(tmp_path):
         "data.accumulate": 1,
         "compile": False,
     }
-    assert found.is_complete and found.step_s == 64 / 2000
+    assert found.is_complete
+    assert found.step_s == 64 / 2000
 
 
 def test_sixteen_bits_that_bring_little_give_way_to_fp32(tmp_path):
@@ -212,7 +214,8 @@ def test_on_a_cpu_what_would_not_fit_is_predicted_and_never_run(tmp_path):
     assert max(each.rows for each in machine.tried) == 16
     assert (found.values["data.batch_size"], found.values["data.accumulate"]) == (16, 4)
     (first, *_) = (row for row in found.tried if row.is_predicted)
-    assert first.memory_gb == pytest.approx(7.4) and first.verdict == "not run: 4.0 GB may be taken"
+    assert first.memory_gb == pytest.approx(7.4)
+    assert first.verdict == "not run: 4.0 GB may be taken"
     assert chosen(found)["micro-batch"] == "16 × 4: 64 do not fit; 64 rows of a device in a step"
 
 
@@ -267,7 +270,8 @@ def test_where_tokens_decide_no_rows_are_tried_and_no_memory_is_predicted(tmp_pa
     kept = {"data.batch_size": "data.tokens_per_batch decides"}
     machine = Machine(bytes_of=lambda setting: 30 * GB)
     found = search(machine, tmp_path, kept=kept, is_capped=True, room_bytes=40 * GB)
-    assert found.values["precision"] == "fp32" and found.step_s
+    assert found.values["precision"] == "fp32"
+    assert found.step_s
     assert {setting.rows for setting in machine.tried} == {64}
 
 
@@ -283,7 +287,8 @@ def test_other_feeds_are_tried_in_the_step_only_where_steps_wait(tmp_path):
 def test_a_run_that_is_too_short_is_left_alone(tmp_path):
     machine = Machine(takes_s=0.01)
     found = search(machine, tmp_path, planned_steps=10)
-    assert found.values == {} and not found.is_complete
+    assert found.values == {}
+    assert not found.is_complete
     assert (
         "the run takes about 1 s, 5% of it is too little to measure anything"
         in chosen(found)["tune"]
@@ -333,7 +338,8 @@ def test_compiling_is_taken_where_it_pays_within_the_run(tmp_path):
     found = search(Machine(faster_compiled), tmp_path)
     assert found.values["compile"] is True
     slow = search(Machine(faster_compiled, compile_s=1e6), tmp_path)
-    assert slow.values["compile"] is False and "saves too little" in chosen(slow)["compile"]
+    assert slow.values["compile"] is False
+    assert "saves too little" in chosen(slow)["compile"]
 
 
 @pytest.mark.parametrize(
@@ -366,4 +372,5 @@ def test_a_compile_that_fails_is_an_answer(tmp_path):
 def test_a_rate_that_finds_no_fall_is_left_as_it_is(tmp_path):
     machine = Machine()
     found = search(machine, tmp_path, open_too="optim.lr")
-    assert "optim.lr" not in found.values and "does not fall" in chosen(found)["optim.lr"]
+    assert "optim.lr" not in found.values
+    assert "does not fall" in chosen(found)["optim.lr"]

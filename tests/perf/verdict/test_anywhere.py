@@ -118,10 +118,12 @@ def test_a_barebones_trainer_and_a_second_verdict_get_one_sentence_each(tmp_path
     bare = {"barebones": True, "max_epochs": 1, "accelerator": "cpu", "default_root_dir": tmp_path}
     L.Trainer(callbacks=[Verdict(log=notes)], **bare).fit(Small(), DataLoader(Rows(), 1))
     assert notes.lines == ["verdict: none, the Trainer is barebones, and runs without clocks"]
-    first, second = Verdict(seconds=0, log=Notes()), Verdict(seconds=0, log=Notes())
+    first = Verdict(seconds=0, log=Notes())
+    second = Verdict(seconds=0, log=Notes())
     trainer_of(tmp_path, first, second).fit(Small(), DataLoader(Rows(), 1))
     assert second._log.lines == ["verdict: none, another one judges this training"]
-    assert first.verdict is not None and second.verdict is None
+    assert first.verdict is not None
+    assert second.verdict is None
 
 
 def test_a_trainer_that_somebody_else_built_gets_all_four_once(tmp_path):
@@ -131,12 +133,12 @@ def test_a_trainer_that_somebody_else_built_gets_all_four_once(tmp_path):
     verdict = flatout.attach(trainer)
     assert flatout.attach(trainer) is verdict
     kinds = [type(each) for each in trainer.callbacks]
-    assert kinds[:4] == [StepTimer, Throughput, HardwareMonitor, Verdict] and len(
-        set(kinds)
-    ) == len(kinds)
+    assert kinds[:4] == [StepTimer, Throughput, HardwareMonitor, Verdict]
+    assert len(set(kinds)) == len(kinds)
     verdict.seconds = 0
     trainer.fit(Small(forward=0.002), DataLoader(Rows(), 1))
-    assert verdict.verdict is not None and verdict.timer is trainer.callbacks[0]
+    assert verdict.verdict is not None
+    assert verdict.timer is trainer.callbacks[0]
     assert verdict.evidence.ms["forward"] > 1.5
 
 
@@ -146,7 +148,8 @@ def test_a_timer_that_has_counted_trainings_before_says_nothing_of_them_to_the_v
     files = ModelCheckpoint(tmp_path / "kept", save_last=True)
     slow = trainer_of(tmp_path, timer, verdict, files, enable_checkpointing=True)
     slow.fit(Small(forward=0.006), DataLoader(Rows(), 1), DataLoader(Rows(), 40))
-    assert verdict.evidence.ms["forward"] > 5 and verdict.evidence.counts["validation"] == 2
+    assert verdict.evidence.ms["forward"] > 5
+    assert verdict.evidence.counts["validation"] == 2
     again = trainer_of(tmp_path, timer, verdict, files, max_epochs=3, enable_checkpointing=True)
     again.fit(
         Small(forward=0.001),
@@ -154,19 +157,19 @@ def test_a_timer_that_has_counted_trainings_before_says_nothing_of_them_to_the_v
         DataLoader(Rows(), 40),
         ckpt_path=files.last_model_path,
     )
-    assert verdict.evidence.batches == 40 and verdict.evidence.counts["validation"] == 1
-    assert 1 < verdict.evidence.ms["forward"] < 5 and timer.times.total.batches == 120
+    assert verdict.evidence.batches == 40
+    assert verdict.evidence.counts["validation"] == 1
+    assert 1 < verdict.evidence.ms["forward"] < 5
+    assert timer.times.total.batches == 120
     trainer_of(tmp_path, timer, verdict).fit(Small(forward=0.001), DataLoader(Rows(), 1))
     assert 1 < verdict.evidence.ms["forward"] < 5
 
 
 def test_it_can_be_sent_to_another_process():
     sent = pickle.loads(pickle.dumps(Verdict(seconds=3)))
-    assert (
-        sent.seconds == 3
-        and sent.verdict is None
-        and pickle.loads(pickle.dumps(FetchTimes())).ms is None
-    )
+    assert sent.seconds == 3
+    assert sent.verdict is None
+    assert pickle.loads(pickle.dumps(FetchTimes())).ms is None
 
 
 @pytest.mark.parametrize(
@@ -219,6 +222,7 @@ def test_steps_are_counted_where_accumulation_does_not_divide_the_epoch(
     trainer.fit(Small(), DataLoader(Rows(), 4))
     assert trainer.global_step == steps
     if steps < 30:
-        assert verdict.evidence is None and verdict.why_none.endswith("this training had 20")
+        assert verdict.evidence is None
+        assert verdict.why_none.endswith("this training had 20")
     else:
         assert verdict.evidence.steps == steps - FIRST_STEPS

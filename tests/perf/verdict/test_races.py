@@ -41,8 +41,10 @@ def test_a_slow_loader_is_named_after_some_steps_and_other_workers_race_at_the_e
     notes = Notes()
     verdict = Verdict(seconds=4, log=notes)
     trainer_of(tmp_path, verdict, max_epochs=6).fit(Small(), DataLoader(Rows(slow_s=0.002), 4))
-    assert "after 35 steps" in notes.lines[0] and "limited by waiting for data" in notes.lines[1]
-    assert verdict.verdict is not None and verdict.verdict["cause"] == "data"
+    assert "after 35 steps" in notes.lines[0]
+    assert "limited by waiting for data" in notes.lines[1]
+    assert verdict.verdict is not None
+    assert verdict.verdict["cause"] == "data"
     assert any(
         each.override.startswith("DataLoader(num_workers=") for each in verdict.evidence.tried
     )
@@ -78,7 +80,8 @@ def test_the_fast_loop_trains_beside_it(tmp_path, long_enough):
         trainer_of(tmp_path, FastLoop(), *callbacks).fit(module, DataLoader(Drawing(), 2))
         weights.append(list(module.state_dict().values()))
     torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=0)
-    assert callbacks[0].evidence.tried and callbacks[0].evidence.ms["backward"] > 0
+    assert callbacks[0].evidence.tried
+    assert callbacks[0].evidence.ms["backward"] > 0
 
 
 class Bursts(Rows):
@@ -175,7 +178,8 @@ def test_what_does_not_compile_here_or_in_time_is_left_out_with_a_line(
     left_s = signal.getitimer(signal.ITIMER_REAL)[0]
     trainer_of(tmp_path, verdict).fit(Small(), DataLoader(Rows(), 1))
     (line,) = (each for each in notes.lines if "torch.compile" in each)
-    assert line.startswith("verdict: torch.compile was left out") and why in line
+    assert line.startswith("verdict: torch.compile was left out")
+    assert why in line
     assert signal.getsignal(signal.SIGALRM) is before
     # an alarm of yours comes in its time
     assert left_s - 20 < signal.getitimer(signal.ITIMER_REAL)[0] <= left_s

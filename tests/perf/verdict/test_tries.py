@@ -132,10 +132,12 @@ def test_what_is_tried_leaves_nothing_behind(tmp_path, long_enough, one_core, tr
 def test_small_batches_are_tried_larger_and_the_verdict_says_so(small):
     result, printed = small
     tried = {each["override"]: each for each in result.summary["evidence"]["tried"]}
-    assert "data.batch_size=32" in tried and not any("dropout" in override for override in tried)
+    assert "data.batch_size=32" in tried
+    assert not any("dropout" in override for override in tried)
     assert tried["data.batch_size=32"]["rows_per_batch"] == pytest.approx(32, rel=0.2)
     assert all(each["rows_per_s"] > 0 and each["as_was"] > 0 for each in tried.values())
-    assert result.verdict["sentence"] and "verdict" in printed
+    assert result.verdict["sentence"]
+    assert "verdict" in printed
 
 
 @pytest.mark.parametrize(
@@ -168,8 +170,10 @@ def test_a_run_that_compiles_again_and_again_is_tried_uncompiled(tmp_path, long_
         trained = texts(tmp_path, callbacks={"plant": Recompiles()})
     evidence = evidence_in(trained.folder)
     found = read_summary(trained.folder)["verdict"]
-    assert found["cause"] == "compile" and found["override"] == "compile=false"
-    assert evidence.eager_ms is not None and 3 * evidence.eager_ms < evidence.model_ms
+    assert found["cause"] == "compile"
+    assert found["override"] == "compile=false"
+    assert evidence.eager_ms is not None
+    assert 3 * evidence.eager_ms < evidence.model_ms
     without = evidence.total_ms / (evidence.total_ms - evidence.model_ms + evidence.eager_ms)
     assert found["gain_low"] < without < found["gain_high"]
 
@@ -227,14 +231,16 @@ def test_feeds_that_the_time_is_too_short_for_are_named_as_untested(
     named = next(
         each for each in (result.verdict, *result.verdict["others"]) if each["cause"] == "data"
     )
-    assert named["fix"].startswith("try data.feed=workers") and "(untested)" in named["sentence"]
+    assert named["fix"].startswith("try data.feed=workers")
+    assert "(untested)" in named["sentence"]
 
 
 @pytest.mark.soak(seconds=6)
 def test_a_plain_bottleneck_is_told_while_the_run_goes_on(slow):
     _, printed = slow
     told = [line for line in printed.splitlines() if line.startswith("after ")]
-    assert len(told) == 1 and "~callbacks.mine would make this run" in told[0]
+    assert len(told) == 1
+    assert "~callbacks.mine would make this run" in told[0]
 
 
 def test_a_short_run_has_no_verdict_and_says_so(tmp_path, capsys):
@@ -254,7 +260,9 @@ def test_doctor_tells_of_a_finished_run_where_its_time_went_and_what_was_tried(s
     result, _ = small
     assert verb("doctor", result.folder) == 0
     told = capsys.readouterr().out
-    assert "where the time went" in told and "forward" in told and "data.batch_size=32" in told
+    assert "where the time went" in told
+    assert "forward" in told
+    assert "data.batch_size=32" in told
     assert result.verdict["sentence"] in " ".join(told.split())
     assert verb("doctor", result.folder, "--json") == 0
     assert json.loads(capsys.readouterr().out)["verdict"]["cause"] == result.verdict["cause"]
@@ -267,10 +275,8 @@ def test_doctor_tells_of_a_run_that_was_cut_short_what_its_curves_say(slow, tmp_
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     assert verb("doctor", folder) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert (
-        "limited by callbacks of your own" in told
-        and "from the curves of a run that is failed" in told
-    )
+    assert "limited by callbacks of your own" in told
+    assert "from the curves of a run that is failed" in told
     evidence = evidence_in(folder)
     assert evidence.rows_per_batch == pytest.approx(8, rel=0.1)
     assert (evidence.device, evidence.world, evidence.machine_cores) == (

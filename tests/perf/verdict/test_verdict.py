@@ -127,7 +127,8 @@ def test_what_was_measured_names_its_cause(cause):
     assert told["cause"] == cause, told["sentence"]
     assert fix is None or fix in told["fix"]
     assert gain is None or told["predicted_gain"] == pytest.approx(gain, rel=0.02)
-    assert told["sentence"].startswith("limited by ") and 0 < told["share"] <= 1
+    assert told["sentence"].startswith("limited by ")
+    assert 0 < told["share"] <= 1
     assert json.loads(json.dumps(told)) == told
 
 
@@ -135,7 +136,8 @@ def test_steps_that_were_not_compiled_count_beside_the_compilers_clock():
     clocked, _, gain = PLAIN["compile"]
     told = verdict(replace(clocked, eager_ms=clocked.model_ms / 10))
     without = clocked.total_ms / (clocked.total_ms - 0.9 * clocked.model_ms)
-    assert told["predicted_gain"] == pytest.approx(without, abs=0.001) and without > 2 * gain
+    assert told["predicted_gain"] == pytest.approx(without, abs=0.001)
+    assert without > 2 * gain
     assert told["gain_low"] < gain < without < told["gain_high"]
     assert "uncompiled" in told["sentence"]
 
@@ -188,9 +190,11 @@ def test_what_was_tried_and_is_faster_is_the_mend(cause):
 def test_a_larger_batch_saves_what_each_batch_costs():
     small = replace(spending(other=4.0), rows_per_batch=4.0, batch_size=4)
     told = verdict(trying("batch", "data.batch_size=64", 8.0, small, rows_per_batch=64.0))
-    computed, other = 26.0 / 4 / 8, 4.0 / 64
+    computed = 26.0 / 4 / 8
+    other = 4.0 / 64
     seldom = 0.6 / 4  # validation and waiting
-    assert told["cause"] == "batch" and "optim.scale_lr" in told["sentence"]
+    assert told["cause"] == "batch"
+    assert "optim.scale_lr" in told["sentence"]
     assert told["predicted_gain"] == pytest.approx(
         small.total_ms / 4 / (computed + other + seldom), rel=0.01
     )
@@ -202,7 +206,8 @@ def test_batches_of_one_step_are_put_together_rather_than_steps_changed():
         "accumulation", "data.batch_size=32 data.accumulate=1", 3.0, small, rows_per_batch=32.0
     )
     told = verdict(evidence)
-    assert told["cause"] == "accumulation" and "the step stays the same" in told["sentence"]
+    assert told["cause"] == "accumulation"
+    assert "the step stays the same" in told["sentence"]
 
 
 def test_a_mend_that_changes_what_is_learned_comes_after_one_that_does_not():
@@ -231,11 +236,9 @@ def test_of_mends_that_are_about_as_good_the_first_is_taken():
 def test_a_run_near_the_roof_and_one_that_is_not_are_told_apart():
     assert "near the roof" in verdict(replace(QUIET, mfu=0.62))["sentence"]
     told = verdict(QUIET)
-    assert (
-        told["cause"] == "nothing"
-        and "near the roof" not in told["sentence"]
-        and told["fix"] is None
-    )
+    assert told["cause"] == "nothing"
+    assert "near the roof" not in told["sentence"]
+    assert told["fix"] is None
 
 
 def test_a_mend_that_is_worth_little_is_not_named():
@@ -246,15 +249,18 @@ def test_a_mend_that_is_worth_little_is_not_named():
 
 def test_the_power_limit_is_not_mended_by_cooling():
     told = verdict(replace(CARD, gpu=CARD.gpu | {"throttled": {"power limit": 0.9}}))
-    assert "nvidia-smi -pl" in told["fix"] and "280 W" in told["sentence"]
+    assert "nvidia-smi -pl" in told["fix"]
+    assert "280 W" in told["sentence"]
 
 
 def test_a_card_at_its_power_limit_whose_clocks_hardly_sink_is_not_held_down():
     held = CARD.gpu | {"throttled": {"power limit": 0.9}, "most_sm_clock_mhz": 1980.0}
     assert verdict(replace(CARD, gpu=held | {"sm_clock_mhz": 1900.0}))["cause"] == "nothing"
     told = verdict(replace(CARD, gpu=held | {"sm_clock_mhz": 1320.0}))
-    assert told["cause"] == "throttling" and told["share"] == pytest.approx(1 / 3, abs=1e-3)
-    assert "in 90% of the samples" in told["sentence"] and "1320 MHz of 1980" in told["sentence"]
+    assert told["cause"] == "throttling"
+    assert told["share"] == pytest.approx(1 / 3, abs=1e-3)
+    assert "in 90% of the samples" in told["sentence"]
+    assert "1320 MHz of 1980" in told["sentence"]
 
 
 def test_a_card_whose_host_works_ahead_is_not_waiting_for_reads_of_a_few_numbers():
@@ -273,7 +279,9 @@ def test_whatever_was_measured_there_is_one_verdict_and_gains_are_ordered(ms, tr
     for cause, ratio in tried:
         evidence = trying(cause, "a.b=1", ratio, evidence)
     told = verdict(evidence)
-    assert told["cause"] and told["sentence"] and len(told["others"]) <= 3
+    assert told["cause"]
+    assert told["sentence"]
+    assert len(told["others"]) <= 3
     for finding in findings(evidence):
         gain = finding.gain
         assert gain is None or (gain.low <= gain.value <= gain.high and math.isfinite(gain.high))
@@ -298,7 +306,8 @@ def test_evidence_comes_back_from_a_summary():
 def test_a_gain_stands_with_both_bounds_in_the_sentence_and_in_the_summary():
     said = verdict(trying("precision", "precision=bf16", 2.0, low=1.8, high=2.3))
     assert said["gain_low"] < 1.8 < said["predicted_gain"] < 2.0 < said["gain_high"]
-    low, high = said["gain_low"], said["gain_high"]
+    low = said["gain_low"]
+    high = said["gain_high"]
     assert (
         f"precision=bf16 would make this run ≈ {said['predicted_gain']:.1f}× ({low:.1f}–{high:.1f})"
         in said["sentence"]
@@ -330,7 +339,8 @@ def test_a_fix_that_only_slows_is_not_even_suggested():
 
 def test_a_feed_that_there_was_no_time_to_try_is_named_as_untested():
     said = verdict(replace(spending(wait=10.0), untested="data.feed=workers data.workers=4"))
-    assert said["fix"] == "try data.feed=workers data.workers=4" and said["predicted_gain"] is None
+    assert said["fix"] == "try data.feed=workers data.workers=4"
+    assert said["predicted_gain"] is None
     assert "data.workers=4 (untested)" in said["sentence"]
     assert said["override"] == "data.feed=workers data.workers=4"
 
@@ -345,7 +355,8 @@ def test_steps_that_nothing_interrupts_may_be_quicker_so_the_upper_bound_counts_
     total = slow.total_ms
     left = slow.total_ms - 27.0
     assert calm.low < total / left < calm.value < total / (left - 0.25 * 26.5) < calm.high
-    assert quicker.high > calm.high * 1.2 and quicker.low == pytest.approx(calm.low, rel=0.05)
+    assert quicker.high > calm.high * 1.2
+    assert quicker.low == pytest.approx(calm.low, rel=0.05)
 
 
 def test_a_try_that_is_slower_than_the_run_itself_lets_no_upper_bound_fall():
@@ -381,14 +392,16 @@ def test_cores_that_others_take_come_before_what_little_the_run_could_change():
     busy = replace(spending(callbacks=4.0), callbacks={"mine": 4.0})
     busy.host = {"machine_cpu_share": 1.0, "process_cpu_cores": 1.0}
     said = verdict(busy)
-    assert said["cause"] == "cpu" and [each["cause"] for each in said["others"]] == ["callbacks"]
+    assert said["cause"] == "cpu"
+    assert [each["cause"] for each in said["others"]] == ["callbacks"]
 
 
 def test_others_take_no_more_from_a_run_than_it_asked_for():
     busy = {"machine_cpu_share": 1.0, "process_cpu_cores": 0.7}
     for cores in (2, 64):
         said = verdict(replace(QUIET, threads=1, machine_cores=cores, host=busy))
-        assert said["cause"] == "cpu" and said["share"] == pytest.approx(0.3)
+        assert said["cause"] == "cpu"
+        assert said["share"] == pytest.approx(0.3)
     assert (
         verdict(replace(QUIET, threads=1, host=busy | {"process_cpu_cores": 0.85}))["cause"]
         == "nothing"
@@ -424,7 +437,8 @@ def test_sixteen_bits_that_were_not_tried_are_a_cause_on_a_card_alone():
 def test_freezing_is_named_after_all_else_as_a_change_of_what_is_learned():
     tuned = replace(QUIET, tuned_layers=6, epochs=3)
     found = verdict(tuned)
-    assert found["cause"] == "nothing" and found["override"] is None
+    assert found["cause"] == "nothing"
+    assert found["override"] is None
     (other,) = found["others"]
     assert other["override"] == "model.freeze_layers=4 model.reuse=true"
     # 4 of 6 layers: two thirds of both passes, and in one epoch of three the forward pass stays.
