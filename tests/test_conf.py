@@ -285,7 +285,11 @@ def test_no_callbacks_leaves_out_the_progress_line_and_the_verdict():
 
 @pytest.mark.parametrize(
     ("option", "kind"),
-    [("text", HeadlinesConfig), ("headlines", HeadlinesConfig), ("tweets", TweetsConfig)],
+    [
+        ("text", HeadlinesConfig),
+        ("headlines", HeadlinesConfig),
+        ("tweets", TweetsConfig),
+    ],
 )
 def test_a_sample_is_an_option_of_data(option, kind):
     sample = compose_run([f"data={option}", "data.sample.rows=77"]).data.sample
@@ -366,7 +370,13 @@ def test_the_start_page_lists_every_option_of_a_group(group):
 
 
 def test_a_run_resumes_on_the_same_data_whatever_the_settings_of_an_unused_sample():
-    then = {"data": "key", "model": "m", "torch": "t", "precision": "p", "plan": {}}
+    then = {
+        "data": "key",
+        "model": "m",
+        "torch": "t",
+        "precision": "p",
+        "plan": {},
+    }
     then |= {"settings": {"data.sample.rows": 6, "optim.name": "adamw"}}
     now = {**then, "settings": {"data.sample.rows": 4, "optim.name": "adamw"}}
     assert require_same_run(then, now, anyway=False) == []

@@ -153,6 +153,11 @@ def test_five_modules_beside_the_table_of_kinds_ask_which_settings_or_task_they_
 
 
 def test_a_cycle_is_found_and_a_diamond_is_none():
-    graph = {"a": frozenset("bc"), "b": frozenset("d"), "c": frozenset("d"), "d": frozenset()}
+    graph = {
+        "a": frozenset("bc"),
+        "b": frozenset("d"),
+        "c": frozenset("d"),
+        "d": frozenset(),
+    }
     assert find_cycle(graph) == []
     assert find_cycle({**graph, "d": frozenset("a")}) == ["a", "b", "d", "a"]

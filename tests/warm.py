@@ -43,7 +43,11 @@ class Command:
         os.close(number)
         self._output = Path(name)
         self._said = ""
-        environment = {**os.environ, **(environment or {}), "FLATOUT_OUTPUT": str(self._output)}
+        environment = {
+            **os.environ,
+            **(environment or {}),
+            "FLATOUT_OUTPUT": str(self._output),
+        }
         here = (str(Path.cwd()), environment, _of_server())
         context = multiprocessing.get_context("forkserver")
         self._process = context.Process(target=_child, args=(here, function, arguments))

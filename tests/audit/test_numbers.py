@@ -336,7 +336,15 @@ def test_recordings_with_labels_are_audited_by_the_share_that_is_right(
     ("sizes", "num_folds"),
     [
         ([15, 1], 2),
-        *at_once(of=[([2, 14], 2), ([9, 4, 3], 3), ([2] * 40, 5), ([1, 30, 1, 1], 4)], seconds=2),
+        *at_once(
+            of=[
+                ([2, 14], 2),
+                ([9, 4, 3], 3),
+                ([2] * 40, 5),
+                ([1, 30, 1, 1], 4),
+            ],
+            seconds=2,
+        ),
     ],
 )
 def test_every_part_of_the_curve_has_rows_for_each_fold_however_groups_are_cut(sizes, num_folds):

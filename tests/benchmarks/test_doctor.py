@@ -126,7 +126,12 @@ def diagnosed(
 
 @pytest.mark.parametrize(
     ("gain", "measured", "is_within"),
-    [(2.0, 2.3, True), (2.0, 2.5, False), (2.0, 1.6, False), (None, 2.0, False)],
+    [
+        (2.0, 2.3, True),
+        (2.0, 2.5, False),
+        (2.0, 1.6, False),
+        (None, 2.0, False),
+    ],
 )
 def test_a_fix_is_judged_by_what_came_against_the_predicted_bounds(gain, measured, is_within):
     assert diagnosed("data", gain, measured).is_within is is_within

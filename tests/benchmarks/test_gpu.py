@@ -319,7 +319,16 @@ def test_commands_choose_repeat_compile_and_look(place):
 def test_an_encoder_is_timed_against_the_trainer(place):
     pytest.importorskip("accelerate", reason="the Trainer's side needs the extra bench")
     without_compiled = replace(place, options=Options(tiny=True, quick=True))
-    found = list(speed.encoder_claims(without_compiled, {"hidden": 32, "layers": 1, "heads": 2}))
+    found = list(
+        speed.encoder_claims(
+            without_compiled,
+            {
+                "hidden": 32,
+                "layers": 1,
+                "heads": 2,
+            },
+        )
+    )
     assert [
         claim.claim[: len(row)] for claim, row in zip(found, speed.ENCODER_ROWS, strict=True)
     ] == list(speed.ENCODER_ROWS)

@@ -51,7 +51,12 @@ class LineOfBits(L.LightningModule):
 def bit_data(**settings) -> BitData:
     encoding = EncodingConfig(size=64, hashes=2)
     return BitData(
-        **{"sample": PeopleConfig(rows=200), "encoding": encoding, "batch_size": 16, **settings}
+        **{
+            "sample": PeopleConfig(rows=200),
+            "encoding": encoding,
+            "batch_size": 16,
+            **settings,
+        }
     )
 
 
@@ -66,7 +71,11 @@ def test_fit_validate_test_and_predict_read_each_row_of_their_split_once():
     module = module_for(data)
     trainer.fit(module, datamodule=data)
     trainer.test(module, datamodule=data, verbose=False)
-    for split, name in (("train", "train"), ("validation", "val"), ("test", "test")):
+    for split, name in (
+        ("train", "train"),
+        ("validation", "val"),
+        ("test", "test"),
+    ):
         assert sorted(module.rows[name]) == list(range(data.store.splits[split].num_rows))
     trainer.validate(module, datamodule=data, verbose=False)
     assert len(module.rows["val"]) == 2 * data.store.splits["validation"].num_rows

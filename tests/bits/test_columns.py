@@ -163,7 +163,13 @@ def test_what_does_not_fit_is_named_by_row(mistake):
 
 @pytest.mark.parametrize(
     ("characters", "text"),
-    [(100, "01" * 50), (130, "10" * 65), (33, "0fA" * 11), (25, "c" * 25), (19, "aZ/" * 6 + "a")],
+    [
+        (100, "01" * 50),
+        (130, "10" * 65),
+        (33, "0fA" * 11),
+        (25, "c" * 25),
+        (19, "aZ/" * 6 + "a"),
+    ],
 )
 def test_any_number_of_characters_is_read_block_after_block_and_by_a_model_of_as_many_bits(
     characters, text

@@ -91,7 +91,12 @@ def test_other_columns_do_not_look_like_encodings(kind):
 
 
 @pytest.mark.parametrize(
-    "column", [pa.array(range(300)), pa.array([1.5] * 300), pa.array([[0.5] * 64] * 300)]
+    "column",
+    [
+        pa.array(range(300)),
+        pa.array([1.5] * 300),
+        pa.array([[0.5] * 64] * 300),
+    ],
 )
 def test_numbers_and_lists_of_measurements_do_not_look_like_encodings(column):
     assert recognise("x", column) is None

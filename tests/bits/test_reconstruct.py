@@ -135,7 +135,12 @@ def test_grams_are_counted_sorted_and_gathered_by_frequency():
 
 @pytest.mark.parametrize(
     ("dice", "words"),
-    [(0.25, "Hardly anything"), (0.4, "Some of"), (0.8, "Much of"), (0.99, "Nearly all")],
+    [
+        (0.25, "Hardly anything"),
+        (0.4, "Some of"),
+        (0.8, "Much of"),
+        (0.99, "Nearly all"),
+    ],
 )
 def test_the_conclusion_is_in_plain_words(dice, words):
     said = conclusion(dice, 0.23, Rates(0.5, 0.6, 0.7, 0.5, 0.0, 1000))

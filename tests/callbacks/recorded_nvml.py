@@ -231,5 +231,9 @@ def shared_card(mine: int | None = ME) -> RecordedNvml:
     """
     machine = hot_4090()
     own = 77_001 if mine is None else mine
-    machine.cards[0].processes = [(own, 5 * 10**9), (31_337, 3 * 10**9), (31_338, None)]
+    machine.cards[0].processes = [
+        (own, 5 * 10**9),
+        (31_337, 3 * 10**9),
+        (31_338, None),
+    ]
     return machine

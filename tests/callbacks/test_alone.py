@@ -289,7 +289,11 @@ def test_an_error_in_training_ends_the_monitor_and_gives_hooks_back(tmp_path):
 
 @pytest.mark.parametrize(
     ("metric", "shown"),
-    [("recall", ["recall"]), ("loss", ["f1", "auroc", "mae"]), (None, ["f1", "auroc", "mae"])],
+    [
+        ("recall", ["recall"]),
+        ("loss", ["f1", "auroc", "mae"]),
+        (None, ["f1", "auroc", "mae"]),
+    ],
 )
 def test_a_line_shows_the_metric_that_decides_wherever_it_stands_and_no_loss_twice(metric, shown):
     said: list[str] = []

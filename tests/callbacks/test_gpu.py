@@ -38,7 +38,12 @@ def test_every_curve_of_a_card_that_tells_all():
             "gpu/other_processes": 0,
         }
     )
-    link = {"generation": 4, "width": 8, "most_generation": 4, "most_width": 8}
+    link = {
+        "generation": 4,
+        "width": 8,
+        "most_generation": 4,
+        "most_width": 8,
+    }
     assert card.facts() == {"throttled": None, "others": None, "pcie": link}
 
 
@@ -71,7 +76,15 @@ def test_the_card_that_was_made_visible_is_the_one_that_is_watched(visible, numb
 
 @pytest.mark.parametrize(
     ("visible", "number"),
-    [("", 0), ("-1", 0), ("0,-1,1", 1), ("2,2", 1), ("9", 0), ("GPU-ffff", 0), ("GPU-", 0)],
+    [
+        ("", 0),
+        ("-1", 0),
+        ("0,-1,1", 1),
+        ("2,2", 1),
+        ("9", 0),
+        ("GPU-ffff", 0),
+        ("GPU-", 0),
+    ],
 )
 def test_a_card_that_is_hidden_unknown_or_fits_several_is_none(visible, number):
     assert find_card(a16_board(), number, visible) is None
@@ -137,7 +150,11 @@ def test_what_a_card_does_not_tell_is_left_out():
         "gpu/memory_clock_mhz": 5000,
         "gpu/throttled_share": 1.0,
     }
-    assert card.facts() == {"throttled": {"power limit": 1.0}, "others": None, "pcie": None}
+    assert card.facts() == {
+        "throttled": {"power limit": 1.0},
+        "others": None,
+        "pcie": None,
+    }
 
 
 @pytest.mark.parametrize(

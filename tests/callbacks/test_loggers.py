@@ -82,7 +82,12 @@ def trained(output: Path, **settings: Any):
     data = TextDataConfig(sample=HeadlinesConfig(rows=80, eval_rows=20), batch_size=16)
     monitor = MonitorConfig(flush_every=4, progress=False, verdict=False)
     model = BiLSTMConfig(embedding=4, hidden=4)
-    settings = {"epochs": 2, "precision": "fp32", "threads": 1, "monitor": monitor} | settings
+    settings = {
+        "epochs": 2,
+        "precision": "fp32",
+        "threads": 1,
+        "monitor": monitor,
+    } | settings
     return fit(data, model, output=str(output), **settings)
 
 

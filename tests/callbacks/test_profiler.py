@@ -158,7 +158,13 @@ def test_on_a_gpu_the_time_is_that_of_the_kernels():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("wait", -1), ("warmup", 0), ("active", 0), ("active", 5000)]
+    ("name", "value"),
+    [
+        ("wait", -1),
+        ("warmup", 0),
+        ("active", 0),
+        ("active", 5000),
+    ],
 )
 def test_settings_out_of_range_name_themselves(name, value):
     with pytest.raises(UserError, match=f"monitor.profile.{name}: {value}"):

@@ -28,7 +28,12 @@ SETTINGS = {
     "window": ({"lookback": 12, "stride": 5}, RNNConfig(hidden=8, residual="ridge")),
     "mlp": ({"lookback": 12, "stride": 5}, WindowMLPConfig(widths=[8])),
     "forecast": (
-        {"problem": "forecast", "target": ["voltage", "soc"], "lookback": 12, "horizon": 3},
+        {
+            "problem": "forecast",
+            "target": ["voltage", "soc"],
+            "lookback": 12,
+            "horizon": 3,
+        },
         WindowMLPConfig(widths=[8], shared=True),
     ),
 }

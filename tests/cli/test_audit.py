@@ -91,7 +91,11 @@ def test_files_that_are_the_splits_are_one_slice_of_rows_not_two(
     head, *lines = rows.read_text("utf-8").splitlines()
     wrong = lines[:NUM_PLANTED]
     right = lines[NUM_PLANTED:]
-    for name, own in (("train", right[:500]), ("validation", right[500:600]), ("test", wrong)):
+    for name, own in (
+        ("train", right[:500]),
+        ("validation", right[500:600]),
+        ("test", wrong),
+    ):
         Path(f"{name}.csv").write_text("\n".join([head, *own]), "utf-8")
     assert (
         verb("audit", *(f"data.{name}={name}.csv" for name in ("train", "validation", "test"))) == 0
@@ -194,7 +198,11 @@ def test_words_that_a_network_did_not_read_are_judged_by_words_alone_and_it_says
 
 def test_rows_of_several_files_are_named_by_their_own_file(rows, tmp_path):
     head, *lines = rows.read_text("utf-8").splitlines()
-    for name, own in (("a", lines[:300]), ("b", lines[300:400]), ("test", lines[400:600])):
+    for name, own in (
+        ("a", lines[:300]),
+        ("b", lines[300:400]),
+        ("test", lines[400:600]),
+    ):
         (tmp_path / f"{name}.csv").write_text("\n".join([head, *own]), "utf-8")
     data = TextDataConfig(
         train=[str(tmp_path / f"{name}.csv") for name in "ab"], test=str(tmp_path / "test.csv")
@@ -238,7 +246,12 @@ def test_pairs_are_shown_with_a_bar_between_them_and_an_exclusion_reads_it(
     lines *= 2
     with Path("pairs.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("first", "second", "label"), *lines])
-    config = {"source": "pairs.csv", "text": ["first", "second"], "label": "label", "pair": True}
+    config = {
+        "source": "pairs.csv",
+        "text": ["first", "second"],
+        "label": "label",
+        "pair": True,
+    }
     rows = read_audit_rows(TextDataConfig(**config), 2, 1_000)
     assert shorten(rows.shown[1]) == "one | two"
     Path("out.csv").write_text(f"row,text\n2,{shorten(rows.shown[1])}\n", encoding="utf-8")

@@ -110,7 +110,14 @@ def test_a_part_that_cannot_be_is_one_message(words, message, tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", [["--part", "3/2"], ["--part", "first"], ["--parts", "0"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--part", "3/2"],
+        ["--part", "first"],
+        ["--parts", "0"],
+    ],
+)
 def test_nothing_is_said_before_a_part_that_cannot_be_is_refused(
     words, tmp_path, monkeypatch, capfd
 ):

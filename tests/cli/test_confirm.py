@@ -140,7 +140,11 @@ def test_words_that_give_other_settings_are_refused(tmp_path):
 
 def test_a_run_without_an_override_has_nothing_to_confirm(copy, capsys):
     summary = read_summary(copy)
-    summary["evidence"] |= {"callbacks": {}, "ms": {"forward": 5.0, "backward": 5.0}, "counts": {}}
+    summary["evidence"] |= {
+        "callbacks": {},
+        "ms": {"forward": 5.0, "backward": 5.0},
+        "counts": {},
+    }
     (copy / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     assert verb("doctor", copy, "--confirm") == 2
     assert "nothing to confirm" in capsys.readouterr().err
@@ -236,7 +240,11 @@ def kept_one(override: str, value: float) -> OverrideConfirmation:
 
 
 def test_a_later_confirmation_of_an_override_replaces_the_earlier_one(tmp_path):
-    for override, value in (("a=1", 1.5), ("b=1", 0.5), ("a=1", 2.0)):
+    for override, value in (
+        ("a=1", 1.5),
+        ("b=1", 0.5),
+        ("a=1", 2.0),
+    ):
         keep_confirmation(tmp_path, kept_one(override, value))
     found = read_confirmations(tmp_path)
     assert [(each.override, each.measured.value) for each in found] == [("a=1", 2.0), ("b=1", 0.5)]

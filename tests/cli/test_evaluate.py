@@ -63,7 +63,11 @@ def test_evaluating_on_several_devices_or_from_standard_input_gives_the_same(
     monkeypatch.setattr(run_predictor, "_ROWS_PER_BLOCK", 7)
     file = labelled_rows(tmp_path)
     said = []
-    for source, devices in ((file, "cpu"), (file, "cpu,cpu,cpu"), ("-", "cpu")):
+    for source, devices in (
+        (file, "cpu"),
+        (file, "cpu,cpu,cpu"),
+        ("-", "cpu"),
+    ):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
         assert verb("evaluate", finished.folder, source, "--device", devices, "--json") == 0
         said.append(json.loads(capsys.readouterr().out))

@@ -23,7 +23,11 @@ def test_the_installed_hydra_can_be_guarded():
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"), [("load_config", ["self", "path"]), ("load_all", ["self"])]
+    ("name", "parameters"),
+    [
+        ("load_config", ["self", "path"]),
+        ("load_all", ["self"]),
+    ],
 )
 def test_a_hydra_with_another_loader_is_refused_in_one_sentence(name, parameters):
     with pytest.raises(

@@ -297,7 +297,15 @@ def test_degrees_of_another_scale_are_warned_of_by_recording(tmp_path, capsys, u
     [
         {},
         *at_once(
-            of=[{"lookback": 5}, {"problem": "forecast", "lookback": 5, "horizon": 3}], seconds=1
+            of=[
+                {"lookback": 5},
+                {
+                    "problem": "forecast",
+                    "lookback": 5,
+                    "horizon": 3,
+                },
+            ],
+            seconds=1,
         ),
     ],
 )

@@ -79,7 +79,12 @@ def test_the_longest_gap_is_named_in_check_in_training_and_in_predict(
     monkeypatch.setattr("flatout.data.sequences.recordings.LEAST_BYTES", least_bytes)
     folder = write_csv(tmp_path / "runs")
     place = np.delete(np.arange(300), slice(40, 240))
-    holed = {"t": place * 5, "a": np.sin(place), "b": np.cos(place), "y": place * 0.1}
+    holed = {
+        "t": place * 5,
+        "a": np.sin(place),
+        "b": np.cos(place),
+        "y": place * 0.1,
+    }
     pa.csv.write_csv(pa.table(holed), tmp_path / "holed.csv")
     said = (
         "longest gap 1,005 s, with a sample every 5 s; windows reach across it unless data.max_gap"

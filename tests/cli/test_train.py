@@ -290,7 +290,12 @@ def test_a_mistake_in_the_settings_leaves_no_run_folder(mistake, tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    "several", [[], pytest.param(["-m"], marks=pytest.mark.soak(seconds=1))], ids=["run", "several"]
+    "several",
+    [
+        [],
+        pytest.param(["-m"], marks=pytest.mark.soak(seconds=1)),
+    ],
+    ids=["run", "several"],
 )
 @pytest.mark.parametrize(
     ("output", "problem"),

@@ -216,7 +216,17 @@ def test_words_with_tags_are_held_to_the_library_s_layers_and_the_export(
     run = tagged(tmp_path, "bert")
     file = tmp_path / "rows.jsonl"
     file.write_text(
-        "".join(json.dumps({"tokens": row, "words": row, "text": row}) + "\n" for row in TAG_ROWS)
+        "".join(
+            json.dumps(
+                {
+                    "tokens": row,
+                    "words": row,
+                    "text": row,
+                }
+            )
+            + "\n"
+            for row in TAG_ROWS
+        )
     )
     assert verb("export", run) == 0
     capsys.readouterr()

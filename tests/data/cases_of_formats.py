@@ -53,7 +53,13 @@ def _(folder: Path) -> dict[str, Any]:
 
 @case("nested columns that nobody needs", "60 read = 60 kept", is_error=False)
 def _(folder: Path) -> dict[str, Any]:
-    rows = pa.table({"text": TEXTS, "label": ["a", "b"] * 30, "more": [{"deep": [1]}] * 60})
+    rows = pa.table(
+        {
+            "text": TEXTS,
+            "label": ["a", "b"] * 30,
+            "more": [{"deep": [1]}] * 60,
+        }
+    )
     pq.write_table(rows, folder / "rows.parquet")
     return {"train": str(folder / "rows.parquet")}
 

@@ -19,7 +19,12 @@ def recording(samples: int = 40, phase: float = 0.0, step: float = 1.0) -> dict[
     place = np.arange(samples)
     a = np.sin(place / 5 + phase)
     b = np.cos(place / 3 + phase)
-    return {"t": place * step, "a": a, "b": b, "y": 10 + 3 * a - b}
+    return {
+        "t": place * step,
+        "a": a,
+        "b": b,
+        "y": 10 + 3 * a - b,
+    }
 
 
 def write_files(folder: Path, count: int = 6, **changes: Any) -> Path:
@@ -36,7 +41,12 @@ def write_files(folder: Path, count: int = 6, **changes: Any) -> Path:
     return folder
 
 
-SETTINGS: dict[str, Any] = {"features": ["a", "b"], "target": "y", "time": "t", "batch_size": 4}
+SETTINGS: dict[str, Any] = {
+    "features": ["a", "b"],
+    "target": "y",
+    "time": "t",
+    "batch_size": 4,
+}
 
 
 def open_data(source: Any, **settings: Any) -> SequenceData:
@@ -67,6 +77,12 @@ def labelled_recordings(*labels: object, phase: int = 0) -> pa.Table:
     """A recording for each label, in column `load`, of a cell of its number."""
     numbered = enumerate(labels)
     return pa.concat_tables(
-        pa.table({"cell": [str(cell)] * 20, "load": [label] * 20, **recording(20, phase + cell)})
+        pa.table(
+            {
+                "cell": [str(cell)] * 20,
+                "load": [label] * 20,
+                **recording(20, phase + cell),
+            }
+        )
         for cell, label in numbered
     )

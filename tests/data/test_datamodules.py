@@ -44,7 +44,14 @@ class KeptLog:
 
 
 def text_data(**settings) -> TextData:
-    return TextData(**{"source": table_of(), "batch_size": 16, "log": KeptLog(), **settings})
+    return TextData(
+        **{
+            "source": table_of(),
+            "batch_size": 16,
+            "log": KeptLog(),
+            **settings,
+        }
+    )
 
 
 def module_for(data: TextData) -> TinyModule:
@@ -301,7 +308,13 @@ def test_tagged_words_come_with_a_tag_at_the_first_piece_of_each_word():
     assert info.labels.words_per_row == 4
     rows = data.store.splits["train"].num_rows
     counts = dict(zip(info.labels.names, info.count_tags(), strict=True))
-    assert counts == {"O": rows, "B-PER": rows, "I-PER": rows, "B-LOC": rows, "I-LOC": 0}
+    assert counts == {
+        "O": rows,
+        "B-PER": rows,
+        "I-PER": rows,
+        "B-LOC": rows,
+        "I-LOC": 0,
+    }
     batch = next(iter(data.train_dataloader()))
     assert int((batch.targets >= 0).sum()) == 4 * batch.num_rows
 
@@ -351,7 +364,15 @@ def test_accumulation_that_does_not_fit_the_trainer_is_refused(name):
         fitted(text_data(**settings), **of_trainer)
 
 
-@pytest.mark.parametrize("settings", [{"effective_batch": 64}, {"accumulate": 4}, {}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"effective_batch": 64},
+        {"accumulate": 4},
+        {},
+    ],
+    ids=str,
+)
 def test_a_step_that_is_also_the_trainers_is_kept(settings):
     module = fitted(text_data(**settings), accumulate_grad_batches=4)
     assert module.train_batches[0][1] == 64

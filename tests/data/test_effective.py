@@ -57,7 +57,13 @@ def test_what_cannot_be_divided_names_the_nearest_that_can():
         divided(100, 16, 8)
 
 
-@pytest.mark.parametrize("other", [{"accumulate": 2}, {"tokens_per_batch": 900}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"accumulate": 2},
+        {"tokens_per_batch": 900},
+    ],
+)
 def test_nothing_else_may_say_how_many_rows_a_step_has(other):
     with pytest.raises(UserError, match=f"data.effective_batch: 64 .*{next(iter(other))}"):
         TextDataConfig(effective_batch=64, **other)

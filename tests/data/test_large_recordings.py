@@ -70,7 +70,12 @@ def write_long_file(path: Path, *, missing: int | None = None, back: int | None 
 
 
 @pytest.mark.parametrize(
-    "settings", [{"time": "t"}, {"time": None}, {"split_at": [20_000, 25_000]}]
+    "settings",
+    [
+        {"time": "t"},
+        {"time": None},
+        {"split_at": [20_000, 25_000]},
+    ],
 )
 def test_a_large_file_is_read_in_blocks_to_the_same_bits(tmp_path, monkeypatch, settings):
     monkeypatch.setattr(csv_file, "_CSV_BLOCK_BYTES", 1 << 17)

@@ -128,7 +128,12 @@ def test_what_is_lost_is_counted_the_same_in_each_way(encoder, kind):
     )
 
 
-WINDOWS: dict[str, Any] = {"long": "windows", "window": 8, "max_length": 32, "overlap": 2}
+WINDOWS: dict[str, Any] = {
+    "long": "windows",
+    "window": 8,
+    "max_length": 32,
+    "overlap": 2,
+}
 PIECES = VocabularyConfig(kind=VocabularyKind.wordpiece, min_frequency=1)
 TABLE = {"text": [" ".join(WORDS[: 5 + row % 30]) for row in range(60)], "label": ["a", "b"] * 30}
 
@@ -184,7 +189,13 @@ def test_settings_of_windows_that_do_not_fit_are_refused(changed, message):
 )
 def test_windows_without_room_or_without_an_encoder_are_refused(changed, message, tmp_path):
     data = TextData(
-        **{**WINDOWS, "train": TABLE, "vocabulary": PIECES, "cache": str(tmp_path), **changed}
+        **{
+            **WINDOWS,
+            "train": TABLE,
+            "vocabulary": PIECES,
+            "cache": str(tmp_path),
+            **changed,
+        }
     )
     with pytest.raises(UserError) as caught:
         data.setup()

@@ -35,7 +35,12 @@ def test_a_csv_of_answers_holds_no_formula(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "kind",
-    [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())],
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+    ],
     ids=str,
 )
 def test_a_formula_is_guarded_in_columns_of_every_type_of_text_and_in_names(tmp_path, kind):

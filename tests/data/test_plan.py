@@ -123,7 +123,18 @@ def test_no_batch_passes_its_rows_or_its_token_cap(lengths, settings):
                 )
 
 
-@given(lengths_of_rows, st.sampled_from([(1, 4), (2, 2), (4, 1)]), layouts, st.integers(0, 3))
+@given(
+    lengths_of_rows,
+    st.sampled_from(
+        [
+            (1, 4),
+            (2, 2),
+            (4, 1),
+        ]
+    ),
+    layouts,
+    st.integers(0, 3),
+)
 def test_a_step_holds_the_same_rows_however_it_is_divided(lengths, division, layout, epoch):
     world, accumulate = division
     whole = Plan(lengths, PlanSettings(rows_per_batch=12, layout=layout), epoch)

@@ -128,7 +128,12 @@ def test_labels_are_finite_and_whole_ones_are_told_to_be_numbers(tmp_path, capsy
         ),
         (
             {},
-            {"problem": "forecast", "lookback": 5, "horizon": 9, "split_by": "time"},
+            {
+                "problem": "forecast",
+                "lookback": 5,
+                "horizon": 9,
+                "split_by": "time",
+            },
             (
                 "data.horizon: no forecast of 9 samples fits the validation samples of a recording,"
                 " at most"
@@ -257,7 +262,11 @@ def test_a_setting_that_differs_between_recordings_is_no_other_unit(tmp_path):
 
 
 def test_another_unit_in_a_split_is_warned_of():
-    given = {"train": recording(40), "validation": recording(40, 1), "test": recording(40, 2)}
+    given = {
+        "train": recording(40),
+        "validation": recording(40, 1),
+        "test": recording(40, 2),
+    }
     given["test"]["a"] = given["test"]["a"] * 1000
     tables = {name: pa.table(columns) for name, columns in given.items()}
     info = SequenceData(**{**SETTINGS, **tables})

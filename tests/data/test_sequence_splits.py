@@ -81,7 +81,14 @@ def test_files_stay_whole_where_they_are_asked_to_and_groups_otherwise(tmp_path)
 def test_pieces_of_a_group_between_gaps_stand_in_one_split(tmp_path):
     times = [place + 1000.0 * (place // 8) for place in range(32)]
     tables = [
-        pa.table({"cell": [str(cell)] * 32, **recording(32, cell), "t": times}) for cell in range(5)
+        pa.table(
+            {
+                "cell": [str(cell)] * 32,
+                **recording(32, cell),
+                "t": times,
+            }
+        )
+        for cell in range(5)
     ]
     found = _splits_of_files(open_data(pa.concat_tables(tables), group=["cell"], max_gap=10))
     assert sum(map(len, found.values())) == 20

@@ -66,7 +66,14 @@ def test_other_scales(tmp_path, scale):
 
 def test_resampling_repeats_the_last_sample_and_gaps_split_a_recording():
     times = np.array([0.0, 1.0, 2.5, 4.0, 50.0, 51.0, 53.0])
-    table = pa.table({"t": times, "a": times * 2, "b": np.sin(times), "y": times})
+    table = pa.table(
+        {
+            "t": times,
+            "a": times * 2,
+            "b": np.sin(times),
+            "y": times,
+        }
+    )
     info = open_data(
         table, step=0.5, max_gap=10, scale="none", split_by="time", split_at=[4, 6]
     ).info
@@ -86,7 +93,12 @@ def test_resampling_repeats_the_last_sample_and_gaps_split_a_recording():
 def test_an_integral_of_a_feature_is_read_too():
     times = np.array([0.0, 1800.0, 3600.0, 7200.0, 9000.0, 9900.0])
     table = pa.table(
-        {"t": times, "a": [2.0, 2.0, 4.0, 4.0, 0.0, 1.0], "b": np.sin(times), "y": times}
+        {
+            "t": times,
+            "a": [2.0, 2.0, 4.0, 4.0, 0.0, 1.0],
+            "b": np.sin(times),
+            "y": times,
+        }
     )
     cut = {"split_by": "time", "split_at": [4, 5]}
     info = open_data(table, cumulate=["a"], scale="none", **cut).info

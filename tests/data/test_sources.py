@@ -67,7 +67,11 @@ def test_files_of_several_formats_and_orders_of_columns_are_one_table(tmp_path):
 
 @pytest.mark.parametrize("words", [{}, {"label": "label"}])
 def test_the_one_file_that_lacks_a_column_is_named_with_its_own_columns(tmp_path, words):
-    for name, head in (("a", "text,label"), ("b", "text,x"), ("c", "label,text")):
+    for name, head in (
+        ("a", "text,label"),
+        ("b", "text,x"),
+        ("c", "label,text"),
+    ):
         (tmp_path / f"{name}.csv").write_text(f"{head}\none,two\n", encoding="utf-8")
     with pytest.raises(UserError) as caught:
         check(TextDataConfig(source=str(tmp_path), **words))

@@ -129,7 +129,14 @@ def test_forecasts_answer_their_own_split_and_read_what_is_before(
     assert list(zip(rows.start.tolist(), rows.recording.tolist(), strict=True)) == expected
 
 
-@pytest.mark.parametrize("way", [{}, {"lookback": 9}, {"chunk": 13}])
+@pytest.mark.parametrize(
+    "way",
+    [
+        {},
+        {"lookback": 9},
+        {"chunk": 13},
+    ],
+)
 def test_each_sample_is_read_once_an_epoch_and_a_restored_feed_gives_the_rest(way):
     made = [
         SequenceData(sample=CellsConfig(cells=3, cycles=2, samples=40), batch_size=4, seed=2, **way)

@@ -93,7 +93,12 @@ def test_columns_come_in_the_order_asked_for_and_alone_as_together(table_class, 
 
 @both_samples
 def test_the_fingerprint_changes_with_every_setting_and_split(table_class, config_class):
-    others = {"rows": 77, "eval_rows": 77, "noise": 0.2, "seed": 77}
+    others = {
+        "rows": 77,
+        "eval_rows": 77,
+        "noise": 0.2,
+        "seed": 77,
+    }
     assert set(others) == {field.name for field in fields(config_class)}
     configs = [config_class(), *(config_class(**{name: value}) for name, value in others.items())]
     prints = [table_class(config, split).fingerprint() for config in configs for split in SPLITS]

@@ -116,7 +116,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "cut": {"max_length": 5},
 }
 LONG: dict[str, dict[str, Any]] = {
-    "windows": {"long": "windows", "window": 6, "overlap": 2, "max_length": 24},
+    "windows": {
+        "long": "windows",
+        "window": 6,
+        "overlap": 2,
+        "max_length": 24,
+    },
     "both ends": {"long": "head_tail", "max_length": 6},
 }
 
@@ -349,7 +354,11 @@ def test_a_unit_has_no_rows_of_two_pieces_and_a_part_takes_whole_ones(
 ):
     monkeypatch.setattr(encoded_units, "UNIT_ROWS", 2 * ROWS)
     config = data_of(write_files(tmp_path / "rows"), tmp_path / "cache", tokenizer=tokenizer).config
-    assert [encode_part(config, number, 3) for number in (1, 2, 3)] == [(3, 0), (3, 0), (2, 0)]
+    assert [encode_part(config, number, 3) for number in (1, 2, 3)] == [
+        (3, 0),
+        (3, 0),
+        (2, 0),
+    ]
     assert sum(encoded) == FILES * ROWS
     monkeypatch.setattr(encoded_units, "UNIT_ROWS", FILES * ROWS)  # two pieces for three parts
     config = data_of(config.source, tmp_path / "another", tokenizer=tokenizer).config

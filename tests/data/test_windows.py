@@ -19,7 +19,12 @@ from torch.utils.data import DataLoader, DistributedSampler
 from flatout.data import windows
 from flatout.errors import UserError
 
-LENGTHS = {"a": 9, "b": 6, "c": 14, "d": 5}
+LENGTHS = {
+    "a": 9,
+    "b": 6,
+    "c": 14,
+    "d": 5,
+}
 """Rows of each group."""
 
 
@@ -32,7 +37,14 @@ def table(lengths: dict[str, int] | None = None) -> pd.DataFrame:
             each: random.standard_normal(length).astype(np.float32) for each in ("y", "z", "f", "k")
         }
         parts.append(
-            pd.DataFrame({"id": name, "t": np.arange(length), **columns, "s": number + 0.5})
+            pd.DataFrame(
+                {
+                    "id": name,
+                    "t": np.arange(length),
+                    **columns,
+                    "s": number + 0.5,
+                }
+            )
         )
     return pd.concat(parts, ignore_index=True)
 
@@ -61,7 +73,13 @@ def all_batches(loader: DataLoader[Any]) -> list[Any]:
     return list(loader)
 
 
-GIVEN: dict[str, Any] = {"lookback": 3, "horizon": 2, "target": "y", "group": "id", "time": "t"}
+GIVEN: dict[str, Any] = {
+    "lookback": 3,
+    "horizon": 2,
+    "target": "y",
+    "group": "id",
+    "time": "t",
+}
 
 
 @pytest.mark.parametrize("stride", [1, 2, 5])

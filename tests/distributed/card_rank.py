@@ -95,7 +95,11 @@ def main(folder: Path, rank: int) -> None:
         )
         trainer.fit(module, DataLoader(rows, batch_size=1))
         weights = torch.cat([weight.detach().flatten() for weight in module.parameters()])
-        found[name] = {"steps": trainer.global_step, "weights": weights.tolist(), "hook": end.hook}
+        found[name] = {
+            "steps": trainer.global_step,
+            "weights": weights.tolist(),
+            "hook": end.hook,
+        }
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 

@@ -249,7 +249,11 @@ def test_one_gpu_of_several_is_the_one_that_was_named(monkeypatch):
     }
     third = Ranks(rank=2, world=4, local=2, local_world=4)
     assert third.device("auto") == device
-    assert third.lightning_settings(device) == {"accelerator": "cuda", "devices": 4, "num_nodes": 1}
+    assert third.lightning_settings(device) == {
+        "accelerator": "cuda",
+        "devices": 4,
+        "num_nodes": 1,
+    }
 
 
 @pytest.mark.soak(seconds=3)

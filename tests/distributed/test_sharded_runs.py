@@ -78,7 +78,11 @@ def test_a_run_goes_on_with_slices_and_with_whole_weights_in_turn(tmp_path):
     alone = Spec("encoder", dropout=0.0, batch_size=12, optim={"ema": 0.9})
     together = replace(alone, batch_size=6, trainer=TOGETHER)
     assert attempt(alone, tmp_path / "whole") == 0, said(tmp_path / "whole")
-    for spec, step in ((together, 6), (alone, 12), (replace(together, trainer={"devices": 2}), 18)):
+    for spec, step in (
+        (together, 6),
+        (alone, 12),
+        (replace(together, trainer={"devices": 2}), 18),
+    ):
         stopped = spec.planted(
             SignalAt, place="on_train_batch_end", step=step, number=signal.SIGTERM
         )

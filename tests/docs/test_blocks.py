@@ -296,14 +296,22 @@ def trained(folder: Path) -> Path:
 
 def write_tables(folder: Path) -> None:
     """The tables that the pages name, with a few rows each."""
-    words = {"sport": "goal match team", "politics": "vote law party", "science": "cell atom star"}
+    words = {
+        "sport": "goal match team",
+        "politics": "vote law party",
+        "science": "cell atom star",
+    }
     rows = [
         {"title": f"{each} {number} {topic_words.split()[number % 3]}", "topic": topic}
         for number in range(40)
         for topic, topic_words in words.items()
         for each in ("the", "a")
     ]
-    for name, count in (("news.csv", 240), ("labelled.csv", 30), ("rows.csv", 20)):
+    for name, count in (
+        ("news.csv", 240),
+        ("labelled.csv", 30),
+        ("rows.csv", 20),
+    ):
         with (folder / name).open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, ["title", "topic"])
             writer.writeheader()

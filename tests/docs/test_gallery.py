@@ -24,7 +24,12 @@ def summary(**changed):
         "experiment": "bert_tiny",
         "command": "python -m train +experiment=bert_tiny",
         "versions": {"torch": "2.13.0+cpu"},
-        "hardware": {"device": "CPU", "cores": 2, "cores_allowed": None, "precision": "32-true"},
+        "hardware": {
+            "device": "CPU",
+            "cores": 2,
+            "cores_allowed": None,
+            "precision": "32-true",
+        },
         "data": {
             "source": "sample:headlines",
             "rows": {"train": 1200, "val": 20, "test": 30},

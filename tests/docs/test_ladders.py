@@ -39,7 +39,13 @@ def rung(
         "factor": factor,
         "measures": measures,
         "measured": measured,
-        "cumulative": None if skipped else {"value": value or 1.0, "low": None, "high": None},
+        "cumulative": None
+        if skipped
+        else {
+            "value": value or 1.0,
+            "low": None,
+            "high": None,
+        },
         "verdict": "pays" if value else None,
         "skipped": skipped,
         "rows_per_s": 100.0,
@@ -58,7 +64,12 @@ def ladder(name: str = "tweets", ratio: float = 5.0, *, quality=None) -> dict:
         rung("all devices", None, factor=[7, 7], skipped="no GPUs"),
         rung("flatout", 2.0),
     ]
-    whole = {"foot": "foot", "top": "flatout", "minutes_before": 2.0, "minutes_after": 0.4}
+    whole = {
+        "foot": "foot",
+        "top": "flatout",
+        "minutes_before": 2.0,
+        "minutes_after": 0.4,
+    }
     whole |= {
         "ratio": {"value": ratio, "low": 4.0, "high": 6.0},
         "startup_before_s": 1.0,

@@ -36,7 +36,11 @@ from tests.elsewhere.device import OneDevice, add_device
 from tests.elsewhere.steps import ending_with_1, with_kernels_of_a_gpu
 
 Parts = tuple[Any, Any, dict[str, Any]]
-NO_DROPOUT: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
+NO_DROPOUT: dict[str, Any] = {
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "head_dropout": 0.0,
+}
 
 
 def _texts() -> Parts:

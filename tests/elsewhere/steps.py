@@ -111,7 +111,11 @@ def _train(name: str) -> None:
     names: dict[str, Any] = {"fp16": "16-mixed", "bf16": "bf16-mixed"}
     plugins = [] if precision == "fp32" else [MixedPrecision(names[precision], NAME, scaler)]
     data, task = case.make(1)
-    settings: dict[str, Any] = {"accelerator": "auto", "strategy": OneDevice(), "plugins": plugins}
+    settings: dict[str, Any] = {
+        "accelerator": "auto",
+        "strategy": OneDevice(),
+        "plugins": plugins,
+    }
     watch = [] if case.waits else [AfterFirst(may_copy=name in _COPIES_PLACES)]
     trainer = quiet_trainer(
         Path(tempfile.mkdtemp()),

@@ -141,7 +141,13 @@ def test_the_same_seed_gives_the_same_run(tmp_path):
 
 
 @pytest.mark.soak(seconds=3)
-@pytest.mark.parametrize(("kind", "hashes"), [("minhash", {}), ("twostep", {"hashes": 4})])
+@pytest.mark.parametrize(
+    ("kind", "hashes"),
+    [
+        ("minhash", {}),
+        ("twostep", {"hashes": 4}),
+    ],
+)
 def test_other_encodings_are_read_too(tmp_path, kind, hashes):
     data = {"encoding": EncodingConfig(kind=kind, size=256, **hashes), "vocabulary": 300}
     result = small_fit(tmp_path, rows=600, epochs=3, data=data)
@@ -267,7 +273,15 @@ def test_encode_can_leave_the_text_out_and_warns_of_the_usual_secret(tmp_path, c
     assert other.read_text() != out.read_text()
 
 
-@pytest.mark.parametrize("words", [[], ["--uid", "ID"], ["--drop-text"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--uid", "ID"],
+        ["--drop-text"],
+    ],
+    ids=" ".join,
+)
 def test_an_id_is_not_hashed_and_what_was_written_can_be_trained(words, tmp_path, capsys):
     source = tmp_path / "people.csv"
     out = tmp_path / "out.csv"

@@ -249,9 +249,18 @@ def test_a_table_in_memory(tmp_path):
 
 
 def test_a_model_answers_rows_as_they_were_made_ready_for_training(tmp_path):
-    things = {"cat": "animals", "dog": "animals", "slate": "stones", "marble": "stones"}
+    things = {
+        "cat": "animals",
+        "dog": "animals",
+        "slate": "stones",
+        "marble": "stones",
+    }
     rows = [
-        {"title": list(things)[i % 4], "body": f"w{i} &amp;", "label": list(things.values())[i % 4]}
+        {
+            "title": list(things)[i % 4],
+            "body": f"w{i} &amp;",
+            "label": list(things.values())[i % 4],
+        }
         for i in range(200)
     ]
     table = pa.Table.from_pylist(rows).to_pydict()
@@ -363,7 +372,11 @@ class StopBy(L.Callback):
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(RuntimeError("planted"), "failed"), (KeyboardInterrupt(), "interrupted")]
+    ("error", "status"),
+    [
+        (RuntimeError("planted"), "failed"),
+        (KeyboardInterrupt(), "interrupted"),
+    ],
 )
 def test_a_run_that_ends_early_says_so_in_its_summary(tmp_path, error, status):
     with pytest.raises(type(error)):

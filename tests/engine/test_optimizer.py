@@ -21,7 +21,12 @@ def test_the_rate_rises_then_falls_to_nothing():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "half_way"), [("linear", 0.55), ("cosine", 0.55), ("constant", 1.0)]
+    ("schedule", "half_way"),
+    [
+        ("linear", 0.55),
+        ("cosine", 0.55),
+        ("constant", 1.0),
+    ],
 )
 def test_schedules_half_way(schedule, half_way):
     config = OptimConfig(lr=1.0, warmup=0.0, schedule=Schedule(schedule), final_lr_share=0.1)
@@ -48,14 +53,27 @@ def test_clipping_shortens_long_gradients_only():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("lr", 0.0), ("beta1", 1.0), ("clip", -1.0), ("warmup", -1.0)]
+    ("field", "value"),
+    [
+        ("lr", 0.0),
+        ("beta1", 1.0),
+        ("clip", -1.0),
+        ("warmup", -1.0),
+    ],
 )
 def test_settings_out_of_range_name_themselves(field, value):
     with pytest.raises(UserError, match=f"optim.{field}: {value}"):
         OptimConfig(**{field: value})
 
 
-@pytest.mark.parametrize(("rule", "rate"), [("none", 1e-3), ("sqrt", 2e-3), ("linear", 4e-3)])
+@pytest.mark.parametrize(
+    ("rule", "rate"),
+    [
+        ("none", 1e-3),
+        ("sqrt", 2e-3),
+        ("linear", 4e-3),
+    ],
+)
 def test_the_rate_grows_with_the_rows_of_a_step(rule, rate):
     scaled = OptimConfig(lr=1e-3, scale_lr=rule, base_batch=64, warmup=4).scaled(256)
     assert scaled.highest == pytest.approx(rate)

@@ -74,7 +74,14 @@ def backends():
     ]
 
 
-@pytest.mark.parametrize(("chosen", "largest"), [("fp32", 1.0), ("fp32", 0.0), ("tf32", 5e-6)])
+@pytest.mark.parametrize(
+    ("chosen", "largest"),
+    [
+        ("fp32", 1.0),
+        ("fp32", 0.0),
+        ("tf32", 5e-6),
+    ],
+)
 def test_what_the_backends_were_set_to_is_put_back_too(monkeypatch, chosen, largest):
     monkeypatch.setattr(precision, "_LARGEST_ERROR", largest)
     before = backends()
@@ -111,7 +118,12 @@ def test_a_way_that_a_person_chose_stands():
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("tf32", "high"), ("bf16", "medium"), ("ieee", "highest")]
+    ("name", "expected"),
+    [
+        ("tf32", "high"),
+        ("bf16", "medium"),
+        ("ieee", "highest"),
+    ],
 )
 @pytest.mark.parametrize("chosen", [Precision.fp32, Precision.bf16, Precision.tf32])
 def test_what_was_set_by_torchs_newer_names_can_be_read_in_a_run_and_stands_after_it(
@@ -182,7 +194,11 @@ def test_tf32_wants_a_gpu_that_has_it(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("limit", "chosen"), [("avx2", Precision.fp32), ("AVX512_CORE_BF16", Precision.bf16)]
+    ("limit", "chosen"),
+    [
+        ("avx2", Precision.fp32),
+        ("AVX512_CORE_BF16", Precision.bf16),
+    ],
 )
 def test_a_processor_whose_library_is_held_to_older_instructions_has_no_bf16_of_its_own(
     limit, chosen, monkeypatch
@@ -197,7 +213,10 @@ def test_a_processor_whose_library_is_held_to_older_instructions_has_no_bf16_of_
 
 @pytest.mark.parametrize(
     ("share", "chosen", "why"),
-    [(0.25, Precision.bf16, "and faster"), (1.81, Precision.fp32, "but not faster")],
+    [
+        (0.25, Precision.bf16, "and faster"),
+        (1.81, Precision.fp32, "but not faster"),
+    ],
 )
 def test_native_bf16_is_chosen_on_a_cpu_only_where_its_products_are_faster(
     share, chosen, why, monkeypatch

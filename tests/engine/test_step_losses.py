@@ -81,7 +81,13 @@ def test_a_step_that_was_taken_is_not_among_those_left_out(tmp_path):
     assert len(losses) == 2
 
 
-@pytest.mark.parametrize(("given", "ends"), [("stop", UserError), ("skip", None)])
+@pytest.mark.parametrize(
+    ("given", "ends"),
+    [
+        ("stop", UserError),
+        ("skip", None),
+    ],
+)
 def test_what_is_not_finite_stops_or_is_left_out_also_where_a_text_says_so(tmp_path, given, ends):
     rows = torch.randn(6, 3)
     rows[3] = torch.nan

@@ -201,7 +201,13 @@ def epoch_edges(place: Path, count: int) -> list[list[str]]:
     return side_by_side(case, enumerate(cases))
 
 
-_KINDS = (("bilstm", 1), ("encoder", 1), ("bits", 1), ("bilstm", 3), ("encoder", 3))
+_KINDS = (
+    ("bilstm", 1),
+    ("encoder", 1),
+    ("bits", 1),
+    ("bilstm", 3),
+    ("encoder", 3),
+)
 
 
 def _spread(parts: itertools.product) -> list:

@@ -80,7 +80,12 @@ def not_a_number(place: Path, count: int) -> list[list[str]]:
     """An output is no number, or infinite, in some step: no update is made, and the run goes on
     when it is masked.
     """
-    kinds = [("bilstm", 1), ("encoder", 1), ("bits", 1), ("bilstm", 3)]
+    kinds = [
+        ("bilstm", 1),
+        ("encoder", 1),
+        ("bits", 1),
+        ("bilstm", 3),
+    ]
     specs = [Spec(family, accumulate=parts, batch_size=12 // parts) for family, parts in kinds]
     values = (float("nan"), float("inf"))
     every = list(itertools.product(range(1, 30), values, specs))

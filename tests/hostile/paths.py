@@ -248,7 +248,13 @@ def _tokenizer_naming(bad: str) -> Callable[[Path], None]:
 
         from flatout.data.tokens.subwords import Subwords
 
-        frame = {"opening": [], "closing": [], "parting": [], "padding": 0, "separator": None}
+        frame = {
+            "opening": [],
+            "closing": [],
+            "parting": [],
+            "padding": 0,
+            "separator": None,
+        }
         held = {
             "kind": "subwords",
             "frame": frame,

@@ -104,9 +104,20 @@ def backbone(folder: str, **more: Any) -> dict[str, Any]:
     """A layer of transformers that loads the network of a folder by a config, which
     here is none.
     """
-    settings = {"use_timm_backbone": False, "use_pretrained_backbone": True, "backbone": folder}
+    settings = {
+        "use_timm_backbone": False,
+        "use_pretrained_backbone": True,
+        "backbone": folder,
+    }
     trust = {"backbone_kwargs": {"trust_remote_code": True}}
-    config = {"_target_": "torch.nn.ParameterDict", "parameters": {**settings, **trust, **more}}
+    config = {
+        "_target_": "torch.nn.ParameterDict",
+        "parameters": {
+            **settings,
+            **trust,
+            **more,
+        },
+    }
     return {"_target_": "transformers.models.detr.modeling_detr.DetrConvEncoder", "config": config}
 
 

@@ -223,7 +223,11 @@ _LOGGINGS: list[Any] = [
 def _of_hydra() -> Iterator[Case]:
     """What Hydra does by itself."""
     for number, logging in enumerate(_LOGGINGS):
-        roots = {"version": 1, "root": {"handlers": list(logging.get("handlers", {}))}, **logging}
+        roots = {
+            "version": 1,
+            "root": {"handlers": list(logging.get("handlers", {}))},
+            **logging,
+        }
         for group in ("job_logging", "hydra_logging"):
             name = f"{group} {number}: {next(iter(logging))}"
             text = yaml.safe_dump(roots)

@@ -35,7 +35,15 @@ def sealed(folder: Path) -> Path:
         name: {"bytes": (folder / name).stat().st_size, "xxh3": file_checksum(folder / name)}
         for name in (TENSORS, STATE)
     }
-    (folder / MANIFEST).write_bytes(sealed_manifest({"schema": 2, "about": {}, "files": files}))
+    (folder / MANIFEST).write_bytes(
+        sealed_manifest(
+            {
+                "schema": 2,
+                "about": {},
+                "files": files,
+            }
+        )
+    )
     return folder
 
 
@@ -114,7 +122,13 @@ def test_a_checkpoint_that_names_files_outside_is_refused(name, tmp_path):
 def test_a_checkpoint_with_an_odd_manifest_is_refused(manifest, tmp_path):
     folder = checkpoint(tmp_path / "step-1", {})
     with suppress(ValueError, AttributeError, TypeError):
-        manifest = sealed_manifest({"schema": 2, "about": {}, **json.loads(manifest)}).decode()
+        manifest = sealed_manifest(
+            {
+                "schema": 2,
+                "about": {},
+                **json.loads(manifest),
+            }
+        ).decode()
     (folder / MANIFEST).write_text(manifest)
     with pytest.raises(UserError):
         FolderCheckpointIO().load_checkpoint(folder)

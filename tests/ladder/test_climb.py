@@ -46,7 +46,12 @@ LADDER = ladder_of(
         "in_all": "9×",
         "rungs": [
             {"name": "foot"},
-            {"name": "bf16", "promised": "2×", "factor": [2, 2], "change": {"precision": "bf16"}},
+            {
+                "name": "bf16",
+                "promised": "2×",
+                "factor": [2, 2],
+                "change": {"precision": "bf16"},
+            },
             {
                 "name": "missing",
                 "promised": "3×",
@@ -63,7 +68,12 @@ LADDER = ladder_of(
 
 
 def measured(rows_per_s: float, startup_s: float = 1.0, **more) -> RungMeasurement:
-    known = {"tokens_per_s": None, "wait_share": 0.1, "padding_share": None, "memory_gb": 0.5}
+    known = {
+        "tokens_per_s": None,
+        "wait_share": 0.1,
+        "padding_share": None,
+        "memory_gb": 0.5,
+    }
     return RungMeasurement(rows_per_s=rows_per_s, startup_s=startup_s, **{**known, **more})
 
 

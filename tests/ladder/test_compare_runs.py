@@ -18,13 +18,24 @@ def write_run(
 ) -> None:
     folder.mkdir(parents=True)
     metrics = {f"test/{metric}": value, f"val/{metric}": 0.5}
-    found = empty_summary() | {"seed": seed, "status": status, "metric": metric, "metrics": metrics}
+    found = empty_summary() | {
+        "seed": seed,
+        "status": status,
+        "metric": metric,
+        "metrics": metrics,
+    }
     (folder / "summary.json").write_text(json.dumps(found))
 
 
 @pytest.fixture
 def groups(tmp_path):
-    for seed, (before, after) in enumerate([(0.80, 0.81), (0.90, 0.91), (0.70, 0.71)]):
+    for seed, (before, after) in enumerate(
+        [
+            (0.80, 0.81),
+            (0.90, 0.91),
+            (0.70, 0.71),
+        ]
+    ):
         write_run(tmp_path / "a" / f"run-{seed}", seed, before)
         write_run(tmp_path / "b" / f"run-{seed}", seed, after)
     return tmp_path / "a", tmp_path / "b"
@@ -71,7 +82,14 @@ def test_groups_that_were_judged_on_other_rows_are_compared_with_a_line_that_say
     for seed in range(3):
         file = groups[1] / f"run-{seed}" / "summary.json"
         found = json.loads(file.read_text())
-        found["data"] |= {"source": "more.csv", "rows": {"train": 9_000, "val": 500, "test": 1_000}}
+        found["data"] |= {
+            "source": "more.csv",
+            "rows": {
+                "train": 9_000,
+                "val": 500,
+                "test": 1_000,
+            },
+        }
         file.write_text(json.dumps(found))
     first, *_ = compare_groups(*groups).lines()
     assert first == "judged on other rows: 0 val rows of None; and 1,000 test rows of more.csv"

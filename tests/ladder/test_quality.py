@@ -33,7 +33,13 @@ def test_pairs_that_share_their_luck_have_a_narrow_interval():
 
 
 @pytest.mark.parametrize(
-    ("pairs", "t"), [(2, 12.7062), (5, 2.77645), (21, 2.08596), (200, 1.97196)]
+    ("pairs", "t"),
+    [
+        (2, 12.7062),
+        (5, 2.77645),
+        (21, 2.08596),
+        (200, 1.97196),
+    ],
 )
 def test_the_factor_of_an_interval_is_student_s_for_any_number_of_pairs(pairs, t):
     differences = [float(number % 2) for number in range(pairs)]

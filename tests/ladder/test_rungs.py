@@ -26,8 +26,17 @@ FOLDER = CONF / "ladder"
 NAMES = ("headlines", "tweets", "bloom", "lyrics", "battery")
 FOOT = {"name": "foot"}
 TOP = {"name": "top", "run": []}
-OTHER = {"name": "frozen", "measures": "other learning", "run": ["model.freeze_layers={cut}"]}
-SMALL = {"title": "t", "kind": "text", "program": "headlines", "rungs": [FOOT, TOP]}
+OTHER = {
+    "name": "frozen",
+    "measures": "other learning",
+    "run": ["model.freeze_layers={cut}"],
+}
+SMALL = {
+    "title": "t",
+    "kind": "text",
+    "program": "headlines",
+    "rungs": [FOOT, TOP],
+}
 
 
 def test_there_are_five_ladders():
@@ -101,7 +110,12 @@ def test_a_rung_may_learn_something_else_and_the_top_lies_below_it():
     ladder = ladder_of("own", {**SMALL, "rungs": [FOOT, TOP, OTHER]}, "own.yaml")
     assert ladder.rungs[top_of(ladder.rungs)].name == "top"
     assert with_cut(ladder, BiLSTMConfig()) is ladder
-    for layers, cut in {1: 1, 2: 1, 6: 4, 12: 8}.items():
+    for layers, cut in {
+        1: 1,
+        2: 1,
+        6: 4,
+        12: 8,
+    }.items():
         own = with_cut(replace(ladder, program=OF_ENCODERS), TransformerConfig(layers=layers))
         assert own.rungs[2].words == (f"model.freeze_layers={cut}",)
 

@@ -145,7 +145,13 @@ def test_a_vocabulary_keeps_common_words_and_numbers_the_rest_as_unknown():
 
 
 def test_the_usual_bilstm_drops_what_the_settings_say():
-    sizes = {"embedding": 4, "hidden": 4, "layers": 2, "dropout": 0.3, "embedding_dropout": None}
+    sizes = {
+        "embedding": 4,
+        "hidden": 4,
+        "layers": 2,
+        "dropout": 0.3,
+        "embedding_dropout": None,
+    }
     model = headlines.UsualBiLSTM(10, 2, sizes)
     assert (model.embedding_dropout.p, model.lstm.dropout, model.dropout.p) == (0.3, 0.3, 0.3)
     model = headlines.UsualBiLSTM(10, 2, {**sizes, "layers": 1, "embedding_dropout": 0.1})

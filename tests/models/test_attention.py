@@ -281,7 +281,11 @@ def test_a_batch_of_fewer_tokens_than_the_bound_is_bounded_by_them_where_the_ker
 
 
 @pytest.mark.parametrize(
-    ("share", "kernels"), [(0.1, ["padded", "efficient"]), (0.0, ["efficient"] * 2)]
+    ("share", "kernels"),
+    [
+        (0.1, ["padded", "efficient"]),
+        (0.0, ["efficient"] * 2),
+    ],
 )
 def test_rows_whose_scores_are_dropped_are_padded_where_the_kernel_drops_others_backwards(
     share, kernels, monkeypatch

@@ -114,7 +114,14 @@ def test_each_row_is_turned_round_by_itself_and_padding_stays():
     assert torch.equal(places[places], torch.arange(12))
 
 
-@pytest.mark.parametrize("rows", [[[9]], [[9], [3]], [[9], [3, 4]]])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[9]],
+        [[9], [3]],
+        [[9], [3, 4]],
+    ],
+)
 @pytest.mark.parametrize("pooling", list(Pooling))
 def test_rows_of_one_token_give_finite_answers_and_gradients(pooling, rows):
     found = answer_and_gradients(make(pooling), flat_batch(rows))
@@ -173,7 +180,14 @@ def test_weights_saved_and_loaded_give_the_same_answers(tmp_path):
     assert torch.equal(model(batch), other(batch))
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, 0.4), (0.0, 0.0), (0.1, 0.1)])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, 0.4),
+        (0.0, 0.0),
+        (0.1, 0.1),
+    ],
+)
 def test_word_vectors_drop_as_much_as_the_rest_unless_told(given, expected):
     config = BiLSTMConfig(embedding=6, hidden=5, dropout=0.4, embedding_dropout=given)
     assert config.build(num_outputs=2, vocabulary_size=5).embedding_dropout.p == expected
@@ -194,7 +208,12 @@ def test_computed_tokens_count_the_padding():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("hidden", 0), ("dropout", 1.0), ("embedding_dropout", -0.1), ("layers", -1)],
+    [
+        ("hidden", 0),
+        ("dropout", 1.0),
+        ("embedding_dropout", -0.1),
+        ("layers", -1),
+    ],
 )
 def test_settings_out_of_range_name_themselves(field, value):
     with pytest.raises(UserError, match=f"model.{field}: {value}"):

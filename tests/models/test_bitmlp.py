@@ -154,7 +154,13 @@ def test_ridge_votes_with_the_share_it_is_given():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"widths": [8, 4], "depth": 2, "norm": "layer", "dropout": 0.1, "residual": True},
+        {
+            "widths": [8, 4],
+            "depth": 2,
+            "norm": "layer",
+            "dropout": 0.1,
+            "residual": True,
+        },
         {"widths": [8], "norm": "batch", "init": "xavier"},
         {"widths": [], "detectors": False},
         {"widths": [8], "detectors": False, "straight": False},

@@ -137,7 +137,15 @@ def test_only_the_small_matrices_and_the_head_are_trained_with_lora() -> None:
     assert not any("lora_" in name for name in model.state_dict())
 
 
-@pytest.mark.parametrize("targets", [["query", "valeu"], ["uery"], ["LayerNorm"], ["attention"]])
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ["query", "valeu"],
+        ["uery"],
+        ["LayerNorm"],
+        ["attention"],
+    ],
+)
 def test_a_target_of_lora_that_is_no_layer_with_a_matrix_is_refused(targets: list[str]) -> None:
     with pytest.raises(
         UserError, match=r"model\.lora\.targets: no layer named .* \(dense, key, query, value\)"

@@ -76,7 +76,13 @@ def unrolled(model: BiLSTM) -> BiLSTM:
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
-@pytest.mark.parametrize(("layers", "pooling"), [(1, Pooling.max), (2, Pooling.attention)])
+@pytest.mark.parametrize(
+    ("layers", "pooling"),
+    [
+        (1, Pooling.max),
+        (2, Pooling.attention),
+    ],
+)
 def test_a_bilstm_is_counted_as_if_it_were_unrolled_by_hand(layers, pooling, is_frozen):
     config = BiLSTMConfig(embedding=6, hidden=5, layers=layers, dropout=0.0, pooling=pooling)
     model = config.build(num_outputs=3, vocabulary_size=10)
@@ -124,7 +130,15 @@ PLAIN = {"detectors": False, "straight": True}
         ({}, False),
         ({"train_detectors": True}, False),
         ({"widths": []}, False),
-        ({"widths": [12, 12, 9], "depth": 2, "residual": True, "norm": Norm.layer}, False),
+        (
+            {
+                "widths": [12, 12, 9],
+                "depth": 2,
+                "residual": True,
+                "norm": Norm.layer,
+            },
+            False,
+        ),
         (PLAIN, False),
         (PLAIN | {"widths": []}, False),
         (PLAIN, True),
@@ -162,7 +176,11 @@ def test_an_encoder_over_flat_rows_of_any_length_is_counted(family, kind):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"settings": {"embedding_size": 16}}, {"freeze_embeddings": True}]
+    "settings",
+    [
+        {"settings": {"embedding_size": 16}},
+        {"freeze_embeddings": True},
+    ],
 )
 @pytest.mark.parametrize("family", ["albert", "electra"])
 def test_a_narrow_table_of_words_is_counted_with_what_widens_it(family, settings):

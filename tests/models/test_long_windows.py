@@ -293,7 +293,11 @@ def test_an_attention_over_windows_is_learned_kept_and_exported(
 def test_a_run_with_an_attention_over_windows_continues_to_the_same_weights(tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     write_rows(rows)
-    words = {"text": "text", "label": "label", "vocabulary": VocabularyConfig(min_frequency=1)}
+    words = {
+        "text": "text",
+        "label": "label",
+        "vocabulary": VocabularyConfig(min_frequency=1),
+    }
     data = TextDataConfig(
         train=str(rows), **words, long="windows", window=6, overlap=1, max_length=32, batch_size=24
     )

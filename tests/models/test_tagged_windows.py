@@ -23,7 +23,12 @@ from flatout.models.encoder.transformer import Outputs
 from flatout.tasks.tagging import Tagger
 
 WORDS = np.array("oak fern rose slate flint basalt of the and".split())
-WINDOWS: dict[str, Any] = {"long": "windows", "window": 12, "overlap": 3, "max_length": 96}
+WINDOWS: dict[str, Any] = {
+    "long": "windows",
+    "window": 12,
+    "overlap": 3,
+    "max_length": 96,
+}
 PIECES = VocabularyConfig(kind=VocabularyKind.wordpiece, min_frequency=1)
 SMALL = calm_encoder(hidden=32)
 
@@ -51,7 +56,15 @@ def settings(**changed: Any) -> TextDataConfig:
         "text": "words",
         "label": "tags",
     }
-    return TextDataConfig(**{**given, "batch_size": 16, "vocabulary": PIECES, **WINDOWS, **changed})
+    return TextDataConfig(
+        **{
+            **given,
+            "batch_size": 16,
+            "vocabulary": PIECES,
+            **WINDOWS,
+            **changed,
+        }
+    )
 
 
 def test_the_store_holds_a_tag_for_every_word_of_a_long_row_and_none_twice(tmp_path: Path) -> None:
@@ -106,7 +119,13 @@ def test_rows_no_longer_than_a_window_train_as_cut_ones_do(tmp_path: Path) -> No
 
 
 def opened(folder: Path) -> TagData:
-    given = {"train": TABLE, "test": TEST, "text": "words", "label": "tags", "cache": str(folder)}
+    given = {
+        "train": TABLE,
+        "test": TEST,
+        "text": "words",
+        "label": "tags",
+        "cache": str(folder),
+    }
     data = TagData(**given, vocabulary=PIECES, **WINDOWS)
     data.setup()
     return data

@@ -46,7 +46,16 @@ def answer_and_gradients(model: TextCNN, logits: torch.Tensor) -> list[torch.Ten
 # Rows shorter than the widest filter, one token alone, and a batch whose rows are all as long as
 # each other.
 @pytest.mark.parametrize("rows", [ROWS, [[9]], [[3, 4], [5, 6]]])
-@pytest.mark.parametrize("widths", [[1], [2], [3], [2, 3, 4], [5, 6]])
+@pytest.mark.parametrize(
+    "widths",
+    [
+        [1],
+        [2],
+        [3],
+        [2, 3, 4],
+        [5, 6],
+    ],
+)
 def test_outputs_and_gradients_equal_each_row_alone(widths, rows):
     model = make(widths)
     batch = flat_batch(rows)
@@ -59,7 +68,14 @@ def test_outputs_and_gradients_equal_each_row_alone(widths, rows):
         assert ours.isfinite().all()
 
 
-@pytest.mark.parametrize("widths", [[3], [2, 3, 4], [5, 6]])
+@pytest.mark.parametrize(
+    "widths",
+    [
+        [3],
+        [2, 3, 4],
+        [5, 6],
+    ],
+)
 def test_a_row_answers_the_same_whoever_its_neighbours_are(widths):
     model = make(widths)
     torch.testing.assert_close(
@@ -67,7 +83,14 @@ def test_a_row_answers_the_same_whoever_its_neighbours_are(widths):
     )
 
 
-@pytest.mark.parametrize("widths", [[3], [2, 3], [5, 6]])
+@pytest.mark.parametrize(
+    "widths",
+    [
+        [3],
+        [2, 3],
+        [5, 6],
+    ],
+)
 def test_what_lies_in_the_padding_changes_nothing(widths):
     model = make(widths)
     expected = model(flat_batch(ROWS))
@@ -106,7 +129,13 @@ def test_computed_tokens_count_the_padding():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("filters", 0), ("widths", []), ("widths", [3, 0]), ("dropout", 1.0), ("embedding", -1)],
+    [
+        ("filters", 0),
+        ("widths", []),
+        ("widths", [3, 0]),
+        ("dropout", 1.0),
+        ("embedding", -1),
+    ],
 )
 def test_settings_out_of_range_name_themselves(field, value):
     with pytest.raises(UserError, match=re.escape(f"model.{field}: {value}")):

@@ -139,7 +139,16 @@ def test_families_that_read_padding_get_rows_of_one_length_at_a_time(
     family: str, kind: str
 ) -> None:
     sizes = {"num_hidden_layers": 2, "intermediate_size": 64}
-    own = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64} if family == "xlnet" else sizes
+    own = (
+        {
+            "d_model": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "d_inner": 64,
+        }
+        if family == "xlnet"
+        else sizes
+    )
     heads = {} if family in ("xlnet", "fnet") else {"num_attention_heads": 4}
     sized = own if family == "xlnet" else {"hidden_size": 32, **heads, **own}
     described = CONFIG_MAPPING[family](vocab_size=VOCABULARY, pad_token_id=PADDING, **sized)
@@ -167,7 +176,14 @@ def test_families_that_read_padding_get_rows_of_one_length_at_a_time(
 
 @pytest.mark.parametrize("kind", ["single", *at_once(of=["tags"], seconds=1)])
 # long rows are fused
-@pytest.mark.parametrize("lengths", [[4, 9, 9, 30], [161, 170, 170, 200]], ids=["short", "long"])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [4, 9, 9, 30],
+        [161, 170, 170, 200],
+    ],
+    ids=["short", "long"],
+)
 @pytest.mark.parametrize("family", FLAT)
 def test_a_row_answers_the_same_bits_whatever_its_neighbours_say(
     family: str, lengths: list[int], kind: str

@@ -14,7 +14,12 @@ from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.textcnn import TextCNNConfig
 from flatout.models.words import load_vectors
 
-WORDS = {"<pad>": 0, "cat": 1, "dog": 2, "zebra": 3}
+WORDS = {
+    "<pad>": 0,
+    "cat": 1,
+    "dog": 2,
+    "zebra": 3,
+}
 
 
 @pytest.mark.parametrize("header", ["", "3 2\n", "3 2 \n"])
@@ -76,7 +81,18 @@ def test_words_and_numbers_are_told_apart_in_any_alphabet(tmp_path):
     path = tmp_path / "vectors.txt"
     path.write_bytes("größe -1e-2 +2.5\r\nno\u00a0break 1 1\r\n猫 .5 6 \r\n".encode())
     embedding = torch.zeros(3, 2)
-    assert load_vectors(str(path), {"größe": 0, "猫": 1, "no\u00a0break": 2}, embedding) == 1.0
+    assert (
+        load_vectors(
+            str(path),
+            {
+                "größe": 0,
+                "猫": 1,
+                "no\u00a0break": 2,
+            },
+            embedding,
+        )
+        == 1.0
+    )
     torch.testing.assert_close(embedding, torch.tensor([[-0.01, 2.5], [0.5, 6], [1, 1]]))
 
 

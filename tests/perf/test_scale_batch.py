@@ -138,7 +138,15 @@ def test_the_weights_are_those_of_a_training_that_was_given_the_size_and_the_rat
 
 
 def test_sizes_double_until_twice_as_many_rows_are_hardly_faster(tmp_path, monkeypatch):
-    asked = rates({8: 100, 16: 190, 32: 300, 64: 305}, monkeypatch)
+    asked = rates(
+        {
+            8: 100,
+            16: 190,
+            32: 300,
+            64: 305,
+        },
+        monkeypatch,
+    )
     log = Log()
     found = train(tmp_path, ScaleBatch(log=log), FastLoop())
     assert asked == [8, 16, 32, 64]

@@ -99,7 +99,11 @@ def test_a_resume_from_lightning_s_file_trains_the_same_batches(tmp_path, order)
     file = Path("theirs") / "step=14.ckpt"
     left, _ = fit(tmp_path / "as plain", "none of ours", resume=plain / file)
     assert len(left.batches) == 30 - 14
-    for folder, resumed in ((ours, "none of ours"), (plain, order), (ours, order)):
+    for folder, resumed in (
+        (ours, "none of ours"),
+        (plain, order),
+        (ours, order),
+    ):
         again, _ = fit(tmp_path / "again", resumed, resume=folder / file)
         assert again.batches == left.batches
         assert torch.equal(again.layer.weight, left.layer.weight)

@@ -131,7 +131,12 @@ class PlateauOfSteps(Small):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9)
         return [optimizer], [
-            {"scheduler": schedule, "interval": "step", "frequency": 10, "monitor": "val/loss"}
+            {
+                "scheduler": schedule,
+                "interval": "step",
+                "frequency": 10,
+                "monitor": "val/loss",
+            }
         ]
 
 
@@ -157,7 +162,11 @@ class Breaks(L.Callback):
 
 
 @pytest.mark.parametrize(
-    ("others", "kept"), [([], {"step-5", "step-7"}), ([WeightAveraging], {"step-5"})]
+    ("others", "kept"),
+    [
+        ([], {"step-5", "step-7"}),
+        ([WeightAveraging], {"step-5"}),
+    ],
 )
 def test_a_step_that_a_mean_of_weights_has_not_seen_is_not_kept(tmp_path, others, kept):
     exact = ExactCheckpoint(tmp_path / "kept", every_minutes=None, every_steps=5)

@@ -26,7 +26,11 @@ def filled() -> dict:
     summary["loggers"] = ["tensorboard"]
     summary["model"] |= {"name": "BiLSTM", "parameters": 1000}
     summary["training"] |= {"steps": 30, "seconds": 4.5}
-    summary["speed"] |= {"rows_per_s": 1000.0, "tokens_per_s": 9000.0, "padding_share": 0.015}
+    summary["speed"] |= {
+        "rows_per_s": 1000.0,
+        "tokens_per_s": 9000.0,
+        "padding_share": 0.015,
+    }
     summary["speed"]["step_ms"] |= {
         "wait": 0.1,
         "forward": 2.0,
@@ -39,7 +43,15 @@ def filled() -> dict:
     return summary
 
 
-PER_CLASS = [{"class": EVIL, "precision": 0.5, "recall": 0.25, "f1": 0.3333, "support": 12}]
+PER_CLASS = [
+    {
+        "class": EVIL,
+        "precision": 0.5,
+        "recall": 0.25,
+        "f1": 0.3333,
+        "support": 12,
+    }
+]
 
 
 def printed(summary: dict, folder: Path, per_class: list[dict], width: int = 80) -> str:
@@ -68,7 +80,12 @@ def test_a_score_stands_with_its_interval():
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"), [(-1.7202, 0.9), (0.5, -79648.173), (-1.7202, -79648.173)]
+    ("ours", "theirs"),
+    [
+        (-1.7202, 0.9),
+        (0.5, -79648.173),
+        (-1.7202, -79648.173),
+    ],
 )
 def test_a_negative_score_is_no_percentage_and_gets_none(ours, theirs):
     summary = filled()

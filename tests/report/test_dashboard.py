@@ -203,7 +203,12 @@ def test_precision_over_recall_is_that_of_the_validation_rows(finished):
 
 
 @pytest.mark.parametrize(
-    ("problem", "count"), [(Problem.single, 2), (Problem.single, 5), (Problem.multi, 4)]
+    ("problem", "count"),
+    [
+        (Problem.single, 2),
+        (Problem.single, 5),
+        (Problem.multi, 4),
+    ],
 )
 def test_points_of_the_curves_are_those_of_sklearn(problem, count):
     metrics = TaskMetrics.build(problem, [f"c{i}" for i in range(count)])
@@ -265,7 +270,12 @@ def test_what_stands_in_a_cell_cannot_leave_it():
         "predicted_gain": 1.7,
     }
     summary["choices"] = [
-        {"name": "a|b", "value": "<script>", "why": "x\n| y |", "evidence": "*[z](u)*"}
+        {
+            "name": "a|b",
+            "value": "<script>",
+            "why": "x\n| y |",
+            "evidence": "*[z](u)*",
+        }
     ]
     told = closing_markdown(summary)
     assert "**Verdict:** waiting for data 43.0%: data.feed=resident" in told

@@ -76,7 +76,12 @@ def test_colours_of_ink_and_paper_are_those_of_the_page():
 def test_the_style_a_user_has_set_changes_no_chart():
     plain = drawn()
     with matplotlib.rc_context(
-        {"text.usetex": True, "svg.fonttype": "path", "axes.facecolor": "red", "font.size": 40}
+        {
+            "text.usetex": True,
+            "svg.fonttype": "path",
+            "axes.facecolor": "red",
+            "font.size": 40,
+        }
     ):
         assert drawn() == plain
         assert matplotlib.rcParams["font.size"] == 40

@@ -21,7 +21,11 @@ def filled() -> dict:
     summary["model"] |= {"name": "BiLSTM", "parameters": 1000}
     summary["data"]["source"] = EVIL
     summary["training"] |= {"steps": 30, "seconds": 4.5}
-    summary["speed"] |= {"rows_per_s": 1000.0, "tokens_per_s": 9000.0, "padding_share": 0.015}
+    summary["speed"] |= {
+        "rows_per_s": 1000.0,
+        "tokens_per_s": 9000.0,
+        "padding_share": 0.015,
+    }
     summary["speed"]["step_ms"] |= {
         "wait": 0.1,
         "forward": 2.0,
@@ -32,14 +36,39 @@ def filled() -> dict:
     summary["metrics"] = {"val/accuracy": 0.8, "test/loss": 0.3, "test/accuracy": 0.9}
     summary["baseline"] = {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}}
     summary["intervals"] = {"test/accuracy": [0.8812, 0.9172]}
-    summary["choices"] = [{"name": "feed", "value": EVIL, "why": "fits", "evidence": "1 MB"}]
+    summary["choices"] = [
+        {
+            "name": "feed",
+            "value": EVIL,
+            "why": "fits",
+            "evidence": "1 MB",
+        }
+    ]
     return summary
 
 
-PER_CLASS = [{"class": EVIL, "precision": 0.5, "recall": 0.25, "f1": 0.3333, "support": 12}]
+PER_CLASS = [
+    {
+        "class": EVIL,
+        "precision": 0.5,
+        "recall": 0.25,
+        "f1": 0.3333,
+        "support": 12,
+    }
+]
 CURVES = [
-    {"step": "10", "train/loss": "2.0", "val/loss": "", "speed/rows_per_s": "900"},
-    {"step": "20", "train/loss": "1.0", "val/loss": "1.2", "speed/rows_per_s": "1100"},
+    {
+        "step": "10",
+        "train/loss": "2.0",
+        "val/loss": "",
+        "speed/rows_per_s": "900",
+    },
+    {
+        "step": "20",
+        "train/loss": "1.0",
+        "val/loss": "1.2",
+        "speed/rows_per_s": "1100",
+    },
 ]
 
 

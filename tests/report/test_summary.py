@@ -171,12 +171,25 @@ def test_hardware_and_versions_are_told_without_a_model(tmp_path):
 def test_numbers_of_any_kind_become_json(tmp_path):
     summary = start(tmp_path)
     summary.set(
-        "metrics", {"a": np.float32(0.5), "b": torch.tensor(2), "c": float("nan"), "d": np.int64(3)}
+        "metrics",
+        {
+            "a": np.float32(0.5),
+            "b": torch.tensor(2),
+            "c": float("nan"),
+            "d": np.int64(3),
+        },
     )
     summary.set("metrics", {"e": torch.tensor([1.0, float("inf")]), "f": np.array([True])})
     summary.finish("finished")
     found = read_summary(tmp_path)["metrics"]
-    assert found == {"a": 0.5, "b": 2, "c": None, "d": 3, "e": [1.0, None], "f": [True]}
+    assert found == {
+        "a": 0.5,
+        "b": 2,
+        "c": None,
+        "d": 3,
+        "e": [1.0, None],
+        "f": [True],
+    }
 
 
 def test_a_write_that_fails_leaves_the_old_summary_whole(tmp_path, monkeypatch):
@@ -217,7 +230,12 @@ def test_a_missing_or_broken_summary_is_a_clear_error(tmp_path):
 
 def test_choices_are_kept_with_their_reasons(tmp_path):
     summary = start(tmp_path)
-    choice = {"name": "feed", "value": "resident", "why": "it fits", "evidence": "1 MB of 8 GB"}
+    choice = {
+        "name": "feed",
+        "value": "resident",
+        "why": "it fits",
+        "evidence": "1 MB of 8 GB",
+    }
     summary.values["choices"].append(choice)
     summary.write()
     assert json.loads((tmp_path / "summary.json").read_text())["choices"] == [choice]

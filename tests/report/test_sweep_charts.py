@@ -53,12 +53,27 @@ def points(mark: ElementTree.Element) -> list[tuple[float, float]]:
 
 def test_the_best_so_far_never_gets_worse():
     dots = [Dot(n, "complete", n, y) for n, y in enumerate([3.0, 1.0, 2.0, 0.0])]
-    assert best_so_far(dots, "min") == [(0, 3.0), (1, 1.0), (2, 1.0), (3, 0.0)]
-    assert best_so_far(dots[::-1], "max") == [(0, 3.0), (1, 3.0), (2, 3.0), (3, 3.0)]
+    assert best_so_far(dots, "min") == [
+        (0, 3.0),
+        (1, 1.0),
+        (2, 1.0),
+        (3, 0.0),
+    ]
+    assert best_so_far(dots[::-1], "max") == [
+        (0, 3.0),
+        (1, 3.0),
+        (2, 3.0),
+        (3, 3.0),
+    ]
 
 
 def test_each_trial_is_a_dot_at_its_value_that_names_it():
-    values = {4: 0.5, 5: 1.0, 6: 0.0, 7: 0.25}
+    values = {
+        4: 0.5,
+        5: 1.0,
+        6: 0.0,
+        7: 0.25,
+    }
     dots = [
         Dot(number, "best" if y == 1 else "complete", number, y) for number, y in values.items()
     ]
@@ -73,7 +88,11 @@ def test_each_trial_is_a_dot_at_its_value_that_names_it():
 
 
 def test_a_pruned_curve_ends_where_it_was_pruned_and_the_best_is_drawn_last():
-    ends = [(0, "best", 100, 0.9), (1, "pruned", 50, 0.2), (2, "complete", 100, 0.5)]
+    ends = [
+        (0, "best", 100, 0.9),
+        (1, "pruned", 50, 0.2),
+        (2, "complete", 100, 0.5),
+    ]
     lines = [[Dot(number, kind, 0, 0.1), Dot(number, kind, x, y)] for number, kind, x, y in ends]
     chart = learning_chart(lines, metric="val/accuracy", mode="max")
     assert names(chart, "path") == ["trial 1", "trial 2", "trial 0"]
@@ -105,7 +124,16 @@ def test_equal_factors_are_equal_steps_on_a_log_axis():
 
 
 @pytest.mark.parametrize(
-    "values", [[3.0], [0.0], [1e20, 1e20], [5e-11, 6e-11], [1.0, 1.0 + 1e-9], [-4.0, 9.0], [1e299]]
+    "values",
+    [
+        [3.0],
+        [0.0],
+        [1e20, 1e20],
+        [5e-11, 6e-11],
+        [1.0, 1.0 + 1e-9],
+        [-4.0, 9.0],
+        [1e299],
+    ],
 )
 def test_an_axis_holds_its_values_and_has_ticks_that_differ(values):
     scale = number_scale(values)
@@ -154,7 +182,14 @@ def test_charts_without_anything_to_show_are_left_out():
 def test_bars_of_importance_are_as_long_as_their_shares(tmp_path):
     found = page(
         tmp_path,
-        report(*MIXED, importance={"model.widths": 0.25, "optim.lr": 0.75, "model.tied": math.nan}),
+        report(
+            *MIXED,
+            importance={
+                "model.widths": 0.25,
+                "optim.lr": 0.75,
+                "model.tied": math.nan,
+            },
+        ),
     )
     widths = re.findall(
         r'<td>([\w.]+)</td><td class="share"><div class="bar" style="width:(\d+)%">', found

@@ -21,7 +21,13 @@ EXPOSURE = {
     "conclusion": [EVIL, "second"],
     "scores": {"dice": 0.9, "exact": 0.2},
     "reconstruction": {
-        "alone": {"at_1": 0.5, "at_5": 0.6, "at_10": 0.61, "wrong": 0.49, "without": 0.01}
+        "alone": {
+            "at_1": 0.5,
+            "at_5": 0.6,
+            "at_10": 0.61,
+            "wrong": 0.49,
+            "without": 0.01,
+        }
     },
     "methods": {EVIL: 0.9, "ridge regression": 0.8},
     "learning": [
@@ -29,8 +35,18 @@ EXPOSURE = {
         {"records": 2000.0, "ridge": 0.8, "model": 0.9},
     ],
     "frequency": [
-        {"from": 0, "to": 0, "grams": 3, "dice": 0.1},
-        {"from": 1, "to": 1, "grams": 9, "dice": 0.7},
+        {
+            "from": 0,
+            "to": 0,
+            "grams": 3,
+            "dice": 0.1,
+        },
+        {
+            "from": 1,
+            "to": 1,
+            "grams": 9,
+            "dice": 0.7,
+        },
     ],
     "most": [{"gram": EVIL, "dice": 1.0, "records": 5}],
     "least": [],
@@ -41,7 +57,14 @@ def compared() -> str:
     return compare_page({f"runs/{EVIL}": EXPOSURE, "runs/b": EXPOSURE})
 
 
-@pytest.mark.parametrize("text", [exposure_page(EXPOSURE), compared()], ids=["exposure", "compare"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        exposure_page(EXPOSURE),
+        compared(),
+    ],
+    ids=["exposure", "compare"],
+)
 def test_the_pages_of_encodings_run_nothing_and_need_no_network(text):
     parsed = ParsedPage(text)
     assert not {"script", "link", "img", "iframe", "object"} & set(parsed.tags)

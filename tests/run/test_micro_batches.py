@@ -140,7 +140,13 @@ class Stop(L.Callback):
 
 
 @pytest.mark.soak(seconds=5)
-@pytest.mark.parametrize("stop", [pytest.param(3, id="before"), pytest.param(7, id="after")])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        pytest.param(3, id="before"),
+        pytest.param(7, id="after"),
+    ],
+)
 def test_a_resumed_run_is_cut_as_the_one_that_was_not_interrupted(tmp_path, stop):
     """With dropout, which draws other numbers for other pieces: the same bytes all the same."""
     given: dict[str, Any] = {

@@ -18,7 +18,11 @@ def _summary(
     *, steps: int = 400, rows_per_step: int = 128, rows: int = 800, best_epoch: int | None = 3
 ) -> dict[str, Any]:
     return {
-        "training": {"steps": steps, "rows_per_step": rows_per_step, "best_epoch": best_epoch},
+        "training": {
+            "steps": steps,
+            "rows_per_step": rows_per_step,
+            "best_epoch": best_epoch,
+        },
         "data": {"rows": {"train": rows}},
     }
 
@@ -36,7 +40,13 @@ def _find(
 
 
 def _class(name: str, recall: float, rows: int) -> dict[str, Any]:
-    return {"class": name, "precision": recall, "recall": recall, "f1": recall, "support": rows}
+    return {
+        "class": name,
+        "precision": recall,
+        "recall": recall,
+        "f1": recall,
+        "support": rows,
+    }
 
 
 def test_a_run_that_is_right_for_one_class_alone_says_so_and_names_that_class_share() -> None:

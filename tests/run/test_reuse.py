@@ -230,7 +230,13 @@ def test_the_cache_lists_counts_and_removes_it(first, capsys, tmp_path):
 
 
 @pytest.mark.soak(seconds=12)
-@pytest.mark.parametrize("swept", [["seed=1,2"], ["seed=1,2", "optim.lr=1e-3,2e-3"]])
+@pytest.mark.parametrize(
+    "swept",
+    [
+        ["seed=1,2"],
+        ["seed=1,2", "optim.lr=1e-3,2e-3"],
+    ],
+)
 def test_seeds_and_trials_read_one_store_where_weights_are_the_same(
     swept, first, tmp_path, monkeypatch
 ):

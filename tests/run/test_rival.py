@@ -92,7 +92,10 @@ def test_several_labels_and_numbers_have_a_rival_too(tmp_path, problem):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"group": "user", "split_by": "group"}, {"text": ["text", "user"], "pair": True}],
+    [
+        {"group": "user", "split_by": "group"},
+        {"text": ["text", "user"], "pair": True},
+    ],
     ids=["group", "pair"],
 )
 def test_rows_in_groups_or_in_pairs_have_a_rival(tmp_path, settings):
@@ -215,7 +218,13 @@ def test_a_run_has_its_rival_and_trains_as_without(tmp_path, monkeypatch):
     # a tenth of so short a run may be too little where others compute
     monkeypatch.setattr(rival, "_SHARE", 10.0)
     data = TextDataConfig(sample=HEADLINES, cache=str(tmp_path / "cache"))
-    quiet: Any = {"tune": "off", "logger": "none", "max_epochs": 1, "precision": "fp32", "seed": 3}
+    quiet: Any = {
+        "tune": "off",
+        "logger": "none",
+        "max_epochs": 1,
+        "precision": "fp32",
+        "seed": 3,
+    }
 
     def trained(name: str, is_on: bool) -> Any:
         monitor = MonitorConfig(progress=False, verdict=False, rival=is_on)

@@ -253,7 +253,12 @@ def open_late(run: Path, rank: int, port: int, found: Path) -> None:
 
 
 def test_a_rank_that_is_late_knows_the_choices_of_a_resumed_run(tmp_path):
-    choice = {"name": "reuse", "value": True, "why": "it pays", "evidence": ""}
+    choice = {
+        "name": "reuse",
+        "value": True,
+        "why": "it pays",
+        "evidence": "",
+    }
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "summary.json").write_text(json.dumps({"schema": 1, "choices": [choice]}))
     found = [tmp_path / f"rank_{rank}.json" for rank in (0, 1)]
@@ -273,7 +278,11 @@ def test_a_rank_that_is_late_knows_the_choices_of_a_resumed_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("end", "has_traceback"),
-    [(KeyboardInterrupt(), False), (SystemExit(143), False), (SystemExit("why"), True)],
+    [
+        (KeyboardInterrupt(), False),
+        (SystemExit(143), False),
+        (SystemExit("why"), True),
+    ],
     ids=["Ctrl-C", "SIGTERM", "an exit of one's own"],
 )
 def test_the_log_of_a_run_that_a_signal_ended_holds_no_traceback(tmp_path, end, has_traceback):

@@ -186,7 +186,12 @@ def test_of_unlike_devices_the_smallest_decides():
         assert found.values == small.values
         assert found.choices[-1].name == "unlike devices"
     mixed = Answers(
-        values=large.values | {"precision": "fp32", "data.batch_size": 32, "data.accumulate": 2}
+        values=large.values
+        | {
+            "precision": "fp32",
+            "data.batch_size": 32,
+            "data.accumulate": 2,
+        }
     )
     assert combine_answers([small, mixed]).values["precision"] == "fp32"
     assert combine_answers([large]) is large
@@ -339,7 +344,11 @@ def test_a_run_that_is_gone_on_with_has_the_answers_it_was_begun_with(
     summary = read_summary(folder)
     assert summary["tune"]["values"].keys() >= {"data.feed", "precision", "data.batch_size"}
     # As if they had been others: what was measured since counts for new runs only.
-    summary["tune"]["values"] |= {"data.batch_size": 16, "data.accumulate": 4, "precision": "fp32"}
+    summary["tune"]["values"] |= {
+        "data.batch_size": 16,
+        "data.accumulate": 4,
+        "precision": "fp32",
+    }
     summary["tune"]["values"]["data.feed"] = "threaded"
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     capsys.readouterr()

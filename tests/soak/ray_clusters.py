@@ -93,7 +93,11 @@ def running(
 ) -> Iterator[subprocess.Popen[str]]:
     """A command with a session of its own, of which no process stays."""
     everything = {**os.environ, **environment}
-    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    streams: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+    }
     process = subprocess.Popen(
         command, cwd=folder, env=everything, start_new_session=True, **streams
     )

@@ -111,7 +111,15 @@ def test_the_scripts_of_sequences_run(tmp_path, monkeypatch):
 
 def _few_cells(original):
     def init(self, **given):
-        original(self, **{"cells": 4, "cycles": 1, "samples": 60, **given})
+        original(
+            self,
+            **{
+                "cells": 4,
+                "cycles": 1,
+                "samples": 60,
+                **given,
+            },
+        )
 
     return init
 

@@ -55,7 +55,11 @@ def by_two_workers(
 
 def run_of(command: list[str], folder: Path, ray_folder: str, *, killed: bool) -> Path:
     """The folder of the run that a command trained; `killed`: a worker of it was."""
-    own = {"RAY_TMPDIR": ray_folder, "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(folder / "home")}
+    own = {
+        "RAY_TMPDIR": ray_folder,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "HOME": str(folder / "home"),
+    }
     with running(command, folder, **own) as process:
         while killed and not list((folder / "outputs").glob("*/*/checkpoints/last")):
             assert process.poll() is None, process.communicate()[0]

@@ -161,7 +161,10 @@ def test_answers_survive_the_loss_of_a_machine(ray_folder, tmp_path):
 
 @pytest.mark.parametrize(
     ("mistake", "said"),
-    [("version", ", not 9.9."), ("package", "lacks a package (No module named 'only_here')")],
+    [
+        ("version", ", not 9.9."),
+        ("package", "lacks a package (No module named 'only_here')"),
+    ],
 )
 def test_a_machine_of_another_version_or_without_a_package_is_one_sentence(
     ray_folder, tmp_path, mistake, said

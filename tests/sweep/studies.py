@@ -23,7 +23,12 @@ SPACE: dict[str, Part] = {
 def study(folder: Path, space: dict[str, Part] = SPACE, **settings: Any) -> Study:
     most = settings.pop("validations", 9)
     given = SweeperSettings(
-        **{"trials": 12, "sampler": Sampler.tpe, "pruner": Pruner.none, **settings}
+        **{
+            "trials": 12,
+            "sampler": Sampler.tpe,
+            "pruner": Pruner.none,
+            **settings,
+        }
     )
     return Study(folder, space, given, mode="max", validations=most)
 

@@ -220,7 +220,14 @@ def rows_of(folder: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("45", 45), ("1.5m", 90)]
+    ("text", "expected"),
+    [
+        ("90s", 90),
+        ("30m", 1800),
+        ("2h", 7200),
+        ("45", 45),
+        ("1.5m", 90),
+    ],
 )
 def test_durations_are_written_as_people_do(text, expected):
     assert as_seconds(text, "for") == expected

@@ -102,7 +102,12 @@ def test_smoothing_brings_present_and_absent_labels_nearer_to_one_half():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"label_smoothing": 0.1}, {"class_weights": "auto"}, {"weights": {"value": 2.0}}]
+    "settings",
+    [
+        {"label_smoothing": 0.1},
+        {"class_weights": "auto"},
+        {"weights": {"value": 2.0}},
+    ],
 )
 def test_a_regression_refuses_what_only_classes_can_have(settings):
     name = next(iter(settings))

@@ -457,7 +457,12 @@ def test_a_tokenizer_without_a_mask_token_is_refused(pretrained: Result, tmp_pat
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = load_predictor(pretrained.folder).vocabulary.tokenizer
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    names = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+    }
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(
         tmp_path / "maskless"
     )

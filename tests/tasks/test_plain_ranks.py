@@ -22,7 +22,11 @@ from tests.warm import begin_function
 def train_plainly(folder: Path, kind: str) -> None:
     """Leave the losses of two plain ranks in a folder."""
     folder.mkdir()
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     place |= {"FLATOUT_CACHE": str(folder / "cache"), "NODE_RANK": "0"}
     ranks = [
         begin_function(plain_rank.main, folder, kind, LOCAL_RANK=str(rank), **place)

@@ -348,7 +348,12 @@ def thawed_weights(folder: Path, checkpoint: Path | None = None, **settings: Any
     data.prepare_data()
     task = Classifier(Opens(), labels=data.info.labels, optim=OPTIM)
     exact = ExactCheckpoint(folder, every_steps=4, every_minutes=None, keep=20)
-    settings = {"max_epochs": 3, "enable_checkpointing": True, "limit_val_batches": 0, **settings}
+    settings = {
+        "max_epochs": 3,
+        "enable_checkpointing": True,
+        "limit_val_batches": 0,
+        **settings,
+    }
     quiet_trainer(folder.parent, callbacks=[exact], **settings).fit(
         task, datamodule=data, ckpt_path=checkpoint
     )

@@ -43,7 +43,12 @@ def drawn(problem: Problem, rows: int, classes: int = 4) -> tuple[torch.Tensor, 
     return torch.randn(rows, classes) + 1.5 * torch.nn.functional.one_hot(targets, classes), targets
 
 
-PROBLEMS = [(Problem.single, 2), (Problem.single, 4), (Problem.multi, 4), (Problem.regression, 1)]
+PROBLEMS = [
+    (Problem.single, 2),
+    (Problem.single, 4),
+    (Problem.multi, 4),
+    (Problem.regression, 1),
+]
 
 
 @pytest.mark.parametrize(("problem", "classes"), PROBLEMS)

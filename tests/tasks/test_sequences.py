@@ -233,7 +233,11 @@ def test_a_network_of_the_user_s_own_is_trained_and_answers(tmp_path):
     ridge = task.baselines[1].metrics["test"]["rmse"]
     assert task.baselines[1].name == "ridge on the last sample"
     assert task.results["rmse"] < 2 * ridge
-    quick: dict[str, Any] = {"logger": "none", "output": str(tmp_path / "runs"), "max_epochs": 1}
+    quick: dict[str, Any] = {
+        "logger": "none",
+        "output": str(tmp_path / "runs"),
+        "max_epochs": 1,
+    }
     monitor = MonitorConfig(progress=False, verdict=False)
     result = fit(
         SequenceDataConfig(sample=CELLS, **WAYS["whole"]), OwnNetwork(), monitor=monitor, **quick
@@ -276,7 +280,11 @@ def test_errors_of_several_targets_and_of_each_recording():
 
 
 @pytest.mark.parametrize(
-    "model", [RNNConfig(hidden=8, residual="ridge"), WindowMLPConfig(widths=[8], residual="ridge")]
+    "model",
+    [
+        RNNConfig(hidden=8, residual="ridge"),
+        WindowMLPConfig(widths=[8], residual="ridge"),
+    ],
 )
 @pytest.mark.parametrize("way", ["windows", "forecast"])
 def test_a_network_beside_a_ridge_starts_at_its_answers(tmp_path, model, way):
@@ -313,7 +321,12 @@ def rows_of_recordings(parts: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 def test_labels_of_recordings_are_learnt(tmp_path):
     place = np.arange(20)
     parts = [
-        {"run": n, "a": np.sin(place * (1 + n % 2) + n), "kind": "ab"[n % 2]} for n in range(60)
+        {
+            "run": n,
+            "a": np.sin(place * (1 + n % 2) + n),
+            "kind": "ab"[n % 2],
+        }
+        for n in range(60)
     ]
     rows = rows_of_recordings(parts)
     data = SequenceData(

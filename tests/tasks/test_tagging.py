@@ -102,7 +102,11 @@ def test_scores_of_whole_sentences_equal_those_of_seqeval() -> None:
     for row in scores.per_type():
         theirs = expected[row["class"]]
         assert row["support"] == theirs["support"]
-        for ours, name in (("precision", "precision"), ("recall", "recall"), ("f1", "f1-score")):
+        for ours, name in (
+            ("precision", "precision"),
+            ("recall", "recall"),
+            ("f1", "f1-score"),
+        ):
             assert row[ours] == pytest.approx(float(theirs[name]))
     assert scores.values()["macro_f1"] == pytest.approx(float(expected["macro avg"]["f1-score"]))
 
@@ -138,7 +142,11 @@ def test_scores_of_published_tweets_equal_those_of_seqeval(wrong: float) -> None
     overall = expected["micro avg"]
     assert overall["support"] > 1_000
     assert 0 < overall["f1-score"] < 1
-    for ours, name in (("precision", "precision"), ("recall", "recall"), ("f1", "f1-score")):
+    for ours, name in (
+        ("precision", "precision"),
+        ("recall", "recall"),
+        ("f1", "f1-score"),
+    ):
         assert found[ours] == pytest.approx(float(overall[name]))
         for row in scores.per_type():
             assert row[ours] == pytest.approx(float(expected[row["class"]][name]))
@@ -148,7 +156,13 @@ def test_an_entity_ends_with_its_row_and_where_another_begins() -> None:
     tags, offsets = flat([[1, 2, 1, 4], [2, 2, 0, 3]])
     found = find_entities(tags, offsets)
     runs = list(zip(found.row, found.start, found.stop, found.kind, strict=True))
-    assert runs == [(0, 0, 2, 0), (0, 2, 3, 0), (0, 3, 4, 1), (1, 0, 2, 0), (1, 3, 4, 1)]
+    assert runs == [
+        (0, 0, 2, 0),
+        (0, 2, 3, 0),
+        (0, 3, 4, 1),
+        (1, 0, 2, 0),
+        (1, 3, 4, 1),
+    ]
 
 
 def test_an_entity_that_was_cut_in_two_is_never_found() -> None:

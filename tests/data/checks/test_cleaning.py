@@ -141,7 +141,10 @@ def test_a_class_that_only_validation_has_stays_a_class_and_is_named():
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [([], "no training row has one"), (["a", "a"], "the training rows have only one class: 'a' ")],
+    [
+        ([], "no training row has one"),
+        (["a", "a"], "the training rows have only one class: 'a' "),
+    ],
 )
 def test_one_class_cannot_be_learnt(labels, message):
     with pytest.raises(UserError, match=message):

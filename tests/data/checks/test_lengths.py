@@ -49,4 +49,9 @@ def test_the_histogram_holds_every_row():
     found.add(np.array([0, 1, 2, 3, 4, 7, 8, 70_000]))
     bars = found.as_dict()["histogram"]
     assert sum(bar["rows"] for bar in bars) == 8
-    assert [(bar["from"], bar["to"]) for bar in bars][:4] == [(0, 0), (1, 1), (2, 3), (4, 7)]
+    assert [(bar["from"], bar["to"]) for bar in bars][:4] == [
+        (0, 0),
+        (1, 1),
+        (2, 3),
+        (4, 7),
+    ]

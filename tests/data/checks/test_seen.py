@@ -165,7 +165,12 @@ def test_rows_of_folders_are_named_by_their_folders_and_files(tmp_path, looked):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"text": "who"}, {"group": "who", "split_by": "group"}, {"label": "who"}]
+    "settings",
+    [
+        {"text": "who"},
+        {"group": "who", "split_by": "group"},
+        {"label": "who"},
+    ],
 )
 def test_other_settings_look_at_all_files_again(tmp_path, looked, settings):
     source = write_files(tmp_path / "rows")

@@ -73,7 +73,15 @@ def test_every_scheme_says_the_same_in_bio(scheme, given_sentences):
 
 
 def test_schemes_are_told_apart():
-    rows = [[("per", 2), (None, 1), ("loc", 1), ("loc", 2)], [("per", 3)]]
+    rows = [
+        [
+            ("per", 2),
+            (None, 1),
+            ("loc", 1),
+            ("loc", 2),
+        ],
+        [("per", 3)],
+    ]
     for scheme in Scheme:
         assert read([write(row, scheme) for row in rows])[0].scheme() is scheme
 

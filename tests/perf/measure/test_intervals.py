@@ -80,7 +80,14 @@ def draw_times(noise: random.Random, rounds: int) -> list[float]:
     return [math.exp(noise.gauss(0, 0.1)) for _ in range(rounds)]
 
 
-@pytest.mark.parametrize(("rounds", "share"), [(2, 0.5), (3, 0.75), (5, 0.94)])
+@pytest.mark.parametrize(
+    ("rounds", "share"),
+    [
+        (2, 0.5),
+        (3, 0.75),
+        (5, 0.94),
+    ],
+)
 def test_few_rounds_hold_the_true_ratio_as_often_as_the_docs_say(rounds: int, share: float) -> None:
     noise = random.Random(rounds)
     measured = [median_of(draw_times(noise, rounds)) for _ in range(2_000)]

@@ -11,7 +11,16 @@ from flatout.perf.tune.reading import divisors, doublings, first_guess, predicte
 GB = 10**9
 
 
-@pytest.mark.parametrize(("memory", "rows"), [(12, 16), (16, 32), (24, 48), (40, 64), (80, 128)])
+@pytest.mark.parametrize(
+    ("memory", "rows"),
+    [
+        (12, 16),
+        (16, 32),
+        (24, 48),
+        (40, 64),
+        (80, 128),
+    ],
+)
 def test_the_first_guess_is_the_guides_table_for_a_bert_on_128_tokens(memory, rows):
     guess = first_guess(memory * GB, 110_000_000, 128)
     assert guess == 1 << (rows.bit_length() - 1)  # 48 is no power of two

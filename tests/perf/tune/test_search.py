@@ -185,7 +185,11 @@ def test_free_rows_double_to_the_knee(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rates", "rows"), [((100.0, 190.0, 250.0, 255.0, 400.0), 256), ((100.0, 50.0), 64)]
+    ("rates", "rows"),
+    [
+        ((100.0, 190.0, 250.0, 255.0, 400.0), 256),
+        ((100.0, 50.0), 64),
+    ],
 )
 def test_the_knee_is_where_twice_the_rows_bring_little(rates, rows, tmp_path):
     by_rows = {64 << place: rate for place, rate in enumerate(rates)}

@@ -41,7 +41,13 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @pytest.mark.soak(seconds=40)
-@pytest.mark.parametrize(("workers", "raced"), [(0, ["loop", "eager"]), (1, ["prefetch_factor=8"])])
+@pytest.mark.parametrize(
+    ("workers", "raced"),
+    [
+        (0, ["loop", "eager"]),
+        (1, ["prefetch_factor=8"]),
+    ],
+)
 def test_nothing_of_the_run_is_changed_to_the_bit(
     workers, raced, tmp_path, everything_races, monkeypatch
 ):
@@ -115,7 +121,12 @@ def test_a_run_of_five_steps_has_no_verdict_and_says_so(tmp_path):
 
 def test_a_barebones_trainer_and_a_second_verdict_get_one_sentence_each(tmp_path):
     notes = Notes()
-    bare = {"barebones": True, "max_epochs": 1, "accelerator": "cpu", "default_root_dir": tmp_path}
+    bare = {
+        "barebones": True,
+        "max_epochs": 1,
+        "accelerator": "cpu",
+        "default_root_dir": tmp_path,
+    }
     L.Trainer(callbacks=[Verdict(log=notes)], **bare).fit(Small(), DataLoader(Rows(), 1))
     assert notes.lines == ["verdict: none, the Trainer is barebones, and runs without clocks"]
     first = Verdict(seconds=0, log=Notes())

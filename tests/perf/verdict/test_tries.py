@@ -142,7 +142,10 @@ def test_small_batches_are_tried_larger_and_the_verdict_says_so(small):
 
 @pytest.mark.parametrize(
     ("asked", "share", "other"),
-    [pytest.param("bf16", 1.8, "fp32", marks=pytest.mark.soak(seconds=4)), ("fp32", 0.2, "bf16")],
+    [
+        pytest.param("bf16", 1.8, "fp32", marks=pytest.mark.soak(seconds=4)),
+        ("fp32", 0.2, "bf16"),
+    ],
 )
 def test_the_number_format_that_auto_would_choose_is_tried_where_another_was_asked_for(
     tmp_path, long_enough, one_core, monkeypatch, asked, share, other

@@ -39,7 +39,13 @@ QUIET = Evidence(
     epochs=2,
 )
 CARD = replace(
-    QUIET, device="cuda", gpu={"utilisation": 0.95, "temperature_c": 61.0, "power_w": 280.0}
+    QUIET,
+    device="cuda",
+    gpu={
+        "utilisation": 0.95,
+        "temperature_c": 61.0,
+        "power_w": 280.0,
+    },
 )
 
 
@@ -113,7 +119,18 @@ PLAIN = {
     ),
     "ranks": (replace(QUIET, world=2, ranks=[{"forward": 8.0}, {"forward": 24.0}]), "rank 1", 2.44),
     "communication": (
-        replace(QUIET, world=2, ranks=2 * [{"forward": 8.0, "backward": 18.0, "alone": 9.0}]),
+        replace(
+            QUIET,
+            world=2,
+            ranks=2
+            * [
+                {
+                    "forward": 8.0,
+                    "backward": 18.0,
+                    "alone": 9.0,
+                }
+            ],
+        ),
         "data.accumulate=2",
         1.46,
     ),
@@ -315,7 +332,14 @@ def test_a_gain_stands_with_both_bounds_in_the_sentence_and_in_the_summary():
     assert said["override"] == said["fix"] == said["mend"] == "precision=bf16"
 
 
-@pytest.mark.parametrize(("low", "is_recommended"), [(1.30, True), (1.05, False), (0.64, False)])
+@pytest.mark.parametrize(
+    ("low", "is_recommended"),
+    [
+        (1.30, True),
+        (1.05, False),
+        (0.64, False),
+    ],
+)
 def test_a_fix_is_recommended_only_where_its_lower_bound_is_worth_it(low, is_recommended):
     said = verdict(trying("data", "data.feed=workers", 1.5, spending(wait=10.0), low=low, high=1.7))
     assert said["cause"] == "data"
@@ -373,7 +397,13 @@ def test_a_faster_model_leaves_the_waiting_as_it_was():
     )
 
 
-@pytest.mark.parametrize(("cores_of_feed", "cause"), [(0.9, "nothing"), (0.1, "data")])
+@pytest.mark.parametrize(
+    ("cores_of_feed", "cause"),
+    [
+        (0.9, "nothing"),
+        (0.1, "data"),
+    ],
+)
 def test_batches_that_take_the_cores_of_the_model_are_not_waited_for_in_vain(cores_of_feed, cause):
     waits = replace(
         spending(wait=9.0), feed="your own loader", feed_alone=14_000.0, feed_cores=cores_of_feed
