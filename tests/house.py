@@ -95,12 +95,15 @@ def is_private(name: str) -> bool:
 
 def small_with_one_importer() -> list[str]:
     graph = imports(everywhere=True)
-    by = {name: [other for other, read in graph.items() if name in read] for name in graph}
+    importers: dict[str, list[str]] = {name: [] for name in graph}
+    for other, read in graph.items():
+        for name in read:
+            importers[name].append(other)
     lines = {
         name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules().items()
     }
-    small = [name for name in graph if lines[name] < SMALL and len(by[name]) == 1]
-    return [f"{name}, {lines[name]} lines, by {by[name][0]}" for name in sorted(small)]
+    small = [name for name in graph if lines[name] < SMALL and len(importers[name]) == 1]
+    return [f"{name}, {lines[name]} lines, by {importers[name][0]}" for name in sorted(small)]
 
 
 def comments_a_hundred(path: str) -> float:

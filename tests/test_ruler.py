@@ -83,10 +83,9 @@ def test_the_ruler_finds_what_it_counts(tmp_path):
         encoding="utf-8",
     )
     figures = measure_tree(tmp_path)
-    lines = {
-        figure: [int(place.rsplit(":")[-1]) for place in places]
-        for figure, places in figures.places.items()
-    }
+    lines = {}
+    for figure, places in figures.places.items():
+        lines[figure] = [int(place.rsplit(":")[-1]) for place in places]
     assert lines == {
         "packed": [3, 6],
         "nested": [7],

@@ -34,8 +34,10 @@ def imported(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
-        names = [f"{node.module}.{alias.name}" for alias in node.names]
-        names = [name if name in modules() else str(node.module) for name in names]
+        names = []
+        for alias in node.names:
+            submodule = f"{node.module}.{alias.name}"
+            names.append(submodule if submodule in modules() else str(node.module))
     else:
         return
     yield from (name for name in names if name in modules())

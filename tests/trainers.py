@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,23 @@ def quiet_trainer(folder: Path | None = None, **settings: Any) -> L.Trainer:
 def flat_weights(module: nn.Module) -> Tensor:
     """All weights of a module in one row."""
     return torch.cat([weight.detach().flatten() for weight in module.parameters()])
+
+
+def copies_of_gradients(module: nn.Module) -> list[Tensor | None]:
+    """The gradient of each weight as it is now; None where there is none."""
+    copies: list[Tensor | None] = []
+    for weight in module.parameters():
+        copies.append(None if weight.grad is None else weight.grad.clone())
+    return copies
+
+
+def make_values(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in which each class is replaced by a new object of it: a logger, a profiler."""
+    made = dict(settings)
+    for name, value in settings.items():
+        if isinstance(value, type):
+            made[name] = value()
+    return made
 
 
 class KeptFlushes:

@@ -251,16 +251,11 @@ plain(
     is_error=False,
     clean={"labels": "merge"},
 )
+TWO_LABELS_OR_ONE = list(zip(TEXTS, ["wood", "land|water"] * 30, strict=True))
 plain(
     "several labels, an empty list",
     "2 rows with an empty list of labels kept",
-    csv_of(
-        [
-            *((text, "land|water" if i % 2 else "wood") for i, text in enumerate(TEXTS)),
-            ("none", ""),
-            ("none too", ""),
-        ]
-    ),
+    csv_of([*TWO_LABELS_OR_ONE, ("none", ""), ("none too", "")]),
     is_error=False,
     problem="multi",
     label_delimiter="|",
@@ -356,9 +351,7 @@ plain("a NUL in the name", "can be no file's name", GOOD, is_error=True, test="a
 plain(
     "groups too few",
     "cannot be parted into 3 splits",
-    csv_of(
-        [(text, "a,one" if i % 2 else "b,one") for i, text in enumerate(TEXTS)], "text,label,who"
-    ),
+    csv_of(list(zip(TEXTS, ["b,one", "a,one"] * 30, strict=True)), "text,label,who"),
     split_by="group",
     group="who",
 )

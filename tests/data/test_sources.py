@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -18,6 +19,7 @@ from flatout import TextDataConfig
 from flatout.data.checkup import check
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.sources import open_source, open_splits
+from flatout.data.tables.table import Table
 from flatout.errors import UserError
 
 ROWS = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(12)]
@@ -35,9 +37,13 @@ def put(path: Path, text: str) -> Path:
     return path
 
 
+def texts_and_labels(table: Table) -> list[dict[str, Any]]:
+    return rows_of(table, ["text", "label"])
+
+
 def splits_of(source, **given) -> dict[str, list[dict]]:
     return {
-        split: rows_of(table)
+        split: texts_and_labels(table)
         for split, table in open_splits(source, given, ReadingConfig()).items()
     }
 
@@ -46,7 +52,7 @@ def test_a_pattern_reads_its_files_in_the_order_a_person_counts(tmp_path):
     for number in (10, 9, 1):
         put(tmp_path / f"part-{number}.csv", csv_of([{"text": f"file {number}", "label": "a"}]))
     table = open_source(str(tmp_path / "part-*.csv"), where="data.train")
-    assert [row["text"] for row in rows_of(table)] == ["file 1", "file 9", "file 10"]
+    assert [row["text"] for row in texts_and_labels(table)] == ["file 1", "file 9", "file 10"]
     assert table.how() == "3 files: comma between values, UTF-8"
 
 
@@ -60,7 +66,7 @@ def test_files_of_several_formats_and_orders_of_columns_are_one_table(tmp_path):
     ]
     pq.write_table(pa.Table.from_pylist(ROWS[8:]), tmp_path / "c.parquet")
     table = open_source([*map(str, files), str(tmp_path / "c.parquet")], where="data.train")
-    assert rows_of(table) == ROWS
+    assert texts_and_labels(table) == ROWS
     assert table.columns == ["text", "label"]
     assert table.locate(6) == f"{files[1]}:2"
 
@@ -143,7 +149,7 @@ def test_a_folder_of_texts_a_class(tmp_path):
         put(tmp_path / split / label / f"{number}.txt", f"text\n{number}")
         put(tmp_path / split / label / "picture.png", "no text")
     splits = open_splits(str(tmp_path), {}, ReadingConfig())
-    assert rows_of(splits["train"]) == [
+    assert texts_and_labels(splits["train"]) == [
         {"text": "text\n0", "label": "a"},
         {"text": "text\n1", "label": "b"},
     ]
@@ -156,13 +162,16 @@ def test_any_format_may_be_gzipped(tmp_path):
     named_dataset().to_parquet(str(tmp_path / "named.parquet"))
     for name in ("rows.parquet", "named.parquet"):
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress((tmp_path / name).read_bytes()))
-    assert rows_of(open_source(str(tmp_path / "rows.parquet.gz"), where="x")) == ROWS
+    assert texts_and_labels(open_source(str(tmp_path / "rows.parquet.gz"), where="x")) == ROWS
     assert [
-        row["label"] for row in rows_of(open_source(str(tmp_path / "named.parquet.gz"), where="x"))
+        row["label"]
+        for row in texts_and_labels(open_source(str(tmp_path / "named.parquet.gz"), where="x"))
     ] == NAMED
     for label in "ab":
         put(tmp_path / "texts" / label / "1.txt.gz", f"text {label}")
-    assert [row["text"] for row in rows_of(open_source(str(tmp_path / "texts"), where="x"))] == [
+    assert [
+        row["text"] for row in texts_and_labels(open_source(str(tmp_path / "texts"), where="x"))
+    ] == [
         "text a",
         "text b",
     ]
@@ -172,7 +181,7 @@ def test_any_format_may_be_gzipped(tmp_path):
 def test_a_file_too_long_for_a_text_is_told_before_it_is_held(tmp_path, name):
     put(tmp_path / "a" / name, "long " * (14 << 20))
     with pytest.raises(UserError, match=rf"a/{name}: longer than 64 MB. One file is one text"):
-        rows_of(open_source(str(tmp_path), where="x"))
+        texts_and_labels(open_source(str(tmp_path), where="x"))
 
 
 def test_a_text_that_changes_changes_the_folder_s_fingerprint(tmp_path):
@@ -211,7 +220,9 @@ def test_class_names_of_a_parquet_file_and_of_an_arrow_file_are_used(tmp_path):
     named_dataset().save_to_disk(str(tmp_path / "saved"))
     arrow = next((tmp_path / "saved").glob("*.arrow"))
     for path in (tmp_path / "rows.parquet", arrow):
-        assert [row["label"] for row in rows_of(open_source(str(path), where="x"))] == NAMED
+        assert [
+            row["label"] for row in texts_and_labels(open_source(str(path), where="x"))
+        ] == NAMED
 
 
 def test_lists_of_class_numbers_are_lists_of_names_and_a_row_without_one_has_none(tmp_path):
@@ -229,7 +240,7 @@ def test_lists_of_class_numbers_are_lists_of_names_and_a_row_without_one_has_non
         ),
     ):
         for first in (0, 1):
-            rows = rows_of(open_source(way.slice(first), where="x"))
+            rows = texts_and_labels(open_source(way.slice(first), where="x"))
             assert [row["label"] for row in rows] == expected[first:]
 
 
@@ -251,7 +262,7 @@ def test_tables_of_python_are_read_whatever_they_are():
         datasets.Dataset.from_pandas(frame),
         frame.to_dict("list"),
     ):
-        assert rows_of(open_source(rows, where="data.train")) == ROWS
+        assert texts_and_labels(open_source(rows, where="data.train")) == ROWS
 
 
 def test_a_dictionary_of_tables_gives_the_splits():
@@ -307,7 +318,7 @@ def test_the_delimiter_is_found_out(tmp_path, content, delimiter):
 def test_quotes_can_be_a_part_of_values(tmp_path):
     path = str(put(tmp_path / "rows.tsv", 'text\tlabel\n"open\ta\nsaid "hi"\tb\n'))
     table = open_source(path, where="data.train", reading=ReadingConfig(quote=""))
-    assert [row["text"] for row in rows_of(table)] == ['"open', 'said "hi"']
+    assert [row["text"] for row in texts_and_labels(table)] == ['"open', 'said "hi"']
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-16-le", "latin-1", "shift_jis"])
@@ -317,7 +328,10 @@ def test_other_encodings_are_read_as_named(tmp_path, encoding):
     path = tmp_path / "rows.csv"
     path.write_bytes(csv_of(rows).encode(encoding))
     assert (
-        rows_of(open_source(str(path), where="x", reading=ReadingConfig(encoding=encoding))) == rows
+        texts_and_labels(
+            open_source(str(path), where="x", reading=ReadingConfig(encoding=encoding))
+        )
+        == rows
     )
 
 
@@ -375,4 +389,4 @@ def test_a_delimiter_is_found_in_rows_of_any_length(tmp_path, words):
     labels = ["c", "a, b", "a, b"]
     rows = [{"text": "so, so " * words, "label": labels[i % 3]} for i in range(300)]
     table = open_source(str(put(tmp_path / "rows.csv", csv_of(rows, ";"))), where="data.train")
-    assert (list(table.columns), len(rows_of(table))) == (["text", "label"], 300)
+    assert (list(table.columns), len(texts_and_labels(table))) == (["text", "label"], 300)

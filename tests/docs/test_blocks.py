@@ -185,8 +185,8 @@ def run_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert run_train([*words, *SMALL], monkeypatch) == 0, command
         return
     run = only_folder(Path("outputs/default")) if "RUN" in command else ""
-    words = words_of_flatout(command) or []
-    words = [str(run) if word == "RUN" else word for word in words]
+    places = {"RUN": str(run)}
+    words = [places.get(word, word) for word in words_of_flatout(command) or []]
     assert verb(*words) == 0, command
 
 

@@ -87,6 +87,11 @@ def sending_cases() -> list[Case]:
     ]
 
 
+def as_choice(value: str) -> str:
+    """A value of a search as a choice, where it is none already."""
+    return value if "(" in value else f"choice({value})"
+
+
 def _file(name: str, settings: Any, *words: str, is_whole: bool = False) -> Case:
     text = "# @package _global_\n" + (
         settings if isinstance(settings, str) else yaml.safe_dump(settings)
@@ -259,9 +264,7 @@ def _of_sweeps() -> Iterator[Case]:
     for name, params in searched.items():
         settings = {"hydra": {"mode": "MULTIRUN", "sweeper": {"params": params}}}
         yield _file(f"a sweep in a file of {name}", settings, is_whole=True)
-        space = {
-            key: value if "(" in value else f"choice({value})" for key, value in params.items()
-        }
+        space = {key: as_choice(value) for key, value in params.items()}
         text = yaml.safe_dump({"hydra": {"mode": "MULTIRUN", "sweeper": {"space": space}}})
         head = "defaults: [override /hydra/sweeper: flatout]\n"
         yield _file(f"a search in a file of {name}", head + text, is_whole=True)

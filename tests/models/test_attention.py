@@ -105,7 +105,10 @@ def dropped_row_by_row(
     """
     heads = key.shape[1]
     parts = lay_out_rows(np.array(LENGTHS)).rectangles
-    sizes = [part.rows * heads * part.length * (1 if is_first else part.length) for part in parts]
+    sizes = []
+    for part in parts:
+        queries = 1 if is_first else part.length
+        sizes.append(part.rows * heads * part.length * queries)
     torch.manual_seed(seed)
     stays, scale = kept_places(torch.Size([sum(sizes)]), share)
     ends = np.cumsum(LENGTHS)

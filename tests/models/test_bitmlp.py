@@ -48,10 +48,9 @@ def test_a_set_of_numbers_is_what_its_zeros_and_ones_are(detectors):
     torch.manual_seed(0)
     on_sets = build(True, detectors=detectors)
     on_bits = build(False, detectors=detectors)
-    weights = {
-        name: value.T if name in transposed(on_sets) else value
-        for name, value in on_sets.state_dict().items()
-    }
+    weights = dict(on_sets.state_dict())
+    for name in transposed(on_sets):
+        weights[name] = weights[name].T
     on_bits.load_state_dict(weights)
     batch, hot = set_batch([[0, 5], [], [1, 2, 15], [7]])
     packed = np.packbits(hot.numpy().astype(np.uint8), axis=1)

@@ -135,9 +135,9 @@ def test_tokens_of_a_row_have_the_answers_and_gradients_of_its_windows_fed_by_ha
     model = built("mean", family, "tags")
     weights = torch.randn(sum(map(len, ROWS)), 3)
     found = []
-    for window in (SIZE, 0):
+    each_window_alone = [[window] for window in chain.from_iterable(BY_HAND)]
+    for window, batches in ((SIZE, [ROWS]), (0, each_window_alone)):
         model.window = window
-        batches = [ROWS] if window else [[each] for each in chain.from_iterable(BY_HAND)]
         logits = torch.cat([model(flat_batch(batch)) for batch in batches])
         model.zero_grad()
         (logits * weights).sum().backward()

@@ -33,7 +33,7 @@ from flatout.callbacks import (
 )
 from flatout.engine import FastLoop
 from tests.plain_trainer.contract_cases import CASES
-from tests.trainers import QUIET
+from tests.trainers import QUIET, copies_of_gradients, make_values
 
 PARTS: dict[str, Callable[[Path], list[L.Callback]]] = {
     "observers": lambda folder: [
@@ -83,10 +83,6 @@ class InMemory(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         if kept := {name: value for name, value in metrics.items() if not name.startswith(OURS)}:
             self.rows.append((step, kept))
-
-
-def copies_of_gradients(module: L.LightningModule) -> list[Tensor | None]:
-    return [None if each.grad is None else each.grad.clone() for each in module.parameters()]
 
 
 class Spy(L.Callback):
@@ -168,9 +164,7 @@ def train(name: str, part: str | None, *more: L.Callback, resume: Path | None = 
     given["enable_checkpointing"] = any(
         isinstance(each, ModelCheckpoint | ExactCheckpoint) for each in [*theirs, *ours]
     )
-    given |= {
-        key: value() if isinstance(value, type) else value for key, value in asked.settings.items()
-    }
+    given |= make_values(asked.settings)
     if given.get("barebones"):
         given = {"barebones": True, "max_epochs": 2, "accelerator": "cpu"}
     error = None

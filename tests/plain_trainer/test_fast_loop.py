@@ -31,7 +31,7 @@ from flatout.engine import FastLoop
 from tests.callbacks.plain import Rows, Small, loader
 from tests.params import at_once
 from tests.same import same
-from tests.trainers import QUIET
+from tests.trainers import QUIET, copies_of_gradients, make_values
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -62,9 +62,7 @@ class Notes(L.Callback):
     def note(self, name: str, trainer: L.Trainer, module: L.LightningModule, *rest: Any) -> None:
         loop = trainer.fit_loop.epoch_loop
         counts = loop.automatic_optimization.optim_progress.optimizer.state_dict()
-        gradients = [
-            None if each.grad is None else each.grad.clone() for each in module.parameters()
-        ]
+        gradients = copies_of_gradients(module)
         self.seen.append((name, trainer.global_step, copy.deepcopy(counts), gradients))
         if trainer.training:
             module.log(f"in {name}", float(len(self.seen)))
@@ -93,9 +91,8 @@ def trained(
         "num_sanity_val_steps": 0,
         "enable_checkpointing": False,
     }
-    made = {key: value() if isinstance(value, type) else value for key, value in settings.items()}
     trainer = L.Trainer(
-        **(QUIET | given | made),
+        **(QUIET | given | make_values(settings)),
         callbacks=[*([FastLoop()] if is_fast else []), notes, *callbacks()],
         default_root_dir=folder,
     )

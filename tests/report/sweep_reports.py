@@ -14,6 +14,11 @@ WIDTHS = ([64], [128], [256, 128])
 
 def trial(number: int, status: str = "complete", value: float | None = None, **changes) -> TrialRow:
     value = 0.8 + number / 1000 if value is None and status != "failed" else value
+    curve: list[tuple[int, float]] = []
+    if value is not None:
+        curve = [(step, value - 0.1 / step) for step in range(1, 6)]
+    metrics = {"val/accuracy": value, "test/accuracy": (value or 0.0) - 0.01}
+    has_metrics = status == "complete" and value
     row = TrialRow(
         number=number,
         status=status,
@@ -25,10 +30,8 @@ def trial(number: int, status: str = "complete", value: float | None = None, **c
         },
         seconds=12.0,
         folder=f"trial_{number}",
-        curve=[] if value is None else [(step, value - 0.1 / step) for step in range(1, 6)],
-        metrics={"val/accuracy": value, "test/accuracy": value - 0.01}
-        if status == "complete" and value
-        else {},
+        curve=curve,
+        metrics=metrics if has_metrics else {},
     )
     return dataclasses.replace(row, **changes)
 

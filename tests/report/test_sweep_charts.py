@@ -74,8 +74,9 @@ def test_each_trial_is_a_dot_at_its_value_that_names_it():
         6: 0.0,
         7: 0.25,
     }
+    statuses = {5: "best"}
     dots = [
-        Dot(number, "best" if y == 1 else "complete", number, y) for number, y in values.items()
+        Dot(number, statuses.get(number, "complete"), number, y) for number, y in values.items()
     ]
     chart = history_chart(dots, metric="val/accuracy", mode="max")
     # the best one on top

@@ -152,16 +152,12 @@ def test_it_holds_whatever_came_of_the_trials(tmp_path, trials, mode):
 @pytest.mark.soak(seconds=2)
 def test_five_hundred_trials_of_twelve_parameters_and_long_texts_stay_within_their_charts(tmp_path):
     keys = [f"some.group.{'long_' * 10}{i}" for i in range(12)]
-    many = [
-        trial(
-            n,
-            params={
-                key: n * i if i % 2 else f"{'word ' * 200}{n % (i + 1)}"
-                for i, key in enumerate(keys)
-            },
-        )
-        for n in range(500)
-    ]
+    many = []
+    for n in range(500):
+        params: dict[str, object] = {}
+        for i, key in enumerate(keys):
+            params[key] = n * i if i % 2 else f"{'word ' * 200}{n % (i + 1)}"
+        many.append(trial(n, params=params))
     found = page(tmp_path, report(*many, importance=dict.fromkeys(keys, 1 / 12)))
     assert len(found) < 5e6
     assert all(-20 <= place <= 949 for place in ParsedPage(found).places)

@@ -92,16 +92,16 @@ def test_each_word_is_answered_by_a_tagger_that_saw_no_sentence_of_its_fold(tmp_
     settings = RunConfig(
         data=data, model=TAGGER, trainer={"max_epochs": 1}, tune=tune_of("off"), seed=3
     )
-    columns = [as_column([row[name] for row in rows]) for name in ("tokens", "tags")]
-    found = answers_in_folds(settings, *columns, types, folds, 0.0, 60.0, lines.append)
+    words = as_column([row["tokens"] for row in rows])
+    tags = as_column([row["tags"] for row in rows])
+    found = answers_in_folds(settings, words, tags, types, folds, 0.0, 60.0, lines.append)
     words_of = np.repeat(np.arange(160), [len(row["tokens"]) for row in rows])
     assert found.shape == (len(words_of), len(types))
     assert not found[folds[words_of] < 0].any()
     for fold in (0, 1):
         judged = [row for row, own in zip(rows, folds, strict=True) if own == fold]
-        train, test = (
-            [row for row in rows if (row in judged) == is_judged] for is_judged in (False, True)
-        )
+        train = [row for row in rows if row not in judged]
+        test = [row for row in rows if row in judged]
         data = TextDataConfig(
             train=pa.Table.from_pylist(train), test=pa.Table.from_pylist(test), **given
         )

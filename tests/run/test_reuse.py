@@ -56,11 +56,11 @@ ENCODER = TransformerConfig(
 
 def table(rows: int = 160) -> dict[str, list[Any]]:
     random = np.random.default_rng(4)
-    words = [
-        " ".join(f"w{number}" for number in random.integers(30, size=random.integers(1, 14)))
-        for _ in range(rows)
-    ]
-    labels = ["cat" if number % 2 else "rose" for number in range(rows)]
+    words = []
+    for _ in range(rows):
+        count = random.integers(1, 14)
+        words.append(" ".join(f"w{number}" for number in random.integers(30, size=count)))
+    labels = [("rose", "cat")[number % 2] for number in range(rows)]
     texts = [
         f"{text} {label} {number}"
         for number, (text, label) in enumerate(zip(words, labels, strict=True))

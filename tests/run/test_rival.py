@@ -78,10 +78,10 @@ def test_a_linear_model_is_judged_by_the_run_s_own_metrics(headlines):
 def test_several_labels_and_numbers_have_a_rival_too(tmp_path, problem):
     words = ["goal", "vote", "soup", "song"]
     rows = [(words[i % 4], words[i * 7 % 3], f"w{i}") for i in range(200)]
-    labels = [
-        "|".join({a, b}) if problem is Problem.multi else str(len(a) + 3.0 * words.index(b))
-        for a, b, _ in rows
-    ]
+    if problem is Problem.multi:
+        labels = ["|".join({a, b}) for a, b, _ in rows]
+    else:
+        labels = [str(len(a) + 3.0 * words.index(b)) for a, b, _ in rows]
     table = {"text": [" ".join(row) for row in rows], "label": labels}
     more = {"label_delimiter": "|"} if problem is Problem.multi else {}
     scores = score_linear(
@@ -100,7 +100,7 @@ def test_several_labels_and_numbers_have_a_rival_too(tmp_path, problem):
 )
 def test_rows_in_groups_or_in_pairs_have_a_rival(tmp_path, settings):
     table = {
-        "text": [f"{'good' if i % 2 else 'bad'} thing {i}" for i in range(120)],
+        "text": [f"{('bad', 'good')[i % 2]} thing {i}" for i in range(120)],
         "label": ["no", "yes"] * 60,
     }
     table["user"] = [f"user {i % 40}" for i in range(120)]
@@ -141,7 +141,7 @@ def test_words_are_answered_their_commonest_tag(tmp_path):
     for word, tag in zip(words, tags.tolist(), strict=True):
         by_word[word][tag] += 1
     common = Counter(tags.tolist()).most_common(1)[0][0]
-    best = [by_word[word] if word in by_word else Counter([common]) for word in test_words]
+    best = [by_word.get(word, Counter([common])) for word in test_words]
     right = [
         found[tag] == max(found.values())
         for found, tag in zip(best, test_tags.tolist(), strict=True)

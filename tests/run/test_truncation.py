@@ -27,20 +27,18 @@ def rows_of(count: int, long: int, seed: int, problem: str = "single") -> dict[s
     """Texts whose last words decide: so many of them are long, and cut at 12 tokens say nothing."""
     random = np.random.default_rng(seed)
     kinds = random.integers(2, size=count)
-    texts = [
-        " ".join(
-            [*["of"] * (30 if row < long else 0), *WORDS[random.integers(3, size=8) + 3 * kind]]
-        )
-        for row, kind in enumerate(kinds)
-    ]
+    texts = []
+    for row, kind in enumerate(kinds):
+        before = ["of"] * 30 if row < long else []
+        deciding = WORDS[random.integers(3, size=8) + 3 * kind]
+        texts.append(" ".join([*before, *deciding]))
     named = ["plant", "stone"]
     labels: list[Any] = [named[kind] for kind in kinds]
     if problem == "multi":
         labels = [[each] for each in labels]
-    return {
-        "text": texts,
-        "label": [float(kind) for kind in kinds] if problem == "regression" else labels,
-    }
+    elif problem == "regression":
+        labels = [float(kind) for kind in kinds]
+    return {"text": texts, "label": labels}
 
 
 def settings(test: dict[str, Any], problem: str = "single", **changed: Any) -> TextDataConfig:

@@ -117,4 +117,7 @@ def test_a_build_may_be_killed_or_refused_at_every_step(rounds, survive):
 @pytest.mark.soak(seconds=15)
 def test_killed_builders_are_replaced_within_a_second(rounds, survive):
     seconds = [stores.seconds_to_replace() for _ in range(2 * rounds)]
-    survive([[] if each < 1 else [f"after {each:.1f} s"] for each in seconds])
+    problems: list[list[str]] = []
+    for each in seconds:
+        problems.append([] if each < 1 else [f"after {each:.1f} s"])
+    survive(problems)

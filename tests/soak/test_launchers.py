@@ -118,10 +118,8 @@ def test_torchrun_starts_a_run_again_whose_rank_was_killed_and_it_ends_as_if_not
         said, _ = started[-1].communicate(timeout=120)
         assert started[-1].returncode == 0, said
     assert "resume: continuing from step" in said
-    (whole,), (run,) = (
-        [path for path in (tmp_path / name).glob("*/*") if path.is_dir()]
-        for name in ("whole", "killed")
-    )
+    (whole,) = filter(Path.is_dir, (tmp_path / "whole").glob("*/*"))
+    (run,) = filter(Path.is_dir, (tmp_path / "killed").glob("*/*"))
     assert run == found[0].parents[1]
     assert losses(run) == losses(whole)
 

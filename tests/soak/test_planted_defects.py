@@ -352,7 +352,8 @@ def test_the_tests_find_nearly_every_planted_defect(copy_of_project, survive, re
     record_property(choosing.LINES, [f"{name}: {finder}" for name, (finder, _) in found.items()])
     problems = [problem for _, problem in found.values()]
     missed = [problem for problem in problems if problem]
-    survive(problems if len(missed) > 1 else [[] for _ in problems])
+    none_missed: list[list[str]] = [[]] * len(problems)
+    survive(problems if len(missed) > 1 else none_missed)
 
 
 @pytest.mark.soak(seconds=1)

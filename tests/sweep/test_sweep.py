@@ -217,8 +217,10 @@ def compared(folder: Path) -> dict[str, Any]:
 
 def csv_plain(folder: Path) -> list[dict[str, str]]:
     """Rows with the heads as they were before they were defused for spreadsheets."""
-    rows = read_csv(folder / "sweep.csv")
-    return [{name.lstrip("'"): value for name, value in row.items()} for row in rows]
+    rows = []
+    for row in read_csv(folder / "sweep.csv"):
+        rows.append({name.lstrip("'"): value for name, value in row.items()})
+    return rows
 
 
 @pytest.mark.soak(seconds=4)

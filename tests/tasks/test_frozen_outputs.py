@@ -127,11 +127,11 @@ def test_reading_gives_outputs_and_gradients_of_computing(
 
 def test_every_kind_of_feed_brings_the_same_states(rows: Store, tmp_path: Path) -> None:
     reads = stored(frozen(), rows, tmp_path / "states")
-    found = {
-        kind: [batch.states for batch in batches_of(rows, kind=kind, complete=reads)]
-        for kind in (FeedKind.resident, FeedKind.threaded, FeedKind.workers)
-    }
-    for states in zip(*found.values(), strict=True):
+    found = []
+    for kind in (FeedKind.resident, FeedKind.threaded, FeedKind.workers):
+        batches = batches_of(rows, kind=kind, complete=reads)
+        found.append([batch.states for batch in batches])
+    for states in zip(*found, strict=True):
         assert states[0] is not None
         assert all(torch.equal(states[0], each) for each in states)
 

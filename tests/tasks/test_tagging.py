@@ -51,7 +51,7 @@ def scored(
 
 
 def words_of_tags(rows: list[list[int]], names: Sequence[str]) -> list[list[str]]:
-    return [[names[tag] for tag in row] for row in rows]
+    return [list(map(names.__getitem__, row)) for row in rows]
 
 
 def ids_of_tags(rows: list[list[str]], names: list[str]) -> list[list[int]]:
@@ -73,8 +73,11 @@ def replace_some(
 def test_scores_equal_those_of_seqeval(rows: list[list[tuple[int, int]]]) -> None:
     from seqeval.metrics import f1_score, precision_score, recall_score
 
-    tags = [[tag for tag, _ in row] for row in rows]
-    answers = [[answer for _, answer in row] for row in rows]
+    tags = []
+    answers = []
+    for row in rows:
+        tags.append([tag for tag, _ in row])
+        answers.append([answer for _, answer in row])
     named = [words_of_tags(tags, NAMES), words_of_tags(answers, NAMES)]
     found = scored(tags, answers)
     with warnings.catch_warnings():
