@@ -181,7 +181,11 @@ def make_split(tmp_path: Path) -> SplitMaker:
     made = 0
 
     def make(
-        lengths: Any, *, classes: int = 3, several: bool = False, vocabulary: int = 50
+        lengths: Sequence[int] | np.ndarray,
+        *,
+        classes: int = 3,
+        several: bool = False,
+        vocabulary: int = 50,
     ) -> StoreSplit:
         nonlocal made
         made += 1

@@ -60,12 +60,14 @@ class Scarce(L.Callback):
         else:
             task.get_parameter(self.where).register_hook(lambda gradient: self._fail())
 
-    def _look(self, module: Any, inputs: tuple[Any, ...]) -> None:
+    def _look(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         is_wanted = inputs[0].ends_step or not self.is_last
         is_wanted = is_wanted and module.training and self.task.trainer.global_step in self.steps
         self._is_too_large = is_wanted and inputs[0].num_rows > self.rows
 
-    def _watch(self, module: Any, inputs: Any, outputs: torch.Tensor) -> None:
+    def _watch(
+        self, module: torch.nn.Module, inputs: tuple[object, ...], outputs: torch.Tensor
+    ) -> None:
         if outputs.requires_grad:
             outputs.register_hook(lambda gradient: self._fail())
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,10 @@ class Command:
     """
 
     def __init__(
-        self, function: Any, *arguments: Any, environment: dict[str, str] | None = None
+        self,
+        function: Callable[..., object],
+        *arguments: Any,
+        environment: dict[str, str] | None = None,
     ) -> None:
         warm_start()
         number, name = tempfile.mkstemp(suffix=".txt")
@@ -94,7 +97,7 @@ def begin_warm(words: Sequence[str], **environment: str) -> Command:
     return Command(_run_words, list(words), environment=environment)
 
 
-def begin_function(function: Any, *arguments: Any, **environment: str) -> Command:
+def begin_function(function: Callable[..., object], *arguments: Any, **environment: str) -> Command:
     """A function of a module in a process, and its arguments."""
     return Command(function, *arguments, environment=environment)
 
@@ -105,7 +108,9 @@ def _of_server() -> dict[str, Any]:
 
 
 def _child(
-    here: tuple[str, dict[str, str], dict[str, Any]], function: Any, arguments: tuple[Any, ...]
+    here: tuple[str, dict[str, str], dict[str, Any]],
+    function: Callable[..., object],
+    arguments: tuple[Any, ...],
 ) -> None:
     folder, environment, of_server = here
     os.setsid()

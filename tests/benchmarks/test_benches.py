@@ -129,7 +129,7 @@ def require_rows(name: str, rows: list[dict[str, Any]], printed: str) -> None:
     assert printed.split()[:6] == ["claim", "ours", "theirs", "ratio", "goal", "holds"]
 
 
-def as_float(value: Any) -> Any:
+def as_float(value: object) -> Any:
     """A whole number counts as a figure; true and false do not."""
     return float(value) if type(value) is int else value
 

@@ -45,7 +45,7 @@ class Small(L.LightningModule):
             "validation": 0.0,
         } | slow_s
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         time.sleep(self.slow_s["forward"])
         numbers, targets = batch
         answers = self.layer(numbers)
@@ -53,11 +53,11 @@ class Small(L.LightningModule):
             answers.register_hook(lambda gradient: time.sleep(self.slow_s["backward"]))
         return torch.nn.functional.cross_entropy(answers, targets)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
         time.sleep(self.slow_s["validation"])
         self.log("val/loss", self.layer(batch[0]).mean())
 
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         time.sleep(self.slow_s["optimizer"])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -71,7 +71,7 @@ class TwoOptimizers(Small):
         super().__init__()
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
         for optimizer in self.optimizers():
             optimizer.zero_grad()
             self.manual_backward(super().training_step(batch, batch_idx))

@@ -124,7 +124,7 @@ class RecordedNvml:
         return answer
 
 
-def _named(value: Any, **parts: Any) -> Any:
+def _named(value: object, **parts: Any) -> Any:
     return None if value is None else SimpleNamespace(**parts)
 
 

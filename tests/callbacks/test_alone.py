@@ -27,7 +27,7 @@ from flatout.callbacks.device_reads import DeviceReads
 from flatout.callbacks.gpu import CURVES
 from flatout.callbacks.step_timer import _others
 from flatout.callbacks.throughput import rows_of
-from flatout.data.batches.flat_batch import flat_batch
+from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.engine.peaks import Peak
 from flatout.errors import UserError
 from tests.callbacks.plain import BATCH, ROWS, Small, TwoOptimizers, loader, train
@@ -159,7 +159,7 @@ def test_manual_optimization_with_two_backward_passes_is_timed(tmp_path):
             super().__init__()
             self.automatic_optimization = False
 
-        def training_step(self, batch: Any, batch_idx: int) -> None:
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
             optimizer = self.optimizers()
             for _ in range(2):
                 loss = super().training_step(batch, batch_idx)
@@ -248,10 +248,10 @@ class Tokens(Small):
         self.model = torch.nn.Linear(1, 2)
         self.model.training_flops = lambda lengths: float(1e6 * np.sum(lengths))
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch: FlatBatch, batch_idx: int) -> torch.Tensor:
         return self.model(batch.tokens.float().unsqueeze(1)).square().mean()
 
-    def computed_tokens(self, batch: Any) -> int:
+    def computed_tokens(self, batch: FlatBatch) -> int:
         return batch.longest() * batch.num_rows
 
 
@@ -337,7 +337,7 @@ def test_the_profile_goes_to_the_folder_of_the_logger(tmp_path):
 
 def test_all_of_them_together_log_beside_what_the_module_logs(tmp_path):
     class Logs(Small):
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
             loss = super().training_step(batch, batch_idx)
             self.log("train/own", loss)
             return loss
@@ -420,10 +420,10 @@ def test_a_resumed_training_goes_on_counting(tmp_path):
 
 def test_the_line_names_metrics_in_full_and_parts_of_an_epoch(tmp_path):
     class Logs(Small):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
+        def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
             self.log("valid_loss", 0.5)
 
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> Any:
             self.log("interval", 1.0)
             return super().training_step(batch, batch_idx)
 

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,13 @@ class Keeps(Logger):
     def version(self) -> str:
         return ""
 
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self.calls += 1
         if self.calls >= self.fails_at:
             raise ConnectionError("the network is down")
         self.points.append((int(step or 0), dict(metrics)))
 
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, params: Mapping[str, object], *args: Any, **kwargs: Any) -> None:
         self.settings |= dict(params)
 
     def finalize(self, status: str) -> None:

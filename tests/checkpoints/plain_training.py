@@ -33,7 +33,7 @@ class KillAfter(L.Callback):
         self.batch = batch
 
     def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: object, batch_idx: int
     ) -> None:
         if trainer.fit_loop.epoch_loop.total_batch_idx == self.batch:
             os.kill(os.getpid(), signal.SIGKILL)

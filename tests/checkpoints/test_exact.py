@@ -56,7 +56,7 @@ class StopAt(L.Callback):
         self.batch = batch
         setattr(self, hook, self._stop)
 
-    def _stop(self, trainer: Any, *_: Any) -> None:
+    def _stop(self, trainer: L.Trainer, *_: Any) -> None:
         if trainer.fit_loop.epoch_loop.total_batch_idx == self.batch:
             raise Stopped
 
@@ -165,7 +165,7 @@ def test_a_longer_training_continues_where_patience_had_ended_one(tmp_path):
 
 def test_hyperparameters_that_are_no_plain_values_are_left_out(tmp_path):
     class Odd(Small):
-        def __init__(self, layer: Any) -> None:
+        def __init__(self, layer: object) -> None:
             super().__init__()
             self.save_hyperparameters()
 

@@ -5,8 +5,8 @@ refused.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -246,7 +246,7 @@ def test_a_feature_in_another_unit_than_in_training_is_warned_of(tmp_path, capsy
 def test_degrees_of_another_scale_are_warned_of_by_recording(tmp_path, capsys, unit, scale):
     random = np.random.default_rng(4)
 
-    def write(name: str, change: Any) -> Path:
+    def write(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Path:
         celsius = random.uniform(24, 79, 400)
         path = tmp_path / name
         pa.csv.write_csv(pa.table({"temperature": change(celsius), "y": np.sin(celsius)}), path)

@@ -143,7 +143,7 @@ def test_a_check_takes_the_word_of_recordings_that_its_own_command_has_and_names
 def test_a_check_names_a_constant_column_beside_missing_values_and_shows_the_ranges(
     tmp_path, capsys
 ):
-    def with_gaps(columns: Any, number: int) -> Any:
+    def with_gaps(columns: dict[str, np.ndarray], number: int) -> Any:
         values = list(columns["a"])
         if number == 2:
             values[3:5] = [None, None]

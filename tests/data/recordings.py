@@ -49,7 +49,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def open_data(source: Any, **settings: Any) -> SequenceData:
+def open_data(source: Path | str | pa.Table | dict[str, object], **settings: Any) -> SequenceData:
     data = SequenceData(
         source=str(source) if isinstance(source, Path) else source, **{**SETTINGS, **settings}
     )
@@ -57,7 +57,7 @@ def open_data(source: Any, **settings: Any) -> SequenceData:
     return data
 
 
-def refusal(source: Any, **settings: Any) -> str:
+def refusal(source: Path | str | pa.Table | dict[str, object], **settings: Any) -> str:
     with pytest.raises(UserError) as caught:
         open_data(source, **settings)
     return str(caught.value)

@@ -7,7 +7,6 @@ import io
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from flatout.errors import UserError, out_of_space
 
 
 class FullDisk(io.RawIOBase):
-    def write(self, data: Any) -> int:
+    def write(self, data: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import pytest
 from pyarrow import fs
@@ -145,7 +145,7 @@ def test_two_hosts_with_one_path_have_copies_of_their_own(tmp_path, monkeypatch)
 def test_a_disk_that_is_full_while_fetching_is_told_as_such_and_leaves_nothing(
     bucket, tmp_path, monkeypatch, capfd
 ):
-    def refused(source: object, copy: Any, size: int) -> None:
+    def refused(source: object, copy: BinaryIO, size: int) -> None:
         copy.write(b"text")
         raise OSError(errno.ENOSPC, "No space left on device")
 

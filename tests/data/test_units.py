@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from tests.data.wordpieces import train_wordpieces
 from tests.params import at_once
 
+from flatout import TextDataConfig
 from flatout.data import encoded_units, text_preparation
 from flatout.data.store.cache import Cache, shards_of
 from flatout.data.store.store import Ragged, Store, read_manifest
@@ -65,7 +67,7 @@ def encoded(monkeypatch) -> list[int]:
     counts: list[int] = []
     encode = text_preparation.encode_texts
 
-    def counting(encoder: Any, texts: pa.Array, *how: Any) -> Any:
+    def counting(encoder: object, texts: pa.Array, *how: Any) -> Any:
         counts.append(len(texts))
         return encode(encoder, texts, *how)
 
@@ -304,7 +306,7 @@ def trained(monkeypatch) -> list[list[str]]:
     found: list[list[str]] = []
     train = text_preparation.train_encoder
 
-    def training(texts: Any, *given: Any) -> Any:
+    def training(texts: Iterable[pa.Array], *given: Any) -> Any:
         kept = list(texts)
         found.append([text for block in kept for text in block.to_pylist()])
         return train(iter(kept), *given)
@@ -383,7 +385,7 @@ def test_parts_that_processes_do_at_once_are_the_store_of_one(
     assert joined == built(source, tmp_path / "fresh", tokenizer=tokenizer)
 
 
-def small_part(config: Any, number: int, count: int) -> tuple[int, int]:
+def small_part(config: TextDataConfig, number: int, count: int) -> tuple[int, int]:
     encoded_units.UNIT_ROWS = 2 * UNIT
     return encode_part(config, number, count)
 

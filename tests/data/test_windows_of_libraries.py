@@ -7,6 +7,7 @@ pytorch-forecasting darts`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -228,7 +229,7 @@ def both_loaders(dataset: Any) -> tuple[DataLoader[Any], DataLoader[Any]]:
 OFF = QUIET | {"enable_checkpointing": False}
 
 
-def losses_of(callback: type, fit: Any) -> list[float]:
+def losses_of(callback: type, fit: Callable[[object], object]) -> list[float]:
     """The loss of each step; `fit` takes a callback."""
     losses: list[float] = []
     ends = {
@@ -246,7 +247,7 @@ def test_a_model_of_pytorch_forecasting_has_the_same_losses():
     from pytorch_forecasting import TemporalFusionTransformer
 
     def fit(loader: DataLoader[Any]) -> list[float]:
-        def start(callback: Any) -> None:
+        def start(callback: object) -> None:
             model = TemporalFusionTransformer.from_dataset(
                 dataset, hidden_size=8, dropout=0.1, log_interval=-1
             )
@@ -301,7 +302,7 @@ def test_a_model_of_darts_has_the_same_losses_with_the_class_of_the_example():
     same = [int(last[number // 10] - number % 10) for number in order]
 
     def fit(dataset: Any, order: list[int], **more: Any) -> list[float]:
-        def start(callback: Any) -> None:
+        def start(callback: object) -> None:
             off = {"accelerator": "cpu", "callbacks": [callback], **OFF}
             model = TiDEModel(
                 12,

@@ -59,7 +59,7 @@ class OnCard(L.Callback):
     def __init__(self, device_ids: list[int] | None) -> None:
         self.device_ids = device_ids
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         trainer.strategy.model.device_ids = self.device_ids
         pl_module.device_ids = trainer.strategy.model.device_ids
 
@@ -108,5 +108,5 @@ class HookAtEnd(L.Callback):
 
     hook = ""
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.hook = trainer.strategy.model._get_ddp_logging_data().get("comm_hook", "")

@@ -38,7 +38,9 @@ class AfterFirst(L.Callback):
     def __init__(self, *, may_copy: bool) -> None:
         self.may_copy = may_copy
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: Any, *others: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, module: L.LightningModule, *others: Any
+    ) -> None:
         if not There.is_stepping and not self.may_copy:
             module.model.register_forward_pre_hook(_forbid_copies)
             module.model.register_forward_hook(_allow_copies, always_call=True)

@@ -66,7 +66,7 @@ class Hooked(L.Callback):
         self.norms: list[float] = []
 
     def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         weights = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
         self.norms.append(float(nn.utils.get_total_norm(weights)))
@@ -120,7 +120,7 @@ def test_an_fp16_step_reads_nothing_from_the_device(tmp_path, monkeypatch):
     updates = []
     update = Step._update_scaled
 
-    def watched(step: Step, scaler: Any) -> None:
+    def watched(step: Step, scaler: torch.amp.GradScaler) -> None:
         with monkeypatch.context() as patch:
             for name in ("item", "__float__", "__bool__", "tolist", "cpu"):
                 patch.setattr(Tensor, name, lambda tensor, *_, _name=name: reads.append(_name))

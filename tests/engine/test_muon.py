@@ -5,6 +5,7 @@ it.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,9 @@ def test_a_run_with_muon_resumes_to_the_same_weights(tmp_path: Path) -> None:
     ],
     ids=["bilstm", "lora", "frozen"],
 )
-def test_a_model_without_matrices_that_are_trained_is_refused(model: Any) -> None:
+def test_a_model_without_matrices_that_are_trained_is_refused(
+    model: Callable[[], nn.Module],
+) -> None:
     with pytest.raises(UserError, match=r"optim\.name: muon: .* has no whole matrices"):
         MUON.build(model())
 

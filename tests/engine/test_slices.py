@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from flatout.distributed.collectives import is_share, share_of, whole
@@ -79,7 +79,7 @@ def against_whole(rank: int, settings: dict[str, Any], *, in_bf16: bool = False)
     }
 
 
-def local_bytes(weight: Any) -> int:
+def local_bytes(weight: Tensor) -> int:
     return int((weight.to_local() if is_share(weight) else weight).nbytes)
 
 
@@ -142,7 +142,7 @@ def lengths_of_gradients(rank: int) -> dict[str, Any]:
     }
 
 
-def like_sliced(plain: Tensor, mesh: Any) -> Tensor:
+def like_sliced(plain: Tensor, mesh: DeviceMesh) -> Tensor:
     return distribute_tensor(plain.detach(), mesh, [Shard(0)])
 
 

@@ -44,7 +44,9 @@ class MarksGraphs(Regression):
 
 
 @pytest.mark.parametrize("callbacks", [[], [FastLoop]])
-def test_nothing_of_a_loss_s_graph_lives_after_its_batch(tmp_path: Path, callbacks: Any) -> None:
+def test_nothing_of_a_loss_s_graph_lives_after_its_batch(
+    tmp_path: Path, callbacks: list[type[L.Callback]]
+) -> None:
     """Else autograd keeps its nodes of the first step for ever, and no later step can be captured
     as a CUDA graph.
     """

@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import lightning as L
+import torch
 
 from flatout.checkpoints import folder
 
@@ -132,7 +133,9 @@ class NotANumberAt(L.Callback):
         model: Any = pl_module.model
         is_meant = self.rank is None or trainer.global_rank == self.rank
 
-        def spoil(module: Any, inputs: Any, outputs: Any) -> Any:
+        def spoil(
+            module: torch.nn.Module, inputs: tuple[object, ...], outputs: torch.Tensor
+        ) -> Any:
             if is_meant and module.training and trainer.global_step == self.step:
                 return outputs * self.value
             return outputs

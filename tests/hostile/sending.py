@@ -92,7 +92,9 @@ def as_choice(value: str) -> str:
     return value if "(" in value else f"choice({value})"
 
 
-def _file(name: str, settings: Any, *words: str, is_whole: bool = False) -> Case:
+def _file(
+    name: str, settings: str | dict[str, object], *words: str, is_whole: bool = False
+) -> Case:
     text = "# @package _global_\n" + (
         settings if isinstance(settings, str) else yaml.safe_dump(settings)
     )

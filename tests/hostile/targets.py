@@ -31,7 +31,7 @@ class Case:
     """Whether Hydra itself must run for it: composing alone would not show it."""
 
 
-def as_value(value: Any) -> str:
+def as_value(value: object) -> str:
     """A value as the command line of Hydra takes it."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{as_value(item)}" for key, item in value.items()) + "}"
@@ -43,7 +43,7 @@ def as_value(value: Any) -> str:
     return json.dumps(value)
 
 
-def _callback(name: str, settings: Any, **others: Any) -> Case:
+def _callback(name: str, settings: object, **others: Any) -> Case:
     return Case(name, (f"+callbacks.x={as_value(settings)}",), **others)
 
 

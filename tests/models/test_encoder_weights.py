@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -36,7 +35,7 @@ from flatout.models.encoder.transformer import (
     ids=["more layers", "wider", "half of the file"],
 )
 def test_weights_that_do_not_fill_the_encoder_are_refused(
-    changed: Any, message: str, tmp_path: Path
+    changed: dict[str, int] | None, message: str, tmp_path: Path
 ) -> None:
     whole = built("bert").net
     whole.save_pretrained(tmp_path)

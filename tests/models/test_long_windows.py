@@ -213,7 +213,7 @@ SMALL = calm_encoder(hidden=32)
 
 
 def test_an_export_says_where_its_tokenizer_cuts_otherwise_than_the_run(
-    tmp_path: Path, capsys: Any
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = TextDataConfig()
     data = replace(
@@ -230,7 +230,7 @@ def test_an_export_says_where_its_tokenizer_cuts_otherwise_than_the_run(
     "problem", at_once("single", of=["single", "multi", "regression"], seconds=2)
 )
 def test_a_run_on_windows_learns_predicts_and_exports_text_by_text(
-    problem: str, tmp_path: Path, capsys: Any
+    problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = fit(
         texts(problem), SMALL, optim=OptimConfig(lr=0.01), epochs=5, folder=tmp_path / "run"
@@ -266,7 +266,7 @@ def test_a_run_on_windows_learns_predicts_and_exports_text_by_text(
 
 
 def test_an_attention_over_windows_is_learned_kept_and_exported(
-    tmp_path: Path, capsys: Any
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = replace(SMALL, windows=Windows.attention)
     fit(texts("single"), model, optim=OptimConfig(lr=0.01), epochs=5, folder=tmp_path / "run")

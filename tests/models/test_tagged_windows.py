@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ PIECES = VocabularyConfig(kind=VocabularyKind.wordpiece, min_frequency=1)
 SMALL = calm_encoder(hidden=32)
 
 
-def rows_of(counts: Any, seed: int = 0) -> dict[str, Any]:
+def rows_of(counts: Sequence[int] | np.ndarray, seed: int = 0) -> dict[str, Any]:
     """Words of plants, of stones and of neither."""
     random = np.random.default_rng(seed)
     numbers = [random.integers(9, size=count) for count in counts]
@@ -78,7 +79,7 @@ def test_the_store_holds_a_tag_for_every_word_of_a_long_row_and_none_twice(tmp_p
 
 
 def test_a_run_on_windows_of_tags_answers_every_word_and_scores_as_its_test_did(
-    tmp_path: Path, capsys: Any
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = fit(settings(), SMALL, optim=OptimConfig(lr=0.01), epochs=4, folder=tmp_path / "run")
     predictor = TagPredictor.load(tmp_path / "run")

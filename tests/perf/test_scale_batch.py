@@ -98,7 +98,7 @@ def rates(
     asked: list[int] = []
 
     def measure(
-        parts: Any, setting: Any, steps: int, until: float
+        parts: object, setting: Any, steps: int, until: float
     ) -> SettingMeasurement | NoAnswer:
         asked.append(setting.rows)
         if setting.rows >= memory_from:

@@ -58,16 +58,16 @@ class Module(L.LightningModule):
         self.head = nn.Linear(4, 2)
         self.drop = nn.Dropout(0.2)
 
-    def loss_of(self, batch: Any) -> Tensor:
+    def loss_of(self, batch: list[Tensor]) -> Tensor:
         numbers = batch[0].to(self.layer.weight.dtype)
         return nn.functional.cross_entropy(self.head(self.drop(self.layer(numbers))), batch[1])
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
         loss = self.loss_of(batch)
         self.log("loss", loss.detach(), on_step=True, on_epoch=True)
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def validation_step(self, batch: list[Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         self.log("val_loss", self.loss_of(batch))
 
     def configure_optimizers(self) -> Any:
@@ -93,7 +93,7 @@ def manual(step: Callable[[Any, Tensor, int], None], optimizers: int = 1) -> typ
             super().__init__()
             self.automatic_optimization = False
 
-        def training_step(self, batch: Any, batch_idx: int) -> None:
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
             step(self, super().training_step(batch, batch_idx), batch_idx)
 
         def configure_optimizers(self) -> Any:
@@ -105,7 +105,7 @@ def manual(step: Callable[[Any, Tensor, int], None], optimizers: int = 1) -> typ
     return Manual
 
 
-def step_each_batch(module: Any, loss: Tensor, batch_idx: int) -> None:
+def step_each_batch(module: Module, loss: Tensor, batch_idx: int) -> None:
     optimizers = module.optimizers()
     optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
     for optimizer in optimizers:
@@ -115,7 +115,7 @@ def step_each_batch(module: Any, loss: Tensor, batch_idx: int) -> None:
         optimizer.step()
 
 
-def step_every_third(module: Any, loss: Tensor, batch_idx: int) -> None:
+def step_every_third(module: Module, loss: Tensor, batch_idx: int) -> None:
     module.manual_backward(loss)
     if batch_idx % 3 == 2:
         module.optimizers().step()
@@ -127,14 +127,14 @@ class Normed(Module):
         super().__init__()
         self.layer = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
 
-    def loss_of(self, batch: Any) -> Tensor:
+    def loss_of(self, batch: list[Tensor]) -> Tensor:
         return nn.functional.cross_entropy(self.head(self.layer(batch[0])), batch[1])
 
 
 class OwnHooks(Module):
     """Overrides what Lightning calls in a step."""
 
-    def on_before_zero_grad(self, optimizer: Any) -> None:
+    def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
         self.log("zeroed", float(self.global_step))
 
     def on_after_backward(self) -> None:
@@ -142,7 +142,7 @@ class OwnHooks(Module):
             {f"norm_{name}": weight.grad.norm() for name, weight in self.named_parameters()}
         )
 
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+    def lr_scheduler_step(self, scheduler: schedules.LRScheduler, metric: object) -> None:
         scheduler.step()
 
     def configure_optimizers(self) -> Any:
@@ -153,7 +153,9 @@ class OwnHooks(Module):
 
 
 class OwnZero(Module):
-    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+    def optimizer_zero_grad(
+        self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer
+    ) -> None:
         optimizer.zero_grad(set_to_none=False)
 
 
@@ -165,7 +167,7 @@ class OwnBackward(Module):
 class Skips(Module):
     """Ends the second epoch at its third batch."""
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+    def on_train_batch_start(self, batch: object, batch_idx: int) -> int | None:
         return -1 if self.current_epoch == 1 and batch_idx == 2 else None
 
 
@@ -178,7 +180,7 @@ class OfIterator(Module):
 
 
 class OfTwoLoaders(Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: dict[str, list[Tensor]], batch_idx: int) -> Tensor:
         return self.loss_of(batch["one"]) + self.loss_of(batch["two"])
 
     def train_dataloader(self) -> Any:
@@ -204,7 +206,7 @@ class Shared(Module):
         self.other.weight = self.layer.weight
         self.head.bias.requires_grad_(False)
 
-    def loss_of(self, batch: Any) -> Tensor:
+    def loss_of(self, batch: list[Tensor]) -> Tensor:
         return super().loss_of(batch) + self.other(batch[0]).square().mean()
 
 
@@ -230,10 +232,12 @@ class Keeping(Module):
 
 
 class Thaws(BackboneFinetuning):
-    def freeze_before_training(self, pl_module: Any) -> None:
+    def freeze_before_training(self, pl_module: L.LightningModule) -> None:
         self.freeze(pl_module.layer)
 
-    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+    def finetune_function(
+        self, pl_module: L.LightningModule, epoch: int, optimizer: torch.optim.Optimizer
+    ) -> None:
         if epoch == 1:
             self.unfreeze_and_add_param_group(pl_module.layer, optimizer, lr=0.1)
 
@@ -261,7 +265,7 @@ class Fails(L.Callback):
 
 
 class Stops(L.Callback):
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         trainer.should_stop = trainer.global_step >= 3
 
 
@@ -305,7 +309,7 @@ class Case:
 
 def case(
     module: Callable[[], Any] = Module,
-    callbacks: Any = list,
+    callbacks: Callable[[], list[L.Callback]] = list,
     *,
     resumes: bool = True,
     **settings: Any,

@@ -92,7 +92,7 @@ class Spy(L.Callback):
         self.seen: list[Any] = []
         self.outputs: list[Any] = []
 
-    def note(self, name: str, trainer: Any, module: Any, *rest: Any) -> None:
+    def note(self, name: str, trainer: L.Trainer, module: L.LightningModule, *rest: Any) -> None:
         is_of_step = name.startswith(("on_before", "on_after", "on_train_batch"))
         gradients = copies_of_gradients(module) if is_of_step else []
         self.seen.append(
@@ -102,7 +102,7 @@ class Spy(L.Callback):
             self.outputs.append(copy.deepcopy(rest[0]))
 
 
-def counts_of(trainer: Any) -> tuple[Any, ...]:
+def counts_of(trainer: L.Trainer) -> tuple[Any, ...]:
     """The counters that a step moves; all of them are compared at the end."""
     loop = trainer.fit_loop.epoch_loop
     steps = loop.automatic_optimization.optim_progress.optimizer

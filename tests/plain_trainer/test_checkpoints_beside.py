@@ -31,18 +31,18 @@ ORDERS = ["none of ours", "ours first", "ours last"]
 class Seen(Small):
     """Notes which batches train it."""
 
-    def __init__(self, where: Any = None, width: int = 3) -> None:
+    def __init__(self, where: object = None, width: int = 3) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.batches: list[tuple[int, int, float]] = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         self.batches.append((self.trainer.current_epoch, batch_idx, float(batch[0][0, 0])))
         return super().training_step(batch, batch_idx)
 
 
 def fit(
-    folder: Path, order: str, *, where: Any = None, resume: Path | None = None
+    folder: Path, order: str, *, where: object = None, resume: Path | None = None
 ) -> tuple[Seen, L.Trainer]:
     """A training of three epochs of ten batches whose files are written in the middle of the
     second.

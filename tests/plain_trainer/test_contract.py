@@ -60,7 +60,7 @@ def differences(one: Training, other: Training, tolerance: float = 0.0) -> list[
 
 
 class Meddles(L.Callback):
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         torch.rand(1)
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.loggers import CSVLogger
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from flatout import UserError
 from flatout.callbacks import ExactCheckpoint
@@ -90,7 +90,7 @@ class TwoOptimizers(Small):
         self.automatic_optimization = False
         self.other = torch.nn.Linear(3, 2)
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
         for number, optimizer in enumerate(self.optimizers()):
             loss = torch.nn.functional.cross_entropy(
                 (self.layer, self.other)[number](batch[0]), batch[1]
@@ -113,7 +113,7 @@ class EveryThird(Small):
         super().__init__()
         self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
         self.manual_backward(super().training_step(batch, batch_idx))
         if (batch_idx + 1) % 3 == 0:
             optimizer = self.optimizers()
@@ -192,7 +192,7 @@ def test_two_optimizers_log_after_a_resume_at_the_steps_they_would_have(tmp_path
 
 def test_settings_of_a_module_that_are_no_plain_values_leave_the_others(tmp_path):
     class Own(Small):
-        def __init__(self, where: Any, width: int) -> None:
+        def __init__(self, where: Path, width: int) -> None:
             super().__init__()
             self.save_hyperparameters()
 
@@ -206,7 +206,7 @@ def test_settings_of_a_module_that_are_no_plain_values_leave_the_others(tmp_path
 
 def test_settings_of_omegaconf_are_kept_as_plain_values(tmp_path):
     class Own(Small):
-        def __init__(self, settings: Any) -> None:
+        def __init__(self, settings: DictConfig) -> None:
             super().__init__()
             self.save_hyperparameters(settings)
 
@@ -243,7 +243,12 @@ class StopsWithinAWindow(L.Callback):
     """Asks the training to stop at the fifth batch, the second of a step of three."""
 
     def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
     ) -> None:
         trainer.should_stop = trainer.should_stop or batch_idx == 4
 

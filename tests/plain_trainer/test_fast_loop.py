@@ -79,7 +79,7 @@ def trained(
     make: Callable[[], L.LightningModule],
     *,
     is_fast: bool,
-    callbacks: Any = list,
+    callbacks: Callable[[], list[L.Callback]] = list,
     **settings: Any,
 ) -> tuple[Notes, L.LightningModule, L.Trainer]:
     L.seed_everything(3, verbose=False)
@@ -105,7 +105,7 @@ class Adversarial(Small):
     validation does, too.
     """
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         inputs = batch[0].clone().requires_grad_()
         nn.functional.cross_entropy(self.layer(inputs), batch[1]).backward()
         assert inputs.grad is not None
@@ -113,13 +113,13 @@ class Adversarial(Small):
             self.layer(batch[0] + 0.3 * inputs.grad.sign()), batch[1]
         )
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
         with torch.enable_grad():
             nn.functional.cross_entropy(self.layer(batch[0]), batch[1]).backward()
 
 
 class WithExtras(Small):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
         return {
             "loss": super().training_step(batch, batch_idx),
             "rows": len(batch[0]),
@@ -128,7 +128,7 @@ class WithExtras(Small):
 
 
 class NoneNowAndThen(Small):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
         return None if batch_idx % 3 == 1 else loss
 
@@ -137,24 +137,29 @@ class Clipping(Small):
     """Lightning's recipe that logs the norm of gradients, and clipping of its own."""
 
     def configure_gradient_clipping(
-        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
     ) -> None:
         self.asked = gradient_clip_val, gradient_clip_algorithm
         assert self.layer.weight.grad is not None
         self.log("norm", self.layer.weight.grad.norm())
         self.clip_gradients(optimizer, gradient_clip_val=0.01, gradient_clip_algorithm="norm")
 
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self.log_dict(L.pytorch.utilities.grad_norm(self.layer, norm_type=2))
 
 
 class Frozen(BackboneFinetuning):
     """Thaws a layer in the second epoch: its optimizer has another group then."""
 
-    def freeze_before_training(self, pl_module: Any) -> None:
+    def freeze_before_training(self, pl_module: L.LightningModule) -> None:
         self.freeze(pl_module.layer)
 
-    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+    def finetune_function(
+        self, pl_module: L.LightningModule, epoch: int, optimizer: torch.optim.Optimizer
+    ) -> None:
         if epoch == 1:
             self.unfreeze_and_add_param_group(pl_module.layer, optimizer, lr=0.1)
 
@@ -165,7 +170,7 @@ class TwoLayers(Small):
         self.backbone = self.layer
         self.head = nn.Linear(2, 2)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         return nn.functional.cross_entropy(self.head(self.layer(batch[0])), batch[1])
 
     def configure_optimizers(self) -> Any:
@@ -193,7 +198,7 @@ class WithLBFGS(Small):
 class Twice(torch.optim.SGD):
     """An optimizer that wants the loss twice, as SAM does."""
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Any:
         super().step(closure)
         return super().step(closure)
 
@@ -211,7 +216,7 @@ class WithoutOptimizer(Small):
 class Doubled(Precision):
     """Somebody's own precision."""
 
-    def pre_backward(self, tensor: Tensor, module: Any) -> Tensor:
+    def pre_backward(self, tensor: Tensor, module: L.LightningModule) -> Tensor:
         return super().pre_backward(2 * tensor, module)
 
 
@@ -287,7 +292,7 @@ def test_hooks_logs_outputs_and_weights_are_those_of_a_trainer_without_it(tmp_pa
 @pytest.mark.parametrize("answer", [{}, {"rows": 3}, 0.5, "a", (1, 2)])
 def test_what_no_training_step_may_return_is_refused_in_lightning_s_words(tmp_path, answer):
     class Odd(Small):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
             return answer
 
     messages = []
@@ -392,7 +397,7 @@ def test_a_second_training_of_another_module_is_its_own(tmp_path, capsys):
 
 def test_a_training_that_an_error_ended_leaves_lightning_s_own_loop(tmp_path):
     class Fails(Small):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
             if batch_idx == 4:
                 raise RuntimeError("no more")
             return super().training_step(batch, batch_idx)
@@ -416,7 +421,12 @@ class Copies(L.Callback):
         self.copies = 0
 
     def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
     ) -> None:
         if batch_idx == 2:
             torch.save(pl_module, io.BytesIO())

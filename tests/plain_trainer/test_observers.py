@@ -51,12 +51,12 @@ class Rated(Small):
 
 
 class LogsEachStep(Small):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
         self.log("own", loss.detach())
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
         self.log("val_own", 1.0)
 
 
@@ -124,7 +124,12 @@ class Copies(L.Callback):
         self.copies: list[Any] = []
 
     def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
     ) -> None:
         if batch_idx == 3:
             self.copies = [
@@ -152,17 +157,17 @@ def test_observers_can_be_copied_and_pickled_in_training_and_with_their_trainer(
 @pytest.mark.parametrize("where", ["on_fit_start", "on_train_epoch_start"])
 def test_the_monitor_s_thread_ends_with_a_search_that_fails(tmp_path, where):
     class Fails(Rated):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> Any:
             if not any(isinstance(each, HardwareMonitor) for each in self.trainer.callbacks):
                 raise RuntimeError("the search fails")
             return super().training_step(batch, batch_idx)
 
     class Finder(LearningRateFinder):
-        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
             if where == "on_fit_start":
                 self.lr_find(trainer, pl_module)
 
-        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
             self.lr_find(trainer, pl_module)
 
     monitor = HardwareMonitor(every_s=0.01)

@@ -138,7 +138,7 @@ def test_random_numbers_are_those_of_a_run_without_the_estimate():
 
 
 def test_a_model_of_ones_own_and_pretrained_weights_are_not_estimated():
-    def build(settings: Any) -> nn.Module:
+    def build(settings: object) -> nn.Module:
         raise AssertionError("is not asked for")
 
     require_memory(nn.Linear(2, 2), build, CPU)

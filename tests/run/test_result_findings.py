@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from flatout import TextDataConfig, fit
@@ -129,7 +130,7 @@ def test_the_loss_of_the_best_epoch_outlives_a_resume() -> None:
 
 
 def test_a_finished_run_prints_and_keeps_its_best_epoch_and_what_to_try(
-    tmp_path: Path, capsys: Any
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = {
         "text": [f"{word} number {number}" for number in range(40) for word in ("good", "bad")],

@@ -20,6 +20,7 @@ from flatout import (
     MaskedLanguageConfig,
     MonitorConfig,
     OptimConfig,
+    Result,
     TaggedTweetsConfig,
     TextDataConfig,
     TransformerConfig,
@@ -97,17 +98,17 @@ def train(data: TextDataConfig, model: TransformerConfig, folder: Path, **settin
     return quiet_fit(replace(data, cache=str(folder / "cache")), model, **(given | settings))
 
 
-def choice_of(result: Any) -> dict[str, Any] | None:
+def choice_of(result: Result) -> dict[str, Any] | None:
     choices = read_summary(result.folder)["choices"]
     return next((each for each in choices if each["name"] == reuse.REUSE), None)
 
 
-def reads(result: Any) -> bool:
+def reads(result: Result) -> bool:
     choice = choice_of(result)
     return bool(choice and choice["value"])
 
 
-def require_equal(found: Any, expected: Any) -> None:
+def require_equal(found: Result, expected: Result) -> None:
     assert reads(found)
     assert not reads(expected)
     assert len(losses(found.folder)) > 5

@@ -173,7 +173,7 @@ def test_what_goes_wrong_is_one_line(headlines, monkeypatch):
     said = Said()
     monkeypatch.setattr(rival, "_VERSION", "broken")
 
-    def broken(data: Any, limit_s: float) -> dict[str, float]:
+    def broken(data: object, limit_s: float) -> dict[str, float]:
         raise ValueError("no such thing")
 
     assert find_rival(Rival("rival", broken), headlines, summary_of(0.5), 300.0, said) is None

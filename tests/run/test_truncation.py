@@ -59,7 +59,7 @@ def settings(test: dict[str, Any], problem: str = "single", **changed: Any) -> T
     ],
 )
 def test_cut_and_whole_rows_are_scored_apart(
-    problem: str, metric: str, tmp_path: Path, capsys: Any
+    problem: str, metric: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     test = rows_of(90, 40, 2, problem)
     result = fit(
@@ -113,7 +113,7 @@ def test_the_metric_that_decides_is_scored_and_a_test_cut_short_scores_nothing(
 
 @pytest.mark.parametrize(("rows", "cut"), [(90, 29), *at_once(of=[(60, 31), (90, 0)], seconds=1)])
 def test_few_cut_or_few_whole_rows_are_not_compared(
-    rows: int, cut: int, tmp_path: Path, capsys: Any
+    rows: int, cut: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = fit(settings(rows_of(rows, cut, 2)), MODEL, epochs=1, folder=tmp_path / "run")
     assert result.summary["truncation"] is None

@@ -32,7 +32,7 @@ from tests.run_files import read_csv
 from tests.started import begin, wait_for
 from tests.sweep.planted import Planted
 from tests.sweep.trials import statuses, trial
-from tests.warm import begin_warm
+from tests.warm import Command, begin_warm
 
 
 @pytest.mark.soak(seconds=3)
@@ -137,7 +137,7 @@ def interrupt_after(last: Path, step: str) -> None:
         time.sleep(0.1)
 
 
-def first_trace(place: Path, process: Any) -> Path:
+def first_trace(place: Path, process: Command) -> Path:
     """The link to the last checkpoint of the second trial, once it is there."""
     for _ in range(900):
         if found := list(place.glob("*/*/1/checkpoints/last")):

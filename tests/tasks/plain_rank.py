@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
@@ -30,7 +29,7 @@ class LossFile(Losses):
         self.folder = folder
         self.kind = kind
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         (self.folder / f"{self.kind}-{trainer.global_rank}.json").write_text(
             json.dumps(self.of_steps)
         )

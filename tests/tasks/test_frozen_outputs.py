@@ -32,7 +32,7 @@ LENGTHS = np.array([5, 2, 9, 30, 7, 7, 2, 41, 12], np.int32)
 
 
 def frozen(
-    family: str = "bert", layers: Any = 2, kind: str = "single", **settings: Any
+    family: str = "bert", layers: int | str = 2, kind: str = "single", **settings: Any
 ) -> Transformer:
     """A tiny encoder that drops, of three layers."""
     torch.manual_seed(5)
@@ -97,7 +97,7 @@ def answered(network: Transformer, batch: FlatBatch) -> tuple[Tensor, dict[str, 
 )
 def test_reading_gives_outputs_and_gradients_of_computing(
     family: str,
-    layers: Any,
+    layers: int | str,
     kind: str,
     rows: Store,
     tmp_path: Path,

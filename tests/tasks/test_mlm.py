@@ -274,7 +274,7 @@ def test_a_loaded_run_fills_in_masked_words_as_the_run_did(pretrained: Result) -
 
 
 def test_the_export_opens_in_transformers_with_the_same_logits(
-    pretrained: Result, tmp_path: Path, capsys: Any
+    pretrained: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -294,7 +294,7 @@ def test_the_export_opens_in_transformers_with_the_same_logits(
 
 @pytest.mark.parametrize("verb_name", ["predict", "evaluate"])
 def test_verbs_that_answer_rows_refuse_it(
-    verb_name: str, pretrained: Result, tmp_path: Path, capsys: Any
+    verb_name: str, pretrained: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rows.csv").write_text("text,label\nash,a\n")
     assert verb(verb_name, pretrained.folder, tmp_path / "rows.csv") == 2
@@ -505,7 +505,7 @@ def test_a_run_that_cannot_be_gone_on_from_is_named(
 
 
 def test_check_ends_with_the_command_that_trains_on_texts_without_labels(
-    tmp_path: Path, capsys: Any
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "notes.txt.csv").write_text("text\n" + "\n".join(texts(60)["text"]))
     assert verb("check", tmp_path / "notes.txt.csv", "data.problem=none") == 0

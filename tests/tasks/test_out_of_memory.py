@@ -4,6 +4,7 @@ it would have had.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import BatchLayout, PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.data.problem import Problem
+from flatout.data.store.store import StoreSplit
 from flatout.engine.fast_loop import FastLoop, fast_loop_of
 from flatout.errors import UserError
 from flatout.models.encoder.transformer import Outputs
@@ -85,7 +87,7 @@ def classifier(kind: str, problem: Problem, **settings: Any) -> Classifier:
 
 
 def feed_of(
-    split: Any, rows: int, accumulate: int, layout: BatchLayout = BatchLayout.padded
+    split: StoreSplit, rows: int, accumulate: int, layout: BatchLayout = BatchLayout.padded
 ) -> Feed:
     plan = PlanSettings(rows_per_batch=rows, accumulate=accumulate, layout=layout)
     return Feed(split, plan, kind=FeedKind.resident)
@@ -295,7 +297,7 @@ class ScarceState(torch.optim.AdamW):
 
     lacks = 1
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> Any:
         if self.lacks:
             self.lacks -= 1
             weight = self.param_groups[0]["params"][0]

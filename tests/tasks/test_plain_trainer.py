@@ -32,6 +32,7 @@ from flatout.bits import BitData, GramDecoder
 from flatout.bits.task import GramsConfig
 from flatout.callbacks import ExactCheckpoint
 from flatout.data import TagData, TextData
+from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine import FastLoop
 from flatout.engine.run_length import planned_steps
 from flatout.tasks import Classifier, Tagger
@@ -76,7 +77,12 @@ class Losses(L.Callback):
         self._sum = 0.0
 
     def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: dict[str, torch.Tensor],
+        batch: FlatBatch,
+        batch_idx: int,
     ) -> None:
         self._sum += float(outputs["loss"])
         if batch.ends_step:
@@ -170,7 +176,7 @@ class Means(torch.nn.Module):
         self.words = torch.nn.Embedding(2000, 8)
         self.layer = torch.nn.Linear(8, 4)
 
-    def forward(self, batch: Any) -> torch.Tensor:
+    def forward(self, batch: FlatBatch) -> torch.Tensor:
         rows = self.words(batch.tokens.long()).split(batch.lengths.tolist())
         return self.layer(torch.stack([row.mean(0) for row in rows]))
 
@@ -300,7 +306,7 @@ class MeansOfWeights(L.Callback):
     def __init__(self) -> None:
         self.of_steps: list[torch.Tensor] = []
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         means = pl_module.average.state_dict()
         self.of_steps.append(torch.cat([means[name].flatten() for name in sorted(means)]))
 
@@ -338,7 +344,7 @@ class Opens(torch.nn.Module):
         self.vectors.weight.requires_grad_(joins or self.vectors.weight.requires_grad)
         return joins
 
-    def forward(self, batch: Any) -> torch.Tensor:
+    def forward(self, batch: FlatBatch) -> torch.Tensor:
         return self.line(self.vectors(batch.tokens.long() % 400, batch.offsets[:-1]))
 
 

@@ -24,6 +24,7 @@ from flatout import (
     fit,
 )
 from flatout.data import SequenceData
+from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine import FastLoop
 from flatout.models.series import flatten, rectangle
 from flatout.models.window_mlp import WindowMLPConfig
@@ -220,7 +221,7 @@ class OwnNetwork(nn.Module):
         super().__init__()
         self.layer = nn.Linear(3, 1)
 
-    def forward(self, batch: Any) -> torch.Tensor:
+    def forward(self, batch: FlatBatch) -> torch.Tensor:
         return flatten(self.layer(rectangle(batch)[..., :3]), batch)
 
 

@@ -45,7 +45,7 @@ class OfTransformers(Small):
         }
         self.layer = BertForSequenceClassification(BertConfig(vocab_size=20, **sizes))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> Any:
         return {"loss": self.layer(labels=batch.pop("labels"), **batch).loss}
 
 
@@ -57,7 +57,7 @@ class TwoOptimizers(Small):
         self.automatic_optimization = False
         self.other = torch.nn.Linear(3, 1)
 
-    def training_step(self, batch: Any, batch_idx: int) -> None:
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
         for optimizer, layer in zip(self.optimizers(), (self.layer, self.other), strict=True):
             self.toggle_optimizer(optimizer)
             optimizer.zero_grad()
@@ -100,7 +100,7 @@ class Once(IterableDataset[Any]):
 
 
 class OfSeveral(Small):
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch: list[list[torch.Tensor]], batch_idx: int) -> torch.Tensor:
         return super().training_step(batch[0], batch_idx)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from torch.fx import GraphModule
 from torch.utils.data import DataLoader
 
 from flatout.callbacks import Verdict
@@ -126,7 +127,7 @@ def test_the_fast_loop_is_raced_where_the_framework_takes_its_share(tmp_path, lo
     assert not verdict.evidence.notes
 
 
-def compiles_for_ever(graph: Any, inputs: Any) -> Any:
+def compiles_for_ever(graph: GraphModule, inputs: list[torch.Tensor]) -> Any:
     time.sleep(60)
 
 
@@ -137,7 +138,7 @@ class Cycle:
         self.itself = self
 
 
-def collects_for_ever(graph: Any, inputs: Any) -> Any:
+def collects_for_ever(graph: GraphModule, inputs: list[torch.Tensor]) -> Any:
     """What is raised while a collector's callback, or a weak reference's, runs is lost."""
     gc.callbacks.append(lambda phase, about: time.sleep(0.03))
     try:
@@ -150,7 +151,7 @@ def collects_for_ever(graph: Any, inputs: Any) -> Any:
         gc.callbacks.pop()
 
 
-def compiles_nothing(graph: Any, inputs: Any) -> Any:
+def compiles_nothing(graph: GraphModule, inputs: list[torch.Tensor]) -> Any:
     raise RuntimeError("no such instruction")
 
 

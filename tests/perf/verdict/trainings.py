@@ -59,7 +59,7 @@ class Noisy(Small):
         )
         self.kept: list[float] = []
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         loss = super().training_step(batch, batch_idx)
         self.kept.append(float(loss.detach()))
         self.log("loss", loss)
