@@ -55,12 +55,13 @@ def test_a_check_of_recordings_prints_lengths_and_columns_and_a_command_that_tra
     assert verb("check", folder, *COLUMNS, "data.chunk=20", "+data.noise.a=0.01") == 0
     assert capsys.readouterr().out.rstrip().endswith("data.chunk=20 +data.noise.a=0.01")
     assert verb("check", folder, *COLUMNS, "data.noise.c=0.01") == 2
-    assert capsys.readouterr().err.rstrip() == "data.noise.c: no such feature (a, b)"
+    refusal = capsys.readouterr().err
+    assert refusal.startswith("data.noise.c: ")
+    assert "(a, b)" in refusal
     assert verb("check", folder, "data.features=a", "data.target=y") == 2
-    assert (
-        capsys.readouterr().err.rstrip()
-        == "data.features: 'a' does not fit (a list). Write data.features=[a]."
-    )
+    refusal = capsys.readouterr().err
+    assert refusal.startswith("data.features: 'a' ")
+    assert "data.features=[a]" in refusal
     quick = [
         "trainer.max_epochs=1",
         "monitor.progress=false",

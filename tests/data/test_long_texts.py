@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.refusals import refused
 
 from flatout.data.text import TextDataConfig
 from flatout.data.text_data import TextData
@@ -139,67 +141,49 @@ TABLE = {"text": [" ".join(WORDS[: 5 + row % 30]) for row in range(60)], "label"
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed", "where", "named"),
     [
-        ({"overlap": 8}, "data.overlap: 8 (below data.window=8)"),
-        (
-            {"max_length": 8},
-            (
-                "data.max_length: 8 tokens are one window of data.window=8. Set it to the longest"
-                " text."
-            ),
-        ),
-        (
-            {"pair": True, "text": ["a", "b"]},
-            "data.long: windows with pairs, of which the longer text is cut first.",
-        ),
-        ({"problem": "none"}, "data.long: windows with data.problem=none. Set data.long=cut."),
-        (
-            {"long": "head_tail", "problem": "tags"},
-            "data.long: head_tail with data.problem=tags. Set data.long=cut.",
-        ),
+        ({"overlap": 8}, "data.overlap", "below data.window=8"),
+        ({"max_length": 8}, "data.max_length", "data.window=8"),
+        ({"pair": True, "text": ["a", "b"]}, "data.long", "windows with pairs"),
+        ({"problem": "none"}, "data.long", "windows with data.problem=none"),
+        ({"long": "head_tail", "problem": "tags"}, "data.long", "head_tail with data.problem=tags"),
     ],
 )
-def test_settings_of_windows_that_do_not_fit_are_refused(changed, message):
+def test_settings_of_windows_that_do_not_fit_are_refused(changed, where, named):
     with pytest.raises(UserError) as caught:
         TextDataConfig(**{**WINDOWS, "train": "x.csv", **changed})
-    assert str(caught.value).startswith(message)
+    assert caught.value.where == where
+    assert named in str(caught.value)
+    assert "problem" not in changed or "data.long=cut" in caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed", "where", "allowed"),
     [
-        (
-            {"window": 2, "overlap": 0},
-            "data.window: 2 tokens, 2 of them special and 0 shared (more than 2)",
-        ),
-        (
-            {"window": 8, "overlap": 6},
-            "data.window: 8 tokens, 2 of them special and 6 shared (more than 8)",
-        ),
-        (
-            {"long": "head_tail", "max_length": 3},
-            "data.max_length: 3 tokens, 2 of them special (more than 3)",
-        ),
-        (
-            {"vocabulary": VocabularyConfig()},
-            "data.long: windows is for encoders. Set model=transformer.",
-        ),
+        ({"window": 2, "overlap": 0}, "data.window", "more than 2"),
+        ({"window": 8, "overlap": 6}, "data.window", "more than 8"),
+        ({"long": "head_tail", "max_length": 3}, "data.max_length", "more than 3"),
     ],
 )
-def test_windows_without_room_or_without_an_encoder_are_refused(changed, message, tmp_path):
-    data = TextData(
-        **{
-            **WINDOWS,
-            "train": TABLE,
-            "vocabulary": PIECES,
-            "cache": str(tmp_path),
-            **changed,
-        }
-    )
-    with pytest.raises(UserError) as caught:
-        data.setup()
-    assert str(caught.value) == message
+def test_windows_without_room_are_refused(changed, where, allowed, tmp_path):
+    own_tokens = changed.get("window") or changed["max_length"]
+    with refused(where, f"{own_tokens} tokens, 2 of them special", allowed=allowed):
+        data_of_windows(tmp_path, **changed).setup()
+
+
+def test_windows_without_an_encoder_are_refused(tmp_path):
+    with refused("data.long", "windows", fix="model=transformer"):
+        data_of_windows(tmp_path, vocabulary=VocabularyConfig()).setup()
+
+
+def data_of_windows(cache: Path, **changed: Any) -> TextData:
+    given = {
+        "train": TABLE,
+        "vocabulary": PIECES,
+        "cache": str(cache),
+    }
+    return TextData(**(WINDOWS | given | changed))
 
 
 def test_a_text_of_a_million_characters_is_cut_and_counted(encoder):

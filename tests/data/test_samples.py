@@ -10,6 +10,7 @@ import xxhash
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.naive_bayes import MultinomialNB
 from tests.data.whole_tables import whole_table
+from tests.refusals import refused
 
 from flatout.data.samples.headlines import GENERATOR_VERSION, HeadlinesConfig, HeadlinesTable
 from flatout.errors import UserError
@@ -139,21 +140,20 @@ def test_the_fingerprint_changes_with_the_settings():
 
 
 MISTAKES = [
-    ({"rows": 0}, "data.sample.rows: 0 (1 or more)"),
-    ({"eval_rows": -1}, "data.sample.eval_rows: -1 (1 or more)"),
-    ({"classes": 65}, "data.sample.classes: 65 (2 to 64)"),
-    ({"noise": 0.7}, "data.sample.noise: 0.7 (0 to below 0.5)"),
-    ({"noise": float("nan")}, "data.sample.noise: nan (0 to below 0.5)"),
-    ({"seed": -1}, "data.sample.seed: -1 (0 to 2**63 - 1)"),
-    ({"seed": 2**63}, "data.sample.seed: 9223372036854775808 (0 to 2**63 - 1)"),
+    ({"rows": 0}, "data.sample.rows", "1 or more"),
+    ({"eval_rows": -1}, "data.sample.eval_rows", "1 or more"),
+    ({"classes": 65}, "data.sample.classes", "2 to 64"),
+    ({"noise": 0.7}, "data.sample.noise", "0 to below 0.5"),
+    ({"noise": float("nan")}, "data.sample.noise", "0 to below 0.5"),
+    ({"seed": -1}, "data.sample.seed", "0 to 2**63 - 1"),
+    ({"seed": 2**63}, "data.sample.seed", "0 to 2**63 - 1"),
 ]
 
 
-@pytest.mark.parametrize(("settings", "message"), MISTAKES)
-def test_settings_out_of_range_name_themselves(settings, message):
-    with pytest.raises(UserError) as caught:
+@pytest.mark.parametrize(("settings", "where", "allowed"), MISTAKES)
+def test_settings_out_of_range_name_themselves(settings, where, allowed):
+    with refused(where, *settings.values(), allowed=allowed):
         HeadlinesConfig(**settings)
-    assert str(caught.value) == message
 
 
 def test_the_largest_seed_works_and_an_unknown_split_is_told():

@@ -15,6 +15,7 @@ import xxhash
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 from tests.data.whole_tables import whole_table
+from tests.refusals import refused
 
 from flatout.data.samples.phrases import GENERATOR_VERSION
 from flatout.data.samples.tagged_tweets import (
@@ -273,21 +274,20 @@ def test_noise_changes_the_type_of_a_name_and_never_where_it_stands():
 
 
 MISTAKES = [
-    ({"rows": 0}, "data.sample.rows: 0 (1 or more)"),
-    ({"eval_rows": -1}, "data.sample.eval_rows: -1 (1 or more)"),
-    ({"noise": 0.7}, "data.sample.noise: 0.7 (0 to below 0.5)"),
-    ({"noise": float("nan")}, "data.sample.noise: nan (0 to below 0.5)"),
-    ({"seed": -1}, "data.sample.seed: -1 (0 to 2**63 - 1)"),
-    ({"seed": 2**63}, "data.sample.seed: 9223372036854775808 (0 to 2**63 - 1)"),
+    ({"rows": 0}, "data.sample.rows", "1 or more"),
+    ({"eval_rows": -1}, "data.sample.eval_rows", "1 or more"),
+    ({"noise": 0.7}, "data.sample.noise", "0 to below 0.5"),
+    ({"noise": float("nan")}, "data.sample.noise", "0 to below 0.5"),
+    ({"seed": -1}, "data.sample.seed", "0 to 2**63 - 1"),
+    ({"seed": 2**63}, "data.sample.seed", "0 to 2**63 - 1"),
 ]
 
 
 @both_samples
-@pytest.mark.parametrize(("settings", "message"), MISTAKES)
-def test_settings_out_of_range_name_themselves(table_class, config_class, settings, message):
-    with pytest.raises(UserError) as caught:
+@pytest.mark.parametrize(("settings", "where", "allowed"), MISTAKES)
+def test_settings_out_of_range_name_themselves(table_class, config_class, settings, where, allowed):
+    with refused(where, *settings.values(), allowed=allowed):
         config_class(**settings)
-    assert str(caught.value) == message
 
 
 @both_samples

@@ -12,14 +12,9 @@ from flatout.cli.run_arguments import answering_devices
 from flatout.distributed import ranks
 from flatout.engine.precision import Precision, choose_precision
 from flatout.run.devices import choose_devices
+from tests.refusals import refused
 
 CUDA = torch.device("cuda", 0)
-
-
-def sentence(function, *arguments) -> str:
-    with pytest.raises(UserError) as found:
-        function(*arguments)
-    return str(found.value)
 
 
 @pytest.fixture
@@ -34,47 +29,46 @@ def with_driver(monkeypatch, tmp_path):
 def test_no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(ranks, "_DRIVERS", ())
-    asked = (
-        "trainer.accelerator: gpu, but this machine has no GPU. Set trainer=cpu, or leave it out."
-    )
-    assert sentence(choose_devices, {"accelerator": "gpu"}) == asked
-    named = "--device: no device 'cuda:1' here, as this machine has no GPU (auto, cpu)"
-    assert sentence(answering_devices, "cuda:1") == named
+    with refused("trainer.accelerator", "gpu", "no GPU", fix="trainer=cpu"):
+        choose_devices({"accelerator": "gpu"})
+    with refused("--device", "'cuda:1'", "no GPU", allowed="auto, cpu"):
+        answering_devices("cuda:1")
     assert choose_devices({}) == [0]
 
 
 def test_a_torch_without_cuda_names_the_command_that_installs_another(with_driver, capsys):
     why = "this machine has a GPU, but torch 2.13.0+cpu is built without CUDA"
-    run = "Run pip install --force-reinstall torch==2.13.0."
-    assert (
-        sentence(choose_devices, {"accelerator": "gpu"})
-        == f"trainer.accelerator: gpu, but {why}. {run}"
-    )
-    assert sentence(answering_devices, "cuda").endswith(f"as {why} (auto, cpu). {run}")
+    run = "pip install --force-reinstall torch==2.13.0"
+    with refused("trainer.accelerator", "gpu", why, fix=run):
+        choose_devices({"accelerator": "gpu"})
+    with refused("--device", why, allowed="auto, cpu", fix=run):
+        answering_devices("cuda")
     assert choose_devices({"accelerator": "cpu"}) == [0]
     assert not capsys.readouterr().out
     assert choose_devices({}) == [0]
-    assert capsys.readouterr().out == f"devices: the CPU, as {why}. {run}\n"
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("devices: ")
+    assert why in line
+    assert run in line
 
 
 def test_a_driver_that_torch_cannot_use(with_driver, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert "torch 2.13.0+cpu finds none. Look at the driver with nvidia-smi" in sentence(
-        choose_devices, {"accelerator": "cuda"}
-    )
+    with refused("trainer.accelerator", "torch 2.13.0+cpu finds none", fix="nvidia-smi"):
+        choose_devices({"accelerator": "cuda"})
 
 
 def test_more_devices_than_there_are(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    four = "trainer.devices: 4 (at most 2: this machine has 2 GPUs)"
-    assert sentence(choose_devices, {"devices": 4}) == four
-    third = "trainer.devices: no device 2 (0 to 1: this machine has 2 GPUs)"
-    assert sentence(choose_devices, {"devices": [2]}) == third
+    with refused("trainer.devices", 4, allowed="at most 2: this machine has 2 GPUs"):
+        choose_devices({"devices": 4})
+    with refused("trainer.devices", "device 2", allowed="0 to 1: this machine has 2 GPUs"):
+        choose_devices({"devices": [2]})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1-2,MIG-3-4")
-    assert "at most 1: CUDA gives a process one slice of a MIG card" in sentence(
-        choose_devices, {"devices": 2}
-    )
+    one_slice = "at most 1: CUDA gives a process one slice of a MIG card"
+    with refused("trainer.devices", 2, allowed=one_slice):
+        choose_devices({"devices": 2})
 
 
 @pytest.mark.parametrize(
@@ -94,23 +88,18 @@ def test_a_gpu_for_which_torch_has_no_kernels(monkeypatch, card, kernels, is_fin
     if is_fine:
         assert choose_precision(Precision.fp32, CUDA).value is Precision.fp32
     else:
-        said = sentence(choose_precision, Precision.fp32, CUDA)
-        assert (
-            f"a GPU of compute capability {card[0]}.{card[1]}, but torch {torch.__version__} has"
-            " kernels for 7.5 to" in said
-        )
-        assert said.endswith(
-            "Install a build of torch for this GPU (pytorch.org), or set trainer=cpu."
-        )
+        with pytest.raises(UserError) as caught:
+            choose_precision(Precision.fp32, CUDA)
+        capability = f"compute capability {card[0]}.{card[1]}"
+        for named in (capability, f"torch {torch.__version__}", "kernels for 7.5 to"):
+            assert named in str(caught.value)
+        assert "trainer=cpu" in caught.value.hint
 
 
 def test_bf16_on_a_gpu_without_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    said = (
-        "precision=bf16: needs a GPU of compute capability 8.0 or later. Set precision=fp16, or"
-        " leave it out."
-    )
-    assert sentence(choose_precision, Precision.bf16, CUDA) == said
+    with refused("precision=bf16", "compute capability 8.0", fix="precision=fp16"):
+        choose_precision(Precision.bf16, CUDA)
     assert choose_precision(Precision.bf16, torch.device("cpu")).value is Precision.bf16
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert choose_precision(Precision.bf16, CUDA).value is Precision.bf16

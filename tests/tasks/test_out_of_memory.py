@@ -210,12 +210,14 @@ def test_a_single_row_that_is_too_much_ends_the_run_with_what_would_help(make_sp
             tmp_path,
             Scarce(0),
         )
-    assert (
-        str(caught.value)
-        == "training ran out of memory at step 1: a single row at once, of at most 7 tokens, is too"
-        " much (CUDA out of memory. Tried to allocate 2.00 GiB). Shorten rows with"
-        " data.max_length, or set precision=bf16. The last checkpoint is kept."
-    )
+    said = str(caught.value)
+    assert "out of memory at step 1" in said
+    assert "a single row" in said
+    assert "at most 7 tokens" in said
+    assert "2.00 GiB" in said
+    for fix in ("data.max_length", "precision=bf16"):
+        assert fix in said
+    assert "checkpoint is kept" in said
 
 
 def test_other_errors_pass_as_they_are(make_split, tmp_path):
