@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import lightning as L
-import pytest
 import torch
 import torch.nn.functional as F
+from tests.refusals import refused
 from tests.trainers import quiet_trainer
 from torch import Tensor, nn
 
-from flatout import BitsDataConfig, EncodingConfig, PeopleConfig, UserError
+from flatout import BitsDataConfig, EncodingConfig, PeopleConfig
 from flatout.bits import BitData
 from flatout.data.batches.flat_batch import FlatBatch
 
@@ -141,11 +141,9 @@ def test_settings_of_hydra_make_the_same_data():
 
 
 def test_mistakes_are_one_sentence():
-    with pytest.raises(UserError, match=r"BitData.bit: no such setting. Did you mean 'bits'\?"):
+    with refused("BitData.bit", fix="'bits'"):
         BitData(bit="bloomfilter")
     data = bit_data(accumulate=2)
     module = module_for(data)
-    with pytest.raises(
-        UserError, match=r"data.accumulate: 2, but the Trainer takes 3 batches a step"
-    ):
+    with refused("data.accumulate", 2, "3 batches", fix="accumulate_grad_batches=2"):
         quiet_trainer(accumulate_grad_batches=3).fit(module, datamodule=data)

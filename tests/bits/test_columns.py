@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.refusals import refused
 
 from flatout.bits.columns import BitColumn, Form, write_bits, write_sets, written_form
 from flatout.errors import UserError
@@ -95,7 +96,7 @@ def test_hexadecimal_digits_may_stand_behind_0x_and_begin_with_0b():
 
 
 def test_a_row_without_0b_among_others_is_named():
-    with pytest.raises(UserError, match=r"row 2: column 'bits': 8 characters where others have 10"):
+    with refused("data.bits", "row 2", "'bits'", "8 characters", 10):
         BitColumn("bits", "file").read(pa.array(["0b00000001", "00000001", "0b00000011"]), ROWS)
 
 
@@ -188,21 +189,19 @@ def test_any_number_of_characters_is_read_block_after_block_and_by_a_model_of_as
 def test_a_model_of_so_many_bits_names_the_row_that_has_others():
     reader = BitColumn("bits", "file", Form.binary)
     reader.num_bits = 8
-    with pytest.raises(UserError, match="row 1: column 'bits': 16 characters where others have 8"):
+    with refused("data.bits", "row 1", "'bits'", "16 characters", 8):
         reader.read(pa.array(["01" * 8, "0110011"[:7] + "1"]), ROWS)
 
 
 def test_one_odd_row_at_the_beginning_decides_neither_form_nor_length():
-    with pytest.raises(UserError, match="row 1: column 'bits': 'x' at place 1 is no binary digit"):
+    with refused("data.bits", "row 1", "'bits'", "'x'", "place 1", fix="data.form=hex"):
         BitColumn("bits", "file").read(pa.array(["x110", "0110", "0111"]), ROWS)
-    with pytest.raises(
-        UserError, match=r"row 1: .* 3 characters where others have 4\. Correct this row\.$"
-    ):
+    with refused("data.bits", "row 1", "3 characters", 4, fix="Correct this row"):
         BitColumn("bits", "file").read(pa.array(["011", "0110", "0111"]), ROWS)
 
 
 def test_a_later_block_must_be_as_long_as_the_first():
     reader = BitColumn("bits", "file")
     reader.read(pa.array(["01100110"]), ROWS)
-    with pytest.raises(UserError, match="row 1: column 'bits': 16 characters where others have 8"):
+    with refused("data.bits", "row 1", "'bits'", "16 characters", 8):
         reader.read(pa.array(["0110011001100110"]), ROWS)

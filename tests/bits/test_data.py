@@ -13,6 +13,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 from tests.bits.people import people
+from tests.refusals import refused
 from tests.stores import open_store
 
 from flatout import BitsDataConfig, EncodingConfig, PeopleConfig, UserError
@@ -183,9 +184,7 @@ def test_more_than_65_536_numbers_are_told_apart():
 def test_the_text_columns_are_those_before_the_encoding():
     assert open_store(BitsDataConfig(source=with_bits(Form.hex))).facts["columns"] == list(FIELDS)
     reordered = with_bits(Form.hex).select(["bloomfilter", "uid", *FIELDS])
-    with pytest.raises(
-        UserError, match=r"data.columns: no column of table in memory stands before the encoding"
-    ):
+    with refused("data.columns", "no column of table in memory", fix="data.columns="):
         open_store(BitsDataConfig(source=reordered))
     assert open_store(BitsDataConfig(source=reordered, columns=["Surname"])).facts["columns"] == [
         "Surname"

@@ -21,6 +21,7 @@ from flatout.data.samples.tagged_tweets import TaggedTweetsConfig, TaggedTweetsT
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 from tests.params import at_once
+from tests.refusals import refused
 from tests.run_files import read_csv
 from tests.verbs import verb
 
@@ -71,13 +72,11 @@ def test_planted_errors_are_the_first_suspects_and_a_check_leaves_them_out(
     Path("twice.csv").write_text(
         f"row,file,label\n5,{rows},sport\n5,{rows},science\n", encoding="utf-8"
     )
-    with pytest.raises(
-        UserError, match=r"data\.relabel: twice\.csv:3 gives row 5 another label than a line above"
-    ):
+    with refused("data.relabel", "twice.csv:3", "row 5"):
         check(TextDataConfig(source=str(rows), relabel="twice.csv"))
     suspect = suspects[0]["row"]
     Path("both.csv").write_text(f"row,label\n{suspect},sport\n", encoding="utf-8")
-    with pytest.raises(UserError, match=rf"data\.relabel: row {suspect} is in data\.exclude, too"):
+    with refused("data.relabel", f"row {suspect}", "data.exclude"):
         check(TextDataConfig(source=str(rows), exclude="audit/suspects.csv", relabel="both.csv"))
     assert verb("audit", f"data.source={rows}") == 2  # what a person decided is not overwritten
     assert "out: audit/suspects.csv is there already." in capfd.readouterr().err

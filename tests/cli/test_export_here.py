@@ -38,6 +38,7 @@ from flatout.report.page import render_text
 from tests.cli.test_export import numbers, several, trained
 from tests.data.whole_tables import whole_table
 from tests.params import at_once
+from tests.refusals import refused
 from tests.verbs import verb
 
 SAMPLE = HeadlinesConfig(rows=200, eval_rows=50, classes=3)
@@ -88,9 +89,7 @@ def test_the_best_form_loses_no_more_than_it_may(best, points, file):
 def test_an_error_may_grow_by_so_many_per_cent():
     found = [measured("predict", "", 9, 2.0), measured("int8", INT8, 9, 2.02)]
     assert choose(found, "size", 1.0, Problem.regression).file == INT8
-    with pytest.raises(
-        UserError, match=r"--allow-points: no form loses as little as 0.5 points. Allow more."
-    ):
+    with refused("--allow-points", "0.5 points"):
         choose(found, "size", 0.5, Problem.regression)
 
 

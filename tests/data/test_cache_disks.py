@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.data.caches import RECIPE, build, left_in
+from tests.refusals import refused
 
 from flatout.data.store.cache import Cache, recipe_key
 from flatout.data.store.store import (
@@ -115,10 +116,5 @@ def test_each_refusal_has_its_words(tmp_path, code):
 
 def test_a_cache_in_the_place_of_a_file_is_told(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(
-        UserError,
-        match=(
-            r"data\.cache: cannot write in .*file/cache: Not a directory\. Set data\.cache=FOLDER"
-        ),
-    ):
+    with refused("data.cache", "file/cache", "Not a directory", fix="data.cache=FOLDER"):
         Cache(tmp_path / "file" / "cache").open_or_build("rows.csv", RECIPE, build)

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from tests.data import two_ranks
 from tests.data.tiny_module import TinyModule
+from tests.refusals import refused
 from tests.started import free_port, said_by_all
 from tests.trainers import quiet_trainer
 from tests.warm import begin_function
@@ -379,17 +380,13 @@ def test_a_step_that_is_also_the_trainers_is_kept(settings):
 
 
 def test_mistakes_of_a_constructor_are_one_sentence():
-    with pytest.raises(
-        UserError, match=r"TextData.batchsize: no such setting. Did you mean 'batch_size'\?"
-    ):
+    with refused("TextData.batchsize", fix="'batch_size'"):
         TextData(batchsize=3)
     with pytest.raises(UserError, match=r"data.problem: tags in TextData. Use TagData"):
         TextData(problem="tags")
     with pytest.raises(UserError, match=r"data.problem: single in TagData. Use TextData"):
         TagData(problem="single")
-    with pytest.raises(
-        UserError, match=r"TextData.info: the store is not open yet. Call setup\(\) first."
-    ):
+    with refused("TextData.info", fix="setup()"):
         TextData().info  # noqa: B018
     from flatout import VocabularyConfig
 

@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from tests.refusals import refused
 
 from flatout.data.feeding import divided
 from flatout.data.text import TextDataConfig
@@ -51,9 +52,7 @@ def test_the_product_is_exact_and_what_is_offered_instead_works(wanted, most, wo
 
 
 def test_what_cannot_be_divided_names_the_nearest_that_can():
-    with pytest.raises(
-        UserError, match=r"data.effective_batch: 100 rows .* among 8 devices .* Set 96 or 104, or"
-    ):
+    with refused("data.effective_batch", 100, "8 devices", fix="96 or 104"):
         divided(100, 16, 8)
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hypothesis
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.plans import plans_of_all_ranks, real_rows
+from tests.refusals import refused
 
 from flatout.data.batches.plan import BatchLayout, Plan, PlanSettings, count_batches
-from flatout.errors import UserError
 
 lengths_of_rows = st.lists(st.integers(1, 40), min_size=1, max_size=300).map(
     lambda rows: np.array(rows, np.int32)
@@ -174,10 +173,7 @@ def test_random_rows_are_the_textbook_batches():
 
 
 def test_a_token_cap_below_the_longest_row_is_a_clear_error():
-    with pytest.raises(
-        UserError,
-        match=r"data.tokens_per_batch: 30 tokens cannot hold the longest row \(40 or more",
-    ):
+    with refused("data.tokens_per_batch", 30, allowed="40 or more here"):
         Plan(np.array([5, 40], np.int32), PlanSettings(tokens_per_batch=30))
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.refusals import refused
 
 from flatout.data.decisions import DecidedTable
 from flatout.data.tables.formats import file
@@ -17,7 +18,6 @@ from flatout.data.tables.prints import NOTES, fingerprint_of, fingerprints_of, h
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_source
-from flatout.errors import UserError
 
 
 @pytest.fixture
@@ -143,9 +143,7 @@ def test_equal_splits_are_refused_from_notes_too(tmp_path):
         for name in ("a.csv", "b.csv")
     ]
     for _ in range(2):
-        with pytest.raises(
-            UserError, match=r"data.test: .*b.csv holds exactly the training rows, .*a.csv"
-        ):
+        with refused("data.test", "b.csv", "a.csv"):
             fingerprints_of(dict(zip(("train", "test"), tables, strict=True)), tmp_path / "cache")
 
 
@@ -273,5 +271,5 @@ def test_a_mistake_in_a_head_is_the_same_message_each_time(tmp_path):
     path.write_text("text,label\n", encoding="utf-8")
     of_another_time(path)
     for _ in range(2):
-        with pytest.raises(UserError, match="no rows below the line that names the columns"):
+        with refused("data.train", "rows.csv", "no rows", fix="data.read.columns="):
             opened_by_name(str(path), tmp_path / "cache")

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.refusals import refused
 from transformers import AutoTokenizer
 
 from flatout.data.tokens.subwords import PAIR, Subwords
@@ -139,9 +140,7 @@ def test_a_tokenizer_is_kept_whole_with_all_of_its_files(subwords, tmp_path):
 def test_a_folder_without_the_files_of_its_tokenizer_is_refused(tmp_path):
     # from it alone a tokenizer without words is made
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(
-        UserError, match=r"has no words: its tokenizer's files are missing\. Set data\.tokenizer="
-    ):
+    with refused("model.pretrained, data.tokenizer", "no words", fix="data.tokenizer="):
         Subwords.load(str(tmp_path))
 
 

@@ -16,6 +16,7 @@ import torch
 from tests.composed import only_folder
 from tests.data.whole_tables import whole_table
 from tests.fitting import own_cache
+from tests.refusals import refused
 from tests.run_files import read_csv
 from tests.stores import open_store
 from tests.verbs import verb
@@ -406,11 +407,9 @@ def test_evaluating_encodings_alone_asks_for_the_plain_texts(finished, tmp_path,
 
 
 def test_texts_and_bit_strings_are_not_mixed_up(finished):
-    with pytest.raises(
-        UserError, match=r"model: bilstm does not fit bit strings\. Set model=bitmlp task=grams"
-    ):
+    with refused("model", "bilstm", "bit strings", fix="model=bitmlp task=grams"):
         fit(BitsDataConfig(), BiLSTMConfig())
-    with pytest.raises(UserError, match=r"model: bitmlp does not fit texts\. Set data=bits"):
+    with refused("model", "bitmlp", "texts", fix="data=bits"):
         fit(TextDataConfig(), BitMLPConfig())
     with pytest.raises(UserError, match="task: grams does not fit texts"):
         fit(TextDataConfig(), task=GramsConfig())

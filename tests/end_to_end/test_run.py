@@ -19,6 +19,7 @@ from tests.callbacks.recorded_nvml import hot_4090, shared_card
 from tests.composed import only_folder
 from tests.fitting import own_cache
 from tests.params import at_once
+from tests.refusals import refused
 from tests.run_files import read_csv, read_log, write_jsonl
 from tests.verbs import verb
 from torch import nn
@@ -426,17 +427,17 @@ def test_empty_texts_are_dropped_and_told(tmp_path, capsys):
 
 
 def test_an_unknown_setting_is_refused():
-    with pytest.raises(UserError, match=r"fit: no setting epoch .* Did you mean 'epochs'\?"):
+    with refused("fit", "epoch", fix="'epochs'"):
         fit(epoch=3)
 
 
 def test_a_length_that_is_given_twice_is_refused():
-    with pytest.raises(UserError, match="fit: epochs=2, and trainer has max_epochs, too"):
+    with refused("fit", "epochs=2", "max_epochs"):
         fit(epochs=2, trainer={"max_epochs": 3})
 
 
 def test_validation_must_not_be_the_training_file():
-    with pytest.raises(UserError, match=r"data.validation: a.csv is the training file itself"):
+    with refused("data.validation", "a.csv", "the training file"):
         TextDataConfig(train="a.csv", validation="a.csv")
 
 

@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import flatout.engine.compile
-from flatout import HeadlinesConfig, MonitorConfig, TextCNNConfig, TextDataConfig, UserError, fit
+from flatout import HeadlinesConfig, MonitorConfig, TextCNNConfig, TextDataConfig, fit
 from flatout.engine.compile import compile_in_place
+from tests.refusals import refused
 
 CPU = torch.device("cpu")
 OF_TORCH = ("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*not a leaf Tensor")
@@ -86,7 +87,7 @@ def test_a_run_with_it_trains_the_same_weights(tmp_path, monkeypatch):
 
 def test_a_machine_without_a_compiler_is_told_how_to_mend_it(monkeypatch):
     monkeypatch.setattr(flatout.engine.compile, "why_not", lambda device: "no C++ compiler is here")
-    with pytest.raises(UserError, match=r"compile: no C\+\+ compiler is here. Set compile=false"):
+    with refused("compile", "C++ compiler", fix="compile=false"):
         compile_in_place(nn.Linear(2, 2), CPU)
 
 

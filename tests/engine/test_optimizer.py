@@ -9,6 +9,7 @@ from torch import nn
 from flatout.engine.clipping import clip_gradients
 from flatout.engine.optimizer import OptimConfig, Schedule
 from flatout.errors import UserError
+from tests.refusals import refused
 
 
 def test_the_rate_rises_then_falls_to_nothing():
@@ -88,7 +89,5 @@ def test_a_smaller_step_gets_a_smaller_rate_and_a_cap_holds():
 
 
 def test_scaling_needs_the_rows_that_the_rate_was_chosen_for():
-    with pytest.raises(
-        UserError, match=r"optim.scale_lr: sqrt without a base\. Set optim.base_batch"
-    ):
+    with refused("optim.scale_lr", "sqrt", fix="optim.base_batch"):
         OptimConfig(scale_lr="sqrt")

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
+from tests.refusals import refused
 from torch import nn
 
 from flatout import BiLSTMConfig, TransformerConfig
 from flatout.data.batches.flat_batch import flat_batch
-from flatout.errors import UserError
 from flatout.models.contract import Network, contract, recommended_clip, recommended_lr
 
 ROWS = [[1, 2, 3], [4]]
@@ -50,7 +49,7 @@ def test_what_a_network_says_of_itself_stands_beside_the_defaults():
 def test_a_network_with_a_state_and_no_way_to_take_it_gets_one_sentence():
     found = contract(Own(make_state=lambda rows, device="cpu": (torch.zeros(rows, 2),)))
     assert found.make_state(1) is not None
-    with pytest.raises(UserError, match=r"model: has make_state\(\), and no run\(\) .* Define run"):
+    with refused("model", "make_state()", "no run()", fix="run("):
         found.run(torch.zeros(1, 3, 2), found.make_state(1))
 
 

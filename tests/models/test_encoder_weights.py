@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.models.encoder_cases import FLAT, PADDED, PADDING, VOCABULARY, built
+from tests.refusals import refused
 from transformers import (
     GPT2Config,
     GPT2ForSequenceClassification,
@@ -56,18 +57,13 @@ def test_weights_that_do_not_fill_the_encoder_are_refused(
 
 
 def test_sizes_that_a_family_cannot_have_are_refused_in_one_sentence() -> None:
-    with pytest.raises(
-        UserError,
-        match=r"model\.family: xlnet cannot be made so: .*d_head.*model\.pretrained=FOLDER",
-    ):
+    with refused("model.family", "xlnet", "d_head", fix="model.pretrained=FOLDER"):
         TransformerConfig(family="xlnet", hidden=32, heads=4).read_description()
 
 
 def test_a_decoder_without_a_padding_token_is_refused() -> None:
     net = GPT2ForSequenceClassification(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50))
-    with pytest.raises(
-        UserError, match=r"gpt2 has no padding token\. Set pad_token_id in its config\.json\."
-    ):
+    with refused("model", "gpt2", "padding token", fix="pad_token_id"):
         Transformer(net, is_tagging=False, compute=Compute.auto, separator_id=None)
 
 

@@ -8,13 +8,14 @@ from collections import Counter
 
 import pytest
 
-from flatout import BitsDataConfig, SequenceDataConfig, TextDataConfig, UserError
+from flatout import BitsDataConfig, SequenceDataConfig, TextDataConfig
 from flatout.cli.composing import COMPONENTS
 from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.sequences.settings import SequenceProblem
 from flatout.run.kinds import BITS, KINDS, MASKED_WORDS, TEXTS, kind_of, kind_of_run
 from tests.composed import CONF
+from tests.refusals import refused
 
 
 def test_each_problem_of_each_data_has_one_kind():
@@ -63,12 +64,7 @@ def test_a_task_of_masked_words_makes_texts_of_them():
 
 
 def test_a_task_of_another_value_of_the_problem_says_how_it_is_chosen():
-    with pytest.raises(
-        UserError,
-        match=r"task: tagging with data\.problem=single\. Set data\.problem=tags for words",
-    ):
+    with refused("task", "tagging", "data.problem=single", fix="data.problem=tags"):
         RunConfig(task=COMPONENTS["task"]["tagging"]())
-    with pytest.raises(
-        UserError, match=r"task: mlm with data\.problem=multi\. Leave data\.problem out\."
-    ):
+    with refused("task", "mlm", "data.problem=multi", fix="data.problem"):
         RunConfig(data=TextDataConfig(problem=Problem.multi), task=COMPONENTS["task"]["mlm"]())

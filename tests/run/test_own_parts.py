@@ -25,6 +25,7 @@ from flatout.run.job import RunJob
 from flatout.run.own_parts import plain_name
 from tests.composed import only_folder, run_train
 from tests.params import at_once
+from tests.refusals import refused
 from tests.run_files import read_log
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own_parts.md").read_text(encoding="utf-8")
@@ -249,7 +250,7 @@ def test_a_job_of_one_s_own_module_knows_its_metric_and_its_mode(package):
     clipped = RunConfig(**parts | {"task": mypkg.Manual()}, optim=OptimConfig(clip=1.0))
     with pytest.raises(UserError, match=r"optim\.clip: Manual uses manual optimisation"):
         RunJob(clipped)
-    with pytest.raises(UserError, match="task: Unsendable cannot be sent to other processes"):
+    with refused("task", "Unsendable", "other processes"):
         RunJob(RunConfig(**parts | {"task": mypkg.Unsendable()}))
 
 

@@ -15,6 +15,7 @@ from flatout.config import RunConfig
 from flatout.data import TextData
 from flatout.report.summary import read_summary
 from flatout.tasks import Classifier
+from tests.refusals import refused
 
 
 def test_settings_may_be_mappings_and_a_model_a_name():
@@ -105,5 +106,5 @@ def test_who_looks_at_a_run_that_trains_knows_its_machine(tmp_path):
 
 @pytest.mark.parametrize("make", [TextData, TextDataConfig])
 def test_a_number_as_a_text_is_refused(make):
-    with pytest.raises(UserError, match=r"data.batch_size: '32' is no number \(1 or more\)"):
+    with refused("data.batch_size", "'32'", allowed="1 or more"):
         make(batch_size="32")

@@ -40,6 +40,7 @@ from tests.composed import run_train
 from tests.faults.plants import Planted, RaiseAt
 from tests.fitting import quiet_fit
 from tests.params import at_once
+from tests.refusals import refused
 from tests.run_files import losses, model_weights, read_log
 from tests.verbs import verb
 
@@ -346,9 +347,7 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(changes, message, tmp_pa
 
 
 def test_masked_words_differ_in_each_epoch_so_nothing_is_stored(tmp_path):
-    with pytest.raises(
-        UserError, match=r"^model\.reuse: true, but the texts change: other words are masked"
-    ):
+    with refused("model.reuse", "true", "the texts change"):
         train(
             CLASSES,
             replace(ENCODER, reuse=True, head_dropout=None),
@@ -385,16 +384,14 @@ def test_a_disk_that_is_short_is_named_with_the_figures(tmp_path, monkeypatch):
 def test_a_disk_that_runs_full_midway_leaves_nothing_half_written(tmp_path, monkeypatch):
     write = SplitWriter.append
 
-    def refused(self: SplitWriter, **blocks: Any) -> None:
+    def out_of_space(self: SplitWriter, **blocks: Any) -> None:
         if "states" in blocks and self.name == "validation":
             with written():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(self, **blocks)
 
-    monkeypatch.setattr(SplitWriter, "append", refused)
-    with pytest.raises(
-        UserError, match=r"^data\.cache: no space left in \S+: needs about [\d.]+ MB, .*cache clear"
-    ):
+    monkeypatch.setattr(SplitWriter, "append", out_of_space)
+    with refused("data.cache", "no space left", "needs about", fix="cache clear"):
         train(CLASSES, ENCODER, tmp_path)
     kept = [
         path.name for path in (tmp_path / "cache").iterdir() if not path.name.startswith(".lock-")

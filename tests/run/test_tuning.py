@@ -37,6 +37,7 @@ from tests.composed import compose_run, only_folder
 from tests.fitting import quiet_fit
 from tests.params import at_once
 from tests.perf.tune.planted import SMALL
+from tests.refusals import refused
 from tests.verbs import verb
 
 MODEL = BiLSTMConfig(embedding=8, hidden=8)
@@ -238,11 +239,9 @@ def test_answers_are_taken_again_until_the_time_would_find_more(tmp_path):
 
 
 def test_mistakes_are_told_before_anything_starts():
-    with pytest.raises(UserError, match=r"tune: 'atuo' \(off, auto, cut\). Did you mean 'auto'\?"):
+    with refused("tune", "'atuo'", allowed="off, auto, cut", fix="'auto'"):
         RunConfig(tune="atuo")
-    with pytest.raises(
-        UserError, match=r"tune.budget_s: 0 \(above 0\). To measure nothing, set tune=off."
-    ):
+    with refused("tune.budget_s", 0, allowed="above 0", fix="tune=off"):
         TuneConfig(budget_s=0)
     with pytest.raises(
         UserError, match="the processes that measure cannot build a model of your own"

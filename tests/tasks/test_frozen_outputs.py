@@ -15,7 +15,6 @@ from flatout.data.batches.flat_batch import FlatBatch, cut_batch
 from flatout.data.batches.plan import FeedKind, PlanSettings
 from flatout.data.store.store import Column, Store, StoreWriter
 from flatout.engine.precision import Precision
-from flatout.errors import UserError
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import (
     FLAT_FAMILIES,
@@ -26,6 +25,7 @@ from flatout.models.encoder.transformer import (
 from flatout.tasks import frozen_outputs
 from flatout.tasks.frozen_outputs import FrozenPart, StoredStates
 from tests.params import at_once
+from tests.refusals import refused
 
 CPU = torch.device("cpu")
 LENGTHS = np.array([5, 2, 9, 30, 7, 7, 2, 41, 12], np.int32)
@@ -197,10 +197,7 @@ def test_other_frozen_weights_are_refused_while_their_outputs_are_read(
     stored(network, rows, tmp_path / "states")
     network.load_state_dict({**state, "net.classifier.bias": torch.ones(3)})  # the head may change
     state["net.bert.encoder.layer.0.output.dense.weight"][0, 0] += 1e-3
-    with pytest.raises(
-        UserError,
-        match=r"^model\.reuse: the frozen weights loaded here are not those whose outputs",
-    ):
+    with refused("model.reuse", "frozen weights", fix="model.reuse=false"):
         network.load_state_dict(state)
 
 

@@ -9,8 +9,8 @@ from sklearn import metrics as sk
 from torchmetrics.classification import MulticlassAUROC
 
 from flatout.data.problem import Problem
-from flatout.errors import UserError
 from flatout.tasks.metrics import TaskMetrics, monitored_metric, require_metric
+from tests.refusals import refused
 
 
 def measured(
@@ -221,9 +221,7 @@ def test_the_class_table_counts_rows_and_puts_the_commonest_first():
 
 
 def test_an_unknown_metric_names_the_nearest():
-    with pytest.raises(
-        UserError, match=r"checkpoint.metric: no metric 'acuracy' .* Did you mean 'accuracy'\?"
-    ):
+    with refused("checkpoint.metric", "'acuracy'", fix="'accuracy'"):
         require_metric("acuracy", ["accuracy", "macro_f1"], "checkpoint.metric")
 
 

@@ -38,6 +38,7 @@ from flatout.engine.run_length import planned_steps
 from flatout.tasks import Classifier, Tagger
 from tests.encoders import calm_encoder
 from tests.params import at_once
+from tests.refusals import refused
 from tests.trainers import flat_weights, quiet_trainer
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -264,18 +265,14 @@ PREDICTED_WRONGLY: list[Any] = [
 
 def test_a_task_without_data_and_without_a_network_says_what_it_lacks(tmp_path):
     trainer = quiet_trainer(tmp_path)
-    with pytest.raises(
-        UserError, match="Classifier: no datamodule says how many classes and words there are"
-    ):
+    with refused("Classifier", "no datamodule"):
         trainer.fit(Classifier(BiLSTMConfig()), train_dataloaders=[0])
 
 
 def test_bits_in_a_classifier_are_refused_in_one_sentence(tmp_path):
     data, _ = parts("bits")
     trainer = quiet_trainer(tmp_path)
-    with pytest.raises(
-        UserError, match=r"Classifier: BitInfo has no classes. Use Tagger for tags and GramDecoder"
-    ):
+    with refused("Classifier", "BitInfo", "no classes", fix="GramDecoder"):
         trainer.fit(Classifier(BiLSTMConfig()), datamodule=data)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.params import at_once
+from tests.refusals import refused
 
 from flatout.cli.cache import show
 from flatout.data import encoded_units
@@ -251,7 +252,7 @@ def test_a_mistake_in_a_file_is_named_and_nothing_of_it_is_kept(tmp_path):
     config = config_of(
         write_files(tmp_path / "rows"), tmp_path / "cache", problem="regression", label="label"
     )
-    with pytest.raises(UserError, match=r"part-\d.csv row 1: 'c\|b' is no number"):
+    with refused("data.label", "csv row 1", "'c|b'"):
         surveyed(config, Cache(config.cache))
     assert not [path for path in Cache(config.cache).of_surveys().folder.glob("*") if path.is_dir()]
 
