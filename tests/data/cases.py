@@ -40,36 +40,36 @@ class Case:
         return settings_of(TextDataConfig, {**self.files(folder), "cache": str(folder / "cache")})
 
 
-def add_case(
-    cases: list[Case], name: str, says: str, *, is_error: bool = True
-) -> Callable[..., Any]:
-    """Writes down a case whose files a function writes."""
+class CaseList(list[Case]):
+    """Cases of one kind, in the order in which they are written down."""
 
-    def add(files: Callable[[Path], dict[str, Any]]) -> Callable[[Path], dict[str, Any]]:
-        cases.append(Case(name, says, files, is_error))
-        return files
+    def add(self, name: str, says: str, *, is_error: bool = True) -> Callable[..., Any]:
+        """Write down a case whose files a function writes."""
 
-    return add
+        def add(files: Callable[[Path], dict[str, Any]]) -> Callable[[Path], dict[str, Any]]:
+            self.append(Case(name, says, files, is_error))
+            return files
 
+        return add
 
-def add_file(
-    cases: list[Case],
-    name: str,
-    says: str,
-    content: str | bytes,
-    *,
-    file: str = "rows.csv",
-    is_error: bool = True,
-    **settings: Any,
-) -> None:
-    """Writes down a case of one file."""
+    def add_file(
+        self,
+        name: str,
+        says: str,
+        content: str | bytes,
+        *,
+        file: str = "rows.csv",
+        is_error: bool = True,
+        **settings: Any,
+    ) -> None:
+        """Write down a case of one file."""
 
-    def files(folder: Path) -> dict[str, Any]:
-        data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
-        (folder / file).write_bytes(data)
-        return {"train": str(folder / file), **settings}
+        def files(folder: Path) -> dict[str, Any]:
+            data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+            (folder / file).write_bytes(data)
+            return {"train": str(folder / file), **settings}
 
-    cases.append(Case(name, says, files, is_error))
+        self.append(Case(name, says, files, is_error))
 
 
 GOOD = csv_of(lines())

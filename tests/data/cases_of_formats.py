@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
-from tests.data.cases import GOOD, TEXTS, Case, add_case, csv_of, lines
+from tests.data.cases import GOOD, TEXTS, CaseList, csv_of, lines
 from tests.run_files import jsonl_of
 
-OTHER_FORMATS: list[Case] = []
-case = partial(add_case, OTHER_FORMATS)
+OTHER_FORMATS = CaseList()
+case = OTHER_FORMATS.add
 
 
 @case("json that is one long line", "the array ends here, but the file continues")

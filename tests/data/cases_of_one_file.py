@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gzip
-from functools import partial
 
-from tests.data.cases import GOOD, TEXTS, Case, add_file, csv_of, lines
+from tests.data.cases import GOOD, TEXTS, Case, CaseList, csv_of, lines
 from tests.run_files import jsonl_of
 
-ONE_FILE: list[Case] = []
-plain = partial(add_file, ONE_FILE)
+ONE_FILE = CaseList()
+plain = ONE_FILE.add_file
 
 ONE_FILE.append(
     Case("missing file", "no such file", lambda folder: {"train": str(folder / "nowhere.csv")})
