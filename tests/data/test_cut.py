@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.data.batches.feed import Feed
-from flatout.data.batches.flat_batch import cut_batch, flat_batch, piece_edges
+from flatout.data.batches.flat_batch import FlatBatch, cut_batch, flat_batch, piece_edges
 from flatout.data.batches.plan import PlanSettings
 
 
@@ -23,9 +23,16 @@ def test_pieces_have_a_row_each_and_none_is_far_over_its_share(lengths, count):
     assert edges[0] == 0
     assert edges[-1] == len(lengths)
     assert len(edges) == count + 1
-    tokens = [int(lengths[start:stop].sum()) for start, stop in itertools.pairwise(edges)]
-    assert all(start < stop for start, stop in itertools.pairwise(edges))
-    assert max(tokens) <= lengths.sum() / count + lengths.max()
+    spans = list(itertools.pairwise(edges))
+    assert all(start < stop for start, stop in spans)
+    tokens = [int(lengths[start:stop].sum()) for start, stop in spans]
+    share = lengths.sum() / count
+    assert max(tokens) <= share + lengths.max()
+
+
+def tokens_of_rows(batch: FlatBatch) -> list[list[int]]:
+    padded, lengths = batch.padded(fill=-1)
+    return [row[:length].tolist() for row, length in zip(padded, lengths, strict=True)]
 
 
 @pytest.mark.parametrize("count", [2, 3, 8, 100])
@@ -35,20 +42,23 @@ def test_pieces_are_the_batch_in_order(make_split, several, count):
     (batch,) = Feed(split, PlanSettings(rows_per_batch=8))
     pieces = cut_batch(batch, count)
     assert len(pieces) == min(count, 8)
-    assert torch.equal(torch.cat([piece.tokens for piece in pieces]), batch.tokens)
-    assert torch.equal(torch.cat([piece.rows for piece in pieces]), batch.rows)
-    padded, lengths = batch.padded(fill=-1)
-    rows = [row[:length].tolist() for row, length in zip(padded, lengths, strict=True)]
+    tokens = torch.cat([piece.tokens for piece in pieces])
+    assert torch.equal(tokens, batch.tokens)
+    rows = torch.cat([piece.rows for piece in pieces])
+    assert torch.equal(rows, batch.rows)
     found = []
     for piece in pieces:
-        padded, lengths = piece.padded(fill=-1)
-        found += [row[:length].tolist() for row, length in zip(padded, lengths, strict=True)]
-    assert found == rows
+        found += tokens_of_rows(piece)
+    assert found == tokens_of_rows(batch)
     if several:
-        assert torch.equal(torch.cat([piece.multi_hot(3) for piece in pieces]), batch.multi_hot(3))
+        labels = torch.cat([piece.multi_hot(3) for piece in pieces])
+        assert torch.equal(labels, batch.multi_hot(3))
     else:
-        assert torch.equal(torch.cat([piece.targets for piece in pieces]), batch.targets)
-    assert [piece.ends_step for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+        labels = torch.cat([piece.targets for piece in pieces])
+        assert torch.equal(labels, batch.targets)
+    *before, last = pieces
+    assert last.ends_step
+    assert not any(piece.ends_step for piece in before)
     assert {piece.step_rows for piece in pieces} == {8}
     rows_before = 0
     for piece in pieces:
@@ -66,6 +76,8 @@ def test_labels_of_tokens_go_with_their_tokens():
 def test_rows_that_do_not_count_are_in_no_piece_unless_all_are_such():
     batch = flat_batch([[1], [2, 2], [3, 3, 3]], torch.tensor([0, 1, 2]))
     batch.num_real = 2
-    assert [piece.tokens.tolist() for piece in cut_batch(batch, 2)] == [[1], [2, 2]]
+    first, second = cut_batch(batch, 2)
+    assert first.tokens.tolist() == [1]
+    assert second.tokens.tolist() == [2, 2]
     batch.num_real = 0
     assert cut_batch(batch, 2) == [batch]

@@ -45,15 +45,15 @@ def test_shares_are_met_and_another_seed_draws_others():
     splits = assign_splits(texts, validation_share=0.1, test_share=0.2, seed=0)
     shares = np.bincount(splits, minlength=3) / len(splits)
     np.testing.assert_allclose(shares, [0.7, 0.1, 0.2], atol=0.01)
-    assert (
-        assign_splits(texts, validation_share=0.1, test_share=0.2, seed=1) != splits
-    ).mean() > 0.3
+    others = assign_splits(texts, validation_share=0.1, test_share=0.2, seed=1)
+    assert (others != splits).mean() > 0.3
 
 
 def test_a_grown_file_keeps_its_old_split():
     old = [f"row {i}" for i in range(500)]
+    grown = [*old, "new", "rows"]
     before = assign_splits(pa.array(old), validation_share=0.1, test_share=0.1)
-    after = assign_splits(pa.array([*old, "new", "rows"]), validation_share=0.1, test_share=0.1)
+    after = assign_splits(pa.array(grown), validation_share=0.1, test_share=0.1)
     np.testing.assert_array_equal(after[:500], before)
 
 
@@ -62,8 +62,10 @@ def test_the_split_does_not_follow_block_boundaries(texts, seed, data):
     cut = data.draw(st.integers(0, len(texts)))
     array = pa.array(texts, pa.string())
     shares = {"validation_share": 0.3, "test_share": 0.3, "seed": seed}
-    parts = [assign_splits(part, **shares) for part in (array[:cut], array[cut:])]
-    np.testing.assert_array_equal(np.concatenate(parts), assign_splits(array, **shares))
+    before = assign_splits(array[:cut], **shares)
+    after = assign_splits(array[cut:], **shares)
+    whole = assign_splits(array, **shares)
+    np.testing.assert_array_equal(np.concatenate([before, after]), whole)
 
 
 def by_hand(text: str) -> int:
@@ -85,7 +87,8 @@ def test_long_texts_pass_through_the_window_unchanged():
     for place, text in enumerate(texts):
         assert mixed[place] == hash_texts(pa.array([text]))[0]
     sums = np.array([by_hand(text) for text in texts], dtype=np.uint64)
-    np.testing.assert_array_equal(mixed, _mixed(sums ^ _mixed(np.array([0], dtype=np.uint64))))
+    seed = _mixed(np.array([0], dtype=np.uint64))
+    np.testing.assert_array_equal(mixed, _mixed(sums ^ seed))
 
 
 def test_a_missing_text_counts_as_an_empty_one():
@@ -102,12 +105,14 @@ def classes_of(sizes: list[int]) -> np.ndarray:
 def test_every_class_gives_each_split_its_share_to_one_row(sizes, pieces, seed):
     classes = np.random.default_rng(seed).permutation(classes_of(sizes))
     dealer = Dealer(len(sizes), validation_share=0.1, test_share=0.2)
-    splits = np.concatenate([dealer.deal(piece) for piece in np.array_split(classes, pieces)])
+    blocks = np.array_split(classes, pieces)
+    splits = np.concatenate([dealer.deal(block) for block in blocks])
     for number, size in enumerate(sizes):
-        taken = np.bincount(splits[classes == number], minlength=3)
-        assert abs(taken[1] - 0.1 * size) < 1.5
-        assert abs(taken[2] - 0.2 * size) < 1.5
-        assert abs(taken[1] + taken[2] - 0.3 * size) < 1
+        own = splits[classes == number]
+        _, validation, test = np.bincount(own, minlength=3)
+        assert abs(validation - 0.1 * size) < 1.5
+        assert abs(test - 0.2 * size) < 1.5
+        assert abs(validation + test - 0.3 * size) < 1
 
 
 def test_dealing_does_not_depend_on_how_the_rows_are_cut_into_blocks():
@@ -115,9 +120,8 @@ def test_dealing_does_not_depend_on_how_the_rows_are_cut_into_blocks():
     shares = {"validation_share": 0.15, "test_share": 0.1}
     whole = Dealer(4, **shares).deal(classes)
     dealer = Dealer(4, **shares)
-    np.testing.assert_array_equal(
-        np.concatenate([dealer.deal(p) for p in np.array_split(classes, 7)]), whole
-    )
+    in_blocks = [dealer.deal(block) for block in np.array_split(classes, 7)]
+    np.testing.assert_array_equal(np.concatenate(in_blocks), whole)
 
 
 @given(st.lists(st.integers(1, 40), min_size=3, max_size=40), st.integers(0, 5))
@@ -126,9 +130,10 @@ def test_groups_stay_whole_and_every_split_gets_one(rows, seed):
     splits = split_groups(hashes, np.array(rows), validation_share=0.2, test_share=0.1, seed=seed)
     assert set(splits.tolist()) == {0, 1, 2}
     if len(rows) > 30:
-        share = np.bincount(splits, weights=rows) / sum(rows)
-        assert abs(share[1] - 0.2) < 2 * max(rows) / sum(rows)
-        assert abs(share[2] - 0.1) < 2 * max(rows) / sum(rows)
+        _, validation, test = np.bincount(splits, weights=rows) / sum(rows)
+        two_groups = 2 * max(rows) / sum(rows)
+        assert abs(validation - 0.2) < two_groups
+        assert abs(test - 0.1) < two_groups
 
 
 def test_groups_do_not_depend_on_their_order():
@@ -136,7 +141,6 @@ def test_groups_do_not_depend_on_their_order():
     order = np.random.default_rng(0).permutation(50)
     shares = {"validation_share": 0.2, "test_share": 0.1}
     rows = np.arange(1, 51)
-    np.testing.assert_array_equal(
-        split_groups(hashes, rows, **shares)[order],
-        split_groups(hashes[order], rows[order], **shares),
-    )
+    splits = split_groups(hashes, rows, **shares)
+    of_shuffled = split_groups(hashes[order], rows[order], **shares)
+    np.testing.assert_array_equal(splits[order], of_shuffled)

@@ -35,12 +35,15 @@ def drawn(problem: Problem, rows: int, classes: int = 4) -> tuple[torch.Tensor, 
     """Answers that are right more often than not."""
     if problem is Problem.regression:
         targets = 3 + torch.randn(rows)
-        return targets + 0.5 * torch.randn(rows), targets
+        noise = 0.5 * torch.randn(rows)
+        return targets + noise, targets
     if problem is Problem.multi:
         targets = (torch.rand(rows, classes) < 0.3).float()
-        return 2 * targets - 1 + torch.randn(rows, classes), targets
+        noise = torch.randn(rows, classes)
+        return 2 * targets - 1 + noise, targets
     targets = (classes * torch.rand(rows) ** 2).long()
-    return torch.randn(rows, classes) + 1.5 * torch.nn.functional.one_hot(targets, classes), targets
+    noise = torch.randn(rows, classes)
+    return noise + 1.5 * torch.nn.functional.one_hot(targets, classes), targets
 
 
 PROBLEMS = [
@@ -55,7 +58,8 @@ PROBLEMS = [
 def test_the_sums_of_the_rows_make_the_metrics_themselves(problem, classes):
     metrics = judged(problem, *drawn(problem, 300, classes), classes)
     values = metrics.compute()
-    for name, value in metrics.values_of(metrics.sums.gathered().sum(0)).items():
+    total = metrics.sums.gathered().sum(0)
+    for name, value in metrics.values_of(total).items():
         assert float(value) == pytest.approx(values[name], rel=1e-5)
     assert set(metrics.intervals()) == set(values)
 
@@ -65,9 +69,8 @@ def test_intervals_hold_the_score_of_the_whole_population(problem, classes):
     whole = judged(problem, *drawn(problem, 30_000, classes), classes).compute()
     held = dict.fromkeys(whole, 0)
     for _ in range(SIMULATED):
-        for name, (low, high) in (
-            judged(problem, *drawn(problem, 300, classes), classes).intervals().items()
-        ):
+        sample = judged(problem, *drawn(problem, 300, classes), classes)
+        for name, (low, high) in sample.intervals().items():
             held[name] += low <= whole[name] <= high
     assert all(count >= 0.86 * SIMULATED for count in held.values()), held
     assert sum(held.values()) < len(held) * SIMULATED  # 95 %, not all of them
@@ -88,9 +91,12 @@ def test_batches_and_their_order_change_no_interval(rows):
 def test_many_rows_added_up_in_groups_have_the_interval_of_single_rows():
     outputs, targets = drawn(Problem.single, 50_000)
     low, high = judged(Problem.single, outputs, targets, 4).intervals()["accuracy"]
-    accuracy = float((outputs.argmax(1) == targets).double().mean())
-    half = 1.96 * (accuracy * (1 - accuracy) / 50_000) ** 0.5
-    assert (low, high) == pytest.approx((accuracy - half, accuracy + half), abs=half / 8)
+    is_right = outputs.argmax(1) == targets
+    accuracy = float(is_right.double().mean())
+    variance = accuracy * (1 - accuracy) / 50_000
+    half = 1.96 * variance**0.5
+    assert low == pytest.approx(accuracy - half, abs=half / 8)
+    assert high == pytest.approx(accuracy + half, abs=half / 8)
 
 
 def test_the_interval_of_an_auroc_is_that_of_resampled_rows():
@@ -99,8 +105,9 @@ def test_the_interval_of_an_auroc_is_that_of_resampled_rows():
     random = np.random.default_rng(1)
     picks = random.integers(0, 400, (300, 400))
     resampled = [sk.roc_auc_score(targets.numpy()[pick], scores[pick]) for pick in picks]
+    ends = np.quantile(resampled, [0.025, 0.975])
     found = judged(Problem.single, outputs, targets, 2).intervals()["auroc"]
-    assert found == pytest.approx(np.quantile(resampled, [0.025, 0.975]), abs=0.01)
+    assert found == pytest.approx(ends, abs=0.01)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 9])
