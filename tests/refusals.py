@@ -40,3 +40,13 @@ def require_refusal(
     if allowed is not None:
         assert error.allowed == allowed, error
     assert fix in error.hint, error
+
+
+def require_printed(said: str, where: str, *values: object) -> None:
+    """Fail unless a printed line names a place and, behind it, these values in their order."""
+    rest = said[said.index(where) + len(where) :] if where in said else ""
+    assert rest, said
+    line = rest.partition("\n")[0]
+    for value in values:
+        _, found, line = line.partition(str(value))
+        assert found, f"no {value} behind {where}: {said}"

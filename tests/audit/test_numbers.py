@@ -14,6 +14,7 @@ import torch
 from sklearn.linear_model import Ridge
 from tests.composed import compose_run, only_folder, run_train
 from tests.params import at_once
+from tests.refusals import require_printed
 from tests.verbs import verb
 
 from flatout.audit.number_report import describe_forecast, describe_numbers
@@ -141,7 +142,7 @@ def test_few_rows_have_no_forecast_and_fewer_than_folds_are_refused(capfd):
         measure_numbers(made_up(12, 9, 0.1), 3)
     )
     assert verb("audit", *SMALL, "data.sample.cells=1", "data.sample.cycles=1", "folds=9") == 2
-    assert "folds: 5 recordings for 9 folds. Set folds to fewer" in capfd.readouterr().err
+    require_printed(capfd.readouterr().err, "folds: ", "5 recordings", "9 folds")
 
 
 def test_recordings_of_a_group_are_answered_by_models_that_saw_none_of_it(
@@ -175,7 +176,7 @@ def test_recordings_of_a_group_are_answered_by_models_that_saw_none_of_it(
     )
     words[1] = "data.source=one.csv"  # a single unit leaves its rounds to be parted
     assert verb("audit", *words, "data.group=[unit,round]", "folds=7") == 2
-    assert "folds: 6 recordings for 7 folds. Set folds to fewer" in capfd.readouterr().err
+    require_printed(capfd.readouterr().err, "folds: ", "6 recordings", "7 folds")
 
 
 @pytest.mark.parametrize(
@@ -323,13 +324,11 @@ def test_recordings_with_labels_are_audited_by_the_share_that_is_right(
     assert "w05.csv (given fast, likely slow)" in printed
     assert "2 of the 24 recordings are answered otherwise" in printed
     assert verb("audit", "data=sequence", *words, "unlabelled=x.csv", "out=more") == 2
-    assert "unlabelled: is for texts with one class a row. Leave it out." in capfd.readouterr().err
+    require_printed(capfd.readouterr().err, "unlabelled: ", "texts with one class")
     assert verb("audit", "data=sequence", *words, "for=2m", "out=more") == 2
-    assert "for: is for texts with one class a row. Leave it out." in capfd.readouterr().err
+    require_printed(capfd.readouterr().err, "for: ", "texts with one class")
     assert verb("audit", "data=sequence", *words, "rows=90", "out=more") == 2
-    assert (
-        "rows: all recordings are read in an audit of them. Leave it out." in capfd.readouterr().err
-    )
+    require_printed(capfd.readouterr().err, "rows: ", "all recordings")
 
 
 @pytest.mark.parametrize(

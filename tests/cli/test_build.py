@@ -11,6 +11,7 @@ from flatout.data import encoded_units
 from tests.composed import run_train
 from tests.data.wordpieces import train_wordpieces
 from tests.params import at_once
+from tests.refusals import require_printed
 from tests.verbs import verb
 
 KINDS = {
@@ -205,10 +206,7 @@ def test_data_of_your_own_have_no_store(tmp_path, monkeypatch, capfd):
         f"+allow_targets=[{','.join(classes)}]",
     ]
     assert verb("build", *words) == 2
-    assert (
-        "build: a module or data of your own have no store. Call prepare_data"
-        in capfd.readouterr().err
-    )
+    require_printed(capfd.readouterr().err, "build: ", "no store", "prepare_data")
 
 
 def test_a_wrong_column_is_one_message(tmp_path, monkeypatch, capfd):

@@ -14,6 +14,7 @@ import torch
 from flatout import BiLSTMConfig, HeadlinesConfig, TextDataConfig, fit
 from flatout.inference import run_predictor
 from flatout.tasks.calibration import Sureness, calibration_error
+from tests.refusals import require_printed
 from tests.run_files import jsonl_of, read_csv, write_jsonl
 from tests.verbs import verb
 
@@ -79,7 +80,7 @@ def test_nothing_over_standard_input_is_a_mistake_of_evaluate_too(finished, monk
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b" \n")))
     assert verb("evaluate", finished.folder, "-") == 2
     said = capsys.readouterr().err
-    assert "FILE: nothing came over standard input. Write: command | flatout evaluate RUN -" in said
+    require_printed(said, "FILE: ", "nothing", "standard input", "| flatout evaluate RUN -")
 
 
 def test_gzipped_rows_come_over_standard_input_too(finished, tmp_path, monkeypatch, capsys):
@@ -220,7 +221,4 @@ def test_a_file_without_a_label_says_how_it_is_mended(finished, tmp_path, capsys
     file = tmp_path / "rows.csv"
     file.write_text("text,label\nsome words,\nmore words,\n")
     assert verb("evaluate", finished.folder, file) == 2
-    assert (
-        "no row has a label. Name the column of labels with --label, or another file."
-        in capsys.readouterr().err
-    )
+    require_printed(capsys.readouterr().err, "no row has a label", "--label")

@@ -28,6 +28,7 @@ from flatout.inference.sequences import SequencePredictor
 from flatout.run.kinds import load_predictor
 from tests.cli.cells import SETTINGS, cells_of, train
 from tests.params import at_once
+from tests.refusals import require_printed
 from tests.verbs import verb
 
 
@@ -219,4 +220,4 @@ def test_a_label_that_the_run_never_saw_is_named_and_both_directions_are_not_exp
     assert "run=20 is 'odd' (fast, slow)" in line
     assert verb("export", result.folder, "--onnx", "--out", tmp_path / "onnx") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "export: a bidirectional network reads a recording from its end too" in line
+    require_printed(line, "export: ", "bidirectional")

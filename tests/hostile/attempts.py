@@ -1,6 +1,6 @@
 """Attempts to have something executed, or written outside of a run's folder: how many were refused.
 
-The cases stand in `hostile_targets` and `hostile_paths`. Each is tried in a folder of its own, with
+The cases stand in `targets` and `paths`. Each is tried in a folder of its own, with
 bait beside it that makes a file, the canary, when it is executed; a case holds when it ended in a
 message to the person and nothing new lies anywhere but in the folder of runs.
 """

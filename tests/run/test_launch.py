@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import train
+from tests.refusals import require_printed
 from tests.run_files import losses, read_log
 from tests.started import SMALL, begin, free_port, slurm
 
@@ -56,22 +57,19 @@ def test_a_port_in_use_is_said(tmp_path, monkeypatch, capfd):
         taken.listen()
         port = int(taken.getsockname()[1])
         said = refusal([f"output={tmp_path}"], 0, port, monkeypatch, capfd)
-    assert (
-        said
-        == f"MASTER_PORT: 127.0.0.1:{port} is in use by another program. Set MASTER_PORT to a free"
-        " port."
-    )
+    (line,) = said.splitlines()
+    require_printed(line, "MASTER_PORT: ", f"127.0.0.1:{port} is in use", "Set MASTER_PORT")
 
 
 def test_other_devices_than_torchrun_started_are_refused(tmp_path, monkeypatch, capfd):
     said = refusal([f"output={tmp_path}", "trainer.devices=1"], 0, free_port(), monkeypatch, capfd)
-    assert "trainer.devices: 2 ranks are running on this machine. Leave trainer.devices out" in said
+    require_printed(said, "trainer.devices: ", "2 ranks", "Leave trainer.devices out")
 
 
 def test_many_trials_are_not_started_by_many_ranks(tmp_path, monkeypatch, capfd):
     words = ["-m", "model.hidden=32,64", f"hydra.sweep.dir={tmp_path}/many"]
     said = refusal(words, 0, free_port(), monkeypatch, capfd)
-    assert "-m: several ranks are running, and each would start all trials. Start it once" in said
+    require_printed(said, "-m: ", "several ranks", "all trials")
 
 
 @pytest.mark.soak(seconds=15)
