@@ -266,6 +266,14 @@ class RunConfig:
             "does not work with precision=fp16: its scaler needs whole gradients",
             hint="Set precision=bf16 or fp32.",
         )
+        keeps_whole_states = self.optim.shown_name in ("adamw", "muon", "sgd")
+        require(
+            keeps_whole_states,
+            _OF_FSDP,
+            f"does not work with {self.optim.shown_name}, whose states may have other shapes than"
+            " their weights",
+            hint="Set optim.name=adamw or sgd.",
+        )
         require(
             not self.compile,
             _OF_FSDP,

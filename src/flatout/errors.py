@@ -114,6 +114,11 @@ def first_line(error: BaseException) -> str:
     return line.rstrip(".")
 
 
+def class_name(part: object) -> str:
+    """The name of a class, without its module; anything else as text."""
+    return part.__qualname__ if isinstance(part, type) else str(part)
+
+
 def nearest(word: str, choices: Iterable[str], *, least: float = 0.5) -> str | None:
     """The choice most like `word`, in any case; None if no likeness reaches `least`.
 

@@ -157,5 +157,5 @@ def test_a_torch_without_muon_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_other_optimizer_is_known() -> None:
-    with pytest.raises(UserError, match=r"optim\.name: 'sgd'"):
-        OptimConfig(name="sgd")  # a word that is none of the options
+    with pytest.raises(UserError, match=r"optim\.name: 'lion'"):
+        OptimConfig(name="lion")  # a word that is none of the options

@@ -168,6 +168,11 @@ def _of_files() -> Iterator[Case]:
     evil = "callbacks: {x: {_target_: evil.Evil}}\n"
     yield _file("a file that trusts a package", "allow_targets: [evil]\n" + evil)
     yield _file("a file that trusts everything", "allow_targets: [evil, os, builtins]\n" + evil)
+    yield _file("a file that names an optimizer", "optim: {optimizer: evil.Evil}\n")
+    yield _file(
+        "a file that trusts its optimizer", "allow_targets: [evil]\noptim: {optimizer: evil.Evil}\n"
+    )
+    yield _file("an argument of an optimizer", "optim: {arguments: {x: {_target_: evil.Evil}}}\n")
     told = "hydra: {overrides: {task: ['allow_targets=[evil]']}}\n"
     yield _file("a file that says it was typed", "allow_targets: [evil]\n" + told + evil)
     yield _file(

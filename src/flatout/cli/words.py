@@ -64,6 +64,9 @@ def in_hydras_form(word: str) -> str:
     `experiment=a` → `+experiment=a`, `+model=b` → `model=b`, `on=ray` → `hydra.launcher.place=ray`.
     """
     word = quote_letters(word)
+    if word.lstrip("+").startswith("optim._target_="):
+        # Hydra would make the optimizer itself, before there are weights
+        return f"optim.optimizer={word.partition('=')[2]}"
     if word.startswith("launcher."):
         return f"hydra.{word}"
     group, equals, option = word.removeprefix("+").partition("=")

@@ -1,30 +1,40 @@
 """The settings of `optim`, and what follows from them: the optimizer and the rate of each step.
 
-`OptimConfig.build(model)` puts the weights into groups that share decay and rate, and makes AdamW
-or Muon of them. `OptimConfig.lr_at(step, total_steps)` is the learning rate of a step. Open this
-file to add a setting of the optimizer. Beside it stand `schedule`, `muon`, `clipping` and
-`weight_average`.
+`OptimConfig.build(model)` puts the weights into groups that share decay and rate, and makes the
+optimizer of them: one by `name`, or a class of the user's. `OptimConfig.lr_at(step, total_steps)`
+is the learning rate of a step. Open this file to add a setting of the optimizer. Beside it stand
+`schedule`, `muon`, `clipping` and `weight_average`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from flatout.distributed.collectives import is_share
 from flatout.engine.muon import MATRICES, Group, MuonAndAdamW
 from flatout.engine.step_losses import NotFinite
-from flatout.errors import check_settings, require, setting
+from flatout.errors import UserError, check_settings, class_name, first_line, require, setting
 from flatout.models.contract import contract
 
 Schedule = StrEnum("Schedule", "linear cosine constant")
-OptimizerName = StrEnum("OptimizerName", "adamw muon")
+OptimizerName = StrEnum("OptimizerName", "adamw muon sgd adafactor")
 ScaleRate = StrEnum("ScaleRate", "none sqrt linear")
+OWN = "optim._target_"
+"""How the command line names a class of the user's."""
+_READS = {
+    OptimizerName.adamw: ("beta1", "beta2", "eps"),
+    OptimizerName.muon: ("beta1", "beta2", "eps"),
+    OptimizerName.sgd: ("beta1",),
+}
+"""Settings that an optimizer reads beside rate and decay; others read none of them."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -32,7 +42,21 @@ class OptimConfig:
     """The optimizer, its schedule and the clipping of gradients."""
 
     name: OptimizerName = setting(
-        OptimizerName.adamw, "adamw; muon: Muon for an encoder's matrices, AdamW for others."
+        OptimizerName.adamw,
+        "adamw; muon: Muon for an encoder's matrices, AdamW for others; sgd: beta1 is its momentum;"
+        " adafactor: a matrix's state is one row and one column.",
+    )
+    optimizer: Any = setting(
+        None,
+        "A class of optimizer in place of name, typed as optim._target_=CLASS; null: by name.",
+        allowed="a class of torch.optim, or one that allow_targets names",
+        example="torch.optim.RAdam",
+    )
+    arguments: dict[str, Any] = setting(
+        dict,
+        "Further arguments of the optimizer, each with a plus sign.",
+        allowed="a mapping of names to values",
+        example="optim.name=sgd +optim.arguments.nesterov=true",
     )
     lr: float | None = setting(
         None, "Highest rate; null: as the model recommends, or 0.002.", above=0, example="1e-3"
@@ -92,6 +116,7 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "optim")
+        self._require_optimizer()
         is_based = self.scale_lr is ScaleRate.none or self.base_batch is not None
         require(
             is_based,
@@ -99,6 +124,43 @@ class OptimConfig:
             f"{self.scale_lr.value} without a base",
             hint="Set optim.base_batch to the rows a step that optim.lr was chosen for.",
         )
+
+    def _require_optimizer(self) -> None:
+        """Refuse what is no optimizer, and settings that the optimizer does not read."""
+        own = self.optimizer
+        reads = () if own is not None else _READS.get(self.name, ())
+        # a checkpoint keeps the name of a class, and nothing is imported by it
+        is_optimizer = isinstance(own, type) and issubclass(own, Optimizer)
+        require(
+            own is None or isinstance(own, str) or is_optimizer,
+            OWN,
+            f"{class_name(own)} is no optimizer",
+            hint="Name a subclass of torch.optim.Optimizer.",
+        )
+        require(
+            own is None or self.name is OptimizerName.adamw,
+            OWN,
+            f"{class_name(own)} beside optim.name={self.name}",
+            hint="Leave one of them out.",
+        )
+        for name in ("beta1", "beta2", "eps"):
+            value = getattr(self, name)
+            default = type(self).__dataclass_fields__[name].default
+            require(
+                name in reads or value == default,
+                f"optim.{name}",
+                f"{value}, which {self.shown_name} does not read",
+                hint="Leave it out, or add +optim.arguments.NAME=VALUE.",
+            )
+        if is_optimizer or (self.arguments and self.name is not OptimizerName.muon):
+            # a wrong argument is refused before any data are read
+            one_weight = [{"params": [nn.Parameter(torch.zeros(1))]} for _ in range(2)]
+            self._make(one_weight, fused=False)
+
+    @property
+    def shown_name(self) -> str:
+        """The optimizer's name in messages."""
+        return self.name.value if self.optimizer is None else class_name(self.optimizer)
 
     @property
     def highest(self) -> float:
@@ -123,7 +185,7 @@ class OptimConfig:
         """The optimizer of all weights that are trained now or after layers have thawed.
 
         A group holds the weights of one depth that decay alike: matrices decay, biases and norms
-        do not. Muon's matrices are groups of their own. `fused` takes torch's fused AdamW.
+        do not. Muon's matrices are groups of their own. `fused`: AdamW and SGD are one kernel.
         """
         depths = self._depths(model)
         matrices = self._matrices(model)
@@ -147,9 +209,36 @@ class OptimConfig:
                     groups[key][MATRICES] = is_matrix
             groups[key]["params"].append(weight)
         ordered = [groups[key] for key in sorted(groups)]
-        optimizer = MuonAndAdamW if matrices else AdamW
+        return self._make(ordered, fused=fused)
+
+    def _make(self, groups: list[Group], *, fused: bool) -> Optimizer:
+        optimizer, arguments = self._choose(fused=fused)
+        arguments = {"lr": self.highest, **arguments, **self.arguments}
+        try:
+            return optimizer(groups, **arguments)
+        # so do classes refuse arguments that they lack, their values, and groups of weights
+        except (TypeError, ValueError) as error:
+            where = "optim.arguments" if self.optimizer is None else OWN
+            problem = f"{self.shown_name} cannot be made: {first_line(error)}"
+            raise UserError(where, problem) from error
+
+    def _choose(self, *, fused: bool) -> tuple[Callable[..., Optimizer], dict[str, Any]]:
+        """What makes the optimizer, and its arguments beside groups and rate."""
+        if self.optimizer is not None:
+            require(
+                not isinstance(self.optimizer, str),
+                OWN,
+                f"{self.optimizer} is a name that a checkpoint keeps",
+                hint="Pass optim=OptimConfig(optimizer=…) with the class itself.",
+            )
+            return self.optimizer, {}
+        if self.name is OptimizerName.adafactor:
+            return Adafactor, {}
+        if self.name is OptimizerName.sgd:
+            return SGD, {"momentum": self.beta1, "fused": fused}
         betas = (self.beta1, self.beta2)
-        return optimizer(ordered, lr=self.highest, betas=betas, eps=self.eps, fused=fused)
+        adamw = {"betas": betas, "eps": self.eps, "fused": fused}
+        return (MuonAndAdamW if self.name is OptimizerName.muon else AdamW), adamw
 
     def _matrices(self, model: nn.Module) -> set[int]:
         """The `id` of each weight that Muon steps: whole matrices of the model's layers."""

@@ -177,7 +177,7 @@ def json_safe(value: object) -> Any:
 def plain(value: object) -> Any:
     """Settings as mappings, lists and plain values, with secrets masked.
 
-    An object that is none of these is named by its type: `<torch.optim.adamw.AdamW>`.
+    A class is its name, and any other object that of its class: `<torch.optim.adamw.AdamW>`.
     """
     return mask_settings(_plain(value))
 
@@ -196,7 +196,8 @@ def _plain(value: object) -> Any:
         return value
     if isinstance(value, Path):
         return str(value)
-    return f"<{type(value).__module__}.{type(value).__qualname__}>"
+    kind = value if isinstance(value, type) else type(value)
+    return f"<{kind.__module__}.{kind.__qualname__}>"
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

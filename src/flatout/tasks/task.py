@@ -27,7 +27,7 @@ from flatout.engine import lightning_internals as internals
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.schedule import StepSchedule
 from flatout.engine.weight_average import WeightAverage
-from flatout.errors import UserError, require, settings_of
+from flatout.errors import UserError, class_name, require, settings_of
 from flatout.models.contract import ModelConfig, Network, contract
 from flatout.run_log import RunLog
 from flatout.tasks.metrics import Counted
@@ -370,7 +370,9 @@ class Task(L.LightningModule, Generic[OutputLabels]):
                 "config": asdict(self.model_config),
             }
         # For `load_from_checkpoint`, as plain values: torch opens no others with `weights_only`.
-        checkpoint.setdefault(self.CHECKPOINT_HYPER_PARAMS_KEY, json.loads(json.dumps(settings)))
+        # A class is kept as its name, and nothing is imported by it when the checkpoint is opened.
+        plain_settings = json.loads(json.dumps(settings, default=class_name))
+        checkpoint.setdefault(self.CHECKPOINT_HYPER_PARAMS_KEY, plain_settings)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Lightning calls it before the optimizer and the mean of the weights exist."""
