@@ -163,7 +163,7 @@ class GramDecoder(Task):
         known = multi_hot_of_counts(texts.ids, texts.counts, self.labels.num_targets)
         composed = network.compose(known[:, num_labels:])
         total = self._sum_of_losses(outputs, targets)
-        total = total + self._answers_loss(composed, known[:, :num_labels])
+        total = total + self.sum_losses(composed, known[:, :num_labels])
         return total / batch.step_rows
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
@@ -189,7 +189,7 @@ class GramDecoder(Task):
     def _sum_of_losses(self, outputs: Tensor, targets: Tensor, num_known: int = 0) -> Tensor:
         """The losses of all rows. The first `num_known` have no detections."""
         num_labels = self.labels.num_outputs
-        total = self._answers_loss(outputs[:, :num_labels], targets[:, :num_labels])
+        total = self.sum_losses(outputs[:, :num_labels], targets[:, :num_labels])
         if outputs.shape[1] > num_labels:  # a model that trains its detectors answers them as well
             detected = outputs[num_known:, num_labels:].float()
             hashed = targets[num_known:, num_labels:]
@@ -239,7 +239,7 @@ class GramDecoder(Task):
         outputs = real_rows(self.answers(batch), batch)
         targets = real_rows(batch.multi_hot(self.labels.num_outputs), batch)
         self.metrics.update(outputs.sigmoid(), targets, self.kept_rows(batch))
-        return self._answers_loss(outputs, targets)
+        return self.sum_losses(outputs, targets)
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
         return {"probabilities": real_rows(self.answers(batch), batch).sigmoid()}
@@ -258,8 +258,8 @@ class GramDecoder(Task):
             )
         return self.outputs(batch)[:, :num_outputs].float()
 
-    def _answers_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Sum over records of the mean over answers."""
+    def sum_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Sum over records of the mean loss of their answers; override it for another loss."""
         return (
             gram_loss(self.config.loss, outputs.float(), targets, self.weights_C)
             / self.labels.num_outputs

@@ -99,7 +99,7 @@ class Classifier(Task[Labels]):
         return self.metrics.per_class()
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
-        loss_sum = self._loss_sum_of(real_rows(outputs, batch).float(), self._targets(batch))
+        loss_sum = self.sum_losses(real_rows(outputs, batch).float(), self._targets(batch))
         return loss_sum / batch.step_rows
 
     def judge(self, batch: FlatBatch) -> Tensor:
@@ -109,7 +109,7 @@ class Classifier(Task[Labels]):
         self.metrics.update(answers, targets, self.kept_rows(batch))
         if self.cut_scores is not None:
             self.cut_scores.add(answers, targets, real_rows(batch.rows, batch))
-        return self._loss_sum_of(outputs, targets)
+        return self.sum_losses(outputs, targets)
 
     def start_judging(self, split: str) -> None:
         super().start_judging(split)
@@ -197,7 +197,8 @@ class Classifier(Task[Labels]):
         assert batch.targets is not None
         return real_rows(batch.targets, batch)
 
-    def _loss_sum_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def sum_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Sum of the losses of some rows, from `[B, C]` outputs; override it for another loss."""
         problem = self.labels.problem
         weights_C = self.weights_C
         smoothing = self.config.label_smoothing

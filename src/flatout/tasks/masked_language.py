@@ -138,10 +138,15 @@ class MaskedLanguageModel(Task[None]):
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
         assert batch.targets is not None
-        total = F.cross_entropy(
-            outputs.float(), batch.targets, reduction="sum", ignore_index=NO_TARGET
-        )
+        total = self.sum_losses(outputs.float(), batch.targets)
         return total / (batch.step_rows * self.masked_per_row)
+
+    def sum_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Sum of the losses of masked tokens in training; override it for another loss.
+
+        A validation keeps the cross-entropy, of which its perplexity is made.
+        """
+        return F.cross_entropy(outputs, targets, reduction="sum", ignore_index=NO_TARGET)
 
     def mask(self, batch: FlatBatch, seed: int, epoch: int) -> FlatBatch:
         """The batch with its tokens masked, for an epoch of a seed."""

@@ -89,7 +89,7 @@ class Tagger(Task[TagLabels]):
         return self.scores.per_type()
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
-        loss_sum = self._sum_losses(*_real(outputs, batch))
+        loss_sum = self.sum_losses(*_real(outputs, batch))
         return loss_sum / (batch.step_rows * self.labels.words_per_row)
 
     def judge(self, batch: FlatBatch) -> Tensor:
@@ -104,7 +104,7 @@ class Tagger(Task[TagLabels]):
         rows = batch.rows[: batch.num_real]
         is_cut = np.isin(rows.numpy(), self._lost.get("straddling", []))
         self.scores.add(answers[is_word], tags[is_word], offsets, is_cut, rows)
-        return self._sum_losses(outputs, targets) / self.labels.words_per_row
+        return self.sum_losses(outputs, targets) / self.labels.words_per_row
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:
         for split, lost in self.labels.lost.items():
@@ -150,7 +150,12 @@ class Tagger(Task[TagLabels]):
     def judged(self) -> dict[str, float]:
         return self.scores.values(self.over_ranks)
 
-    def _sum_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def sum_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Sum of the losses of some words, from the outputs of all tokens; override it for another
+        loss.
+
+        A token that begins no word has the target NO_TAG.
+        """
         return F.cross_entropy(
             outputs.float(),
             targets.long(),
