@@ -160,7 +160,7 @@ def test_a_repeated_run_has_its_measured_answers_and_trusts_nothing_by_its_files
     (copy / "overrides.txt").write_text(
         "a=1\ntune=auto\noutput=x\n+allow_targets=[b]\nhydra.run.dir=y\n~c\n-m\n"
     )
-    words = doctor.words_of(copy, summary, ["b=2"])
+    words = doctor.read_words(copy, summary, ["b=2"])
     assert words[:2] == ["a=1", "~c"]
     assert set(words) >= {
         "data.feed=threaded",

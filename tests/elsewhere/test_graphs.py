@@ -49,8 +49,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_replayed_steps_have_all_bits_of_plain_ones(name, compared):
     found = compared[name]
     assert "error" not in found, found["error"]
-    # the first three steps are plain, and so is the last batch of an epoch if it has other rows
-    assert found["replayed"] >= found["steps"] - 6 > 10, found["summary"]
+    # The first step of each shape is plain, and so is the last batch of an epoch with other rows.
+    assert found["replayed"] >= found["steps"] / 3, found["summary"]
     assert found["replayed_of_plain"] == 0
     assert found["has_equal_weights"] and found["has_equal_losses"]
     assert found["different_losses"] > found["steps"] / 2
@@ -75,8 +75,8 @@ def test_a_replay_that_gives_other_numbers_ends_the_replays(planted):
 def test_another_weight_is_captured_anew(planted):
     found = planted["another weight"]
     assert found["has_equal_losses"]
-    assert found["replayed"] == 21
-    assert found["captured"] > 8
+    assert found["replayed"] == 16
+    assert found["captured"] == 16
 
 
 def test_a_step_that_reads_the_device_stays_plain_with_the_reason(planted):

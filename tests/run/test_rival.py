@@ -122,7 +122,7 @@ def test_rows_that_changed_meanwhile_are_not_taken_for_those_of_the_run(tmp_path
     path.write_text(
         path.read_text(encoding="utf-8").replace("row 7,", "row of another kind,"), encoding="utf-8"
     )
-    assert find_rival(*LINEAR, data, summary_of(0.5), 300.0, said) is None
+    assert find_rival(LINEAR, data, summary_of(0.5), 300.0, said) is None
     assert said[0].startswith("rival: left out: data:"), said
     assert "changed while it was read" in said[0], said
 
@@ -156,8 +156,8 @@ def test_scores_come_from_the_cache_whatever_the_time(headlines):
     said = Said()
     assert find_rival(LINEAR, headlines, summary_of(0.99), 3.0, said) is None
     assert said == ["rival: left out: it would take 0.6 s, and a tenth of the run is 0.3 s"]
-    first = find_rival(*LINEAR, headlines, summary_of(0.99), 300.0, said)
-    assert find_rival(*LINEAR, headlines, summary_of(0.99), 3.0, said) == first
+    first = find_rival(LINEAR, headlines, summary_of(0.99), 300.0, said)
+    assert find_rival(LINEAR, headlines, summary_of(0.99), 3.0, said) == first
     assert len(said) == 1
     assert first is not None
     assert not first["wins"]

@@ -6,7 +6,8 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from flatout import TextCNNConfig
-from flatout.engine.precision import Precision, choose_precision
+from flatout.engine.precision import Precision
+from flatout.run.context import RunContext
 from flatout.run.strategy import choose_strategy
 from flatout.run_log import RunLog
 from flatout.tasks import Classifier

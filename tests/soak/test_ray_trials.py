@@ -97,7 +97,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import ray
 from flatout.sweep.trial import Board, Trial
-from flatout.sweep.trials import Place, endings, slots
+from flatout.sweep.trials import Place, TimeLimits, make_slots, run_trials
 
 class Job:
     def train(self, folder, overrides, *, resumes):
@@ -112,8 +112,9 @@ trials = iter(
     ]
 )
 board = Board("trials", "val/accuracy", "max", 3)
-given = {"metric": "accuracy", "limit_s": 12.0}
-for trial, ending in endings(lambda: next(trials, None), slots(3, Place.ray), board, **given):
+slots = make_slots(3, Place.ray)
+limits = TimeLimits(trial_s=12.0)
+for trial, ending in run_trials(lambda: next(trials, None), slots, board, limits=limits):
     print("ended", trial.number, ending.status.value, 5 <= ending.seconds < 12)
 """
 

@@ -6,12 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
-from flatout.sweep.study import (
-    Part,
-    SettingInterval,
-    SettingValues,
-    Study,
-)
+from flatout.sweep.space import Part, SettingInterval, SettingValues
+from flatout.sweep.study import Study
 
 SPACE: dict[str, Part] = {
     "optim.lr": SettingInterval(1e-4, 1e-1, is_log=True),

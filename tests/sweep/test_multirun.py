@@ -24,7 +24,7 @@ from flatout import (
 from flatout.distributed.signals import ASKING
 from flatout.errors import RunBroke
 from flatout.report.summary import read_summary
-from flatout.sweep.many import Multirun, _over_seeds, begun_with, newest_of, run_all, to_go_on
+from flatout.sweep.many import Multirun, _over_seeds, begun_with, newest_of, print_resuming, run_all
 from flatout.sweep.trial import Ending, Status
 from tests.composed import run_train
 from tests.params import at_once
@@ -233,7 +233,7 @@ def usual_answers() -> Iterator[None]:
 @pytest.mark.parametrize("number", ASKING)
 def test_every_signal_that_asks_trials_to_end_is_heard_once_and_says_how_to_go_on(number, capsys):
     before = signal.getsignal(number)
-    with pytest.raises((KeyboardInterrupt, SystemExit)) as left, to_go_on("this"):
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as left, print_resuming("this"):
         try:
             os.kill(os.getpid(), number)
             time.sleep(5)

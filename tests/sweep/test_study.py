@@ -15,16 +15,8 @@ from flatout.errors import UserError
 from flatout.sweep.many import alone_in
 from flatout.sweep.searched import FILE
 from flatout.sweep.settings import Pruner, Sampler
-from flatout.sweep.study import (
-    ENDED,
-    JOURNAL,
-    Part,
-    SettingInterval,
-    SettingValues,
-    Study,
-    grid,
-    mended_journal,
-)
+from flatout.sweep.space import Part, SettingInterval, SettingValues, grid
+from flatout.sweep.study import ENDED, JOURNAL, Study, repair_journal
 from flatout.sweep.trial import Ending, Status
 from tests.refusals import refused
 from tests.sweep.commands import SEARCHED, verbally
@@ -122,7 +114,7 @@ def test_the_half_line_of_a_journal_is_cut_off_on_a_disk_that_is_full(tmp_path):
     # more than this no file can be given
     resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
     try:
-        mended_journal(journal)
+        repair_journal(journal)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert journal.read_bytes() == whole

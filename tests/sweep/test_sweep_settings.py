@@ -20,10 +20,7 @@ from flatout.run.job import RunJob
 from flatout.run.kinds import kind_of
 from flatout.sweep.searched import Searched
 from flatout.sweep.settings import Pruner, SweeperSettings
-from flatout.sweep.study import (
-    Part,
-    SettingValues,
-)
+from flatout.sweep.space import Part, SettingValues
 from flatout.sweep.sweep import confirm
 from flatout.sweep.trial import Ending, Status, Trial
 from flatout.tasks.tagging import Tagger, TaggingConfig, TagLabels

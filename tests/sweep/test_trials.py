@@ -28,7 +28,7 @@ from flatout.errors import as_seconds
 from flatout.report.summary import read_summary
 from flatout.run.job import RunJob
 from flatout.sweep.trial import Status, Trial
-from flatout.sweep.trials import Readings, slots
+from flatout.sweep.trials import Readings, make_slots
 from tests.sweep.planted import Planted
 from tests.sweep.trials import MODEL, config, ended, trial
 
@@ -244,5 +244,5 @@ def test_threads_of_a_slot_are_its_cores(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: set_to.append(cores))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    slots(1)[0].take()
-    assert set_to == [slots(1)[0].cores, len(slots(1)[0].cores)]
+    make_slots(1)[0].take()
+    assert set_to == [make_slots(1)[0].cores, len(make_slots(1)[0].cores)]

@@ -15,8 +15,8 @@ from flatout import (
 )
 from flatout.report.summary import read_summary
 from flatout.run.job import RunJob
-from flatout.sweep.trial import Board, Ending, Trial
-from flatout.sweep.trials import endings, slots
+from flatout.sweep.trial import Board, Ending, Judge, Trial
+from flatout.sweep.trials import TimeLimits, make_slots, run_trials
 
 MODEL = BiLSTMConfig(hidden=8, embedding=8)
 BOARD = Board("trials", "val/accuracy", "max", 4)
@@ -37,10 +37,16 @@ def trial(folder: Path, number: int = 0, **settings: Any) -> Trial:
     return Trial(number, folder / str(number), RunJob(config(**settings)), [], [f"number={number}"])
 
 
-def ended(trials: list[Trial], parallel: int = 1, **settings: Any) -> dict[int, Ending]:
+def ended(
+    trials: list[Trial], parallel: int = 1, judge: Judge | None = None, **limits: float
+) -> dict[int, Ending]:
     waiting = iter(trials)
-    running = endings(
-        lambda: next(waiting, None), slots(parallel), BOARD, metric="accuracy", **settings
+    running = run_trials(
+        lambda: next(waiting, None),
+        make_slots(parallel),
+        BOARD,
+        limits=TimeLimits(**limits),
+        judge=judge,
     )
     return {trial.number: ending for trial, ending in running}
 

@@ -29,7 +29,7 @@ _LEAST_STEPS = 200
 """A capture takes about as long as ten plain steps, and up to eight of them may be needed."""
 
 
-class _Task(Protocol):
+class _TaskOfOurs(Protocol):
     """A task of flatout, of which the engine knows nothing else."""
 
     labels_are_of_tokens: bool
@@ -56,7 +56,7 @@ def choose_graphs(
         shapes = Shapes.planned(
             feed,
             is_padded=contract(module.model).layout == "padded",
-            tags=cast("_Task", module).labels_are_of_tokens,
+            tags=cast("_TaskOfOurs", module).labels_are_of_tokens,
         )
         must_gain = asked is GraphUse.auto
         return StepGraphs(step, shapes, CAPTURES[device.type](device), must_gain=must_gain)
@@ -117,7 +117,7 @@ def _reason_against_module(module: L.LightningModule) -> str:
         return f"{type(network).__name__} is no network of flatout's"
     if network.unfreeze_epochs:
         return "layers thaw during the training"
-    decision = cast("_Task", module).decides_on_host()
+    decision = cast("_TaskOfOurs", module).decides_on_host()
     return f"the host decides in each step {decision}" if decision else ""
 
 

@@ -5,7 +5,7 @@ the card to compute it. A captured step asks once. `StepGraphs.take` gets each b
 
     a shape of its own?  no -> a plain step trains on the batch
     copy it into the buffer of its shape
-    first steps          -> a plain step trains on the buffer
+    first steps, also of each shape  -> a plain step trains on the buffer
     the proof            -> plain and replayed steps from the same start, compared and timed
     later                -> a replay; the first of another shape captures it
 
@@ -90,9 +90,14 @@ class StepGraphs:
         if isinstance(shape, str):
             self.plain[shape] += 1
             return batch
+        is_first_of_shape = shape not in self._buffers
         buffer = self._fill(shape, batch)
         if self._plain_steps < _PLAIN_FIRST or not self._step.optimizer.state:
             self.plain["the first steps"] += 1
+            return buffer
+        if is_first_of_shape:
+            # Libraries choose kernels and make workspaces then, which a capture may not.
+            self.plain["the first of a shape"] += 1
             return buffer
         self._forget_other_weights()
         self._rates.update()
