@@ -85,7 +85,7 @@ class _Cast(torch.autograd.Function):
         for group in _regroup(list(tensors), sizes):
             counts = [tensor.numel() for tensor in group]
             piece = group[0].new_empty(sum(counts), dtype=dtype)
-            for tensor, numbers in zip(group, piece.split(counts), strict=True):
+            for tensor, numbers in zip(group, piece.split_with_sizes(counts), strict=True):
                 cast.append(numbers.view(tensor.shape))
         torch._foreach_copy_(cast, list(tensors))
         return tuple(cast)
@@ -138,12 +138,12 @@ class _Join(torch.autograd.Function):
         for size in sizes:
             group = rest[:size]
             rest = rest[size:]
-            lengths = [len(tensor) for tensor in group]
+            lengths = [tensor.shape[0] for tensor in group]
             shape = (sum(lengths), *group[0].shape[1:])
             whole = group[0].new_empty(shape, dtype=dtype)
             ctx.lengths.append(lengths)
             joined.append(whole)
-            targets += whole.split(lengths)
+            targets += whole.split_with_sizes(lengths)
         torch._foreach_copy_(targets, list(tensors))
         return tuple(joined)
 
@@ -154,5 +154,5 @@ class _Join(torch.autograd.Function):
             cast = _copy_as(ctx.dtype, gradients)
         parts = list[Tensor]()
         for whole, lengths in zip(cast, ctx.lengths, strict=True):
-            parts += whole.split(lengths)
+            parts += whole.split_with_sizes(lengths)
         return None, None, *parts

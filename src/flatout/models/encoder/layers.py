@@ -60,6 +60,11 @@ class FlatLayer(nn.Module, ABC):
         """`config` is the library's configuration of the encoder."""
         super().__init__()
         self._modules.update(block._modules)
+        # For each part's dotted name the modules beside it, and its own name among them.
+        self._places: dict[str, tuple[dict[str, nn.Module | None], str]] = {}
+        for path, module in self.named_modules():
+            for name in module._modules:
+                self._places[f"{path}.{name}" if path else name] = (module._modules, name)
         self.heads: int = config.num_attention_heads
         self.head_size: int = config.hidden_size // config.num_attention_heads
         self.activate = activation_of(getattr(config, form.activation))
@@ -67,11 +72,10 @@ class FlatLayer(nn.Module, ABC):
         self.compiled: Callable[..., Tensor] | None = None
 
     def part(self, name: str) -> Any:
-        """A module by its dotted name; looked up each time, as LoRA replaces modules."""
-        module: Any = self
-        for own_name in name.split("."):
-            module = module._modules[own_name]
-        return module
+        """A module by its dotted name."""
+        # LoRA replaces modules, so the module itself is not kept, but where it is.
+        modules_beside, own_name = self._places[name]
+        return modules_beside[own_name]
 
     def run_finish(self, *inputs: Any) -> Tensor:
         """All that follows attention; by the compiled function in training, where there is one."""
