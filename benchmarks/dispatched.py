@@ -209,7 +209,7 @@ _attend.register_autograd(
 @contextmanager
 def _one_operator() -> Iterator[None]:
     """Flat encoders take the kernel of a GPU, which stands in here as one operator."""
-    varlen = {attention.Kernel.varlen: lambda query, kv, *_, **__: _attend(query, *kv.unbind(1))}
+    varlen = {attention.Kernel.varlen: lambda parts, *_, **__: _attend(*parts)}
     with (
         mock.patch.dict(attention.KERNELS, varlen),
         mock.patch.object(Transformer, "_kernel", lambda self, device: attention.Kernel.varlen),

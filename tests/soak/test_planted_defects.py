@@ -254,8 +254,8 @@ DEFECTS = [
     Defect(
         "places of tokens are made on the host",
         "models/encoder/network.py",
-        "torch.arange(batch.num_tokens, device=batch.tokens.device) - begins_T",
-        "torch.arange(batch.num_tokens) - begins_T",
+        "count_up(batch.num_tokens, batch.tokens.device) - begins_T",
+        'count_up(batch.num_tokens, torch.device("cpu")) - begins_T',
         _ELSEWHERE + "[bert]",
     ),
     Defect(

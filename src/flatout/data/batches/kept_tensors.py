@@ -27,11 +27,11 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return _keep_zeros(_round_up(count), dtype, device)[:count].view(shape)
 
 
-def count_up(count: int, device: torch.device) -> Tensor:
-    """`[count]` int64: 0, 1, 2, …, only to be read."""
+def count_up(count: int, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """`[count]`: 0, 1, 2, …, only to be read."""
     if _is_made_each_time(device):
-        return torch.arange(count, device=device)
-    return _keep_range(_round_up(count), device)[:count]
+        return torch.arange(count, dtype=dtype, device=device)
+    return _keep_range(_round_up(count), dtype, device)[:count]
 
 
 def shifts_of_bits(device: torch.device) -> Tensor:
@@ -55,8 +55,8 @@ def _keep_zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 @cache
-def _keep_range(count: int, device: torch.device) -> Tensor:
-    return _make_once(lambda: torch.arange(count, device=device))
+def _keep_range(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return _make_once(lambda: torch.arange(count, dtype=dtype, device=device))
 
 
 @cache

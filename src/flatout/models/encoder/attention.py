@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flatout.data.batches.kept_tensors import count_up
+
 if TYPE_CHECKING:
     from flatout.models.encoder.rectangles import RectangleLayout
 
@@ -70,16 +72,18 @@ class Bounds:
     longest: int  # upper bound of the lengths, known to the host
 
 
+Parts = tuple[Tensor, Tensor, Tensor]  # queries, keys and values, `[T, H, D]` each
+
+
 class AttentionKernel(Protocol):
-    """Attention of queries `[T, H, D]` to keys and values `[T, 2, H, D]`.
+    """Attention of queries to keys and values.
 
     `is_first`: only first tokens read; then queries and answers are `[B, H, D]`.
     """
 
     def __call__(
         self,
-        query: Tensor,
-        keys_and_values: Tensor,
+        parts: Parts,
         rows: Bounds,
         how: Scores,
         *,
@@ -95,15 +99,14 @@ def pad_heads(size: int, *parts: Tensor) -> list[Tensor]:
     return [functional.pad(part, (0, missing)) for part in parts]
 
 
-def _attend_varlen(
-    query: Tensor, keys_and_values: Tensor, rows: Bounds, how: Scores, *, is_first: bool
-) -> Tensor:
+def _attend_varlen(parts: Parts, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
     """The operator below torch's varlen_attn, which has no dropout; gradients are torch's own."""
+    query = parts[0]
     query_offsets, longest_query = _query_bounds(query, rows, is_first)
     # Window 3: two tokens to each side are seen.
     side = None if how.window is None else how.window - 1
     made = torch.ops.aten._flash_attention_forward(
-        *pad_heads(_HEAD_MULTIPLE, query, *keys_and_values.unbind(1)),
+        *pad_heads(_HEAD_MULTIPLE, *parts),
         query_offsets,
         rows.offsets,
         longest_query,
@@ -119,22 +122,21 @@ def _attend_varlen(
     return answer[..., : query.shape[-1]]
 
 
-def _attend_efficient(
-    query: Tensor, keys_and_values: Tensor, rows: Bounds, how: Scores, *, is_first: bool
-) -> Tensor:
+def _attend_efficient(parts: Parts, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
     """Torch's memory-efficient kernel, which takes `[1, T, H, D]` and offsets."""
     # Its backward refuses a bound above the number of tokens, and draws other numbers than its
     # forward (pytorch#115590).
     assert not how.dropout, "choose_kernel pads rows whose scores are dropped"
+    query, key, _ = parts
     query_offsets, longest_query = _query_bounds(query, rows, is_first)
-    padded = pad_heads(_HEAD_MULTIPLE, query, *keys_and_values.unbind(1))
+    padded = pad_heads(_HEAD_MULTIPLE, *parts)
     made = torch.ops.aten._efficient_attention_forward(
         *(part.unsqueeze(0) for part in padded),
         None,
         query_offsets,
         rows.offsets,
         min(longest_query, len(query)),
-        min(rows.longest, len(keys_and_values)),
+        min(rows.longest, len(key)),
         how.dropout,
         _NO_MASK,
         torch.is_grad_enabled(),  # the sums of scores are needed for gradients alone
@@ -144,11 +146,10 @@ def _attend_efficient(
     return answer[0, ..., : query.shape[-1]]
 
 
-def _attend_padded(
-    query: Tensor, keys_and_values: Tensor, rows: Bounds, how: Scores, *, is_first: bool
-) -> Tensor:
+def _attend_padded(parts: Parts, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor:
     """Rows padded on the device, from their offsets alone; the mask `[B, 1, L, L]` is booleans."""
-    index_BL, is_token_BL, back_T = pad_rows(rows, len(keys_and_values))
+    query, key, value = parts
+    index_BL, is_token_BL, back_T = pad_rows(rows, len(key))
     place = torch.arange(rows.longest, device=query.device)
     mask = is_token_BL[:, None, None]
     if how.window is not None:
@@ -158,7 +159,8 @@ def _attend_padded(
         is_itself = place == place.unsqueeze(1)
         mask = mask | (is_itself & ~mask.any(-1, keepdim=True))
     queries = query.unsqueeze(2) if is_first else query[index_BL].transpose(1, 2)
-    keys, values = (part[index_BL].transpose(1, 2) for part in keys_and_values.unbind(1))
+    keys = key[index_BL].transpose(1, 2)
+    values = value[index_BL].transpose(1, 2)
     answer = functional.scaled_dot_product_attention(
         queries, keys, values, mask, how.dropout, False, scale=how.scale
     )
@@ -189,7 +191,7 @@ def _query_bounds(query: Tensor, rows: Bounds, is_first: bool) -> tuple[Tensor, 
     """Where the queries of each row begin, and how many a row has at most."""
     if not is_first:
         return rows.offsets, rows.longest
-    return torch.arange(len(query) + 1, dtype=torch.int32, device=query.device), 1
+    return count_up(len(query) + 1, query.device, torch.int32), 1
 
 
 KERNELS: dict[Kernel, AttentionKernel] = {

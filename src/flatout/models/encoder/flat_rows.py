@@ -59,11 +59,18 @@ class FlatRows:
         assert scores.window is None or not is_first
         if scores.by_distance is None and self.kernel is Kernel.rectangles:
             return attend_by_rectangles(others_TKHD, first_BHD, self.layout, scores)
-        query = others_TKHD[:, 0] if first_BHD is None else first_BHD
-        kv_T2HD = others_TKHD[:, -2:]
         if scores.by_distance is not None:
+            query = others_TKHD[:, 0] if first_BHD is None else first_BHD
+            kv_T2HD = others_TKHD[:, -2:]
             return scores.by_distance(query, kv_T2HD, self.layout, scores, is_first=is_first)
-        return KERNELS[self.kernel](query, kv_T2HD, self.bounds, scores, is_first=is_first)
+        # Backwards `unbind` is one operator. Slices would be one each, and a sum.
+        if first_BHD is None:
+            query, key, value = others_TKHD.unbind(1)
+        else:
+            query = first_BHD
+            key, value = others_TKHD.unbind(1)
+        parts = (query, key, value)
+        return KERNELS[self.kernel](parts, self.bounds, scores, is_first=is_first)
 
 
 def lay_out_padded(rows: Bounds, tokens: int) -> RectangleLayout:

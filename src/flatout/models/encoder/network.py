@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from flatout.data.batches.flat_batch import FlatBatch, rows_of_one_length
+from flatout.data.batches.kept_tensors import count_up
 from flatout.errors import require
 from flatout.models.contract import Lengths, Product
 from flatout.models.encoder.attention import Kernel
@@ -321,7 +322,7 @@ class Transformer(FreezableEncoder):
         starts_B = batch.offsets[:-1]
         lengths_B = batch.offsets[1:] - starts_B
         begins_T = torch.repeat_interleave(starts_B, lengths_B, output_size=batch.num_tokens)
-        places_T = torch.arange(batch.num_tokens, device=batch.tokens.device) - begins_T
+        places_T = count_up(batch.num_tokens, batch.tokens.device) - begins_T
         if first and batch.states is not None:
             states_TH = batch.states.float()
         else:
