@@ -87,9 +87,11 @@ def test_a_cpu_and_ranks_of_ddp_stay_on_one_stream(monkeypatch):
     assert not recurrent._has_streams(torch.device("cuda"))
 
 
-def test_cast_weights_of_a_layer_lie_one_after_the_other_as_cudnn_reads_them():
+def test_cast_weights_of_a_layer_lie_one_after_the_other_as_cudnn_reads_them(monkeypatch):
+    monkeypatch.setattr(recurrent, "_kernel_dtype", lambda device: torch.bfloat16)
     layers = [nn.GRU(3, 4), nn.LSTM(3, 4)]
-    for layer, cast in zip(layers, recurrent._cast_layers(layers, torch.bfloat16), strict=True):
+    found = recurrent.cast_layers(layers, torch.device("cpu"))
+    for layer, cast in zip(layers, found, strict=True):
         weights = layer.all_weights[0]  # of inputs, of states, and a bias for each
         places = [weight.storage_offset() for weight in cast]
         counts = [weight.numel() for weight in weights]

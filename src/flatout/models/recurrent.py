@@ -43,7 +43,9 @@ def run_layer(
     device = inputs_LBF.device
     dtype = _kernel_dtype(device)
     if dtype is not None:
-        return _run_in_sixteen_bits(dtype, layer, inputs_LBF, before, weights)
+        weights = weights or cast_layers([layer], device)[0]
+        assert weights is not None
+        return _run_in_sixteen_bits(layer, inputs_LBF.to(dtype), before, weights)
     if device.type == "cpu" and torch.is_autocast_enabled("cpu") and not _cpu_runs_bf16():
         if before is not None:
             before = tuple(state.float() for state in before)
@@ -59,25 +61,33 @@ def run_layer(
     return states, after if is_lstm else (after,)
 
 
+def cast_layers(layers: list[nn.Module], device: torch.device) -> list[list[Tensor] | None]:
+    """The weights of each layer for `run_layer`, cast by one operator; None where none is cast.
+
+    Those of a layer lie in one piece of memory. cuDNN reads the weights of inputs and of states,
+    then both biases, one after the other. Others it would copy in each pass, and warn.
+    """
+    dtype = _kernel_dtype(device)
+    if dtype is None:
+        return [None] * len(layers)
+    groups = list[list[Tensor]]()
+    for layer in layers:
+        assert isinstance(layer, nn.RNNBase)
+        groups.append(list(layer.all_weights[0]))
+    return list(cast_weights(dtype, groups))
+
+
 def _run_in_sixteen_bits(
-    dtype: torch.dtype,
-    layer: nn.Module,
-    inputs_LBF: Tensor,
-    before: State | None,
-    weights: list[Tensor] | None,
+    layer: nn.Module, inputs_LBF: Tensor, before: State | None, weights: list[Tensor]
 ) -> tuple[Tensor, State]:
-    """The same by the kernel itself, in autocast's number format.
+    """The same by the kernel itself, in the number format of inputs and weights.
 
     Autocast would cast each weight by itself, and take fp16 for recurrent layers in any case.
     """
-    assert isinstance(layer, nn.RNNBase)
+    if before is None:
+        before = _zero_state(layer, inputs_LBF)
     with torch.autocast(inputs_LBF.device.type, enabled=False):
-        if weights is None:
-            (weights,) = _cast_layers([layer], dtype)
-        inputs_LBF = inputs_LBF.to(dtype)
-        if before is None:
-            before = _zero_state(layer, inputs_LBF)
-        before = tuple(state.to(dtype) for state in before)
+        before = tuple(state.to(inputs_LBF.dtype) for state in before)
         settings = (_HAS_BIASES, _NUM_LAYERS, _DROPOUT, layer.training, _IS_BOTH, _IS_BATCH_FIRST)
         if isinstance(layer, nn.LSTM):
             states, *after = torch.lstm(inputs_LBF, before, weights, *settings)
@@ -105,19 +115,6 @@ def _zero_state(layer: nn.Module, inputs_LBF: Tensor) -> State:
     return (hidden, hidden) if isinstance(layer, nn.LSTM) else (hidden,)
 
 
-def _cast_layers(layers: list[nn.Module], dtype: torch.dtype) -> list[list[Tensor]]:
-    """The weights of each layer cast, in one piece of memory.
-
-    cuDNN reads the weights of inputs and of states, then both biases, one after the other. Weights
-    that lie elsewhere it would copy in each pass, and warn.
-    """
-    groups = list[list[Tensor]]()
-    for layer in layers:
-        assert isinstance(layer, nn.RNNBase)
-        groups.append(list(layer.all_weights[0]))
-    return cast_weights(dtype, groups)
-
-
 def start_layer(layer: nn.RNNBase) -> None:
     """Set the weights before training: orthogonal recurrent ones; an LSTM's forget gates open."""
     gates = 4 if isinstance(layer, nn.LSTM) else 3
@@ -142,12 +139,10 @@ def run_both(
     where all rows have one length.
     """
     device = inputs.device
+    ahead_weights, back_weights = cast_layers([ahead, back], device)
     turned = inputs
-    ahead_weights = None
-    back_weights = None
     dtype = _kernel_dtype(device)
     if dtype is not None:
-        ahead_weights, back_weights = _cast_layers([ahead, back], dtype)
         inputs, turned = share_cast(inputs, dtype, 2)
     turned = _Reverse.apply(turned, places)
     if not _has_streams(device):

@@ -23,7 +23,14 @@ from flatout.errors import check_settings, require, setting
 from flatout.models.carried_state import CarriedState
 from flatout.models.contract import Lengths, Network, Product, through
 from flatout.models.lean import LeanDropout
-from flatout.models.recurrent import State, reversed_places, run_both, run_layer, start_layer
+from flatout.models.recurrent import (
+    State,
+    cast_layers,
+    reversed_places,
+    run_both,
+    run_layer,
+    start_layer,
+)
 from flatout.models.series import (
     Residual,
     WindowRidge,
@@ -190,11 +197,14 @@ class RNN(Network, nn.Module):
         """
         states = inputs_BLF.transpose(0, 1)
         after = list[State]()
+        weights = cast_layers(list(self.ahead), states.device)
         for depth, layer in enumerate(self.ahead):
             own = before
             if before is not None and len(self.ahead) > 1:
                 own = tuple(part[depth : depth + 1] for part in before)
-            states, end = run_layer(layer, self.dropout(states) if depth else states, own)
+            if depth:
+                states = self.dropout(states)
+            states, end = run_layer(layer, states, own, weights[depth])
             after.append(end)
         return states, after
 
