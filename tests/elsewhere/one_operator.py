@@ -54,7 +54,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
 
 
 def _note(operator: OpOverload) -> None:
-    """What is computed here comes past the device, so the device is told of it."""
+    """Report an operator whose numbers are computed past the device's dispatch."""
     if There.watch is not None:
         There.watch(operator)
 
