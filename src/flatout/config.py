@@ -41,8 +41,10 @@ REPLACED = {
 # those of them that may be set where a module of the user's own trains
 OWN_PARTS_MAY_SET = ("gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches")
 TRAINER_ARGUMENTS = inspect.signature(L.Trainer).parameters
+# the strategies of Lightning that train flatout's parts, and ours
 _STRATEGIES = ("auto", "ddp", "ddp_bf16", "ddp_find_unused_parameters_true", "fsdp")
 _OF_FSDP = "trainer.strategy: fsdp"
+# the class of a part of your own, which may stand in place of settings
 _BASES: dict[str, type] = {
     "data": L.LightningDataModule,
     "model": nn.Module,
@@ -53,7 +55,7 @@ _NAMES = "letters, digits, '_', '-', '+' and '.'"
 
 @dataclass(kw_only=True, slots=True)
 class MonitorConfig:
-    """What a run prints and measures while it trains."""
+    """What a run prints and measures while it trains, and at its end."""
 
     flush_every: int = setting(
         50, "Steps between rows of metrics.csv; losses stay on the device until then.", least=1
@@ -73,7 +75,10 @@ class MonitorConfig:
 
 @dataclass(kw_only=True, slots=True)
 class RunConfig:
-    """One run."""
+    """All settings of one run: a group of `conf/` each, or one key.
+
+    >>> RunConfig(data=TextDataConfig(source="news.csv"), seed=3)  # doctest: +SKIP
+    """
 
     data: Any = setting(None, "The data; null: the built-in headlines.")
     model: Any = setting(None, "The model; null: a BiLSTM for texts, a bitmlp for bit strings.")
@@ -149,6 +154,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        # A Python user may write groups as mappings.
         self.optim = settings_of(OptimConfig, self.optim)
         self.monitor = settings_of(MonitorConfig, self.monitor)
         self.checkpoint = settings_of(CheckpointConfig, self.checkpoint)
@@ -170,9 +176,11 @@ class RunConfig:
         )
         if self.data is None:
             self.data = TextDataConfig()
+        # YAML reads `name=7` as a number
         self.name = str(self.name)
         self.output = str(self.output)
         self._require_classes()
+        # Parts of your own have no settings that could be completed.
         if not self.has_own_parts:
             self._complete_parts()
         require(
@@ -238,6 +246,7 @@ class RunConfig:
         metric = self.checkpoint.metric
         if metric is not None:
             self.checkpoint = replace(self.checkpoint, metric=metric.removeprefix("val/"))
+        # `free` chooses the rows of a step, and `effective_batch` fixes them.
         rows = self.data.effective_batch
         is_searched = self.tune.enabled and self.tune.effective_batch is StepRows.free
         require(
@@ -291,6 +300,7 @@ class RunConfig:
                 "no argument of Lightning's Trainer",
                 hint=did_you_mean(name, TRAINER_ARGUMENTS),
             )
+            # With a module of your own Lightning clips and accumulates, as our step does not run.
             is_free = name not in REPLACED or (self.has_own_parts and name in OWN_PARTS_MAY_SET)
             require(
                 is_free,
@@ -330,6 +340,7 @@ def _require_own_parts(module: object, data: object) -> None:
             "Set data._target_ to your LightningDataModule, or data=headlines for data of flatout."
         ),
     )
+    # A task of flatout reads batches of flatout's data only; your own module may read them, too.
     is_own_data = is_data and not isinstance(data, StoreData)
     reads_our_batches = not is_own_module or isinstance(module, Task)
     name = type(module).__name__.removesuffix("Config")

@@ -24,15 +24,18 @@ from enum import StrEnum
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flatout.masking import mask_addresses
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 EXIT_CODE = 2
 LARGEST_SEED = 2**63 - 1
 Choice = TypeVar("Choice", bound=StrEnum)
 Settings = TypeVar("Settings")
-_ABOUT = "about"  # the key of a field's metadata
+_ABOUT = "about"  # the key of a field's metadata under which its description lies
 _SECONDS_OF_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _MEGABYTE = 1e6
 
@@ -54,6 +57,7 @@ class UserError(ValueError):
         super().__init__(printable(mask_addresses(text)))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is pickled by its message alone, which its constructor does not take.
         return partial(type(self), **self.parts), ()
 
     @property
@@ -75,6 +79,7 @@ def write_for_launcher(error: UserError | RunBroke) -> None:
 
     Does nothing in a process that no launcher has started.
     """
+    # torchrun sets this name for each rank that it starts
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
@@ -86,9 +91,9 @@ def write_for_launcher(error: UserError | RunBroke) -> None:
 
 
 def printable(text: str) -> str:
-    r"""A text on one line, with what a terminal would act on written out: a line end becomes `\n`.
+    r"""A text on one line: what a terminal would act on is written out, so a line end becomes `\n`.
 
-    That are line ends, escape codes and halves of characters.
+    A message may quote a file of strangers, and escape codes in it could rewrite the screen.
     """
     return "".join(map(_escape, text))
 
@@ -139,6 +144,7 @@ def did_you_mean(word: str, choices: Collection[str]) -> str:
 
 def as_choice(kind: type[Choice], value: object, where: str) -> Choice:
     """The member of an Enum of texts with this value, so that Python users may write either."""
+    # Hydra gives members, a Python user may give texts: both are compared as texts
     names = [str(member.value) for member in kind]
     if str(value) not in names:
         raise UserError(
@@ -216,7 +222,7 @@ def _bound_in_words(bound: float | None) -> str:
     return "2**63 - 1" if bound == LARGEST_SEED else f"{bound:,}"
 
 
-def setting(default: Any, does: str, **about: Any) -> Any:
+def setting(default: object, does: str, **about: Any) -> Any:
     """A field of a Config with its description.
 
     `default` is a value, or a class or function that makes one; `about` are fields of `About`:
@@ -231,13 +237,13 @@ def setting(default: Any, does: str, **about: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def about_settings(kind: Any) -> dict[str, About]:
+def about_settings(kind: DataclassInstance | type[DataclassInstance]) -> dict[str, About]:
     """The descriptions of a Config's fields, by their names."""
     described = [part for part in fields(kind) if _ABOUT in part.metadata]
     return {part.name: part.metadata[_ABOUT] for part in described}
 
 
-def check_settings(config: Any, prefix: str = "") -> None:
+def check_settings(config: DataclassInstance, prefix: str = "") -> None:
     """Compare a Config's values with its fields: each choice becomes a member of its Enum.
 
     Numbers must lie in their range, alone, in lists and in mappings. None passes where the type has
@@ -248,6 +254,7 @@ def check_settings(config: Any, prefix: str = "") -> None:
     for name, about in about_settings(config).items():
         value = getattr(config, name)
         where = f"{prefix}.{name}".lstrip(".")
+        # types are texts here, such as "int | None": annotations are not evaluated
         may_be_null = "None" in types[name]
         if value is None and may_be_null:
             continue
@@ -278,21 +285,22 @@ def _list_numbers(where: str, value: object) -> list[tuple[str, Any, Any]]:
     return [(where, value, value)]
 
 
-def settings_of(kind: type[Settings], values: Any) -> Settings:
+def settings_of(kind: type[Settings], values: object) -> Settings:
     """A Config from itself, from a mapping of plain values, or from None: its defaults.
 
     Groups within the mapping may be mappings, too.
     """
+    if isinstance(values, kind):
+        return values
     if values is None:
         values = {}
     if not isinstance(values, Mapping):
-        require(
-            isinstance(values, kind),
+        raise UserError(
             kind.__name__,
             f"{values!r} does not belong here",
             allowed="it, or a mapping of its settings",
         )
-        return values
+    # names first: a mistyped one is reported before the values of others are looked at
     hints = typing.get_type_hints(kind)
     for name in values:
         require(
@@ -325,6 +333,7 @@ def out_of_space(
     }
     other_problem = f"cannot write in {place}: {error.strerror or error}"
     problem = problems.get(error.errno or 0, other_problem)
+    # where space is missing, figures say how much
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         figures = [] if needed is None else [f"needs about {_in_megabytes(needed)}"]
         free = disk_free(place)
@@ -347,6 +356,7 @@ def disk_free(place: Path) -> int | None:
     A folder that does not exist yet lies on the disk of the nearest one above that does.
     """
     for folder in (place, *place.absolute().parents):
+        # a folder may be missing, or lie behind a link that is broken
         try:
             return shutil.disk_usage(folder).free
         except OSError:

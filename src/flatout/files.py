@@ -1,6 +1,6 @@
 """Write files that are there whole or not at all, also after a power cut: beside, synced, renamed.
 
-A rename alone is atomic for other processes, not for the disk. Three syncs are needed: the file's
+Stores, checkpoints, summaries and pages are written by these functions. A rename alone is atomic for other processes, not for the disk. Three syncs are needed: the file's
 bytes, the names in its folder, the name in the parent's. Without them a power cut may leave a name
 with nothing behind it.
 """
@@ -38,6 +38,7 @@ def sync_file(path: Path) -> None:
 def sync_folder(path: Path) -> None:
     """Wait until a folder's names are on the disk, where its file system can do that."""
     try:
+        # the number of an open folder: `open` takes files only
         folder = os.open(path, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -82,6 +83,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:
     """Write a CSV file in one step, without formulas; the first row names the columns."""
+    # in memory first: an error in a row leaves the file of before
     text = io.StringIO()
     csv.writer(text).writerows(map(guard_row, rows))
     write_atomically(path, text.getvalue())
@@ -156,11 +158,13 @@ def put_in_place(beside: Path, target: Path) -> None:
     The old one is renamed first and removed last, so a crash in between loses neither: `put_back`
     gives it its name again.
     """
+    # its names must be on the disk before its own name is
     sync_folder(beside)
     aside = target.with_name(f".{target.name}{_ASIDE}")
     if target.exists():
         shutil.rmtree(aside, ignore_errors=True)
         target.rename(aside)
+    # From here on to the next rename there is no folder `target`: that is what `put_back` undoes.
     try:
         beside.rename(target)
     except OSError:
@@ -172,6 +176,7 @@ def put_in_place(beside: Path, target: Path) -> None:
 
 def put_back(parent: Path) -> None:
     """Undo a `put_in_place` that a crash has cut short, for all folders in `parent`."""
+    # .step-40-replaced → step-40
     for aside in parent.glob(f".*{_ASIDE}"):
         target = parent / aside.name.removeprefix(".").removesuffix(_ASIDE)
         if not target.exists():
@@ -187,6 +192,7 @@ def numbered(path: Path) -> Iterator[Path]:
 
 def is_plain_part(text: str) -> bool:
     """Whether `folder / text` lies below `folder`, on any system."""
+    # a folder of Windows may be meant on Linux and the other way round, so both kinds are refused
     is_rooted = text.startswith(("/", "\\", "~")) or bool(re.match(r"[A-Za-z]:", text))
     climbs = ".." in re.split(r"[/\\]", text)
     return bool(text) and not is_rooted and not climbs and text.isprintable()

@@ -1,10 +1,11 @@
-"""Mask secrets in settings, in words of the command line and in addresses before they are written.
+"""Mask secrets in settings, words of the command line and addresses.
 
-A mask is `***-` and four hexadecimal digits, such as `***-9f3c`. The digits follow from the secret
-alone, so two runs can be compared: another secret is noticed but for one in 65,536. Sixteen bits
-say little to who guesses: among a million guesses some fifteen fit, however many run folders there
-are. (A salt for each run would give more bits away with every run.) A reference such as
-`${oc.env:NAME}` is no secret and stays.
+Whatever is written into a run folder, logged or printed passes one of the functions below. A mask
+is `***-` and four hexadecimal digits, such as `***-9f3c`. The digits follow from the secret alone,
+so two runs can be compared: another secret is noticed but for one in 65,536. Sixteen bits say
+little to who guesses: among a million guesses some fifteen fit, however many run folders there are.
+(A salt for each run would give more bits away with every run.) A reference such as `${oc.env:NAME}`
+is no secret and stays.
 """
 
 from __future__ import annotations
@@ -15,17 +16,21 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-_ROUNDS = 100_000  # of PBKDF2: some 50 ms a guess
+# Of PBKDF2: some 50 ms a guess. Masks are kept in memory, so a run pays once for each secret.
+_ROUNDS = 100_000
 _MASKED = re.compile(r"\*\*\*-[0-9a-f]{4}")
 _REFERENCE = re.compile(r"\$\{[\w.:]+\}")
+# Names of settings that hold secrets: `token` is one, `max_tokens` is not.
 _NAME = (
     r"(?:\w*_)?(?:secret|password|passwd|api_?key|access_key(?:_id)?|secret_key|private_key)"
     r"|token|\w*(?:access|auth|bearer|session|refresh)_token"
 )
 _IS_SECRET = re.compile(_NAME, re.IGNORECASE)
+# A setting within a mapping that is typed as one word: {api_key: abc, mode: online}
 _IN_MAPPING = re.compile(
     rf"(?<=[{{,\s])((?:{_NAME})\s*:\s*)('[^']*'|\"[^\"]*\"|[^,}}\s]+)", re.IGNORECASE
 )
+# A part of an address's query, as storage services sign them: ?sig=abc&expires=3
 _IN_QUERY = re.compile(
     r"([?&;](?:[\w.-]*"
     r"(?:token|secret|password|passwd|signature|credential|access_?key|api_?key)[\w.-]*"
@@ -61,7 +66,7 @@ def mask_addresses(text: str) -> str:
     return _IN_QUERY.sub(lambda part: part[1] + mask(part[2]), text)
 
 
-def mask_settings(value: Any, key: str = "") -> Any:
+def mask_settings(value: object, key: str = "") -> Any:
     """Settings, or facts of a run, with every secret masked.
 
     A value is secret by the name of its key (`api_key`), a part of an address by its place.

@@ -1,8 +1,8 @@
 """Messages and automatic decisions of a run: printed, and kept in its `log.txt`.
 
-Each part of a run gets a `RunLog`. In a plain Trainer that prints; a run folder
-(`run/run_folder.py`) keeps decisions in the summary, too. `LogFile` is the file. Open this file to
-change how a line looks.
+Each part of a run gets a `RunLog`, and need not know where its lines go. In a plain Trainer they
+are printed; a run folder (`run/run_folder.py`) keeps decisions in the summary, too. `LogFile` is
+the file. Open this file to change how a line looks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def print_line(text: str) -> None:
     try:
         print(mask_addresses(printable_lines(text)), flush=True)
     except BrokenPipeError:
-        # Python flushes once more as it ends
+        # Python flushes once more as it ends, which would print a traceback
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -72,9 +72,11 @@ class LogFile:
 
     def __enter__(self) -> LogFile:
         self._filters.__enter__()
+        # the first rank has the file, and warns of the same
         if self._file is None:
-            warnings.simplefilter("ignore")  # the first rank warns of the same
+            warnings.simplefilter("ignore")
             return self
+        # What Python would print is printed as ever, and kept.
         show = warnings.showwarning
 
         def keep_and_show(message: Warning | str, *details: Any, **options: Any) -> None:
@@ -98,11 +100,13 @@ class LogFile:
         if self._file is None:
             return
         stamp = time.strftime("%H:%M:%S")
+        # Line by line, and written at once: a run that is killed leaves its last words.
         try:
             lines = mask_addresses(text).splitlines()
             self._file.writelines(f"{stamp} {printable_lines(line)}\n" for line in lines)
             self._file.flush()
-        except OSError as error:  # a full disk; the run is worth more than its log
+        except OSError as error:
+            # a full disk; the run is worth more than its log
             if not self._has_failed:
                 self._has_failed = True
                 print(f"log.txt ends here: {error}", file=sys.stderr)

@@ -158,7 +158,7 @@ def clip_of(config: RunConfig) -> float:
 
 
 def resolve_rate(
-    config: RunConfig, model_config: Any, plan: PlanSettings, folder: RunFolder
+    config: RunConfig, model_config: object, plan: PlanSettings, folder: RunFolder
 ) -> OptimConfig:
     """The optimizer's settings with a learning rate, scaled to the rows of a step if asked.
 
