@@ -1,8 +1,8 @@
 """Write files that are there whole or not at all, also after a power cut: beside, synced, renamed.
 
-Stores, checkpoints, summaries and pages are written by these functions. A rename alone is atomic for other processes, not for the disk. Three syncs are needed: the file's
-bytes, the names in its folder, the name in the parent's. Without them a power cut may leave a name
-with nothing behind it.
+Stores, checkpoints, summaries and pages are written by these functions. A rename alone is atomic
+for other processes, not for the disk. Three syncs are needed: the file's bytes, the names in its
+folder, the name in the parent's. Without them a power cut may leave a name with nothing behind it.
 """
 
 from __future__ import annotations
