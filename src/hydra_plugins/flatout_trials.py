@@ -1,7 +1,7 @@
 """Hydra's side of trials: the launcher behind `-m`, the sweeper behind `python -m flatout sweep`.
 
 Hydra finds plugins in a package of this name. The launcher turns the words of each trial into a
-`Trial` and passes all of them to `sweep/many.py`; the sweeper turns its words into a space and
+`Trial` and passes all of them to `sweep/many.py`. The sweeper turns its words into a space and
 passes it to `sweep/sweep.py`. Nothing below knows Hydra. What takes long to import is imported
 inside functions, as Hydra imports every plugin at each start.
 """

@@ -8,10 +8,10 @@ see what you can define, or to ask something new of all networks.
 
 For MFU a network lists the matrix products of one forward pass, in the order in which they are
 computed. In the backward pass each product costs as much again for the gradient of its weight,
-where that is trained, and once more for the gradient of its input, where anything before it is
-trained. In all that is three times the forward pass for a model that is trained whole, and less
-with frozen layers. Only products count: no look-ups, norms, activations or padding, and no work
-that is repeated to save memory.
+where that is trained. It costs as much once more for the gradient of its input, where anything
+before it is trained. In all that is three times the forward pass for a model that is trained whole,
+and less with frozen layers. Only products count: no look-ups, norms, activations or padding, and no
+work that is repeated to save memory.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def drop(values: Tensor, share: float) -> Tensor:
 
 
 def even_sigmoid(logits: Tensor) -> Tensor:
-    """A sigmoid with the same bits for a logit wherever it stands in the tensor.
+    """A sigmoid that gives a logit the same bits at every place of a tensor.
 
     Torch's own computes the last few numbers of a tensor in another way than the rest.
     """

@@ -2,7 +2,7 @@
 
 A network that is no better than its rival is not worth its cost. For texts the rival is a linear
 model on words and n-grams, for tagged words the commonest tag of each word. It is trained after the
-run, on one core, in at most a tenth of the run's time and 20 s; if a few rows show that it would
+run, on one core, in at most a tenth of the run's time and 20 s. If a few rows show that it would
 take longer, it is left out. The cache keeps its scores by the key of the rows. It draws no random
 number of the run. To add a simple model, write a `Rival` here and name it in `run/kinds.py`.
 """

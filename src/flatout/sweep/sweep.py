@@ -2,9 +2,9 @@
 
 The study suggests settings, trials run with them in processes and are pruned, and the best settings
 run again with other seeds. Everything lies in the sweep's folder: `sweep.json` (what was asked
-for), `journal.log` (Optuna's study), a run folder for each trial, `confirmed.json` (the results of
-other seeds), `sweep.csv` and `sweep.html`. A sweep that was killed resumes from there. Open this
-file to change the order of these steps, or what a sweep prints.
+for), `journal.log` (Optuna's study) and a run folder for each trial. Beside them are
+`confirmed.json` (the results of other seeds), `sweep.csv` and `sweep.html`. A sweep that was killed
+resumes from there. Open this file to change the order of these steps, or what a sweep prints.
 """
 
 from __future__ import annotations

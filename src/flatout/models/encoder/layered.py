@@ -1,9 +1,9 @@
 """The layers of an encoder of transformers: which modules they are, and in which order tokens meet
 them.
 
-All families keep their layers in a list of modules, but each under another name, and not all
-declare the modules around it in the order in which tokens meet them. Here each module of an encoder
-is found to be one of three: below the layers (embeddings), a layer, or the head. Freezing, rates by
+All families keep their layers in a list of modules, but each under another name. Not all declare
+the modules around it in the order in which tokens meet them. Here each module of an encoder is
+found to be one of three: below the layers (embeddings), a layer, or the head. Freezing, rates by
 depth (`optim.layer_decay`), FSDP and Muon ask here. Open this file if a new family puts its layers
 or embeddings somewhere else.
 """

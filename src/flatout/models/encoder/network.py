@@ -3,7 +3,7 @@ padded ones.
 
 The model is the library's own class with its own modules, so weights load from it and save to it.
 Where a family runs flat, its layers are replaced by ours (`layers.py`). This file does what comes
-before and after them over `[T, H]` tokens: positions begin again with each row, and a head that
+before and after them over `[T, H]` tokens. Positions begin again with each row, and a head that
 reads first tokens gets only these. Other families get padded rows of like length through the
 library's own layers. A row may hold the windows of a long text (`windows.py`). Each window is
 answered like a row, and the answers are joined, so that the text's loss counts once.
