@@ -2,7 +2,7 @@
 
 The quick model learns from all labelled rows and answers the others. The least sure answers teach
 it most, but the same question ten times teaches it once. So each choice makes rows like it less
-wanted.
+wanted. Open this file to change how rows are chosen, or what the table shows of them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def write_next_rows(rows: AuditRows, texts: list[str], file: str, top: int, path
     head = Head(Problem.single, len(rows.classes)).fit(reader.fit(list(rows.texts)), rows.labels)
     features = reader.read(texts)
     answers = head.predict(features)
+    # A margin of 0 between the two likeliest classes makes an answer as unsure as can be:
+    # probabilities 0.5 0.4 0.1 → 1 - (0.5 - 0.4) = 0.9.
     sorted_answers = np.sort(answers, axis=1)
     unsure = 1 - (sorted_answers[:, -1] - sorted_answers[:, -2])
     unsure[[not text.strip() for text in texts]] = -1  # nothing to label there
@@ -48,6 +50,8 @@ def choose_rows(features: csr_matrix, unsure: NDArray[np.float64], top: int) -> 
     """
     # Three rows, unsure by 1.0, 0.9 and 0.5; the first two are alike (cosine 0.8), the last is like
     # none. The first is chosen. Then the second is worth 0.9 * 0.2, the last one 0.5: it is next.
+    #
+    # Only the least sure rows are compared: likeness takes a product with each of them.
     num_open = int((unsure >= 0).sum())
     pool = np.argsort(-unsure, kind="stable")[: min(_POOL * top, num_open)]
     in_pool = features[pool]
@@ -57,7 +61,7 @@ def choose_rows(features: csr_matrix, unsure: NDArray[np.float64], top: int) -> 
     chosen = list[int]()  # places in the pool
     for _ in range(min(top, len(pool))):
         worth = unsure[pool] * (1 - likeness)
-        worth[chosen] = -1
+        worth[chosen] = -1  # a chosen row is like itself, but rounding may leave a little
         best = int(worth.argmax())
         chosen.append(best)
         products = (in_pool @ in_pool[[best]].T).toarray().ravel()

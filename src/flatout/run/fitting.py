@@ -50,8 +50,13 @@ def fit_to_end(training: Training, parts: RunParts, folder: RunFolder, start: St
         hint="Give it rows, epochs and time.",
     )
     report_early_end(training, folder)
+    _report_skipped(training, folder)
+
+
+def _report_skipped(training: Training, folder: RunFolder) -> None:
     skipped_steps = training.loop.skipped
     if skipped_steps:
+        # the rows of the first one are enough to look at: later ones are often the same rows
         rows = training.loop.losses.describe_rows(skipped_steps[0])
         folder.say(
             f"{len(skipped_steps)} steps were skipped, their gradient was not finite: the"

@@ -316,6 +316,22 @@ def name_folder(parent: Path) -> Path:
 def folder_of_one(folder: Path) -> Iterator[None]:
     """Let no other process train in a run's folder meanwhile, on any machine that sees it."""
     lock = file_lock(folder / LOCK)
+    _wait_for_lock(lock, folder)
+    try:
+        yield
+    finally:
+        # A mistake that was found before the run began leaves nothing else: then the folder goes.
+        is_empty = [path.name for path in folder.glob("*")] == [LOCK]
+        if is_empty:
+            (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
+        if is_empty:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _wait_for_lock(lock: FileLock, folder: Path) -> None:
+    """Wait a while for another process to leave a run's folder: it may just be ending."""
     until = None
     while not _is_ours(lock):
         if until is None:
@@ -331,29 +347,17 @@ def folder_of_one(folder: Path) -> Iterator[None]:
                 hint="Wait for it or end it, or leave resume out: a new run begins.",
             )
         time.sleep(0.1)
-    try:
-        yield
-    finally:
-        # A mistake that was found before the run began leaves nothing else: then the folder goes.
-        is_empty = [path.name for path in folder.glob("*")] == [LOCK]
-        if is_empty:
-            (folder / LOCK).unlink(missing_ok=True)
-        lock.release()
-        if is_empty:
-            with suppress(OSError):
-                folder.rmdir()
 
 
 def _is_ours(lock: FileLock) -> bool:
-    """Whether the lock of a folder is this process's now; true, too, where the disk has no locks or
-    takes no file.
-    """
+    """Try to lock a folder; true, too, where the disk has no locks or takes no file."""
     # On NFS the kernel keeps a lock on a folder to one machine, and shares one on a regular file.
     try:
         acquire(lock, 0)
     except Timeout:
         return False
-    except OSError:  # what is written next says what is wrong with the disk
+    except OSError:
+        # the next write to this disk fails with a message that names the cause
         return True
     return True
 
