@@ -92,7 +92,7 @@ class BitColumn:
             if self.form is Form.numbers:
                 return self._numbers(column, rows)
             if self.form is Form.packed:
-                return self._packed(column, rows)
+                return self._pack_values(column, rows)
             return self._characters(column.cast(pa.large_string()), rows)
         except pa.ArrowException as error:
             hint = "Name another column (data.bits=COLUMN), or the form (data.form=hex)."
@@ -167,7 +167,7 @@ class BitColumn:
             return texts
         return pc.utf8_slice_codeunits(texts, len(prefix))
 
-    def _packed(self, column: pa.Array, rows: NDArray[np.int64]) -> Packed:
+    def _pack_values(self, column: pa.Array, rows: NDArray[np.int64]) -> Packed:
         """Bytes that are packed already, or lists of zeros and ones."""
         if has_bytes := are_bytes(column.type):
             data = column.to_pylist()

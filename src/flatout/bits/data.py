@@ -352,7 +352,7 @@ class BitsPreparation:
                     self._text(block.column(column), column, table.name) for column in self.columns
                 ]
                 bits = block.column(bits_column) if bits_column else None
-                for split, mask in self._assigned(name, fields):
+                for split, mask in self._assign_splits(name, fields):
                     keep = pa.array(mask)
                     own = [column.filter(keep) for column in fields]
                     yield (
@@ -479,7 +479,7 @@ class BitsPreparation:
             hint="Fill it in, or name another column: data.uid=COLUMN.",
         )
 
-    def _assigned(
+    def _assign_splits(
         self, name: str, fields: list[pa.Array]
     ) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         validation_share, test_share = self.config.taken_shares(self.tables)
@@ -536,7 +536,7 @@ class _Ids:
             return ""
         first = int(is_repeated.argmax())
         second = first + 1 + int((hashes[first + 1 :] == hashes[first]).argmax())
-        rows = f"{self._located(first)} and {self._located(second)}"
+        rows = f"{self._name_record(first)} and {self._name_record(second)}"
         num_ids = int((counts > 1).sum())
         several = "one id names" if num_ids == 1 else f"{num_ids:,} ids name"
         return (
@@ -544,7 +544,7 @@ class _Ids:
             " by it"
         )
 
-    def _located(self, number: int) -> str:
+    def _name_record(self, number: int) -> str:
         """A record, counted from 0 over all tables, in words."""
         for source, rows in self._blocks:
             if number < len(rows):

@@ -195,7 +195,7 @@ class Encoder(ABC):
         for start in range(0, len(raw), step):
             bounds = offsets[start : start + step + 1]
             if len(filled := np.flatnonzero(np.diff(bounds))):
-                encoded[start + filled] = self._united(
+                encoded[start + filled] = self._unite_grams(
                     ids[bounds[0] : bounds[-1]], bounds[filled] - bounds[0]
                 )
         return encoded
@@ -205,7 +205,7 @@ class Encoder(ABC):
         """Hash the grams that were met for the first time."""
 
     @abstractmethod
-    def _united(self, ids: NDArray[np.int32], starts: NDArray[np.int64]) -> Packed:
+    def _unite_grams(self, ids: NDArray[np.int32], starts: NDArray[np.int64]) -> Packed:
         """The records whose grams begin at `starts`; none is empty."""
 
 
@@ -234,7 +234,7 @@ class BloomEncoder(Encoder):
             row[self._positions(gram, hashes=self.config.hashes, size=self.config.size)] = 1
         self._table = np.concatenate([self._table, np.packbits(bits, axis=1)])
 
-    def _united(self, ids: NDArray[np.int32], starts: NDArray[np.int64]) -> Packed:
+    def _unite_grams(self, ids: NDArray[np.int32], starts: NDArray[np.int64]) -> Packed:
         filters = np.bitwise_or.reduceat(self._table[ids], starts, axis=0)
         for _ in range(self.config.fold):
             half = filters.shape[1] // 2
@@ -286,7 +286,7 @@ class MinHashEncoder(Encoder):
         digest = hashlib.blake2b(gram.encode(), key=self._key, digest_size=8).digest()
         return np.bitwise_xor.reduce(self._tables[np.arange(8), list(digest)], axis=0)
 
-    def _united(self, ids: NDArray[np.int32], starts: NDArray[np.int64]) -> Packed:
+    def _unite_grams(self, ids: NDArray[np.int32], starts: NDArray[np.int64]) -> Packed:
         return np.packbits(
             (np.minimum.reduceat(self._table[ids], starts, axis=0) & 1).astype(np.uint8), axis=1
         )

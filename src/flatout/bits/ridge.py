@@ -84,8 +84,9 @@ class RidgeSums:
             )
 
     def read(self, train: Feed, sizes: Sequence[int] = (MOST_RECORDS,)) -> Iterator[int]:
-        """Add training records; says how many there are at each of the sizes, and at the end of the
-        records.
+        """Add training records, and yield their number at each of the sizes and at the end.
+
+        Between two yields the sums may be solved, as for a learning curve.
         """
         waiting = sorted(sizes)
         for inputs_ND, grams_NG in self.blocks(train):

@@ -17,7 +17,7 @@ from typing import Any
 
 from flatout.data.checks.findings import counted
 from flatout.data.tables.formats.file import require_file
-from flatout.data.tables.output import FORMATS, told
+from flatout.data.tables.output import FORMATS, explain_disk_errors
 from flatout.errors import UserError, require
 from flatout.files import stamp_of, write_atomically
 
@@ -40,7 +40,7 @@ def answer_files(
     `asked` is what all answers in the folder have in common: the run, its weights, the options.
     """
     file_of = _name_answers(files, folder)
-    with told(folder):
+    with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _require_same_question(asked, folder, file_of)
     own = list(file_of.items())[part]

@@ -246,9 +246,7 @@ def key_of(word: str) -> str:
 
 
 def conf_folder() -> Path:
-    """`$FLATOUT_CONF`, else `conf/` beside the checkout's `src/`, else the copy inside the
-    installed package.
-    """
+    """The folder of settings files: `$FLATOUT_CONF`, `conf/` of a checkout, or our own copy."""
     given = os.environ.get("FLATOUT_CONF")
     package = Path(flatout.__file__).parent
     places = [Path(given)] if given else [package.parents[1] / "conf", package / "conf"]

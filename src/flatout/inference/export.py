@@ -139,7 +139,7 @@ def export(predictor: EncoderRun, folder: Path) -> float:
     plain_model(predictor.model, *predictor.logit_scale()).save_pretrained(folder)
     _save_tokenizer(predictor, folder)
     with torch.inference_mode():
-        found = _opened(predictor.model, folder)(**_padded(predictor.model, rows)).logits
+        found = _opened(predictor.model, folder)(**_pad_rows(predictor.model, rows)).logits
     if predictor.model.answers_tokens:
         found = found[_mask(rows)]
     return _difference(found, expected, "the exported model", _MOST_APART)
@@ -152,7 +152,7 @@ def export_onnx(predictor: EncoderRun, folder: Path) -> float:
     """
     rows = made_up_rows(predictor)
     model = _OnlyLogits(_opened(predictor.model, folder), _input_names(predictor.model)).eval()
-    inputs = _padded(predictor.model, rows[:3])
+    inputs = _pad_rows(predictor.model, rows[:3])
     axes = {0: "rows", 1: "length"}
     program = _trace(model, inputs, ["logits"], (tuple(axes for _ in inputs),))
     for node in program.model.graph.all_nodes():
@@ -162,7 +162,7 @@ def export_onnx(predictor: EncoderRun, folder: Path) -> float:
     session = open_onnx(folder / ONNX)
     apart = 0.0
     for batch in (rows, rows[2:3]):
-        inputs = _padded(predictor.model, batch)
+        inputs = _pad_rows(predictor.model, batch)
         with torch.inference_mode():
             expected = model(*inputs.values())
         (found,) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
@@ -218,7 +218,7 @@ def made_up_rows(predictor: EncoderRun) -> list[list[int]]:
     return rows
 
 
-def _padded(model: Transformer, rows: list[list[int]]) -> dict[str, Tensor]:
+def _pad_rows(model: Transformer, rows: list[list[int]]) -> dict[str, Tensor]:
     """The inputs of transformers for these rows, each of one text.
 
     Rows [5 6] and [7] become ids [[5, 6], [7, padding]] with the mask [[1, 1], [1, 0]].

@@ -71,7 +71,7 @@ def together(predictor: RunPredictor, rows: list[Any]) -> list[Any]:
     return predictor.predict(rows)
 
 
-def turned_round(predictor: RunPredictor, rows: list[Any]) -> list[Any]:
+def reverse_rows(predictor: RunPredictor, rows: list[Any]) -> list[Any]:
     return predictor.predict(rows[::-1])[::-1]
 
 
@@ -91,7 +91,7 @@ def mixed(predictor: RunPredictor, rows: list[Any], seed: int = 0) -> list[Any]:
     return found
 
 
-_ORDERS = {"in batches": together, "in other batches": mixed, "in reversed order": turned_round}
+_ORDERS = {"in batches": together, "in other batches": mixed, "in reversed order": reverse_rows}
 
 
 def forms_of_run(

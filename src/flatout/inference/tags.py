@@ -272,7 +272,9 @@ class TagPredictor(RunPredictor):
         scores = EntityScores(types)
         total = 0
         asked = in_order(
-            lambda one, piece: (one.tags(piece[0]), piece[1]), others, _tagged(table, roles, types)
+            lambda one, piece: (one.tags(piece[0]), piece[1]),
+            others,
+            _read_tags(table, roles, types),
         )
         for found, given in asked:
             rows = len(found.offsets) - 1
@@ -322,7 +324,7 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
-def _tagged(table: Table, roles: Roles, types: Sequence[str]) -> Iterator[tuple[pa.Array, Any]]:
+def _read_tags(table: Table, roles: Roles, types: Sequence[str]) -> Iterator[tuple[pa.Array, Any]]:
     """Block by block the words, and their tags as the run numbers them."""
     census = TagCensus(table.name)
     census.types |= {name: number for number, name in enumerate(types, 1)}

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.tables.output import told
+from flatout.data.tables.output import explain_disk_errors
 from flatout.inference.forms import Form, alone
 
 _FARTHEST = 1e-3  # between numbers in fp32; a share of the largest number where that is above 1
@@ -140,7 +140,7 @@ def write_certificate(
         "forms": forms,
         "versions": {name: version(name) for name in ("torch", "transformers")},
     }
-    with told(file):
+    with explain_disk_errors(file):
         text = json.dumps(certificate, indent=1, ensure_ascii=False)
         file.write_text(text, encoding="utf-8")
 

@@ -45,7 +45,7 @@ _COLOURS = {PAYS: COLOURS[0], UNSURE: "#b08900", COSTS: "#b3261e"}  # the last t
 
 def promise_chart(rungs: Sequence[Mapping[str, Any]]) -> Chart | None:
     """Promised and measured speed-up of each rung; None where nothing was measured."""
-    if not (shown := _drawn(rungs)):
+    if not (shown := _select_rungs(rungs)):
         return None
     title = "speed-up of each rung"
     with drawing(_WIDTH, _TOP + _BOTTOM + _ROW * len(shown)) as figure:
@@ -62,7 +62,7 @@ def promise_chart(rungs: Sequence[Mapping[str, Any]]) -> Chart | None:
 
 def write_figure(folder: Path, rungs: Sequence[Mapping[str, Any]]) -> None:
     """The same chart for TensorBoard."""
-    if not (shown := _drawn(rungs)):
+    if not (shown := _select_rungs(rungs)):
         return
     height = _TOP + _BOTTOM + _ROW * len(shown)
     with event_file(folder, ".ladder") as writer, drawing(_WIDTH, height, dpi=108) as figure:
@@ -70,7 +70,7 @@ def write_figure(folder: Path, rungs: Sequence[Mapping[str, Any]]) -> None:
         writer.add_figure("ladder/promised_and_measured", figure, 0, close=False)
 
 
-def _drawn(rungs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _select_rungs(rungs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The rungs above the foot that have a promise or a measurement; empty if none was measured."""
     shown = [rung for rung in rungs if rung["measured"] or rung["factor"]]
     has_measured = any(rung["measured"] for rung in shown)

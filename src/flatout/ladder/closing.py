@@ -45,7 +45,7 @@ def closing_lines(ladder: Mapping[str, Any]) -> list[str]:
     startup_before = f"{whole['startup_before_s']:.1f} s before"
     startup_after = f"{whole['startup_after_s']:.1f} s after at most"
     lines.append(f"startup: {startup_before}, {startup_after}")
-    return lines + _disturbed(ladder["rungs"]) + quality_lines
+    return lines + _warn_of_spread(ladder["rungs"]) + quality_lines
 
 
 def _skipped_lines(ladder: Mapping[str, Any]) -> list[str]:
@@ -65,7 +65,7 @@ def _quality_lines(quality: Mapping[str, Any] | None) -> list[str]:
     return [f"{metric}: {groups}", quality["sentence"]]
 
 
-def _disturbed(rungs: Sequence[Mapping[str, Any]]) -> list[str]:
+def _warn_of_spread(rungs: Sequence[Mapping[str, Any]]) -> list[str]:
     """A warning if rounds differ so much that other programs must have been running."""
     several_rounds = [rung for rung in rungs if rung.get("spread")]
     if not several_rounds:

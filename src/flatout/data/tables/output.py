@@ -27,13 +27,14 @@ FORMATS = (".csv", ".jsonl", ".parquet")
 def block_writer(
     out: str | None, *, reads: str | None = None
 ) -> Iterator[Callable[[pa.RecordBatch], None]]:
-    """Writes blocks to standard output, or to a file that appears when it is whole; `reads`: where
-    they come from.
+    """Write blocks to standard output, or to a file that appears once it is complete.
+
+    `reads`: the file that the blocks come from, which is never written over.
     """
     if out is None:
         write, close = _format_writer(sys.stdout.buffer, ".csv")
-        yield told(Path("/dev/stdout"))(write)
-        with told(Path("/dev/stdout")):
+        yield explain_disk_errors(Path("/dev/stdout"))(write)
+        with explain_disk_errors(Path("/dev/stdout")):
             close()
             sys.stdout.buffer.flush()
         return
@@ -55,18 +56,18 @@ def block_writer(
     beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     is_there = path.exists()
     try:
-        with told(path):
+        with explain_disk_errors(path):
             file = beside.open("wb")
         with file:
             write, close = _format_writer(file, path.suffix)
             try:
-                yield told(path)(write)
+                yield explain_disk_errors(path)(write)
             except BaseException:
                 # pyarrow ends a file that is open; the first error is the one to show
                 with suppress(Exception):
                     close(is_whole=False)
                 raise
-            with told(path):
+            with explain_disk_errors(path):
                 close()
                 file.flush()
                 beside.replace(path)
@@ -85,8 +86,8 @@ def _is_among(path: Path, source: Path) -> bool:
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
-    """Turn a refusal of the disk into one message."""
+def explain_disk_errors(path: Path) -> Iterator[None]:
+    """Inside it an error of the disk becomes a UserError that names the path."""
     try:
         yield
     except BrokenPipeError:

@@ -157,9 +157,8 @@ class HeadlinesProgram(UsualProgram[HeadlinesOptions]):
             yield tokens_BL, self.targets[chosen]
 
     def order(self) -> list[Tensor]:
-        """Which rows each batch holds: drawn at random, and sorted by length inside of fifty
-        batches.
-        """
+        """The rows of each batch, drawn at random; with short padding, rows of like length."""
+        # Runs of fifty batches are sorted by length and cut into batches, which are then shuffled.
         batch = self.case.batch
         shuffled = torch.randperm(len(self.targets))
         if self.how.padding != "batch":
