@@ -27,10 +27,10 @@ def refused(
     """
     with pytest.raises(UserError) as caught:
         yield caught
-    require_refusal(caught.value, where, *values, allowed=allowed, fix=fix)
+    _require_refusal(caught.value, where, *values, allowed=allowed, fix=fix)
 
 
-def require_refusal(
+def _require_refusal(
     error: UserError, where: str, *values: object, allowed: str | None = None, fix: str = ""
 ) -> None:
     """Fail unless an error is this refusal."""
