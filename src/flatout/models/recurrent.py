@@ -181,7 +181,7 @@ def reversed_places(lengths_B: Tensor, longest: int) -> Tensor:
     Lengths [3, 2], longest 3: row 0 takes its places 2 1 0, row 1 its places 1 0 2. Times 2 rows
     plus the row, time first: [4, 3, 2, 1, 0, 5].
     """
-    num_rows = len(lengths_B)
+    num_rows = lengths_B.shape[0]
     places_L1 = count_up(longest, lengths_B.device).unsqueeze(1)
     turned_LB = lengths_B - 1 - places_L1
     turned_LB = torch.where(turned_LB >= 0, turned_LB, places_L1)

@@ -83,14 +83,16 @@ class TextCNN(Network, nn.Module):
         words_BLE = self.embedding_dropout(self.embedding(tokens_BL))
         # sorted and on the host: no wait for the device
         is_even = bool(batch.lengths[0] == batch.lengths[-1])
-        paddings = {} if is_even else find_padding(lengths_B, tokens_BL.shape[1])
-        if not is_even:
+        paddings = () if is_even else find_padding(lengths_B, tokens_BL.shape[1])
+        if paddings:
             # The padding word's vector is zero, but a person's own vectors need not keep it so.
-            words_BLE = words_BLE.masked_fill(paddings[tokens_BL.shape[1]].unsqueeze(-1), 0)
+            words_BLE = words_BLE.masked_fill(paddings[0].unsqueeze(-1), 0)
         highest = list[Tensor]()
-        for answers_BFL in self._filter(words_BLE.transpose(1, 2)):
-            if not is_even:  # the windows that a row alone would have
-                bias_BL = padding_bias(paddings[answers_BFL.shape[-1]], answers_BFL.dtype)
+        answers = self._filter(words_BLE.transpose(1, 2))
+        for conv, answers_BFL in zip(self.filters, answers, strict=True):
+            if paddings:  # the windows that a row alone would have
+                is_even_width = conv.get_parameter("weight").shape[-1] % 2 == 0
+                bias_BL = padding_bias(paddings[is_even_width], answers_BFL.dtype)
                 answers_BFL = answers_BFL + bias_BL.unsqueeze(1)
             highest.append(answers_BFL.amax(-1))
         # as relu before the maximum, but on L times fewer numbers
@@ -126,12 +128,12 @@ class TextCNN(Network, nn.Module):
         ]
 
 
-def find_padding(lengths_B: Tensor, longest: int) -> dict[int, Tensor]:
-    """By the number of windows a row, which of them a row alone would not have: `[B, windows]`.
+def find_padding(lengths_B: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    """Which windows a row alone would not have, for filters of odd and of even widths.
 
-    Filters of odd widths have as many windows as the longest row has words; of even widths one
-    more.
+    `[B, L]` and `[B, L + 1]`: filters of odd widths have as many windows as the longest row has
+    words; of even widths one more.
     """
     places_L = count_up(longest + 1, lengths_B.device)
     lengths_B1 = lengths_B.unsqueeze(1)
-    return {longest: places_L[:longest] >= lengths_B1, longest + 1: places_L > lengths_B1}
+    return places_L[:longest] >= lengths_B1, places_L > lengths_B1
