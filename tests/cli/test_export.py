@@ -416,7 +416,7 @@ def test_a_run_of_another_model_is_refused(
     run = trained(tmp_path, model=BiLSTMConfig(embedding=8, hidden=8))
     assert verb("export", run) == 2
     said = capsys.readouterr().err
-    require_printed(said, "model=bilstm", "transformers", "model=transformer")
+    require_printed(said, "model=bilstm", "ONNX", "--onnx")
     assert verb("export", Path(run).parent) == 2
     require_printed(capsys.readouterr().err, "no finished run", "model/", f"{run}?")
     assert "Traceback" not in said

@@ -43,7 +43,7 @@ from flatout.models.encoder.transformer import Outputs, Transformer, quiet_libra
 ONNX = "model.onnx"
 SIGNATURE = "signature.json"
 # most that logits may differ; another runtime sums in another order
-_MOST_APART = 1e-5
+MOST_APART = 1e-5
 _ONNX_APART = 1e-4
 _ROWS = 8
 _LONGEST = 200
@@ -59,7 +59,7 @@ _JOINED = {
 _TRACED = 2  # rows while a file is written; torch takes an axis of one for one that never changes
 # bytes of weights; more lie beside the ONNX file, which may have twice that at most
 _MOST_IN_ONE_FILE = 1 << 30
-_DEFECT = "Nothing was written; please report this with the family of the encoder."
+DEFECT = "Nothing was written; please report this with the settings of the model."
 
 
 class EncoderRun(Protocol):
@@ -142,7 +142,7 @@ def export(predictor: EncoderRun, folder: Path) -> float:
         found = _opened(predictor.model, folder)(**_pad_rows(predictor.model, rows)).logits
     if predictor.model.answers_tokens:
         found = found[_mask(rows)]
-    return _difference(found, expected, "the exported model", _MOST_APART)
+    return require_close(found, expected, "the exported model", MOST_APART)
 
 
 def export_onnx(predictor: EncoderRun, folder: Path) -> float:
@@ -154,11 +154,7 @@ def export_onnx(predictor: EncoderRun, folder: Path) -> float:
     model = _OnlyLogits(_opened(predictor.model, folder), _input_names(predictor.model)).eval()
     inputs = _pad_rows(predictor.model, rows[:3])
     axes = {0: "rows", 1: "length"}
-    program = _trace(model, inputs, ["logits"], (tuple(axes for _ in inputs),))
-    for node in program.model.graph.all_nodes():
-        node.metadata_props.clear()  # paths of this machine, of use to the exporter alone
-    weights = sum(weight.nbytes for weight in model.parameters())
-    program.save(folder / ONNX, external_data=weights > _MOST_IN_ONE_FILE)
+    save_onnx(model, inputs, ["logits"], (tuple(axes for _ in inputs),), folder / ONNX)
     session = open_onnx(folder / ONNX)
     apart = 0.0
     for batch in (rows, rows[2:3]):
@@ -166,7 +162,7 @@ def export_onnx(predictor: EncoderRun, folder: Path) -> float:
         with torch.inference_mode():
             expected = model(*inputs.values())
         (found,) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
-        apart = max(apart, _difference(torch.from_numpy(found), expected, ONNX, _ONNX_APART))
+        apart = max(apart, require_close(torch.from_numpy(found), expected, ONNX, _ONNX_APART))
     return apart
 
 
@@ -278,21 +274,23 @@ def _save_tokenizer(predictor: EncoderRun, folder: Path) -> None:
         found == expected,
         "export",
         "the saved tokenizer makes other tokens than the run's",
-        hint=_DEFECT,
+        hint=DEFECT,
     )
 
 
-def _difference(found: Tensor, expected: Tensor, who: str, most: float) -> float:
-    """The largest difference; a share of the largest value if that is above 1.
+def require_close(
+    found: Tensor, expected: Tensor, who: str, most: float, what: str = "logits"
+) -> float:
+    """The largest difference, which must not be above `most`.
 
-    Numbers of a regression may be large, and are rounded in proportion.
+    It is a share of the largest value where that is above 1: numbers of a regression may be large.
     """
     apart = float((found - expected).abs().max() / expected.abs().max().clamp_min(1))
     require(
         apart <= most,
         "export",
-        f"{who} answers otherwise: logits differ by {apart:.1e}",
-        hint=_DEFECT,
+        f"{who} answers otherwise: {what} differ by {apart:.1e}",
+        hint=DEFECT,
     )
     return apart
 
@@ -312,13 +310,27 @@ class _OnlyLogits(nn.Module):
         return self.net(**dict(zip(self.names, inputs, strict=True))).logits
 
 
+def save_onnx(
+    model: nn.Module,
+    inputs: dict[str, Tensor],
+    outputs: list[str],
+    free_axes: tuple[object, ...],
+    file: Path,
+) -> None:
+    """Write a model as an ONNX file; `free_axes`: the axes of the inputs that may have any size."""
+    program = _trace(model, inputs, outputs, free_axes)
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # paths of this machine, of use to the exporter alone
+    weights = sum(weight.nbytes for weight in model.parameters())
+    program.save(file, external_data=weights > _MOST_IN_ONE_FILE)
+
+
 def _trace(
     model: nn.Module,
     inputs: dict[str, Tensor],
     outputs: list[str],
     free_axes: tuple[object, ...],
 ) -> Any:
-    """The model as a program of ONNX; `free_axes`: axes of the inputs that may have any size."""
     with errors_alone("torch.onnx"), warnings.catch_warnings():
         # The exporter warns of torch's own code and of packages that are not needed.
         warnings.filterwarnings("ignore", module=r"(torch|copyreg|onnxscript|transformers)\b")
@@ -366,18 +378,16 @@ def export_recordings(predictor: RecordingsRun, folder: Path) -> list[str]:
     free_axes.append({first: torch.export.Dim.DYNAMIC})
     if others:  # states come as one argument
         free_axes.append(tuple({axis: torch.export.Dim.DYNAMIC} for axis in others))
-    _trace(module.eval(), module.inputs, module.outputs, tuple(free_axes)).save(
-        folder / ONNX, external_data=False
-    )
+    save_onnx(module.eval(), module.inputs, module.outputs, tuple(free_axes), folder / ONNX)
     (folder / SIGNATURE).write_text(
         json.dumps(_signature(predictor, module), indent=1), encoding="utf-8"
     )
     apart = _compare(predictor, folder / ONNX)
     require(
-        apart <= _MOST_APART,
+        apart <= MOST_APART,
         "export",
         f"{ONNX} answers otherwise, by {apart:.1e}",
-        hint="Nothing was written; please report this with the settings of the model.",
+        hint=DEFECT,
     )
     return [
         (

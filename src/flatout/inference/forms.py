@@ -32,11 +32,12 @@ from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.subwords import PAIR
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, first_line, require
-from flatout.inference.export import open_onnx, outputs_of, plain_model, stream_onnx
+from flatout.inference.export import SIGNATURE, open_onnx, outputs_of, plain_model, stream_onnx
 from flatout.inference.run_predictor import SETTINGS, RunPredictor
 from flatout.inference.sequences import Floats, SequencePredictor
 from flatout.inference.tags import TaggedRows, TagPredictor
 from flatout.inference.text import Predictor
+from flatout.inference.words_onnx import encode_padded, open_tokenizer
 from flatout.models.encoder.families import FLAT_FAMILIES, read_setting
 from flatout.models.encoder.transformer import Compute, Outputs, Transformer, quiet_library
 
@@ -328,6 +329,42 @@ def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
     opened = FolderPredictor.of_folder(folder)
     own = predictor.labels.classes
     found = opened.labels.classes
+    _require_own_labels(predictor, folder, found)
+    opened.roles, opened.label_delimiter = predictor.roles, predictor.label_delimiter
+    if predictor.thresholds:
+        opened.thresholds = [predictor.thresholds[own.index(name)] for name in found]
+    opened.labels = replace(opened.labels, problem=predictor.labels.problem)
+    return opened.answering(folder)
+
+
+def words_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:
+    """What answers texts from the exported folder of a network on words, by name."""
+    files = onnx_files(folder)
+    require(bool(files), str(folder), "no ONNX file in it", hint="Name an exported folder.")
+    with _read_by("tokenizers", folder):
+        tokenizer = open_tokenizer(folder)
+        labels = json.loads((folder / SIGNATURE).read_text(encoding="utf-8"))["labels"]
+    _require_own_labels(predictor, folder, labels)
+    found: dict[str, RunPredictor] = {}
+    for file in files:
+        found[str(file)] = FolderPredictor(
+            model=predictor.model,
+            vocabulary=predictor.vocabulary,
+            labels=replace(predictor.labels, classes=labels),
+            max_length=predictor.max_length,
+            roles=predictor.roles,
+            label_delimiter=predictor.label_delimiter,
+            thresholds=predictor.thresholds,
+            tokenizer=lambda texts, **_: encode_padded(tokenizer, texts),
+            ask=ask_onnx(file),
+            where=str(file),
+        )
+    return found
+
+
+def _require_own_labels(predictor: Predictor, folder: Path, found: list[str]) -> None:
+    """Refuse the folder of another run."""
+    own = predictor.labels.classes
     has_names = predictor.labels.problem is not Problem.regression
     require(
         not has_names or set(found) == set(own),
@@ -335,11 +372,6 @@ def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
         f"its labels are {', '.join(found[:8])}, those of the run {', '.join(own[:8])}",
         hint="Name a folder of this run.",
     )
-    opened.roles, opened.label_delimiter = predictor.roles, predictor.label_delimiter
-    if predictor.thresholds:
-        opened.thresholds = [predictor.thresholds[own.index(name)] for name in found]
-    opened.labels = replace(opened.labels, problem=predictor.labels.problem)
-    return opened.answering(folder)
 
 
 def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
@@ -352,7 +384,9 @@ def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
         hint="Leave it out.",
     )
     if type(predictor) is Predictor:
-        return texts_of_folder(predictor, folder)
+        is_encoder = isinstance(predictor.model, Transformer)
+        answering = texts_of_folder if is_encoder else words_of_folder
+        return answering(predictor, folder)
     if type(predictor) is TagPredictor:
         net, tokenizer = open_folder(folder, Outputs([], "tags"))
         own = (

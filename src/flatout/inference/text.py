@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -35,6 +36,7 @@ from flatout.data.tokens.long_texts import CUT, LongTexts
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts
 from flatout.engine.precision import answering
 from flatout.errors import UserError, require
+from flatout.inference.export import export_encoder
 from flatout.inference.run_predictor import (
     Advance,
     Answered,
@@ -44,9 +46,12 @@ from flatout.inference.run_predictor import (
     Scored,
     in_order,
 )
+from flatout.inference.words_onnx import export_words
+from flatout.models import model_class
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.models.lean import even_sigmoid
+from flatout.models.words import WordsConfig
 from flatout.tasks.calibration import Sureness
 from flatout.tasks.classification import Classifier
 from flatout.tasks.masked_language import MaskedLanguageModel
@@ -191,6 +196,20 @@ class Predictor(RunPredictor):
         if self.thresholds:
             return torch.tensor(self.thresholds)
         return torch.full((self.labels.num_outputs,), 0.5)
+
+    @classmethod
+    def require_exportable(cls, where: str, model: str, *, onnx: bool) -> None:
+        if not issubclass(model_class(model, where), WordsConfig):
+            RunPredictor.require_exportable(where, model, onnx=onnx)
+            return
+        require(onnx, where, f"a run of model={model} is exported as ONNX", hint="Add --onnx.")
+
+    @classmethod
+    def export_run(cls, run: Path, folder: Path, name: Path, *, onnx: bool) -> list[str]:
+        kind = ModelFolder.find(run).settings()["model"]["kind"]
+        if issubclass(model_class(kind, str(run)), WordsConfig):
+            return export_words(cls.load(run), folder)
+        return export_encoder(partial(cls.load, run), folder, name, onnx=onnx)
 
     def answer_table(
         self, table: Table, options: FileOptions, others: Sequence[Predictor]
