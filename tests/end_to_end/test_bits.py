@@ -358,18 +358,7 @@ MISTAKES = {
     ("encode", "--sample", "5", "--columns", "Nme"): "--columns[0]: no column 'Nme'",
     ("encode", "--sample", "5", "--uid", "idd"): "--uid: no column 'idd'",
     ("encode", "--sample", "5", "--out", "x.txt"): "--out: cannot write .txt",
-    (
-        "export",
-        "RUN",
-    ): (
-        "a run on bit strings (model=bitmlp) has no export. Answer files by python -m flatout"
-        " predict"
-    ),
-    (
-        "export",
-        "RUN",
-        "--onnx",
-    ): "has no export. Answer files by python -m flatout predict RUN rows.csv, or rows in",
+    ("export", "RUN"): "a run on bit strings is exported as ONNX. Add --onnx.",
     ("compare", "nowhere"): "nowhere: no exposure.json there",
     (
         "predict",

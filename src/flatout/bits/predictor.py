@@ -6,7 +6,7 @@ It can also rebuild the texts that the 2-grams may come from (`reconstruct.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flatout.bits.bits_onnx import ask_bits, export_bits
 from flatout.bits.columns import BitColumn, Form, known_numbers
 from flatout.bits.encodings import Packed, Sets
 from flatout.bits.grams import FIELD_END, LABEL_INDEX, join_fields, strip_punctuation
@@ -29,7 +30,7 @@ from flatout.data.batches.flat_batch import FlatBatch, multi_hot
 from flatout.data.ragged import row_bounds
 from flatout.data.tables.table import Table, require_columns
 from flatout.engine.precision import answering
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 from flatout.inference.run_predictor import (
     Advance,
     Answered,
@@ -76,12 +77,29 @@ class GramPredictor(RunPredictor):
     text_columns: list[str]
     form: Form  # how the bits of the training records were written
     order: LetterOrder  # what the training texts look like; for rebuilding texts
+    # answers in place of the model, for `verify`
+    onnx_file: Path | None = field(default=None, kw_only=True)
 
     @classmethod
     def require_exportable(cls, where: str, model: str, *, onnx: bool) -> None:
-        hint = "Answer files by python -m flatout predict RUN rows.csv, "
-        hint += "or rows in Python by flatout.load_predictor(RUN)."
-        raise UserError(where, f"a run on bit strings (model={model}) has no export", hint=hint)
+        require(onnx, where, "a run on bit strings is exported as ONNX", hint="Add --onnx.")
+
+    @classmethod
+    def export_run(cls, run: Path, folder: Path, name: Path, *, onnx: bool) -> list[str]:
+        predictor = cls.load(run)
+        require(
+            predictor.numbers is None,
+            str(run),
+            "a run on sets of numbers has no export",
+            hint=(
+                "Answer files by python -m flatout predict RUN rows.csv, or rows in Python by"
+                " flatout.load_predictor(RUN)."
+            ),
+        )
+        return export_bits(predictor, folder)
+
+    def through_onnx(self, file: Path) -> GramPredictor:
+        return replace(self, onnx_file=file)
 
     @classmethod
     def of(cls, task: GramDecoder) -> GramPredictor:
@@ -160,6 +178,8 @@ class GramPredictor(RunPredictor):
 
     def outputs(self, encodings: Packed | Sets) -> Tensor:
         """`[N, C]` probabilities of the answers, on the host and in the order of the encodings."""
+        if self.onnx_file is not None and not isinstance(encodings, tuple):
+            return ask_bits(self.onnx_file, encodings)
         return self._each(
             encodings, lambda batch: finished_answers(self.model, self.labels.num_outputs, batch)
         )

@@ -43,10 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run",
         metavar="RUN",
         type=Path,
-        help="folder of a finished run of model=transformer, or on recordings",
+        help="folder of a finished run",
     )
     add("--out", metavar="FOLDER", type=Path, help="folder that is made (default: RUN/export)")
-    add("--onnx", action="store_true", help=f"also write {ONNX}; needs flatout[onnx]")
+    text = f"write {ONNX}, beside the folder of an encoder; needs flatout[onnx]"
+    add("--onnx", action="store_true", help=text)
     text = (
         "measure each form of a transformer that classifies texts, and write the one best here"
         " (default: RUN/here)"

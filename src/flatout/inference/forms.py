@@ -36,7 +36,7 @@ from flatout.inference.export import SIGNATURE, open_onnx, outputs_of, plain_mod
 from flatout.inference.run_predictor import SETTINGS, RunPredictor
 from flatout.inference.sequences import Floats, SequencePredictor
 from flatout.inference.tags import TaggedRows, TagPredictor
-from flatout.inference.text import Predictor
+from flatout.inference.text import MaskedWordPredictor, Predictor
 from flatout.inference.words_onnx import encode_padded, open_tokenizer
 from flatout.models.encoder.families import FLAT_FAMILIES, read_setting
 from flatout.models.encoder.transformer import Compute, Outputs, Transformer, quiet_library
@@ -400,18 +400,23 @@ def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
         return {
             name: FolderTagger(*own, tokenizer=tokenizer, ask=ask) for name, ask in asks.items()
         }
+    if type(predictor) is MaskedWordPredictor:
+        raise UserError(
+            str(folder), f"no exported form of a run on {predictor.answers_to} answers rows"
+        )
+    files = onnx_files(folder)
+    require(bool(files), str(folder), "no ONNX file in it", hint="Name an exported folder.")
     if type(predictor) is SequencePredictor:
         fields_of_run = {
             each.name: getattr(predictor, each.name)
             for each in fields(SequencePredictor)
             if each.init
         }
-        files = onnx_files(folder)
-        require(bool(files), str(folder), "no ONNX file in it", hint="Name an exported folder.")
         return {str(file): OnnxRecordings(**fields_of_run, file=file) for file in files}
-    raise UserError(
-        str(folder), f"no exported form of a run on {predictor.answers_to} answers rows"
-    )
+    for file in files:
+        with _read_by("onnxruntime", file):
+            open_onnx(file)
+    return {str(file): predictor.through_onnx(file) for file in files}
 
 
 def has_weights(folder: Path) -> bool:

@@ -326,6 +326,10 @@ class RunPredictor(ABC):
         """
         return export_encoder(partial(cls.load, run), folder, name, onnx=onnx)
 
+    def through_onnx(self, file: Path) -> RunPredictor:
+        """The same run, answering by its exported ONNX file; only of runs on encodings."""
+        raise NotImplementedError
+
     # What they share.
 
     @classmethod
