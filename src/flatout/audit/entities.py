@@ -1,8 +1,8 @@
 """The rows of an audit of tagged words: entities, and words outside that look like one.
 
 Most words of a sentence are plainly no entity, so an audit would drown in them. The rows are the
-entities, and those words outside that are easily overlooked: a word with a capital inside its
-sentence, or one that is in an entity elsewhere. Open this file to change which words are rows, or
+entities, and those words outside that are easily overlooked. Such a word has a capital inside its
+sentence, or is in an entity elsewhere. Open this file to change which words are rows, or
 what of their surroundings the quick model reads.
 """
 

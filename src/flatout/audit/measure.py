@@ -1,7 +1,8 @@
 """What an audit of texts measures: score, luck, suspects, wrong labels, cut texts, more rows.
 
-All of it comes from the quick model in folds, which is trained several times: as the data are,
-without the suspects, with planted errors, on fewer rows, on cut texts, and in other folds. So a
+All of it comes from the quick model in folds, which is trained several times. It is trained on the
+data as they are, without the suspects, with planted errors, on fewer rows, on cut texts, and in
+other folds. So a
 figure costs one linear model for each fold. Open this file to add a figure; `findings` decides what
 the figures are worth, `text_report` shows them.
 """

@@ -70,6 +70,7 @@ def _warn_of_spread(rungs: Sequence[Mapping[str, Any]]) -> list[str]:
     several_rounds = [rung for rung in rungs if rung.get("spread")]
     if not several_rounds:
         return []
+    # Programs beside the ladder slow some rounds down: rounds of one rung then differ widely.
     widest = max(several_rounds, key=lambda rung: rung["spread"])
     if widest["spread"] <= MOST_SPREAD:
         return []

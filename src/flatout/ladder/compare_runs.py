@@ -79,6 +79,7 @@ def compare_groups(first: Path, second: Path) -> Comparison:
         f"no seed is in both groups (seeds {listed})",
         hint="Train both with seed=0,1,2.",
     )
+    # Seeds that one group lacks would compare the luck of seeds, so they are left out.
     notes = left_out + left_out_there
     for group, folder in ((runs, first), (others, second)):
         alone = sorted(group.keys() - set(seeds))

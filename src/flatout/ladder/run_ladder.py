@@ -67,6 +67,7 @@ def run_ladder(
     require_fitting(ladder, top.config.data, top.config.model)
     require_followed(top.config.model)
     require_keywords(ladder)
+    # All mistakes are found above, before rows are written; the server warms up meanwhile.
     ladder = with_cut(ladder, top.config.model)
     warm_start()
     began = time.monotonic()
@@ -84,6 +85,7 @@ def run_ladder(
     }
     about |= {"batch": top.config.data.batch_size, "device": machine_name(), "versions": versions()}
     found: dict[str, Any] = json_safe(results(ladder, steps, rows=count, about=about))
+    # Written now as well: trainings to the end may take hours, and the climb is done.
     write(found, folder)
     if seeds:
         found["quality"] = json_safe(compare_quality(rungs, steps, seeds))
@@ -134,6 +136,7 @@ def with_cut(ladder: Ladder, model: ModelConfig) -> Ladder:
     cut = f"{max(1, 2 * layers // 3)}"
     rungs = list[Rung]()
     for rung in ladder.rungs:
+        # `model.freeze_layers={cut}` is 8 for an encoder of 12 layers
         words = tuple(word.replace("{cut}", cut) for word in rung.words)
         rungs.append(replace(rung, words=words))
     return replace(ladder, rungs=tuple(rungs))
@@ -183,7 +186,8 @@ class _Rungs:
         self.case: Case = describe(
             data, model, top.config.optim, reading={**read, **reading}, **about
         )
-        for rung in ladder.rungs:  # a mistake in a rung's words shows before anything is measured
+        # A mistake in a rung's words shows here, before anything is measured.
+        for rung in ladder.rungs:
             if rung.is_ours:
                 compose([*self.words, *rung.words])
 
@@ -218,6 +222,7 @@ def compare_quality(
     can_be = [step for step in steps if step.found or step.skipped == TOO_SHORT]
     if not (place := top_of([step.rung for step in can_be])):
         return None
+    # Rungs between the foot and the top learn what the top learns, so their quality is its own.
     compared = [can_be[0], *can_be[place:]]
     names = [step.rung.name for step in compared]
     rates = [step.middle("rows_per_s") for step in compared]
@@ -233,6 +238,7 @@ def compare_quality(
         for step, points in zip(compared, values, strict=True):
             points.append(100 * _train(rungs, step.rung, seed)[metric])
             say(f"seed {seed}, {step.rung.name}: test {metric} {points[-1]:.2f}")
+    # The top is compared with the foot; what learns something else, with the top.
     difference = paired_difference(values[0], values[1])
     groups = [
         {"name": name, **asdict(Group.of(points))}
