@@ -184,6 +184,8 @@ class ExactCheckpoint(Checkpoint):
         }
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # The boundary is known if a checkpoint of ours was restored. A training from the beginning
+        # must not find another one's checkpoints, as it would remove them one by one.
         is_known = self.boundary.at.step == trainer.global_step
         is_fresh = not trainer.global_step and not is_dry_run(trainer)
         require(
@@ -209,6 +211,7 @@ class ExactCheckpoint(Checkpoint):
         as_plain(
             {each.state_key: each.state_dict() for each in callbacks_of(trainer)}, "/callbacks", {}
         )
+        # More epochs than before were asked for: patience starts again, and may have changed.
         if self._is_extended:
             for stopping in (
                 each for each in callbacks_of(trainer) if isinstance(each, EarlyStopping)
@@ -374,7 +377,8 @@ class ExactCheckpoint(Checkpoint):
         if self.about is not None:
             return self.about
         asked = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
-        if (data := store_data(trainer)) is None:  # its position counts the batches of one rank
+        # the position in other people's data counts the batches of one rank
+        if (data := store_data(trainer)) is None:
             return {"data": None, "plan": {"devices": trainer.world_size}, "asked": asked}
         plan = plan_facts(data.feeds.train, batches_of(trainer, data.feeds.train))
         return {"data": data.info.key, "plan": plan, "asked": asked}

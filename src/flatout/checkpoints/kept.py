@@ -76,6 +76,7 @@ class Best:
     def _is_better(self, value: float, loss: float | None) -> bool:
         if self.value is None or math.isnan(self.value):
             return True
+        # e.g. an accuracy of 0.875 three times running, with losses 0.41, 0.39 and 0.40: the second
         if value == self.value:
             return loss is not None and self.loss is not None and loss < self.loss
         sign = 1 if self.mode == "max" else -1
@@ -114,6 +115,7 @@ def shelve(folder: Path, *, last: int, best: int | None, keep: int = 2) -> None:
             # Checkpoints of more steps than `last` are of a training that was given up.
             if step not in (last, best, *before) and f"step-{step}" != linked:
                 shutil.rmtree(folder / f"step-{step}")
+        # what a killed process was writing
         for path in folder.glob(".step-*"):
             shutil.rmtree(path, ignore_errors=True)
     except OSError as error:
@@ -127,6 +129,7 @@ def link(folder: Path, name: str, step: int | None) -> None:
     """
     if step is None or not (folder / f"step-{step}").exists():
         return
+    # made beside and renamed: at no moment is there no link
     new = folder / f".{name}-new"
     new.unlink(missing_ok=True)
     new.symlink_to(f"step-{step}")
@@ -136,6 +139,7 @@ def link(folder: Path, name: str, step: int | None) -> None:
 def newest_first(folder: Path) -> list[Path]:
     """Folders of checkpoints, those of most steps first, without the links `best` and `last`."""
     found = folder.iterdir() if folder.is_dir() and not folder.is_symlink() else []
+    # a link `step-9` could lead out of the folder, and its target would be removed
     real = (
         path for path in found if re.fullmatch(r"step-\d+", path.name) and not path.is_symlink()
     )
@@ -160,6 +164,7 @@ def find_checkpoint(folder: Path) -> tuple[Start | None, list[str]]:
     None if the folder has no undamaged checkpoint.
     """
     lines: list[str] = []
+    # a crash may have come while a checkpoint of the same step was replaced
     put_back(folder)
     for path in newest_first(folder):
         try:

@@ -147,6 +147,7 @@ class Boundary:
         checkpoint["position"] = asdict(self.at)
         if self._batches is not None:
             checkpoint["batches"] = asdict(self._batches)
+        # With manual optimisation a checkpoint may lie between two batches of one step.
         if not module.automatic_optimization:
             weights = module.named_parameters()
             checkpoint["gradients"] = {
@@ -175,6 +176,9 @@ class Boundary:
         data = store_data(trainer)
         has_same_ranks = len(states) == trainer.world_size
         self.at = Position(**checkpoint["position"])
+        # Our data find any place by arithmetic, on other ranks and micro-batches, too:
+        #
+        #     step 3 of an epoch, 2 batches a step    →    6 batches consumed
         if data is not None:
             count = batches_of(trainer, data.feeds.train)
             epoch = self.at.epoch
@@ -184,6 +188,7 @@ class Boundary:
             self._batches = batches
             # A module that asks for the number of steps opens the loaders before Lightning does.
             data.load_state_dict(loader)
+        # Other loaders bring a state of their own, which belongs to the rank that saved it.
         elif "batches" in checkpoint:
             loaders = states[rank].get("loaders", []) if has_same_ranks else []
             batches = Batches(**{**checkpoint["batches"], "loaders": loaders})
@@ -202,7 +207,8 @@ class Boundary:
             device = trainer.strategy.root_device
             if has_same_ranks:
                 restore_random_state(states[rank]["random"], device)
-            else:  # no rank can continue another's numbers: new ones, the same in each such resume
+            else:
+                # no rank can continue another's numbers: new ones, the same in each such resume
                 torch.manual_seed((0 if data is None else data.seed) + (self.at.step << 20) + rank)
             self._random = random_state(device)
             trainer.callback_metrics.update(checkpoint.get("metrics", {}))

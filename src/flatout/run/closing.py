@@ -115,6 +115,7 @@ def open_answers(config: RunConfig, folder: Path) -> Answers:
 def finished_result(folder: Path, answers: Answers) -> Result:
     """The result of a run that has finished before, from its folder."""
     summary = read_summary(folder)
+    # JSON has no NaN: a metric that was none is null there, and is left out here
     metrics = {
         name: float(value) for name, value in summary["metrics"].items() if value is not None
     }

@@ -36,10 +36,12 @@ def choose_devices(trainer: Mapping[str, Any]) -> list[int]:
     devices = trainer.get("devices")
     if isinstance(devices, str) and devices != "auto":
         devices = _parse_devices(devices)
+    # One by default: a script that asks for nothing should not start processes.
     if devices is None:
         return [0]
     if devices in ("auto", -1):
         return list(range(max(1, machine.num_gpus)))
+    # `true` would count as one device
     if isinstance(devices, int) and not isinstance(devices, bool):
         return _count_devices(devices, machine)
     is_list = isinstance(devices, list | tuple)

@@ -79,6 +79,7 @@ def evaluate(
 
 def _can_judge(parts: RunParts, split: str) -> bool:
     """Whether there are rows of a split, `val` or `test`, and steps that judge them."""
+    # Our stores know their splits. Of your own data only the hooks that they define are known.
     data = parts.data
     has_rows = split == "val" or not isinstance(data, StoreData) or split in data.store.splits
     return has_rows and has_own(parts.module, data, split)
@@ -95,6 +96,7 @@ def _judge_split(training: Training, parts: RunParts, split: str) -> dict[str, f
         if split == "val":
             task.count_answers()
         return task.results
+    # A module of your own logs under names of its choice, and may have several loaders a split.
     scores = {}
     for metrics_of_loader in logged:
         for name, value in metrics_of_loader.items():

@@ -213,6 +213,7 @@ def gives_one_class(config: object) -> TypeGuard[TextDataConfig]:
 
 def kind_of_run(settings: dict[str, Any]) -> DataKind:
     """The kind of a finished run, by the settings in its `model` folder."""
+    # Texts are the first kind there was, and their oldest runs name no problem.
     problem = settings.get("problem")
     for kind in KINDS:
         if problem in kind.predictor.problems:
@@ -257,6 +258,7 @@ def complete_parts(
     kind = kind_of(data)
     model = kind.models[0]() if model is None else model
     task = kind.task.settings() if task is None else task
+    # A model of your own may read anything: its first batch will show.
     require(
         not _is_ours(model) or type(model) in kind.models,
         "model",

@@ -47,6 +47,7 @@ def restore_micro_batches(
             continue
         # 16 rows, of which 6 fit: 3 pieces of 6 rows at most
         pieces = -(-whole // limit.most)
+        # `least`: the earlier run ended by it, so fewer pieces are never tried again
         loop.pieces.counts[name] = pieces
         if limit.has_ended:
             loop.pieces.least[name] = pieces
@@ -144,6 +145,7 @@ def facts_about_memory(feeds: Feeds, facts: dict[str, Any]) -> dict[str, Any]:
     else:
         device_name = device.type
         memory = None
+    # Settings of the data count by what they lead to, such as the longest row.
     model_settings = {
         key: settings[key] for key in sorted(settings) if key.partition(".")[0] == "model"
     }

@@ -122,6 +122,7 @@ def unfinished_before(
     config: RunConfig, overrides: Sequence[str], named: Sequence[Path] = ()
 ) -> str | None:
     """A line about an earlier run of this command that did not finish; None without one."""
+    # A hint, so whatever is wrong with that folder is passed over.
     try:
         newest = next(iter(_earlier_runs(config, named)), None)
         if newest is None or not _is_same_command(newest, plain(config), overrides):
@@ -149,6 +150,8 @@ def find_start(
         start, lines = find_checkpoint(folder.path / CHECKPOINTS)
         for line in lines:
             folder.say(line)
+        # If all checkpoints are damaged, the user must decide. None at all is usual: the run was
+        # killed before its first one.
         if start is None:
             why = (
                 f"{folder.path} has {'no whole checkpoint left' if lines else 'no checkpoint yet'}"
@@ -166,6 +169,7 @@ def find_start(
         found.append(start)
         return str(start.checkpoint)
 
+    # The first rank looks for all: every rank must resume from the same step.
     start = None
     if path := ranks.agreed("checkpoint", look):
         start = found[0] if found else read_same_start(Path(path), ranks.rank)

@@ -86,6 +86,7 @@ def _launch_config(count: int) -> LaunchConfig:
 @contextmanager
 def _restored_handlers() -> Iterator[None]:
     """Torch's launcher takes the handlers of signals; afterwards they are as before."""
+    # Python sets and reads handlers in the main thread only.
     handlers = {}
     if threading.current_thread() is threading.main_thread():
         handlers = {number: signal.getsignal(number) for number in ASKING}
@@ -102,6 +103,8 @@ def environment_for_ranks(accelerator: str, devices: Sequence[int]) -> dict[str,
 
     They are sent, as ranks are forked from a server that may be older than our variables.
     """
+    # Devices are numbered among the visible ones: with CUDA_VISIBLE_DEVICES=4,6 the devices [1]
+    # become CUDA_VISIBLE_DEVICES=6.
     environment = dict(os.environ)
     if accelerator != "cpu" and torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")

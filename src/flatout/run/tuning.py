@@ -115,6 +115,7 @@ def measure_answers(question: Question, say: Callable[[str], None]) -> FoundAnsw
     open_settings = list_open_settings(question)
     key = recipe_key(list_dependencies(question, open_settings))
     store = AnswerStore(question.config.data.cache)
+    # One process measures for all that ask the same: others wait, and then read its answers.
     with store.measuring(key, tune.budget_s + _WAIT_S, say):
         cached = None if tune.fresh else store.read(key)
         if cached is not None and not is_outdated(cached, open_settings, store):
@@ -123,11 +124,13 @@ def measure_answers(question: Question, say: Callable[[str], None]) -> FoundAnsw
         say(f"tune: measuring in a process apart, for {tune.budget_s:g} s at most")
         answers = Search(open_settings, question.prober, store).decide()
         answers.values |= question.confirmed.values
+        # Answers without a timed step rest on nothing: the next run measures again.
         if answers.step_s is not None:
             store.write(key, answers)
     count = sum(row.rows_per_s is not None for row in answers.tried)
     rest = "" if answers.is_complete else "; the time was not enough for all"
     lines = [f"tune: {count} probes in {answers.seconds:.1f} s{rest}"]
+    # The answers may be wrong where other programs took turns with the probes.
     if answers.unrest > _BUSY_SPREAD:
         spread = (
             f"the same settings were {answers.unrest:.1f} times as fast at their best as at their"
@@ -146,6 +149,7 @@ def is_outdated(cached: Answers, open_settings: OpenSettings, store: AnswerStore
     """
     if cached.step_s is None:
         return True
+    # a run has cut its batches since, and has written down what fitted
     fitting_rows = known_rows(store.cache, cached.row_key) if cached.row_key else None
     if fitting_rows is not None and cached.values.get("data.batch_size", 0) > fitting_rows:
         return True
