@@ -12,7 +12,7 @@ import numpy as np
 
 from flatout.audit.numbers import LEAST_FOR_CURVE, MeasuredNumbers
 from flatout.files import write_atomically, write_table
-from flatout.report.figures import Curve, line_chart
+from flatout.report.figures import Curve, fold_curves, line_chart
 from flatout.report.page import render_text, tile
 
 WORST = "worst.csv"
@@ -128,8 +128,4 @@ def _curves(measured: MeasuredNumbers) -> list[Curve]:
     """The learning curve of each fold; none where there is no forecast."""
     if measured.forecast is None:
         return []
-    sizes = measured.sizes.tolist()
-    curves = list[Curve]()
-    for number, scores in enumerate(measured.curve.tolist(), 1):
-        curves.append(Curve(f"fold {number}", list(zip(sizes, scores, strict=True))))
-    return curves
+    return fold_curves(measured.sizes, measured.curve)

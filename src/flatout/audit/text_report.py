@@ -23,7 +23,7 @@ from flatout.audit.measure import AuditMeasurement
 from flatout.audit.next_rows import shorten
 from flatout.audit.rows import find_small_classes
 from flatout.files import write_atomically, write_table
-from flatout.report.figures import Curve, line_chart
+from flatout.report.figures import fold_curves, line_chart
 from flatout.report.page import render_text, tile
 
 _ROWS_ON_PAGE = 20  # of a table
@@ -122,7 +122,10 @@ def write_text_page(
         mixed=_mixed_lines(measured),
         charts_of_rows=[
             line_chart(
-                "score by rows trained on", _curves(measured), x_label="rows", doublings=True
+                "score by rows trained on",
+                fold_curves(measured.sizes, 1 - measured.errors),
+                x_label="rows",
+                doublings=True,
             )
         ],
         forecast=measured.forecast.line(),
@@ -178,16 +181,6 @@ def _unlike_lines(measured: AuditMeasurement) -> list[list[str]]:
     """Texts that are like no class."""
     rows = np.argsort(measured.closeness, kind="stable")[:_UNLIKE_ON_PAGE]
     return [[*_describe_row(measured, row), f"{measured.closeness[row]:.3f}"] for row in rows]
-
-
-def _curves(measured: AuditMeasurement) -> list[Curve]:
-    """The learning curve of each fold."""
-    sizes = measured.sizes.tolist()
-    curves = list[Curve]()
-    for number, errors in enumerate(measured.errors, 1):
-        scores = (1 - errors).tolist()
-        curves.append(Curve(f"fold {number}", list(zip(sizes, scores, strict=True))))
-    return curves
 
 
 def _describe_row(measured: AuditMeasurement, row: int) -> list[str]:

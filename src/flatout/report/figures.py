@@ -23,10 +23,12 @@ from markupsafe import Markup
 from flatout.errors import printable
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 WIDTH = 460  # pixels of an ordinary chart
 HEIGHT = 220
@@ -171,6 +173,15 @@ class Curve:
 
     name: str
     points: Sequence[tuple[float, float]]
+
+
+def fold_curves(sizes: NDArray[np.generic], scores: NDArray[np.generic]) -> list[Curve]:
+    """The learning curve of each fold: `[folds, sizes]` scores at these numbers of rows."""
+    curves = []
+    for number, scores_of_fold in enumerate(scores.tolist(), 1):
+        points = list(zip(sizes.tolist(), scores_of_fold, strict=True))
+        curves.append(Curve(f"fold {number}", points))
+    return curves
 
 
 def line_chart(
