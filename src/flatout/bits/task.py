@@ -238,7 +238,9 @@ class GramDecoder(Task):
     def judge(self, batch: FlatBatch) -> Tensor:
         outputs = real_rows(self.answers(batch), batch)
         targets = real_rows(batch.multi_hot(self.labels.num_outputs), batch)
-        self.metrics.update(outputs.sigmoid(), targets, self.kept_rows(batch))
+        probabilities = outputs.sigmoid()
+        self.metrics.update(probabilities, targets, self.kept_rows(batch))
+        self.add_answers(probabilities, targets.long())
         return self.sum_losses(outputs, targets)
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:

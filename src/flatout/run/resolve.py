@@ -73,7 +73,10 @@ def resolve(config: RunConfig, parts: RunParts, context: RunContext) -> Settings
     if metric is None:
         metric = task.usual_metric
     else:
-        require_metric(metric, [*task.metric_names, "loss"], "checkpoint.metric")
+        require_metric(metric, [*task.all_metric_names, "loss"], "checkpoint.metric")
+    mode = config.checkpoint.mode_of(metric)
+    if metric in task.own_metrics:
+        _report_mode(config, mode, metric, folder)
     return Settings(
         asked=config,
         values=plain(replace(config, trainer=trainer)),
@@ -85,7 +88,7 @@ def resolve(config: RunConfig, parts: RunParts, context: RunContext) -> Settings
         total_steps=task.total_steps,
         metric=metric,
         monitor=f"val/{metric}",
-        mode=config.checkpoint.mode_of(metric),
+        mode=mode,
     )
 
 
@@ -97,13 +100,8 @@ def _resolve_own_parts(config: RunConfig, context: RunContext) -> Settings:
     logged_name = checkpoint.metric
     metric = None if logged_name is None else plain_name(logged_name, "val")
     mode = checkpoint.mode_of(metric or "")
-    if logged_name is not None and checkpoint.mode is Mode.auto:
-        context.folder.decision(
-            "checkpoint.mode",
-            mode,
-            f"by the name of {logged_name}",
-            "checkpoint.mode=min or max sets it",
-        )
+    if logged_name is not None:
+        _report_mode(config, mode, logged_name, context.folder)
     return Settings(
         asked=config,
         values=plain(config),
@@ -114,6 +112,13 @@ def _resolve_own_parts(config: RunConfig, context: RunContext) -> Settings:
         monitor=logged_name,
         mode=mode,
     )
+
+
+def _report_mode(config: RunConfig, mode: str, metric: str, folder: RunFolder) -> None:
+    """Say of a metric of the user's whether a higher value is better, if nothing was set."""
+    if config.checkpoint.mode is Mode.auto:
+        why = f"by the name of {metric}"
+        folder.decision("checkpoint.mode", mode, why, "checkpoint.mode=min or max sets it")
 
 
 def trainer_of_own(config: RunConfig, world: int) -> dict[str, Any]:

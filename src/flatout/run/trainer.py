@@ -234,7 +234,7 @@ def _build_listeners(
     if parts.ours is None:
         names = sorted({"loss", metric})
     else:
-        names = ["loss", *parts.ours.task.metric_names]
+        names = ["loss", *parts.ours.task.all_metric_names]
     progress = ProgressLine(
         metric=metric,
         total_steps=settings.total_steps,
@@ -259,7 +259,7 @@ def _build_loggers(
     folder.summary.set("loggers", list(loggers))
     if parts.ours is None:
         return RunLoggers(loggers, settings=mask_settings(dict(parts.module.hparams)))
-    metric_names = parts.ours.task.metric_names
+    metric_names = parts.ours.task.all_metric_names
     return RunLoggers(
         loggers,
         metrics=[f"val/{name}" for name in ("loss", *metric_names)],

@@ -107,6 +107,8 @@ class Classifier(Task[Labels]):
         targets = self._targets(batch)
         answers = self.unscaled(outputs)
         self.metrics.update(answers, targets, self.kept_rows(batch))
+        is_number = self.labels.problem is Problem.regression
+        self.add_answers(answers, targets if is_number else targets.long())
         if self.cut_scores is not None:
             self.cut_scores.add(answers, targets, real_rows(batch.rows, batch))
         return self.sum_losses(outputs, targets)

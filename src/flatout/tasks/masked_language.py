@@ -155,7 +155,12 @@ class MaskedLanguageModel(Task[None]):
         )
 
     def judge(self, batch: FlatBatch) -> Tensor:
-        judged_K3 = self._judge_places(batch)
+        judged_K5 = self._judge_places(batch)
+        judged_K3 = judged_K5[:, :3]
+        if self.own_metrics:
+            answers_K, targets_K = judged_K5[:, 3:].long().unbind(1)
+            is_counted_K = targets_K != NO_TARGET
+            self.add_answers(answers_K[is_counted_K], targets_K[is_counted_K])
         self._sums += judged_K3.double().sum(0).cpu().numpy()
         rows = self.kept_rows(batch)
         if rows is not None:
@@ -165,31 +170,36 @@ class MaskedLanguageModel(Task[None]):
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:
         """The mean loss of each row's masked words: how well the network knows its language."""
-        judged_K3 = self._judge_places(batch)
+        judged_K5 = self._judge_places(batch)
         counts = self.masking.counts(batch.lengths.numpy())[: batch.num_real]
         rows = np.repeat(np.arange(batch.num_real), counts)
-        row_of_K = torch.from_numpy(rows).to(judged_K3.device)
-        total_B = judged_K3.new_zeros(batch.num_real).index_add_(0, row_of_K, judged_K3[:, 0])
+        row_of_K = torch.from_numpy(rows).to(judged_K5.device)
+        total_B = judged_K5.new_zeros(batch.num_real).index_add_(0, row_of_K, judged_K5[:, 0])
         return {"loss": total_B / torch.from_numpy(np.maximum(1, counts)).to(total_B)}
 
     def _judge_places(self, batch: FlatBatch) -> Tensor:
-        """`[K, 3]` of each masked token its loss, whether its answer is right, and if it counts."""
+        """`[K, 5]` of each masked token its loss, whether its answer is right, if it counts, the
+        answer, and the target.
+        """
         count = int(self.masking.counts(batch.lengths.numpy()).sum())
         parts = cut_batch(batch, -(-count // _JUDGED_AT_ONCE))
         return torch.cat([self.answer_in_pieces(part, self._judge_part) for part in parts])
 
     def _judge_part(self, batch: FlatBatch) -> Tensor:
         if not self.masking.counts(batch.lengths.numpy())[: batch.num_real].any():
-            return self._loss_sum.new_zeros(0, 3)
+            return self._loss_sum.new_zeros(0, 5)
         masked = self.mask(batch, seed=0, epoch=0)
         assert masked.targets is not None
         logits_KV = self.model(masked).float()
         losses_K = F.cross_entropy(
             logits_KV, masked.targets, reduction="none", ignore_index=NO_TARGET
         )
-        is_right_K = logits_KV.argmax(-1) == masked.targets
+        answers_K = logits_KV.argmax(-1)
+        is_right_K = answers_K == masked.targets
         counts_K = masked.targets != NO_TARGET
-        return torch.stack([losses_K, is_right_K.to(losses_K), counts_K.to(losses_K)], 1)
+        # ids of tokens are exact in fp32
+        others = (is_right_K, counts_K, answers_K, masked.targets)
+        return torch.stack([losses_K, *(other.to(losses_K) for other in others)], 1)
 
     def start_judging(self, split: str) -> None:
         self._sums = np.zeros(3)

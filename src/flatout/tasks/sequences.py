@@ -150,6 +150,11 @@ class SequenceRegressor(Task[None]):
             counts = batch.lengths[: batch.num_real]
         places = recording.repeat_interleave(counts).to(answers.device, non_blocking=True)
         self.scores.add(answers.flatten(0, -2), truths.flatten(0, -2), places)
+        if self.own_metrics:
+            values_NK = self.in_units(answers).flatten(0, -2)
+            truths_NK = self.in_units(truths).flatten(0, -2)
+            is_measured = ~truths_NK.isnan().any(-1)
+            self.add_answers(values_NK[is_measured], truths_NK[is_measured])
         return self._sum_of_losses(answers, truths, split=self._split)
 
     def answer(self, batch: FlatBatch) -> dict[str, Tensor]:

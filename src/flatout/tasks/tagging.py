@@ -104,6 +104,9 @@ class Tagger(Task[TagLabels]):
         rows = batch.rows[: batch.num_real]
         is_cut = np.isin(rows.numpy(), self._lost.get("straddling", []))
         self.scores.add(answers[is_word], tags[is_word], offsets, is_cut, rows)
+        if self.own_metrics:
+            has_tag = targets != NO_TAG
+            self.add_answers(outputs[has_tag].float(), targets[has_tag].long())
         return self.sum_losses(outputs, targets) / self.labels.words_per_row
 
     def prepare_training(self, feeds: Feeds, log: RunLog, seed: int) -> dict[str, Any]:

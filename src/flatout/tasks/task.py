@@ -20,6 +20,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.distributed.collectives import sum_over_ranks
@@ -27,7 +28,7 @@ from flatout.engine import lightning_internals as internals
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.schedule import StepSchedule
 from flatout.engine.weight_average import WeightAverage
-from flatout.errors import UserError, class_name, require, settings_of
+from flatout.errors import UserError, class_name, first_line, require, settings_of
 from flatout.models.contract import ModelConfig, Network, contract
 from flatout.run_log import RunLog
 from flatout.tasks.metrics import Counted
@@ -106,8 +107,10 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
         self._rows_judged = 0
         self._asked: tuple[nn.Module | None, Network] = (None, Network())
+        self.own_metrics = nn.ModuleDict()  # those of `configure_metrics`, by name
         if labels is not None:
             self.take_labels(labels)
+            self._add_own_metrics()
 
     @property
     def network(self) -> Network:
@@ -171,6 +174,28 @@ class Task(L.LightningModule, Generic[OutputLabels]):
     def judge(self, batch: FlatBatch) -> Tensor:
         """Add a batch of validation or test to the metrics, and return the sum of its losses."""
 
+    def configure_metrics(self) -> Mapping[str, Metric]:
+        """Override to add metrics: objects of torchmetrics that compute one number, by name.
+
+        It is called when the labels are known. In a validation or test each gets the answers to
+        a batch and what they should be; docs/own_loss.md has their shapes for each task.
+        """
+        return {}
+
+    def add_answers(self, answers: Tensor, targets: Tensor) -> None:
+        """Add answers to a batch, and what they should be, to the metrics of a subclass."""
+        for name, metric in self.own_metrics.items():
+            assert isinstance(metric, Metric)
+            try:
+                metric.update(answers, targets)
+            # so do metrics refuse a shape or a type
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise UserError(
+                    f"{type(self).__name__}.configure_metrics",
+                    f"{name!r} does not take these answers: {first_line(error)}",
+                    hint=f"Answers are {list(answers.shape)}, targets {list(targets.shape)}.",
+                ) from error
+
     def start_judging(self, split: str) -> None:
         """Reset the metrics; a split (val, test) begins."""
         self.metrics.reset()
@@ -187,6 +212,11 @@ class Task(L.LightningModule, Generic[OutputLabels]):
     @abstractmethod
     def metric_names(self) -> Sequence[str]:
         """Names of the metrics of a validation, without the loss."""
+
+    @property
+    def all_metric_names(self) -> list[str]:
+        """The same, with those of `configure_metrics`."""
+        return [*self.metric_names, *self.own_metrics]
 
     @property
     def usual_metric(self) -> str:
@@ -255,7 +285,28 @@ class Task(L.LightningModule, Generic[OutputLabels]):
             if self._kept_weights:
                 self.load_state_dict(self._kept_weights)
                 self._kept_weights = {}
+        self._add_own_metrics()
         return self.model
+
+    def _add_own_metrics(self) -> None:
+        """Take the metrics of `configure_metrics`, or say what is wrong with one."""
+        where = f"{type(self).__name__}.configure_metrics"
+        metrics = dict(self.configure_metrics())
+        for name, metric in metrics.items():
+            require(
+                isinstance(metric, Metric),
+                where,
+                f"{name!r} is no metric of torchmetrics",
+                hint="Subclass torchmetrics.Metric, or take one of torchmetrics.classification.",
+            )
+            is_free = name.isidentifier() and not hasattr(nn.ModuleDict, name)
+            require(
+                is_free and name not in (*self.metric_names, "loss"),
+                where,
+                f"{name!r} cannot be the name of a metric, or is one of flatout's",
+                hint="Give it another name of letters, digits and '_'.",
+            )
+        self.own_metrics = nn.ModuleDict(metrics)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -344,10 +395,12 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         if self.average is not None:
             self.average.exchange()
         self.keeps_rows = False
+        self._reset_own_metrics()
         self.start_judging("val")
 
     def on_test_epoch_start(self) -> None:
         self.keeps_rows = True
+        self._reset_own_metrics()
         self.start_judging("test")
 
     def on_validation_epoch_end(self) -> None:
@@ -448,12 +501,33 @@ class Task(L.LightningModule, Generic[OutputLabels]):
 
     def _close_split(self, split: str) -> None:
         loss, rows = self.over_ranks(np.array([float(self._loss_sum), self._rows_judged]))
-        self.results = {"loss": float(loss) / max(1.0, float(rows)), **self.judged()}
+        scores = {**self.judged(), **self._judge_by_own_metrics()}
+        self.results = {"loss": float(loss) / max(1.0, float(rows)), **scores}
         self.log_dict(
             {f"{split}/{name}": value for name, value in self.results.items()}, batch_size=1
         )
         self._loss_sum.zero_()
         self._rows_judged = 0
+
+    def _reset_own_metrics(self) -> None:
+        for metric in self.own_metrics.values():
+            assert isinstance(metric, Metric)
+            metric.reset()
+
+    def _judge_by_own_metrics(self) -> dict[str, float]:
+        """The values of `configure_metrics` over a split that has ended, of all ranks."""
+        values = {}
+        for name, metric in self.own_metrics.items():
+            assert isinstance(metric, Metric)
+            value = torch.as_tensor(metric.compute())
+            require(
+                value.numel() == 1,
+                f"{type(self).__name__}.configure_metrics",
+                f"{name!r} computes {value.numel()} numbers",
+                hint="Average them: a curve is one number.",
+            )
+            values[name] = float(value)
+        return values
 
     def _epochs_done(self, steps: int) -> float:
         # An IterableDataset has no length: Lightning then counts infinitely many batches.
