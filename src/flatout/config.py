@@ -28,6 +28,7 @@ from flatout.errors import LARGEST_SEED, check_settings, did_you_mean, require, 
 from flatout.models import model_class
 from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
 from flatout.tasks.task import Task
+from flatout.tasks.task_class import TaskClass
 
 # arguments of Lightning's Trainer that a setting of ours replaces
 REPLACED = {
@@ -214,6 +215,8 @@ class RunConfig:
         """Refuse a value of another class, which a Python user may pass by mistake."""
         if isinstance(self.model, str):
             self.model = model_class(self.model, "model")()
+        if isinstance(self.task, type):
+            self.task = TaskClass(self.task)
         parts = {"data": self.data, "model": self.model, "task": self.task}
         for name, part in parts.items():
             is_part = part is None or is_dataclass(part) or isinstance(part, _BASES[name])
@@ -343,7 +346,8 @@ def _require_own_parts(module: object, data: object) -> None:
     # A task of flatout reads batches of flatout's data only; your own module may read them, too.
     is_own_data = is_data and not isinstance(data, StoreData)
     reads_our_batches = not is_own_module or isinstance(module, Task)
-    name = type(module).__name__.removesuffix("Config")
+    kind = module.task if isinstance(module, TaskClass) else type(module)
+    name = kind.__name__.removesuffix("Config")
     require(
         not (reads_our_batches and is_own_data),
         "task",

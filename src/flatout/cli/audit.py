@@ -150,7 +150,7 @@ def _read_run(folder: Path, more_words: list[str]) -> tuple[list[str], dict[str,
     words = [word for word in words_of_run if is_of_training(word)]
     words = with_secrets_typed(words, more_words, "audit")
     # A `_target_` names code of the folder's author, which an audit of a folder does not run.
-    if any("_target_" in word for word in words_of_run):
+    if any("_target_" in word or "optim.optimizer=" in word for word in words_of_run):
         print_line("network: left out: the run has classes of its own")
         words = [word for word in words_of_run if word.lstrip("+").startswith(_OF_DATA)]
         # Without its training time the run's own model takes no part in the folds.

@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from flatout.cli.composing import chain_of, mistake_in, unknown_key
-from flatout.cli.own_classes import hold_optimizer
+from flatout.cli.own_classes import hold_optimizer, hold_task
 from flatout.cli.typed import ONLY_TYPED, check_values, check_values_of_hydra, nodes
 from flatout.config import RunConfig
 from flatout.data.tables.hub import never_ask_to_run_code
@@ -144,7 +144,9 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
         if not OmegaConf.is_missing(runtime, "output_dir"):
             folders.append(Path(runtime.output_dir))
     check_targets(plain, allowed, folders)
-    hold_optimizer(cfg, partial(_import_allowed_class, allowed=allowed))
+    find_class = partial(_import_allowed_class, allowed=allowed)
+    hold_task(cfg, find_class)
+    hold_optimizer(cfg, find_class)
     if isinstance(cfg.seed, int) and 0 <= cfg.seed < 1 << 32:
         # modules of your own draw their weights while they are built
         seed_everything(cfg.seed, verbose=False)

@@ -27,6 +27,7 @@ from flatout.distributed.limits import processor_name
 from flatout.errors import UserError
 from flatout.files import write_atomically
 from flatout.masking import mask_settings
+from flatout.tasks.task_class import TaskClass
 
 SCHEMA = 1
 FILE = "summary.json"
@@ -183,6 +184,9 @@ def plain(value: object) -> Any:
 
 
 def _plain(value: object) -> Any:
+    if isinstance(value, TaskClass):
+        # as it is typed
+        return {"_target_": _plain(value.task), **_plain(value.config)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         return {name: _plain(getattr(value, name)) for name in names}

@@ -26,7 +26,7 @@ from flatout.data.batches.feed import Feeds
 from flatout.distributed.collectives import of_all_ranks
 from flatout.distributed.ranks import others_watched
 from flatout.engine.compile import is_compiled
-from flatout.engine.lightning_internals import callbacks_of
+from flatout.engine.lightning_internals import callbacks_of, overrides
 from flatout.engine.peaks import measured_peak
 from flatout.engine.pieces import TRAINING
 from flatout.engine.precision import LIGHTNING_NAMES, Precision, choose_precision
@@ -147,6 +147,8 @@ def keep_answers(
     if context.ranks.is_first:
         if isinstance(config.model, nn.Module):
             folder.say("model/ is not written: the settings of your own model are not known")
+        elif overrides(task, "build_model", kind.task):
+            folder.say(f"model/ is not written: {type(task).__name__} builds a network of its own")
         else:
             predictor.save(folder.path / "model", config.model)
         _measure_missing_peak(ours.feeds, training)

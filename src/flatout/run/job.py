@@ -22,6 +22,7 @@ from flatout.run.resolve import trainer_of_own
 from flatout.run.resume import find_run
 from flatout.run.run_folder import OVERRIDES
 from flatout.tasks.metrics import BEST_MODE, require_metric
+from flatout.tasks.task_class import TaskClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class RunJob:
     @property
     def mode(self) -> str:
         """Whether its metric is better when higher (`max`) or lower (`min`)."""
-        if not self.config.has_own_parts:
+        if not self.config.has_own_parts and not isinstance(self.config.task, TaskClass):
             require_metric(self.metric, [*BEST_MODE, "loss"], "checkpoint.metric")
         return self.config.checkpoint.mode_of(self.metric)
 

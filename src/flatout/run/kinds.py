@@ -52,6 +52,7 @@ from flatout.tasks.sequences import SequenceLabeller, SequenceRegressor
 from flatout.tasks.tagging import METRICS as TAG_METRICS
 from flatout.tasks.tagging import Tagger
 from flatout.tasks.task import Task
+from flatout.tasks.task_class import TaskClass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,9 +253,11 @@ def complete_parts(
 
     Parts that do not fit each other are refused.
     """
-    if isinstance(task, MaskedLanguageConfig) and gives_one_class(data):
-        # `single` is the default of `data.problem`, and this task needs no labels
-        data = replace(data, problem=Problem.none)
+    if isinstance(task, TaskClass):
+        _require_task_of(kind_of(_as_masked_words(data, task.config)), task.task)
+        data, model, _ = complete_parts(data, model, task.config)
+        return data, model, task
+    data = _as_masked_words(data, task)
     kind = kind_of(data)
     model = kind.models[0]() if model is None else model
     task = kind.task.settings() if task is None else task
@@ -275,6 +278,26 @@ def complete_parts(
     if isinstance(data, TextDataConfig):
         data = _with_tokenizer(data, model)
     return data, model, task
+
+
+def _as_masked_words(data: FeedingConfig, task: object) -> FeedingConfig:
+    """Settings of texts without labels, where their masked words are to be predicted."""
+    if isinstance(task, MaskedLanguageConfig) and gives_one_class(data):
+        # `single` is the default of `data.problem`, and this task needs no labels
+        return replace(data, problem=Problem.none)
+    return data
+
+
+def _require_task_of(kind: DataKind, task: type[Task]) -> None:
+    """Refuse a task of the user's own for another kind of data."""
+    ours = {other.task for other in KINDS}
+    base = next((each for each in task.__mro__ if each in ours), Task)
+    require(
+        base is kind.task,
+        "task",
+        f"{task.__name__} is a {base.__name__}, and these data need a {kind.task.__name__}",
+        hint=f"Subclass {kind.task.__name__}, or name other data.",
+    )
 
 
 def _require_task(task: object, data: FeedingConfig, kind: DataKind) -> None:

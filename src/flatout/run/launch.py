@@ -45,6 +45,7 @@ from flatout.errors import (
 from flatout.report.summary import mark_broken
 from flatout.run.closing import Result, finished_result, open_answers
 from flatout.run.devices import choose_devices
+from flatout.run.kinds import KINDS
 from flatout.run.own_parts import require_picklable
 from flatout.run.resolve import trainer_of_own
 from flatout.run.resume import find_run, unfinished_before
@@ -57,6 +58,7 @@ from flatout.run.spawn import (
     take_environment,
 )
 from flatout.tasks.task import Task
+from flatout.tasks.task_class import TaskClass
 
 # makes the folder of a new run: the one that was asked for, or one beside it
 Claim = Callable[[Path], Path]
@@ -144,6 +146,8 @@ def _require_startable(
         "a model of your own cannot be handed to other processes",
         hint="Start your script with torchrun, or name the model's settings.",
     )
+    if isinstance(config.task, TaskClass) and not is_here:
+        require_picklable(config.task.task, None)
     if config.has_own_parts:
         if not is_here:
             require_picklable(config.task, config.data)
@@ -331,7 +335,9 @@ def fit(
         settings.setdefault("seed", data.seed)
         data = data.config
     if isinstance(model, Task):
-        settings = {"task": model.config, "optim": model.optim, **settings}
+        is_ours = type(model) in [kind.task for kind in KINDS]
+        task = model.config if is_ours else TaskClass(type(model), model.config)
+        settings = {"task": task, "optim": model.optim, **settings}
         model = model.model if model.model_config is None else model.model_config
     known = ("epochs", "max_epochs", "folder", *RunConfig.__dataclass_fields__)
     unknown = sorted(settings.keys() - set(known))

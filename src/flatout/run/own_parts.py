@@ -16,7 +16,7 @@ from typing import Any
 import lightning as L
 
 from flatout.engine.lightning_internals import overrides
-from flatout.errors import UserError, require
+from flatout.errors import UserError, class_name, require
 from flatout.models.contract import ModelConfig
 from flatout.run.context import RunContext
 
@@ -57,9 +57,10 @@ def require_picklable(task: object, data: object) -> None:
         try:
             ForkingPickler.dumps(part)
         except Exception as error:  # pickling runs methods of all its attributes: any class
+            kind = part if isinstance(part, type) else type(part)
             raise UserError(
                 key,
-                f"{type(part).__name__} cannot be sent to other processes: {error}",
+                f"{class_name(kind)} cannot be sent to other processes: {error}",
                 hint=(
                     "Make it picklable, or start one run with torchrun: each process then builds"
                     " its parts."

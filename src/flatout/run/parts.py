@@ -23,6 +23,7 @@ from flatout.data.store_data import Placement, StoreData
 from flatout.distributed.ranks import Ranks
 from flatout.engine.run_length import planned_steps, whole_steps
 from flatout.errors import require
+from flatout.models.contract import ModelConfig
 from flatout.perf.tune.probe import Parts
 from flatout.run.context import OurParts, RunContext, RunParts
 from flatout.run.kinds import kind_of
@@ -32,6 +33,7 @@ from flatout.run.run_folder import RunFolder, unwritten_run
 from flatout.run_log import RunLog
 from flatout.tasks.networks import report_network
 from flatout.tasks.task import Task
+from flatout.tasks.task_class import TaskClass
 
 
 def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> Any:
@@ -91,10 +93,9 @@ def require_memory_for_model(
     """Refuse a model that this device cannot train, before it is built."""
     if config.has_own_parts:
         return
-    task = kind_of(config.data).task
 
     def build(model: Any) -> nn.Module:
-        return task(model, config.task).build(data.info)
+        return make_task(config, model).build(data.info)
 
     # Ranks on one CPU share its memory; ranks of FSDP hold a slice of the weights each.
     copies = ranks.local_world if device.type == "cpu" else 1
@@ -106,9 +107,16 @@ def build_module(config: RunConfig, data: Any, log: RunLog) -> Any:
     """The module that trains: the user's own, or the task of the data with its network built."""
     if config.has_own_parts:
         return config.task
-    task = kind_of(config.data).task(config.model, config.task, config.optim)
+    task = make_task(config, config.model)
     report_network(task.build(data.info), config.model, data.info, log)
     return task
+
+
+def make_task(config: RunConfig, model: nn.Module | ModelConfig) -> Task:
+    """The task of a run around a network or its Config: of the user's class, or the kind's own."""
+    if isinstance(config.task, TaskClass):
+        return config.task.task(model, config.task.config, config.optim)
+    return kind_of(config.data).task(model, config.task, config.optim)
 
 
 def place_feeds(
