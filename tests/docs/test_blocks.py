@@ -319,13 +319,17 @@ def write_tables(folder: Path) -> None:
 
 
 def put_package_of_own_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package of docs/own_parts.md, which commands name as `mypkg`."""
+    """The package of docs/own_parts.md and docs/own_loss.md, which commands name as `mypkg`."""
     (script,) = [
         block.text
         for block in ALL
         if block.page == "own_parts.md" and "class MyModule" in block.text
     ]
-    more = (
+    (script_of_losses,) = [
+        block.text for block in ALL if block.page == "own_loss.md" and "class Focal" in block.text
+    ]
+    more = f"\n\n{script_of_losses}"
+    more += (
         "\n\nclass OfTexts(MyModule):\n    pass\n\n\nclass MyLogger(L.pytorch.loggers.CSVLogger):\n"
         "    pass\n"
     )
