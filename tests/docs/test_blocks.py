@@ -144,7 +144,7 @@ def test_every_script_runs(page, tmp_path, monkeypatch):
         if block.text not in _ran:
             put_what_a_script_needs(block, tmp_path, names)
             # a page is a program of this project
-            exec(compile(block.text, block.place, "exec"), names)
+            exec(compile(block.text, block.place, "exec", dont_inherit=True), names)
         _ran.add(block.text)
 
 
