@@ -22,7 +22,7 @@ from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.store_data import StoreData
 from flatout.data.text import TextDataConfig
 from flatout.engine.captures import GraphUse
-from flatout.engine.optimizer import OptimConfig
+from flatout.engine.optimizer import OWN, OptimConfig
 from flatout.engine.precision import Precision
 from flatout.errors import LARGEST_SEED, check_settings, did_you_mean, require, setting, settings_of
 from flatout.models import model_class
@@ -198,6 +198,12 @@ class RunConfig:
         self._require_trainer_settings()
         if self.has_own_parts:
             _require_own_parts(self.task, self.data)
+            require(
+                self.optim.optimizer is None,
+                OWN,
+                "a module of your own makes its optimizer itself",
+                hint="Leave it out.",
+            )
             require(
                 not self.is_sharded,
                 _OF_FSDP,

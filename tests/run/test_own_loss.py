@@ -68,6 +68,14 @@ class Labelled(Focal):
         super().__init__(model, config, optim)
 
 
+class Whole(L.LightningModule):
+    def training_step(self, batch, batch_idx):
+        return None
+
+    def configure_optimizers(self):
+        return None
+
+
 class Rows(L.LightningDataModule):
     def train_dataloader(self):
         return []
@@ -350,6 +358,10 @@ MISTAKES = {
     "an optimizer that torch lacks": (
         ["optim._target_=torch.optim.Lion"],
         "torch.optim.Lion: there is no such class",
+    ),
+    "an optimizer beside a module of one's own": (
+        ["task._target_=mypkg.Whole", "optim._target_=torch.optim.RAdam", FOCAL[1]],
+        "optim._target_: a module of your own makes its optimizer itself. Leave it out",
     ),
     "own data": (
         [*FOCAL, "data._target_=mypkg.Rows"],

@@ -28,7 +28,7 @@ from lightning import seed_everything
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from flatout.cli.composing import chain_of, mistake_in, unknown_key
+from flatout.cli.composing import chain_of, explain_errors, mistake_in, unknown_key
 from flatout.cli.own_classes import hold_optimizer, hold_task
 from flatout.cli.typed import ONLY_TYPED, check_values, check_values_of_hydra, nodes
 from flatout.config import RunConfig
@@ -145,7 +145,8 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
             folders.append(Path(runtime.output_dir))
     check_targets(plain, allowed, folders)
     find_class = partial(_import_allowed_class, allowed=allowed)
-    hold_task(cfg, find_class)
+    with explain_errors():
+        hold_task(cfg, find_class)
     hold_optimizer(cfg, find_class)
     if isinstance(cfg.seed, int) and 0 <= cfg.seed < 1 << 32:
         # modules of your own draw their weights while they are built

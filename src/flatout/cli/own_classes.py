@@ -12,7 +12,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from flatout.cli.composing import explain_errors
 from flatout.engine.optimizer import OWN
 from flatout.errors import require
 from flatout.tasks.task_class import TaskClass, takes_settings
@@ -34,10 +33,9 @@ def hold_task(cfg: DictConfig, find_class: Find) -> None:
     typed: Any = OmegaConf.to_container(cfg.task)
     # the Config of the class says which settings there are, and of which types
     cfg.task = TaskClass(kind).config
-    with explain_errors():
-        for key, value in typed.items():
-            if not str(key).startswith("_"):
-                OmegaConf.update(cfg, f"task.{key}", value)
+    for key, value in typed.items():
+        if not str(key).startswith("_"):
+            OmegaConf.update(cfg, f"task.{key}", value)
     cfg.task = call_of(
         f"{TaskClass.__module__}.{TaskClass.__name__}",
         task=call_of("hydra.utils.get_class", path=name),
