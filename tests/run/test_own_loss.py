@@ -39,6 +39,7 @@ from flatout import (
 )
 from flatout.bits import GramDecoder
 from flatout.checkpoints.folder import read_weights
+from flatout.data import TextData
 from flatout.report.summary import read_summary
 from flatout.run.job import RunJob
 from flatout.tasks import (
@@ -50,6 +51,7 @@ from flatout.tasks import (
 )
 from tests.composed import run_train
 from tests.params import at_once
+from tests.tasks.test_plain_trainer import quiet_trainer
 from tests.verbs import verb
 from tests.warm import begin_warm
 
@@ -439,15 +441,24 @@ def test_a_job_of_a_sweep_takes_its_metric(package):
     assert (RunJob(config).metric, RunJob(config).mode) == ("kappa", "max")
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*",
+    "ignore:.*number of training batches.*",
+    "ignore:.*TensorBoard support.*",
+)
 def test_a_checkpoint_is_opened_by_its_class(package):
     mypkg = importlib.import_module("mypkg")
-    data = TextDataConfig(sample=HeadlinesConfig(rows=100, eval_rows=40))
+    data = TextData(sample=HeadlinesConfig(rows=100, eval_rows=40))
     optim = OptimConfig(optimizer=torch.optim.RAdam)
-    model = mypkg.Focal(BiLSTMConfig(embedding=8, hidden=8), mypkg.FocalConfig(gamma=3.0), optim)
-    result = fit(data, model, folder=package / "a", **QUIET)
-    facts = result.summary
-    assert facts["status"] == "finished"
-    (text,) = [
-        line for line in (result.folder / "config.yaml").read_text().splitlines() if "RAdam" in line
-    ]
-    assert "torch.optim.radam.RAdam" in text
+    config = mypkg.FocalConfig(gamma=3.0)
+    task = mypkg.Focal(BiLSTMConfig(embedding=8, hidden=8), config, optim)
+    trainer = quiet_trainer(package, max_epochs=1)
+    trainer.fit(task, datamodule=data)
+    assert "val/kappa" in trainer.callback_metrics
+    trainer.save_checkpoint(package / "one.ckpt")
+    opened = mypkg.Focal.load_from_checkpoint(package / "one.ckpt")
+    assert opened.config == config and opened.optim.optimizer == "RAdam"
+    trainer = quiet_trainer(package, max_epochs=1)
+    trainer.test(opened, datamodule=data, verbose=False)
+    with pytest.raises(UserError, match=r"optim\._target_: RAdam is a name that a checkpoint"):
+        quiet_trainer(package, max_epochs=1).fit(opened, datamodule=data)
