@@ -21,7 +21,7 @@ from onnx import helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 from pyarrow import csv
 
-from flatout import BiLSTMConfig, HeadlinesConfig, Predictor, TextDataConfig
+from flatout import BiLSTMConfig, HeadlinesConfig, Predictor, TextCNNConfig, TextDataConfig
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesTable
 from flatout.data.tables.roles import Roles
@@ -195,12 +195,8 @@ def test_the_program_beside_the_weights_answers_as_the_run_does(
     predictor = Predictor.load(trained(tmp_path, data))
     export(predictor, tmp_path)
     least = predictor.least_shares().tolist()
-    asked = {
-        "onnx": False,
-        "file": WEIGHTS,
-        "problem": problem.value,
-        "least": least,
-    }
+    asked = {"onnx": False, "is_encoder": True, "file": WEIGHTS}
+    asked |= {"problem": problem.value, "least": least}
     (tmp_path / "predict.py").write_text(render_text("predict.py", **asked))
     texts = ["oak 3 of ten", "fern and slate", "rose 8 of ten", "A senate, a ballot!"]
     monkeypatch.setattr(sys, "argv", ["predict.py", *texts])
@@ -271,11 +267,45 @@ def test_a_mistake_is_one_sentence_and_leaves_no_folder(run, rows, tmp_path, cap
     assert [path.name for path in tmp_path.iterdir()] == ["unknown.csv"]
 
 
-def test_other_runs_are_refused(tmp_path, rows, capfd):
-    other = trained(tmp_path, model=BiLSTMConfig(embedding=8, hidden=8))
-    for words in (["--rows", rows], []):
-        assert verb("export", other, "--for", "here", *words) == 2
-        assert "a run of model=bilstm, which transformers does not know" in capfd.readouterr().err
+@pytest.mark.parametrize(
+    ("model", "best"),
+    [
+        (BiLSTMConfig(embedding=8, hidden=8), "size"),
+        *at_once(of=[(TextCNNConfig(embedding=8, filters=8), "throughput")], seconds=8),
+    ],
+)
+def test_the_best_form_of_a_network_on_words_answers_without_us(
+    rows, tmp_path, monkeypatch, capfd, model, best
+):
+    run = trained(tmp_path, TextDataConfig(sample=SAMPLE), model)
+    folder = tmp_path / "here"
+    capfd.readouterr()
+    words = ["--rows", rows, "--best", best, "--allow-points", 100, "--out", folder]
+    assert verb("export", run, "--for", "here", *words) == 0
+    said = capfd.readouterr()
+    assert said.err == ""
+    forms = ["predict", "onnxruntime fp32", "onnxruntime int8", "onnxruntime static int8"]
+    certificate = json.loads((folder / "verify.json").read_text())
+    assert [each["name"] for each in certificate["measured"]] == forms
+    sizes = {each["name"]: each["size"] for each in certificate["measured"]}
+    assert sizes["onnxruntime int8"] != sizes["onnxruntime fp32"] == sizes["predict"] > 0
+    (chosen,) = folder.glob("*.onnx")
+    names = {"README.md", "predict.py", "signature.json", "tokenizer.json", "verify.json"}
+    assert {path.name for path in folder.iterdir()} == {*names, chosen.name}
+    assert f"answered by a {type(model).__name__.removesuffix('Config')}." in (
+        folder / "README.md"
+    ).read_text(encoding="utf-8")
+
+    texts = ["", *csv.read_csv(rows)["text"].to_pylist()]
+    answers = Predictor.load(run).predict(texts)
+    monkeypatch.setattr(sys, "argv", ["predict.py", *texts])
+    runpy.run_path(str(folder / "predict.py"))
+    lines = capfd.readouterr().out.splitlines()
+    same = [line.startswith(f"{each.label} (") for line, each in zip(lines, answers, strict=True)]
+    assert np.mean(same) >= 0.9
+    # int8 of so small a run may answer otherwise
+    assert verb("verify", run, rows, "--form", folder) in (0, 1)
+    assert str(chosen) in capfd.readouterr().out
 
 
 def test_pairs_of_texts_are_refused(run, rows, tmp_path, capfd):
