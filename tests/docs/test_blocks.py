@@ -267,6 +267,8 @@ def put_what_a_script_needs(block: Block, folder: Path, names: dict[str, Any]) -
     """What a reader of the page has by then: a run, a model and data, a summary."""
     if '"RUN"' in block.text:
         shutil.copytree(trained(folder), folder / "RUN", dirs_exist_ok=True)
+    if '"FOLDER/' in block.text:
+        assert verb("export", trained(folder), "--onnx", "--out", folder / "FOLDER") == 0
     if "summary.json" in block.text:
         trained(folder)
     if block.page == "callbacks.md":

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = f"write {ONNX}, beside the folder of an encoder; needs flatout[onnx]"
     add("--onnx", action="store_true", help=text)
     text = (
-        "measure each form of a transformer that classifies texts, and write the one best here"
+        "measure each form of a run that classifies texts, and write the one best here"
         " (default: RUN/here)"
     )
     add("--for", dest="machine", choices=["here"], help=text)
