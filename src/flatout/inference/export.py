@@ -325,6 +325,12 @@ def save_onnx(
     program.save(file, external_data=weights > _MOST_IN_ONE_FILE)
 
 
+def write_signature(folder: Path, signature: dict[str, Any]) -> None:
+    """Write the names and shapes of an ONNX file, and what its numbers mean, beside it."""
+    text = json.dumps(signature, ensure_ascii=False, indent=1)
+    (folder / SIGNATURE).write_text(text, encoding="utf-8")
+
+
 def _trace(
     model: nn.Module,
     inputs: dict[str, Tensor],
@@ -379,9 +385,7 @@ def export_recordings(predictor: RecordingsRun, folder: Path) -> list[str]:
     if others:  # states come as one argument
         free_axes.append(tuple({axis: torch.export.Dim.DYNAMIC} for axis in others))
     save_onnx(module.eval(), module.inputs, module.outputs, tuple(free_axes), folder / ONNX)
-    (folder / SIGNATURE).write_text(
-        json.dumps(_signature(predictor, module), indent=1), encoding="utf-8"
-    )
+    write_signature(folder, _signature(predictor, module))
     apart = _compare(predictor, folder / ONNX)
     require(
         apart <= MOST_APART,

@@ -179,7 +179,8 @@ def _in_fp32(graph: GraphProto) -> str:
         for each in graph.initializer
         if each.data_type == TensorProto.FLOAT and len(each.dims) > 1
     }
-    counts = Counter(node.op_type for node in graph.node if weights & set(node.input))
+    # The weights of an LSTM's inputs and states come second and third; then its biases, `[1, n]`.
+    counts = Counter(node.op_type for node in graph.node if weights & set(node.input[:3]))
     return ", ".join(f"{kind} ({count}×)" for kind, count in counts.items())
 
 
@@ -316,8 +317,8 @@ def write_best(
         cast(Any, _in_bf16(FolderPredictor.of_folder(folder)).model).save_pretrained(folder)
     problem = predictor.labels.problem
     model = predictor.model
-    network = type(model).__name__
     is_encoder = isinstance(model, Transformer)
+    network = type(model).__name__
     if isinstance(model, Transformer):
         network = f"fine-tuned {model.described.model_type}"
     about = {**about, "processor": processor_name(), "threads": torch.get_num_threads()}

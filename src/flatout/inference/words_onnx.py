@@ -31,10 +31,10 @@ from flatout.errors import require
 from flatout.inference.export import (
     MOST_APART,
     ONNX,
-    SIGNATURE,
     open_onnx,
     require_close,
     save_onnx,
+    write_signature,
 )
 
 TOKENS = "tokenizer.json"
@@ -86,9 +86,7 @@ def export_words(predictor: WordsRun, folder: Path) -> list[str]:
     }
     if predictor.labels.problem is Problem.multi:
         signature["thresholds"] = predictor.least_shares().tolist()
-    (folder / SIGNATURE).write_text(
-        json.dumps(signature, ensure_ascii=False, indent=1), encoding="utf-8"
-    )
+    write_signature(folder, signature)
     apart = _compare(predictor, folder)
     lines = [f"inputs tokens, lengths, from {TOKENS}; output logits, one for each label"]
     if predictor.escapes is Escapes.decode:
@@ -204,23 +202,21 @@ def _save_tokenizer(predictor: WordsRun, file: Path) -> None:
 
 def _compare(predictor: WordsRun, folder: Path) -> float:
     """The largest difference between the folder's logits and the run's own: of all texts in one
-    batch, and of each odd one alone.
+    batch, and of each odd one and the longest alone.
     """
-    texts = made_up_texts(predictor)
-    expected = predictor.outputs(pa.array(texts)) / predictor.temperature
     tokenizer = open_tokenizer(folder)
     session = open_onnx(folder / ONNX)
-    apart = 0.0
-    batches = [slice(0, len(texts))]
-    for number in (*range(len(_ODD_TEXTS)), len(texts) - 1):
-        batches.append(slice(number, number + 1))
-    for batch in batches:
-        inputs = encode_padded(tokenizer, texts[batch])
-        (found,) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
-        apart = max(
-            apart, require_close(torch.from_numpy(found), expected[batch], ONNX, MOST_APART)
-        )
-    return apart
+
+    def ask(texts: list[str]) -> Tensor:
+        inputs = encode_padded(tokenizer, texts)
+        (logits,) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+        return torch.from_numpy(logits)
+
+    texts = made_up_texts(predictor)
+    expected = predictor.outputs(pa.array(texts)) / predictor.temperature
+    alone = [*range(len(_ODD_TEXTS)), -1]
+    found = torch.cat([ask(texts), *(ask([texts[number]]) for number in alone)])
+    return require_close(found, torch.cat([expected, expected[alone]]), ONNX, MOST_APART)
 
 
 def made_up_texts(predictor: WordsRun) -> list[str]:
@@ -228,8 +224,7 @@ def made_up_texts(predictor: WordsRun) -> list[str]:
     words = sorted(predictor.vocabulary.tokenizer.get_vocab())
     random = np.random.default_rng(0)
     most = min(_LONGEST, predictor.max_length)
-    counts = np.linspace(1, most, _TEXTS - len(_ODD_TEXTS) - 1).astype(int).tolist()
-    texts = list(_ODD_TEXTS)
-    for count in (*counts, predictor.max_length + 1):
-        texts.append(" ".join(random.choice(words, count)))
-    return texts
+    counts = np.linspace(1, most, _TEXTS - len(_ODD_TEXTS) - 1, dtype=int)
+    longest = predictor.max_length + 1
+    texts = [" ".join(random.choice(words, count)) for count in (*counts, longest)]
+    return [*_ODD_TEXTS, *texts]
