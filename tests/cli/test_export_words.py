@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from flatout import BiLSTMConfig, HeadlinesConfig, Predictor, TextCNNConfig, TextDataConfig
+from flatout.data.checks.cleaning import CleaningConfig, Escapes
 from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.models.words import Pooling
@@ -174,6 +175,17 @@ def test_texts_that_the_tokenizer_would_cut_elsewhere_are_refused(
     said = capsys.readouterr().err
     assert "cut the texts that the run reads with data.long=head_tail. Train with" in said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.soak(seconds=3)
+def test_escapes_that_the_tokenizer_does_not_decode_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decoded = CleaningConfig(escapes=Escapes.decode)
+    run = trained(tmp_path, data(clean=decoded), TextCNNConfig(embedding=8, filters=8))
+    capsys.readouterr()
+    assert verb("export", run, "--onnx") == 0
+    assert "texts with escapes (\\u00e9): the run decodes them" in capsys.readouterr().out
 
 
 def test_answers_that_differ_are_not_handed_over(
