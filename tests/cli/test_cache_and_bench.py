@@ -60,6 +60,7 @@ def test_benches_are_listed(capsys):
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {
         "spine",
         "shortcuts",
+        "operators",
         "sources",
         "sequences",
         "tune",

@@ -175,9 +175,9 @@ MISTAKES = [
     (
         ["bench", "spin"],
         (
-            "no bench 'spin' (spine, shortcuts, sources, headlines, bits, sequences, loaders, bert,"
-            " answers, audit, reuse, gpu, tune, scale, cluster, doctor, protections, quality). Did"
-            " you mean 'spine'?"
+            "no bench 'spin' (spine, shortcuts, operators, sources, headlines, bits, sequences,"
+            " loaders, bert, answers, audit, reuse, gpu, tune, scale, cluster, doctor,"
+            " protections, quality). Did you mean 'spine'?"
         ),
     ),
     (["bench", "spine", "--only", "waiting"], "--only: bench spine cannot leave rows out"),

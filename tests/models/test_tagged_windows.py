@@ -13,7 +13,7 @@ from tests.encoders import calm_encoder
 from tests.verbs import verb
 
 from flatout import OptimConfig, fit
-from flatout.data.batches.flat_batch import NO_TAG
+from flatout.data.problem import NO_TAG
 from flatout.data.tag_data import TagData
 from flatout.data.text import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from flatout.data.batches.flat_batch import NO_TAG, flat_batch
+from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.checks.tags import find_entities
-from flatout.data.problem import Problem
+from flatout.data.problem import NO_TAG, Problem
 from flatout.data.samples.tagged_tweets import ENTITY_TYPES, TaggedTweetsConfig, TaggedTweetsTable
 from flatout.data.tag_data import TagData
 from flatout.data.text import TextDataConfig

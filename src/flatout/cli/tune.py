@@ -56,7 +56,7 @@ def measure(config: RunConfig, overrides: Sequence[str]) -> None:
     with unwritten_run() as folder:
         accelerator = str(config.trainer.get("accelerator", "auto"))
         # Two cards of one kind give the same answers, so one of each kind is measured.
-        devices = dict[str, torch.device]()
+        devices: dict[str, torch.device] = {}
         for number in numbers:
             device = alone.device(accelerator, number)
             devices[str(device_key(device))] = device

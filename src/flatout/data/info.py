@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flatout.data.batches.flat_batch import NO_TAG
-from flatout.data.problem import Problem
+from flatout.data.problem import NO_TAG, Problem
 from flatout.data.tokens.long_texts import CUT, LongTexts
 from flatout.errors import require
 

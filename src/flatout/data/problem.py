@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+NO_TAG = -100  # the target of a token that begins no word; losses of torch leave it out
+
 
 class Problem(StrEnum):
     """Kind of label: one class a row, any number of classes a row, a number, a tag for each word,

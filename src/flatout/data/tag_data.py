@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.batches.flat_batch import NO_TAG
 from flatout.data.checks.findings import Remark
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.checks.tags import TagCensus, as_bio, find_entities
 from flatout.data.info import TagInfo, TagLabels
-from flatout.data.problem import Problem
+from flatout.data.problem import NO_TAG, Problem
 from flatout.data.ragged import numbers_in_row
 from flatout.data.store_data import StoreData
 from flatout.data.text import TextDataConfig

@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed, Feeds
-from flatout.data.batches.flat_batch import NO_TAG, FlatBatch
+from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.gather import TOKENS
 from flatout.data.checks.tags import find_entities
 from flatout.data.info import DataInfo, TagInfo, TagLabels
+from flatout.data.problem import NO_TAG
 from flatout.errors import UserError
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from flatout.data.batches.kept_tensors import count_up, shifts_of_bits
 
-NO_TAG = -100  # the target of a token that begins no word; losses of torch leave it out
 DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets", "places", "states")
 
 

@@ -24,7 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatout.data.batches.flat_batch import NO_TAG, FlatBatch, on_device
+from flatout.data.batches.flat_batch import FlatBatch, on_device
+from flatout.data.problem import NO_TAG
 
 if TYPE_CHECKING:
     from flatout.data.batches.feed import Feed
