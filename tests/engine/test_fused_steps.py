@@ -238,3 +238,16 @@ def test_an_optimizer_that_cannot_leave_a_step_out_itself_is_asked_for_none_that
     assert loop.skipped == [2]
     assert flat_weights(broken).isfinite().all()
     assert not torch.equal(flat_weights(broken), flat_weights(plain))
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_a_checkpoint_of_captured_steps_is_resumed_on_a_cpu(captured, tmp_path):
+    loop = FastLoop()
+    loop.load_state_dict({"rate": 0.01, "captures": captured})
+    module = Regression()
+    trained(tmp_path, module, loop, scaled=False, clip=None)
+    assert loop.graph_facts == {}
+    expected = Regression()
+    trained(tmp_path, expected, FastLoop(), scaled=False, clip=None)
+    for weight, other in zip(module.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(weight, other)

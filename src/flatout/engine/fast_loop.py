@@ -93,8 +93,8 @@ class FastLoop(Callback):
         """The captured steps of the training that this loop has begun; None: all are plain."""
         self.graph_facts: dict[str, Any] = {}
         """Of the last training: how many steps were replayed, and why others were not."""
-        # What a resumed training has done with captures so far; None: nothing.
-        self._graph_before: GraphUse | None = None
+        # Whether a resumed training has replayed steps so far; None: that was never asked.
+        self._captured_before: bool | None = None
         self.phase_s = dict.fromkeys(internals.PHASES, 0.0)
         """Host seconds in each phase: exact on a CPU, the time to enqueue the work elsewhere."""
         self.losses = StepLosses(not_finite)
@@ -134,12 +134,12 @@ class FastLoop(Callback):
         state: dict[str, Any] = {"rate": self.last_lr}
         if self.graphs is not None:
             # A resumed training goes on as it began, though its proof may come out otherwise.
-            state["graph"] = GraphUse.off if self.graphs.why_off else GraphUse.on
+            state["captures"] = not self.graphs.why_off
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.last_lr = state_dict["rate"]
-        self._graph_before = state_dict.get("graph")
+        self._captured_before = state_dict.get("captures")
 
     def position_state(self) -> dict[str, Any]:
         """For a checkpoint: losses not reported yet, and into how many pieces batches are cut."""
@@ -205,10 +205,9 @@ class FastLoop(Callback):
         if self.step is None:
             return
         # Only here: the loaders stand now, and the weights are restored.
-        asked = self.graph
-        if asked is GraphUse.auto and self._graph_before is not None:
-            asked = self._graph_before
-        self.graphs = choose_graphs(trainer, pl_module, self.step, asked)
+        self.graphs = choose_graphs(
+            trainer, pl_module, self.step, self.graph, captured_before=self._captured_before
+        )
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stop(trainer, pl_module)
@@ -234,6 +233,7 @@ class FastLoop(Callback):
         self.is_active = False
         self.step = None
         self.graphs = None
+        self._captured_before = None
         _mark_module(module, False)
 
     def _takes_batches_of(self, optimizer: Optimizer) -> bool:

@@ -38,14 +38,21 @@ class _TaskOfOurs(Protocol):
 
 
 def choose_graphs(
-    trainer: L.Trainer, module: L.LightningModule, step: Step, asked: GraphUse
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    step: Step,
+    asked: GraphUse,
+    *,
+    captured_before: bool | None = None,
 ) -> StepGraphs | None:
     """Captured steps for a training; None where plain steps take all of it.
 
     With `on`, `UserError` says why it cannot be. With `auto` a line says it, where there is a GPU.
+    `captured_before`: whether a resumed training has replayed steps; None: it was not resumed.
     """
     device = module.device
-    if asked is GraphUse.off:
+    stays_plain = asked is GraphUse.auto and captured_before is False
+    if asked is GraphUse.off or stays_plain:
         return None
     reason = _reason_against_device(device.type) or _reason_against(trainer, module, step)
     if not reason and asked is GraphUse.auto and trainer.estimated_stepping_batches < _LEAST_STEPS:
@@ -58,7 +65,7 @@ def choose_graphs(
             is_padded=contract(module.model).layout == "padded",
             tags=cast("_TaskOfOurs", module).labels_are_of_tokens,
         )
-        must_gain = asked is GraphUse.auto
+        must_gain = asked is GraphUse.auto and not captured_before
         return StepGraphs(step, shapes, CAPTURES[device.type](device), must_gain=must_gain)
     if asked is GraphUse.on:
         raise UserError("graph", f"on, but {reason}", hint="Leave it at auto.")

@@ -172,17 +172,21 @@ class StepGraphs:
 
     def _forget_other_weights(self) -> None:
         """Drop all graphs if weights have other addresses or settings than when captured."""
-        weights = _describe(self._step.optimizer)
+        weights = [self._step.side.longest_gradient, *_describe(self._step.optimizer)]
         if weights != self._weights:
             self._graphs.clear()
             self._weights = weights
 
     def _capture_step(self, shape: Shape, buffer: FlatBatch) -> _Graph:
         start = _Start(self._step)
+        state = self._step.optimizer.state
+        num_states = len(state)
         outputs = list[Tensor]()
 
         def run() -> None:
             outputs.extend(self._step.run_at_once(buffer))
+            if len(state) != num_states:  # a replay would make it anew each time
+                raise RuntimeError("the optimizer makes state for a weight")
 
         try:
             captured = self._capture.capture(run)
