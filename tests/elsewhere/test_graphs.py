@@ -69,14 +69,15 @@ def test_numbers_of_the_captured_step_that_stay_are_found(name, planted):
 def test_a_replay_that_gives_other_numbers_ends_the_replays(planted):
     found = planted["repeated random numbers"]
     assert found["replayed"] == 0
+    assert found["has_equal_losses"]  # the trial has left nothing behind
     assert "a replay gives other numbers" in found["summary"]
 
 
 def test_another_weight_is_captured_anew(planted):
     found = planted["another weight"]
     assert found["has_equal_losses"]
-    assert found["replayed"] == 16
-    assert found["captured"] == 16
+    assert found["replayed"] == 15
+    assert found["captured"] == 15
 
 
 def test_a_step_that_reads_the_device_stays_plain_with_the_reason(planted):
@@ -89,8 +90,9 @@ def test_steps_that_are_not_counted_are_found(planted):
     assert planted["a forgotten counter"]["steps"] < 24
 
 
-def test_a_capture_without_memory_leaves_no_trace_and_plain_steps_train_on(planted):
+def test_a_capture_without_memory_leaves_no_trace_and_its_shape_trains_plainly(planted):
     found = planted["no memory for a capture"]
     assert found["has_equal_losses"]
     assert found["steps"] == 24
-    assert "CUDA out of memory" in found["summary"]
+    assert 0 < found["replayed"] <= 3
+    assert "of a shape that is not captured" in found["summary"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from typing import Protocol
 
@@ -33,6 +34,9 @@ class Capture(Protocol):
     def capture(self, function: Callable[[], None]) -> Replayable:
         """Record what a function asks of the device. Its results count from a replay on."""
 
+    def forget(self) -> None:
+        """Give back what captures hold, once none of them is used any more."""
+
     def seconds(self, function: Callable[[], None]) -> float:
         """How long a function takes until the device has done its work; waits for the device."""
 
@@ -48,6 +52,9 @@ class CudaCapture:
 
     def capture(self, function: Callable[[], None]) -> Replayable:
         graph = torch.cuda.CUDAGraph()
+        # `torch.cuda.graph` empties the cache, too, but only after memory would have been read here
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved(self._device)
         current = torch.cuda.current_stream(self._device)
         try:
@@ -56,11 +63,32 @@ class CudaCapture:
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):
                 function()
+        except BaseException:
+            self._end_broken_capture()
+            raise
         finally:
             # after an error torch leaves the stream of the capture current
             torch.cuda.set_stream(current)
         self.num_bytes += max(0, torch.cuda.memory_reserved(self._device) - before)
         return graph
+
+    def _end_broken_capture(self) -> None:
+        """Let allocator and random numbers leave a capture that torch could not end.
+
+        Without it memory that other streams have used is never reused, and dropout fails.
+        """
+        index = torch.cuda.current_device() if self._device.index is None else self._device.index
+        # Of any class: what torch has ended itself cannot be ended again.
+        with suppress(Exception):
+            torch._C._cuda_endAllocateToPool(index, self._pool)
+        with suppress(Exception):
+            generator = torch.cuda.default_generators[index]
+            generator.graphsafe_set_state(generator.clone_state())
+
+    def forget(self) -> None:
+        # Workspaces of libraries stay in the old pool, so no later capture may share it.
+        self._pool = torch.cuda.graph_pool_handle()
+        self.num_bytes = 0
 
     def seconds(self, function: Callable[[], None]) -> float:
         torch.cuda.synchronize(self._device)

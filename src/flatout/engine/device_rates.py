@@ -18,14 +18,14 @@ class DeviceRates:
     """The rate of each group of a fused optimizer, on the device."""
 
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
-        self._groups = optimizer.param_groups
+        self._optimizer = optimizer
         self._device = device
         self._rates: list[Tensor] = []
         self._last: list[float] = []
 
     def update(self) -> None:
         """Copy the rates of the coming step to the device, where they have changed."""
-        rates = [group["lr"] for group in self._groups]
+        rates = [group["lr"] for group in self._optimizer.param_groups]
         if len(rates) != len(self._rates):
             self._rates = [torch.zeros((), device=self._device) for _ in rates]
             self._last = []
@@ -43,13 +43,15 @@ class DeviceRates:
         self.update()
         # torch refuses a capture without `capturable`, and warns of a plain step with it
         is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        before = [(group["lr"], group["capturable"]) for group in self._groups]
-        for group, rate in zip(self._groups, self._rates, strict=True):
+        before = [(group["lr"], group["capturable"]) for group in self._optimizer.param_groups]
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
             group["capturable"] = group["capturable"] or is_capturing
         try:
             yield
         finally:
-            for group, (rate, is_capturable) in zip(self._groups, before, strict=True):
+            for group, (rate, is_capturable) in zip(
+                self._optimizer.param_groups, before, strict=True
+            ):
                 group["lr"] = rate
                 group["capturable"] = is_capturable

@@ -132,9 +132,11 @@ class FastLoop(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"rate": self.last_lr}
+        # A resumed training goes on as it began, though its proof may come out otherwise.
         if self.graphs is not None:
-            # A resumed training goes on as it began, though its proof may come out otherwise.
             state["captures"] = not self.graphs.why_off
+        elif self._captured_before is not None:
+            state["captures"] = self._captured_before
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -87,13 +87,14 @@ class Step:
         self._statistics_before: list[Tensor] = []
         self._is_running = False
         self._is_updating = False
+        self.is_at_once = False  # whether a captured step is taken, or tried
         # Whether a backward pass runs in which ranks exchange gradients.
         self._is_exchanging = False
 
     def is_partial(self) -> bool:
         """Whether a step that did not end has changed weights or running statistics."""
         # Weights change in the update; running means of batch norms already in the forward pass.
-        return self._is_updating or (self._is_running and bool(self._statistics))
+        return self._is_updating or self.is_at_once or (self._is_running and bool(self._statistics))
 
     def add_gradients(self, batch: Any, *, ends_step: bool, edge: Edge) -> float:
         """Add the gradients and the loss of the step's next batch.
@@ -148,8 +149,7 @@ class Step:
         self.losses.values.append(loss)
         self.losses.norms.append(norm)
         self.side.end_step()
-
-    # Forward and backward passes.
+        self.is_at_once = False
 
     def _begin(self) -> None:
         self._is_running = True

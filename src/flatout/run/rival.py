@@ -105,7 +105,7 @@ def _scores_within(rival: Rival, data: StoreData[Any, Any], limit_s: float, log:
         scores = rival.score(data, limit_s)
         writer.facts |= {f"test/{name}": value for name, value in scores.items()}
 
-    recipe = {"rival": _VERSION, "rows": data.info.key}
+    recipe = {"rival": _VERSION, "name": rival.name, "rows": data.info.key}
     try:
         cache = Cache(data.config.cache)
         store, _ = cache.open_or_build(f"rival of {data.info.source}", recipe, build)

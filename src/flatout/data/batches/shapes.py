@@ -118,7 +118,7 @@ class Shapes:
         if not size:
             return "with more tokens than planned"
         if self.is_padded:
-            # One place more than the rectangle has: else a full one would take another branch.
+            # A place more than the rectangle: `FlatBatch.padded` takes a view of a full one.
             return self.rows * size + 1, size
         if size - batch.num_tokens > self.fillers * self.longest:
             return "with fewer tokens than planned"
@@ -150,7 +150,8 @@ class Shapes:
 
     def fill(self, buffer: FlatBatch, batch: FlatBatch) -> FlatBatch:
         """Copy a batch into a buffer of its shape, which is returned; nothing waits."""
-        # behind the batch's own tokens stand those of earlier batches, which are words as good
+        # Behind the batch's own tokens stand those of earlier batches. Any will do: fillers count
+        # nothing.
         buffer.tokens[: batch.num_tokens].copy_(batch.tokens)
         if self.fillers:
             ends = self._ends_of_fillers(buffer.num_tokens - batch.num_tokens)
@@ -165,7 +166,7 @@ class Shapes:
         return buffer
 
     def _host_lengths(self, shape: Shape, rows: int) -> Tensor:
-        """Lengths for the host, which are those of no batch.
+        """Stand-in lengths for the host, the same for all batches of a shape.
 
         Models read their largest and their sum, and whether they differ. So they are as even as
         they can be with one row as long as the longest: 12 tokens, 4 rows, longest 6 -> 2 2 2 6.
