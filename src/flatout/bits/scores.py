@@ -31,7 +31,7 @@ class GramMetrics(Metric):
     def __init__(self, threshold: float | None = None, *, is_alone: bool = False) -> None:
         """Fix the threshold, or leave its choice to `compute` (None).
 
-        `is_alone`: this rank sees all rows, so that nothing is added up over ranks.
+        `is_alone`: each rank sees all rows, so nothing is added up over ranks.
         """
         super().__init__(sync_on_compute=not is_alone)
         self.given = threshold

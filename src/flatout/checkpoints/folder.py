@@ -160,7 +160,7 @@ def route_folders(trainer: L.Trainer, folder: Path) -> None:
     """Let a Trainer write checkpoint folders below `folder`, and read them from anywhere."""
     strategy = trainer.strategy
     standing = strategy.checkpoint_io
-    # Such as DeepSpeed. Our strategy for slices does too, and writes what this file reads.
+    # DeepSpeed writes checkpoints itself. So does our strategy for slices, but in this format.
     writes_itself = type(strategy).save_checkpoint is not Strategy.save_checkpoint
     require(
         not writes_itself or hasattr(strategy, "share_out"),

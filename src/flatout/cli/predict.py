@@ -1,4 +1,4 @@
-"""`python -m flatout predict RUN FILE`: write what a run answers to each row, in the file's order.
+"""`python -m flatout predict RUN FILE`: predict each row of a file, in its order.
 
 Rows are read, answered and written by the block, so memory stays flat however long the file is. A
 run on texts answers classes, one on recordings their samples. A run on bit strings answers 2-grams
@@ -101,7 +101,7 @@ def _answer_part(arguments: argparse.Namespace, number: int, count: int) -> int:
 
 
 def _refuse_unknown_options(options: FileOptions, predictor: RunPredictor) -> None:
-    """Refuse an option that says nothing to this run, such as `--bits` to one on texts."""
+    """Refuse an option that has no effect on this run, such as `--bits` to one on texts."""
     require(options.top_k >= 0, "--top-k", f"{options.top_k}", allowed="1 or more")
     for name in ("text", "top_k", "bits", "rebuild"):
         require(
@@ -120,7 +120,7 @@ def _warn_of_inner_folders(place: str) -> None:
 
 
 def _recipe_of_answers(arguments: argparse.Namespace, options: FileOptions) -> dict[str, Any]:
-    """Everything that the answers depend on but the rows: files answered by another are refused."""
+    """All that answers depend on but the rows; a folder answered with another is refused."""
     weights = pa.memory_map(str(ModelFolder.find(arguments.run).path / WEIGHTS)).read_buffer()
     return {
         "run": Path(arguments.run).resolve().name,

@@ -1,8 +1,8 @@
 """Words of the command line in the form that Hydra asks for, and where files of settings are.
 
 Users type `experiment=agnews data.text=Übersicht`; Hydra wants `+experiment=agnews
-data.text="Übersicht"`. Words that would run code are refused, and files that hold too much: a few
-lines of YAML can unfold to a billion values.
+data.text="Übersicht"`. `refuse_pickles_and_packages` refuses words that would run code, and
+`require_modest` files that hold too much: a few lines of YAML can unfold to a billion values.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OF_CLUSTER = {"on": "hydra.launcher.place", "workers": "hydra.launcher.workers"}
 # a value or an item with a letter beyond ASCII: in `[Übersicht,Text]` the first item
 _WITH_LETTERS = r"[^\[\]{}(),:=]*[^\x00-\x7f][^\[\]{}(),:=]*"
 _NOT_OF_TRAINING = ("output", "name", "resume", "resume_anyway", "allow_targets", "tune")
-"""What a run that is trained again does without; packages are trusted on the command line alone."""
+"""Keys dropped when the words of a run are used to train again."""
 # limits of a file of settings
 _MOST_CHARACTERS = 1_000_000
 _MOST_VALUES = 20_000

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 _MOST_S = 20.0  # the longest that a rival may take
 _SHARE = 0.1  # fraction of the run's time that it may take
-# What the import of scikit-learn and the quickest rows take; if that is too long, nothing is read.
+# The least time of any rival: an import, and so much a row. If that is too long, no text is read.
 _START_S = 0.5
 _ROW_S = 1e-4
 _TRIED_ROWS = 2_048  # rows whose training is timed
-_SLOWER = 1.5  # how many times as long a row takes among many
+_SLOWER = 1.5  # a row of the whole training takes up to so many times a timed row
 _VERSION = 1  # of the scores in the cache
 Scores = dict[str, float]
 

@@ -24,7 +24,7 @@ class SettingValues:
     """Listed values, as the texts that stand behind `key=`."""
 
     values: tuple[str, ...]
-    is_log: ClassVar[bool] = False  # listed values have no factors between them
+    is_log: ClassVar[bool] = False  # only an interval can be searched by factors
 
     @property
     def plainest(self) -> str:
@@ -132,8 +132,8 @@ class SettingInterval:
         if self.is_whole:
             return str(value)
         largest = max(abs(self.low), abs(self.high), 1e-300)
-        # Digits that all numbers of the interval have in common tell nothing apart: as many are
-        # added. A double has some sixteen digits, so there are never more than thirteen of them.
+        # Leading digits that the whole interval shares tell no values apart, so as many more are
+        # kept. A double has some sixteen digits, so there are never more than thirteen of them.
         width = max(self.high - self.low, 1e-13 * largest)
         digits = 4 + int(math.log10(max(1.0, largest / width)))
         text = f"{float(str(value)):.{digits}g}"

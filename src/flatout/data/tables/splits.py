@@ -62,7 +62,7 @@ def _powers(factor: int) -> NDArray[np.uint64]:
 _POWERS = _powers(_MULTIPLIER)
 _INVERSES = np.append(np.uint64(1), _powers(pow(_MULTIPLIER, -1, 1 << 64))[:-1])
 _OF_ONES = np.append(np.uint64(0), np.cumsum(_POWERS, dtype=np.uint64))
-"""What a text of so many bytes, each one, adds up to."""
+"""The sum of a text of so many bytes that are all 1."""
 
 
 def hash_texts(texts: pa.Array, seed: int = 0) -> NDArray[np.uint64]:
@@ -166,9 +166,9 @@ def split_by_hash(
 class Dealer:
     """Deals the distinct texts of each class, so that every split gets its share of every class."""
 
-    # Texts come in the order of their hashes, in as many calls as it takes. A text of a class
-    # leaves training when its turn times the share of both splits passes a whole number. Among
-    # those, the test takes its share in the same way. With a tenth each for validation and test:
+    # The caller (`data/checks/twins.py`) sorts texts by their hashes and may call several times. A
+    # text of a class leaves training when its turn times the share of both splits passes a whole
+    # number. Among those, the test takes its share in the same way. With a tenth each:
     #
     #     turn in the class      0  1  2  3  4  5  6  7  8  9
     #     2/10 of all leave      .  .  .  .  x  .  .  .  .  x
