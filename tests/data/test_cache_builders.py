@@ -117,6 +117,7 @@ def test_a_whole_store_is_not_taken_away_for_the_damaged_one_that_lay_there_befo
 
 
 @pytest.mark.soak(seconds=2)
+# The test halts a builder in its tracks, by a signal that only Unix has.
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="Windows stops no process")
 def test_a_builder_that_is_stopped_is_waited_for_and_named(tmp_path, capfd, monkeypatch):
     # older tokenizers print a warning of any fork

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -145,16 +146,12 @@ def refusing_the_host() -> Iterator[None]:
     def refuse_call(*unused: Any, **named: Any) -> Any:
         raise CaptureError("page-locked memory or the random state is asked for while capturing")
 
-    before = Tensor.pin_memory, torch.get_rng_state, torch.set_rng_state
-    Tensor.pin_memory = refuse_call  # type: ignore[method-assign]
-    torch.get_rng_state = refuse_call
-    torch.set_rng_state = refuse_call
-    try:
+    with (
+        mock.patch.object(Tensor, "pin_memory", refuse_call),
+        mock.patch.object(torch, "get_rng_state", refuse_call),
+        mock.patch.object(torch, "set_rng_state", refuse_call),
+    ):
         yield
-    finally:
-        Tensor.pin_memory = before[0]  # type: ignore[method-assign]
-        torch.get_rng_state = before[1]
-        torch.set_rng_state = before[2]
 
 
 def add_capture() -> None:

@@ -144,7 +144,8 @@ def compare_all(folder: Path) -> None:
             results[name] = _compare(name)
         except UserError as error:
             results[name] = {"reason": str(error)}
-        except Exception:  # of any class: the cases after it are looked at, too
+        except Exception:
+            # Of any class: the test of this case shows it, and the cases after it are looked at.
             results[name] = {"error": traceback.format_exc()}
     (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
 

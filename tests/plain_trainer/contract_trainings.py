@@ -176,6 +176,7 @@ def train(name: str, part: str | None, *more: L.Callback, resume: Path | None = 
         try:
             trainer.fit(module, ckpt_path=resume)
         except Exception as raised:
+            # Of any class: plain Lightning's training must end with the same one.
             error = f"{type(raised).__name__}: {raised}"
     can_save = (
         error is None and not given.get("barebones") and trainer.strategy.optimizers is not None

@@ -327,7 +327,8 @@ class RunLoggers:
             try:
                 with _foreign_warnings_ignored():
                     return act(*args, **kwargs)
-            except Exception as error:  # a full disk is another class in each package
+            except Exception as error:
+                # A full disk or a lost network is another class of error in each package.
                 self._write.pop(name, None)
                 warnings.warn(f"logger {name} ends here: {error}", RuntimeWarning, stacklevel=2)
                 return None

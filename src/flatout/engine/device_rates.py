@@ -1,4 +1,4 @@
-"""Learning rates as numbers on the device, which a captured step reads anew in each replay.
+"""Learning rates as numbers on the device, which each replay of a captured step reads.
 
 The groups of the optimizer keep plain numbers, for schedules, loggers and checkpoints. Only while
 the optimizer steps, its groups name tensors of the same rates.

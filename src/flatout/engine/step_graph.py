@@ -380,7 +380,7 @@ def _states_of(step: Step) -> list[Tensor]:
 def _describe(step: Step) -> list[Any]:
     """What a captured step has fixed: where all lies, which weights are trained, by which numbers.
 
-    The rates are left out; they are read anew in each replay.
+    The rates are left out, as each replay reads them.
     """
     facts: list[Any] = [step.side.longest_gradient]
     facts += [tensor.data_ptr() for tensor in (*step.module.parameters(), *_states_of(step))]

@@ -531,9 +531,12 @@ def stream_onnx(path: Path, values: NDArray[np.float64], *, is_each: bool = Fals
     session = open_onnx(path)
     shapes = {}
     for entry in session.get_inputs():
+        shape = list(entry.shape)
         # An axis of any size has a name in place of a number: it is that of the rows, of which
         # there is one.
-        shapes[entry.name] = [size if isinstance(size, int) else 1 for size in entry.shape]
+        for axis, size in enumerate(shape):
+            shape[axis] = size if isinstance(size, int) else 1
+        shapes[entry.name] = shape
     samples = np.asarray(values, dtype=np.float32)
     if "window" in shapes:
         size = shapes["window"][1]

@@ -107,7 +107,7 @@ class Network:
     is_both: bool = False
 
     def decides_on_host(self) -> str:
-        """What the host decides anew in each forward pass, so that a captured step would repeat it.
+        """What the host decides in each forward pass, so that a captured step would repeat it.
 
         Empty: nothing beyond shapes. Then whole training steps may be captured on a GPU.
         """

@@ -56,7 +56,8 @@ def require_picklable(task: object, data: object) -> None:
     for key, part in (("task", task), ("data", data)):
         try:
             ForkingPickler.dumps(part)
-        except Exception as error:  # pickling runs methods of all its attributes: any class
+        except Exception as error:
+            # Pickling runs methods of all its attributes, which may raise anything.
             kind = part if isinstance(part, type) else type(part)
             raise UserError(
                 key,

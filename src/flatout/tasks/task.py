@@ -122,7 +122,7 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         return self._asked[1]
 
     def decides_on_host(self) -> str:
-        """What the host decides anew in each step, so that a captured step would repeat it."""
+        """What the host decides in each step, so that a captured step would repeat it."""
         return self.network.decides_on_host()
 
     # What subclasses define.

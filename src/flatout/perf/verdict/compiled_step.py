@@ -71,7 +71,8 @@ def _why_not_compiled(way: TrainingWay, began: float, until: float, warm_rows: i
             _compile_step(way, warm_rows)
     except _TooLong:
         return f"it had not compiled after {time.perf_counter() - began:.0f} s"
-    except Exception as error:  # compilers, and your own code in them, may raise anything
+    except Exception as error:
+        # Compilers, and your own code in them, may raise anything; the step stays as it is.
         return " ".join(str(error).split())[:200]
     return ""
 

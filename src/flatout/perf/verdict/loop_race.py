@@ -61,7 +61,8 @@ def try_fast_loop(
         _train(task, some_batches(), turns)
     except Refused:
         raise
-    except Exception as error:  # your own step may raise anything; other ways are raced still
+    except Exception as error:
+        # Your own step may raise anything. The other ways are raced all the same.
         evidence.notes.append(f"the fast loop was left out: {first_line(error)}")
         return
     # Milliseconds carry over to the run, whose steps have more around them; ratios do not.
