@@ -7,13 +7,24 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from flatout.engine import lightning_internals
-from flatout.engine.lightning_internals import leave_out_of_ddp
+from flatout.engine.lightning_internals import leave_out_of_ddp, take_back_into_ddp
 
 
 def test_weights_are_left_out_of_ddp():
     module = torch.nn.Linear(2, 2)
     assert leave_out_of_ddp(module, ["weight"])
     assert module._ddp_params_and_buffers_to_ignore == ["weight"]
+
+
+def test_weights_that_the_module_leaves_out_of_ddp_itself_stay_left_out():
+    module = torch.nn.Linear(2, 2)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["bias"])
+    assert leave_out_of_ddp(module, ["weight"])
+    assert module._ddp_params_and_buffers_to_ignore == ["bias", "weight"]
+    take_back_into_ddp(module, ["weight"])
+    assert module._ddp_params_and_buffers_to_ignore == ["bias"]
+    assert module.bias._ddp_ignored
+    assert not hasattr(module.weight, "_ddp_ignored")
 
 
 @pytest.mark.parametrize("change", ["gone", "other arguments"])

@@ -26,8 +26,10 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.tuner import Tuner
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from flatout.engine import FastLoop
+from flatout.models.lean import LeanEmbedding
 from tests.callbacks.plain import Rows, Small, loader
 from tests.params import at_once
 from tests.same import same
@@ -412,6 +414,27 @@ def test_a_training_that_an_error_ended_leaves_lightning_s_own_loop(tmp_path):
         type(trainer.fit_loop.epoch_loop.automatic_optimization).__name__
         == "_AutomaticOptimization"
     )
+
+
+@pytest.mark.parametrize("names", [None, ["layer.bias"]])
+def test_what_a_module_leaves_out_of_ddp_is_the_same_after_training(tmp_path, names):
+    class WithWords(Small):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = LeanEmbedding(5, 2)
+
+    module = WithWords()
+    if names is not None:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
+    loop = FastLoop()
+    trainer = L.Trainer(strategy="ddp", devices=1, accelerator="cpu", callbacks=[loop], **QUIET)
+    loop.setup(trainer, module, "fit")
+    assert module._ddp_params_and_buffers_to_ignore == [*(names or []), "words.weight"]
+    loop.on_fit_end(trainer, module)
+    # DDP reads the list where there is one
+    assert hasattr(module, "_ddp_params_and_buffers_to_ignore") == (names is not None)
+    trained(tmp_path, lambda: module, is_fast=True)
+    assert vars(module).get("_ddp_params_and_buffers_to_ignore") == names
 
 
 class Copies(L.Callback):

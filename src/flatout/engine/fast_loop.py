@@ -110,6 +110,7 @@ class FastLoop(Callback):
         self.step: Step | None = None
         """The steps of the training that this loop has begun."""
         self._lean_embeddings: list[LeanEmbedding] = []
+        self._left_out_of_ddp: list[str] = []  # their weights, where DDP trains
 
     @property
     def skipped(self) -> list[int]:
@@ -161,6 +162,9 @@ class FastLoop(Callback):
             self.pieces.load(of_ranks, rank, is_same_world=is_same_world)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            # A training that an error ended has not released them, and may have had another module.
+            self._release_embedding_gradients()
         self.trainer = trainer
         self.module = pl_module
         self.pieces.set_up(trainer, pl_module)
@@ -168,8 +172,6 @@ class FastLoop(Callback):
             self.step = None
             self.graphs = None
             self._set_active(_reason_against_module(trainer, pl_module))
-            # A training that an error ended has not released them.
-            self._release_embedding_gradients()
             self._set_up_embedding_gradients()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -323,9 +325,11 @@ class FastLoop(Callback):
             embeddings = [layer for layer in modules if isinstance(layer, LeanEmbedding)]
         tables = {id(embedding.weight) for embedding in embeddings}
         names = [name for name, weight in self.module.named_parameters() if id(weight) in tables]
-        is_left_out = internals.leave_out_of_ddp(self.module, names)
-        if isinstance(strategy, DDPStrategy) and not is_left_out:
-            embeddings = []
+        if names and isinstance(strategy, DDPStrategy):
+            if internals.leave_out_of_ddp(self.module, names):
+                self._left_out_of_ddp = names
+            else:
+                embeddings = []
         self._lean_embeddings[:] = embeddings
         for embedding in self._lean_embeddings:
             embedding.keeps_gradient = True
@@ -336,6 +340,9 @@ class FastLoop(Callback):
             embedding.keeps_gradient = False
             embedding.weight.grad = None
         self._lean_embeddings.clear()
+        if self._left_out_of_ddp:
+            internals.take_back_into_ddp(self.module, self._left_out_of_ddp)
+            self._left_out_of_ddp = []
 
 
 def _mark_module(module: Any, is_active: bool) -> None:

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 PHASES = ("forward", "backward", "optimizer")  # of a batch in training
 _LEFT_OUT = "_set_params_and_buffers_to_ignore_for_model"
+# What that method sets: the names on the module, and a flag on each weight.
+_NAMES_LEFT_OUT = "_ddp_params_and_buffers_to_ignore"
+_FLAG_LEFT_OUT = "_ddp_ignored"
 
 
 def set_method(owner: object, name: str, method: Callable[..., Any]) -> None:
@@ -373,7 +376,8 @@ def _warn_of(
 def leave_out_of_ddp(module: nn.Module, names: Sequence[str]) -> bool:
     """Exclude these weights from DDP's exchange of gradients: flatout exchanges their used rows.
 
-    False, after a warning, if this torch has no way to do it.
+    What the module itself leaves out stays left out. False, after a warning, if this torch has no
+    way to do it.
     """
     method = getattr(DistributedDataParallel, _LEFT_OUT, None)
     arguments = [] if method is None else list(inspect.signature(method).parameters)
@@ -381,5 +385,21 @@ def leave_out_of_ddp(module: nn.Module, names: Sequence[str]) -> bool:
         name = f"DistributedDataParallel.{_LEFT_OUT}"
         _warn_of(name, f"torch {torch.__version__}", "embeddings exchange whole tables")
         return False
-    method(module, list(names))
+    method(module, [*_names_left_out(module), *names])
     return True
+
+
+def take_back_into_ddp(module: nn.Module, names: Sequence[str]) -> None:
+    """Undo `leave_out_of_ddp`, for the next DDP that is set up."""
+    others = [name for name in _names_left_out(module) if name not in names]
+    if others:
+        setattr(module, _NAMES_LEFT_OUT, others)
+    else:
+        delattr(module, _NAMES_LEFT_OUT)
+    for name in names:
+        delattr(module.get_parameter(name), _FLAG_LEFT_OUT)
+
+
+def _names_left_out(module: nn.Module) -> list[str]:
+    """Names of the weights that DDP leaves out of its exchange of gradients."""
+    return list(getattr(module, _NAMES_LEFT_OUT)) if hasattr(module, _NAMES_LEFT_OUT) else []
