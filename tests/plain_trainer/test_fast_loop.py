@@ -7,6 +7,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.loops.optimization.automatic import Closure
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.tuner import Tuner
@@ -465,3 +468,42 @@ def test_nothing_is_planted_that_cannot_be_pickled(tmp_path):
     assert pickle.loads(pickle.dumps(trainer)).global_step == trainer.global_step
     assert pickle.loads(pickle.dumps(FastLoop())).skipped == []  # as ddp_spawn does
     assert not {"answer_in_pieces", "is_in_fast_loop"} & vars(module).keys()
+
+
+class HoldsNothing(L.Callback):
+    """Refers to each batch without holding it, and copies the callbacks within a step."""
+
+    def __init__(self) -> None:
+        self.batches: list[weakref.ref[Tensor]] = []
+
+    def __deepcopy__(self, memo: object) -> HoldsNothing:
+        return HoldsNothing()
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: list[Tensor], batch_idx: int
+    ) -> None:
+        self.batches.append(weakref.ref(batch[0]))
+
+    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert len(copy.deepcopy(trainer.callbacks)) == len(trainer.callbacks)
+
+
+def test_after_a_training_neither_a_batch_nor_its_graph_is_kept(tmp_path):
+    holds = HoldsNothing()
+    _, _, trainer = trained(tmp_path, Small, is_fast=True, callbacks=lambda: [holds])
+    assert len(holds.batches) == 20
+    assert [batch() for batch in holds.batches] == [None] * 20
+    assert len(copy.deepcopy(trainer.callbacks)) == len(trainer.callbacks)
+
+
+def test_a_training_step_that_answers_none_is_warned_of_in_lightning_s_words(tmp_path):
+    said = []
+    for is_fast in (False, True):
+        Closure.warning_cache.clear()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            trained(tmp_path, NoneNowAndThen, is_fast=is_fast)
+        words = [str(each.message) for each in warned]
+        said.append([each for each in words if "training_step` returned" in each])
+    assert len(said[0]) == 1
+    assert said[1] == said[0]

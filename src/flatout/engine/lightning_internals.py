@@ -30,7 +30,11 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher
-from lightning.pytorch.loops.optimization.automatic import ClosureResult, _AutomaticOptimization
+from lightning.pytorch.loops.optimization.automatic import (
+    Closure,
+    ClosureResult,
+    _AutomaticOptimization,
+)
 from lightning.pytorch.overrides.distributed import prepare_for_backward as prepare_for_backward
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.trainer import call
@@ -42,6 +46,7 @@ from torch.optim import Optimizer
 if TYPE_CHECKING:
     from flatout.engine.pieces import Pieces
 
+_RETURNED_NONE = "`training_step` returned `None`. If this was on purpose, ignore this warning..."
 PHASES = ("forward", "backward", "optimizer")  # of a batch in training
 _LEFT_OUT = "_set_params_and_buffers_to_ignore_for_model"
 # What that method sets: the names on the module, and a flag on each weight.
@@ -225,6 +230,8 @@ def run_training_step(
         raise RuntimeError(
             "training_step returned None. With several ranks it must return a loss for each batch."
         )
+    if output is None:
+        Closure.warning_cache.warn(_RETURNED_NONE)
     if isinstance(output, Tensor) and trainer.accumulate_grad_batches == 1:
         return _undivided_result(output)
     return ClosureResult.from_training_step_output(output, trainer.accumulate_grad_batches)

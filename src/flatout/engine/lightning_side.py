@@ -15,7 +15,6 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -69,12 +68,12 @@ class LightningSide:
         # at the end of the forward pass; there it saves four bytes a weight.
         is_of_flatout = type(module).__module__.startswith("flatout.")
         self._zeroes_before_forward = is_of_flatout and not self.has_hook("on_before_zero_grad")
-        # Of the batch that is running: the arguments of `training_step`, of which the batch is the
-        # first, and what it has returned for the last piece.
-        self._arguments: tuple[Any, ...] = ()
+        # Of the batch that is running: the arguments of `training_step` after the batch, and what
+        # Lightning hands on of its answer for the last piece.
+        self._other_arguments: tuple[Any, ...] = ()
         self._batch_idx = 0
         self._must_zero_gradients = False
-        self._result: ClosureResult | None = None
+        self._outputs: dict[str, Any] = {}
         self._one: Tensor | None = None  # see `_root_gradient`
 
     @property
@@ -98,7 +97,7 @@ class LightningSide:
 
         `arguments`: those of `training_step`.
         """
-        self._arguments = arguments
+        self._other_arguments = arguments[1:]
         self._batch_idx = batch_idx
         # Batches of flatout's feeds have it. Asking Lightning takes longer.
         ends_step: bool | None = getattr(arguments[0], "ends_step", None)
@@ -119,10 +118,9 @@ class LightningSide:
 
     def take_outputs(self) -> dict[str, Any]:
         """What Lightning hands on as the outputs of the batch."""
-        result = self._result
-        # Not kept: as long as a loss lives, so do its graph and autograd's nodes of the first step.
-        self._result = None
-        return {} if result is None or result.loss is None else result.asdict()
+        outputs = self._outputs
+        self._outputs = {}
+        return outputs
 
     def begin_step(self) -> None:
         if (begin := getattr(self.module, "begin_step", None)) is not None:
@@ -138,9 +136,10 @@ class LightningSide:
 
         The loss is divided by the number of batches in an optimizer step, as Lightning does.
         """
-        arguments = (batch, *self._arguments[1:])
+        arguments = (batch, *self._other_arguments)
         result = internals.run_training_step(self.trainer, arguments, is_inside_ddp=self._is_ddp)
-        self._result = result
+        # Not the loss itself: as long as it lives, so do its graph and all activations.
+        self._outputs = {} if result.loss is None else result.asdict()
         # After `training_step`, as in Lightning's loop: gradients that it has added by a `backward`
         # of its own are dropped, too.
         if self._must_zero_gradients:
