@@ -5,8 +5,9 @@ count.
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.loggers import CSVLogger
 from omegaconf import DictConfig, OmegaConf
+from torch import nn
 
 from flatout import UserError
 from flatout.callbacks import ExactCheckpoint
 from flatout.checkpoints.folder import as_file
+from flatout.engine import FastLoop
 from tests.callbacks.plain import Small, loader
 from tests.params import at_once
 from tests.run_files import curve
-from tests.trainers import QUIET, flat_weights
+from tests.same import same
+from tests.trainers import QUIET, flat_weights, quiet_trainer
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -257,6 +261,59 @@ def test_a_stop_within_an_accumulation_window_waits_for_its_step(tmp_path):
     trainer = fit(tmp_path, Small(), StopsWithinAWindow(), epochs=1, accumulate_grad_batches=3)
     assert trainer.global_step == 2
     assert trainer.fit_loop.epoch_loop.batch_progress.current.completed == 6
+
+
+class Normed(Small):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+
+class KeepsPlace:
+    """A loader that knows how many batches it has given."""
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def __len__(self) -> int:
+        return len(loader())
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in itertools.islice(loader(), self.given, None):
+            self.given += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.given = state["given"]
+
+
+@pytest.mark.parametrize("part", [[], [FastLoop]])
+def test_a_validation_within_an_accumulation_window_is_saved_at_the_end_of_its_step(tmp_path, part):
+    """Ten batches, four to a step, validated after 3, 6 and 9: steps 1, 2 and 3 are saved."""
+    ended = {}
+    kept = tmp_path / "kept"
+    for name in (None, "step-1"):
+        L.seed_everything(3, verbose=False)
+        module = Normed()
+        exact = ExactCheckpoint(kept, keep=9, every_minutes=None, monitor="val/loss")
+        trainer = quiet_trainer(
+            tmp_path,
+            callbacks=[exact, *(each() for each in part)],
+            accumulate_grad_batches=4,
+            val_check_interval=3,
+            num_sanity_val_steps=0,
+            enable_checkpointing=True,
+        )
+        resume = None if name is None else kept / name
+        trainer.fit(module, KeepsPlace(), loader(), ckpt_path=resume)
+        ended[name] = module.state_dict()
+        saved = sorted(path.name for path in kept.glob("step-*"))
+        assert saved == ["step-1", "step-2", "step-3"]
+        assert exact.best.resolve().name in saved
+        assert same(ended[name], ended[None])
 
 
 class AddsWhileSaving(Small):

@@ -150,6 +150,7 @@ class ExactCheckpoint(Checkpoint):
         self._is_extended = False
         self._has_warned = False
         self._is_stop_asked = False
+        self._must_judge = False  # at the end of the step in which a validation was
         self._patience: dict[str, int] = {}
 
     @property
@@ -227,6 +228,7 @@ class ExactCheckpoint(Checkpoint):
             self.run_log.say(f"ExactCheckpoint: {what}; a checkpoint after a whole epoch is exact")
         self.when.stopped_by = 0
         self._is_stop_asked = False
+        self._must_judge = False
         self.when.restart()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
@@ -239,7 +241,9 @@ class ExactCheckpoint(Checkpoint):
         trainer.should_stop = trainer.should_stop or self._is_stop_asked
         self.boundary.take(trainer)
         asked, is_due = self.when.look(pl_module.device, trainer.global_step)
-        if is_due:
+        if self._must_judge:
+            self._judge(trainer)
+        elif is_due:
             self._save(trainer)
         if asked:
             self.when.stop(asked)
@@ -252,14 +256,19 @@ class ExactCheckpoint(Checkpoint):
         ):
             # a validation judges their running mean; the resume begins it again
             _put_back_weights(pl_module)
-            self._save_if_new(trainer)
+            if not (_is_torn(trainer, self._loop) or self.boundary.is_behind_loader(trainer)):
+                self._save_if_new(trainer)
             self.when.stop(asked)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if is_fitting(trainer):
+        if not is_fitting(trainer):
+            return
+        # With 4 batches a step and a validation after 6, half of a step is done, which no resume
+        # could repeat. The checkpoint waits for its end, so it is one step on.
+        self._must_judge = self.boundary.is_inside_step(trainer)
+        if not self._must_judge:
             self.boundary.end_validation(trainer)
-            self.best_so_far.judge(trainer, self.boundary.at.step)
-            self._save(trainer)
+            self._judge(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._save_if_new(trainer)
@@ -382,6 +391,12 @@ class ExactCheckpoint(Checkpoint):
             return {"data": None, "plan": {"devices": trainer.world_size}, "asked": asked}
         plan = plan_facts(data.feeds.train, batches_of(trainer, data.feeds.train))
         return {"data": data.info.key, "plan": plan, "asked": asked}
+
+    def _judge(self, trainer: L.Trainer) -> None:
+        """Save a checkpoint for a validation that has ended; note whether it is the best."""
+        self._must_judge = False
+        self.best_so_far.judge(trainer, self.boundary.at.step)
+        self._save(trainer)
 
     def _save_if_new(self, trainer: L.Trainer) -> None:
         if self.boundary.at.step and self._saved != self.boundary.at:

@@ -89,7 +89,7 @@ class Boundary:
             return trainer.global_step != self.at.step
         # In manual optimisation the module alone knows when it steps, or never does: the gradients
         # that it collects are part of the checkpoint.
-        return _batches_ended(trainer) != self._taken
+        return self.is_inside_step(trainer)
 
     def take(self, trainer: L.Trainer) -> None:
         """The batch that has just ended was the last of its step."""
@@ -127,10 +127,11 @@ class Boundary:
             _position_states(trainer),
         )
 
+    def is_inside_step(self, trainer: L.Trainer) -> bool:
+        """Whether a batch has ended since, of a step that has not."""
+        return self._taken != _batches_ended(trainer)
+
     def end_validation(self, trainer: L.Trainer) -> None:
-        # inside a step: a resume repeats that, and the validation with it
-        if self._taken != _batches_ended(trainer):
-            return
         self._before_validation = None
         self.at = replace(self.at, validated=self.at.step)
         self._random = random_state(trainer.strategy.root_device)
