@@ -141,16 +141,20 @@ def _find_errors(surveyed: TextSurvey, checkup: Checkup, wanted: list[str]) -> I
     except UserError as mistake:
         yield Remark(Level.error, "columns", mistake.what, mistake.hint.rstrip("."))
         return  # the others would follow from that
-    for split in wanted:
-        if not checkup.rows.get(split):
-            what = f"no rows are left for the {split} split"
-            hint = "add rows, or name a file for each split"
-            yield Remark(Level.error, checkup.source, what, hint)
+    yield from _find_empty_splits(checkup, wanted)
     try:
         surveyed.census.require_classes("labels")
     except UserError as mistake:
         what = mistake.what + (f" ({mistake.allowed})" if mistake.allowed else "")
         yield Remark(Level.error, "labels", what, mistake.hint.rstrip("."))
+
+
+def _find_empty_splits(checkup: Checkup, wanted: list[str]) -> Iterator[Remark]:
+    for split in wanted:
+        if not checkup.rows.get(split):
+            what = f"no rows are left for the {split} split"
+            hint = "add rows, or name a file for each split"
+            yield Remark(Level.error, checkup.source, what, hint)
 
 
 def _first_texts(source: TextSource, surveyed: TextSurvey) -> Samples:
@@ -213,9 +217,11 @@ def _check_tags(config: TextDataConfig) -> Checkup:
     ]
     columns = {"text": source.columns.texts[0], "label": source.columns.label}
     entities = source.census.entities
-    return Checkup(
+    checkup = Checkup(
         source.name, Problem.tags, columns, surveyed.rows, entities, surveyed.words, remarks=remarks
     )
+    checkup.remarks += _find_empty_splits(checkup, config.split_names(source.tables))
+    return checkup
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from tests.refusals import refused
 from tests.run_files import write_jsonl
 
 from flatout.data.checks.cleaning import CleaningConfig
+from flatout.data.checks.findings import Level
 from flatout.data.checks.tags import (
     Scheme,
     TagBlock,
@@ -186,3 +187,10 @@ def test_a_word_that_is_null_is_a_blank_word_and_a_row_that_is_null_has_none():
     column = pa.array([["before"], ["a", None, "b"], None, ["c"]], pa.list_(pa.string())).slice(1)
     lists = split_words(column, name="tokens", table="rows.jsonl", key="data.text")
     assert lists.to_pylist() == [["a", "", "b"], [], ["c"]]
+
+
+def test_equal_sentences_that_leave_a_split_empty_are_an_error_of_the_check(tmp_path):
+    (tmp_path / "rows.conll").write_text("Ann B-person\nsleeps O\n\n" * 40, encoding="utf-8")
+    found = check(TextDataConfig(source=str(tmp_path / "rows.conll"), problem=Problem.tags))
+    errors = [remark.line() for remark in found.remarks if remark.level is Level.error]
+    assert any("no rows are left for the" in line for line in errors)
