@@ -21,7 +21,7 @@ CONF = conf_folder()
 def compose_run(words: list[str]) -> RunConfig:
     """The settings of a run, from words of the command line."""
     register_schemas()
-    words = words_of.debug_last(map(words_of.in_hydras_form, words))
+    words = words_of.debug_last(map(words_of.translate_word, words))
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return read_config(compose("train", words), words)
 

@@ -274,7 +274,7 @@ def test_a_group_is_chosen_with_or_without_a_plus_sign():
         "+trainer.foo=1": "+trainer.foo=1",
         "name=mine": "name=mine",
     }
-    assert {word: words_of.in_hydras_form(word) for word in typed} == typed
+    assert {word: words_of.translate_word(word) for word in typed} == typed
 
 
 def test_no_callbacks_leaves_out_the_progress_line_and_the_verdict():

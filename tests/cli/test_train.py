@@ -243,9 +243,9 @@ def test_letters_beyond_ascii_need_no_quotes():
         ("data.text='Ü'", "data.text='Ü'"),
         ("+model=bilstm", "model=bilstm"),
     ):
-        assert words_of.in_hydras_form(typed) == quoted
+        assert words_of.translate_word(typed) == quoted
     config = compose_run(
-        words_of.for_hydra(["data.source=Müller/news.csv", "data.text=[Überschrift,Text]"])
+        words_of.translate_command(["data.source=Müller/news.csv", "data.text=[Überschrift,Text]"])
     )
     assert (config.data.source, config.data.text) == ("Müller/news.csv", ["Überschrift", "Text"])
 

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from flatout.cli.words import SHORT, command_of_sweep, in_full, in_short
+from flatout.cli.words import SHORT, command_of_sweep, expand_sweep_word, shorten_sweep_word
 
 
 def test_hydra_s_words_come_back_as_those_of_the_command_and_are_quoted():
@@ -22,7 +22,7 @@ def test_hydra_s_words_come_back_as_those_of_the_command_and_are_quoted():
         line == "python -m flatout sweep +experiment=bert_tiny 'model.hidden=choice(8,16)'"
         " 'hydra.searchpath=[file://a b]' trials=8 trial_for=5m"
     )
-    assert sorted(map(in_full, shlex.split(line)[4:])) == sorted(typed[1:])
+    assert sorted(map(expand_sweep_word, shlex.split(line)[4:])) == sorted(typed[1:])
 
 
 def test_a_folder_of_settings_is_named_before_them():
@@ -34,4 +34,4 @@ def test_a_folder_of_settings_is_named_before_them():
 
 @pytest.mark.parametrize("word", SHORT)
 def test_each_short_word_goes_there_and_back(word):
-    assert in_short(in_full(f"{word}=a=b")) == f"{word}=a=b"
+    assert shorten_sweep_word(expand_sweep_word(f"{word}=a=b")) == f"{word}=a=b"

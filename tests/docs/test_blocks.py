@@ -26,7 +26,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from flatout.__main__ import VERBS
-from flatout.cli.words import with_own_parts
+from flatout.cli.words import replace_groups_by_classes
 from tests.composed import compose_run, only_folder, run_train
 from tests.docs.blocks import ROOT, Block, all_commands, blocks, words_of_flatout, words_of_train
 from tests.run_files import read_csv
@@ -199,7 +199,7 @@ def compose(command: str, words: list[str]) -> None:
         if each not in options and not each.startswith(("launcher.", "--config-dir"))
     ]
     try:
-        compose_run([first_of(word) for word in with_own_parts(given)])
+        compose_run([first_of(word) for word in replace_groups_by_classes(given)])
     except Exception as error:  # whatever is raised, the page is wrong
         raise AssertionError(f"{COMMANDS.get(command)}: {command}: {error}") from None
 

@@ -10,7 +10,7 @@ from torch import nn
 from flatout.bits.scores import NAMES
 from flatout.bits.settings import BitsDataConfig
 from flatout.checkpoints.settings import CheckpointConfig
-from flatout.cli.words import in_full, quoted
+from flatout.cli.words import expand_sweep_word, quoted
 from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.text import TextDataConfig
@@ -95,8 +95,8 @@ def test_what_a_tagger_is_judged_by_is_known_before_there_is_one():
 
 
 def test_short_words_stand_for_hydra_s_and_any_folder_can_be_named():
-    assert in_full("for=30m") == "hydra.sweeper.time=30m"
-    assert in_full("optim.lr=1e-3") == "optim.lr=1e-3"
+    assert expand_sweep_word("for=30m") == "hydra.sweeper.time=30m"
+    assert expand_sweep_word("optim.lr=1e-3") == "optim.lr=1e-3"
     assert quoted("a b's=1") == r"'a b\'s=1'"
 
 

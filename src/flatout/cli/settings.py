@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from flatout.callbacks.loggers import LOGGERS
 from flatout.cli.composing import COMPONENTS, OPTIONS, ours_of_trainer
-from flatout.cli.words import HELP, in_short
+from flatout.cli.words import HELP, shorten_sweep_word
 from flatout.config import REPLACED, TRAINER_ARGUMENTS, RunConfig
 from flatout.errors import About, UserError, about_settings
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
@@ -113,8 +113,8 @@ def all_settings() -> Iterator[SettingPage]:
     yield from _settings_of_trainer({page.key: page.example for page in ours})
     yield from _settings_of(LauncherSettings, "launcher.", "python -m train -m")
     for page in _settings_of(SweeperSettings, "hydra.sweeper.", "python -m flatout sweep"):
-        key = in_short(f"{page.key}=").rstrip("=")
-        yield replace(page, key=key, example=in_short(page.example))
+        key = shorten_sweep_word(f"{page.key}=").rstrip("=")
+        yield replace(page, key=key, example=shorten_sweep_word(page.example))
 
 
 def _settings_of(kind: type, prefix: str, option: str) -> Iterator[SettingPage]:

@@ -12,7 +12,14 @@ from pathlib import Path
 
 from flatout.cli.train import main
 from flatout.cli.typed import must_be_typed_again
-from flatout.cli.words import HELP, SHORT, conf_options, in_full, quoted, with_secrets_typed
+from flatout.cli.words import (
+    HELP,
+    SHORT,
+    conf_options,
+    expand_sweep_word,
+    quoted,
+    with_secrets_typed,
+)
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, nearest, require
 from flatout.masking import is_masked
@@ -39,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"sweep {words[0]}", "no such word", hint="Did you mean sweep resume FOLDER?"
         )
-    main(["-m", *conf, "hydra/sweeper=flatout", *map(in_full, words)])
+    main(["-m", *conf, "hydra/sweeper=flatout", *map(expand_sweep_word, words)])
 
 
 def _prepare_resume(typed: list[str], conf: list[str]) -> list[str]:

@@ -21,7 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from flatout.cli.words import conf_folder, conf_words, for_hydra, refuse_pickles_and_packages
+from flatout.cli.words import conf_folder, conf_words, refuse_forbidden_options, translate_command
 from flatout.distributed.engine import Place
 from flatout.distributed.imports import importing
 from flatout.distributed.processes import warm_start
@@ -55,7 +55,7 @@ def start_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
 
     A user's mistake ends with one message and exit code 2.
     """
-    sys.argv[1:] = typed = for_hydra(words)
+    sys.argv[1:] = typed = translate_command(words)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors whole, and prints none
     try:
         with importing():
@@ -123,7 +123,7 @@ def _compose(typed: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
     try:
         with explain_errors():
             guard_hydra()
-            refuse_pickles_and_packages(typed)
+            refuse_forbidden_options(typed)
             refuse_options(typed)
             register_schemas()
             if any(word in ("-h", "--help") for word in typed):

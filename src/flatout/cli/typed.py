@@ -15,7 +15,7 @@ from typing import Any
 from flatout.errors import require
 
 ONLY_TYPED = "Type it on the command line: files may not set it."
-KEYS = ("allow_targets", "logger.mlflow.tracking_uri", "logger.wandb.entity")
+KEYS_ONLY_TYPED = ("allow_targets", "logger.mlflow.tracking_uri", "logger.wandb.entity")
 """Settings that let code in, or choose who receives the results of a run."""
 _SECRETS = ("data.encoding.secret",)
 _REFERENCE = re.compile(r"\$\{\s*([\w.\[\]]+)\s*\}")
@@ -41,7 +41,7 @@ def check_values(settings: Mapping[Any, Any], words: Sequence[str]) -> None:
     #     name: ${data.encoding.secret}                 a copy of the secret
     secrets = [*_SECRETS, *_typed_references(settings, words)]
     for key, value in nodes(settings, ""):
-        if key in KEYS:
+        if key in KEYS_ONLY_TYPED:
             is_empty = value in (None, [], "???")
             require(
                 is_empty or is_typed_value(key, "", words), key, "stands in a file", hint=ONLY_TYPED
@@ -84,7 +84,7 @@ def must_be_typed_again(word: str) -> bool:
     """
     name, _, value = word.lstrip("+~").partition("=")
     return (
-        name.startswith(KEYS)
+        name.startswith(KEYS_ONLY_TYPED)
         or "${" in value
         or _ADDRESS.search(value.replace("\\", "")) is not None
     )
@@ -146,7 +146,7 @@ def _check_text(key: str, text: str, secrets: Sequence[str]) -> None:
 def _check_searched(key: str, text: str) -> None:
     """Refuse words of a sweep in a file that would count as typed in its trials."""
     names = [text, *(key.removeprefix(f"{searched}.") for searched in _SEARCHED)]
-    is_own = any(name.strip().lstrip("+~").startswith(KEYS) for name in names)
+    is_own = any(name.strip().lstrip("+~").startswith(KEYS_ONLY_TYPED) for name in names)
     require(
         not is_own,
         key,

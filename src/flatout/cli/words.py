@@ -1,7 +1,7 @@
 """Words of the command line in the form that Hydra asks for, and where files of settings are.
 
 Users type `experiment=agnews data.text=Übersicht`; Hydra wants `+experiment=agnews
-data.text="Übersicht"`. `refuse_pickles_and_packages` refuses words that would run code, and
+data.text="Übersicht"`. `refuse_forbidden_options` refuses words that would run code, and
 `require_modest` files that hold too much: a few lines of YAML can unfold to a billion values.
 """
 
@@ -53,12 +53,12 @@ _MOST_CHARACTERS = 1_000_000
 _MOST_VALUES = 20_000
 
 
-def for_hydra(words: Sequence[str]) -> list[str]:
+def translate_command(words: Sequence[str]) -> list[str]:
     """All words of a command line, in Hydra's form and order."""
-    return options_last(debug_last(map(in_hydras_form, with_own_parts(words))))
+    return options_last(debug_last(map(translate_word, replace_groups_by_classes(words))))
 
 
-def in_hydras_form(word: str) -> str:
+def translate_word(word: str) -> str:
     """A word as Hydra wants it.
 
     `experiment=a` → `+experiment=a`, `+model=b` → `model=b`, `on=ray` → `hydra.launcher.place=ray`.
@@ -98,7 +98,7 @@ def quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def with_own_parts(words: Sequence[str]) -> list[str]:
+def replace_groups_by_classes(words: Sequence[str]) -> list[str]:
     """The words with a class of yours in the place of a whole group of settings.
 
     `task=grams task._target_=mine.Task task.size=3` → `~task +task._target_=mine.Task
@@ -155,7 +155,7 @@ def _takes_value(option: str, following: str) -> bool:
     return is_beginning or option in ("-p", "-cp", "-cn", "-cd", "-c")
 
 
-def refuse_pickles_and_packages(words: Sequence[str]) -> None:
+def refuse_forbidden_options(words: Sequence[str]) -> None:
     """Refuse options of Hydra that run code of others.
 
     `--experimental-rerun` unpickles a file, and `--config-path pkg:mine` imports a package.
@@ -214,18 +214,22 @@ def command_of_sweep(typed: Sequence[str], conf: str | None = None) -> str:
     `conf` is what `--config-dir` names.
     """
     shown = [word for word in typed if word != "hydra/sweeper=flatout"]
-    shown.sort(key=lambda word: in_short(word) != word)  # Hydra hands on its own words first
+    shown.sort(
+        key=lambda word: shorten_sweep_word(word) != word
+    )  # Hydra hands on its own words first
     options = [] if conf is None else ["--config-dir", conf]
-    return shlex.join(["python", "-m", "flatout", "sweep", *options, *map(in_short, shown)])
+    return shlex.join(
+        ["python", "-m", "flatout", "sweep", *options, *map(shorten_sweep_word, shown)]
+    )
 
 
-def in_short(word: str) -> str:
+def shorten_sweep_word(word: str) -> str:
     """A word of Hydra's command line as the sweep command knows it; any other unchanged."""
     key, equals, value = word.partition("=")
     return f"{_LONG[key]}={value}" if equals and key in _LONG else word
 
 
-def in_full(word: str) -> str:
+def expand_sweep_word(word: str) -> str:
     """A word of the sweep command as Hydra knows it."""
     key, equals, value = word.partition("=")
     return f"{SHORT[key]}={value}" if equals and key in SHORT else word
