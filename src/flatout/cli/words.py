@@ -1,8 +1,11 @@
 """Words of the command line in the form that Hydra asks for, and where files of settings are.
 
 Users type `experiment=agnews data.text=Übersicht`; Hydra wants `+experiment=agnews
-data.text="Übersicht"`. `refuse_forbidden_options` refuses words that would run code, and
-`require_modest` files that hold too much: a few lines of YAML can unfold to a billion values.
+data.text="Übersicht"`. `require_modest` refuses files that hold too much: a few lines of YAML can
+unfold to a billion values.
+
+To forbid an option of Hydra, add it to `_FORBIDDEN_OPTIONS`. To forbid a key in files, so that it
+can only be typed, add it to `KEYS_ONLY_TYPED` in `cli/typed.py`.
 """
 
 from __future__ import annotations
@@ -48,6 +51,10 @@ OF_CLUSTER = {"on": "hydra.launcher.place", "workers": "hydra.launcher.workers"}
 _WITH_LETTERS = r"[^\[\]{}(),:=]*[^\x00-\x7f][^\[\]{}(),:=]*"
 _NOT_OF_TRAINING = ("output", "name", "resume", "resume_anyway", "allow_targets", "tune")
 """Keys dropped when the words of a run are used to train again."""
+# options of Hydra that run code of others: why each is refused, and what to do instead
+_FORBIDDEN_OPTIONS = {
+    "--experimental-rerun": ("reads a pickle", "Type the run's overrides.txt again."),
+}
 # limits of a file of settings
 _MOST_CHARACTERS = 1_000_000
 _MOST_VALUES = 20_000
@@ -156,20 +163,13 @@ def _takes_value(option: str, following: str) -> bool:
 
 
 def refuse_forbidden_options(words: Sequence[str]) -> None:
-    """Refuse options of Hydra that run code of others.
-
-    `--experimental-rerun` unpickles a file, and `--config-path pkg:mine` imports a package.
-    """
+    """Refuse `_FORBIDDEN_OPTIONS`, and a `--config-path` that names a package to import."""
     for number, word in enumerate(words):
         name, _, value = word.partition("=")
-        # argparse takes beginnings too, so these are refused as well
-        is_rerun = len(name) > len("--e") and "--experimental-rerun".startswith(name)
-        require(
-            not is_rerun,
-            "--experimental-rerun",
-            "reads a pickle",
-            hint="Type the run's overrides.txt again.",
-        )
+        for option, (why, instead) in _FORBIDDEN_OPTIONS.items():
+            # argparse takes beginnings too, so these are refused as well
+            is_forbidden = len(name) > len("--e") and option.startswith(name)
+            require(not is_forbidden, option, why, hint=instead)
         is_path = name == "-cp" or (
             len(name) > len("--config-") and "--config-path".startswith(name)
         )
