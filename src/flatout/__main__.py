@@ -53,7 +53,7 @@ def _parse(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
             "python -m flatout",
             f"no verb {first!r}" if first else "no verb is named",
             allowed=", ".join(VERBS),
-            hint=did_you_mean(first, VERBS) or "python -m flatout --help explains each.",
+            hint=_hint_for(first),
         )
     verb = first if first in VERBS else parser.parse_args(words).verb
     # only the verb that is used: --help stays quick
@@ -64,6 +64,13 @@ def _parse(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
         return command, verb_parser.parse_intermixed_args(words[1:])  # options may stand anywhere
     except TypeError:  # a verb with actions of its own cannot have that
         return command, verb_parser.parse_args(words[1:])
+
+
+def _hint_for(word: str) -> str:
+    """What to type instead of a word that is no verb."""
+    if word == "train":
+        return "To train, write python -m train."
+    return did_you_mean(word, VERBS) or "python -m flatout --help explains each."
 
 
 class Parser(argparse.ArgumentParser):

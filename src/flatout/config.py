@@ -51,7 +51,7 @@ _BASES: dict[str, type] = {
     "model": nn.Module,
     "task": L.LightningModule,
 }
-_NAMES = "letters, digits, '_', '-', '+' and '.'"
+NAMES = "letters, digits, '_', '-', '+' and '.'"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -147,7 +147,7 @@ class RunConfig:
         "default",
         "Name of the run: its folder lies in OUTPUT/NAME/.",
         example="mine",
-        allowed=_NAMES,
+        allowed=NAMES,
     )
     output: str = setting(
         "outputs", "Folder of all runs.", allowed="the path of a folder", example="/data/runs"
@@ -185,7 +185,7 @@ class RunConfig:
         if not self.has_own_parts:
             self._complete_parts()
         require(
-            bool(re.fullmatch(r"\w[\w.+-]*", self.name)), "name", f"{self.name!r}", allowed=_NAMES
+            bool(re.fullmatch(r"\w[\w.+-]*", self.name)), "name", f"{self.name!r}", allowed=NAMES
         )
         self.logger = chosen_loggers(self.logger)
         for name, callback in self.callbacks.items():

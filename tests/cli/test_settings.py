@@ -108,6 +108,22 @@ def test_without_a_key_all_are_listed(capsys, known):
     assert all(f"  {each.key}={each.default}" in listed for each in known)
 
 
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("lr", "optim.lr"),
+        ("flush", "monitor.flush_every"),
+        ("learning rate", "optim.schedule"),
+        ("rows of metrics", "monitor.flush_every"),
+    ],
+)
+def test_a_part_of_a_name_or_of_a_sentence_finds_settings(words, key, capsys):
+    assert verb("settings", words) == 0
+    listed = capsys.readouterr().out
+    assert f"  {key}=" in listed
+    assert "model.hidden=" not in listed
+
+
 def test_an_unknown_key_ends_with_the_nearest_names(capsys):
     assert verb("settings", "data.batchsize") == 2
     assert (

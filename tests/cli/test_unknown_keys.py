@@ -59,6 +59,16 @@ TRAIN = {
     "--data.source a.csv": (
         "--data.source: no such option. Settings are key=value. Did you mean data.source=a.csv?"
     ),
+    "--data no.csv": (
+        "--data: no such option. Settings are key=value. Did you mean data.source=no.csv?"
+    ),
+    "data=no.csv": "tweets). To train on a file, write data.source=no.csv.",
+    "logger.wandb.offline=true": (
+        "logger.wandb.offline: wandb is not chosen. Add logger=wandb, or logger=[tensorboard,wandb]"
+    ),
+    "name=../../x": "name: '../../x' (letters, digits, '_', '-', '+' and '.')",
+    "check": "cannot read 'check'. That is a verb of another command: python -m flatout check.",
+    "help": "cannot read 'help'. Write python -m train --help.",
     "--zzz 3": (
         "--zzz: no such option. Settings are key=value. python -m train --help lists the settings."
     ),
@@ -75,6 +85,8 @@ def test_training_names_the_nearest_key_and_the_list(words, tmp_path, monkeypatc
 
 VERBS = {
     "chek news.csv": "python -m flatout: no verb 'chek' (check, build, predict, tune,",
+    "train data.source=news.csv": "no verb 'train' (check, build, predict, tune,",
+    "train": "bench). To train, write python -m train.",
     "chekc news.csv": "Did you mean 'check'?",
     "": "python -m flatout: no verb is named (check, build, predict, tune,",
     "bench headline": "Did you mean 'headlines'?",

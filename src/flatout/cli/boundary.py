@@ -31,7 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 from flatout.cli.composing import chain_of, explain_errors, mistake_in, unknown_key
 from flatout.cli.own_classes import hold_optimizer, hold_task
 from flatout.cli.typed import ONLY_TYPED, check_values, check_values_of_hydra, nodes
-from flatout.config import RunConfig
+from flatout.config import NAMES, RunConfig
 from flatout.data.tables.hub import never_ask_to_run_code
 from flatout.errors import UserError, first_line, require
 from flatout.files import is_plain_part, require_inside
@@ -268,7 +268,7 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
                 numbered.hydra.job[name] = 0
     name = _value(numbered, "name")
     if isinstance(name, str):
-        require(is_plain_part(name), "name", repr(name), allowed="letters and digits")
+        require(is_plain_part(name), "name", repr(name), allowed=NAMES)
     output = Path(str(_value(numbered, "output")))
     for key in ("hydra.run.dir", "hydra.sweep.dir"):
         folder = str(_value(numbered, key))

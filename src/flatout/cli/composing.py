@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from flatout.__main__ import VERBS
 from flatout.callbacks.loggers import LOGGERS
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.cli.words import GROUPS, conf_folder
@@ -149,6 +150,8 @@ def explain_errors() -> Iterator[None]:
 
 def _missing_option(group: str, option: str, options: Sequence[str]) -> UserError:
     hint = did_you_mean(option, options)
+    if group == "data" and is_like_file(option):
+        hint = f"To train on a file, write data.source={option}."
     if group == "experiment":
         hint = f"{hint} To name a run, set name={option}.".lstrip()
     return UserError(
@@ -156,9 +159,18 @@ def _missing_option(group: str, option: str, options: Sequence[str]) -> UserErro
     )
 
 
+def is_like_file(value: str) -> bool:
+    """Whether a value names a file or a folder rather than an option: `news.csv`, `data/`."""
+    return "/" in value or Path(value).suffix != "" or Path(value).exists()
+
+
 def _unreadable(override: str) -> UserError:
     hint = "Write key=value; quote a value with blanks or brackets: 'key=\"a b\"'."
-    if re.fullmatch(r"[\w.]+", override) and (key := find_key(override)):
+    if override == "help":
+        hint = "Write python -m train --help."
+    elif override in VERBS:
+        hint = f"That is a verb of another command: python -m flatout {override}."
+    elif re.fullmatch(r"[\w.]+", override) and (key := find_key(override)):
         hint = f"Write {key}=VALUE."
     elif "=" not in override and (Path(override) / "overrides.txt").is_file():
         hint = (
@@ -254,6 +266,12 @@ def unknown_key(
     parent = key.rpartition(".")[0]
     if parent == "trainer":
         return _unknown_argument(key)
+    if parent == "logger" and (logger := key.rpartition(".")[2]) in LOGGERS:
+        return UserError(
+            typed or key,
+            f"{logger} is not chosen",
+            hint=f"Add logger={logger}, or logger=[tensorboard,{logger}] for both.",
+        )
     # the user's keys, such as data.noise
     if any(field.default_factory is dict for field in _fields_of(parent)):
         return UserError(

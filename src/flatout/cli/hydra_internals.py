@@ -26,7 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from flatout.cli.boundary import check_hydra
-from flatout.cli.composing import find_key, known_keys
+from flatout.cli.composing import find_key, is_like_file, known_keys
 from flatout.cli.words import require_folders, require_modest
 from flatout.errors import UserError
 
@@ -129,6 +129,8 @@ def refuse_options(words: Sequence[str]) -> None:
             (word for word in words if "=" not in word and not word.startswith("-")), "VALUE"
         )
         key = name if name in known_keys() else find_key(name.replace("-", "_"))
+        if key == "data" and is_like_file(value):
+            key = "data.source"
         hint = (
             f"Did you mean {key}={value}?" if key else "python -m train --help lists the settings."
         )

@@ -61,12 +61,15 @@ class SettingPage:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "a key, a group such as data, or an option such as model=bilstm"
+    text = "a key, a group such as data, an option such as model=bilstm, or words to look for"
     parser.add_argument("key", metavar="KEY", nargs="?", default="", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the pages of a key; of a group or an option, a line for each of its settings."""
+    """Print the pages of a key; of a group or an option, a line for each of its settings.
+
+    Any other text is looked for in the names and the sentences of all settings.
+    """
     key = arguments.key
     pages = list(all_settings())
     chosen = [page for page in pages if page.key == key]
@@ -79,6 +82,8 @@ def run(arguments: argparse.Namespace) -> None:
     group = [
         page for page in pages if not key or page.option == key or page.key.startswith(f"{key}.")
     ]
+    if not group and "." not in key:
+        group = [page for page in pages if _mentions(page, key)]
     if not group:
         near = difflib.get_close_matches(key, {page.key for page in pages}, n=5, cutoff=0.5)
         hint = "python -m flatout settings lists all."
@@ -93,6 +98,16 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"\n{option}")
         head = f"  {page.key}={page.default}".ljust(_KEY_WIDTH)
         print(fill(page.does, f"{head} ", indent=_KEY_WIDTH + 1))
+
+
+def _mentions(page: SettingPage, text: str) -> bool:
+    """Whether a text is part of a setting's name, or begins a word of its sentence.
+
+    `lr` is part of `optim.lr`, and `flush` of `monitor.flush_every`; `rate` begins a word of "The
+    learning rate.", and is not looked for inside of `separate`.
+    """
+    begins_word = re.search(rf"\b{re.escape(text)}", page.does, re.IGNORECASE)
+    return text.lower() in page.key or begins_word is not None
 
 
 def fill(text: str, head: str, *, indent: int) -> str:
