@@ -46,10 +46,7 @@ def test_runs_are_paired_by_their_seeds(groups):
     assert found.seeds == [0, 1, 2]
     assert found.difference.value == pytest.approx(1.0)
     assert found.difference.high - found.difference.low < 1e-6, "each pair differs by the same"
-    assert found.lines() == [
-        "the second is better by 1.00 points: no loss beyond 0.5 points (+1.00 points, 95 %"
-        " interval +1.00 to +1.00)"
-    ]
+    assert found.lines() == ["the second is better by 1 points (95 % interval 1 to 1)"]
 
 
 def test_the_command_prints_both_groups_and_the_sentence(groups, capsys):
@@ -57,7 +54,8 @@ def test_the_command_prints_both_groups_and_the_sentence(groups, capsys):
     printed = capsys.readouterr().out
     assert "80 ± 10" in printed
     assert "seed 2" in printed
-    assert "no loss beyond 0.5 points" in printed
+    folders = [folder.relative_to(groups[0].parents[1]) for folder in groups]
+    assert f"{folders[1]} is better by 1 points (95 % interval 1 to 1)" in printed
 
 
 def test_a_seed_without_partner_and_a_run_that_failed_are_left_out_by_name(groups):
@@ -75,7 +73,59 @@ def test_an_error_is_no_share_and_smaller_is_better(tmp_path, metric):
         for seed, value in enumerate(values):
             write_run(tmp_path / name / str(seed), seed, value, metric=metric)
     lines = compare_groups(tmp_path / "a", tmp_path / "b").lines()
-    assert lines == [f"difference of {metric}: -1, 95 % interval -1 to -1; smaller is better"]
+    assert lines == [
+        f"the second is better by 1 in {metric}, where less is better (95 % interval 1 to 1)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ([0.4], [0.663], "the second is better by 26.3 points (a single pair of runs: it may be"),
+        (
+            [0.7, 0.8],
+            [0.6, 0.75],
+            "the first is better by 7.5 points (95 % interval -24.3 to 39.3,",
+        ),
+        ([0.7], [0.7], "both are equal"),
+    ],
+)
+def test_the_sentence_names_the_better_one_and_what_may_be_chance(tmp_path, before, after, says):
+    for name, values in (("a", before), ("b", after)):
+        for seed, value in enumerate(values):
+            write_run(tmp_path / name / str(seed), seed, value)
+    (sentence,) = compare_groups(tmp_path / "a", tmp_path / "b").lines()
+    assert sentence.startswith(says)
+
+
+def test_of_two_runs_with_one_seed_the_newer_counts(groups):
+    write_run(groups[0] / "again", 1, 0.5)
+    found = compare_groups(*groups)
+    assert found.first.values == pytest.approx((80.0, 50.0, 70.0))
+    assert found.notes == [
+        f"left out: {groups[0] / 'run-1'}: a newer run has seed 1, too",
+    ]
+
+
+def test_a_sweep_without_confirming_runs_is_a_table_of_its_trials(tmp_path, capsys):
+    (tmp_path / "sweep.json").write_text("{}")
+    (tmp_path / "sweep.csv").write_text(
+        "number,status,value,model.hidden,val/accuracy,note,folder\n"
+        "0,complete,0.85123,8,0.85123,,0\n"
+        "1,failed,,16,,no memory,1\n"
+    )
+    assert verb("compare", tmp_path) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["number", "status", "value", "model.hidden", "note"] in lines
+    assert ["0", "complete", "0.8512", "8"] in lines
+    assert ["1", "failed", "16", "no", "memory"] in lines
+    assert verb("compare", tmp_path, tmp_path) == 2
+    assert f"python -m flatout compare {tmp_path} lists its trials" in capsys.readouterr().err
+
+
+def test_one_run_alone_is_refused_in_words_of_runs(groups, capsys):
+    assert verb("compare", groups[0]) == 2
+    assert "(two folders of runs, or one folder of a sweep)" in capsys.readouterr().err
 
 
 def test_groups_that_were_judged_on_other_rows_are_compared_with_a_line_that_says_so(groups):
@@ -108,7 +158,10 @@ def test_of_a_sweep_the_confirming_runs_count(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda a, b: write_run(a / "again", 1, 0.5), "two finished runs with seed 1"),
+        (
+            lambda a, b: [write_run(a / "again", 1, 0.5), (a / "sweep.csv").touch()],
+            "several finished runs with seed 1. Name one of them; python -m flatout compare",
+        ),
         (
             lambda a, b: write_run(b / "other", 9, 0.5, metric="macro_f1"),
             "has runs by accuracy and by macro_f1",

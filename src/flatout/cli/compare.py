@@ -1,12 +1,14 @@
 """`python -m flatout compare A B`: two groups of runs, paired by seed; or encodings side by side.
 
-Two folders of runs are compared by their metric. Two or more runs on bit strings are compared by
-what each encoding gives away, with a column for each run and, on request, a page.
+Two folders of runs are compared by their metric. One folder of many trials, of a sweep or of `-m`,
+is listed. Two or more runs on bit strings are compared by what each encoding gives away, with a
+column for each run and, on request, a page.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from flatout.ladder.compare_runs import Comparison, compare_groups, summaries_in
 from flatout.report.closing import plain_table
 from flatout.report.figures import Curve, line_chart
 from flatout.report.page import filled, render_text
+from flatout.report.sweep_page import ROWS as TRIALS
 
 # what is compared → its format, and the path to it in an exposure report
 ROWS = {
@@ -36,7 +39,10 @@ ROWS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "two folders of finished runs, or a sweep's; or folders of finished runs on bit strings"
+    text = (
+        "two folders of finished runs; one folder of a sweep, to list its trials; or folders of"
+        " finished runs on bit strings"
+    )
     parser.add_argument("runs", metavar="RUN", nargs="+", help=text)
     parser.add_argument(
         "--html",
@@ -48,8 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     folders = [Path(run) for run in arguments.runs]
-    are_groups = len(folders) == 2 and all(map(summaries_in, folders))
-    if are_groups and not all((folder / NUMBERS).is_file() for folder in folders):
+    if len(folders) == 1 and (folders[0] / TRIALS).is_file():
+        show_trials(folders[0])
+        return
+    are_of_bits = all((folder / NUMBERS).is_file() for folder in folders)
+    if all(map(_is_group, folders)) and not are_of_bits:
+        require(
+            len(folders) == 2,
+            "compare",
+            f"{', '.join(arguments.runs)}",
+            allowed="two folders of runs, or one folder of a sweep",
+        )
         require(
             arguments.html is None,
             "--html",
@@ -71,6 +86,41 @@ def run(arguments: argparse.Namespace) -> None:
             ) from None
 
 
+def _is_group(folder: Path) -> bool:
+    return bool(summaries_in(folder)) or (folder / TRIALS).is_file()
+
+
+def show_trials(folder: Path) -> None:
+    """Print a row for each trial of a sweep: what was set, its metric, and why it failed."""
+    with (folder / TRIALS).open(encoding="utf-8", newline="") as file:
+        heads, *rows = csv.reader(file)
+    table = plain_table(title=Text(f"trials of {folder}; value: what they are compared by"))
+    shown = []
+    for number, head in enumerate(heads):
+        is_empty = not any(row[number] for row in rows)
+        # all metrics of many trials would be too wide; the folder is named by the number
+        if not is_empty and head != "folder" and not head.startswith(("val/", "test/")):
+            shown.append(number)
+            table.add_column(head, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_shorten(row[number])) for number in shown))
+    console = Console(highlight=False)
+    console.print(table)
+    lines = [f"all metrics: {folder / TRIALS}"]
+    if not summaries_in(folder):
+        lines.append("The best of many trials is partly a lucky one: confirm=3 trains it again.")
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _shorten(cell: str) -> str:
+    """A number in four digits; another text unchanged."""
+    try:
+        return f"{float(cell):.4g}"
+    except ValueError:
+        return cell
+
+
 def show_groups(comparison: Comparison, folders: Sequence[Path]) -> None:
     """Print a row for each group, with a column for each seed, and the sentences below."""
     heads = ("runs", "mean ± sd", *(f"seed {seed}" for seed in comparison.seeds))
@@ -83,7 +133,7 @@ def show_groups(comparison: Comparison, folders: Sequence[Path]) -> None:
         table.add_row(Text(name), mean, *(f"{value:.4g}" for value in group.values))
     console = Console(highlight=False)
     console.print(table)
-    for line in comparison.lines():
+    for line in comparison.lines(*names):
         console.print(Text(line), soft_wrap=True)
 
 

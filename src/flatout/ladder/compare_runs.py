@@ -7,8 +7,9 @@ The result has the means, and the difference with its 95 % interval:
     second group           80.6   81.5   80.5
     second - first         0.5    0.6    0.2     mean 0.43, 95 % interval -0.08 to 0.95
 
-A group is a run folder, a folder with run folders in it, or a sweep's folder. Of a sweep only the
-confirming runs count: its trials were chosen for their results. Ratios of speeds have intervals of
+A group is a run folder, a folder with run folders in it, or a sweep's folder. Of two runs with one
+seed the newer counts. Of a sweep only the confirming runs do: its trials were chosen for their
+results. Ratios of speeds have intervals of
 another kind, in `perf/measure/intervals.py`.
 """
 
@@ -25,6 +26,7 @@ from flatout.checkpoints.settings import is_better_lower
 from flatout.errors import require
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
+from flatout.report.sweep_page import ROWS
 
 _SWEEP = "sweep.json"
 
@@ -42,21 +44,28 @@ class Comparison:
     notes: list[str]
     unit: str
 
-    def lines(self) -> list[str]:
-        """What to print below the table."""
-        found = self.difference
-        if not self.unit:
-            sentence = f"difference of {self.metric}: {found.value:+.4g}"
-            if found.low is not None:
-                sentence += f", 95 % interval {found.low:+.4g} to {found.high:+.4g}"
-            sentence += "; smaller is better"
-        elif found.value == 0:
-            sentence = f"both are equal: {quality_sentence(found)}"
+    def lines(self, first: str = "the first", second: str = "the second") -> list[str]:
+        """What to print below the table; the two groups by these names."""
+        # of the second group, and positive where that group is better
+        gain = self.difference if self.unit else self.difference.reversed()
+        if gain.value == 0:
+            return [*self.notes, "both are equal"]
+        better = first
+        if gain.value > 0:
+            better = second
         else:
-            better = "first" if found.value < 0 else "second"
-            sentence = f"the {better} is better by {abs(found.value):.2f} points"
-            sentence += f": {quality_sentence(found)}"
+            gain = gain.reversed()
+        unit = f" {self.unit}" if self.unit else f" in {self.metric}, where less is better"
+        sentence = f"{better} is better by {gain.value:.3g}{unit} ({_describe_certainty(gain)})"
         return [*self.notes, sentence]
+
+
+def _describe_certainty(gain: Estimate) -> str:
+    """The interval of a positive difference in words, and whether it may be chance."""
+    if gain.low is None:
+        return "a single pair of runs: it may be chance"
+    interval = f"95 % interval {gain.low:.3g} to {gain.high:.3g}"
+    return f"{interval}, so it may be chance" if gain.low <= 0 else interval
 
 
 def compare_groups(first: Path, second: Path) -> Comparison:
@@ -104,21 +113,27 @@ def summaries_in(folder: Path) -> list[Path]:
 
 def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str], str]:
     """Finished runs by their seed, those that are left out, and the metric that chose them."""
-    found = dict[int, Mapping[str, Any]]()
-    left_out = list[str]()
-    paths = summaries_in(folder)
-    is_sweep = (folder / _SWEEP).is_file()
-    hint = (
-        "Confirm its best setting: confirm=3."
-        if is_sweep
-        else "Name a run folder, or a folder of run folders."
+    found: dict[int, Mapping[str, Any]] = {}
+    left_out: list[str] = []
+    # the newest first: of two runs with one seed it counts
+    paths = sorted(summaries_in(folder), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    require(
+        bool(paths) or not (folder / _SWEEP).is_file(),
+        "compare",
+        f"{folder} holds no confirming runs",
+        hint=(
+            f"Confirm its best setting: confirm=3. python -m flatout compare {folder} lists its"
+            " trials."
+        ),
     )
     require(
         bool(paths),
         "compare",
-        f"{folder} holds no {'confirming ' if is_sweep else ''}runs",
-        hint=hint,
+        f"{folder} holds no runs",
+        hint="Name a run folder, or a folder of run folders.",
     )
+    # runs of one list differ in their settings, so no one of them stands for the others
+    is_list = (folder / ROWS).is_file()
     for path in paths:
         summary = read_summary(path.parent)
         if summary["status"] != "finished":
@@ -126,11 +141,14 @@ def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str], 
             continue
         seed = int(summary["seed"])
         require(
-            seed not in found,
+            seed not in found or not is_list,
             "compare",
-            f"{folder} has two finished runs with seed {seed}",
-            hint="Name one of its run folders.",
+            f"{folder} has several finished runs with seed {seed}",
+            hint=f"Name one of them; python -m flatout compare {folder} lists all.",
         )
+        if seed in found:
+            left_out.append(f"left out: {path.parent}: a newer run has seed {seed}, too")
+            continue
         found[seed] = summary
     require(
         bool(found), "compare", f"{folder} has no finished run", hint="Train it to its end first."
@@ -170,6 +188,12 @@ class Estimate:
     value: float
     low: float | None = None
     high: float | None = None
+
+    def reversed(self) -> Estimate:
+        """The same difference, of the first over the second."""
+        if self.low is None or self.high is None:
+            return Estimate(-self.value)
+        return Estimate(-self.value, -self.high, -self.low)
 
 
 @dataclass(frozen=True, slots=True)
