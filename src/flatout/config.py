@@ -51,6 +51,7 @@ _BASES: dict[str, type] = {
     "model": nn.Module,
     "task": L.LightningModule,
 }
+ALWAYS = "always"  # of `monitor.rival`
 NAMES = "letters, digits, '_', '-', '+' and '.'"
 
 
@@ -66,12 +67,22 @@ class MonitorConfig:
     verdict: bool = setting(
         True, "Whether a run's end measures what could be faster, in a tenth of its time at most."
     )
-    rival: bool = setting(
-        True, "Whether a simple model stands beside the result; a tenth of the time, 20 s at most."
+    rival: bool | str = setting(
+        True,
+        "Whether a simple model stands beside the result; true: if it takes a tenth of the run's"
+        " time and 20 s at most; always: however long it takes.",
+        allowed="true, false, always",
+        example="always",
     )
 
     def __post_init__(self) -> None:
         check_settings(self, "monitor")
+        require(
+            self.rival in (True, False, ALWAYS),
+            "monitor.rival",
+            f"{self.rival!r}",
+            allowed="true, false, always",
+        )
 
 
 @dataclass(kw_only=True, slots=True)

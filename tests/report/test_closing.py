@@ -165,3 +165,12 @@ def test_of_many_classes_the_best_and_the_worst_are_shown():
     assert "class 39" in shown
     assert "class 00" in shown
     assert "class 20" not in shown
+
+
+def test_the_share_of_a_class_that_most_rows_have_stands_beside_the_accuracy(tmp_path):
+    common = PER_CLASS[0] | {"class": "calm", "support": 97}
+    rare = PER_CLASS[0] | {"class": "loud", "support": 3}
+    said = printed(filled(), tmp_path, [common, rare], width=120)
+    assert "0.9700 by always answering 'calm'" in said
+    even = printed(filled(), tmp_path, [rare, rare | {"class": "odd"}, rare | {"class": "low"}])
+    assert "always answering" not in even

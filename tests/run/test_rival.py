@@ -5,6 +5,7 @@ in the run's way.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -20,6 +21,7 @@ from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.samples.tagged_tweets import TaggedTweetsConfig
 from flatout.data.tag_data import TagData
 from flatout.data.text_preparation import open_source
+from flatout.errors import UserError
 from flatout.report.closing import rival_text
 from flatout.run import rival
 from flatout.run.kinds import MASKED_WORDS, TAGS, TEXTS
@@ -31,6 +33,7 @@ from flatout.run.rival import (
     score_commonest_tags,
     score_linear,
 )
+from tests.composed import compose_run
 
 HEADLINES = HeadlinesConfig(rows=600, eval_rows=150, classes=3)
 
@@ -155,8 +158,11 @@ def test_words_are_answered_their_commonest_tag(tmp_path):
 def test_scores_come_from_the_cache_whatever_the_time(headlines):
     said = Said()
     assert find_rival(LINEAR, headlines, summary_of(0.99), 3.0, said) is None
-    assert said == ["rival: left out: it would take 0.6 s, and a tenth of the run is 0.3 s"]
-    first = find_rival(LINEAR, headlines, summary_of(0.99), 300.0, said)
+    assert said == [
+        "rival: left out: it would take 0.6 s, and may take 0.3 s; monitor.rival=always trains it"
+    ]
+    # as with monitor.rival=always
+    first = find_rival(LINEAR, headlines, summary_of(0.99), math.inf, said)
     assert find_rival(LINEAR, headlines, summary_of(0.99), 3.0, said) == first
     assert len(said) == 1
     assert first is not None
@@ -205,6 +211,13 @@ def test_the_last_lines_say_when_the_rival_wins(headlines, monkeypatch):
     )
     assert said == []
     assert rival_text({"rival": None}) == ""
+
+
+def test_whether_a_rival_is_trained_is_one_of_three_words():
+    for word in (True, False, "always"):
+        assert compose_run([f"monitor.rival={word}"]).monitor.rival == word
+    with pytest.raises(UserError, match=r"monitor.rival: 'maybe' \(true, false, always\)"):
+        MonitorConfig(rival="maybe")
 
 
 def test_masked_words_have_no_rival():

@@ -37,7 +37,7 @@ def print_closing(
     table = plain_table("", "", texts=2, show_header=False, title=Text(_title(summary)))
     table.columns[0].style = "bold"
     rows = [
-        *_metric_rows(summary),
+        *_metric_rows(summary, per_class),
         ("best epoch", best_epoch_text(summary)),
         ("ended early", early_end(summary)),
         *finding_rows(summary),
@@ -114,7 +114,9 @@ def _title(summary: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def _metric_rows(
+    summary: dict[str, Any], per_class: Sequence[Mapping[str, Any]] = ()
+) -> list[tuple[str, str]]:
     metrics = summary["metrics"]
     baseline = (summary["baseline"] or {}).get("metrics") or {}
     intervals = summary.get("intervals") or {}
@@ -132,10 +134,22 @@ def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
                 text += f"   {value / best:.1%} of {baseline_name}, {best:.4f}"
             else:
                 text += f"   {baseline_name}: {best:.4f}"
+        if name == f"{split}accuracy":
+            text += commonest_class_text(per_class)
         rows.append((name, text))
     others = [name for name in baseline if name.startswith(split) and name not in metrics]
     rows += [(name, f"{baseline[name]:.4f}   for comparison") for name in others]
     return [*rows, ("rival", rival_text(summary))]
+
+
+def commonest_class_text(per_class: Sequence[Mapping[str, Any]]) -> str:
+    """The accuracy of always answering the commonest class; empty if most rows have another one."""
+    num_rows = sum(row["support"] for row in per_class)
+    commonest = max(per_class, key=operator.itemgetter("support"), default=None)
+    if commonest is None or 2 * commonest["support"] < num_rows or num_rows == 0:
+        return ""
+    share = commonest["support"] / num_rows
+    return f"   {share:.4f} by always answering {printable(commonest['class'])!r}"
 
 
 def rival_text(summary: Mapping[str, Any]) -> str:

@@ -79,7 +79,7 @@ def write_page(
         "report.html",
         summary=summary,
         about=f"{about} on {summary['data']['source'] or 'no data yet'}",
-        figures=[*_metric_tiles(summary), *_speed_tiles(summary)],
+        figures=[*_metric_tiles(summary, per_class), *_speed_tiles(summary)],
         best_epoch=closing.best_epoch_text(summary),
         findings=closing.finding_rows(summary),
         early_end=closing.early_end(summary),
@@ -114,7 +114,9 @@ def tile(value: str, name: str, note: str = "") -> dict[str, str]:
     return {"value": value, "name": name, "note": note}
 
 
-def _metric_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
+def _metric_tiles(
+    summary: Mapping[str, Any], per_class: Sequence[Mapping[str, Any]]
+) -> list[dict[str, str]]:
     baseline = summary["baseline"] or {}
     best = baseline.get("metrics") or {}
     intervals = summary.get("intervals") or {}
@@ -124,6 +126,8 @@ def _metric_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
             note = closing.interval_text(intervals.get(name))
             if best.get(name):
                 note += f" {value / best[name]:.1%} of the {baseline['name']}"
+            if name == "test/accuracy":
+                note += closing.commonest_class_text(per_class)
             tiles.append(tile(f"{value:.4f}", name, note.strip()))
     return tiles
 

@@ -21,7 +21,7 @@ from flatout.callbacks.profile_steps import TABLE, TRACE
 from flatout.callbacks.step_timer import StepTimer
 from flatout.callbacks.throughput import FetchTimes
 from flatout.checkpoints.kept import CHECKPOINTS
-from flatout.config import RunConfig
+from flatout.config import ALWAYS, RunConfig
 from flatout.data.batches.feed import Feeds
 from flatout.distributed.collectives import of_all_ranks
 from flatout.distributed.ranks import others_watched
@@ -355,7 +355,8 @@ def report_kind(
     kind = kind_of(config.data)
     values = folder.summary.values
     if kind.rival is not None and config.monitor.rival:
-        section = find_rival(kind.rival, ours.data, values, seconds, folder)
+        may_take_s = math.inf if config.monitor.rival == ALWAYS else seconds
+        section = find_rival(kind.rival, ours.data, values, may_take_s, folder)
         folder.summary.set("rival", section)
     if kind.report is not None:
         kind.report(ours.task, predictor, ours.feeds, values, folder.path, folder)

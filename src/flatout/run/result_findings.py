@@ -17,7 +17,7 @@ from typing import Any
 # and lost 0.3 on one.
 _FEW_STEPS = 300
 _LEAST_ROWS_PER_STEP = 16  # that are advised
-_LEAST_OF_A_CLASS = 5  # test rows; where every class has fewer, scores of classes say nothing
+_LEAST_OF_A_CLASS = 3  # test rows; where every class has fewer, scores of classes say nothing
 
 
 def find_in_result(

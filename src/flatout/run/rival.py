@@ -3,12 +3,14 @@
 A network that is no better than its rival is not worth its cost. For texts the rival is a linear
 model on words and n-grams, for tagged words the commonest tag of each word. It is trained after the
 run, on one core, in at most a tenth of the run's time and 20 s. If a few rows show that it would
-take longer, it is left out. The cache keeps its scores by the key of the rows. It draws no random
-number of the run. To add a simple model, write a `Rival` here and name it in `run/kinds.py`.
+take longer, it is left out, unless `monitor.rival=always`. The cache keeps its scores by the key of
+the rows. It draws no random number of the run. To add a simple model, write a `Rival` here and name
+it in `run/kinds.py`.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,14 +76,16 @@ def find_rival(
 ) -> dict[str, Any] | None:
     """The section `rival` of `summary.json`: its metrics, and whether it wins.
 
-    None without test rows, or without a metric that both have. `seconds`: of the run.
+    None without test rows, or without a metric that both have. `seconds`: of the run; infinite
+    where the rival may take as long as it needs.
     """
     run_scores = {
         metric: value for metric, value in summary["metrics"].items() if metric.startswith("test/")
     }
     if not run_scores:
         return None
-    metrics = _scores_within(rival, data, min(_MOST_S, _SHARE * seconds), log)
+    limit_s = seconds if math.isinf(seconds) else min(_MOST_S, _SHARE * seconds)
+    metrics = _scores_within(rival, data, limit_s, log)
     # The run's own metric decides, else the first that both have. A loss decides nothing: losses of
     # two models are not of one kind.
     for metric in (f"test/{summary['metric']}", *run_scores):
@@ -112,8 +116,8 @@ def _scores_within(rival: Rival, data: StoreData[Any, Any], limit_s: float, log:
         return dict(store.facts)
     except TooSlow as slow:
         log.say(
-            f"rival: left out: it would take {slow.args[0]:.1f} s, and a tenth of the run is"
-            f" {limit_s:.1f} s"
+            f"rival: left out: it would take {slow.args[0]:.1f} s, and may take {limit_s:.1f} s;"
+            " monitor.rival=always trains it"
         )
     except Exception as error:
         # scikit-learn, torch and sources share no class; a trained run is worth more

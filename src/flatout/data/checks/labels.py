@@ -39,7 +39,7 @@ _EXAMPLES_NAMED = 5  # classes that a warning or an error lists
 _LONGEST_WHOLE = 18  # characters; longer whole numbers are ids, sorted by their spelling
 _NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
 _FEW_ROWS = 5  # training rows; a class with fewer is hardly learnt
-_UNEVEN = 50  # times the rows of the rarest class: more is worth class weights
+_UNEVEN = 20  # times the rows of the rarest class: then accuracy hides how the rarest fares
 # More classes than that, and than half of the training rows, look like a column of ids.
 _IDS_FROM = 50
 _MOST_CLASSES = 20_000  # allowed without data.max_classes, however many rows there are
@@ -380,7 +380,7 @@ class LabelCensus:
             warn(source, what, "task.class_weights=auto")
         elif rarest and commonest >= _UNEVEN * rarest:
             what = f"the commonest class has {commonest / rarest:,.0f} times the rows of the rarest"
-            warn(source, what, "task.class_weights=auto")
+            warn(source, what, "task.class_weights=auto checkpoint.metric=macro_f1")
         total = sum(self.counts.values(), Counter[str]())
         # A label that only data.relabel gives may be a slip of the pen in its file.
         if alone := {
