@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from torch import Tensor
 from flatout import MonitorConfig, TextDataConfig, fit
 from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.engine import compile as compiling
-from flatout.engine.compile import choose_compile, compile_layers, is_compiled
+from flatout.engine.compile import Passes, choose_compile, compile_layers, is_compiled
 from flatout.engine.precision import Precision
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from flatout.run_log import Choice
 from tests.faults.plants import Planted, RaiseAt
 from tests.faults.runs import write_rows
 from tests.params import at_once
@@ -132,18 +134,19 @@ def test_a_compiler_that_fails_is_reported_once_and_the_layers_run_eagerly(monke
     trained(model, batch_of(4, 5))  # a second warning would be an error
 
 
+def chosen(model: Any, *, passes: int, say: Any = print) -> Choice[bool]:
+    return choose_compile(model, CPU, Precision.fp32, Passes(passes, tokens=12), say)
+
+
 def test_a_short_run_compiles_nothing():
-    choice = choose_compile(encoder(), CPU, Precision.fp32, tokens=12, passes=10)
+    choice = chosen(encoder(), passes=10)
     assert (choice.value, choice.why) == (False, "the run is too short for it")
-    assert "s to compile" in choice.evidence
+    assert "s and more to compile" in choice.evidence
 
 
 def test_a_machine_without_a_compiler_compiles_nothing(monkeypatch):
     monkeypatch.setattr(compiling, "why_not", lambda device: "no C++ compiler is here")
-    assert (
-        choose_compile(encoder(), CPU, Precision.fp32, tokens=12, passes=10**9).why
-        == "no C++ compiler is here"
-    )
+    assert chosen(encoder(), passes=10**9).why == "no C++ compiler is here"
 
 
 @pytest.mark.parametrize(("factor", "value"), [(0.5, True), (2.0, False)])
@@ -153,7 +156,7 @@ def test_layers_are_compiled_where_the_gain_that_was_measured_pays(monkeypatch, 
     taken = iter([1.0, factor])
     monkeypatch.setattr(compiling._Trial, "time", lambda trial, finish: next(taken))
     before = torch.random.get_rng_state()
-    choice = choose_compile(model, CPU, Precision.fp32, tokens=12, passes=10**6)
+    choice = chosen(model, passes=10**6)
     assert choice.value is value
     assert (model.flat_layers()[0].compiled is not None) is value
     assert len(graphs) == 1
@@ -171,7 +174,7 @@ def test_a_trial_that_does_not_fit_into_the_memory_leaves_the_run_eager(monkeypa
         run(trial, finish)
 
     monkeypatch.setattr(compiling._Trial, "run", fail)
-    choice = choose_compile(model, CPU, Precision.fp32, tokens=12, passes=10**9)
+    choice = chosen(model, passes=10**9)
     assert (choice.value, choice.why) == (False, "a trial did not fit into memory")
     assert not is_compiled(model)
 
@@ -182,9 +185,33 @@ def test_a_compiler_that_fails_in_the_trial_leaves_the_run_eager(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=fail))
     torch._dynamo.reset()
-    choice = choose_compile(encoder(), CPU, Precision.fp32, tokens=12, passes=10**9)
+    choice = chosen(encoder(), passes=10**9)
     assert (choice.value, choice.why) == (False, "torch could not compile a layer")
     assert "the compiler is gone" in choice.evidence
+
+
+def test_a_trial_says_that_it_begins_and_is_ended_when_it_takes_too_long(monkeypatch):
+    # a layer takes 1 µs, so the run can save 0.5 µs a layer and pass: half of it is the limit
+    monkeypatch.setattr(compiling._Trial, "time", lambda trial, finish: 1e-6)
+    monkeypatch.setattr(compiling, "_USUAL_COMPILE_S", 0.1)
+    run = compiling._Trial.run
+    model = encoder()
+
+    def hang(trial, finish):
+        while is_compiled(model):
+            time.sleep(0.01)
+        run(trial, finish)
+
+    monkeypatch.setattr(compiling._Trial, "run", hang)
+    said: list[str] = []
+    passes = round(0.4 / 0.25e-6 / len(model.flat_layers()))
+    began = time.perf_counter()
+    choice = chosen(model, passes=passes, say=said.append)
+    assert time.perf_counter() - began < 5
+    assert (choice.value, choice.why) == (False, "a trial took too long")
+    assert choice.evidence == "0 s, and compiling can save 1 s at most"
+    assert said[0].startswith("compile: compiles one layer to see whether it pays, for 0 s at most")
+    assert not is_compiled(model)
 
 
 @pytest.mark.soak(seconds=90)

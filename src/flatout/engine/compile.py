@@ -2,7 +2,8 @@
 
 In a flat encoder the part of a layer after attention is compiled, once for all layers and numbers
 of tokens. Attention stays eager. `compile=auto` times one layer both ways before training, and
-compiles if the run saves more seconds than compiling takes. `compile=true` compiles any model.
+compiles if the run saves more seconds than compiling takes. A trial that takes too long is ended:
+it may spend half of what compiling can save at most. `compile=true` compiles any model.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -21,13 +23,16 @@ from torch import Tensor, nn
 
 from flatout.engine.pieces import CatchOutOfMemory, give_back_memory
 from flatout.engine.precision import Precision, arithmetic, product_type
+from flatout.engine.time_limit import NoAlarmError, TooLong, limit_seconds
 from flatout.errors import require
 from flatout.models.encoder.layers import FlatLayer
 from flatout.models.encoder.network import Transformer
-from flatout.run_log import Choice
+from flatout.run_log import Choice, Say
 
 _USUAL_COMPILE_S = 25.0  # compiling takes at least so long; measured with 2 cores
 _MOST_SAVED = 0.5  # fraction of the time after attention that compiling saves at most
+_TRIAL_SHARE = 0.5  # of the seconds that compiling can save: a trial may take so long
+_LONGEST_TRIAL_S = 180.0  # a compiler that takes longer hangs; a guess
 _ROUNDS = 5  # of timing a layer
 
 
@@ -91,15 +96,24 @@ def compile_layers(model: Transformer) -> None:
         layer.compiled = run
 
 
-def choose_compile(
-    model: Transformer, device: torch.device, precision: Precision, *, tokens: int, passes: int
-) -> Choice[bool]:
-    """Compile the layers of a flat encoder if that saves time in this run.
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The forward passes of a run: how many, and about how many tokens each has."""
 
-    The run has `passes` forward passes of about `tokens` tokens each.
+    count: int
+    tokens: int
+
+
+def choose_compile(
+    model: Transformer, device: torch.device, precision: Precision, passes: Passes, say: Say
+) -> Choice[bool]:
+    """Compile the layers of a flat encoder if that saves time in the passes of this run.
+
+    `say` prints a line before the trial begins, which takes half a minute and more.
     """
     if why := why_not(device):
         return Choice(False, why, "compile=auto")
+    tokens = passes.tokens
     choice = Choice(False, "a trial did not fit into memory", f"a layer with {tokens:,} tokens")
     random_devices = [device] if device.type == "cuda" else []
     with (
@@ -107,7 +121,8 @@ def choose_compile(
         torch.random.fork_rng(random_devices),
         arithmetic(precision, device),
     ):
-        choice = _measure(model, _Trial(model, device, precision, tokens), passes)
+        trial = _Trial(model, device, precision, tokens)
+        choice = _measure(model, trial, passes.count, say)
     if caught.message:
         give_back_memory()
     if not choice.value:
@@ -116,26 +131,35 @@ def choose_compile(
     return choice
 
 
-def _measure(model: Transformer, trial: _Trial, passes: int) -> Choice[bool]:
+def _measure(model: Transformer, trial: _Trial, passes: int, say: Say) -> Choice[bool]:
     """Time a layer eagerly and compiled, and choose; the model's layers stay compiled."""
     eager_s = trial.time(trial.layer.finish)
     layer_passes = passes * model.described.num_hidden_layers
     most_s = eager_s * layer_passes * _MOST_SAVED
-    if most_s < _USUAL_COMPILE_S:
-        evidence = f"{most_s:.1f} s saved at most, {_USUAL_COMPILE_S:.0f} s to compile"
+    limit_s = min(most_s * _TRIAL_SHARE, _LONGEST_TRIAL_S)
+    if limit_s < _USUAL_COMPILE_S:
+        evidence = f"{most_s:.1f} s saved at most, {_USUAL_COMPILE_S:.0f} s and more to compile"
         return Choice(False, "the run is too short for it", evidence)
-    compile_layers(model)
+    say(
+        f"compile: compiles one layer to see whether it pays, for {limit_s:,.0f} s at most"
+        " (compile=false leaves it out)"
+    )
+    began = time.perf_counter()
+    try:
+        why_none = _compile_within(limit_s, model, trial)
+    except NoAlarmError:
+        return Choice(False, "a trial could not be ended in time here", "compile=true compiles")
+    except TooLong:
+        # half a compile may lie in the compiler's tables
+        importlib.import_module("torch._dynamo").reset()
+        evidence = f"{limit_s:.0f} s, and compiling can save {most_s:.0f} s at most"
+        return Choice(False, "a trial took too long", evidence)
+    compile_s = time.perf_counter() - began
+    if why_none:
+        return Choice(False, "torch could not compile a layer", why_none)
     compiled = model.flat_layers()[0].compiled
     assert compiled is not None
-    finish = partial(compiled, trial.layer)
-    began = time.perf_counter()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trial.run(finish)
-    compile_s = time.perf_counter() - began
-    if model.flat_layers()[0].compiled is None:
-        return Choice(False, "torch could not compile a layer", str(caught[-1].message))
-    compiled_s = trial.time(finish)
+    compiled_s = trial.time(partial(compiled, trial.layer))
     saved_s = (eager_s - compiled_s) * layer_passes
     times = f"{1e3 * eager_s:.1f} ms, compiled {1e3 * compiled_s:.1f} ms"
     evidence = (
@@ -145,6 +169,19 @@ def _measure(model: Transformer, trial: _Trial, passes: int) -> Choice[bool]:
     if saved_s > compile_s:
         return Choice(True, "it saves more time than it takes", evidence)
     return Choice(False, "it would save less time than it takes", evidence)
+
+
+def _compile_within(seconds: float, model: Transformer, trial: _Trial) -> str:
+    """Compile the layers and train one; why that failed, empty where it did not."""
+    with warnings.catch_warnings(record=True) as caught, limit_seconds(seconds):
+        warnings.simplefilter("always")
+        compile_layers(model)
+        compiled = model.flat_layers()[0].compiled
+        assert compiled is not None
+        trial.run(partial(compiled, trial.layer))
+    if model.flat_layers()[0].compiled is None:
+        return str(caught[-1].message)
+    return ""
 
 
 class _Trial:

@@ -23,7 +23,7 @@ from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import PlanSettings
 from flatout.distributed.limits import keep_freed_memory, let_segments_grow
 from flatout.distributed.ranks import Ranks, cores_here
-from flatout.engine.compile import choose_compile, compile_in_place, compiles_layers
+from flatout.engine.compile import Passes, choose_compile, compile_in_place, compiles_layers
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, choose_precision, fast_fp32_products
 from flatout.engine.run_length import batches_in_epoch, planned_steps, whole_steps
@@ -315,11 +315,8 @@ def compile_network(settings: Settings, parts: RunParts, context: RunContext) ->
         tokens = plan.rows_per_batch * float(feed.split.lengths(TOKENS).mean())
         if plan.tokens_per_batch:
             tokens = min(tokens, plan.tokens_per_batch)
+        passes = Passes((task.total_steps or 1) * plan.accumulate, int(tokens))
         choice = choose_compile(
-            task.model,
-            feed.device,
-            settings.precision.value,
-            tokens=int(tokens),
-            passes=(task.total_steps or 1) * plan.accumulate,
+            task.model, feed.device, settings.precision.value, passes, folder.say
         )
     folder.decision("compile", choice.value, choice.why, choice.evidence)
