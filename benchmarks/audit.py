@@ -22,7 +22,7 @@ from flatout.audit.encoder_view import read_encoder
 from flatout.audit.findings import find_findings
 from flatout.audit.forecast import PARTS, forecast
 from flatout.audit.measure import AuditMeasurement, measure, scale_answers
-from flatout.audit.quick_model import Features, Head, QuickModel
+from flatout.models.linear_text import Features, Head, QuickModel
 from flatout.audit.read_rows import read_audit_rows
 from flatout.audit.rows import AuditRows, deal_folds
 from flatout.config import RunConfig

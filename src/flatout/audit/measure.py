@@ -25,7 +25,7 @@ from flatout.audit.labels import (
     find_suspects,
     plant_errors,
 )
-from flatout.audit.quick_model import Features
+from flatout.models.linear_text import Features
 from flatout.audit.rows import AuditRows, deal_folds
 from flatout.audit.text_folds import TextFolds, put_beside
 from flatout.run_log import Say

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from flatout.audit.quick_model import Features, Head
+from flatout.models.linear_text import Features, Head
 from flatout.audit.rows import AuditRows
 from flatout.data.problem import Problem
 from flatout.data.tokens.subwords import PAIR

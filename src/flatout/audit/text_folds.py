@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack
 
 from flatout.audit.labels import find_suspects
-from flatout.audit.quick_model import STRENGTH, Head
+from flatout.models.linear_text import STRENGTH, Head
 from flatout.data.problem import Problem
 
 Floats = NDArray[np.float64]

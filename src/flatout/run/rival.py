@@ -132,7 +132,7 @@ def score_linear(data: TextData, limit_s: float) -> Scores:
     """
     started = time.perf_counter()
     # scikit-learn takes a second to import
-    from flatout.audit.quick_model import QuickModel
+    from flatout.models.linear_text import QuickModel
 
     problem = data.info.problem
     classes = data.info.classes

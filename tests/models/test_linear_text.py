@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flatout.audit.quick_model import QuickModel
+from flatout.models.linear_text import QuickModel
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.tokens.subwords import PAIR

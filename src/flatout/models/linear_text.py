@@ -1,4 +1,4 @@
-"""The quick model: words and character n-grams, weighted by TF-IDF, and a linear model on them.
+"""A linear model on texts: words and character n-grams, weighted by TF-IDF.
 
 It answers in seconds what a network answers in minutes: how far plain words go, and which labels
 they contradict. Words and n-grams are hashed, so no text is too odd for it. The same rows give the
