@@ -21,7 +21,14 @@ from lightning.pytorch.callbacks import (
 )
 from torch.utils.data import DataLoader
 
-from flatout.callbacks import HardwareMonitor, ProfileSteps, ProgressLine, StepTimer, Throughput
+from flatout.callbacks import (
+    HardwareMonitor,
+    ProfileSteps,
+    ProgressLine,
+    StepTimer,
+    Throughput,
+    run_curves,
+)
 from flatout.callbacks.clock import PARTS
 from flatout.callbacks.device_reads import DeviceReads
 from flatout.callbacks.gpu import CURVES
@@ -302,7 +309,7 @@ def test_a_line_shows_the_metric_that_decides_wherever_it_stands_and_no_loss_twi
         1, 1.0, {f"val/{name}": 0.5 for name in ("loss", "f1", "auroc", "mae", "recall")}
     )
     assert said == [
-        "epoch   1.00  step      1  val loss 0.5000  "
+        "epoch  1.00  step     1  val loss 0.5000  "
         + "  ".join(f"val {name} 0.5000" for name in shown)
     ]
 
@@ -314,11 +321,41 @@ def test_the_progress_line_takes_the_place_of_lightnings_bar(tmp_path):
     assert trainer.progress_bar_callback is line
     assert not [each for each in trainer.callbacks if isinstance(each, TQDMProgressBar)]
     assert len(said) == 2
-    assert said[1].startswith("epoch   2.00  step     20  train loss ")
+    assert said[1].startswith("epoch  2.00  step    20  train loss ")
     train(tmp_path / "again", [line], enable_progress_bar=True, max_epochs=1)
     assert line._total == 10
     assert "nan" not in said[1]
     assert "val loss" in said[1]
+
+
+def test_the_live_line_moves_between_flushes_and_knows_the_time_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(each_second, "_SHOWN_EACH_S", 0.0)
+    line = ProgressLine(50, say=str)
+    seen: list[float] = []
+    left_s: list[float | None] = []
+
+    class Looks(L.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            (task,) = line._bar.tasks
+            seen.append(task.completed)
+            left_s.append(task.time_remaining)
+
+    train(tmp_path, [line, Looks()])
+    assert seen == list(range(1, 11))
+    assert None not in left_s[2:]
+    curves = run_curves.RunCurves([], 50)
+    curves.show_step = seen.append
+    train(tmp_path / "run", [curves])
+    assert seen == [*range(1, 11), *range(1, 11)]
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "micro_f1"])
+def test_a_lasting_line_fits_80_columns(metric):
+    said: list[str] = []
+    line = ProgressLine(metric=metric, say=said.append)
+    line.on_flush(12_345, 88.0, {"train/loss": 1.25})
+    line.on_validation(12_345, 88.0, {"val/loss": 0.5, f"val/{metric}": 0.5})
+    assert len(said[0]) <= 80
 
 
 def test_the_profile_goes_to_the_folder_of_the_logger(tmp_path):
@@ -429,7 +466,7 @@ def test_the_line_names_metrics_in_full_and_parts_of_an_epoch(tmp_path):
 
     said: list[str] = []
     train(tmp_path, [ProgressLine(2, say=said.append)], module=Logs(), val_check_interval=5)
-    assert said[0].startswith("epoch   0.50  step      5")
-    assert said[1].startswith("epoch   1.00  step     10")
+    assert said[0].startswith("epoch  0.50  step     5")
+    assert said[1].startswith("epoch  1.00  step    10")
     assert said[0].endswith("val valid_loss 0.5000")
     assert "interval" not in said[0]

@@ -199,8 +199,8 @@ def test_a_validation_before_the_first_flush_shows_the_loss_where_there_is_one(t
     said: list[str] = []
     train(tmp_path, [ProgressLine(say=said.append)], make())
     loss = f"train loss {curve(tmp_path, 'own')[-1][1]:.4f}  "
-    expected = f"step     10  {loss}" if make is LogsEachStep else "step     20  "
-    assert said == [f"epoch   1.00  {expected}val own 1.0000"]
+    expected = f"step    10  {loss}" if make is LogsEachStep else "step    20  "
+    assert said == [f"epoch  1.00  {expected}val own 1.0000"]
 
 
 def test_two_of_one_callback_are_one_with_a_line(tmp_path, capsys):

@@ -11,6 +11,7 @@ import lightning as L
 import pytest
 
 from flatout import BiLSTMConfig, HeadlinesConfig, OptimConfig, TextDataConfig, UserError, fit
+from flatout.callbacks import ProgressLine
 from flatout.config import RunConfig
 from flatout.data import TextData
 from flatout.report.summary import read_summary
@@ -31,7 +32,9 @@ def test_settings_may_be_mappings_and_a_model_a_name():
     assert config.model == BiLSTMConfig()
 
 
-def test_a_table_by_its_name_is_trained_on(tmp_path):
+def test_a_table_by_its_name_is_trained_on(tmp_path, monkeypatch):
+    shown: list[int] = []
+    monkeypatch.setattr(ProgressLine, "show_step", lambda line, step: shown.append(step))
     rows = [
         f"{word} {number},{label}"
         for number in range(60)
@@ -48,6 +51,7 @@ def test_a_table_by_its_name_is_trained_on(tmp_path):
         str(tmp_path / "news.csv"), BiLSTMConfig(hidden=4, embedding=4), max_epochs=1, **quiet
     )
     assert result.summary["training"]["steps"] == 1
+    assert shown == [1], "the progress line moves without waiting for a flush"
     assert result.summary["data"]["rows"]["train"] > 60
 
 

@@ -1,8 +1,9 @@
 """One line of progress: updated in place on a terminal, with one lasting line for each validation.
 
-In a plain Trainer it replaces Lightning's progress bar. It shows the step, the loss of the last
-batch, and rows per second if a `Throughput` is among the callbacks. It reads one number from the
-device every n steps, never in each step.
+In a plain Trainer it replaces Lightning's progress bar. It shows the step, the time left, the loss
+of the last batch, and rows per second if a `Throughput` is among the callbacks. It moves about each
+second, or with each step where steps are slower. The loss is read from the device every n steps,
+never in each step.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from flatout.callbacks.each_second import EachSecond
 from flatout.callbacks.throughput import Throughput
 from flatout.engine.lightning_internals import callbacks_of, is_fitting
 from flatout.errors import require
 from flatout.run_log import Say
 
 _OF_VALIDATION = re.compile("(^|[/_])val")
+_SPEED_OF_S = 600.0  # the time left is estimated from the steps of so many last seconds
 _MOST_SHOWN = 3  # metrics of a validation in its line, if none was named
 
 
@@ -55,6 +58,7 @@ class ProgressLine(ProgressBar):
         # Of the last batch, still on its device: reading it would wait.
         self._newest_loss: Tensor | float | None = None
         self._bar: Progress | None = None
+        self._seconds = EachSecond()
 
     def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
         """Show a step with its values on the live line."""
@@ -65,9 +69,14 @@ class ProgressLine(ProgressBar):
         loss = "" if self._loss is None else f"loss {self._loss:.4f}"
         bar.update(bar.task_ids[0], completed=step, description=f"{loss}{speed}")
 
+    def show_step(self, step: int) -> None:
+        """Move the live line to a step; the loss and the speed stay those of the last flush."""
+        bar = self._open()
+        bar.update(bar.task_ids[0], completed=step)
+
     def on_validation(self, step: int, epoch: float, values: dict[str, float]) -> None:
         """Print a lasting line with the losses and metrics of a validation."""
-        words = [f"epoch {epoch:6.2f}  step {step:6d}"]
+        words = [f"epoch {epoch:5.2f}  step {step:5d}"]
         for split, loss in {"train": self._loss, "val": values.get("val/loss")}.items():
             if loss is not None:
                 words.append(f"{split} loss {loss:.4f}")
@@ -110,6 +119,8 @@ class ProgressLine(ProgressBar):
         self._newest_loss = loss if has_one_number else None
         if step != self._step and step % self.every_n_steps == 0:
             self.on_flush(step, 0.0, self._shown_of_step(trainer))
+        elif self._seconds.is_over():
+            self.show_step(step)
         self._step = step
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -144,6 +155,7 @@ class ProgressLine(ProgressBar):
                 console=console,
                 transient=True,
                 disable=not (self._is_live and console.is_terminal),
+                speed_estimate_period=_SPEED_OF_S,
             )
             self._bar.add_task("", total=self._total)
             self._bar.start()

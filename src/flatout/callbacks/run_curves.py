@@ -20,6 +20,7 @@ import lightning as L
 
 from flatout.callbacks.clock import Clock
 from flatout.callbacks.curve_source import CurveSource, fast_steps_of
+from flatout.callbacks.each_second import EachSecond
 from flatout.callbacks.gpu import CURVES
 from flatout.callbacks.hardware_monitor import HardwareMonitor
 from flatout.callbacks.step_timer import StepTimer
@@ -57,6 +58,9 @@ class RunCurves(CurveSource):
         self.parts = (self.throughput, self.timer, self.monitor)
         # Called once, at the first flush after `EARLY` steps.
         self.judge_early: Callable[[], None] | None = None
+        # Called with the step about once a second, between flushes too.
+        self.show_step: Callable[[int], None] | None = None
+        self._seconds = EachSecond()
 
     @property
     def clock(self) -> Clock:
@@ -97,6 +101,11 @@ class RunCurves(CurveSource):
             judge = self.judge_early
             self.judge_early = None
             judge()
+
+    def on_train_batch_end(self, trainer: L.Trainer, *others: Any) -> None:
+        super().on_train_batch_end(trainer, *others)
+        if self.show_step is not None and self._seconds.is_over():
+            self.show_step(trainer.global_step)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_fitting(trainer):

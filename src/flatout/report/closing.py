@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flatout.data.checks.findings import counted
 from flatout.errors import printable
 
 _MOST_CLASSES = 6  # of the best and of the worst; up to twice as many classes are all shown
@@ -106,7 +107,7 @@ def _title(summary: dict[str, Any]) -> str:
     training = summary["training"]
     parts = [summary["model"]["name"] or "no model yet"]
     if training["steps"] is not None:
-        parts.append(f"{training['steps']:,} steps")
+        parts.append(counted(training["steps"], "step"))
     if training["seconds"] is not None:
         parts.append(f"{training['seconds']:.1f} s")
     if summary["status"] != "finished":

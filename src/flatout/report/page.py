@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.data.checks.findings import counted
 from flatout.files import write_atomically, write_table
 from flatout.masking import mask_settings
 from flatout.report import closing
@@ -145,7 +146,7 @@ def _speed_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
         peak = filled("of {:,.3g} TFLOP/s", summary["hardware"]["peak_tflops"])
         tiles.append(tile(f"{speed['mfu']:.1%}", "MFU", peak))
     if training["seconds"]:
-        steps = filled("{:,} steps", training["steps"])
+        steps = "" if training["steps"] is None else counted(training["steps"], "step")
         tiles.append(tile(f"{training['seconds']:.0f} s", "in all", steps))
     return tiles
 

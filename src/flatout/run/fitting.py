@@ -68,7 +68,8 @@ def _report_start(ours: OurParts, folder: RunFolder) -> None:
     count = sum(weight.numel() for weight in ours.task.model.parameters())
     plan = ours.feeds.train.plan
     rows = plan.rows_per_batch * plan.parts
-    folder.say(f"training: {count:,} parameters, {ours.task.total_steps:,} steps of {rows} rows")
+    steps = counted(ours.task.total_steps or 0, "step")
+    folder.say(f"training: {count:,} parameters, {steps} of {counted(rows, 'row')}")
 
 
 def _reads_stored_layers(ours: OurParts) -> bool:

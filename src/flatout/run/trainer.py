@@ -92,6 +92,9 @@ def build_training(
         timer=StepTimer(callbacks=config.callbacks),
         monitor=monitor,
     )
+    for listener in curves.listeners:
+        if isinstance(listener, ProgressLine):
+            curves.show_step = listener.show_step
     loop = FastLoop(not_finite=config.optim.not_finite, graph=config.graph)
     if parts.ours is not None:
         feed = parts.ours.feeds.train
