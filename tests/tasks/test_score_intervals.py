@@ -182,3 +182,29 @@ def test_a_hundred_thousand_rows_take_less_than_two_seconds():
 def test_the_sums_of_very_many_classes_stay_small():
     assert RowSums(30_001).gathered().numel() < 10_000_000
     assert bootstrap(torch.ones(20, 2), lambda sums: {"mean": sums[:, 0] / sums[:, 1]}) == {}
+
+
+def test_few_recordings_of_unlike_errors_have_a_wider_interval_than_resamples_of_them_span():
+    squares = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 3.0, 9.0]).double()
+    sums = torch.stack([squares, torch.ones(10)], 1)
+
+    def values_of(sums):
+        return {"rmse": (sums[..., 0] / sums[..., 1]).sqrt()}
+
+    low, high = bootstrap(sums, values_of)["rmse"]
+    rmse = float(values_of(sums.sum(0))["rmse"])
+    drawn = np.random.default_rng(0).integers(0, 10, (1_000, 10))
+    resampled = np.sqrt(squares.numpy()[drawn].mean(1))
+    # A large error may be missing among so few, so the interval reaches up further than down.
+    assert high > np.quantile(resampled, 0.975)
+    assert high - rmse > 1.5 * (rmse - low)
+    assert high <= 3.0  # the error of the worst recording alone
+
+
+def test_groups_that_score_nearly_alike_have_an_interval_that_ends_at_the_best_score():
+    right = torch.tensor([20.0] * 9 + [17.0]).double()
+    sums = torch.stack([right, torch.full((10,), 20.0)], 1)
+    with torch.inference_mode():  # as in a predictor
+        found = bootstrap(sums, lambda sums: {"accuracy": sums[..., 0] / sums[..., 1]})
+    low, high = found["accuracy"]
+    assert low < 0.985 < high <= 1.0
