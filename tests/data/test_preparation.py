@@ -273,3 +273,21 @@ def test_one_number_in_all_rows_is_refused_as_one_class_is():
     alike = {"text": [f"word{row % 10} x{row}" for row in range(200)], "label": [4.0] * 200}
     with refused("data.label", "the number 4", fix="data.label=COLUMN"):
         TextData(train=alike, problem=Problem.regression).setup("fit")
+
+
+def test_the_groups_of_rows_stand_in_the_store_where_the_column_is_there():
+    who: list[str | None] = [f"patient {i % 40}" for i in range(1_000)]
+    who[::50] = [None] * 20
+    grouped = {"split_by": "group", "group": "who"}
+    stored = open_store(TextDataConfig(train=table_of(1_000, who=who), **grouped)).store
+    for split in stored.splits.values():
+        names = [who[row] for row in split.fixed("rows")]
+        numbers = split.fixed("groups").tolist()
+        assert len(set(zip(names, numbers, strict=True))) == len(set(numbers))
+        assert len(set(numbers)) == len(set(names) - {None}) + names.count(None)
+    # A file for each split, of which one has no such column: its rows are groups of one row.
+    tables = {"train": table_of(60, who=who[:60]), "validation": table_of(20, who=who[:20])}
+    parted = open_store(TextDataConfig(**tables, test=table_of(30), **grouped)).store
+    assert len(set(parted.splits["test"].fixed("groups").tolist())) == 30
+    single = open_store(TextDataConfig(train=table_of(90))).store
+    assert "groups" not in single.splits["test"].columns

@@ -117,6 +117,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "word pieces": {"vocabulary": VocabularyConfig(kind=VocabularyKind.wordpiece, size=200)},
     "texts alone": {"problem": "none"},
     "cut": {"max_length": 5},
+    "groups": {"split_by": "group", "group": "text"},
 }
 LONG: dict[str, dict[str, Any]] = {
     "windows": {

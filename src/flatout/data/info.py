@@ -130,6 +130,7 @@ class TextInfo(TokenInfo):
     labels: Labels
     escapes: Escapes  # how escapes in texts are read (`data.clean.escapes`)
     label_delimiter: str | None  # what separates the labels of a row
+    group: str | None = None  # the column whose equal values belong together
 
     @property
     def problem(self) -> Problem:

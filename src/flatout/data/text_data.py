@@ -78,6 +78,7 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
             labels=labels,
             escapes=config.clean.escapes,
             label_delimiter=config.label_delimiter,
+            group=config.group,
         )
 
     def predict_dataloader(self) -> Feed:

@@ -33,6 +33,7 @@ from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, CacheReport, Recipe, differences, recipe_key
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import (
+    GROUPS,
     SCHEMA,
     Array,
     Column,
@@ -239,9 +240,12 @@ class TextPreparation:
             ),
             "max_length": config.max_length,
         }
-        # Only where it says something: stores of cut texts keep the keys that they have.
+        # Only where it says something: stores of cut texts, and those without groups, keep the keys
+        # that they have.
         if config.long is not Long.cut:
             recipe["long"] = asdict(config.long_texts)
+        if self._has_groups:
+            recipe[GROUPS] = self.source.splitting.group
         return recipe | {"schema": SCHEMA}
 
     def compare_with_part_before(self, count: int) -> str:
@@ -416,7 +420,12 @@ class TextPreparation:
     def _columns(self, plan: EncodingPlan) -> dict[str, Column]:
         tokens = Column(smallest_token_type(plan.encoder.size), ragged=True)
         targets = _TARGET_COLUMNS[self.config.problem]
-        return {"tokens": tokens, **targets, "rows": Column("int64")}
+        groups = {GROUPS: Column("int64")} if self._has_groups else {}
+        return {"tokens": tokens, **targets, **groups, "rows": Column("int64")}
+
+    @property
+    def _has_groups(self) -> bool:
+        return self.source.splitting.group is not None
 
     def _encode(
         self,
@@ -434,6 +443,7 @@ class TextPreparation:
                 tokens=(encoded.tokens, encoded.lengths),
                 rows=block.rows - first,
                 **self._name_targets(targets),
+                **({GROUPS: self.source.groups_of(block)} if self._has_groups else {}),
             )
             totals[split].add(encoded, self.config.long_texts)
             if self.config.is_sample and TOPIC in block.block.schema.names:
@@ -518,7 +528,10 @@ class TextPreparation:
                     elif column is not None:
                         targets = numbers[column] if self.config.problem.has_classes else column
                     rows = split.fixed("rows") + piece[1].start
-                    writers[name].append_shard(shard, rows=rows, **self._name_targets(targets))
+                    groups = {GROUPS: split.fixed(GROUPS)} if self._has_groups else {}
+                    writers[name].append_shard(
+                        shard, rows=rows, **self._name_targets(targets), **groups
+                    )
                     totals[name].merge(shard.facts["totals"][name])
         if units.num_reused:
             num_units = units.num_reused + units.num_encoded

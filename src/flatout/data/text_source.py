@@ -23,8 +23,16 @@ from flatout.data.checks.tags import COLUMNS, LISTS, TagCensus, TaggedTable
 from flatout.data.store.cache import Cache
 from flatout.data.tables.prints import fingerprints_of, prints_of, require_unchanged
 from flatout.data.tables.roles import Roles, find_roles
-from flatout.data.tables.splits import SPLITS, Splitting
-from flatout.data.tables.table import Entries, Table, changed, require_columns
+from flatout.data.tables.splits import SPLITS, Splitting, hash_texts, reseeded
+from flatout.data.tables.table import (
+    Entries,
+    Table,
+    as_texts,
+    changed,
+    decoded,
+    mask_of,
+    require_columns,
+)
 from flatout.data.text import TextDataConfig
 from flatout.errors import require
 
@@ -79,7 +87,7 @@ class TextSource:
         """
         for name, numbers, table in pieces or self.pieces(fates, sys.maxsize):
             num_rows = 0
-            for rows, block in table.numbered(self._columns_read_again()):
+            for rows, block in table.numbered(self._columns_read_again(table)):
                 num_rows += len(rows)
                 if num_rows > len(numbers):
                     raise changed(self.tables[name].name)
@@ -138,9 +146,24 @@ class TextSource:
             ),
         )
 
-    def _columns_read_again(self) -> list[str]:
-        has_topic = self.config.is_sample and self.roles.label
-        return [*self.roles.columns, TOPIC] if has_topic else self.roles.columns
+    def groups_of(self, block: TextBlock) -> NDArray[np.int64]:
+        """A number for each row, equal for rows of one group; each row by itself without one."""
+        group = self.splitting.group
+        alone = reseeded(block.rows.astype(np.uint64), 1)
+        if group is None or group not in block.block.schema.names:
+            return alone.view(np.int64)
+        values = decoded(block.block.column(group))
+        hashes = np.where(mask_of(values.is_null()), alone, hash_texts(as_texts(values)))
+        return hashes.view(np.int64)
+
+    def _columns_read_again(self, table: Table) -> list[str]:
+        columns = [*self.roles.columns]
+        if self.config.is_sample and self.roles.label:
+            columns.append(TOPIC)
+        group = self.splitting.group
+        if group is not None and group in table.columns and group not in columns:
+            columns.append(group)
+        return columns
 
     def _text_block(self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]) -> TextBlock:
         findings = Findings(self.tables[name].name)
@@ -215,7 +238,7 @@ class TagSource(TextSource):
         how = self.tables["train"].how() or "lists of words and tags"
         return [] if self.config.is_sample else [Remark(Level.note, self.name, how)]
 
-    def _columns_read_again(self) -> list[str]:
+    def _columns_read_again(self, table: Table) -> list[str]:
         return list(LISTS)
 
     def _text_block(self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]) -> TextBlock:

@@ -31,7 +31,7 @@ from flatout.data.problem import Problem
 from flatout.data.ragged import row_bounds
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.roles import Roles
-from flatout.data.tables.table import Table, require_columns
+from flatout.data.tables.table import Table, as_texts, decoded, require_columns
 from flatout.data.tokens.long_texts import CUT, LongTexts
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts
 from flatout.engine.precision import answering
@@ -56,6 +56,7 @@ from flatout.tasks.calibration import Sureness
 from flatout.tasks.classification import Classifier
 from flatout.tasks.masked_language import MaskedLanguageModel
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics
+from flatout.tasks.score_intervals import describe_drawn_groups
 
 _ROWS_AT_ONCE = 64  # in which masked words are filled in
 
@@ -83,6 +84,7 @@ class Predictor(RunPredictor):
     roles: Roles  # columns of the texts and the labels in the tables it was trained on
     escapes: Escapes = Escapes.keep
     label_delimiter: str | None = None
+    group: str | None = None  # the column of `data.group`, whose rows intervals draw together
     long_texts: LongTexts = CUT
     # what logits are divided by, so that probabilities are as often right as they say
     temperature: float = 1.0
@@ -101,6 +103,7 @@ class Predictor(RunPredictor):
             roles=info.roles,
             escapes=info.escapes,
             label_delimiter=info.label_delimiter,
+            group=info.group,
             long_texts=info.long_texts,
             temperature=task.temperature,
             thresholds=task.thresholds,
@@ -128,6 +131,7 @@ class Predictor(RunPredictor):
             roles=roles,
             escapes=Escapes(data["escapes"]),
             label_delimiter=data["label_delimiter"],
+            group=data.get("group"),  # runs before had none
             long_texts=long_texts,
             temperature=settings.get("temperature", 1.0),
             thresholds=settings.get("thresholds", []),
@@ -144,6 +148,7 @@ class Predictor(RunPredictor):
                 "columns": asdict(self.roles),
                 "escapes": self.escapes.value,
                 "label_delimiter": self.label_delimiter,
+                "group": self.group,
                 "long_texts": asdict(self.long_texts),
             },
         }
@@ -248,17 +253,17 @@ class Predictor(RunPredictor):
         findings = Findings(table.name)
         metrics = TaskMetrics.build(problem, self.labels.classes)
         sureness = Sureness()
-        total = 0
+        group = self.group if self.group in table.columns else None
+        numbers = RowNumbers()
         if isinstance(metrics, MultiMetrics):
             metrics.thresholds.copy_(self.least_shares())
-        labelled = self._labelled(table, roles, findings)
-        for outputs, targets in in_order(
-            lambda one, piece: (one.outputs(piece[0]), piece[1]), others, labelled
+        labelled = self._labelled(table, roles, findings, group)
+        for outputs, targets, names in in_order(
+            lambda one, piece: (one.outputs(piece[0]), *piece[1:]), others, labelled
         ):
             # Thresholds are of calibrated probabilities.
             judged = outputs / self.temperature if problem is Problem.multi else outputs
-            metrics.update(judged, targets, torch.arange(total, total + len(targets)))
-            total += len(targets)
+            metrics.update(judged, targets, numbers.of(names))
             if problem is Problem.single:
                 sureness.add(self.shares(outputs), targets)
             advance(len(targets))
@@ -272,25 +277,52 @@ class Predictor(RunPredictor):
         if problem is Problem.single:
             values |= {"calibration_error": sureness.error(), "temperature": self.temperature}
         remarks = [f"{remark.source}: {remark.what}" for remark in findings.remarks()]
+        if group is not None:
+            remarks.append(describe_drawn_groups(numbers.count, group))
         counts = {"rows": findings.rows_kept}
         intervals = metrics.intervals()
         return Scored(counts, values, metrics.per_class(), remarks, intervals=intervals)
 
     def _labelled(
-        self, table: Table, roles: Roles, findings: Findings
-    ) -> Iterator[tuple[pa.Array, Tensor]]:
-        """Block by block the texts that have a label, and their labels as the run numbers them."""
+        self, table: Table, roles: Roles, findings: Findings, group: str | None
+    ) -> Iterator[tuple[pa.Array, Tensor, list[str | None]]]:
+        """Block by block the texts that have a label, their labels as the run numbers them, and the
+        group of each; None: it has none.
+        """
         # as answers are written
         problem = self.labels.problem
         delimiter = self.label_delimiter or "|"
         rules = BlockRules(roles, problem, is_train=False)
-        for rows, block in self.blocks(table, roles.columns):
+        columns = dict.fromkeys([*roles.columns, *([group] if group else [])])
+        for rows, block in self.blocks(table, list(columns)):
             clean = clean_block(block, rows, rules, findings)
             labels = normalise_labels(
                 clean.labels, clean.rows, findings, problem=problem, delimiter=delimiter
             )
             if len(clean.rows):
-                yield clean.texts, _targets(self, labels, table.name)
+                names: list[str | None] = [None] * len(clean.rows)
+                if group is not None:
+                    of_block = as_texts(decoded(block.column(group)))
+                    names = of_block.take(pa.array(clean.rows - rows[0])).to_pylist()
+                yield clean.texts, _targets(self, labels, table.name), names
+
+
+class RowNumbers:
+    """Numbers rows, those of one group alike: names [a, None, a, b] → 0, 1, 0, 2."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._of_groups = dict[str, int]()
+
+    def of(self, names: Sequence[str | None]) -> Tensor:
+        """The number of each row, by the name of its group; None: it has none."""
+        numbers = list[int]()
+        for name in names:
+            number = self.count if name is None else self._of_groups.setdefault(name, self.count)
+            numbers.append(number)
+            if number == self.count:
+                self.count += 1
+        return torch.tensor(numbers)
 
 
 def require_text_columns(table: Table, texts: Sequence[str], **others: str) -> None:

@@ -20,7 +20,7 @@ from flatout.run.context import OurParts, RunParts
 from flatout.run.own_parts import has_own, plain_name
 from flatout.run.run_folder import RunFolder
 from flatout.run.trainer import Training, without_lightning_advice
-from flatout.tasks.score_intervals import LEAST_ROWS
+from flatout.tasks.score_intervals import LEAST_ROWS, describe_drawn_groups
 
 
 def load_best(training: Training, parts: RunParts) -> None:
@@ -109,7 +109,10 @@ def _add_intervals(ours: OurParts, folder: RunFolder) -> None:
     intervals = ours.task.intervals()
     ends = {f"test/{name}": list(interval) for name, interval in intervals.items()}
     folder.summary.set("intervals", ends)
-    if not intervals:
+    num_groups = ours.task.num_groups
+    if num_groups is not None:
+        folder.say(f"test: {describe_drawn_groups(num_groups, 'data.group')}")
+    elif not intervals:
         folder.say(
             f"test: no intervals: they need {LEAST_ROWS} rows or recordings, and some errors among"
             " them"

@@ -185,6 +185,16 @@ class _FewGroups:
         return measured
 
 
+def describe_drawn_groups(num_groups: int, column: str) -> str:
+    """A line on the intervals of rows that belong to groups."""
+    if num_groups < LEAST_ROWS:
+        return (
+            f"no intervals: they need {LEAST_ROWS} groups of {column}, and these rows are of"
+            f" {num_groups}"
+        )
+    return f"intervals draw the {num_groups:,} groups of {column}, not single rows"
+
+
 def _quantiles(values_R: Tensor, outside: float) -> Interval:
     """The bounds of the values but for this share of them at each end."""
     ends = torch.tensor([outside, 1 - outside]).double()

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.store.store import GROUPS
 from flatout.distributed.collectives import sum_over_ranks
 from flatout.engine import lightning_internals as internals
 from flatout.engine.optimizer import OptimConfig
@@ -106,6 +107,7 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         self._kept_weights: dict[str, Any] = {}
         self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
         self._rows_judged = 0
+        self._groups: Tensor | None = None
         self._asked: tuple[nn.Module | None, Network] = (None, Network())
         self.own_metrics = nn.ModuleDict()  # those of `configure_metrics`, by name
         if labels is not None:
@@ -400,6 +402,7 @@ class Task(L.LightningModule, Generic[OutputLabels]):
 
     def on_test_epoch_start(self) -> None:
         self.keeps_rows = True
+        self._groups = self._number_groups()
         self._reset_own_metrics()
         self.start_judging("test")
 
@@ -492,8 +495,30 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
     def kept_rows(self, batch: FlatBatch) -> Tensor | None:
-        """Numbers of the real rows of a batch in a test; None elsewhere: no intervals are made."""
-        return real_rows(batch.rows, batch) if self.keeps_rows else None
+        """Numbers of the real rows of a batch in a test; None elsewhere: no intervals are made.
+
+        Rows of one `data.group` have the same number: intervals draw them together.
+        """
+        if not self.keeps_rows:
+            return None
+        rows = real_rows(batch.rows, batch)
+        return rows if self._groups is None else self._groups.to(rows.device)[rows]
+
+    def _number_groups(self) -> Tensor | None:
+        """The number of each test row's group, from 0; None where rows belong to no groups."""
+        # imported here: a task that is only trained by hand needs no feed
+        from flatout.data.batches.feed import Feed
+
+        feed = None if self._trainer is None else self._trainer.test_dataloaders
+        if not isinstance(feed, Feed) or GROUPS not in feed.split.columns:
+            return None
+        groups = feed.split.fixed(GROUPS)
+        return torch.from_numpy(np.unique(groups, return_inverse=True)[1])
+
+    @property
+    def num_groups(self) -> int | None:
+        """Groups that the intervals of the last test draw; None where they draw rows."""
+        return None if self._groups is None else int(self._groups.max()) + 1
 
     def over_ranks(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sums of some counts over all ranks."""

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from flatout.data.ragged import row_begins, row_bounds
 
 SCHEMA = 2
+GROUPS = "groups"  # the column whose numbers are equal for rows of one `data.group`
 MANIFEST = "manifest.json"
 MANIFEST_SUM = "manifest.sum"
 SHARDS = ".units"  # the folder beside a store that has its shards
