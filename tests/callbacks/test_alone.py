@@ -27,6 +27,7 @@ from flatout.callbacks import (
     ProgressLine,
     StepTimer,
     Throughput,
+    each_second,
     run_curves,
 )
 from flatout.callbacks.clock import PARTS

@@ -38,6 +38,7 @@ def summary(**changed):
         "model": {"name": "Transformer", "parameters": 1000},
         "training": {"seconds": 7.6},
         "baseline": {"name": "known ceiling", "metrics": {"test/accuracy": 0.94}},
+        "mixture": None,
         "rival": None,
         "metric": "accuracy",
         "metrics": {"val/accuracy": 0.5, "test/accuracy": 0.75},

@@ -77,6 +77,7 @@ SCHEMA = {
     "verdict": None,
     "evidence": set(),
     "baseline": None,
+    "mixture": None,
     "rival": None,
     "truncation": None,
     "calibration": None,

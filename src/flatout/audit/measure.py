@@ -25,9 +25,9 @@ from flatout.audit.labels import (
     find_suspects,
     plant_errors,
 )
-from flatout.models.linear_text import Features
 from flatout.audit.rows import AuditRows, deal_folds
 from flatout.audit.text_folds import TextFolds, put_beside
+from flatout.models.linear_text import Features
 from flatout.run_log import Say
 
 Floats = NDArray[np.float64]

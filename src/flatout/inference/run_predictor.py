@@ -17,12 +17,14 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -45,10 +47,15 @@ from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
 from flatout.tasks.score_intervals import Interval
 
+if TYPE_CHECKING:
+    from flatout.data.info import Labels
+    from flatout.models.linear_text import QuickModel
+
 _ROWS_PER_BLOCK = 16_384
 _MOST_CHARACTERS = 50_000_000
 _CHANGED = "The folder was changed, or comes from another version: train again."
 WEIGHTS = "model.safetensors"
+LINEAR = "linear.safetensors"
 SETTINGS = "config.json"
 LABELS = "labels.json"
 # of models of texts; what transformers builds an encoder by
@@ -134,6 +141,17 @@ class ModelFolder:
         without = {"vectors": None, "freeze_vectors": False, "pretrained": None}
         values = {name: without.get(name, value) for name, value in described["config"].items()}
         return settings_of(model_class(described["kind"], f"{self.path}: {SETTINGS}"), values)
+
+    def linear_model(self, labels: Labels) -> QuickModel:
+        """The linear model that answers with the network."""
+        # scikit-learn takes a second to import, and most runs have none
+        from flatout.models.linear_text import QuickModel
+
+        arrays = load_arrays(self.path / LINEAR)
+        return QuickModel.of_arrays(labels.problem, labels.num_outputs, arrays)
+
+    def write_linear_model(self, model: QuickModel) -> None:
+        save_arrays(model.arrays(), self.path / LINEAR)
 
     def network(self, **sizes: Any) -> nn.Module:
         """The network with its weights; `sizes`: what its Config builds it for."""

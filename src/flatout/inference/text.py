@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 import pyarrow as pa
@@ -56,7 +56,11 @@ from flatout.tasks.calibration import Sureness
 from flatout.tasks.classification import Classifier
 from flatout.tasks.masked_language import MaskedLanguageModel
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics
+from flatout.tasks.mixture import ALONE, Mixture, log_shares
 from flatout.tasks.score_intervals import describe_drawn_groups
+
+if TYPE_CHECKING:
+    from flatout.models.linear_text import QuickModel
 
 _ROWS_AT_ONCE = 64  # in which masked words are filled in
 
@@ -90,6 +94,9 @@ class Predictor(RunPredictor):
     temperature: float = 1.0
     thresholds: list[float] = field(default_factory=list)
     """Least probability of each label where there are several a row; empty: one half."""
+    linear: QuickModel | None = None
+    """A linear model on words and n-grams that answers with the network."""
+    mixture: Mixture = ALONE
 
     @classmethod
     def of(cls, task: Classifier) -> Predictor:
@@ -107,6 +114,8 @@ class Predictor(RunPredictor):
             long_texts=info.long_texts,
             temperature=task.temperature,
             thresholds=task.thresholds,
+            linear=None if task.beside is None else task.beside.model,
+            mixture=ALONE if task.beside is None else task.beside.mixture,
         )
 
     @classmethod
@@ -123,6 +132,11 @@ class Predictor(RunPredictor):
             model, _ = folder.encoder(outputs, roles, long_texts.window)
         else:
             model = folder.network(num_outputs=len(classes), vocabulary_size=vocabulary.size)
+        linear = None
+        mixture = ALONE
+        if "mixture" in settings:
+            mixture = Mixture(**settings["mixture"])
+            linear = folder.linear_model(labels)
         return cls(
             model=model,
             vocabulary=vocabulary,
@@ -135,6 +149,8 @@ class Predictor(RunPredictor):
             long_texts=long_texts,
             temperature=settings.get("temperature", 1.0),
             thresholds=settings.get("thresholds", []),
+            linear=linear,
+            mixture=mixture,
         )
 
     def save(self, folder: Path, model_config: ModelConfig) -> None:
@@ -152,9 +168,13 @@ class Predictor(RunPredictor):
                 "long_texts": asdict(self.long_texts),
             },
         }
+        if self.linear is not None:
+            settings["mixture"] = asdict(self.mixture)
         ModelFolder(folder).write(
             self.model, model_config, self.labels.classes, settings, self.vocabulary
         )
+        if self.linear is not None:
+            ModelFolder(folder).write_linear_model(self.linear)
 
     def predict(self, texts: Sequence[str | tuple[str, str]] | str) -> list[Prediction]:
         """The answer to each text, or to each pair of texts, in their order."""
@@ -174,6 +194,9 @@ class Predictor(RunPredictor):
                 (encoded.tokens, encoded.lengths), len(texts), rows_per_batch
             ):
                 found[batch.rows] = self.model(batch).float().cpu()
+        if self.linear is not None and len(texts):
+            shares = self.linear.predict(texts.to_pylist())
+            found = self.mixture.mix(found, log_shares(shares, self.labels.problem))
         if self.labels.problem is Problem.regression:
             found = found * self.labels.spread + self.labels.mean
         return found

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,9 @@ from flatout.inference.export import (
     write_signature,
 )
 
+if TYPE_CHECKING:
+    from flatout.models.linear_text import QuickModel
+
 TOKENS = "tokenizer.json"
 _TEXTS = 64
 _LONGEST = 200  # words of most made-up texts; the longest one is cut
@@ -53,6 +56,7 @@ class WordsRun(Protocol):
     long_texts: LongTexts
     escapes: Escapes
     temperature: float
+    linear: QuickModel | None
 
     def outputs(self, texts: pa.Array) -> Tensor: ...
 
@@ -65,6 +69,12 @@ def export_words(predictor: WordsRun, folder: Path) -> list[str]:
     """Write the ONNX file of a run, with its tokenizer, into a folder that is there; lines to
     print.
     """
+    require(
+        predictor.linear is None,
+        "export",
+        "this run answers with a linear model on words and n-grams as well, which ONNX cannot hold",
+        hint="Train with model.ngrams=off, or keep to predict and load_predictor.",
+    )
     kind = predictor.long_texts.kind
     require(
         kind is Long.cut,

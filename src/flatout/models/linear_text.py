@@ -3,16 +3,18 @@
 It answers in seconds what a network answers in minutes: how far plain words go, and which labels
 they contradict. Words and n-grams are hashed, so no text is too odd for it. The same rows give the
 same answers, on one core. `Features` makes rows of numbers of texts, `Head` learns from these, and
-`QuickModel` is both in one.
+`QuickModel` is both in one. What it has learned are a few arrays, which a file may keep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack
+from scipy.special import logit
 from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
 from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -26,6 +28,8 @@ _FEW_ROWS = 50  # from so many rows on, words and n-grams that one row alone has
 _LONGEST = 1_000  # characters of a text whose n-grams are read; its words are read to the end
 # probability of a class that no row has, so that no row of answers adds up to nothing
 _LEAST = 1e-6
+_GROUPS = ("words", "letters")  # of columns
+Arrays = dict[str, NDArray[Any]]
 
 
 class Features:
@@ -72,6 +76,22 @@ class Features:
         rows = [self._read_side(side) for side in self._split_pairs(texts)]
         return _join_sides(*rows) if self._is_pair else rows[0]
 
+    def arrays(self) -> Arrays:
+        """What was learned: for words and for n-grams the hashes that count, and their rarity."""
+        arrays: Arrays = {"is_pair": np.array([self._is_pair])}
+        for name, weighted in zip(_GROUPS, self._weighted, strict=True):
+            arrays |= {f"{name}.{part}": values for part, values in weighted.arrays().items()}
+        return arrays
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Features:
+        features = cls()
+        (is_pair,) = arrays["is_pair"]
+        features._is_pair = bool(is_pair)
+        for name, weighted in zip(_GROUPS, features._weighted, strict=True):
+            weighted.take(arrays[f"{name}.columns"], arrays[f"{name}.idf"])
+        return features
+
     def _read_side(self, texts: Sequence[str]) -> csr_matrix:
         return hstack([weighted.read(texts) for weighted in self._weighted], format="csr")
 
@@ -108,6 +128,14 @@ class _Weighted:
 
     def read(self, texts: Sequence[str]) -> csr_matrix:
         return self._weights.transform(self._count(texts)[:, self._columns])
+
+    def arrays(self) -> Arrays:
+        return {"columns": self._columns, "idf": self._weights.idf_}
+
+    def take(self, columns: NDArray[np.int64], idf: NDArray[np.floating]) -> None:
+        """Take over what another one has learned."""
+        self._columns = columns
+        self._weights.idf_ = idf.astype(np.float64)
 
 
 class Head:
@@ -154,6 +182,37 @@ class Head:
             return probabilities
         return probabilities / probabilities.sum(axis=1, keepdims=True)
 
+    def arrays(self) -> Arrays:
+        """The weights of each class's model, and its constant; not of a regression."""
+        coefficients = []
+        constants = []
+        width = 0
+        for model in self._models:
+            if isinstance(model, LogisticRegression):
+                width = model.coef_.shape[1]
+        for model in self._models:
+            if isinstance(model, LogisticRegression):
+                coefficients.append(model.coef_[0])
+                constants.append(model.intercept_[0])
+            else:
+                # no feature moves a class that all rows have, or none
+                coefficients.append(np.zeros(width))
+                constants.append(logit(model))
+        return {"coefficients": np.stack(coefficients), "constants": np.array(constants)}
+
+    @classmethod
+    def of_arrays(
+        cls, problem: Problem, num_classes: int, arrays: Mapping[str, NDArray[Any]]
+    ) -> Head:
+        head = cls(problem, num_classes)
+        for weights, constant in zip(arrays["coefficients"], arrays["constants"], strict=True):
+            model = LogisticRegression(solver="liblinear")
+            model.classes_ = np.array([False, True])
+            model.coef_ = weights[None].astype(np.float64)
+            model.intercept_ = np.array([constant], np.float64)
+            head._models.append(model)
+        return head
+
     @property
     def _is_binary(self) -> bool:
         return self.problem is Problem.single and self.num_classes == 2
@@ -173,6 +232,25 @@ class QuickModel:
 
     def predict(self, texts: Sequence[str]) -> NDArray[np.float64]:
         return self._head.predict(self._features.read(texts))
+
+    def arrays(self) -> Arrays:
+        """What it has learned, by name; of classes or labels, not of numbers."""
+        arrays = self._features.arrays() | self._head.arrays()
+        # fp32 halves the file; hashes stay whole numbers
+        return {
+            name: values.astype(np.float32) if values.dtype == np.float64 else values
+            for name, values in arrays.items()
+        }
+
+    @classmethod
+    def of_arrays(
+        cls, problem: Problem, num_classes: int, arrays: Mapping[str, NDArray[Any]]
+    ) -> QuickModel:
+        """The model that has learned these arrays."""
+        model = cls(problem, num_classes)
+        model._features = Features.of_arrays(arrays)
+        model._head = Head.of_arrays(problem, num_classes, arrays)
+        return model
 
 
 def _fit_class(

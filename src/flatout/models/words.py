@@ -28,6 +28,7 @@ from flatout.errors import UserError, check_settings, require, setting
 from flatout.models.contract import Product, through
 
 Pooling = StrEnum("Pooling", "last max mean attention")
+Ngrams = StrEnum("Ngrams", "auto on off")  # whether a linear model answers with the network
 
 
 @dataclass(kw_only=True, slots=True)
@@ -42,6 +43,11 @@ class WordsConfig(ABC):
         False,
         "Whether the word vectors stay as they are.",
         example="model.vectors=glove.txt model.freeze_vectors=true",
+    )
+    ngrams: Ngrams = setting(
+        Ngrams.auto,
+        "Whether a linear model on words and n-grams answers with the network; auto: where"
+        " validation rows show that it helps.",
     )
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +22,13 @@ import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from flatout.data.checks.cleaning import read_texts
-from flatout.data.checks.findings import Findings
 from flatout.data.checks.tags import LISTS, as_bio
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache
 from flatout.data.store.store import StoreWriter
-from flatout.data.tables.table import changed
 from flatout.data.text_preparation import open_source, open_tables
-from flatout.data.text_source import TagSource, TextSource
+from flatout.data.text_source import TagSource
+from flatout.run.linear import TooSlow, fit_linear, require_time, rows_of, targets_of, texts_of
 from flatout.run_log import RunLog
 from flatout.tasks.calibration import best_thresholds
 from flatout.tasks.metrics import BEST_MODE, MultiMetrics, TaskMetrics
@@ -46,8 +44,6 @@ _SHARE = 0.1  # fraction of the run's time that it may take
 # The least time of any rival: an import, and so much a row. If that is too long, no text is read.
 _START_S = 0.5
 _ROW_S = 1e-4
-_TRIED_ROWS = 2_048  # rows whose training is timed
-_SLOWER = 1.5  # a row of the whole training takes up to so many times a timed row
 _VERSION = 1  # of the scores in the cache
 Scores = dict[str, float]
 
@@ -61,10 +57,6 @@ class Rival:
 
     name: str
     score: Callable[[Any, float], Scores]
-
-
-class TooSlow(Exception):
-    """Raised by a rival that would take longer than it may, with the seconds it would take."""
 
 
 def find_rival(
@@ -105,7 +97,7 @@ def _scores_within(rival: Rival, data: StoreData[Any, Any], limit_s: float, log:
     """Scores by metric, cached or computed now; empty, with a printed reason, if too slow."""
 
     def build(writer: StoreWriter) -> None:
-        _require_time(_START_S + _ROW_S * data.store.splits["train"].num_rows, limit_s)
+        require_time(_START_S + _ROW_S * data.store.splits["train"].num_rows, limit_s)
         scores = rival.score(data, limit_s)
         writer.facts |= {f"test/{name}": value for name, value in scores.items()}
 
@@ -130,29 +122,15 @@ def score_linear(data: TextData, limit_s: float) -> Scores:
 
     For several labels a row, the thresholds are chosen on the validation rows.
     """
-    started = time.perf_counter()
-    # scikit-learn takes a second to import
-    from flatout.models.linear_text import QuickModel
-
     problem = data.info.problem
     classes = data.info.classes
-    num_classes = len(classes)
     source = open_source(data.config)
     splits = {
-        name: (_texts_of(source, data, name), _targets_of(data, name)) for name in data.store.splits
+        name: (texts_of(source, data, name), targets_of(data, name)) for name in data.store.splits
     }
-    texts, targets = splits["train"]
     test_texts, test_targets = splits["test"]
     num_rows = sum(len(texts) for texts, _ in splits.values())
-    if len(texts) > 2 * _TRIED_ROWS:
-        # Rows from all over the split are timed: neighbours may be alike.
-        read = time.perf_counter()
-        some = slice(0, None, len(texts) // _TRIED_ROWS)
-        QuickModel(problem, num_classes).fit(texts[some], targets[some])
-        now = time.perf_counter()
-        row_s = (now - read) / len(texts[some])
-        _require_time(now - started + _SLOWER * num_rows * row_s, limit_s)
-    model = QuickModel(problem, num_classes).fit(texts, targets)
+    model = fit_linear(data.info.labels, splits["train"], num_rows, limit_s)
     metrics = TaskMetrics.build(problem, classes)
     if isinstance(metrics, MultiMetrics):
         texts, targets = splits["validation"]
@@ -179,7 +157,7 @@ def score_commonest_tags(data: TagData, limit_s: float) -> Scores:
     words, tags, _ = _tags_of(data, "train")
     test_words, test_tags, offsets = _tags_of(data, "test")
     # counting takes at most three times as long as reading
-    _require_time(4 * (time.perf_counter() - started), limit_s)
+    require_time(4 * (time.perf_counter() - started), limit_s)
     known = pc.unique(words)
     # One row for each word and one column for each tag. The last row counts all words: it answers
     # for a word that is in none of the training rows.
@@ -197,53 +175,6 @@ LINEAR = Rival("linear model on words and n-grams", score_linear)
 COMMONEST = Rival("commonest tag of each word", score_commonest_tags)
 
 
-def _require_time(needed_s: float, limit_s: float) -> None:
-    if needed_s > limit_s:
-        raise TooSlow(needed_s)
-
-
-def _rows_of(
-    source: TextSource, columns: Sequence[str], data: TextData | TagData, split: str
-) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
-    """The rows of a split, read again block by block: their numbers in the table, and columns.
-
-    The store has tokens and no texts. It has the number of each row, so that the source is read as
-    the run has split it.
-    """
-    if data.store.manifest["recipe"]["source"] != source.fingerprints:
-        raise changed(source.name)
-    table = source.tables.get(split, source.tables["train"])
-    wanted = data.store.splits[split].fixed("rows")
-    for rows, block in table.numbered(columns):
-        is_wanted = np.isin(rows, wanted)
-        yield rows[is_wanted], block.filter(pa.array(is_wanted))
-
-
-def _texts_of(source: TextSource, data: TextData, split: str) -> list[str]:
-    texts: list[str] = []
-    for rows, block in _rows_of(source, source.roles.texts, data, split):
-        # dropped: the run has reported them
-        findings = Findings(source.name)
-        escapes = data.config.clean.escapes
-        texts_of_block, _ = read_texts(block, source.roles, rows, findings, escapes=escapes)
-        texts += pc.fill_null(texts_of_block, "").to_pylist()
-    return texts
-
-
-def _targets_of(data: TextData, split: str) -> NDArray[Any]:
-    """Class numbers, or numbers; for several labels 0 or 1 for each: [[0, 2], [1]] → 101, 010."""
-    store = data.store.splits[split]
-    problem = data.info.problem
-    if problem is Problem.regression:
-        return store.fixed("targets").astype(np.float32)
-    if problem is Problem.single:
-        return store.fixed("targets").astype(np.int64)
-    ragged = store.ragged("targets")
-    hot = np.zeros((store.num_rows, len(data.info.classes)), np.int64)
-    hot[np.repeat(np.arange(len(hot)), ragged.lengths), ragged.values] = 1
-    return hot
-
-
 def _tags_of(data: TagData, split: str) -> tuple[pa.Array, NDArray[Any], NDArray[Any]]:
     """Words and tags of a split, one after the other, and where its rows begin.
 
@@ -254,7 +185,7 @@ def _tags_of(data: TagData, split: str) -> tuple[pa.Array, NDArray[Any], NDArray
     words = []
     tags = []
     lengths = []
-    for rows, block in _rows_of(source, LISTS, data, split):
+    for rows, block in rows_of(source, LISTS, data, split):
         given = source.census.numbered(block.column(LISTS[1]), rows)
         words.append(pc.list_flatten(block.column(LISTS[0])))
         tags.append(as_bio(given))

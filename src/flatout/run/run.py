@@ -39,6 +39,7 @@ from flatout.run.evaluation import evaluate, load_best
 from flatout.run.fitting import fit_to_end
 from flatout.run.kinds import kind_of
 from flatout.run.micro_batches import restore_micro_batches
+from flatout.run.mixing import add_linear_model, require_mixable
 from flatout.run.own_parts import metric_among, report_own_parts
 from flatout.run.parts import build_run_parts, open_data, require_memory_for_model
 from flatout.run.resolve import Settings, compile_network, exact_products, resolve, share_processor
@@ -77,6 +78,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         share_processor(config.threads, ranks, device, folder)
         data = open_data(config, ranks, folder)
         require_memory_for_model(config, data, ranks, device)
+        require_mixable(config, data)
         config = tune(config, data, context, overrides)
         parts = build_run_parts(config, data, context)
         settings = resolve(config, parts, context)
@@ -98,6 +100,8 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
             compile_network(settings, parts, context)
             fit_to_end(training, parts, folder, start)
             load_best(training, parts)
+            if parts.ours is not None:
+                add_linear_model(config, parts.ours, time.perf_counter() - started, folder)
             metrics = evaluate(training, parts, folder, settings.metric)
             metric = settings.metric or metric_among(metrics)
             folder.summary.set("metric", metric)

@@ -5,8 +5,9 @@ rows costs.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +26,13 @@ from flatout.run_log import RunLog
 from flatout.tasks.calibration import as_two_classes, best_thresholds, calibrated
 from flatout.tasks.class_weights import ClassWeights, NamedClassesConfig, balanced, named
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics, monitored_metric
+from flatout.tasks.mixture import Mixture
 from flatout.tasks.networks import build_text_network, require_no_windows
 from flatout.tasks.score_intervals import OverRanks
-from flatout.tasks.task import Task, real_rows
+from flatout.tasks.task import SPLITS, Task, real_rows
+
+if TYPE_CHECKING:
+    from flatout.models.linear_text import QuickModel
 
 _MOST_ROWS = 20_000  # to find temperature and thresholds by
 _LEAST_ROWS = 30  # rows that were cut, and whole ones, below which a score says little
@@ -39,6 +44,15 @@ class ClassificationConfig(NamedClassesConfig):
     """The loss of a classifier."""
 
 
+@dataclass(frozen=True, slots=True)
+class LinearBeside:
+    """A linear model that answers with a network, and what it says of the rows of a store."""
+
+    model: QuickModel
+    mixture: Mixture
+    answers: Mapping[str, Tensor]  # by split, `[N, C]`, as logits
+
+
 class Classifier(Task[Labels]):
     """Trains a classifier or a regression on flat batches."""
 
@@ -46,6 +60,9 @@ class Classifier(Task[Labels]):
     # what outputs are divided by before they are judged, where a row has several labels
     temperature = 1.0
     weights_C: Tensor | None
+    # What answers with the network after training, where that helps.
+    beside: LinearBeside | None = None
+    _judged_split = "validation"
     # scores of the last test by whether a row was cut, where rows were
     cut_scores: CutScores | None = None
 
@@ -103,7 +120,7 @@ class Classifier(Task[Labels]):
         return loss_sum / batch.step_rows
 
     def judge(self, batch: FlatBatch) -> Tensor:
-        outputs = real_rows(self.outputs(batch), batch).float()
+        outputs = self._answers_of(batch, self._judged_split)
         targets = self._targets(batch)
         answers = self.unscaled(outputs)
         self.metrics.update(answers, targets, self.kept_rows(batch))
@@ -115,6 +132,7 @@ class Classifier(Task[Labels]):
 
     def start_judging(self, split: str) -> None:
         super().start_judging(split)
+        self._judged_split = SPLITS[split]
         self.cut_scores = None
         feed = None if self._trainer is None else self._trainer.test_dataloaders
         if split != "test" or not isinstance(feed, Feed) or not isinstance(self.info, TextInfo):
@@ -173,10 +191,12 @@ class Classifier(Task[Labels]):
 
     def answers(self, feed: Feed) -> list[Tensor]:
         """Outputs, targets and numbers of a feed's first rows, on the host."""
+        splits = self.info.store.splits
+        split = next((name for name in splits if splits[name] is feed.split), "")
 
         def answer_rows(batch: FlatBatch) -> tuple[Tensor, ...]:
             return (
-                real_rows(self.outputs(batch), batch).float(),
+                self._answers_of(batch, split),
                 self._targets(batch),
                 real_rows(batch.rows, batch),
             )
@@ -192,6 +212,18 @@ class Classifier(Task[Labels]):
         if self.labels.problem is Problem.single:
             return outputs
         return outputs.squeeze(-1) * self.labels.spread + self.labels.mean
+
+    def _answers_of(self, batch: FlatBatch, split: str) -> Tensor:
+        """The network's answers to the real rows of a batch, with those of a linear model.
+
+        The network answers alone for rows that are of no split of the store.
+        """
+        outputs_BC = real_rows(self.outputs(batch), batch).float()
+        if self.beside is None or split not in self.beside.answers:
+            return outputs_BC
+        rows_B = real_rows(batch.rows, batch).cpu()
+        linear_BC = self.beside.answers[split][rows_B].to(outputs_BC)
+        return self.beside.mixture.mix(outputs_BC, linear_BC)
 
     def _targets(self, batch: FlatBatch) -> Tensor:
         if self.labels.problem is Problem.multi:

@@ -1,0 +1,106 @@
+"""The linear model of a run's texts: the texts of its splits, read again, and a fit within a time.
+
+A store has tokens and no texts, so the source is read once more, as the run has split it. The rival
+of a run and the linear model that may answer with its network (`run/mixing.py`) come from here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from flatout.data.checks.cleaning import read_texts
+from flatout.data.checks.findings import Findings
+from flatout.data.info import Labels
+from flatout.data.problem import Problem
+from flatout.data.tables.table import changed
+from flatout.data.text_source import TextSource
+
+if TYPE_CHECKING:
+    from flatout.data.tag_data import TagData
+    from flatout.data.text_data import TextData
+    from flatout.models.linear_text import QuickModel
+
+_TRIED_ROWS = 2_048  # rows whose training is timed
+_SLOWER = 1.5  # a row of the whole training takes up to so many times a timed row
+
+
+class TooSlow(Exception):
+    """Raised by a rival that would take longer than it may, with the seconds it would take."""
+
+
+def require_time(needed_s: float, limit_s: float) -> None:
+    if needed_s > limit_s:
+        raise TooSlow(needed_s)
+
+
+def fit_linear(
+    labels: Labels, rows: tuple[Sequence[str], NDArray[Any]], num_rows: int, limit_s: float
+) -> QuickModel:
+    """A linear model on texts and their targets; `TooSlow` if some rows show that it would be.
+
+    `num_rows`: of all splits, which it is to read or to answer.
+    """
+    started = time.perf_counter()
+    # scikit-learn takes a second to import
+    from flatout.models.linear_text import QuickModel
+
+    texts, targets = rows
+    num_classes = labels.num_outputs
+    if len(texts) > 2 * _TRIED_ROWS:
+        # Rows from all over the split are timed: neighbours may be alike.
+        read = time.perf_counter()
+        some = slice(0, None, len(texts) // _TRIED_ROWS)
+        QuickModel(labels.problem, num_classes).fit(texts[some], targets[some])
+        now = time.perf_counter()
+        row_s = (now - read) / len(texts[some])
+        require_time(now - started + _SLOWER * num_rows * row_s, limit_s)
+    return QuickModel(labels.problem, num_classes).fit(texts, targets)
+
+
+def rows_of(
+    source: TextSource, columns: Sequence[str], data: TextData | TagData, split: str
+) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+    """The rows of a split, read again block by block: their numbers in the table, and columns.
+
+    The store has tokens and no texts. It has the number of each row, so that the source is read as
+    the run has split it.
+    """
+    if data.store.manifest["recipe"]["source"] != source.fingerprints:
+        raise changed(source.name)
+    table = source.tables.get(split, source.tables["train"])
+    wanted = data.store.splits[split].fixed("rows")
+    for rows, block in table.numbered(columns):
+        is_wanted = np.isin(rows, wanted)
+        yield rows[is_wanted], block.filter(pa.array(is_wanted))
+
+
+def texts_of(source: TextSource, data: TextData, split: str) -> list[str]:
+    texts: list[str] = []
+    for rows, block in rows_of(source, source.roles.texts, data, split):
+        # dropped: the run has reported them
+        findings = Findings(source.name)
+        escapes = data.config.clean.escapes
+        texts_of_block, _ = read_texts(block, source.roles, rows, findings, escapes=escapes)
+        texts += pc.fill_null(texts_of_block, "").to_pylist()
+    return texts
+
+
+def targets_of(data: TextData, split: str) -> NDArray[Any]:
+    """Class numbers, or numbers; for several labels 0 or 1 for each: [[0, 2], [1]] → 101, 010."""
+    store = data.store.splits[split]
+    problem = data.info.problem
+    if problem is Problem.regression:
+        return store.fixed("targets").astype(np.float32)
+    if problem is Problem.single:
+        return store.fixed("targets").astype(np.int64)
+    ragged = store.ragged("targets")
+    hot = np.zeros((store.num_rows, len(data.info.classes)), np.int64)
+    hot[np.repeat(np.arange(len(hot)), ragged.lengths), ragged.values] = 1
+    return hot

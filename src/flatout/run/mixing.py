@@ -1,0 +1,143 @@
+"""A linear model on words and n-grams that answers with a network trained from scratch.
+
+After training it is fitted on the training rows, and both are mixed by weights that the validation
+rows choose (`tasks/mixture.py`). It stays where it lowers the network's loss there. The metrics of
+the run, its predictor and its `model/` folder are then those of both. Nothing of training changes:
+the curves are the network's. Open this file to change in which runs that happens.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flatout.config import RunConfig
+from flatout.data.batches.feed import Feeds
+from flatout.data.problem import Problem
+from flatout.data.text_data import TextData
+from flatout.data.text_preparation import open_source
+from flatout.errors import require
+from flatout.models.words import Ngrams, WordsConfig
+from flatout.run.context import OurParts
+from flatout.run.linear import TooSlow, fit_linear, targets_of, texts_of
+from flatout.run.run_folder import RunFolder
+from flatout.tasks.calibration import as_two_classes
+from flatout.tasks.class_weights import ClassWeights
+from flatout.tasks.classification import ClassificationConfig, Classifier, LinearBeside
+from flatout.tasks.mixture import FittedMixture, fit_mixture, log_shares
+
+_LEAST_S = 20.0  # that the linear model may take in any run; in a longer one `_SHARE` of its time
+_SHARE = 0.1
+# Below so many validation rows a weight is noise; above so many training rows a network knows
+# what n-grams know.
+_LEAST_ROWS = 20
+_MOST_ROWS = 20_000
+
+
+def require_mixable(config: RunConfig, data: object) -> None:
+    """Refuse `model.ngrams=on` where no linear model can answer with the network."""
+    if isinstance(config.model, WordsConfig) and config.model.ngrams is Ngrams.on:
+        reason = _why_impossible(config, data)
+        hint = "Leave it out."
+        require(not reason, "model.ngrams", f"on, but {reason}", hint=hint)
+
+
+def add_linear_model(config: RunConfig, ours: OurParts, seconds: float, folder: RunFolder) -> None:
+    """Fit the linear model, and let it answer with the network where that helps.
+
+    `seconds`: of the run so far. Every rank does the same, as each has all texts.
+    """
+    model = config.model
+    if not isinstance(model, WordsConfig) or _why_not(model.ngrams, config, ours.data):
+        return
+    assert isinstance(ours.data, TextData)
+    assert isinstance(ours.task, Classifier)
+    try:
+        beside, fitted = _fit(ours.task, ours.data, ours.feeds, max(_LEAST_S, _SHARE * seconds))
+    except TooSlow as slow:
+        folder.say(f"n-grams: left out: a linear model on them would take {slow.args[0]:.0f} s")
+        return
+    except Exception as error:
+        # scikit-learn, torch and sources share no class; a trained run is worth more
+        folder.say(f"n-grams: left out: {error}")
+        return
+    is_used = fitted.helps or model.ngrams is Ngrams.on
+    if is_used:
+        ours.task.beside = beside
+    _report(fitted, len(beside.answers["validation"]), folder, is_used=is_used)
+
+
+def _why_not(ngrams: Ngrams, config: RunConfig, data: object) -> str:
+    """Why no linear model answers with the network; empty if it may."""
+    if ngrams is Ngrams.off:
+        return "model.ngrams=off"
+    reason = _why_impossible(config, data)
+    if reason or ngrams is Ngrams.on:
+        return reason
+    assert isinstance(data, TextData)
+    if data.config.is_sample:
+        return "the built-in sample has words without letters in common"
+    rows = data.store.splits["train"].num_rows
+    if rows > _MOST_ROWS:
+        return f"{rows:,} rows teach a network what n-grams tell"
+    held = data.store.splits["validation"].num_rows
+    return f"{held} validation rows choose no weights" if held < _LEAST_ROWS else ""
+
+
+def _why_impossible(config: RunConfig, data: object) -> str:
+    """Why the answers of both cannot be mixed; empty if they can."""
+    if not isinstance(data, TextData) or not isinstance(config.task, ClassificationConfig):
+        return "that is for flatout's own classifier of texts"
+    if data.info.problem not in (Problem.single, Problem.multi):
+        return "that is for classes and labels"
+    is_weighted = config.task.class_weights is not ClassWeights.none or bool(config.task.weights)
+    return "classes have weights, which the linear model does not know" if is_weighted else ""
+
+
+def _fit(
+    task: Classifier, data: TextData, feeds: Feeds, limit_s: float
+) -> tuple[LinearBeside, FittedMixture]:
+    """The linear model and the weights of both, with its answers to validation and test rows."""
+    labels = data.info.labels
+    source = open_source(data.config)
+    texts = {split: texts_of(source, data, split) for split in data.store.splits}
+    num_rows = sum(len(texts_of_split) for texts_of_split in texts.values())
+    rows = (texts.pop("train"), targets_of(data, "train"))
+    # As its file will have it, so that a predictor of the folder gives the same answers.
+    fitted = fit_linear(labels, rows, num_rows, limit_s)
+    linear = type(fitted).of_arrays(labels.problem, labels.num_outputs, fitted.arrays())
+    answers: dict[str, Tensor] = {}
+    for split, texts_of_split in texts.items():
+        answers[split] = log_shares(linear.predict(texts_of_split), labels.problem)
+    task.to(feeds.validation.device)  # Lightning has taken it back to the host
+    outputs, targets, row_numbers = task.answers(feeds.validation)
+    linear_outputs = answers["validation"][row_numbers]
+    if labels.problem is Problem.multi:
+        linear_outputs, _, _ = as_two_classes(linear_outputs, targets, row_numbers)
+        outputs, targets, _ = as_two_classes(outputs, targets, row_numbers)
+    mixture = fit_mixture(outputs, linear_outputs, targets)
+    return LinearBeside(linear, mixture.mixture, answers), mixture
+
+
+def _report(fitted: FittedMixture, held: int, folder: RunFolder, *, is_used: bool) -> None:
+    """Report what was chosen, with the held-out losses that decided."""
+    why = "few rows teach a network little of which words matter"
+    if not is_used:
+        why = "the network alone loses as little"
+    losses = {
+        "network": fitted.loss_of_network,
+        "linear model": fitted.loss_of_linear,
+        "both": fitted.loss,
+    }
+    shown = ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
+    evidence = f"losses on {held:,} validation rows: {shown}"
+    value = "a linear model on them answers with the network" if is_used else "left out"
+    folder.decision("n-grams", value, why, evidence)
+    folder.summary.set(
+        "mixture",
+        {
+            "used": is_used,
+            "network": fitted.mixture.network,
+            "linear": fitted.mixture.linear,
+            "losses": losses,
+        },
+    )
