@@ -98,6 +98,9 @@ class Parser(argparse.ArgumentParser):
                 allowed=choices,
                 hint=did_you_mean(word, choices.split(", ")),
             )
+        if match := re.match(r"argument (.+?): expected one argument", message):
+            what = "its value is missing, or begins with '-'"
+            raise UserError(f"{self.prog}: {match[1]}", what, hint=f"Write {match[1]}=VALUE.")
         raise UserError(self.prog, message, hint=usage)
 
 

@@ -81,6 +81,7 @@ SCHEMA = {
     "rival": None,
     "truncation": None,
     "calibration": None,
+    "abstention": None,
     "tune": None,
     "metric": None,
     "metrics": None,

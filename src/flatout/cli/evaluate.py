@@ -23,7 +23,9 @@ from flatout.cli.run_arguments import (
     load_predictors,
 )
 from flatout.data.store.progress import Progress
-from flatout.report.closing import class_table, interval_text
+from flatout.errors import UserError
+from flatout.inference.run_predictor import ModelFolder
+from flatout.report.closing import class_table, interval_text, share_table
 from flatout.report.summary import json_safe
 
 
@@ -41,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_reading(parser)
     add_computing(parser)
     add("--json", action="store_true", help="print the metrics as JSON")
+    text = "let predict --at-error go by these rows, instead of the validation rows"
+    add("--calibrate", action="store_true", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -52,8 +56,15 @@ def run(arguments: argparse.Namespace) -> None:
     # Warnings go beside the metrics, so that standard output can be piped into another program.
     for warning in dict.fromkeys([*scored.warnings, *predictors[0].notes()]):
         print(warning, file=sys.stderr)
+    if arguments.calibrate:
+        if scored.held_out is None:
+            message = f"a run on {predictors[0].answers_to} leaves no answer out"
+            raise UserError("--calibrate", message, hint="Leave it out.")
+        scored.held_out.write(ModelFolder.find(arguments.run).path)
+    cuts = [] if scored.held_out is None else scored.held_out.facts()
     if arguments.json:
         metrics = {**scored.counts, **scored.values, "intervals": scored.intervals}
+        metrics["abstention"] = cuts
         print(json.dumps(json_safe(metrics), indent=1))
         return
     for remark in scored.remarks:
@@ -66,3 +77,5 @@ def run(arguments: argparse.Namespace) -> None:
     for name, value in scored.values.items():
         number = "–" if math.isnan(value) else f"{value:.4f}"
         print(f"{name:<17} {number}{interval_text(scored.intervals.get(name))}")
+    if cuts:
+        Console(soft_wrap=True, highlight=False).print(share_table(cuts[::2]))

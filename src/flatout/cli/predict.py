@@ -51,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--text", metavar="COLUMN", help="column of the texts (default: the run's)")
     add("--top-k", metavar="N", type=int, default=0, help="also the N likeliest labels of each row")
+    text = "leave unsure answers out: of the others at most so many are wrong, as 5%% or 0.05"
+    add("--at-error", metavar="SHARE", help=text)
     add("--bits", metavar="COLUMN", help="column of the encodings, for a run on bit strings")
     add("--rebuild", action="store_true", help="also rebuild texts from the 2-grams of encodings")
     add_reading(parser)
@@ -82,6 +84,9 @@ def _answer_part(arguments: argparse.Namespace, number: int, count: int) -> int:
     predictors = load_predictors(arguments)
     options = file_options(arguments)
     _refuse_unknown_options(options, predictors[0])
+    if options.at_error is not None:
+        for predictor in predictors:
+            predictor.leave_out_unsure(options.at_error)
     reading = choose_reading(arguments)
     if _is_folder(arguments.out):
         answer_one = partial(answer, predictors=predictors, options=options, reading=reading)
@@ -103,7 +108,7 @@ def _answer_part(arguments: argparse.Namespace, number: int, count: int) -> int:
 def _refuse_unknown_options(options: FileOptions, predictor: RunPredictor) -> None:
     """Refuse an option that has no effect on this run, such as `--bits` to one on texts."""
     require(options.top_k >= 0, "--top-k", f"{options.top_k}", allowed="1 or more")
-    for name in ("text", "top_k", "bits", "rebuild"):
+    for name in ("text", "top_k", "at_error", "bits", "rebuild"):
         require(
             name in predictor.options or not getattr(options, name),
             f"--{name.replace('_', '-')}",
@@ -148,11 +153,15 @@ def answer(
     with block_writer(out, reads=file) as write, Progress() as progress:
         advance = progress.task("predicting")
         rows = 0
+        given = 0
+        answers = 0
         replaced = list[str]()
         for answered in predictors[0].answer_table(table, options, predictors):
             write(answered.block)
             advance(answered.done)
             rows += answered.block.num_rows
+            given += answered.given
+            answers += answered.answers
             replaced = answered.replaced
         # Raised while the answers are being written, so that an older file of that name stays.
         require(
@@ -163,4 +172,7 @@ def answer(
             f"{table.name}: {', '.join(replaced)} left out: the answers have columns of that name",
             file=sys.stderr,
         )
+    if (abstention := predictors[0].abstention) is not None:
+        line = f"{table.name}: {given:,} of {answers:,} answers are given; {abstention.promise()}"
+        print(line, file=sys.stderr)
     return rows

@@ -45,6 +45,7 @@ from flatout.inference.export import export_encoder
 from flatout.models import kind_of, model_class
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from flatout.tasks.abstention import CALIBRATE, Abstention, HeldOutAnswers
 from flatout.tasks.score_intervals import Interval
 
 if TYPE_CHECKING:
@@ -215,6 +216,7 @@ class FileOptions:
     label: str | None = None
     bits: str | None = None
     top_k: int = 0
+    at_error: str | None = None
     rebuild: bool = False
 
     def roles(self, trained: Roles) -> Roles:
@@ -231,15 +233,20 @@ class Answered:
     # columns of the file that gave way to answers of the same name
     replaced: list[str] = field(default_factory=list)
     done: int = 0  # rows of the file that these answers finish
+    given: int = 0  # answers that are sure enough for the error that was asked for
+    answers: int = 0  # all of them
 
     @classmethod
-    def beside(cls, block: pa.RecordBatch, added: dict[str, pa.Array]) -> Answered:
+    def beside(
+        cls, block: pa.RecordBatch, added: dict[str, pa.Array], given: int = 0, answers: int = 0
+    ) -> Answered:
         """A block with its answers, in place of columns of the same names."""
         kept = [number for number, name in enumerate(block.schema.names) if name not in added]
         columns = [*(block.column(number) for number in kept), *added.values()]
         names = [*(block.schema.names[number] for number in kept), *added]
         replaced = [name for name in block.schema.names if name in added]
-        return cls(pa.RecordBatch.from_arrays(columns, names=names), replaced, block.num_rows)
+        beside = pa.RecordBatch.from_arrays(columns, names=names)
+        return cls(beside, replaced, block.num_rows, given, answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +260,7 @@ class Scored:
     warnings: list[str] = field(default_factory=list)
     # the 95 % interval of each metric that has one
     intervals: dict[str, Interval] = field(default_factory=dict)
+    held_out: HeldOutAnswers | None = None
 
 
 @dataclass
@@ -270,6 +278,8 @@ class RunPredictor(ABC):
     # arithmetic of answers; auto: fp32 on a CPU, sixteen bits on a GPU
     precision: Precision = Precision.auto
     exact: bool = False  # whether an answer is the same bit for bit beside any rows, on this device
+    held_out: HeldOutAnswers | None = None  # to rows that were not trained on
+    abstention: Abstention | None = None  # which answers are left out; None: none are
     # how texts longer than the network's rows are read; other rows are read whole
     long_texts = CUT
     # rows of exact answers, and rows that were computed for them
@@ -363,8 +373,22 @@ class RunPredictor(ABC):
                 hint="Open it with flatout.load_predictor(RUN).",
             )
             found = cls.read_folder(folder, settings)
+            found.held_out = HeldOutAnswers.read(folder.path)
             found.model.to(torch.device(device)).eval()
             return found
+
+    def leave_out_unsure(self, at_error: float | str) -> None:
+        """From now on, give only answers of which at most this share is wrong: 0.05, or 5%."""
+        text = str(at_error)
+        try:
+            error = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            error = 0.0
+        require(0 < error < 1, "--at-error", text, allowed="above 0 and below 1, as 5% or 0.05")
+        if self.held_out is None:
+            message = f"this run on {self.answers_to} has kept no answers to validation rows"
+            raise UserError("--at-error", message, hint=CALIBRATE)
+        self.abstention = self.held_out.choose(error)
 
     @property
     def device(self) -> torch.device:

@@ -52,6 +52,7 @@ from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.models.lean import even_sigmoid
 from flatout.models.words import WordsConfig
+from flatout.tasks.abstention import HeldOutAnswers, sureness_of
 from flatout.tasks.calibration import Sureness
 from flatout.tasks.classification import Classifier
 from flatout.tasks.masked_language import MaskedLanguageModel
@@ -69,8 +70,11 @@ _ROWS_AT_ONCE = 64  # in which masked words are filled in
 class Prediction:
     """What a model says of one text."""
 
-    label: str | list[str] | float  # the class, the classes, or the number
+    label: str | list[str] | float | None
+    """The class, the classes, or the number; None where the answer is left out (`at_error`)."""
     probability: float | list[float] | None  # its probability, or theirs; None for a number
+    # with `at_error`: the classes that a left-out answer may be, or the ends of a number's interval
+    possible: list[str] | list[float] | None = None
 
 
 @dataclass(slots=True)
@@ -79,7 +83,7 @@ class Predictor(RunPredictor):
 
     problems = ("single", "multi", "regression")
     answers_to = "texts"
-    options = ("text", "top_k")
+    options = ("text", "top_k", "at_error")
 
     model: nn.Module
     vocabulary: Encoder
@@ -203,9 +207,10 @@ class Predictor(RunPredictor):
 
     def read(self, outputs: Tensor) -> list[Prediction]:
         columns = answer_columns(self, outputs)
-        shares = columns.get("probability", pa.nulls(len(outputs)))
-        found = zip(columns["prediction"].to_pylist(), shares.to_pylist(), strict=True)
-        return [Prediction(label, probability) for label, probability in found]
+        missing = pa.nulls(len(outputs))
+        names = ("prediction", "probability", "possible")
+        found = (columns.get(name, missing).to_pylist() for name in names)
+        return list(map(Prediction, *found))
 
     def shares(self, outputs: Tensor) -> Tensor:
         """Logits as probabilities."""
@@ -224,6 +229,10 @@ class Predictor(RunPredictor):
         if self.thresholds:
             return torch.tensor(self.thresholds)
         return torch.full((self.labels.num_outputs,), 0.5)
+
+    def least_if_several(self) -> Tensor | None:
+        """The same; None where each row has one class."""
+        return None if self.labels.problem is Problem.single else self.least_shares()
 
     @classmethod
     def require_exportable(cls, where: str, model: str, *, onnx: bool) -> None:
@@ -247,9 +256,9 @@ class Predictor(RunPredictor):
 
         def answer(predictor: Predictor, piece: tuple[Any, pa.RecordBatch]) -> Answered:
             texts, block = piece
-            return Answered.beside(
-                block, answer_columns(predictor, predictor.outputs(texts), options.top_k)
-            )
+            columns = answer_columns(predictor, predictor.outputs(texts), options.top_k)
+            given = len(texts) - columns["prediction"].null_count
+            return Answered.beside(block, columns, given, len(texts))
 
         return in_order(answer, others, self._texts(table, options))
 
@@ -278,6 +287,7 @@ class Predictor(RunPredictor):
         sureness = Sureness()
         group = self.group if self.group in table.columns else None
         numbers = RowNumbers()
+        held_out = list[HeldOutAnswers]()
         if isinstance(metrics, MultiMetrics):
             metrics.thresholds.copy_(self.least_shares())
         labelled = self._labelled(table, roles, findings, group)
@@ -287,6 +297,7 @@ class Predictor(RunPredictor):
             # Thresholds are of calibrated probabilities.
             judged = outputs / self.temperature if problem is Problem.multi else outputs
             metrics.update(judged, targets, numbers.of(names))
+            held_out.append(self._judge(outputs, targets))
             if problem is Problem.single:
                 sureness.add(self.shares(outputs), targets)
             advance(len(targets))
@@ -304,7 +315,19 @@ class Predictor(RunPredictor):
             remarks.append(describe_drawn_groups(numbers.count, group))
         counts = {"rows": findings.rows_kept}
         intervals = metrics.intervals()
-        return Scored(counts, values, metrics.per_class(), remarks, intervals=intervals)
+        return Scored(
+            counts,
+            values,
+            metrics.per_class(),
+            remarks,
+            intervals=intervals,
+            held_out=HeldOutAnswers.joined(held_out),
+        )
+
+    def _judge(self, outputs: Tensor, targets: Tensor) -> HeldOutAnswers:
+        if self.labels.problem is Problem.regression:
+            return HeldOutAnswers.of_numbers(outputs.squeeze(-1), targets)
+        return HeldOutAnswers.of_classes(self.shares(outputs), targets, self.least_if_several())
 
     def _labelled(
         self, table: Table, roles: Roles, findings: Findings, group: str | None
@@ -348,6 +371,10 @@ class RowNumbers:
         return torch.tensor(numbers)
 
 
+def blank_where(is_blank: pa.Array, values: pa.Array) -> pa.Array:
+    return pc.if_else(is_blank, pa.scalar(None, values.type), values)
+
+
 def require_text_columns(table: Table, texts: Sequence[str], **others: str) -> None:
     """Check that the columns of the texts are there, and `others` by the options that name them."""
     columns = {}
@@ -383,8 +410,14 @@ def _is_whole_text(value: object) -> bool:
 def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dict[str, pa.Array]:
     """Logits as the columns that are written; whole blocks at once."""
     classes = pa.array(predictor.labels.classes)
+    abstention = predictor.abstention
     if predictor.labels.problem is Problem.regression:
-        return {"prediction": pa.array(outputs.squeeze(-1).numpy())}
+        numbers = {"prediction": pa.array(outputs.squeeze(-1).numpy())}
+        if abstention is not None:
+            distances = abstention.possible_from * torch.tensor([1, -1])
+            ends = (outputs + distances).flatten()
+            numbers["possible"] = pa.FixedSizeListArray.from_arrays(pa.array(ends.numpy()), 2)
+        return numbers
     shares = predictor.shares(outputs)
     if predictor.labels.problem is Problem.single:
         probabilities, ids = shares.max(-1)
@@ -394,6 +427,12 @@ def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dic
         }
     else:
         answered = predictor.chosen(classes, shares, predictor.least_shares())
+    if abstention is not None:
+        sureness = sureness_of(shares, predictor.least_if_several())
+        is_given = pa.array((sureness > abstention.above).numpy())
+        possible = predictor.chosen(classes, shares, abstention.least_possible(shares))
+        answered["prediction"] = blank_where(pc.invert(is_given), answered["prediction"])
+        answered["possible"] = blank_where(is_given, possible["prediction"])
     if top_k:  # the likeliest classes of each row, the best first
         values, ids = shares.topk(min(top_k, shares.shape[1]), dim=-1)
         offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * ids.shape[1])

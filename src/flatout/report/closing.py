@@ -81,6 +81,16 @@ def class_table(per_class: list[dict[str, Any]]) -> Table:
     return table
 
 
+def share_table(cuts: Sequence[Mapping[str, float]]) -> Table:
+    """The error of the surest answers, by their share."""
+    title = "error of the surest answers, and what it is at most on other rows like these"
+    table = plain_table("answered", "surer than", "error", "at most", texts=0, title=title)
+    for cut in cuts:
+        shares = (f"{cut[name]:.1%}" for name in ("error", "at_most"))
+        table.add_row(f"{cut['share']:.0%}", f"{cut['above']:.4f}", *shares)
+    return table
+
+
 def early_end(summary: Mapping[str, Any]) -> str:
     """After which epoch patience ended training, why, and which epoch is kept; else empty."""
     for choice in summary["choices"]:

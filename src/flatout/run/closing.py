@@ -143,6 +143,7 @@ def keep_answers(
         task.is_sharded = False
     per_class = task.per_class()
     predictor = kind.predictor.of(task)
+    predictor.held_out = task.held_out
     charts = [] if kind.draw is None else kind.draw(task, ours.feeds, folder.path)
     if context.ranks.is_first:
         if isinstance(config.model, nn.Module):
@@ -151,6 +152,8 @@ def keep_answers(
             folder.say(f"model/ is not written: {type(task).__name__} builds a network of its own")
         else:
             predictor.save(folder.path / "model", config.model)
+            if predictor.held_out is not None:
+                predictor.held_out.write(folder.path / "model")
         _measure_missing_peak(ours.feeds, training)
     return RunAnswers(predictor, per_class, charts)
 

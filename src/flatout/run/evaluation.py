@@ -63,6 +63,8 @@ def evaluate(
     if ours is not None:
         ours.task.to(device)  # Lightning has taken it back to the host
         folder.put(ours.task.tune_answers(ours.feeds, folder))
+        if ours.task.held_out is not None:
+            folder.summary.set("abstention", ours.task.held_out.facts())
     metrics: dict[str, float] = {}
     for split in ("val", "test"):
         if _can_judge(parts, split):

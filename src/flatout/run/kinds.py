@@ -228,10 +228,12 @@ def load_predictor(
     precision: Precision = Precision.auto,
     *,
     exact: bool = False,
+    at_error: float | None = None,
 ) -> RunPredictor:
     """The best model of a run, on any kind of data.
 
-    `exact`: an answer is the same, bit for bit, whichever rows are answered with it.
+    `exact`: an answer is the same, bit for bit, whichever rows are answered with it. `at_error`:
+    answers are left out, so that of the others at most this share is wrong.
     """
     predictor = kind_of_run(ModelFolder.find(run).settings()).predictor.load(run, device)
     require(
@@ -241,6 +243,8 @@ def load_predictor(
         hint="Leave it out.",
     )
     predictor.precision = precision
+    if at_error is not None:
+        predictor.leave_out_unsure(at_error)
     # it answers each recording by itself
     predictor.exact = exact and not isinstance(predictor, SequencePredictor)
     return predictor

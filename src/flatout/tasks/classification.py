@@ -23,6 +23,7 @@ from flatout.errors import UserError, require
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs
 from flatout.run_log import RunLog
+from flatout.tasks.abstention import HeldOutAnswers
 from flatout.tasks.calibration import as_two_classes, best_thresholds, calibrated
 from flatout.tasks.class_weights import ClassWeights, NamedClassesConfig, balanced, named
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics, monitored_metric
@@ -165,22 +166,28 @@ class Classifier(Task[Labels]):
         return {"baseline": {"name": "known ceiling", "metrics": metrics}}
 
     def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
-        """Temperature and thresholds, found on the validation rows."""
+        """Temperature, thresholds and sureness, found on the validation rows."""
         problem = self.labels.problem
-        if problem is Problem.regression:
-            return {}
         outputs, targets, rows = self.answers(feeds.validation)
+        if problem is Problem.regression:
+            self.held_out = HeldOutAnswers.of_numbers(self.unscaled(outputs), targets)
+            return {}
         choices = outputs, targets, rows
         if problem is Problem.multi:
             choices = as_two_classes(outputs, targets, rows)
         calibration = calibrated(*choices)
         self.temperature = calibration.temperature
         facts = calibration.report(log)
+        scaled = outputs / self.temperature
         if problem is Problem.single:
+            self.held_out = HeldOutAnswers.of_classes(scaled.softmax(-1), targets)
             return facts
-        self.thresholds = best_thresholds((outputs / self.temperature).sigmoid(), targets)
+        shares = scaled.sigmoid()
+        self.thresholds = best_thresholds(shares, targets)
+        least = torch.tensor(self.thresholds)
+        self.held_out = HeldOutAnswers.of_classes(shares, targets, least)
         assert isinstance(self.metrics, MultiMetrics)
-        self.metrics.thresholds.copy_(torch.tensor(self.thresholds))
+        self.metrics.thresholds.copy_(least)
         span = f"{min(self.thresholds):.2f} to {max(self.thresholds):.2f}"
         evidence = "on the validation rows; 0.50 where fewer than 20 of them have it"
         log.decision("thresholds", span, "best F1 of each label", evidence)

@@ -32,6 +32,7 @@ from flatout.engine.weight_average import WeightAverage
 from flatout.errors import UserError, class_name, first_line, require, settings_of
 from flatout.models.contract import ModelConfig, Network, contract
 from flatout.run_log import RunLog
+from flatout.tasks.abstention import HeldOutAnswers
 from flatout.tasks.metrics import Counted
 from flatout.tasks.score_intervals import Interval
 
@@ -66,6 +67,7 @@ class Task(L.LightningModule, Generic[OutputLabels]):
     is_prepared = False
     settings: type  # the Config of the loss
     info: Any = None  # the description of the data that the network was built for
+    held_out: HeldOutAnswers | None = None  # what `tune_answers` found on the validation rows
     metrics: Any  # the metrics of a split: have `reset`, `compute` and `intervals`
     _loss_sum: Tensor
 

@@ -1,0 +1,231 @@
+"""Which answers to leave out, so that at most a chosen share of the others is wrong.
+
+Rows that were not trained on say how sure each answer was, and whether it was wrong. Ordered by
+sureness, they show the error of the surest 5 %, 10 %, … 100 % of the rows. For each of these shares
+there is a bound of the error on other rows of the same source. `HeldOutAnswers.choose` takes the
+largest share whose bound is at most the error that was asked for.
+
+The promise: with 95 % confidence all bounds hold at once. The confidence is about the draw of the
+held-out rows: 5 of 100 such draws may give a bound that is too low. The rows must be exchangeable
+with those that are answered later. Nothing is asked of the network.
+
+Shapes: N answers, W words, B, R rows, C classes. A row of tags has several answers, others one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+
+from flatout.data.checks.tags import find_entities
+from flatout.errors import require
+
+FILE = "held_out.safetensors"
+CALIBRATE = "python -m flatout evaluate RUN labelled.csv --calibrate takes rows of your own."
+_SHARES = tuple(number / 20 for number in range(20, 0, -1))  # of rows, that have a bound
+_RISK = 0.05 / len(_SHARES)  # that one bound is too low; 5 % for all of them
+_SEVERAL = math.e
+"""By which the risk is divided where a row has several answers. Their mean over rows has at most e
+times the tail of a count of wrong rows (Bentkus, On Hoeffding's inequalities, 2004)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerCut:
+    """The answers above a limit, among rows that were not trained on."""
+
+    share: float  # of the rows
+    above: float  # answers are given above this sureness; minus infinity: all
+    error: float  # share of these answers that is wrong, on average over rows
+    at_most: float  # bound of that on other rows
+
+
+@dataclass(frozen=True, slots=True)
+class Abstention:
+    """Above which sureness a predictor answers, and what is possible where it does not."""
+
+    error: float  # that was asked for
+    above: float
+    possible_from: float
+    """Least probability of a possible class; for numbers, minus the distance to the ends of their
+    interval."""
+
+    def least_possible(self, shares_BC: Tensor) -> Tensor:
+        """`[B, 1]` the least probability of a possible class; the likeliest one always is."""
+        return shares_BC.amax(-1, keepdim=True).clamp(max=self.possible_from)
+
+    def promise(self) -> str:
+        return (
+            f"at most {100 * self.error:.3g} % of them are wrong, or outside of their interval"
+            " (95 % confidence), if these rows come from the same source as the validation rows"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WordAnswers:
+    """A tag for each word, row after row."""
+
+    ids: NDArray[np.int64]  # [W]
+    probabilities: NDArray[np.float32]  # [W]
+    offsets: NDArray[np.int64]  # [R + 1] where the words of each row begin
+    types: NDArray[np.float32]  # [W, 1 + types] probabilities of no entity, and of each type
+
+
+def sureness_of(shares_BC: Tensor, least_C: Tensor | None = None) -> Tensor:
+    """`[B]` the probability that an answer is right, as the network sees it.
+
+    `least_C`: from which probability each label is answered, where a row may have several. Its
+    labels then count as independent: answers at 0.9 and 0.2 (absent) are right at 0.9 * 0.8.
+    """
+    if least_C is None:
+        return shares_BC.amax(-1)
+    return shares_BC.where(shares_BC >= least_C, 1 - shares_BC).prod(-1)
+
+
+def least_of_words(values: NDArray[Any], first: NDArray[Any], stop: NDArray[Any]) -> NDArray[Any]:
+    """The least value among the words `first` to `stop - 1`, for each pair of these."""
+    # reduceat takes the pairs as one list, and also answers for what lies between two pairs: 0 2 5
+    # 6 gives the words 0–1, 2–4, 5. It reads the last place, so one word is added.
+    padded = np.concatenate([values, values[-1:]])
+    return np.minimum.reduceat(padded, np.stack([first, stop], 1).ravel())[::2]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutAnswers:
+    """How sure answers to rows were that were not trained on, and which were wrong."""
+
+    sureness: NDArray[np.float32]  # [N]; -1 for numbers, which are never left out
+    wrong: NDArray[np.generic]  # [N] whether the answer is wrong
+    truth: NDArray[np.float32]
+    """`[N]` the probability of what is right; for numbers, minus the distance to it."""
+    rows: NDArray[np.int64]  # [N] the row that the answer belongs to
+
+    @classmethod
+    def of_rows(cls, sureness_B: Tensor, wrong_B: Tensor, truth_B: Tensor) -> HeldOutAnswers:
+        sureness, wrong, truth = (
+            tensor.float().cpu().numpy() for tensor in (sureness_B, wrong_B, truth_B)
+        )
+        return cls(sureness, wrong, truth, np.arange(len(wrong)))
+
+    @classmethod
+    def of_classes(
+        cls, shares_BC: Tensor, targets: Tensor, least_C: Tensor | None = None
+    ) -> HeldOutAnswers:
+        """`targets`: `[B]` classes, or `[B, C]` labels; of these an answer must have all right."""
+        least = least_C
+        if least is None:
+            least = shares_BC.amax(-1, keepdim=True)
+            targets = F.one_hot(targets.long(), shares_BC.shape[1])
+        has_BC = targets > 0.5
+        wrong_B = ((shares_BC >= least) != has_BC).any(-1)
+        # all labels of a row are possible from its least likely one on
+        truth_B = shares_BC.masked_fill(~has_BC, 1).amin(-1)
+        return cls.of_rows(sureness_of(shares_BC, least_C), wrong_B, truth_B)
+
+    @classmethod
+    def of_numbers(cls, values_B: Tensor, targets_B: Tensor) -> HeldOutAnswers:
+        distance_B = (values_B - targets_B).abs()
+        return cls.of_rows(torch.full_like(distance_B, -1), distance_B < 0, -distance_B)
+
+    @classmethod
+    def of_words(cls, answers: WordAnswers, tags: NDArray[np.integer]) -> HeldOutAnswers:
+        """The entities that were found; `tags`: the right tag of each word."""
+        found = find_entities(answers.ids, answers.offsets)
+        marked = find_entities(tags, answers.offsets)
+        # What is right for the words of an entity: the type that is marked there, from 1, or else
+        # no entity, 0. The last place stands for "not marked".
+        spans = np.append(marked.keys() - marked.kind, np.iinfo(np.int64).max)
+        found_spans = found.keys() - found.kind
+        place = np.searchsorted(spans, found_spans)
+        types = np.append(marked.kind + 1, 0)[place]
+        right = np.where(spans[place] == found_spans, types, 0)
+        first = answers.offsets[found.row] + found.start
+        words = (first, first + found.stop - found.start)
+        shares = least_of_words(answers.types, *words)
+        sureness = least_of_words(answers.probabilities, *words)
+        truth = shares[np.arange(len(right)), right]
+        return cls(sureness, right != found.kind + 1, truth, found.row)
+
+    @classmethod
+    def joined(cls, parts: Sequence[HeldOutAnswers]) -> HeldOutAnswers:
+        """Parts of a file, each with rows of its own."""
+        apart = [replace(part, rows=part.rows + (n << 32)) for n, part in enumerate(parts)]
+        return cls(*map(np.concatenate, zip(*map(astuple, apart), strict=True)))
+
+    @classmethod
+    def read(cls, folder: Path) -> HeldOutAnswers | None:
+        file = folder / FILE
+        return cls(**load_file(file)) if file.is_file() else None
+
+    def write(self, folder: Path) -> None:
+        save_file(asdict(self), folder / FILE)
+
+    def cuts(self) -> list[AnswerCut]:
+        """Error and bound of the surest 100 %, 95 %, …, 5 % of the rows."""
+        from scipy.special import betaincinv  # half a second of imports, which few need
+
+        # Take the sureness of the first row that is left out as given. The rows above it are then
+        # independent draws of surer rows, so the number of wrong ones is binomial, and has the
+        # bound of Clopper and Pearson. The shares are fixed beforehand, and each bound has its part
+        # of the risk: they hold together, whichever is chosen later.
+        numbers, row_N = np.unique(self.rows, return_inverse=True)
+        surest_R = np.full(len(numbers), -np.inf)
+        np.maximum.at(surest_R, row_N, self.sureness)
+        ordered = np.append(np.sort(surest_R)[::-1], -np.inf)
+        risk = _RISK if len(numbers) == len(row_N) else _RISK / _SEVERAL
+        cuts = []
+        for share in _SHARES:
+            above = float(ordered[round(share * len(numbers))])
+            is_given_N = self.sureness > above
+            given_R = np.bincount(row_N, is_given_N)
+            wrong_R = np.bincount(row_N, is_given_N * self.wrong)
+            errors = wrong_R[given_R > 0] / given_R[given_R > 0]
+            wrong = math.ceil(errors.sum() - 1e-9)
+            right = len(errors) - wrong
+            at_most = float(betaincinv(wrong + 1, right, 1 - risk)) if right else 1.0
+            cuts.append(AnswerCut(share, above, float(errors.mean()) if right else 1.0, at_most))
+        return cuts
+
+    def facts(self) -> list[dict[str, float]]:
+        """The cuts as plain values; none for numbers, which are never left out."""
+        is_of_numbers = self.sureness.min(initial=0) < 0
+        return [] if is_of_numbers else list(map(asdict, self.cuts()))
+
+    def choose(self, error: float) -> Abstention:
+        """The abstention that answers most rows at this error; refused where none promises it."""
+        cuts = self.cuts()
+        best = min(cuts, key=lambda cut: cut.at_most)
+        needed = math.ceil(math.log(_RISK) / math.log1p(-error))
+        require(
+            best.at_most <= error,
+            "--at-error",
+            f"{error:.3g} cannot be promised by {len(self.rows):,} validation rows",
+            allowed=f"{best.at_most:.3g} or more, for the surest {best.share:.0%}",
+            hint=f"It takes {needed:,} rows at least, and few errors among them. {CALIBRATE}",
+        )
+        above = next(cut.above for cut in cuts if cut.at_most <= error)
+        return Abstention(error, above, self._least_truth(max(above, 0.0), error))
+
+    def _least_truth(self, above: float, error: float) -> float:
+        """What the truth of other rows that are left out is below at most so often."""
+        # The k-th smallest truth of R rows is a limit that a share of Beta(k, R + 1 - k) of other
+        # rows falls below. The largest k is taken for which that is at most `error`, but for the
+        # risk. Take 1,000 rows and an error of 0.05: k is 34, not 50.
+        from scipy.special import betainc
+
+        is_left_N = self.sureness < above
+        numbers, row_N = np.unique(self.rows[is_left_N], return_inverse=True)
+        least_R = np.full(len(numbers), np.inf)
+        np.minimum.at(least_R, row_N, self.truth[is_left_N])
+        places = np.arange(1, len(numbers) + 1)
+        is_rare = betainc(places, places[::-1], error) >= 1 - _RISK
+        return float(np.sort(least_R)[is_rare.sum() - 1]) if is_rare.any() else -math.inf

@@ -1,0 +1,110 @@
+"""`predict --at-error`: unsure answers are left out, by rows that were not trained on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flatout import BiLSTMConfig, OptimConfig, TextDataConfig, load_predictor
+from tests.fitting import quiet_fit
+from tests.refusals import require_printed
+from tests.run_files import read_csv
+from tests.verbs import verb
+
+
+def write_rows(path: Path, rows: int, seed: int) -> Path:
+    """Labelled rows; one in four has words that say nothing of its label."""
+    words = {"politics": "senate ballot", "sport": "striker playoff", "science": "comet orbit"}
+    random = np.random.default_rng(seed)
+    lines = ["text,label"]
+    for _ in range(rows):
+        topic = random.choice(list(words))
+        said = words[topic] if random.random() < 0.75 else "vote of 42"
+        lines.append(f"{said} w{random.integers(100)},{topic}")
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run on such rows, and a file of others."""
+    folder = tmp_path_factory.mktemp("abstention")
+    data = TextDataConfig(
+        train=str(write_rows(folder / "train.csv", 400, 0)),
+        validation=str(write_rows(folder / "validation.csv", 400, 1)),
+        cache=str(folder / "cache"),
+        batch_size=16,
+    )
+    model = BiLSTMConfig(embedding=8, hidden=8)
+    run = quiet_fit(data, model, epochs=3, output=str(folder), optim=OptimConfig(lr=0.02))
+    return run, write_rows(folder / "fresh.csv", 300, 2)
+
+
+def test_a_run_keeps_the_error_of_its_surest_validation_rows(trained):
+    run, _ = trained
+    cuts = run.summary["abstention"]
+    assert [cut["share"] for cut in cuts[:3]] == [1.0, 0.95, 0.9]
+    assert cuts[0]["error"] == pytest.approx(1 - run.metrics["val/accuracy"])
+    assert all(cut["error"] <= cut["at_most"] for cut in cuts)
+    assert min(cut["at_most"] for cut in cuts) < 0.05 < cuts[0]["error"]
+
+
+def test_predict_leaves_unsure_answers_out_and_names_what_is_possible(trained, tmp_path, capsys):
+    run, path = trained
+    out = tmp_path / "answers.csv"
+    assert verb("predict", run.folder, path, "--at-error", "5%", "--out", out) == 0
+    rows = read_csv(out)
+    given = [row for row in rows if row["prediction"]]
+    left = [row for row in rows if not row["prediction"]]
+    assert min(len(given), len(left)) > 50
+    assert sum(row["prediction"] != row["label"] for row in given) <= 0.05 * len(given)
+    assert {row["possible"] for row in given} == {""}
+    assert sum(row["label"] in row["possible"].split("|") for row in left) >= 0.95 * len(left)
+    line = f"{len(given)} of 300 answers are given; at most 5 % of them are wrong"
+    require_printed(capsys.readouterr().err, line, "(95 % confidence)", "the same source")
+    answers = load_predictor(run.folder, at_error=0.05).predict([row["text"] for row in rows])
+    assert [answer.label or "" for answer in answers] == [row["prediction"] for row in rows]
+    assert ["|".join(answer.possible or []) for answer in answers] == [
+        row["possible"] for row in rows
+    ]
+
+
+@pytest.mark.parametrize("error", ["0", "1", "-3%", "abc", "nan"])
+def test_an_error_that_is_no_share_is_refused(trained, error, capsys):
+    run, path = trained
+    assert verb("predict", run.folder, path, f"--at-error={error}") == 2
+    assert capsys.readouterr().err == f"--at-error: {error} (above 0 and below 1, as 5% or 0.05)\n"
+
+
+def test_a_value_that_begins_as_an_option_is_refused_with_how_it_is_written(trained, capsys):
+    run, path = trained
+    assert verb("predict", run.folder, path, "--at-error", "-3%") == 2
+    require_printed(capsys.readouterr().err, "--at-error", "begins with '-'", "--at-error=VALUE.")
+
+
+def test_an_error_that_cannot_be_promised_is_refused_with_the_rows_that_it_takes(
+    trained, tmp_path, capsys
+):
+    run, path = trained
+    out = tmp_path / "answers.csv"
+    assert verb("predict", run.folder, path, "--at-error", "0.5%", "--out", out) == 2
+    require_printed(capsys.readouterr().err, "400 validation rows", "It takes 1,196 rows")
+    assert not out.exists()
+
+
+def test_evaluate_prints_the_error_by_share_and_calibrates_by_other_rows(trained, tmp_path, capsys):
+    run, path = trained
+    copy = shutil.copytree(run.folder / "model", tmp_path / "model")
+    assert verb("evaluate", copy, path, "--json") == 0
+    cuts = json.loads(capsys.readouterr().out)["abstention"]
+    assert verb("evaluate", copy, path, "--calibrate") == 0
+    printed = capsys.readouterr().out
+    assert "answered  surer than  error  at most" in printed
+    assert f"{cuts[0]['error']:.1%}" in printed
+    kept = load_predictor(copy).held_out
+    assert len(kept.rows) == 300
+    assert [cut.error for cut in kept.cuts()] == [cut["error"] for cut in cuts]
