@@ -51,6 +51,7 @@ def test_a_run_keeps_the_error_of_its_surest_validation_rows(trained):
     assert cuts[0]["error"] == pytest.approx(1 - run.metrics["val/accuracy"])
     assert all(cut["error"] <= cut["at_most"] for cut in cuts)
     assert min(cut["at_most"] for cut in cuts) < 0.05 < cuts[0]["error"]
+    assert "wrong of the surest answers, %" in (run.folder / "report.html").read_text("utf-8")
 
 
 def test_predict_leaves_unsure_answers_out_and_names_what_is_possible(trained, tmp_path, capsys):

@@ -87,7 +87,7 @@ def write_page(
         rival=closing.rival_text(summary),
         truncation=closing.truncation_text(summary),
         verdict=closing.verdict_text(summary["verdict"]),
-        curves=_charts(curves, summary["metric"]),
+        curves=[*_charts(curves, summary["metric"]), *_draw_error_by_share(summary)],
         answers=answers,
         times=times,
         card=closing.gpu_text(summary["speed"]["gpu"]),
@@ -162,6 +162,17 @@ def _charts(curves: Sequence[Mapping[str, str]], metric: str | None) -> list[Cha
         lines = [Curve(name, _points(curves, name)) for name in names]
         charts.append(line_chart(title, [line for line in lines if line.points]))
     return [chart for chart in charts if chart]
+
+
+def _draw_error_by_share(summary: Mapping[str, Any]) -> list[Chart]:
+    """The error of the surest answers, and its bound; none where nothing is left out."""
+    lines = []
+    for name, key in (("validation rows", "error"), ("other rows at most", "at_most")):
+        # runs of older versions have none; a bound of 1 says nothing
+        cuts = [cut for cut in summary.get("abstention") or [] if cut[key] < 1]
+        lines.append(Curve(name, [(100 * cut["share"], 100 * cut[key]) for cut in cuts]))
+    chart = line_chart("wrong of the surest answers, %", lines, x_label="answered, % of the rows")
+    return [chart] if chart else []
 
 
 def _points(curves: Sequence[Mapping[str, str]], name: str) -> list[tuple[float, float]]:
