@@ -257,6 +257,21 @@ def test_pairs_are_shown_with_a_bar_between_them_and_an_exclusion_reads_it(
     assert sum(check(TextDataConfig(**config, exclude="out.csv")).rows.values()) == len(lines) - 1
 
 
+def test_each_word_of_plain_tags_is_a_row_whose_place_is_its_line(tmp_path):
+    lines = []
+    for number in range(40):
+        lines += [f"# sent_id = {number}", f"Tree{number} NOUN", f"grows{number} VERB", ""]
+    file = tmp_path / "rows.conll"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    rows = read_audit_rows(TextDataConfig(source=str(file), problem="tags"), 2, 100)
+    assert rows.classes == ["NOUN", "VERB"]
+    assert len(rows) == 80
+    for shown, label, location in zip(rows.shown, rows.labels, rows.locations, strict=True):
+        name, _, line = location.rpartition(":")
+        word, tag = lines[int(line) - 1].split()
+        assert (name, f"[{word}]" in shown, rows.classes[label]) == (str(file), True, tag)
+
+
 def test_few_entities_are_refused_in_one_sentence(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     row = json.dumps({"tokens": ["it", "rains"], "tags": ["O", "O"]})[:-1]

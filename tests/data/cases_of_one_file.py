@@ -290,7 +290,7 @@ plain(
 plain(
     "an unknown scheme of tags",
     "no tag of a scheme we know: 'PERSON'",
-    jsonl_of([{"tokens": ["a"], "tags": ["PERSON"]}]),
+    jsonl_of([{"tokens": ["a", "b"], "tags": ["O", "PERSON"]}]),
     file="rows.jsonl",
     problem="tags",
 )

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 import torch
 from tests.encoders import calm_encoder
+from tests.fitting import quiet_fit
 from tests.run_files import choices_of, model_weights, read_log, write_jsonl
 from tests.verbs import verb
 
@@ -320,6 +321,61 @@ def test_where_there_are_no_classes_the_likeliest_cannot_be_listed(tags, tmp_pat
             == 2
         )
         assert f"--top-k: this run answers {answers}. Leave it out." in capsys.readouterr().err
+
+
+NOUNS = ["tree", "house", "cat"]
+VERBS = ["grows", "stands", "sleeps"]
+
+
+def write_conllu(path: Path, sentences: int) -> Path:
+    """Sentences such as `the tree grows`, each with a line of two words and a comment."""
+    lines = []
+    for number in range(sentences):
+        words = ["the", NOUNS[number % 3], VERBS[number // 3 % 3], f"w{number}"]
+        lines += [f"# sent_id = {number}", "1-2\tx" + "\t_" * 8]
+        for place, (word, tag) in enumerate(zip(words, TAGS_OF_WORDS, strict=True), 1):
+            lines.append(f"{place}\t{word}\t_\t{tag}" + "\t_" * 6)
+        lines.append("")
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+TAGS_OF_WORDS = ["DET", "NOUN", "VERB", "X"]
+
+
+def test_parts_of_speech_are_learned_and_answered_word_by_word_in_conll_u(tmp_path, capsys):
+    file = write_conllu(tmp_path / "rows.conllu", 60)
+    data = TextDataConfig(
+        source=str(file), problem=Problem.tags, max_length=24, batch_size=8, cache=str(tmp_path)
+    )
+    model = TransformerConfig(hidden=16, layers=1, heads=2)
+    result = quiet_fit(
+        data, model, epochs=2, optim=OptimConfig(lr=2e-2), output=str(tmp_path / "runs")
+    )
+    assert result.metrics["test/word_accuracy"] == result.metrics["test/f1"] > 0.9
+    assert {row["class"] for row in result.per_class} == set(TAGS_OF_WORDS)
+    answer = result.predict([["the", "cat", *["w"] * 40]])[0]
+    assert (answer.tags[0], answer.tags[-1], answer.entities) == ("DET", "_", [])
+
+    out = tmp_path / "answers.conllu"
+    assert verb("predict", result.folder, file, "--out", out) == 0
+    assert out.read_text("utf-8").startswith("1\tthe\t_\tDET\t_\t_\t_\t_\t_\t_\n2\ttree\t")
+    capsys.readouterr()
+    assert verb("evaluate", result.folder, out, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["word_accuracy"] == 1.0
+    assert verb("predict", result.folder, file, "--out", tmp_path / "answers.jsonl") == 0
+    first = json.loads((tmp_path / "answers.jsonl").read_text("utf-8").splitlines()[0])
+    assert list(first) == ["tokens", "tags", "prediction"]
+
+
+def test_a_tagger_of_entities_answers_in_conll_and_not_in_conll_u(tags, tmp_path, capsys):
+    (tmp_path / "rows.conll").write_text("met\nZarbo\n\nin\n", encoding="utf-8")
+    out = tmp_path / "answers.conll"
+    assert verb("predict", tags.folder, tmp_path / "rows.conll", "--out", out) == 0
+    first, second = (row.tags for row in tags.predict([["met", "Zarbo"], ["in"]]))
+    assert out.read_text("utf-8") == f"met\t{first[0]}\nZarbo\t{first[1]}\n\nin\t{second[0]}\n\n"
+    assert verb("predict", tags.folder, tmp_path / "rows.conll", "--out", f"{out}u") == 2
+    assert "--out: cannot write .conllu" in capsys.readouterr().err
 
 
 def pa_texts(texts: list[str]):

@@ -1,5 +1,7 @@
 """The rows of an audit of tagged words: entities, and words outside that look like one.
 
+Of plain tags, such as parts of speech, each word is a row.
+
 Most words of a sentence are plainly no entity, so an audit would drown in them. The rows are the
 entities, and those words outside that are easily overlooked. Such a word has a capital inside its
 sentence, or is in an entity elsewhere. Open this file to change which words are rows, or
@@ -30,7 +32,7 @@ class WordRow:
 
     read: str  # what the quick model reads: the words, those around them, and a letter shape
     shown: str  # what a person reads: the words in brackets, and those around them
-    label: int  # number of the entity's type, from 1; 0: no entity
+    label: int  # number of the entity's type, from 1; 0: no entity; of a plain tag from 0
     sentence: int  # number of its sentence, over all blocks
     start: int  # its first word in the sentence
     stop: int  # the word behind its last one
@@ -45,7 +47,8 @@ def find_word_rows(census: TagCensus, blocks: Blocks) -> Iterator[WordRow]:
         entity_words.update(word.lower() for word in words[tags.types > 0])
     first_sentence = 0
     for tags, words in zip(tags_of_blocks, words_of_blocks, strict=True):
-        spans = [*_find_entity_spans(tags), *_find_similar_words(tags, words, entity_words)]
+        spans = list(_find_entity_spans(tags, is_plain=bool(census.is_plain)))
+        spans += _find_similar_words(tags, words, entity_words)
         for sentence, start, stop, label in spans:
             begin = tags.offsets[sentence]
             before = words[max(begin, start - _CONTEXT_WORDS) : start].tolist()
@@ -71,15 +74,15 @@ def _flatten_words(block: TextBlock) -> NDArray[np.object_]:
 Span = tuple[int, int, int, int]  # sentence, first word, word behind the last, label
 
 
-def _find_entity_spans(tags: TagBlock) -> Iterator[Span]:
+def _find_entity_spans(tags: TagBlock, *, is_plain: bool) -> Iterator[Span]:
     """The entities of a block; words are numbered over the whole block."""
-    entities = find_entities(as_bio(tags), tags.offsets)
+    entities = find_entities(as_bio(tags), tags.offsets, is_plain=is_plain)
     begin = tags.offsets[:-1][entities.row]
     yield from zip(
         entities.row,
         entities.start + begin,
         entities.stop + begin,
-        entities.kind + 1,
+        entities.kind + (not is_plain),
         strict=True,
     )
 

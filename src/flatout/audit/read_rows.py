@@ -90,6 +90,7 @@ def read_audit_rows(
     groups = records.groups[record]
     _require_groups(groups, config, num_folds)
     tables = [source.tables[name] for name in records.tables[record]]
+    lines = _read_word_lines(source, records, labelled)[drawn]
     rows = records.rows[record]
     return AuditRows(
         texts=labelled.texts[drawn],
@@ -99,10 +100,7 @@ def read_audit_rows(
         numbers=rows + 1,
         splits=records.splits[record],
         groups=groups,
-        locations=np.array(
-            [_locate(table, number) for table, number in zip(tables, rows + 1, strict=True)],
-            object,
-        ),
+        locations=np.array(list(map(_locate, tables, rows + 1, lines)), object),
         column=records.column[record],
         classes=labelled.classes,
         conflicts=labelled.conflicts * len(drawn) // num_labelled,
@@ -173,13 +171,15 @@ def _label_texts(survey: TextSurvey, blocks: Blocks, records: _Records) -> _Labe
 
 
 def _label_words(source: TagSource, blocks: Blocks, records: _Records) -> _Labelled:
-    classes = [NO_ENTITY, *source.census.types]
     word_rows = list(find_word_rows(source.census, blocks))
+    classes = list(source.census.types)
+    if not source.census.is_plain:
+        classes.insert(0, NO_ENTITY)
     require(
         len(word_rows) >= LEAST_ROWS and len(classes) > 1,
         "data.label",
-        f"{len(word_rows)} entities and words like them, of {len(classes) - 1} types, are too few"
-        " to be audited",
+        f"{len(word_rows)} entities and words like them, of {len(source.census.types)} types, are"
+        " too few to be audited",
         allowed=f"{LEAST_ROWS} or more",
     )
     return _Labelled(
@@ -214,9 +214,27 @@ def _require_groups(groups: Integers, config: TextDataConfig, num_folds: int) ->
     )
 
 
-def _locate(table: Table, number: int) -> str:
-    """File and row; a table of several files names the file by itself."""
+def _read_word_lines(source: TextSource, records: _Records, labelled: _Labelled) -> Integers:
+    """The line of each row's first word, where files have a word a line; else 0."""
+    lines = np.zeros(len(labelled.texts), np.int64)
+    if labelled.spans is None:
+        return lines
+    lines_of = {name: list(table.word_lines() or ()) for name, table in source.tables.items()}
+    for number, (sentence, start, _) in enumerate(labelled.spans.tolist()):
+        of_table = lines_of[records.tables[sentence]]
+        if of_table:
+            lines[number] = of_table[records.rows[sentence]][start]
+    return lines
+
+
+def _locate(table: Table, number: int, line: int) -> str:
+    """File and row, or its line if there is one; a table of several files names the file by
+    itself.
+    """
     location = table.locate(number)
+    if line:
+        file = location.rpartition(":")[0] or table.name
+        return f"{file}:{line}"
     return f"{table.name}:{location}" if location.isdecimal() else location
 
 

@@ -31,7 +31,7 @@ from flatout.cli.run_arguments import (
     load_predictors,
 )
 from flatout.data.store.progress import Progress
-from flatout.data.tables.output import FORMATS, block_writer
+from flatout.data.tables.output import CONLL, CONLL_U, FORMATS, block_writer
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.sources import files_in
 from flatout.distributed import engine
@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_reading(parser)
     add_computing(parser)
     text = (
-        f"{', '.join(FORMATS)} (default: csv on standard output); FOLDER/: a file of answers for"
-        " each file"
+        f"{', '.join(FORMATS)}, of tags {CONLL}, of parts of speech {CONLL_U} (default: csv on"
+        " standard output); FOLDER/: a file of answers for each file"
     )
     add("--out", metavar="FILE", help=text)
     engine.add_arguments(parser)
@@ -150,14 +150,16 @@ def answer(
 ) -> int:
     """Answer the rows of a file, and return how many there are."""
     table = predictors[0].open(file, "predict", reading)
-    with block_writer(out, reads=file) as write, Progress() as progress:
+    is_conll = out is not None and Path(out).suffix in (CONLL, CONLL_U)
+    formats = predictors[0].formats
+    with block_writer(out, reads=file, formats=formats) as write, Progress() as progress:
         advance = progress.task("predicting")
         rows = 0
         given = 0
         answers = 0
         replaced = list[str]()
         for answered in predictors[0].answer_table(table, options, predictors):
-            write(answered.block)
+            write(answered.sentences if is_conll else answered.block)
             advance(answered.done)
             rows += answered.block.num_rows
             given += answered.given

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flatout.data.problem import NO_TAG, Problem
+from flatout.data.problem import NO_TAG, Problem, are_plain, types_of_tags
 from flatout.data.tokens.long_texts import CUT, LongTexts
 from flatout.errors import require
 
@@ -59,7 +59,7 @@ class Labels:
 class TagLabels:
     """What the outputs of a tagger mean, and which words of each split it never sees."""
 
-    names: list[str]  # O, then B and I of each type
+    names: list[str]  # plain tags; or O, then B and I of each type
     words_per_row: float  # mean of the training rows, by which the loss is divided
     # words and entities of each split that were cut off with the ends of long rows
     lost: dict[str, dict[str, Any]]
@@ -68,7 +68,12 @@ class TagLabels:
 
     @property
     def types(self) -> list[str]:
-        return [name[2:] for name in self.names[1::2]]
+        return types_of_tags(self.names)
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether each word counts by itself, as it does for parts of speech."""
+        return are_plain(self.names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

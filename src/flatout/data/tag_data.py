@@ -154,7 +154,7 @@ class LostWords:
         self.words += int(lengths.sum())
         self.words_lost += int((lengths - kept).sum())
         if (lengths > kept).any():
-            entities = find_entities(ids, offsets)
+            entities = find_entities(ids, offsets, is_plain=bool(self.census.is_plain))
             names = list(self.census.types)
             end = kept[entities.row]
             is_lost = entities.start >= end

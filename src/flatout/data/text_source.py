@@ -227,11 +227,11 @@ class TagSource(TextSource):
         kinds = ", ".join(
             f"{name} {count:,}" for name, count in self.census.entities.get("train", {}).items()
         )
-        what = (
-            f"{scheme.value}, {counted(len(self.census.types), 'type')}, {self.census.tokens:,}"
-            " words"
-        )
-        notes = [Remark(Level.note, "tags", what), Remark(Level.note, "entities", kinds or "none")]
+        counts = f"{counted(len(self.census.types), 'type')}, {self.census.tokens:,} words"
+        notes = [
+            Remark(Level.note, "tags", f"{scheme.value}, {counts}"),
+            Remark(Level.note, "words" if self.census.is_plain else "entities", kinds or "none"),
+        ]
         return [*notes, *_unseen_types(self.census)]
 
     def remarks(self) -> list[Remark]:
@@ -250,7 +250,8 @@ def _unseen_types(census: TagCensus) -> Iterator[Remark]:
     train = census.entities.get("train", {})
     for split, counts in census.entities.items():
         if unseen := [name for name in counts if name not in train]:
-            what = f"entities that no training row has: {', '.join(unseen)}"
+            marked = "tags" if census.is_plain else "entities"
+            what = f"{marked} that no training row has: {', '.join(unseen)}"
             yield Remark(Level.warning, split, what)
     if not train:
         yield Remark(Level.error, "tags", "the training rows mark nothing", "data.label=COLUMN")

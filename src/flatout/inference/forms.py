@@ -280,7 +280,7 @@ class FolderTagger(TagPredictor):
     def tags(self, words: pa.Array, rows_per_batch: int = _ROWS_AT_ONCE) -> TaggedRows:
         rows = words.to_pylist()
         offsets = np.append(0, np.cumsum([len(row) for row in rows])).astype(np.int64)
-        found = TaggedRows.untagged(offsets)
+        found = TaggedRows.untagged(offsets, self.names)
         for start in range(0, len(rows), rows_per_batch):
             batch = rows[start : start + rows_per_batch]
             given = self.tokenizer(batch, is_split_into_words=True, **_AS_USUAL)

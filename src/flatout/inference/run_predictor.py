@@ -33,6 +33,7 @@ from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import BatchLayout, PlanSettings
 from flatout.data.ragged import row_bounds
 from flatout.data.store.store import Array, Ragged, StoreSplit
+from flatout.data.tables.output import FORMATS
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_table
@@ -235,6 +236,8 @@ class Answered:
     done: int = 0  # rows of the file that these answers finish
     given: int = 0  # answers that are sure enough for the error that was asked for
     answers: int = 0  # all of them
+    # of a tagger: words and tags alone, for a file of CoNLL
+    sentences: pa.RecordBatch | None = None
 
     @classmethod
     def beside(
@@ -324,6 +327,11 @@ class RunPredictor(ABC):
         self, table: Table, options: FileOptions, others: Sequence[Self], advance: Advance
     ) -> Scored:
         """Metrics of the answers to a table that holds the truth as well."""
+
+    @property
+    def formats(self) -> Sequence[str]:
+        """Endings of files that hold its answers."""
+        return FORMATS
 
     def open(self, file: str, verb: str, reading: ReadingConfig | None = None) -> Table:
         return open_table(file, where="FILE", reading=reading)

@@ -3,13 +3,15 @@
 words       Ada        Lovelace   met   Bob
 tags        B-person   I-person   O     B-person
 entities    person "Ada Lovelace" (words 0 to 1), person "Bob" (word 3)
+
+Plain tags, such as parts of speech, are given without entities.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flatout.data.checks.tags import (
     LISTS,
@@ -26,7 +29,9 @@ from flatout.data.checks.tags import (
     find_entities,
     split_words,
 )
+from flatout.data.problem import UNANSWERED, are_plain, types_of_tags
 from flatout.data.ragged import row_begins, row_bounds, row_indices
+from flatout.data.tables.output import CONLL, CONLL_U, FORMATS
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, is_text, require_columns
 from flatout.data.tokens.long_texts import CUT, LongTexts
@@ -63,28 +68,39 @@ class TagPrediction:
     """What a model says of a row of words."""
 
     words: list[str]
-    tags: list[str]  # one for each word; `O` for words beyond the longest row that the model reads
-    entities: list[Entity]
+    # One for each word. Words beyond the longest row that the model reads have `O`, or of plain
+    # tags `_`.
+    tags: list[str]
+    entities: list[Entity]  # none of plain tags
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedRows:
     """Answers for rows of words: the number of a tag and its probability for each word."""
 
-    ids: NDArray[np.int64]
+    ids: NDArray[np.int64]  # -1 for a word without a plain tag
     probabilities: NDArray[np.float32]
     offsets: NDArray[np.int64]
     lost: int  # words that the model did not see
-    # of each word the probabilities of no entity, and of each type; 0 if it was not seen
+    # Of each word the probabilities of no entity, and of each type; of plain tags those of the
+    # tags. 0 if it was not seen.
     types: NDArray[np.float32]
 
     @classmethod
-    def untagged(cls, offsets: NDArray[np.int64], lost: int = 0, num_types: int = 0) -> TaggedRows:
-        """Rows whose words are all O, to be filled in."""
-        types = np.zeros((offsets[-1], 1 + num_types), np.float32)
-        return cls(
-            np.zeros(offsets[-1], np.int64), np.ones(offsets[-1], np.float32), offsets, lost, types
-        )
+    def untagged(
+        cls, offsets: NDArray[np.int64], names: Sequence[str], lost: int = 0
+    ) -> TaggedRows:
+        """Rows of which no word is answered yet, for a tagger with these outputs."""
+        is_plain = are_plain(names)
+        # Names begin with O where tags mark entities, so 0 is the tag of a word outside of any.
+        ids = np.full(offsets[-1], -1 if is_plain else 0, np.int64)
+        types = np.zeros((offsets[-1], _count_types(names)), np.float32)
+        return cls(ids, np.ones(offsets[-1], np.float32), offsets, lost, types)
+
+    def names_of(self, names: Sequence[str]) -> NDArray[np.object_]:
+        """The tag of each word by name; one that was not answered has `_`."""
+        # The last name is that of -1.
+        return np.array([*names, UNANSWERED], object)[self.ids]
 
 
 @dataclass(slots=True)
@@ -97,12 +113,17 @@ class TagPredictor(RunPredictor):
 
     model: Transformer
     vocabulary: Subwords
-    names: list[str]  # O, then B and I of each type
+    names: list[str]  # plain tags; or O, then B and I of each type
     max_length: int
     roles: Roles
     long_texts: LongTexts = CUT
     temperature: float = 1.0
     lost_words: int = 0  # words of files that the model did not see
+
+    @property
+    def formats(self) -> Sequence[str]:
+        # CoNLL-U has a column of parts of speech, and none of entities.
+        return (*FORMATS, CONLL, CONLL_U) if are_plain(self.names) else (*FORMATS, CONLL)
 
     @classmethod
     def of(cls, task: Tagger) -> TagPredictor:
@@ -169,26 +190,22 @@ class TagPredictor(RunPredictor):
         starts = row_begins(encoded.block.lengths)
         ids = np.zeros(len(encoded.block.tokens), np.int64)
         shares = np.zeros(len(encoded.block.tokens), np.float32)
-        types = np.zeros((len(ids), 1 + len(self.names) // 2), np.float32)
+        types = np.zeros((len(ids), _count_types(self.names)), np.float32)
         with answering(self.precision, self.device):
             for batch in self.batches(
                 (encoded.block.tokens, encoded.block.lengths), len(words), rows_per_batch
             ):
                 shares_TN = (self.model(batch).float() / self.temperature).softmax(-1)
                 best = shares_TN.max(-1)
-                of_types_TK = shares_TN[:, 1::2] + shares_TN[:, 2::2]
                 there = row_indices(starts[batch.rows.numpy()], batch.lengths.numpy())
                 ids[there] = best.indices.cpu().numpy()
                 shares[there] = best.values.cpu().numpy()
-                types[there] = torch.cat([shares_TN[:, :1], of_types_TK], dim=1).cpu().numpy()
-        # A word has the answer of its first token. Words behind the longest row have none, and are
-        # answered O.
+                types[there] = _share_types(shares_TN, self.names).cpu().numpy()
+        # A word has the answer of its first token. Words behind the longest row have none.
         counts = pa.compute.list_value_length(words).to_numpy(zero_copy_only=False).astype(np.int64)
         offsets = row_bounds(counts)
         is_seen = np.arange(offsets[-1]) < np.repeat(offsets[:-1] + encoded.words, counts)
-        found = TaggedRows.untagged(
-            offsets, lost=int((~is_seen).sum()), num_types=len(self.names) // 2
-        )
+        found = TaggedRows.untagged(offsets, self.names, lost=int((~is_seen).sum()))
         found.ids[is_seen] = ids[encoded.firsts]
         found.probabilities[is_seen] = shares[encoded.firsts]
         found.types[is_seen] = types[encoded.firsts]
@@ -199,6 +216,20 @@ class TagPredictor(RunPredictor):
 
     def read(self, words: Sequence[Sequence[str]], found: TaggedRows) -> list[TagPrediction]:
         """Numbers as tags by name, and their entities."""
+        tags = found.names_of(self.names).tolist()
+        by_row: list[list[Entity]] = [[] for _ in words]
+        if not are_plain(self.names):
+            by_row = self._join_entities(words, found)
+        predictions = []
+        for number, row in enumerate(words):
+            of_row = tags[found.offsets[number] : found.offsets[number + 1]]
+            predictions.append(TagPrediction(list(row), of_row, by_row[number]))
+        return predictions
+
+    def _join_entities(
+        self, words: Sequence[Sequence[str]], found: TaggedRows
+    ) -> list[list[Entity]]:
+        """The entities of each row."""
         entities = find_entities(found.ids, found.offsets)
         by_row: list[list[Entity]] = [[] for _ in words]
         places = (
@@ -210,35 +241,31 @@ class TagPredictor(RunPredictor):
             surety = float(found.probabilities[first + start : first + stop].min())
             text = " ".join(words[row][start:stop])
             by_row[row].append(Entity(self.names[1 + 2 * kind][2:], text, start, stop, surety))
-        predictions = []
-        for number, row in enumerate(words):
-            ids = found.ids[found.offsets[number] : found.offsets[number + 1]]
-            tags = [self.names[tag] for tag in ids]
-            predictions.append(TagPrediction(list(row), tags, by_row[number]))
-        return predictions
+        return by_row
 
     def answer_table(
         self, table: Table, options: FileOptions, others: Sequence[TagPredictor]
     ) -> Iterator[Answered]:
-        """A tag for each word, and the entities."""
+        """A tag for each word, and the entities where tags mark some."""
 
         def answer(
             predictor: TagPredictor, piece: tuple[Any, pa.RecordBatch]
         ) -> tuple[Answered, int]:
             words, block = piece
             found = predictor.tags(words)
-            tags = pa.array(predictor.names).take(pa.array(found.ids))
-            rows = predictor.read(words.to_pylist(), found)
-            records = []
-            for row in rows:
-                records.append([asdict(entity) for entity in row.entities])
-            entities = pa.array(records, _ENTITIES)
-            lists = pa.ListArray.from_arrays(pa.array(found.offsets.astype(np.int32)), tags)
-            parted = {} if options.text in (None, self.roles.texts[0]) else {"words": words}
-            return (
-                Answered.beside(block, parted | {"prediction": lists, "entities": entities}),
-                found.lost,
+            tags = pa.array(found.names_of(predictor.names), pa.string())
+            offsets = pa.array(found.offsets.astype(np.int32))
+            added = {} if options.text in (None, self.roles.texts[0]) else {"words": words}
+            added["prediction"] = pa.ListArray.from_arrays(offsets, tags)
+            sentences = pa.RecordBatch.from_arrays(
+                [words, added["prediction"]], names=["words", "prediction"]
             )
+            if not are_plain(predictor.names):
+                records = []
+                for entities in predictor._join_entities(words.to_pylist(), found):
+                    records.append([asdict(entity) for entity in entities])
+                added["entities"] = pa.array(records, _ENTITIES)
+            return replace(Answered.beside(block, added), sentences=sentences), found.lost
 
         for answered, lost in in_order(answer, others, self._words(table, options)):
             self.lost_words += lost
@@ -268,13 +295,12 @@ class TagPredictor(RunPredictor):
         """Over all rows of words and tags, and of each type."""
         roles = options.roles(self.roles)
         require_columns(table, {"--text": roles.texts[0], "--label": roles.label})
-        types = [name[2:] for name in self.names[1::2]]
-        scores = EntityScores(types)
+        scores = EntityScores(types_of_tags(self.names), is_plain=are_plain(self.names))
         total = 0
         asked = in_order(
             lambda one, piece: (one.tags(piece[0]), piece[1]),
             others,
-            _read_tags(table, roles, types),
+            _read_tags(table, roles, self.names),
         )
         for found, given in asked:
             rows = len(found.offsets) - 1
@@ -300,8 +326,8 @@ class TagPredictor(RunPredictor):
         """A line about words that the model did not see, if there are any."""
         longest = f"data.max_length={self.max_length} of this run"
         what = (
-            f"words beyond {longest}: {self.lost_words:,}; each is answered O, entities among them"
-            " are missed"
+            f"words beyond {longest}: {self.lost_words:,}; each is answered"
+            f" {UNANSWERED if are_plain(self.names) else 'O, entities among them are missed'}"
         )
         return [*RunPredictor.notes(self), *([what] if self.lost_words else [])]
 
@@ -324,17 +350,30 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
-def _read_tags(table: Table, roles: Roles, types: Sequence[str]) -> Iterator[tuple[pa.Array, Any]]:
+def _count_types(names: Sequence[str]) -> int:
+    """Columns of `_share_types`."""
+    return len(types_of_tags(names)) + (not are_plain(names))
+
+
+def _share_types(shares_TN: Tensor, names: Sequence[str]) -> Tensor:
+    """`[T, K]` shares of plain tags; else of no entity, and of each type its B and I together."""
+    if are_plain(names):
+        return shares_TN
+    return torch.cat([shares_TN[:, :1], shares_TN[:, 1::2] + shares_TN[:, 2::2]], dim=1)
+
+
+def _read_tags(table: Table, roles: Roles, names: Sequence[str]) -> Iterator[tuple[pa.Array, Any]]:
     """Block by block the words, and their tags as the run numbers them."""
+    types = types_of_tags(names)
     census = TagCensus(table.name)
-    census.types |= {name: number for number, name in enumerate(types, 1)}
+    census.expect(names)
     for rows, block in RunPredictor.blocks(TaggedTable(table, roles, "test", census), LISTS):
         words, tags = block.columns
         given = census.numbered(tags, rows)
         if unknown := list(census.types)[len(types) :]:
             raise UserError(
                 "--label",
-                f"{table.name}: types that the run does not know: {', '.join(unknown[:5])}",
+                f"{table.name}: tags that the run does not know: {', '.join(unknown[:5])}",
                 allowed=", ".join(types),
             )
         yield words, as_bio(given)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from flatout.config import RunConfig
-from flatout.data.problem import Problem
+from flatout.data.problem import Problem, are_plain, types_of_tags
 from flatout.data.tables.splits import SplitBy
 from flatout.data.tokens.subwords import PAIR
 from flatout.perf.measure import apart
@@ -127,9 +127,11 @@ def _train_and_judge(
         predictor: Any = start(run).predictor
         if settings.data.problem is Problem.tags:
             words = predictor.tags(pa.array(judged_rows["text"], pa.list_(pa.large_string())))
-            # names are O, B-person, I-person, B-place, …: one class for every two tags
-            types = [name[2:] for name in predictor.names[1::2]]
-            return dict(zip([outside, *types], words.types.T, strict=True))
+            # Names are O, B-person, I-person, B-place, …: one class for every two tags. Plain tags
+            # are a class each.
+            types = types_of_tags(predictor.names)
+            classes = types if are_plain(predictor.names) else [outside, *types]
+            return dict(zip(classes, words.types.T, strict=True))
         outputs = predictor.outputs(pa.array(judged_rows["text"], pa.string()))
         shares = predictor.shares(outputs).numpy()
         return dict(zip(predictor.labels.classes, shares.T, strict=True))

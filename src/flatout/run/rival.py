@@ -153,7 +153,7 @@ def score_commonest_tags(data: TagData, limit_s: float) -> Scores:
         training: a/O Rome/B-place Rome/O Rome/B-place an/O   →   Rome: B-place, a: O, Paris: O
     """
     started = time.perf_counter()
-    types = data.info.labels.types
+    labels = data.info.labels
     words, tags, _ = _tags_of(data, "train")
     test_words, test_tags, offsets = _tags_of(data, "test")
     # counting takes at most three times as long as reading
@@ -161,12 +161,12 @@ def score_commonest_tags(data: TagData, limit_s: float) -> Scores:
     known = pc.unique(words)
     # One row for each word and one column for each tag. The last row counts all words: it answers
     # for a word that is in none of the training rows.
-    counts = np.zeros((len(known) + 1, 2 * len(types) + 1), np.int64)
+    counts = np.zeros((len(known) + 1, len(labels.names)), np.int64)
     np.add.at(counts, (pc.index_in(words, known).to_numpy(), tags), 1)
     counts[-1] = counts.sum(0)
     rows = pc.fill_null(pc.index_in(test_words, known), len(known)).to_numpy()
     answers = counts.argmax(1)[rows]
-    scores = EntityScores(types)
+    scores = EntityScores(labels.types, is_plain=labels.are_plain)
     scores.add(answers, test_tags, offsets, np.zeros(len(offsets) - 1, np.bool_))
     return scores.values()
 
@@ -181,7 +181,7 @@ def _tags_of(data: TagData, split: str) -> tuple[pa.Array, NDArray[Any], NDArray
     Rows [a b] and [c]: words a, b, c; rows begin at 0, 2, 3.
     """
     source = TagSource(data.config, open_tables(data.config))
-    source.census.types |= {name: number for number, name in enumerate(data.info.labels.types, 1)}
+    source.census.expect(data.info.labels.names)
     words = []
     tags = []
     lengths = []

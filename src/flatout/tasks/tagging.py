@@ -7,6 +7,9 @@ seen by the model. Their entities count as missed, as they would where the model
     tags      B-PER I-PER O     B-LOC      2 entities in the data
     answers   B-PER I-PER B-LOC B-LOC      3 found, 2 right: precision 2/3, recall 1, F1 0.8
 
+Of plain tags, such as parts of speech, each word is an entity by itself: F1, precision and recall
+are the accuracy.
+
 Metrics are made of sums over rows, so that a bootstrap can draw rows.
 """
 
@@ -60,7 +63,7 @@ class Tagger(Task[TagLabels]):
 
     def take_labels(self, labels: TagLabels) -> None:
         self.labels = labels
-        self.scores = EntityScores(labels.types)
+        self.scores = EntityScores(labels.types, is_plain=labels.are_plain)
         self._lost: Mapping[str, Any] = {}  # what was cut off in the split that is judged
         is_auto = self.config.class_weights is ClassWeights.auto
         weights = balanced(labels.counts) if is_auto else named(self.config.weights, labels.names)
@@ -187,8 +190,10 @@ class EntityScores:
         right         entities of type 0, 1, ...   words
     """
 
-    def __init__(self, types: list[str]) -> None:
+    def __init__(self, types: list[str], *, is_plain: bool = False) -> None:
+        """`is_plain`: whether each word counts by itself, with its tag as its type."""
         self.types = types
+        self.is_plain = is_plain
         self.restart({}, 0)
 
     def restart(self, entities_lost: dict[str, int], words_lost: int) -> None:
@@ -219,8 +224,8 @@ class EntityScores:
         `rows`: the numbers of the rows in their split.
         """
         rows = torch.arange(len(is_cut)) if rows is None else rows
-        marked = find_entities(tags, offsets)
-        found = find_entities(answers, offsets)
+        marked = find_entities(tags, offsets, is_plain=self.is_plain)
+        found = find_entities(answers, offsets, is_plain=self.is_plain)
         # The last entity of a row that was cut is longer than anything that can be found there, so
         # its end is moved by one.
         is_last = np.append(marked.row[1:] != marked.row[:-1], True)[: len(marked.row)]

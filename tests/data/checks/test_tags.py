@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.data.whole_tables import rows_of
 from tests.refusals import refused
 from tests.run_files import write_jsonl
 
@@ -19,11 +20,13 @@ from flatout.data.checks.tags import (
     TagBlock,
     TagCensus,
     as_bio,
+    find_entities,
     find_misplaced,
     split_words,
 )
 from flatout.data.checkup import check
 from flatout.data.problem import Problem
+from flatout.data.tables.sources import open_source
 from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 
@@ -66,7 +69,10 @@ def read(rows: list[list[str]]):
     return census, census.read(pa.array(rows, pa.list_(pa.string())), np.arange(len(rows)), "train")
 
 
-@pytest.mark.parametrize("scheme", Scheme)
+OF_ENTITIES = [scheme for scheme in Scheme if scheme is not Scheme.plain]
+
+
+@pytest.mark.parametrize("scheme", OF_ENTITIES)
 @given(given_sentences=sentences)
 def test_every_scheme_says_the_same_in_bio(scheme, given_sentences):
     census, block = read([write(sentence, scheme) for sentence in given_sentences])
@@ -84,7 +90,7 @@ def test_schemes_are_told_apart():
         ],
         [("per", 3)],
     ]
-    for scheme in Scheme:
+    for scheme in OF_ENTITIES:
         assert read([write(row, scheme) for row in rows])[0].scheme() is scheme
 
 
@@ -109,7 +115,7 @@ def test_an_entity_never_goes_on_in_the_next_row():
 
 
 def test_an_empty_tag_is_told_with_its_row():
-    with refused("data.label", "rows row 2", "scheme", "''"):
+    with refused("data.label", "rows row 2", "without a tag", "''"):
         read([["O"], ["O", None]])
 
 
@@ -123,6 +129,42 @@ rejects VBZ O
 Peter NNP B-PER
 Blackburn NNP I-PER
 """
+
+
+CONLL_U = """# sent_id = 1
+# text = Vámonos al mar
+1-2\tVámonos\t_\t_\t_\t_\t_\t_\t_\t_
+1\tVamos\tir\tVERB\t_\t_\t0\troot\t_\t_
+2\tnos\tnosotros\tPRON\t_\t_\t1\tobj\t_\t_
+3\ta lo\ta\tADP\t_\t_\t4\tcase\t_\t_
+3.1\tgran\t_\tADJ\t_\t_\t_\t_\t_\t_
+4\tmar\tmar\tNOUN\t_\t_\t1\tobl\t_\tSpaceAfter=No
+
+1\tSí\tsí\tINTJ\t_\t_\t0\troot\t_\t_
+"""
+
+
+@pytest.mark.parametrize("name", ["es.conllu", "es.conll"])
+def test_words_and_parts_of_speech_of_conll_u_are_read_without_its_other_lines(tmp_path, name):
+    file = tmp_path / name
+    file.write_text(CONLL_U, encoding="utf-8")
+    table = open_source(file, where="data.source")
+    assert rows_of(table) == [
+        {"tokens": ["Vamos", "nos", "a lo", "mar"], "tags": ["VERB", "PRON", "ADP", "NOUN"]},
+        {"tokens": ["Sí"], "tags": ["INTJ"]},
+    ]
+    assert "CoNLL-U" in table.how()
+    assert list(table.word_lines()) == [[4, 5, 6, 8], [10]]
+
+
+def test_the_lines_of_words_are_counted_in_each_of_several_files(tmp_path):
+    (tmp_path / "a.conll").write_text("Anna O\n\nBo O\n", encoding="utf-8")
+    (tmp_path / "b.conll").write_text("\n\nCy O\nsleeps O\n", encoding="utf-8")
+    table = open_source(f"{tmp_path}/*.conll", where="data.source")
+    assert list(table.word_lines()) == [[1], [3], [3, 4]]
+    (tmp_path / "c.jsonl").write_text('{"tokens": ["a"], "tags": ["O"]}\n', encoding="utf-8")
+    names = [f"{tmp_path}/a.conll", f"{tmp_path}/c.jsonl"]
+    assert open_source(names, where="data.source").word_lines() is None
 
 
 def test_conll_files_are_read_and_checked(tmp_path):
@@ -194,3 +236,29 @@ def test_equal_sentences_that_leave_a_split_empty_are_an_error_of_the_check(tmp_
     found = check(TextDataConfig(source=str(tmp_path / "rows.conll"), problem=Problem.tags))
     errors = [remark.line() for remark in found.remarks if remark.level is Level.error]
     assert any("no rows are left for the" in line for line in errors)
+
+
+def test_tags_without_letters_are_plain_and_stay_as_they_are():
+    rows = [["DET", "NOUN", "VERB"], [], ["NOUN"]]
+    census, block = read(rows)
+    assert census.scheme() is Scheme.plain
+    assert in_bio(census, block) == rows
+    assert census.entities == {"train": {"DET": 1, "NOUN": 2, "VERB": 1}}
+    assert not find_misplaced(block, Scheme.plain).any()
+    found = find_entities(as_bio(block), block.offsets, is_plain=True)
+    words = zip(found.row, found.start, found.stop, found.kind, strict=True)
+    assert list(words) == [(0, 0, 1, 0), (0, 1, 2, 1), (0, 2, 3, 2), (2, 0, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "values"),
+    [
+        ([["NOUN"], ["VERB", "_"]], ("row 2", "without a tag", "'_'")),
+        ([["NOUN"], ["VERB", "B-x"]], ("row 2", "'B-x' beside plain tags")),
+        ([["O", "NOUN"]], ("row 1", "no tag of a scheme we know: 'NOUN'")),
+        ([[f"w{word}" for word in range(2000)]], ("2,000 different tags",)),
+    ],
+)
+def test_a_tag_of_another_kind_than_the_first_is_named_with_its_row(rows, values):
+    with refused("data.label", *values):
+        read(rows)

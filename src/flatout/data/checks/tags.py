@@ -1,15 +1,18 @@
-"""Read tags of words that mark entities: find their scheme, report what is against it, return BIO.
+"""Read tags of words: find their scheme, report what is against it, return BIO or plain tags.
 
-A tag is `O`, or a letter and a type: `B-person`. In BIO every entity begins with B. In IOB1 it
-begins with I, and with B only where it touches another of its type. IOBES and BILOU (also BMES)
-mark the last word of an entity (E, L) and an entity of one word (S, U, W) as well. What is against
-the scheme is repaired so that every marked word stays marked. Open this file to add a scheme.
+A tag that marks an entity is `O`, or a letter and a type: `B-person`. In BIO every entity begins
+with B. In IOB1 it begins with I, and with B only where it touches another of its type. IOBES and
+BILOU (also BMES) mark the last word of an entity (E, L) and an entity of one word (S, U, W) as
+well. What is against the scheme is repaired so that every marked word stays marked. Where no tag is
+of that form, tags are plain, such as parts of speech: each word counts by itself, and nothing is
+repaired. Open this file to add a scheme.
 
-One sentence in three schemes, `Ann Lee met Bo`:
+One sentence in four schemes, `Ann Lee met Bo`:
 
     BIO      B-person I-person O B-person
     IOB1     I-person I-person O I-person
     IOBES    B-person E-person O S-person
+    plain    PROPN    PROPN    VERB PROPN
 """
 
 from __future__ import annotations
@@ -25,13 +28,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.data.checks.findings import Findings
-from flatout.data.ragged import row_bounds
+from flatout.data.problem import OUTSIDE, UNANSWERED, are_plain, types_of_tags
+from flatout.data.ragged import numbers_in_row, row_bounds
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, decoded, is_blank, is_list, is_text, mask_of
 from flatout.errors import UserError, require
 
-_OUTSIDE, _BEGIN, _INSIDE, _END, _SINGLE = range(5)
-# The place in an entity that each letter means, whatever the scheme.
+_OUTSIDE, _BEGIN, _INSIDE, _END, _SINGLE, _WORD = range(6)
+# The place in an entity that each letter means, whatever the scheme. Plain tags have no letter:
+# their words are `_WORD`.
 _LETTERS = {
     "B": _BEGIN,
     "I": _INSIDE,
@@ -45,12 +50,16 @@ _LETTERS = {
 _TAG = re.compile(f"O|[{''.join(_LETTERS)}][-_].+", re.DOTALL)
 COLUMNS = ("text", "label")  # columns of a `TaggedTable` in the first pass, a text each
 LISTS = ("tokens", "tags")  # and in a later pass, a list each
+_NO_TAGS = ("", UNANSWERED)  # CoNLL-U has `_` where a word has no tag
 _BLANK = pa.scalar(" ", pa.large_string())
 # Words of a row, and types of entities, so that an entity fits into one number of 64 bits.
 _MOST_WORDS = 1 << 18
 _MOST_KINDS = 1 << 10
-# How tags mark where an entity begins and ends.
-Scheme = StrEnum("Scheme", {"bio": "BIO", "iob1": "IOB1", "iobes": "IOBES", "bilou": "BILOU"})
+# How tags mark where an entity begins and ends; plain tags mark none.
+Scheme = StrEnum(
+    "Scheme",
+    {"bio": "BIO", "iob1": "IOB1", "iobes": "IOBES", "bilou": "BILOU", "plain": "plain tags"},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,8 @@ class TagBlock:
     """
 
     letters: NDArray[np.integer]  # the place in an entity: `_BEGIN`, `_INSIDE` and so on
-    types: NDArray[np.integer]  # numbers of `TagCensus.types`; 0 for `O`
+    # Numbers of `TagCensus.types`; 0 for `O`. A plain tag is a type by itself.
+    types: NDArray[np.integer]
     offsets: NDArray[np.int64]  # where each row begins, and the number of all tags
 
     def row_of(self) -> NDArray[np.int64]:
@@ -78,10 +88,16 @@ class TagCensus:
     # entities of each type, by split
     entities: dict[str, dict[str, int]] = field(default_factory=dict)
     tokens: int = 0
+    is_plain: bool | None = None  # whether tags are plain; None until the first one was read
     _letters: set[str] = field(default_factory=set)
     # Whether some entity begins with I, and whether some B does not touch an entity of its type.
     _has_inside_begins: bool = False
     _has_free_begins: bool = False
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Number tags as a tagger with these outputs does."""
+        self.is_plain = are_plain(names)
+        self.types = {name: number for number, name in enumerate(types_of_tags(names), 1)}
 
     def read(self, tags: pa.Array, rows: NDArray[np.int64], split: str) -> TagBlock:
         """Tags as numbers, as `numbered` returns them; their entities are counted for the split."""
@@ -107,25 +123,34 @@ class TagCensus:
         offsets = row_bounds(pc.list_value_length(tags))
         codes = values.indices.to_numpy(zero_copy_only=False)
         names = values.dictionary.to_pylist()
-        if wrong := [name for name in names if not _TAG.fullmatch(name)]:
+        if self.is_plain is None and names:
+            # The kind of most words: a single tag of the other kind is then the mistake.
+            marks_entity = np.array([_TAG.fullmatch(name) is not None for name in names])
+            self.is_plain = bool(marks_entity[codes].mean() < 0.5)
+        if wrong := [name for name in names if not self._is_fine(name)]:
             first = np.argmax(codes == names.index(wrong[0]))
             row = rows[np.searchsorted(offsets, first, "right") - 1] + 1
-            named = ", ".join(map(repr, wrong[:5]))
-            raise UserError(
-                "data.label",
-                f"{self.source} row {row}: no tag of a scheme we know: {named}",
-                allowed="O, or a letter of BIO, IOBES or BILOU with a type: B-person",
-                hint="Write the tags so.",
-            )
+            raise self._explain(wrong, int(row))
+        require(
+            len(set(names) - set(self.types)) + len(self.types) < _MOST_KINDS or not self.is_plain,
+            "data.label",
+            f"{self.source} has {len(names):,} different tags",
+            allowed=f"fewer than {_MOST_KINDS:,}",
+            hint="Name the column of the tags: data.label=COLUMN.",
+        )
         parsed = np.array([self._parse(name) for name in names] or [(0, 0)], np.int32)
         return TagBlock(parsed[codes, 0].astype(np.int8), parsed[codes, 1], offsets)
 
     def names(self) -> list[str]:
-        """The tags of BIO for every type: `O`, then B and I of each."""
+        """The plain tags, or those of BIO for every type: `O`, then B and I of each."""
+        if self.is_plain:
+            return list(self.types)
         return ["O", *(f"{letter}-{name}" for name in self.types for letter in "BI")]
 
     def scheme(self) -> Scheme:
         """The scheme of everything that was read."""
+        if self.is_plain:
+            return Scheme.plain
         if self._letters & set("ESMW"):
             return Scheme.iobes
         if self._letters & set("LU"):
@@ -135,10 +160,36 @@ class TagCensus:
 
     def _parse(self, name: str) -> tuple[int, int]:
         """The numbers of a tag's letter and type."""
-        if name == "O":
+        if self.is_plain:
+            return _WORD, self.types.setdefault(name, len(self.types) + 1)
+        if name == OUTSIDE:
             return _OUTSIDE, 0
         self._letters.add(name[0])
         return _LETTERS[name[0]], self.types.setdefault(name[2:], len(self.types) + 1)
+
+    def _is_fine(self, name: str) -> bool:
+        """Whether a tag is one of the kind that the first tags were of."""
+        marks_entity = _TAG.fullmatch(name) is not None
+        return name not in _NO_TAGS and marks_entity is not self.is_plain
+
+    def _explain(self, wrong: Sequence[str], row: int) -> UserError:
+        """The error about tags that are not of the kind that the first tags were of."""
+        named = ", ".join(map(repr, wrong[:5]))
+        what = f"no tag of a scheme we know: {named}"
+        hint = "Write the tags so."
+        if wrong[0] in _NO_TAGS:
+            what = f"a word without a tag: {wrong[0]!r}"
+            hint = "Give every word a tag, or leave the sentence out."
+        elif self.is_plain:
+            what = f"{named} beside plain tags"
+        return UserError(
+            "data.label",
+            f"{self.source} row {row}: {what}",
+            allowed=(
+                "plain tags alone, or O and a letter of BIO, IOBES or BILOU with a type: B-person"
+            ),
+            hint=hint,
+        )
 
 
 def find_starts(block: TagBlock) -> NDArray[np.bool_]:
@@ -163,13 +214,15 @@ def _follows_same_type(block: TagBlock) -> NDArray[np.bool_]:
 
 
 def find_misplaced(block: TagBlock, scheme: Scheme) -> NDArray[np.bool_]:
-    """Which tags their scheme does not allow where they stand.
+    """Which tags their scheme does not allow where they stand; of plain tags none.
 
     In IOB1 that is a B that touches no entity. In the others it is an I or E that continues
     nothing; in IOBES and BILOU also a B or I that nothing continues.
     """
     is_start = find_starts(block)
     letters = block.letters
+    if scheme is Scheme.plain:
+        return np.zeros(len(letters), np.bool_)
     if scheme is Scheme.iob1:
         return (letters == _BEGIN) & ~_follows_same_type(block)
     continues_nothing = is_start & ((letters == _INSIDE) | (letters == _END))
@@ -183,9 +236,14 @@ def find_misplaced(block: TagBlock, scheme: Scheme) -> NDArray[np.bool_]:
 
 
 def as_bio(block: TagBlock) -> NDArray[np.int32]:
-    """The same entities with B at each start and I behind it, as places in `TagCensus.names`."""
-    # Of type 1 these are 1 for B and 2 for I; of type 2 they are 3 and 4.
-    return np.where(block.types == 0, 0, block.types * 2 - find_starts(block)).astype(np.int32)
+    """The same entities with B at each start and I behind it, as places in `TagCensus.names`.
+
+    Plain tags stay as they are.
+    """
+    # Of type 1 these are 1 for B and 2 for I; of type 2 they are 3 and 4. Plain tags have the
+    # places 0, 1 and so on.
+    marked = np.where(block.types == 0, 0, block.types * 2 - find_starts(block))
+    return np.where(block.letters == _WORD, block.types - 1, marked).astype(np.int32)
 
 
 class TaggedTable(Table):
@@ -302,11 +360,20 @@ class Entities:
         ) * _MOST_KINDS + self.kind
 
 
-def find_entities(ids: NDArray[np.integer], offsets: NDArray[np.integer]) -> Entities:
+def find_entities(
+    ids: NDArray[np.integer], offsets: NDArray[np.integer], *, is_plain: bool = False
+) -> Entities:
     """The entities of rows of tags; an I that continues nothing begins one.
 
     `ids` are places in `TagCensus.names`, row after row; row r has those from `offsets[r]` on.
+    With `is_plain` each word is one by itself, but for those below 0, which have no answer.
     """
+    if is_plain:
+        row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        start = numbers_in_row(np.diff(offsets))
+        is_there = ids >= 0
+        start = start[is_there]
+        return Entities(row[is_there], start, start + 1, ids[is_there].astype(np.int64))
     # One row going through, with the types x and y:
     #
     #     tags    B-x  I-x  O  I-y       ids 1 2 0 4, types 1 1 0 2

@@ -1,5 +1,5 @@
-"""Blocks of rows written as csv, jsonl or parquet: to standard output, or to a file that appears
-when it is whole.
+"""Blocks of rows written as csv, jsonl, parquet or CoNLL: to standard output, or to a file that
+appears when it is whole.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,15 +21,18 @@ from flatout.data.tables.table import are_bytes, is_list, is_text
 from flatout.errors import UserError, require
 
 FORMATS = (".csv", ".jsonl", ".parquet")
+CONLL = ".conll"  # a word and its tag on each line
+CONLL_U = ".conllu"  # ten columns, of which the number, the word and its part of speech are written
 
 
 @contextmanager
 def block_writer(
-    out: str | None, *, reads: str | None = None
+    out: str | None, *, reads: str | None = None, formats: Sequence[str] = FORMATS
 ) -> Iterator[Callable[[pa.RecordBatch], None]]:
     """Write blocks to standard output, or to a file that appears once it is complete.
 
-    `reads`: the file that the blocks come from, which is never written over.
+    `reads`: the file that the blocks come from, which is never written over. `formats`: endings
+    that may be written. Blocks of CoNLL have two columns, lists of words and of their tags.
     """
     if out is None:
         write, close = _format_writer(sys.stdout.buffer, ".csv")
@@ -40,10 +43,10 @@ def block_writer(
         return
     path = Path(out)
     require(
-        path.suffix in FORMATS,
+        path.suffix in formats,
         "--out",
         f"cannot write {path.suffix or path.name}",
-        allowed=", ".join(FORMATS),
+        allowed=", ".join(formats),
     )
     require(
         path.parent.is_dir(),
@@ -128,6 +131,19 @@ def _format_writer(
             opened.append(pq.ParquetWriter(file, block.schema))
         opened[0].write_batch(block)
 
+    def write_sentences(block: pa.RecordBatch) -> None:
+        words, tags = (column.to_pylist() for column in block.columns)
+        for sentence in zip(words, tags, strict=True):
+            lines = []
+            for number, word_and_tag in enumerate(zip(*sentence, strict=True), 1):
+                # A tab or a line end inside a word would be read as the end of its column.
+                word, tag = (" ".join(text.split()) for text in word_and_tag)
+                fields = [word, tag]
+                if suffix == CONLL_U:
+                    fields = [str(number), word, "_", tag, *["_"] * 6]
+                lines.append("\t".join(fields))
+            file.write("\n".join([*lines, "", ""]).encode())
+
     def close(*, is_whole: bool = True) -> None:
         if suffix == ".parquet" and opened:
             opened[0].close()
@@ -138,7 +154,14 @@ def _format_writer(
             )
             print(f"{words} jsonl and parquet keep them as they are.", file=sys.stderr)
 
-    return {".csv": write_csv, ".jsonl": write_jsonl, ".parquet": write_parquet}[suffix], close
+    writers = {
+        ".csv": write_csv,
+        ".jsonl": write_jsonl,
+        ".parquet": write_parquet,
+        CONLL: write_sentences,
+        CONLL_U: write_sentences,
+    }
+    return writers[suffix], close
 
 
 def _without_formulas(column: pa.Array) -> tuple[pa.Array, int]:

@@ -34,7 +34,7 @@ _TABLES: dict[Format, tuple[Callable[[Path, str, ReadingConfig], FileTable], str
     Format.tsv: (partial(CsvTable, promised="\t"), ".tsv"),
     Format.json: (JsonTable, ".json"),
     Format.jsonl: (JsonTable, ".jsonl .ndjson"),
-    Format.conll: (ConllTable, ".conll .bio .iob"),
+    Format.conll: (ConllTable, ".conll .conllu .bio .iob"),
     Format.parquet: (ParquetTable, ".parquet"),
     Format.arrow: (ArrowTable, ".arrow .feather"),
     Format.npy: (NpyTable, ".npy"),

@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, asdict
+from itertools import chain
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -109,6 +110,10 @@ class Table(ABC):
     def locate(self, row: int) -> str:
         """A row, counted from 1, in words."""
         return f"{row}" if self.inner is None else self.inner.locate(row)
+
+    def word_lines(self) -> Iterator[list[int]] | None:
+        """For each row the lines of its words; None where a row is not written word by word."""
+        return None if self.inner is None else self.inner.word_lines()
 
     def listed(self) -> str:
         """Its first columns, in words."""
@@ -303,6 +308,11 @@ class ManyFiles(Table):
         number = bisect_left(self._starts, row) - 1
         table = self.tables[number]
         return f"{table.name}:{table.locate(row - self._starts[number])}"
+
+    def word_lines(self) -> Iterator[list[int]] | None:
+        lines = [table.word_lines() for table in self.tables]
+        whole = [lines_of_table for lines_of_table in lines if lines_of_table is not None]
+        return chain.from_iterable(whole) if len(whole) == len(lines) else None
 
     def begins(self, number: int, row: int) -> None:
         """Note which row is the first of a file."""

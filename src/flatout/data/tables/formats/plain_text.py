@@ -1,16 +1,23 @@
-"""Plain texts: tagged words, one a line, as CoNLL, BIO and their kin have them; and a folder of
-texts for each class.
+"""Plain texts: tagged words, one a line, as CoNLL, CoNLL-U, BIO and their kin have them; and a
+folder of texts for each class.
 
 An empty line stands between sentences. A line is a word, any columns between, and its tag, parted
 by tabs where the first line has one, else by blanks. Each sentence becomes a row with its words in
 `tokens` and its tags in `tags`. Lines that begin with -DOCSTART- part documents; lines that begin
-with `#` and do not have a word line's columns are remarks. Texts of a folder lie in `CLASS/NAME`,
+with `#` and do not have a word line's columns are remarks.
+
+CoNLL-U has ten columns: the word's number, the word, its lemma, its part of speech, and six more.
+The second is the word and the fourth its tag. Lines of several words (`3-4`) and of words that the
+sentence leaves out (`3.1`) are no words. Its first line of a word shows that a file is CoNLL-U.
+
+Texts of a folder lie in `CLASS/NAME`,
 one file a text, and are read in the order of their names. Hidden files, and endings of no text, are
 left alone.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -32,6 +39,10 @@ from flatout.errors import UserError, require
 
 COLUMNS = ["tokens", "tags"]
 _DOCUMENT = "-DOCSTART-"
+_UNIVERSAL_COLUMNS = 10
+_UNIVERSAL_PLACES = (1, 3)  # columns of the word and of its part of speech, from 0
+_FIRST_NUMBER = re.compile(r"1(-\d+)?|0\.1")  # what a sentence of CoNLL-U begins with
+Sentence = tuple[list[str], list[str], list[int]]  # words, their tags, their lines in the file
 _LONGEST_SENTENCE = 100_000  # words; more are a file without empty lines
 _LONGEST_TEXT = 1 << 26  # bytes; more are no text that somebody wrote
 _ENDINGS = ("", ".txt", ".text")  # of the files of a folder that are texts
@@ -40,9 +51,11 @@ _ENDINGS = ("", ".txt", ".text")  # of the files of a folder that are texts
 class ConllTable(FileTable):
     """A file of tagged sentences."""
 
-    told_by_head = ("columns", "_separator", "_width")
+    told_by_head = ("columns", "_separator", "_width", "_is_universal")
 
     def how(self) -> str:
+        if self._is_universal:
+            return "CoNLL-U: the second column is the word, the fourth its tag"
         if self._width == 1:
             return "words alone"
         return f"{self._width} columns: the first is the word, the last its tag"
@@ -50,30 +63,42 @@ class ConllTable(FileTable):
     def _blocks(self, columns: list[str], rows_per_block: int) -> Iterator[pa.RecordBatch]:
         sentences = self._sentences()
         while found := list(islice(sentences, rows_per_block)):
-            parts = dict(zip(COLUMNS, zip(*found, strict=True), strict=True))
+            words, tags, _ = zip(*found, strict=True)
+            parts = {"tokens": words, "tags": tags}
             arrays = [pa.array(parts[name], pa.list_(pa.large_string())) for name in columns]
             yield pa.RecordBatch.from_arrays(arrays, names=columns)
+
+    def word_lines(self) -> Iterator[list[int]]:
+        return (lines for _, _, lines in self._sentences())
 
     def _read_columns(self) -> list[str]:
         self._head()
         self._separator = None
         self._width = 0
+        self._is_universal = False
         for _, line in self._lines():
             if line.strip() and not line.startswith((_DOCUMENT, "# ")):
                 self._separator = "\t" if "\t" in line else None
-                self._width = len(line.split(self._separator))
+                values = line.split(self._separator)
+                self._width = len(values)
+                is_first = _FIRST_NUMBER.fullmatch(values[0]) is not None
+                self._is_universal = is_first and self._width == _UNIVERSAL_COLUMNS
                 return COLUMNS[: self._width]
         raise self._fail("no rows")
 
-    def _sentences(self) -> Iterator[tuple[list[str], list[str]]]:
+    def _sentences(self) -> Iterator[Sentence]:
+        word_place, tag_place = _UNIVERSAL_PLACES if self._is_universal else (0, -1)
         words = list[str]()
         tags = list[str]()
+        lines = list[int]()
         for number, line in chain(self._lines(), [(0, "")]):  # an empty line ends the last sentence
             values = line.split(self._separator)
             if not line.strip() or line.startswith(_DOCUMENT):
                 if words:
-                    yield words, tags
-                words, tags = [], []
+                    yield words, tags, lines
+                words = []
+                tags = []
+                lines = []
                 continue
             if len(values) != self._width:
                 if line.startswith("#"):
@@ -85,8 +110,11 @@ class ConllTable(FileTable):
                 raise self._fail(
                     what, "Part sentences by an empty line, and give every word its tag."
                 )
-            words.append(values[0])
-            tags.append(values[-1].strip())
+            if self._is_universal and not values[0].isdecimal():
+                continue
+            words.append(values[word_place])
+            tags.append(values[tag_place].strip())
+            lines.append(number)
             if len(words) > _LONGEST_SENTENCE:
                 hint = "Part sentences by an empty line."
                 raise self._fail(
