@@ -22,7 +22,6 @@ from flatout.audit.encoder_view import read_encoder
 from flatout.audit.findings import find_findings
 from flatout.audit.forecast import PARTS, forecast
 from flatout.audit.measure import AuditMeasurement, measure, scale_answers
-from flatout.models.linear_text import Features, Head, QuickModel
 from flatout.audit.read_rows import read_audit_rows
 from flatout.audit.rows import AuditRows, deal_folds
 from flatout.config import RunConfig
@@ -32,6 +31,7 @@ from flatout.data.samples.tagged_tweets import TaggedTweetsConfig
 from flatout.data.text import TextDataConfig
 from flatout.engine.precision import Precision
 from flatout.models.encoder.transformer import TransformerConfig
+from flatout.models.linear_text import Features, Head, QuickModel
 from flatout.perf.tune.settings import tune_of
 from flatout.run.folds import answers_in_folds
 
