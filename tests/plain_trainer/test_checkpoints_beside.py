@@ -1,5 +1,5 @@
 """Checkpoints of Lightning's own, written beside `ExactCheckpoint`, are those that a Trainer
-without it writes.
+without it writes. Plugins, wrapped loops, keys of states and other processes work as without it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Checkpoint, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from flatout.callbacks import ExactCheckpoint
+from flatout.checkpoints.folder import FolderCheckpointIO
 from tests.callbacks.plain import Small, loader
 from tests.same import same
-from tests.trainers import QUIET
+from tests.trainers import QUIET, quiet_trainer
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -157,3 +159,107 @@ def test_a_rate_finder_at_some_epochs_ends_and_training_continues(tmp_path):
         trainer.fit(module, loader(), loader())
         counts.append((starts, len(module.batches), trainer.global_step))
     assert counts[0] == counts[1]
+
+
+class ByNames(TorchCheckpointIO):
+    """A user's plugin, which takes by name what Lightning passes by name."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, *, storage_options: Any = None
+    ) -> None:
+        super().save_checkpoint(checkpoint, path, storage_options=storage_options)
+
+    def load_checkpoint(self, path: Any, *, weights_only: bool | None = None) -> dict[str, Any]:
+        return super().load_checkpoint(path, weights_only=weights_only)
+
+
+def short_trainer(folder: Path, *callbacks: L.Callback, **settings: Any) -> L.Trainer:
+    return quiet_trainer(
+        folder,
+        callbacks=list(callbacks),
+        enable_checkpointing=True,
+        limit_train_batches=2,
+        limit_val_batches=1,
+        num_sanity_val_steps=0,
+        **settings,
+    )
+
+
+def test_a_plugin_that_takes_options_by_name_saves_and_reads_its_own_files(tmp_path):
+    ours = ExactCheckpoint(tmp_path / "ours", every_minutes=None)
+    trainer = short_trainer(tmp_path, ours, plugins=[ByNames()])
+    trainer.fit(Small(), loader(), loader())
+    trainer.save_checkpoint(tmp_path / "own.ckpt")
+    trainer.validate(Small(), loader(), ckpt_path=tmp_path / "own.ckpt", verbose=False)
+    assert trainer.validate(Small(), loader(), ckpt_path=ours.latest(), verbose=False)
+
+
+def test_a_validation_that_someone_has_wrapped_is_called_and_stays_wrapped(tmp_path):
+    trainer = short_trainer(tmp_path, ExactCheckpoint(tmp_path / "ours", every_minutes=None))
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    plain = loop.run
+    calls: list[int] = []
+
+    def run() -> Any:
+        calls.append(trainer.global_step)
+        return plain()
+
+    loop.run = run
+    trainer.fit(Small(), loader(), loader())
+    assert calls == [2]
+    assert loop.run is run
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(Small(), loader(), loader(), ckpt_path=tmp_path / "ours" / "step-2")
+    assert calls == [2, 4]
+
+
+def test_a_validation_from_a_checkpoint_warns_of_nothing_and_leaves_the_links(tmp_path):
+    kept = tmp_path / "ours"
+    ours = ExactCheckpoint(kept, every_minutes=None, monitor="val/loss")
+    short_trainer(tmp_path, ours).fit(Small(), loader(), loader())
+    best = ours.best.resolve()
+    for other in (
+        ExactCheckpoint(kept, monitor="val/accuracy"),
+        ExactCheckpoint(tmp_path / "other", monitor="val/loss"),
+    ):
+        trainer = short_trainer(tmp_path, other)
+        trainer.validate(Small(), loader(), ckpt_path=best, verbose=False)
+        assert other.best_so_far.step == 2
+    fresh = ExactCheckpoint(kept)
+    fresh.load_state_dict(ours.state_dict())
+    assert ours.best.resolve() == best
+
+
+class ByClass(L.Callback):
+    """A callback whose state stands under a class, as before Lightning 1.5."""
+
+    state_key = Small
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.count = state_dict["count"]
+
+
+@pytest.mark.filterwarnings("error:.*callbacks used to create the checkpoint.*")
+@pytest.mark.parametrize("plugins", [[], [FolderCheckpointIO]])
+def test_a_state_whose_key_is_a_class_comes_back(tmp_path, plugins):
+    ours = ExactCheckpoint(tmp_path / "ours", every_minutes=None)
+    settings = {"plugins": [each() for each in plugins]}
+    short_trainer(tmp_path, ours, ByClass(5), **settings).fit(Small(), loader(), loader())
+    again = ByClass(0)
+    trainer = short_trainer(tmp_path, ours, again, max_epochs=2, **settings)
+    trainer.fit(Small(), loader(), loader(), ckpt_path=ours.latest())
+    assert again.count == 5
+
+
+@pytest.mark.filterwarnings("ignore:.*sync_dist=True.*")
+def test_a_training_in_another_process_ends_with_the_path_of_the_best(tmp_path):
+    ours = ExactCheckpoint(tmp_path / "ours", every_minutes=None, monitor="val/loss")
+    trainer = short_trainer(tmp_path, ours, strategy="ddp_fork", devices=1)
+    trainer.fit(Small(), loader(), loader())
+    assert Path(ours.best_model_path).resolve() == tmp_path / "ours" / "step-2"

@@ -31,6 +31,7 @@ from flatout.checkpoints.folder import (
     ABOUT,
     Unwritable,
     as_plain,
+    by_texts,
     leave_out_settings,
     require_whole,
     route_folders,
@@ -147,6 +148,7 @@ class ExactCheckpoint(Checkpoint):
         self._saved: Position | None = None
         self._loop: FastLoop | None = None
         self._is_saving = False
+        self._may_link = False
         self._is_extended = False
         self._has_warned = False
         self._is_stop_asked = False
@@ -163,6 +165,13 @@ class ExactCheckpoint(Checkpoint):
         """For Lightning's `ckpt_path="best"`; empty while there is none."""
         return str(self.best) if self.best.exists() else ""
 
+    @best_model_path.setter
+    def best_model_path(self, path: str) -> None:
+        """Called by Lightning after training in other processes (`ddp_spawn`), with their answer.
+
+        The link is on the disk, where this process sees it, too.
+        """
+
     def latest(self) -> Path | None:
         """The newest whole checkpoint, for `ckpt_path`; None where there is none.
 
@@ -174,7 +183,9 @@ class ExactCheckpoint(Checkpoint):
         return None if found is None else found.checkpoint
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._trainer = trainer
+        # Links are compared and set again by the first rank of a fit alone: a validation or a
+        # prediction from a checkpoint leaves the folder as it is.
+        self._may_link = stage == "fit" and trainer.is_global_zero
         self._loop = fast_loop_of(trainer)
         route_folders(trainer, self.folder)
         others = [each for each in callbacks_of(trainer) if each is not self]
@@ -209,9 +220,8 @@ class ExactCheckpoint(Checkpoint):
         call_before_validation(trainer, partial(self.boundary.begin_validation, trainer))
         # Now, not after an hour: a state that cannot be written would end training at the first
         # save.
-        as_plain(
-            {each.state_key: each.state_dict() for each in callbacks_of(trainer)}, "/callbacks", {}
-        )
+        states = {each.state_key: each.state_dict() for each in callbacks_of(trainer)}
+        as_plain(by_texts(states), "/callbacks", {})
         # More epochs than before were asked for: patience starts again, and may have changed.
         if self._is_extended:
             for stopping in (
@@ -270,6 +280,10 @@ class ExactCheckpoint(Checkpoint):
             self.boundary.end_validation(trainer)
             self._judge(trainer)
 
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            call_before_validation(trainer, None)
+
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._save_if_new(trainer)
         if asked := int(largest_of_ranks([self.when.signals.number], pl_module.device)[0]):
@@ -281,6 +295,7 @@ class ExactCheckpoint(Checkpoint):
         """Save the last boundary if the weights are still the same; ranks that have ended cannot
         take part.
         """
+        call_before_validation(trainer, None)
         # Our own errors say that nothing is worth keeping, or that it is kept; to save is a
         # collective call.
         is_ours = self.when.stopped_by or isinstance(exception, UserError | KeyboardInterrupt)
@@ -316,7 +331,7 @@ class ExactCheckpoint(Checkpoint):
         """A best by another metric, or one that is damaged, is the best no more."""
         best = self.best_so_far
         best.load_state_dict(state_dict)
-        if not self._trainer.is_global_zero or best.step is None:
+        if not self._may_link or best.step is None:
             return
         try:
             if state_dict["monitor"] != best.monitor:

@@ -31,6 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flatout.data.store.store import file_checksum
+from flatout.engine.lightning_internals import callbacks_of
 from flatout.errors import UserError, out_of_space, require
 from flatout.files import put_in_place, sync_file, write_synced
 
@@ -51,6 +52,10 @@ MAKE_ROOM = (
 class FolderCheckpointIO(CheckpointIO):
     """Writes and reads Lightning's checkpoint dictionaries as folders."""
 
+    def __init__(self, keys: Mapping[str, Any] | None = None) -> None:
+        """`keys`: those of callbacks' states that are no texts, by the text that is written."""
+        self.keys = keys or {}
+
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
@@ -65,6 +70,8 @@ class FolderCheckpointIO(CheckpointIO):
         tensors: dict[str, Tensor] = {}
         parts = dict(checkpoint)
         about = parts.pop(ABOUT, {})
+        if "callbacks" in parts:
+            parts["callbacks"] = by_texts(parts["callbacks"])
         state = as_plain(parts, "", tensors)
         try:
             _separate(tensors)
@@ -109,6 +116,9 @@ class FolderCheckpointIO(CheckpointIO):
             state = _with_tensors(json.loads((folder / STATE).read_text(encoding="utf-8")), tensors)
             if not isinstance(state, dict):
                 raise TypeError(f"{STATE} holds no mapping")
+            if "callbacks" in state:
+                states = dict(state["callbacks"])
+                state["callbacks"] = {self.keys.get(key, key): states[key] for key in states}
         except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
             # The checksums are right: another program has written such a folder.
             raise UserError(
@@ -128,20 +138,24 @@ class RoutedCheckpointIO(CheckpointIO):
     A ModelCheckpoint of Lightning in the same Trainer thus writes its files as ever.
     """
 
-    def __init__(self, ordinary: CheckpointIO, folder: Path) -> None:
+    def __init__(self, ordinary: CheckpointIO, folder: Path, keys: Mapping[str, Any]) -> None:
+        """`keys`: see `FolderCheckpointIO`."""
         self.ordinary = ordinary
         self.folder = folder.absolute()
-        self._folders = FolderCheckpointIO()
+        self._folders = FolderCheckpointIO(keys)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
-        self._io_of(path).save_checkpoint(checkpoint, path, storage_options)
+        # By name, as Lightning calls it: a plugin of the user's may take it by name alone.
+        self._io_of(path).save_checkpoint(checkpoint, path, storage_options=storage_options)
 
     def load_checkpoint(
         self, path: str | Path, map_location: object = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         io = self._folders if Path(path).is_dir() else self._io_of(path)
+        if map_location is None:  # Lightning passes it for a model in a file alone
+            return io.load_checkpoint(path, weights_only=weights_only)
         return io.load_checkpoint(path, map_location=map_location, weights_only=weights_only)
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -170,8 +184,11 @@ def route_folders(trainer: L.Trainer, folder: Path) -> None:
     )
     if isinstance(standing, RoutedCheckpointIO):
         standing = standing.ordinary
-    if not isinstance(standing, FolderCheckpointIO):
-        strategy.checkpoint_io = RoutedCheckpointIO(standing, folder)
+    keys = {each.state_key: each.state_key for each in callbacks_of(trainer)}
+    if isinstance(standing, FolderCheckpointIO):
+        standing.keys = by_texts(keys)
+    else:
+        strategy.checkpoint_io = RoutedCheckpointIO(standing, folder, by_texts(keys))
 
 
 def require_whole(folder: Path) -> dict[str, Any]:
@@ -296,6 +313,11 @@ def sealed(manifest: dict[str, Any]) -> bytes:
 
 def _is_as_written(path: Path, written: dict[str, Any]) -> bool:
     return path.stat().st_size == written["bytes"] and file_checksum(path) == written["xxh3"]
+
+
+def by_texts(states: Mapping[Any, Any]) -> dict[str, Any]:
+    """States of callbacks by texts: a key that is none, such as a class, gives its `repr`."""
+    return {key if isinstance(key, str) else repr(key): state for key, state in states.items()}
 
 
 class Unwritable(UserError):

@@ -22,6 +22,7 @@ import inspect
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -305,20 +306,36 @@ def disable_signal_handling(trainer: L.Trainer) -> None:
         set_method(owner, name, lambda: None)
 
 
-def call_before_validation(trainer: L.Trainer, note: Callable[[], None]) -> None:
-    """Call `note` before each validation of a fit, before all its hooks."""
-    loop = trainer.fit_loop.epoch_loop.val_loop
-    set_method(loop, "run", partial(_run_after_note, loop, note))
+def call_before_validation(trainer: L.Trainer, note: Callable[[], None] | None) -> None:
+    """Call `note` before each validation of a fit, before all its hooks.
 
-
-def _run_after_note(loop: _EvaluationLoop, note: Callable[[], None]) -> Any:
-    """Call `note`, then the loop's own `run`.
-
-    In a `partial` this can be pickled. A function within a function cannot, and the decorated `run`
-    of the class neither.
+    None ends the calls of an earlier function. A `run` that other code has set on the loop stays.
     """
-    note()
-    return type(loop).run(loop)
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    standing = unset_method(loop, "run")
+    if isinstance(standing, _RunAfterNote):
+        standing = standing.standing
+    if note is not None:
+        set_method(loop, "run", _RunAfterNote(loop, note, standing))
+    elif standing is not None:
+        set_method(loop, "run", standing)
+
+
+@dataclass(frozen=True, slots=True)
+class _RunAfterNote:
+    """Calls `note`, then the loop's `run`: the one that was set on it, or else its class's.
+
+    It can be pickled. A function within a function cannot, and the decorated `run` of the class
+    neither.
+    """
+
+    loop: _EvaluationLoop
+    note: Callable[[], None]
+    standing: Callable[[], Any] | None
+
+    def __call__(self) -> Any:
+        self.note()
+        return type(self.loop).run(self.loop) if self.standing is None else self.standing()
 
 
 def set_fetch_hooks(
