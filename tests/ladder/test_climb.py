@@ -148,6 +148,29 @@ def test_a_budget_that_is_over_still_measures_the_two_ends_and_nothing_else(tmp_
     assert found["whole"]["ratio"]["value"] == 1.0
 
 
+def test_one_round_states_no_speed_up(tmp_path, monkeypatch):
+    _, steps = climb_without_time(tmp_path, monkeypatch)
+    about = {"command": "", "device": "", "date": ""}
+    found = results(LADDER, steps, rows=10, about=about)
+    assert "speed-up: none is stated from one round; give more time with for=; promised 9×" in (
+        closing_lines(found)
+    )
+    several = results(LADDER, steps_of(**STEPS), rows=10, about=about)
+    for ladder, has_figure in ((found, False), (several, True)):
+        write_ladder_page(tmp_path, ladder)
+        above = (tmp_path / PAGE).read_text("utf-8").partition("<table")[0]
+        assert ("in all</" in above) is has_figure
+
+
+@pytest.mark.parametrize(("cores", "is_named"), [(1.6, True), (0.3, False)])
+def test_other_programs_that_compute_are_named(cores, is_named):
+    about = {"others": {"cores": cores, "of": 4}}
+    lines = closing_lines(results(LADDER, steps_of(**STEPS), rows=10, about=about))
+    line = "other programs kept 1.6 of 4 cores busy: these speeds are not comparable. Measure"
+    assert any(each.startswith(line) for each in lines) is is_named
+    assert 0 <= run_ladder.busy_cores() <= run_ladder.cpu_count()
+
+
 def test_without_two_measured_rungs_more_time_is_asked_for():
     found = results(LADDER, steps_of(), rows=10, about={})
     assert not found["is_complete"]

@@ -29,6 +29,7 @@ from flatout.ladder.rungs import (
     read_ladder,
 )
 from flatout.ladder.usual.program import Case
+from flatout.models import kind_of
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.contract import ModelConfig, recommended_lr
@@ -51,8 +52,8 @@ def program_of(model: object) -> str:
     require(
         type(model) in _PROGRAMS,
         "model",
-        f"{type(model).__name__} has no usual program",
-        allowed="bilstm, transformer, bitmlp, rnn",
+        f"there is no ladder for {kind_of(model)}",
+        allowed=", ".join(map(kind_of, (known() for known in _PROGRAMS))),
     )
     return _PROGRAMS[type(model)][0]
 

@@ -21,6 +21,8 @@ from flatout.report.page import filled
 
 MOST_SPREAD = 0.2  # rounds that differ by more are not those of a quiet machine
 
+_MOST_OF_OTHERS = 0.2  # of all cores, in other programs; verdicts of runs hold the same
+
 
 def closing_lines(ladder: Mapping[str, Any]) -> list[str]:
     """The lines below the table: rungs left out, speed of an epoch, speed-up, startup, quality.
@@ -41,11 +43,19 @@ def closing_lines(ladder: Mapping[str, Any]) -> list[str]:
     lines.append(f"an epoch as usually written: {before} ({ladder['rows']:,} rows)")
     lines.append(f"an epoch of {whole['top']}: {duration(whole['minutes_after'])}")
     promised = f"; promised {ladder['in_all']}" if ladder["in_all"] else ""
-    lines.append(f"speed-up: {written(whole['ratio'])}{promised}")
+    if has_speedup(whole):
+        lines.append(f"speed-up: {written(whole['ratio'])}{promised}")
+    else:
+        lines.append(f"speed-up: none is stated from one round; give more time with for={promised}")
     startup_before = f"{whole['startup_before_s']:.1f} s before"
     startup_after = f"{whole['startup_after_s']:.1f} s after at most"
     lines.append(f"startup: {startup_before}, {startup_after}")
-    return lines + _warn_of_spread(ladder["rungs"]) + quality_lines
+    return lines + _warn_of_others(ladder) + _warn_of_spread(ladder["rungs"]) + quality_lines
+
+
+def has_speedup(whole: Mapping[str, Any]) -> bool:
+    """Whether several rounds measured foot and top; a file of an older version does not say."""
+    return whole.get("rounds", 2) > 1
 
 
 def _skipped_lines(ladder: Mapping[str, Any]) -> list[str]:
@@ -63,6 +73,17 @@ def _quality_lines(quality: Mapping[str, Any] | None) -> list[str]:
     groups = "; ".join(f"{group['name']}: {mean_with_spread(group)}" for group in quality["groups"])
     metric = f"test {quality['metric']} in points, {quality['seeds']} seeds"
     return [f"{metric}: {groups}", quality["sentence"]]
+
+
+def _warn_of_others(ladder: Mapping[str, Any]) -> list[str]:
+    """A warning if other programs computed before the climb or after it."""
+    others = ladder.get("others")
+    if others is None or others["cores"] < _MOST_OF_OTHERS * others["of"]:
+        return []
+    return [
+        f"other programs kept {others['cores']:.1f} of {others['of']} cores busy: these speeds are"
+        " not comparable. Measure again while the machine does nothing else."
+    ]
 
 
 def _warn_of_spread(rungs: Sequence[Mapping[str, Any]]) -> list[str]:

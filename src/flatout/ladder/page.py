@@ -13,7 +13,14 @@ from typing import Any
 
 from flatout.files import write_atomically
 from flatout.ladder.chart import promise_chart
-from flatout.ladder.closing import closing_lines, duration, figures, mean_with_spread, word_of
+from flatout.ladder.closing import (
+    closing_lines,
+    duration,
+    figures,
+    has_speedup,
+    mean_with_spread,
+    word_of,
+)
 from flatout.report.page import render_text, tile
 
 PAGE = "ladder.html"
@@ -60,8 +67,9 @@ def _tiles(whole: Mapping[str, Any] | None) -> list[dict[str, str]]:
         return []
     ratio = whole["ratio"]
     interval = "" if ratio["low"] is None else f"{ratio['low']:.1f} to {ratio['high']:.1f}"
+    speedup = [tile(f"{ratio['value']:.1f}×", "in all", interval)] if has_speedup(whole) else []
     return [
-        tile(f"{ratio['value']:.1f}×", "in all", interval),
+        *speedup,
         tile(duration(whole["minutes_before"]), "an epoch", "as usually written"),
         tile(duration(whole["minutes_after"]), "an epoch", whole["top"]),
     ]

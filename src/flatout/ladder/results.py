@@ -128,6 +128,7 @@ def _whole(measured: Sequence[ClimbedRung], rows: int) -> dict[str, Any] | None:
         "minutes_before": _epoch_minutes(foot, rows),
         "minutes_after": _epoch_minutes(top, rows),
         "ratio": asdict(ratio(foot, top)),
+        "rounds": len(foot.found.keys() & top.found.keys()),
         "startup_before_s": foot.middle("startup_s"),
         "startup_after_s": top.middle("startup_s"),
         "startup_ratio": asdict(ratio(foot, top, STARTUP)),

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import psutil
+
 from flatout.data.store.cache import Cache
 from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.errors import UserError, did_you_mean, require
@@ -47,6 +49,7 @@ _QUIET = (
     "monitor.progress=false monitor.rival=false logger=none resume=null checkpoint.patience=null"
     " tune=off".split()
 )
+_WATCHED_S = 0.5  # for how long the machine is watched before and after the climb
 Compose = Callable[[Sequence[str]], "RunJob"]  # a run of the shared settings and more words
 
 
@@ -76,12 +79,15 @@ def run_ladder(
     count = rungs.count
     spent = time.monotonic() - began
     say(f"{ladder.title}: {count:,} rows, {len(ladder.rungs)} rungs, rows written in {spent:.1f} s")
+    before = busy_cores()
     steps = climb(ladder, rungs.make, folder, budget_s=budget_s, say=say)
+    others = {"cores": max(before, busy_cores()), "of": cpu_count()}
     about = {
         "command": command,
         "folder": str(folder),
         "date": time.strftime("%Y-%m-%d"),
         "budget_s": budget_s,
+        "others": others,
     }
     about |= {"batch": top.config.data.batch_size, "device": machine_name(), "versions": versions()}
     found: dict[str, Any] = json_safe(results(ladder, steps, rows=count, about=about))
@@ -98,6 +104,16 @@ def run_ladder(
     except OSError as error:
         say(f"the gains are not noted for later verdicts: {error}")
     return found
+
+
+def busy_cores() -> float:
+    """How many cores other programs keep busy now; none of ours computes meanwhile."""
+    share: float = psutil.cpu_percent(interval=_WATCHED_S) / 100
+    return share * cpu_count()
+
+
+def cpu_count() -> int:
+    return psutil.cpu_count() or 1
 
 
 def say(line: str) -> None:
