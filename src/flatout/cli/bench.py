@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     rounds = arguments.asked_rounds
     require(rounds is None or rounds > 0, "--rounds", f"{rounds} rounds", allowed="1 or more")
-    parted = ("bert", "doctor", "quality", "reuse")
+    parted = ("bert", "defaults", "doctor", "quality", "reuse")
     is_parted = arguments.only is None or arguments.name in parted
     require(
         is_parted,

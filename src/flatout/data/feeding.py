@@ -21,6 +21,7 @@ from flatout.errors import UserError, check_settings, require, setting
 FILES = "a file, a pattern, a list of files; from Python a table"
 FOLDERS = "a file, a pattern, a list of files, a folder; from Python a table"
 SOURCES = "a file, a pattern, a list of files, a folder, a name of the Hub; from Python a table"
+ROWS = 128  # of a batch, where nothing says otherwise
 _FURTHEST = 4096  # rows; an error looks so far for numbers that can be divided
 
 
@@ -37,7 +38,12 @@ class FeedingConfig:
     split_seed: int = setting(
         0, "Seed; equal rows share a split.", allowed="a whole number, each one another split"
     )
-    batch_size: int = setting(128, "Rows one device computes at once.", least=1)
+    batch_size: int | None = setting(
+        None,
+        "Rows one device computes at once; null: 128, and fewer where a run has few rows.",
+        least=1,
+        example="data.batch_size=64",
+    )
     tokens_per_batch: int | None = setting(
         None,
         "Cap on the tokens one device computes at once; replaces batch_size.",
@@ -108,8 +114,8 @@ class FeedingConfig:
     def batches(self, world: int) -> tuple[int, int]:
         """Rows that each of `world` devices computes at once, and batches of a step on each."""
         if self.effective_batch is None:
-            return self.batch_size, self.accumulate
-        return divided(self.effective_batch, self.batch_size, world)
+            return self.batch_size or ROWS, self.accumulate
+        return divided(self.effective_batch, self.batch_size or ROWS, world)
 
     def taken_shares(self, given: Collection[str]) -> tuple[float, float]:
         """Shares of the training rows that become validation and test; `given`: splits with rows of

@@ -72,7 +72,7 @@ def describe(
         optim.scale_lr is ScaleRate.none, "optim.scale_lr", "is a rung's own", hint="Leave it out."
     )
     lr = recommended_lr(model) if optim.lr is None else optim.lr
-    about |= {"batch": data.batch_size, "lr": float(optim.highest if lr is None else lr)}
+    about |= {"batch": data.batches(1)[0], "lr": float(optim.highest if lr is None else lr)}
     sizes = {name: getattr(model, name) for name in _PROGRAMS[type(model)][1]}
     return Case(model=sizes, reading={**way_of(data).reading(data), **reading}, **about)
 
@@ -154,10 +154,10 @@ def choose_ladder(data: ProgramData, model: ModelConfig, folders: Sequence[Path]
             own = replace(rung, promised="", factor=None, words=tuple(words))
             if program == OF_ENCODERS and rung.keywords is not None:
                 # Its rungs change the batch size; your learning rate was chosen for yours.
-                batch = {"batch": data.batch_size} if "batch" in rung.keywords else {}
+                batch = {"batch": data.batches(1)[0]} if "batch" in rung.keywords else {}
                 keywords = {
                     **rung.keywords,
-                    "base_rows": data.batch_size,
+                    "base_rows": data.batches(1)[0],
                     "scale_lr": "sqrt",
                     **batch,
                 }

@@ -89,7 +89,8 @@ def run_ladder(
         "budget_s": budget_s,
         "others": others,
     }
-    about |= {"batch": top.config.data.batch_size, "device": machine_name(), "versions": versions()}
+    rows_at_once, _ = top.config.data.batches(1)
+    about |= {"batch": rows_at_once, "device": machine_name(), "versions": versions()}
     found: dict[str, Any] = json_safe(results(ladder, steps, rows=count, about=about))
     # Written now as well: trainings to the end may take hours, and the climb is done.
     write(found, folder)

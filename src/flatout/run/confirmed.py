@@ -110,7 +110,9 @@ def _had_settings(run: Path, settings: dict[str, Any]) -> bool:
     try:
         theirs = yaml.safe_load((run / SETTINGS).read_text(encoding="utf-8"))
         for key in _DATA_KEYS:
-            if theirs["data"].get(key) != settings["data"].get(key):
+            # A batch size that was left open followed the rows, which are the same.
+            is_open = key == "batch_size" and theirs["data"].get(key) is None
+            if not is_open and theirs["data"].get(key) != settings["data"].get(key):
                 return False
         for key in ("precision", "compile"):
             if theirs[key] != settings[key]:

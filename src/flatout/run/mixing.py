@@ -27,9 +27,8 @@ from flatout.tasks.mixture import FittedMixture, fit_mixture, log_shares
 
 _LEAST_S = 20.0  # that the linear model may take in any run; in a longer one `_SHARE` of its time
 _SHARE = 0.1
-# Below so many validation rows a weight is noise; above so many training rows a network knows
-# what n-grams know.
-_LEAST_ROWS = 20
+# Training rows below which nothing is learned, and above which a network knows what n-grams know.
+_LEAST_ROWS = 100
 _MOST_ROWS = 20_000
 
 
@@ -77,10 +76,8 @@ def _why_not(ngrams: Ngrams, config: RunConfig, data: object) -> str:
     if data.config.is_sample:
         return "the built-in sample has words without letters in common"
     rows = data.store.splits["train"].num_rows
-    if rows > _MOST_ROWS:
-        return f"{rows:,} rows teach a network what n-grams tell"
-    held = data.store.splits["validation"].num_rows
-    return f"{held} validation rows choose no weights" if held < _LEAST_ROWS else ""
+    is_within = _LEAST_ROWS <= rows <= _MOST_ROWS
+    return "" if is_within else f"not for {rows:,} rows"
 
 
 def _why_impossible(config: RunConfig, data: object) -> str:

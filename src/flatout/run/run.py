@@ -38,6 +38,7 @@ from flatout.run.context import OurParts, RunContext, RunParts
 from flatout.run.evaluation import evaluate, load_best
 from flatout.run.fitting import fit_to_end
 from flatout.run.kinds import kind_of
+from flatout.run.length import settle_length
 from flatout.run.micro_batches import restore_micro_batches
 from flatout.run.mixing import add_linear_model, require_mixable
 from flatout.run.own_parts import metric_among, report_own_parts
@@ -79,6 +80,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         data = open_data(config, ranks, folder)
         require_memory_for_model(config, data, ranks, device)
         require_mixable(config, data)
+        config = settle_length(config, data, ranks, folder)
         config = tune(config, data, context, overrides)
         parts = build_run_parts(config, data, context)
         settings = resolve(config, parts, context)

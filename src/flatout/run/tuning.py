@@ -24,7 +24,7 @@ from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, choose_feed
 from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import PlanSettings
-from flatout.data.feeding import FeedKind
+from flatout.data.feeding import ROWS, FeedKind
 from flatout.data.store.cache import recipe_key
 from flatout.data.store.store import Store
 from flatout.distributed.limits import free_bytes, limits, processor_name
@@ -41,6 +41,7 @@ from flatout.perf.tune.settings import is_typed
 from flatout.perf.tune.speeds import OpenSettings, allowed_seconds
 from flatout.perf.verdict.confirmation import Confirmed
 from flatout.report.summary import plain
+from flatout.run.length import SIZES
 
 _WAIT_S = 30.0  # how much longer than its budget another process may take to measure the same
 # A search that ran out of time begins again in a run that may spend this many times as long on it,
@@ -337,10 +338,15 @@ def _why_rows_are_settled(config: RunConfig, overrides: Sequence[str]) -> str:
     data = config.data
     if data.tokens_per_batch is not None:
         return "data.tokens_per_batch decides"
-    for name in ("batch_size", "accumulate"):
-        default = type(data).__dataclass_fields__[name].default
-        is_changed = not overrides and getattr(data, name) != default
-        if is_changed or is_typed(f"data.{name}", overrides):
+    # from Python nothing is typed: values that differ from the usual ones were chosen
+    default = type(data).__dataclass_fields__["batch_size"].default
+    usual = (ROWS, *SIZES) if default is None else (default,)
+    is_changed = {
+        "batch_size": not overrides and data.batch_size not in usual,
+        "accumulate": not overrides and data.accumulate != 1,
+    }
+    for name, changed in is_changed.items():
+        if changed or is_typed(f"data.{name}", overrides):
             return "asked for"
     for name in ("limit_train_batches", "val_check_interval"):
         # whole numbers count batches, fractions are shares of an epoch
