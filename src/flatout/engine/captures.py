@@ -37,7 +37,7 @@ class Capture(Protocol):
     def forget(self) -> None:
         """Give back what captures hold, once none of them is used any more."""
 
-    def seconds(self, function: Callable[[], None]) -> float:
+    def seconds(self, function: Callable[[], object]) -> float:
         """How long a function takes until the device has done its work; waits for the device."""
 
 
@@ -90,7 +90,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
         self.num_bytes = 0
 
-    def seconds(self, function: Callable[[], None]) -> float:
+    def seconds(self, function: Callable[[], object]) -> float:
         torch.cuda.synchronize(self._device)
         began = time.perf_counter()
         function()

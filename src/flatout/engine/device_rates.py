@@ -43,15 +43,15 @@ class DeviceRates:
         self.update()
         # torch refuses a capture without `capturable`, and warns of a plain step with it
         is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        before = [(group["lr"], group["capturable"]) for group in self._optimizer.param_groups]
-        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+        groups = self._optimizer.param_groups
+        before = [dict(group) for group in groups]
+        for group, rate in zip(groups, self._rates, strict=True):
             group["lr"] = rate
-            group["capturable"] = group["capturable"] or is_capturing
+            # SGD counts no steps, and has no such setting
+            if is_capturing and "capturable" in group:
+                group["capturable"] = True
         try:
             yield
         finally:
-            for group, (rate, is_capturable) in zip(
-                self._optimizer.param_groups, before, strict=True
-            ):
-                group["lr"] = rate
-                group["capturable"] = is_capturable
+            for group, earlier in zip(groups, before, strict=True):
+                group.update(earlier)

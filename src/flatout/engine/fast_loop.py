@@ -45,7 +45,7 @@ from flatout.engine.pieces import Pieces
 from flatout.engine.step import Step
 from flatout.engine.step_graph import StepGraphs
 from flatout.engine.step_losses import NotFinite, StepLosses
-from flatout.errors import require
+from flatout.errors import UserError, require
 from flatout.models.lean import LeanEmbedding
 
 # Lightning's strategies and precisions that step as the fast loop does.
@@ -89,7 +89,7 @@ class FastLoop(Callback):
     ) -> None:
         require(graph in list(GraphUse), "graph", repr(graph), allowed=", ".join(GraphUse))
         self.graph = GraphUse(graph)
-        self.graphs: StepGraphs | None = None
+        self.graphs: StepGraphs[Any, Any] | None = None
         """The captured steps of the training that this loop has begun; None: all are plain."""
         self.graph_facts: dict[str, Any] = {}
         """Of the last training: how many steps were replayed, and why others were not."""
@@ -135,7 +135,7 @@ class FastLoop(Callback):
         state: dict[str, Any] = {"rate": self.last_lr}
         # A resumed training goes on as it began, though its proof may come out otherwise.
         if self.graphs is not None:
-            state["captures"] = not self.graphs.why_off
+            state["captures"] = self.graphs.goes_on()
         elif self._captured_before is not None:
             state["captures"] = self._captured_before
         return state
@@ -223,6 +223,8 @@ class FastLoop(Callback):
         internals.unplug_optimization(trainer)
 
     def _set_active(self, reason_against: str) -> None:
+        if reason_against and self.graph is GraphUse.on:
+            raise UserError("graph", f"on, but {reason_against}", hint="Leave it at auto.")
         if reason_against:
             print(f"fast loop: off, {reason_against}; Lightning's own loop trains")
         self.is_active = not reason_against
@@ -294,11 +296,12 @@ class FastLoop(Callback):
         Its phases are one launch, whose time counts as the forward pass.
         """
         assert self.step is not None
+        assert self.graphs is not None
         self.last_lr = self.step.optimizer.param_groups[0]["lr"]
         self.phase_s["forward"] += self.edge(1) - started
         self.edge(2)
         self.edge(3)
-        return {"loss": self.losses.values[-1]}
+        return self.graphs.take_outputs()
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer

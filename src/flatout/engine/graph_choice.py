@@ -2,22 +2,25 @@
 
 Asked once, before the first step, for `FastLoop(graph=...)`. With `auto` a training is taken only
 where everything that a step reads is known to lie on the device; what that is stands below, each
-reason beside its condition. Then `StepGraphs` proves it in the run.
+reason beside its condition. With `on` any module is: what its steps read is watched in the run
+(`step_watch.py`). In both cases `StepGraphs` proves that replays equal plain steps.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import lightning as L
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from torch.optim import AdamW
+from torch.optim import SGD, Adam, AdamW
 
 from flatout.data.batches.shapes import Shapes
+from flatout.data.batches.signatures import Signatures
 from flatout.engine.captures import CAPTURES, GraphUse
 from flatout.engine.clipping import is_fused
 from flatout.engine.step_graph import StepGraphs
+from flatout.engine.step_watch import StepWatch
 from flatout.errors import UserError, require
 from flatout.models.contract import Network, contract
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 _LEAST_STEPS = 200
 """A capture takes about as long as ten plain steps, and up to eight of them may be needed."""
+_STEP_ON_DEVICE = (AdamW, Adam, SGD)  # those of torch that can be fused on a GPU
 
 
 class _TaskOfOurs(Protocol):
@@ -44,7 +48,7 @@ def choose_graphs(
     asked: GraphUse,
     *,
     captured_before: bool | None = None,
-) -> StepGraphs | None:
+) -> StepGraphs[Any, Any] | None:
     """Captured steps for a training; None where plain steps take all of it.
 
     With `on`, `UserError` says why it cannot be. With `auto` a line says it, where there is a GPU.
@@ -54,9 +58,18 @@ def choose_graphs(
     stays_plain = asked is GraphUse.auto and captured_before is False
     if asked is GraphUse.off or stays_plain:
         return None
-    reason = _reason_against_device(device.type) or _reason_against(trainer, module, step)
+    has_plan = hasattr(trainer.train_dataloader, "planned_sizes")
+    is_of_others = not (_is_of_flatout(module) or has_plan)
+    is_watched = is_of_others and asked is GraphUse.on
+    reason = _reason_against_device(device.type) or _reason_against_trainer(trainer, step)
+    if not (reason or is_watched):
+        reason = _reason_against_module(module) or _reason_against_feed(trainer.train_dataloader)
     if not reason and asked is GraphUse.auto and trainer.estimated_stepping_batches < _LEAST_STEPS:
         reason = f"the training has fewer than {_LEAST_STEPS} steps"
+    if not reason and is_watched:
+        capture = CAPTURES[device.type](device)
+        watch = StepWatch(module, has_replayed=bool(captured_before))
+        return StepGraphs(step, Signatures(device), capture, watch=watch)
     if not reason:
         feed = trainer.train_dataloader
         assert feed is not None
@@ -90,13 +103,8 @@ def _reason_against_device(kind: str) -> str:
     return f"steps are captured on {', '.join(CAPTURES).upper()} devices, not on a {kind.upper()}"
 
 
-def _reason_against(trainer: L.Trainer, module: L.LightningModule, step: Step) -> str:
-    """Why a step cannot be captured whole; empty if it can."""
-    return (
-        _reason_against_trainer(trainer, step)
-        or _reason_against_module(module)
-        or _reason_against_feed(trainer.train_dataloader)
-    )
+def _is_of_flatout(module: L.LightningModule) -> bool:
+    return type(module).__module__.startswith("flatout.")
 
 
 def _reason_against_trainer(trainer: L.Trainer, step: Step) -> str:
@@ -110,15 +118,18 @@ def _reason_against_trainer(trainer: L.Trainer, step: Step) -> str:
         return f"{hook} is called within each step"
     if side.clips_in_its_own_way():
         return "gradients are clipped by the module, or by value"
-    if step.decides_on_host or type(optimizer) is not AdamW or not is_fused(optimizer):
-        return f"{type(optimizer).__name__} does not step on the device alone"
+    name = type(optimizer).__name__
+    if type(optimizer) not in _STEP_ON_DEVICE:
+        return f"{name} does not step on the device alone"
+    if step.decides_on_host or not is_fused(optimizer):
+        return f"{name} does not step on the device alone, as it lacks fused=True"
     return ""
 
 
 def _reason_against_module(module: L.LightningModule) -> str:
     # The loss of a task of flatout reads nothing of the host but shapes.
-    if not type(module).__module__.startswith("flatout."):
-        return f"{type(module).__name__} is no task of flatout's"
+    if not _is_of_flatout(module):
+        return f"{type(module).__name__} is no task of flatout's, which graph=on may capture"
     network = module.model
     if not isinstance(network, Network):
         return f"{type(network).__name__} is no network of flatout's"

@@ -106,8 +106,8 @@ class LightningSide:
         if ends_step:  # Lightning counts it before the forward pass, too
             self._optimization.optim_progress.optimizer.step.increment_ready()
         self._must_zero_gradients = batch_idx % self.trainer.accumulate_grad_batches == 0
-        if self._must_zero_gradients and self._zeroes_before_forward:
-            self._zero_gradients()
+        if self._zeroes_before_forward:
+            self.zero_gradients()
         return ends_step
 
     def run_passes(self, passes: Callable[[], float]) -> float:
@@ -142,8 +142,7 @@ class LightningSide:
         self._outputs = {} if result.loss is None else result.asdict()
         # After `training_step`, as in Lightning's loop: gradients that it has added by a `backward`
         # of its own are dropped, too.
-        if self._must_zero_gradients:
-            self._zero_gradients()
+        self.zero_gradients()
         return result.closure_loss
 
     def backward(self, loss: Tensor, *, ends_step: bool) -> None:
@@ -192,6 +191,7 @@ class LightningSide:
 
     def end_step(self) -> None:
         """Count the step, and let the module follow it."""
+        self.zero_gradients()  # a replay has dropped them, but did not count it
         self._optimization.optim_progress.optimizer.step.increment_completed()
         if self._after_optimizer_step is not None:
             self._after_optimizer_step()
@@ -207,7 +207,9 @@ class LightningSide:
             self._one = torch.ones_like(loss)
         return self._one
 
-    def _zero_gradients(self) -> None:
-        self._must_zero_gradients = False
-        are_hooked = not self._hooks.isdisjoint(_ZERO_GRAD_HOOKS)
-        self._optimization.zero_gradients(self.optimizer, self._batch_idx, are_hooked=are_hooked)
+    def zero_gradients(self) -> None:
+        """Drop all gradients and count it, as Lightning does, unless this step has done it."""
+        if self._must_zero_gradients:
+            self._must_zero_gradients = False
+            hooked = not self._hooks.isdisjoint(_ZERO_GRAD_HOOKS)
+            self._optimization.zero_gradients(self.optimizer, self._batch_idx, are_hooked=hooked)

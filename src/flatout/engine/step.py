@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine.clipping import (
     clip_divisor,
     clip_gradients,
@@ -129,20 +128,19 @@ class Step:
             self._is_updating = False
         self._is_running = False
 
-    def run_at_once(self, batch: FlatBatch) -> tuple[Tensor, Tensor]:
-        """All that a step of one batch asks of the device; its loss and its gradient's norm.
+    def run_at_once(self, batch: object) -> tuple[dict[str, Any], Tensor]:
+        """All that a step of one batch asks of the device; its outputs and its gradient's norm.
 
         It reads no random state, counts nothing, and cannot be repeated; `finish` does the rest.
         """
         with self.losses.of_step(None):
-            self.optimizer.zero_grad()
             loss = self.side.forward(batch)
             assert loss is not None
+            self.optimizer.zero_grad()
             self.side.backward(loss, ends_step=True)
             self._clip_and_check()
             self._update()
-            self.side.take_outputs()
-            return loss.detach(), self.losses.norms.pop()
+            return self.side.take_outputs(), self.losses.norms.pop()
 
     def finish(self, loss: Tensor, norm: Tensor) -> None:
         """Note and count a step that `run_at_once` or a replay of it has taken."""

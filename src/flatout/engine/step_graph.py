@@ -9,6 +9,10 @@ the card to compute it. A captured step asks once. `StepGraphs.take` gets each b
     the proof            -> plain and replayed steps from the same start, compared and timed
     later                -> a replay; the first of another shape captures it
 
+Batches of flatout's feeds are brought to few shapes (`shapes.py`). Those of somebody's own module
+have a signature (`signatures.py`); there plain steps are watched first (`step_watch.py`), and each
+captured step has a proof.
+
 Plain and captured steps are the same function (`Step.run_at_once`), and so have the same bits. What
 changes from step to step lies on the device: the batch, its number of rows, the learning rates
 (`device_rates.py`), the flag of a broken step. The training stays plain where a replay gives other
@@ -18,22 +22,26 @@ line says which, and `summary` says at the end what was replayed.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import SGD
 
+from flatout.data.batches.signatures import change_tensors, tensors_of
 from flatout.engine.captures import Capture, Replayable
 from flatout.engine.device_rates import DeviceRates
+from flatout.engine.host_state import State, first_difference, state_of_module
 from flatout.engine.random_state import random_state, restore_random_state
+from flatout.engine.step_watch import Logged, StepWatch
 
 if TYPE_CHECKING:
-    from flatout.data.batches.flat_batch import FlatBatch
-    from flatout.data.batches.shapes import Shape, Shapes
     from flatout.engine.step import Step
 
 _PLAIN_FIRST = 3  # steps; the optimizer makes its state in the first, kernels are chosen
@@ -42,20 +50,59 @@ _NOISE = 4.0
 """A replay may differ from a plain step by this many times what plain steps differ among
 themselves. Kernels that add in any order give other bits in each run; where they do not, a replay
 has to be equal in all bits."""
-_MOST_BUFFERS = 16  # shapes, also by the number of labels; batches of rarer ones are plain
+_MOST_SEEN = 1000  # shapes that are counted; batches of any other one are plain
+_MOST_CHANGES = 8
+"""So many changes of a module or an optimizer between steps end the replays, if these were few."""
+_LEAST_REPLAYS = 20  # a change, as a capture takes about as long as ten plain steps
 
-
+ShapeT = TypeVar("ShapeT", bound=Hashable)
+BatchT = TypeVar("BatchT")
 Apart = tuple[float, float]
 """The largest difference of two steps: of all numbers that they change, and of loss and norm."""
 
 
+class Buffers(Protocol[ShapeT, BatchT]):
+    """Brings batches to shapes, each with a buffer at a fixed address."""
+
+    plain_first: int  # batches of a shape that train plainly before its step is captured
+    most: int  # shapes that are captured
+
+    def shape_of(self, batch: BatchT) -> ShapeT | str:
+        """The shape for a batch, or in words why there is none."""
+
+    def make(self, shape: ShapeT, batch: BatchT) -> BatchT:
+        """A buffer of a shape, filled with a batch."""
+
+    def fill(self, buffer: BatchT, batch: BatchT) -> BatchT:
+        """Copy a batch into a buffer of its shape, which is returned; nothing waits."""
+
+    def release(self, buffer: BatchT) -> None:
+        """Let a buffer forget its batch."""
+
+    def count_tokens(self, shape: ShapeT, batch: BatchT) -> tuple[int, int]:
+        """Tokens of a batch, and those that a step of its shape computes."""
+
+
+@dataclass(slots=True)
+class _Ran:
+    """What a step leaves beside new weights."""
+
+    outputs: dict[str, Any]  # of `training_step`, its loss among them
+    norm: Tensor
+    logged: list[Logged]
+
+    def tensors(self) -> list[Tensor]:
+        values = [call.value for call in self.logged]
+        return [*tensors_of(self.outputs), self.norm, *values]
+
+
 @dataclass(slots=True)
 class _Graph:
-    """A captured step, the buffer that it reads, and the numbers that it leaves."""
+    """A captured step, the numbers that it leaves, and where its gradients lie."""
 
     captured: Replayable
-    loss: Tensor
-    norm: Tensor
+    ran: _Ran
+    gradients: list[tuple[nn.Parameter, Tensor | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +122,42 @@ class _Proof:
         return any(not distance <= _NOISE * noise for distance, noise in pairs)
 
 
-class StepGraphs:
+class StepGraphs(Generic[ShapeT, BatchT]):
     """Takes the steps of a training by replays, where that is proven."""
 
-    def __init__(self, step: Step, shapes: Shapes, capture: Capture, *, must_gain: bool) -> None:
-        """`must_gain`: whether the training stays plain where replays are no faster."""
+    def __init__(
+        self,
+        step: Step,
+        shapes: Buffers[ShapeT, BatchT],
+        capture: Capture,
+        *,
+        must_gain: bool = False,
+        watch: StepWatch | None = None,
+    ) -> None:
+        """`must_gain`: whether the training stays plain where replays are no faster.
+
+        `watch`: of a module of which nothing is known; None for tasks of flatout.
+        """
         self._step = step
         self._shapes = shapes
         self._capture = capture
         self._must_gain = must_gain
-        self._rates = DeviceRates(step.optimizer, step.module.device)
-        step.rates = self._rates
-        self._buffers: dict[Shape, FlatBatch] = {}
-        self._graphs: dict[Shape, _Graph] = {}
-        self._facts: list[Any] = []  # what the graphs have fixed, see `_describe`
-        self._unfit: set[Shape] = set()  # those that could not be captured
+        self._watch = watch
+        self._rates: DeviceRates | None = None
+        if watch is None or step.side.trainer.lr_scheduler_configs:
+            self._rates = DeviceRates(step.optimizer, step.module.device)
+        # On the device a rate has 32 bits only. So the steps of somebody's own module read them
+        # there from the first replay on, and only where a schedule changes them.
+        if watch is None or watch.has_replayed:
+            step.rates = self._rates
+        self._seen = Counter[ShapeT]()  # batches of each shape
+        self._buffers: dict[ShapeT, BatchT] = {}
+        self._graphs: dict[ShapeT, _Graph] = {}
+        self._facts = State()  # what the graphs have fixed, see `_describe`
+        self._changes = 0  # of it between steps
+        self._unfit: set[ShapeT] = set()  # those that could not be captured
         self._is_proven = False
+        self._outputs: dict[str, Any] = {}  # of the last replay
         self.why_off = ""  # why no step is replayed any more
         self.evidence = ""  # of the proof
         self.replayed = 0  # steps
@@ -98,80 +165,132 @@ class StepGraphs:
         self._tokens = 0  # of all replayed batches
         self._computed_tokens = 0  # of their buffers
 
-    def take(self, batch: FlatBatch) -> FlatBatch | None:
+    def take(self, batch: BatchT) -> BatchT | None:
         """Take the step of a batch; if a plain step must take it, the batch for that step."""
         shape = self._shape_of(batch)
         if isinstance(shape, str):
             self.plain[shape] += 1
             return batch
-        is_first_of_shape = shape not in self._buffers
+        self._seen[shape] += 1
+        reason = self._reason_for_plain(shape)
+        if reason and self._watch is not None:
+            self.plain[reason] += 1
+            if not self.why_off:
+                self._watch.watch_next(shape)
+            return batch
         buffer = self._fill(shape, batch)
-        if reason := self._reason_for_plain(is_first_of_shape=is_first_of_shape):
+        if reason:
             self.plain[reason] += 1
             return buffer
-        self._rates.update()
+        self._step.rates = self._rates
+        if self._rates is not None:
+            self._rates.update()
         # Until it is counted, what an interrupt leaves behind is no state between two steps.
         self._step.is_at_once = True
-        try:
-            graph = self._replay(shape, buffer)
-        except RuntimeError as error:  # out of memory, or a kernel that no graph may hold
-            self._give_up(shape, _first_line(error))
-            graph = None
+        graph = self._try_to_replay(shape, buffer, batch)
         if graph is None:
             self._step.is_at_once = False
             # A trial leaves its gradients, to which the plain step would add its own.
             self._step.optimizer.zero_grad()
             if self.why_off:
+                self.plain[self.why_off] += 1
                 return batch
             self.plain["that could not be replayed"] += 1
             return buffer
-        self.replayed += 1
-        self._tokens += batch.num_tokens
-        self._computed_tokens += self._tokens_of(shape)
-        # copies, as the next replay writes to the same addresses
-        self._step.finish(graph.loss.clone(), graph.norm.clone())
-        # A batch is a slice of many that were gathered at once, which it would keep in memory.
-        buffer.copied_from = None
+        self._end_replay(shape, graph, batch)
+        self._shapes.release(buffer)
         return None
 
-    def _reason_for_plain(self, *, is_first_of_shape: bool) -> str:
-        """Why a plain step must train on the buffer; empty where it may be a replay."""
-        if self.plain["the first steps"] < _PLAIN_FIRST or not self._step.optimizer.state:
-            return "the first steps"
-        if is_first_of_shape:
-            # Libraries choose kernels and make workspaces then, which a capture may not.
-            return "the first of a shape"
-        facts = _describe(self._step)
-        if facts == self._facts:
-            return ""
-        self._facts = facts
-        if not self._graphs:
-            return ""
-        # A plain step lets the optimizer and the clipping learn of the new weights.
-        self._forget_graphs()
-        return "the first with other weights"
+    def take_outputs(self) -> dict[str, Any]:
+        """What `training_step` would have returned for the batch that was replayed last."""
+        outputs = self._outputs
+        self._outputs = {}
+        return outputs
 
-    def _replay(self, shape: Shape, buffer: FlatBatch) -> _Graph | None:
+    def _reason_for_plain(self, shape: ShapeT) -> str:
+        """Why a plain step must train on the batch; empty where it may be a replay."""
+        facts = self._describe()
+        changed = first_difference(self._facts, facts)
+        self._facts = facts
+        had_graphs = bool(self._graphs)
+        if changed and had_graphs:
+            self._forget_graphs()
+        # only SGD without momentum keeps nothing
+        has_state = self._step.optimizer.state or isinstance(self._step.optimizer, SGD)
+        if self.plain["the first steps"] < _PLAIN_FIRST or not has_state:
+            return "the first steps"
+        if changed and (had_graphs or self._watch is not None):
+            # A plain step lets the optimizer and the clipping learn of the new weights.
+            return self._note_change(shape, changed)
+        # Libraries choose kernels and make workspaces then, which a capture may not.
+        return "the first of a shape" if self._seen[shape] <= self._shapes.plain_first else ""
+
+    def _note_change(self, shape: ShapeT, changed: str) -> str:
+        """Begin anew after a change between two steps; the reason for this plain step."""
+        self._changes += 1
+        are_many = self._changes > _MOST_CHANGES
+        if are_many and self.replayed < _LEAST_REPLAYS * self._changes:
+            self._turn_off(f"another value of {changed} in each step")
+            return self.why_off
+        if self._watch is not None:
+            self._watch.forget()
+            self._seen.clear()
+            self._seen[shape] = 1
+        return "the first after a change"
+
+    def _try_to_replay(self, shape: ShapeT, buffer: BatchT, batch: BatchT) -> _Graph | None:
+        """Take the step by a replay; None if it was not taken."""
+        # A module of somebody's own may fail in its own way where a number is not known.
+        kind = RuntimeError if self._watch is None else Exception
+        try:
+            return self._replay(shape, buffer, batch)
+        except kind as error:  # out of memory, or a kernel that no graph may hold
+            self._give_up(shape, _first_line(error))
+            return None
+
+    def _replay(self, shape: ShapeT, buffer: BatchT, batch: BatchT) -> _Graph | None:
         """Take the step by a replay, captured or proven first if need be; None: not taken."""
         graph = self._graphs.get(shape)
-        if graph is None and not self._is_proven:
-            return self._prove(shape, buffer)
+        needs_proof = self._watch is not None or not self._is_proven
+        if graph is None and needs_proof:
+            return self._prove(shape, buffer, batch)
         if graph is None:
             graph = self._capture_step(shape, buffer)
         graph.captured.replay()
         return graph
 
-    def _give_up(self, shape: Shape, why: str) -> None:
+    def _end_replay(self, shape: ShapeT, graph: _Graph, batch: BatchT) -> None:
+        """Count a replayed step, and hand on what it has computed."""
+        self.replayed += 1
+        tokens, computed_tokens = self._shapes.count_tokens(shape, batch)
+        self._tokens += tokens
+        self._computed_tokens += computed_tokens
+        # copies, as the next replay writes to the same addresses
+        self._outputs = change_tensors(graph.ran.outputs, Tensor.clone)
+        if self._watch is not None:
+            self._watch.log(self._step.side.trainer, graph.ran.logged)
+        self._step.finish(self._outputs["loss"], graph.ran.norm.clone())
+        # for callbacks that read gradients
+        for weight, gradient in graph.gradients:
+            weight.grad = gradient
+
+    def _give_up(self, shape: ShapeT, why: str) -> None:
         """Train batches of this shape plainly; all batches, if nothing was ever replayed."""
         self._unfit.add(shape)
-        if not self._is_proven:
+        if self._watch is not None and self._watch.reason:
+            self._turn_off(self._watch.reason)
+        elif not self._is_proven:
             self._turn_off(f"its capture failed ({why})")
-            return
-        print(f"step graph: batches of {shape.tokens:,} tokens stay plain ({why})", flush=True)
+        else:
+            print(f"step graph: batches of {shape} stay plain ({why})", flush=True)
 
     def _forget_graphs(self) -> None:
         self._graphs.clear()
         self._capture.forget()
+
+    def goes_on(self) -> bool:
+        """Whether a resumed training replays steps, too."""
+        return not self.why_off and (self._is_proven or self._watch is None)
 
     def summary(self) -> str:
         """Which share of the steps was replayed, and why each other one was not."""
@@ -198,23 +317,31 @@ class StepGraphs:
             "evidence": self.evidence or self.why_off,
         }
 
-    def _shape_of(self, batch: FlatBatch) -> Shape | str:
-        if not self.why_off and self._step.pieces.are_cut_for_training:
-            self._turn_off("batches are cut into pieces, as memory ran out")
+    def _shape_of(self, batch: BatchT) -> ShapeT | str:
+        if not self.why_off:
+            reason = self._reason_to_end()
+            if reason:
+                self._turn_off(reason)
         if self.why_off:
             return self.why_off
         shape = self._shapes.shape_of(batch)
-        is_new = shape not in self._buffers
-        if shape in self._unfit or (is_new and len(self._buffers) >= _MOST_BUFFERS):
+        if isinstance(shape, str):
+            return shape
+        has_no_buffer = shape not in self._buffers and len(self._buffers) >= self._shapes.most
+        is_too_rare = shape not in self._seen and len(self._seen) >= _MOST_SEEN
+        if shape in self._unfit or has_no_buffer or is_too_rare:
             return "of a shape that is not captured"
         return shape
 
-    def _tokens_of(self, shape: Shape) -> int:
-        """Tokens that a step of this shape computes."""
-        is_rectangle = self._shapes.is_padded and not shape.is_even
-        return shape.rows * shape.longest if is_rectangle else shape.tokens
+    def _reason_to_end(self) -> str:
+        """Why no later step may be replayed; empty as long as they may."""
+        if self._step.pieces.are_cut_for_training:
+            return "batches are cut into pieces, as memory ran out"
+        if self._step.side.trainer.accumulate_grad_batches != 1:
+            return "a step has several batches"
+        return "" if self._watch is None else self._watch.reason
 
-    def _fill(self, shape: Shape, batch: FlatBatch) -> FlatBatch:
+    def _fill(self, shape: ShapeT, batch: BatchT) -> BatchT:
         buffer = self._buffers.get(shape)
         if buffer is None:
             buffer = self._shapes.make(shape, batch)
@@ -222,14 +349,28 @@ class StepGraphs:
             return buffer
         return self._shapes.fill(buffer, batch)
 
-    def _capture_step(self, shape: Shape, buffer: FlatBatch) -> _Graph:
+    def _run(self, batch: BatchT) -> _Ran:
+        """A step that is tried or captured."""
+        if self._watch is None:
+            # Where a module may read old gradients, they stay until its forward pass is over.
+            self._step.optimizer.zero_grad()
+            outputs, norm = self._step.run_at_once(batch)
+            return _Ran(outputs, norm, [])
+        with self._watch.trying() as logged:
+            outputs, norm = self._step.run_at_once(batch)
+        if self._watch.reason:
+            raise RuntimeError(self._watch.reason)
+        # Detached, as outputs would keep autograd's nodes of this step.
+        return _Ran(change_tensors(outputs, Tensor.detach), norm, logged)
+
+    def _capture_step(self, shape: ShapeT, buffer: BatchT) -> _Graph:
         start = _Snapshot(self._step)
         state = self._step.optimizer.state
         weights_with_state = set(state)
-        outputs = list[Tensor]()
+        ran = list[_Ran]()
 
         def run() -> None:
-            outputs.extend(self._step.run_at_once(buffer))
+            ran.append(self._run(buffer))
             if len(state) != len(weights_with_state):
                 raise RuntimeError("the optimizer makes state for a weight")
 
@@ -241,19 +382,19 @@ class StepGraphs:
                 del state[weight]
             # A capture only records on CUDA; wherever it computes, too, nothing of it may stay.
             start.restore()
-        loss, norm = outputs
-        graph = _Graph(captured, loss, norm)
+        gradients = [(weight, weight.grad) for weight in self._step.module.parameters()]
+        graph = _Graph(captured, ran[0], gradients)
         self._graphs[shape] = graph
         return graph
 
-    def _prove(self, shape: Shape, buffer: FlatBatch) -> _Graph | None:
+    def _prove(self, shape: ShapeT, buffer: BatchT, batch: BatchT) -> _Graph | None:
         """Take the step plainly and by replays, always from the same start.
 
         The last one counts, and is a replay. None if the step was not taken.
         """
         start = _Snapshot(self._step)
         try:
-            graph, proof = self._try(shape, buffer, start)
+            graph, proof = self._try(shape, buffer, batch, start)
         except BaseException:  # an interrupt, too: no half of a trial may stay
             start.restore()
             raise
@@ -266,25 +407,25 @@ class StepGraphs:
             start.restore()
             return None
         self._is_proven = True
-        noise = max(proof.noise)
-        bits = f"within their own noise, {noise:.1e}" if max(proof.distance) else "in all bits"
-        self.evidence = f"{_ROUNDS} replays equal plain steps {bits}, {times}"
-        print(f"step graph: on, {self.evidence}", flush=True)
+        if not self.evidence:
+            noise = max(proof.noise)
+            bits = f"within their own noise, {noise:.1e}" if max(proof.distance) else "in all bits"
+            self.evidence = f"{_ROUNDS} replays equal plain steps {bits}, {times}"
+            print(f"step graph: on, {self.evidence}", flush=True)
         return graph
 
-    def _try(self, shape: Shape, buffer: FlatBatch, start: _Snapshot) -> tuple[_Graph, _Proof]:
+    def _try(
+        self, shape: ShapeT, buffer: BatchT, batch: BatchT, start: _Snapshot
+    ) -> tuple[_Graph, _Proof]:
         """Capture the step, then take it plainly and by a replay in turn, some rounds."""
-        batch = buffer.copied_from
-        assert batch is not None
-
-        def train_on_batch() -> None:
-            self._step.run_at_once(batch)
+        # Plain steps of flatout's tasks train on the buffer, too, as padding changes bits.
+        plain_batch = buffer if self._watch is None else batch
 
         def fill_and_replay() -> None:
             self._shapes.fill(buffer, batch)
             graph.captured.replay()
 
-        first_outputs = _copy(self._step.run_at_once(buffer))
+        first_outputs = _copy(self._run(plain_batch).tensors())
         moved = start.distance()
         first_end = _Snapshot(self._step)
         start.restore()
@@ -295,13 +436,13 @@ class StepGraphs:
         distances = list[Apart]()
         for _ in range(_ROUNDS):
             start.restore()
-            plain_s.append(self._capture.seconds(train_on_batch))
+            plain_s.append(self._capture.seconds(partial(self._run, batch)))
             start.restore()
-            outputs = self._step.run_at_once(buffer)
+            outputs = self._run(plain_batch).tensors()
             noise.append((first_end.distance(), _distance(outputs, first_outputs)))
             start.restore()
             replay_s.append(self._capture.seconds(fill_and_replay))
-            outputs = (graph.loss, graph.norm)
+            outputs = graph.ran.tensors()
             distances.append((first_end.distance(), _distance(outputs, first_outputs)))
         proof = _Proof(
             plain_ms=1000 * statistics.median(plain_s),
@@ -311,6 +452,28 @@ class StepGraphs:
             moved=moved,
         )
         return graph, proof
+
+    def _describe(self) -> State:
+        """What a captured step has fixed: where all lies, which weights are trained, by which
+        numbers, and what a module of somebody's own holds.
+
+        Rates are left out where each replay reads them.
+        """
+        step = self._step
+        weights = (*step.module.parameters(), *step.module.buffers())
+        facts: State = {
+            "gradient_clip_val": step.side.longest_gradient,
+            "a weight's place": tuple(tensor.data_ptr() for tensor in weights),
+            "the optimizer's state": tuple(tensor.data_ptr() for tensor in _states_of(step)),
+        }
+        for number, group in enumerate(step.optimizer.param_groups):
+            are_trained = tuple(weight.requires_grad for weight in group["params"])
+            facts[f"the trained weights of optimizer group {number}"] = are_trained
+            for name, value in group.items():
+                is_read = name == "lr" and self._rates is not None
+                if name != "params" and not is_read:
+                    facts[f"{name} of optimizer group {number}"] = value
+        return facts if self._watch is None else facts | state_of_module(step.module)
 
     def _turn_off(self, why: str) -> None:
         self.why_off = why
@@ -351,6 +514,8 @@ def _copy(tensors: Sequence[Tensor]) -> list[Tensor]:
 @torch.no_grad()
 def _distance(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> float:
     """The largest difference of a number; waits for the device."""
+    if len(tensors) != len(others):
+        return math.inf
     pairs = zip(tensors, others, strict=True)
     differences = [_difference(now, before) for now, before in pairs if now.numel()]
     return float(torch.stack(differences).max()) if differences else 0.0
@@ -377,20 +542,7 @@ def _states_of(step: Step) -> list[Tensor]:
     return [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
 
-def _describe(step: Step) -> list[Any]:
-    """What a captured step has fixed: where all lies, which weights are trained, by which numbers.
-
-    The rates are left out, as each replay reads them.
-    """
-    facts: list[Any] = [step.side.longest_gradient]
-    facts += [tensor.data_ptr() for tensor in (*step.module.parameters(), *_states_of(step))]
-    for group in step.optimizer.param_groups:
-        facts += [weight.requires_grad for weight in group["params"]]
-        facts += [value for name, value in group.items() if name not in ("params", "lr")]
-    return facts
-
-
-def _first_line(error: RuntimeError) -> str:
+def _first_line(error: Exception) -> str:
     """What went wrong, without the advice that CUDA's errors add."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:160]

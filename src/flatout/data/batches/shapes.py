@@ -47,9 +47,15 @@ class Shape:
     is_even: bool  # whether all rows have exactly this length
     labels: int  # of the buffer; 0: batches have none
 
+    def __str__(self) -> str:
+        return f"{self.tokens:,} tokens"
+
 
 class Shapes:
     """The shapes that batches of one training are brought to."""
+
+    plain_first = 1  # batches of a shape that train plainly before its step is captured
+    most = 16  # shapes, also by the number of labels; batches of rarer ones are plain
 
     def __init__(
         self,
@@ -164,6 +170,16 @@ class Shapes:
         buffer.step_rows.fill_(batch.step_rows)
         buffer.copied_from = batch
         return buffer
+
+    def release(self, buffer: FlatBatch) -> None:
+        """Let a buffer forget its batch: a slice of many, which it would keep in memory."""
+        buffer.copied_from = None
+
+    def count_tokens(self, shape: Shape, batch: FlatBatch) -> tuple[int, int]:
+        """Tokens of a batch, and those that a step of its shape computes."""
+        is_rectangle = self.is_padded and not shape.is_even
+        computed = shape.rows * shape.longest if is_rectangle else shape.tokens
+        return batch.num_tokens, computed
 
     def _host_lengths(self, shape: Shape, rows: int) -> Tensor:
         """Stand-in lengths for the host, the same for all batches of a shape.

@@ -1,0 +1,100 @@
+"""What a module holds on the host, as values that can be compared: flags, counters, lists, tensors.
+
+A captured step has fixed all of it. So a step that changes it, or a callback that does between two
+steps, is found by comparing two of these states. Names are those of Python:
+
+    beta = 0.5, layer.training = True  ->  {"self.beta": 0.5, "self.layer.training": True}
+
+What a module holds in more than three objects within each other, in lists of more than 64 values,
+or in objects of torch and Lightning, is known by its identity only.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Hashable, Mapping
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+from torch import Tensor, nn
+
+State = dict[str, Hashable]
+
+_PLAIN = (bool, int, str, bytes, type(None))
+_MOST_VALUES = 64  # of a list, mapping or array that is compared by value
+_DEEPEST = 3  # containers and objects within each other
+_LEFT_OUT = ("_trainer", "_fabric")  # what holds the module
+_LIBRARIES = ("torch", "lightning", "numpy", "builtins")
+
+
+def state_of_module(module: nn.Module) -> State:
+    """The state of a module and of all within it."""
+    state = State()
+    for path, part in module.named_modules():
+        prefix = f"self.{path}." if path else "self."
+        for name, value in part.__dict__.items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                # The numbers of these may change, as they lie at fixed addresses.
+                for key, kept in value.items():
+                    state[prefix + key] = id(kept)
+            elif name not in _LEFT_OUT:
+                state[prefix + name] = _state_of(value, 0)
+    return state
+
+
+def state_of_random_numbers() -> State:
+    """The state of the generators of Python and of numpy."""
+    # the generator's name, 624 numbers, and where it stands among them
+    _, key, place, *_ = np.random.get_state(legacy=True)
+    return {
+        "the random numbers of Python": random.getstate(),
+        "the random numbers of numpy": (np.asarray(key).tobytes(), int(place)),
+    }
+
+
+def first_difference(before: State, now: State) -> str:
+    """The name of what is not equal any more; empty if all is."""
+    if before == now:
+        return ""
+    names = (name for name in {**now, **before} if before.get(name) != now.get(name))
+    return next(names, "an attribute")
+
+
+def _state_of(value: object, depth: int) -> Hashable:
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, float):
+        return repr(value)  # NaN does not equal itself
+    if isinstance(value, Tensor):
+        # neither weight nor buffer: nothing would restore its numbers after a trial
+        return (id(value), value.requires_grad, value._version)
+    if isinstance(value, np.ndarray):
+        is_small = value.size <= _MOST_VALUES and value.dtype != object
+        return (id(value), value.tobytes() if is_small else b"")
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if depth == _DEEPEST:
+        return id(value)
+    if isinstance(value, Mapping):
+        return _state_of_values([*value.keys(), *value.values()], value, depth)
+    if isinstance(value, list | tuple | deque | AbstractSet):
+        return _state_of_values(list(value), value, depth)
+    return _state_of_object(value, depth)
+
+
+def _state_of_values(values: list[object], container: object, depth: int) -> Hashable:
+    if len(values) > 2 * _MOST_VALUES:
+        return (id(container), len(values))
+    return (type(container), tuple(_state_of(value, depth + 1) for value in values))
+
+
+def _state_of_object(value: object, depth: int) -> Hashable:
+    """The identity of an object, and what it holds if its class is somebody's own."""
+    library = type(value).__module__.partition(".")[0]
+    is_opaque = library in _LIBRARIES or callable(value) or not hasattr(value, "__dict__")
+    if is_opaque:
+        return id(value)
+    return (id(value), _state_of(value.__dict__, depth + 1))

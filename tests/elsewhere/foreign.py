@@ -1,0 +1,118 @@
+"""Modules of nobody's framework on the device elsewhere: with captured steps, and in a Trainer
+without the fast loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
+
+from flatout.data.batches.signatures import change_tensors
+from flatout.engine import FastLoop
+from flatout.errors import UserError
+from tests.elsewhere.device import OneDevice
+from tests.elsewhere.graphs import RESULTS, begin_elsewhere
+from tests.plain_trainer.foreign_modules import CASES, COUNTED
+from tests.trainers import flat_weights, quiet_trainer
+
+EPOCHS = 3
+
+
+PARTS = ("losses", "logged", "outputs", "gradients", "counts")
+
+
+class Seen(L.Callback):
+    """What each batch leaves for others to see: outputs, logged values, gradients, counters."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.logged: list[dict[str, float]] = []
+        self.outputs: list[list[str]] = []
+        self.gradients: list[float] = []
+        self.counts: dict[str, Any] = {}
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, *others: Any
+    ) -> None:
+        if outputs is not None:
+            self.losses.append(float(outputs["loss"].cpu()))
+            kept = change_tensors(outputs, lambda tensor: tensor.detach().cpu())
+            self.outputs.append(sorted(f"{name} {value}" for name, value in kept.items()))
+        metrics = trainer.callback_metrics
+        self.logged.append({name: float(value.cpu()) for name, value in metrics.items()})
+        gradients = [weight.grad for weight in module.parameters() if weight.grad is not None]
+        self.gradients.append(sum(float(gradient.sum().cpu()) for gradient in gradients))
+
+    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        metrics = trainer.callback_metrics
+        self.logged.append({name: float(value.cpu()) for name, value in metrics.items()})
+
+    def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        self.counts = loop.automatic_optimization.optim_progress.state_dict()
+
+
+def train(name: str, callbacks: Sequence[L.Callback]) -> tuple[Seen, L.LightningModule, str]:
+    """What is seen of a training, its module, and what was printed."""
+    case = CASES[name]
+    COUNTED[0] = 0
+    L.seed_everything(3, verbose=False)
+    module = case.make()
+    settings = dict(case.settings)
+    if settings.pop("precision", None):
+        settings["plugins"] = [MixedPrecision("bf16-mixed", "elsewhere")]
+    seen = Seen()
+    trainer = quiet_trainer(
+        Path(tempfile.mkdtemp()),
+        max_epochs=EPOCHS,
+        accelerator="auto",
+        strategy=OneDevice(),
+        log_every_n_steps=1,
+        callbacks=[*callbacks, seen],
+        **settings,
+    )
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        trainer.fit(module)
+    return seen, module, said.getvalue()
+
+
+def compare_all(folder: Path) -> None:
+    """Facts of each case, or why it is refused, or an error."""
+    begin_elsewhere()
+    results: dict[str, Any] = {}
+    for name in CASES:
+        try:
+            results[name] = _compare(name)
+        except UserError as error:
+            results[name] = {"said": str(error), "replayed": 0}
+        except Exception:
+            # Of any class: the test of this case shows it, and the cases after it are looked at.
+            results[name] = {"error": traceback.format_exc()}
+    (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
+
+
+def _compare(name: str) -> dict[str, Any]:
+    loop = FastLoop(graph="on")
+    ours, our_module, said = train(name, [loop])
+    theirs, their_module, _ = train(name, [])
+    return {
+        "said": said,
+        "replayed": loop.graph_facts.get("replayed_steps", 0),
+        "steps": len(ours.losses),
+        "has_equal_weights": torch.equal(
+            flat_weights(our_module).cpu(), flat_weights(their_module).cpu()
+        ),
+        "differing": [part for part in PARTS if vars(ours)[part] != vars(theirs)[part]],
+        "different_losses": len(set(ours.losses)),
+    }
