@@ -67,7 +67,7 @@ CASES = {
 }
 NEVER_REPLAYED = 10**9
 """So many first steps are plain: on the same buffers as replays, which no training gets to."""
-_NAMES: dict[str, Any] = {"fp16": "16-mixed", "bf16": "bf16-mixed"}
+NAMES: dict[str, Any] = {"fp16": "16-mixed", "bf16": "bf16-mixed"}
 
 
 @dataclass
@@ -114,7 +114,7 @@ def train(
     plugins = []
     if case.precision != "fp32":
         kept = scaler if case.precision == "fp16" else None
-        plugins = [MixedPrecision(_NAMES[case.precision], "elsewhere", kept)]
+        plugins = [MixedPrecision(NAMES[case.precision], "elsewhere", kept)]
     torch.manual_seed(5)
     data, task = case.make(1)
     loop = FastLoop(graph=graph)

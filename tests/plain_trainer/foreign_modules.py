@@ -371,6 +371,8 @@ class Case:
     make: Callable[[], L.LightningModule]
     settings: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
+    is_clipped: bool = False
+    """Whether gradients are clipped by norm, which `FastLoop` rounds in its own way."""
 
 
 SERVED = {
@@ -389,6 +391,8 @@ SERVED = {
     "a smaller last batch": Case(Shapes),
     "a number of each epoch": Case(Changes),
     "mixed precision": Case(Foreign, {"precision": "bf16"}),
+    "mixed precision with a scaler": Case(Foreign, {"precision": "fp16"}),
+    "clipping": Case(Foreign, {"gradient_clip_val": 0.1}, is_clipped=True),
 }
 PLAIN = {
     "manual optimisation": Case(

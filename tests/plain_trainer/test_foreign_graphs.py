@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from flatout.data.batches.signatures import Signatures
 from tests.elsewhere import foreign
 from tests.elsewhere.test_graphs import results_of
-from tests.plain_trainer.foreign_modules import PLAIN, SERVED
+from tests.plain_trainer.foreign_modules import PLAIN, SERVED, Named, Typed
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +43,33 @@ def test_a_module_that_a_replay_would_not_repeat_stays_plain_with_the_reason(nam
     if "steps" in found:
         assert found["has_equal_weights"]
         assert found["differing"] == []
+
+
+def test_batches_share_a_signature_if_a_captured_step_serves_both():
+    signatures = Signatures(torch.device("cpu"))
+    rows = torch.zeros(2, 3)
+    like = [
+        {"rows": torch.ones(2, 3), "scale": 0.5},
+        {"rows": rows, "scale": 1},
+        {"rows": rows, "scale": True},
+        {"rows": rows.T.contiguous().T, "scale": 0.5},
+        {"rows": rows.double(), "scale": 0.5},
+        [rows, 0.5],
+        (rows, 0.5),
+    ]
+    known = {signatures.shape_of(batch) for batch in [{"rows": rows, "scale": 0.5}, *like]}
+    assert len(known) == len(like)  # the first two are alike
+    assert signatures.shape_of([rows, {1}]) == "that hold a set"
+    assert signatures.shape_of(rows.to_sparse()) == "with sparse tensors"
+
+
+def test_a_buffer_has_the_containers_of_its_batch_and_takes_later_tensors():
+    signatures = Signatures(torch.device("cpu"))
+    first = Typed(torch.zeros(2), [Named(torch.ones(3), torch.ones(1))])
+    shape = signatures.shape_of(first)
+    assert not isinstance(shape, str)
+    buffer = signatures.make(shape, first)
+    later = Typed(torch.full((2,), 5.0), [Named(torch.full((3,), 6.0), torch.full((1,), 7.0))])
+    signatures.fill(buffer, later)
+    assert str(buffer) == str(later)
+    assert first.inputs.sum() == 0
