@@ -194,6 +194,21 @@ def test_curves_stand_at_the_steps_of_what_the_module_logs(tmp_path, make):
     assert timer.times.first.batches == 5
 
 
+class LogsEachEpoch(Small):
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("own", loss.detach(), on_step=False, on_epoch=True)
+        return loss
+
+
+def test_a_curve_at_the_end_of_an_epoch_stands_where_lightning_s_own_values_of_it_do(tmp_path):
+    parts = [StepTimer(50), Throughput(4)]
+    train(tmp_path, parts, LogsEachEpoch(), max_epochs=2, limit_val_batches=0)
+    assert [step for step, _ in curve(tmp_path, "own")] == [9, 19]
+    assert [step for step, _ in curve(tmp_path, "time/forward_ms")] == [9, 19]
+    assert [step for step, _ in curve(tmp_path, "speed/rows_per_s")] == [3, 7, 9, 13, 17, 19]
+
+
 @pytest.mark.parametrize("make", [LogsEachStep, BothLogging])
 def test_a_validation_before_the_first_flush_shows_the_loss_where_there_is_one(tmp_path, make):
     said: list[str] = []

@@ -33,6 +33,9 @@ class CurveSource(Callback):
         self._batches_since = 0
         self._step = 0
         self._ended = 0
+        # At which step `self.log` writes in the last batch. At the end of an epoch Lightning has
+        # counted on, but writes at the step of that batch, too.
+        self._step_of_log = 0
         self._paused_at = time.perf_counter()
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -84,7 +87,7 @@ class CurveSource(Callback):
         self._batches_since = 0
         if values := self.take(trainer):
             for logger in trainer.loggers:
-                logger.log_metrics(values, step=step_of_loggers(trainer))
+                logger.log_metrics(values, step=self._step_of_log)
                 logger.save()
         seconds = time.perf_counter() - began
         clock = find_clock(callbacks_of(trainer))
@@ -102,6 +105,7 @@ class CurveSource(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step = trainer.global_step
         self._ended = self._step
+        self._step_of_log = step_of_loggers(trainer)
         self.begin(trainer, pl_module)
 
     def on_train_batch_end(
@@ -113,6 +117,7 @@ class CurveSource(Callback):
         batch_idx: int,
     ) -> None:
         self._batches_since += 1
+        self._step_of_log = step_of_loggers(trainer)
         self.count(batch)
         step = trainer.global_step
         if step != self._step:
