@@ -201,6 +201,7 @@ class HardwareMonitor(CurveSource):
         self.end()  # an error may have ended an earlier training, and left its thread
         if is_second(self, trainer):
             self.say("HardwareMonitor: another one samples already; this one logs nothing")
+            self.watch = Watch([], self.say, self.every_s)
             return
         sources = self.sources
         if sources is None and trainer.is_global_zero:
@@ -208,6 +209,9 @@ class HardwareMonitor(CurveSource):
         if self.sources is None or not self.watch.sources:  # a copy's watch has none
             self.watch = Watch(sources or [], self.say, self.every_s)
         self.watch.is_needed = lambda: trainer.state.status == TrainerStatus.RUNNING
+
+    def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # Only here: if a rate search before the training fails, no hook of this callback is called.
         self.watch.__enter__()
 
     def end(self) -> None:
