@@ -6,9 +6,11 @@ from scipy.sparse import csr_matrix
 
 from flatout.audit.forecast import forecast, round_number
 from flatout.audit.labels import (
+    Suspects,
     count_mixed_pairs,
     estimate_noise,
     find_margins,
+    find_rare_suspects,
     find_suspects,
     plant_errors,
 )
@@ -29,6 +31,17 @@ def test_rows_that_the_model_gives_to_another_class_are_suspects_the_surest_firs
         (0, 1, 1),
         (1, 0, 1),
     ]
+
+
+def test_suspects_that_pile_up_in_a_rare_class_are_found():
+    labels = np.repeat([0, 1, 2], [400, 400, 16])
+    at_its_end = [*range(0, 16), *range(400, 416), *range(809, 816)]
+    rows = np.array(at_its_end)
+    suspects = Suspects(rows, labels[rows], np.ones(len(rows)), np.eye(3))
+    assert find_rare_suspects(labels, suspects) == [(2, 7, 16)]
+    # as many as of other rows
+    few = Suspects(rows[:34], labels[rows[:34]], np.ones(34), np.eye(3))
+    assert find_rare_suspects(labels, few) == []
 
 
 def test_suspects_can_be_put_in_the_order_of_another_model():

@@ -159,7 +159,7 @@ def test_one_round_states_no_speed_up(tmp_path, monkeypatch):
     for ladder, has_figure in ((found, False), (several, True)):
         write_ladder_page(tmp_path, ladder)
         above = (tmp_path / PAGE).read_text("utf-8").partition("<table")[0]
-        assert ("in all</" in above) is has_figure
+        assert ("×</b>in all" in above) is has_figure
 
 
 @pytest.mark.parametrize(("cores", "is_named"), [(1.6, True), (0.3, False)])

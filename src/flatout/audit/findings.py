@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.audit.labels import count_mixed_pairs
+from flatout.audit.labels import count_mixed_pairs, find_rare_suspects
 from flatout.audit.measure import AuditMeasurement, Interval
 from flatout.audit.rows import Objects
 
@@ -23,6 +23,7 @@ _MOST_FINDINGS = 5
 _LEAST_WORTH = 0.003  # share of the score; a finding that is worth less is left out
 _LEAST_SLICE = 30  # rows; the score of fewer is mostly chance
 _MOST_SLICES = 2  # among the findings
+_MOST_RARE = 3  # classes that are named
 _FAR = 3.0  # standard errors below the score of all rows, from which a slice is a finding
 _UNKNOWN = 0.5  # upper bound of the share of wrong labels from which it says nothing
 
@@ -72,11 +73,27 @@ def _judge_labels(measured: AuditMeasurement, suspects: str) -> AuditFinding:
     decide = f"take out the rows that are right, train with data.exclude={suspects}"
     if rows.is_tagged:
         decide = "and correct the tags in your file"
+    rare = describe_rare_suspects(measured)
+    if rare:
+        decide = f"{decide}. {rare}"
     return AuditFinding(
         what=f"{len(measured.suspects.rows):,} suspects, {share}{mixed}",
         worth=_worth_of_labels(measured),
         step=f"Read {suspects} from the top, {decide}",
     )
+
+
+def describe_rare_suspects(measured: AuditMeasurement) -> str:
+    """A warning if suspects pile up in rare classes of texts; else empty."""
+    rows = measured.rows
+    found = [] if rows.is_tagged else find_rare_suspects(rows.labels, measured.suspects)
+    if not found:
+        return ""
+    named = ", ".join(
+        f"{num_suspects} of the {num_rows} rows of {rows.classes[number]}"
+        for number, num_suspects, num_rows in found[:_MOST_RARE]
+    )
+    return f"Suspects pile up in rare classes ({named}): most of these may be right"
 
 
 def _worth_of_labels(measured: AuditMeasurement) -> float:
