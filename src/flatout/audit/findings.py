@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from flatout.audit.labels import count_mixed_pairs, find_rare_suspects
 from flatout.audit.measure import AuditMeasurement, Interval
 from flatout.audit.rows import Objects
+from flatout.data.checks.findings import counted
 
 SUSPECTS = "suspects.csv"
 _MOST_FINDINGS = 5
@@ -77,7 +78,7 @@ def _judge_labels(measured: AuditMeasurement, suspects: str) -> AuditFinding:
     if rare:
         decide = f"{decide}. {rare}"
     return AuditFinding(
-        what=f"{len(measured.suspects.rows):,} suspects, {share}{mixed}",
+        what=f"{counted(len(measured.suspects.rows), 'suspect')}, {share}{mixed}",
         worth=_worth_of_labels(measured),
         step=f"Read {suspects} from the top, {decide}",
     )

@@ -14,6 +14,7 @@ import numpy as np
 from flatout.audit.findings import (
     AuditFinding,
     describe_noise,
+    describe_rare_suspects,
     describe_span,
     find_slices,
     is_noise_known,
@@ -22,6 +23,7 @@ from flatout.audit.labels import count_mixed_pairs
 from flatout.audit.measure import AuditMeasurement
 from flatout.audit.next_rows import shorten
 from flatout.audit.rows import find_small_classes
+from flatout.data.checks.findings import counted
 from flatout.files import write_atomically, write_table
 from flatout.report.figures import fold_curves, line_chart
 from flatout.report.page import render_text, tile
@@ -41,9 +43,13 @@ def describe_texts(measured: AuditMeasurement, num_folds: int) -> Iterator[str]:
     yield f"score:  {100 * score:.1f} % of the rows answered as labelled ({interval})"
     yield _describe_luck(measured, num_folds)
     noise = describe_noise(measured.noise)
-    yield f"labels: {len(measured.suspects.rows):,} suspects; {noise}"
+    yield f"labels: {counted(len(measured.suspects.rows), 'suspect')}; {noise}"
     for given, likely, num_rows in count_mixed_pairs(rows.labels, measured.suspects):
-        yield f"        {rows.classes[given]}, likely {rows.classes[likely]}: {num_rows:,} rows"
+        pair = f"{rows.classes[given]}, likely {rows.classes[likely]}"
+        yield f"        {pair}: {counted(num_rows, 'row')}"
+    rare = describe_rare_suspects(measured)
+    if rare:
+        yield f"        {rare}"
     gain, least, most = measured.without_suspects
     points = f"{100 * gain:+.1f} points ({describe_span(least, most)})"
     yield f"        without the suspects in training: {points}"
