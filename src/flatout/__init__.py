@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from typing import Any
 
 # modules below `flatout`, and the names that each offers
@@ -63,7 +64,13 @@ def importer(package: str, offered: dict[str, str]) -> Callable[[str], Any]:
     def import_name(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"flatout.{module_of[name]}"), name)
+        found = getattr(importlib.import_module(f"flatout.{module_of[name]}"), name)
+        if is_dataclass(found):
+            # imported here: `import flatout` imports nothing
+            from flatout.errors import explain_unknown_settings
+
+            explain_unknown_settings(found)
+        return found
 
     return import_name
 

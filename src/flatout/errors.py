@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import inspect
 import json
 import math
 import os
@@ -21,7 +22,7 @@ import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
-from functools import partial
+from functools import partial, wraps
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -314,6 +315,30 @@ def settings_of(kind: type[Settings], values: object) -> Settings:
         is_group = isinstance(value, Mapping) and is_dataclass(hints[name])
         arguments[name] = settings_of(hints[name], value) if is_group else value
     return kind(**arguments)
+
+
+def explain_unknown_settings(kind: type[DataclassInstance]) -> None:
+    """Let a Config that Python users build name the nearest setting for one that it lacks.
+
+    `TextDataConfig(lable="topic")` would end in a TypeError without a suggestion.
+    """
+    plain_init = inspect.getattr_static(kind, "__init__")
+    if not about_settings(kind) or hasattr(plain_init, "__wrapped__"):
+        return
+
+    @wraps(plain_init)
+    def init(config: object, *positional: Any, **named: Any) -> None:
+        names = [part.name for part in fields(kind)]
+        for name in named:
+            require(
+                name in names,
+                f"{kind.__name__}.{name}",
+                "no such setting",
+                hint=did_you_mean(name, names) or f"It has {', '.join(names)}.",
+            )
+        plain_init(config, *positional, **named)
+
+    type.__setattr__(kind, "__init__", init)
 
 
 def out_of_space(

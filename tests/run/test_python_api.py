@@ -4,13 +4,22 @@ sentence.
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
 
-from flatout import BiLSTMConfig, HeadlinesConfig, OptimConfig, TextDataConfig, UserError, fit
+from flatout import (
+    BiLSTMConfig,
+    HeadlinesConfig,
+    OptimConfig,
+    TextCNNConfig,
+    TextDataConfig,
+    UserError,
+    fit,
+)
 from flatout.callbacks import ProgressLine
 from flatout.config import RunConfig
 from flatout.data import TextData
@@ -71,6 +80,13 @@ def test_a_table_by_its_name_is_trained_on(tmp_path, monkeypatch):
         ({"task": "x"}, "task: str is no LightningModule"),
         ({"trainer": "cpu"}, "trainer: 'cpu' is no mapping. Write fit(trainer={…: …})."),
         ({"callbacks": [3]}, "callbacks: [3] is no mapping"),
+        ({"epoch": 2}, "Did you mean 'epochs'?"),
+        ({"epochs": 2, "trainer": {"max_epochs": 3}}, "fit: epochs=2, and trainer has max_epochs"),
+        ({"lr": 1e-3}, "It is one of optim: write fit(…, optim={'lr': …})."),
+        (
+            {"data": [{"text": "a", "label": "b"}], "batch_size": 8},
+            "It is one of TextDataConfig: write TextDataConfig(batch_size=…).",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_one_sentence(given, words):
@@ -112,3 +128,17 @@ def test_who_looks_at_a_run_that_trains_knows_its_machine(tmp_path):
 def test_a_number_as_a_text_is_refused(make):
     with refused("data.batch_size", "'32'", allowed="1 or more"):
         make(batch_size="32")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "meant"),
+    [
+        (TextDataConfig, "lable", "label"),
+        (TextCNNConfig, "filtrs", "filters"),
+        (OptimConfig, "weight_dcay", "weight_decay"),
+    ],
+)
+def test_a_mistyped_setting_of_a_config_names_the_one_that_was_meant(kind, name, meant):
+    with refused(f"{kind.__name__}.{name}", "no such setting", fix=f"Did you mean '{meant}'?"):
+        kind(**{name: 3})
+    assert meant in inspect.signature(kind).parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flatout.errors import require
+from flatout.errors import explain_unknown_settings, require
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.bit_mlp import BitMLPConfig
 from flatout.models.encoder.transformer import TransformerConfig
@@ -20,6 +20,8 @@ OF_TEXTS: dict[str, type] = {
 OF_BITS: dict[str, type] = {"bitmlp": BitMLPConfig}
 OF_RECORDINGS: dict[str, type] = {"rnn": RNNConfig, "window_mlp": WindowMLPConfig}
 MODELS = OF_TEXTS | OF_BITS | OF_RECORDINGS
+for settings in MODELS.values():
+    explain_unknown_settings(settings)
 
 
 def model_class(kind: str, where: str) -> Any:

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 
 from flatout.bits.settings import BitsDataConfig
 from flatout.checkpoints.kept import CHECKPOINTS, find_checkpoint
-from flatout.config import RunConfig
+from flatout.checkpoints.settings import CheckpointConfig
+from flatout.config import MonitorConfig, RunConfig
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.store_data import StoreData
 from flatout.data.tables.sources import is_rows
@@ -33,11 +34,13 @@ from flatout.data.text import TextDataConfig
 from flatout.distributed.engine import device_of, train_on_ray
 from flatout.distributed.processes import end_with_parent, interrupt_once, redirect_output
 from flatout.distributed.ranks import Ranks
+from flatout.engine.optimizer import OptimConfig
 from flatout.errors import (
     EXIT_CODE,
     OtherRankEnded,
     RunBroke,
     UserError,
+    about_settings,
     did_you_mean,
     require,
     write_for_launcher,
@@ -284,6 +287,18 @@ def _run_rank(
     }
 
 
+def _hint_for(name: str, known: Sequence[str], data: object, model: object) -> str:
+    """Where a setting belongs that `fit` does not take, or the nearest one that it takes."""
+    groups = {"optim": OptimConfig(), "checkpoint": CheckpointConfig(), "monitor": MonitorConfig()}
+    for group, kind in groups.items():
+        if name in about_settings(kind):
+            return f"It is one of {group}: write fit(…, {group}={{'{name}': …}})."
+    for part in (data, model):
+        if is_dataclass(part) and name in about_settings(part):
+            return f"It is one of {type(part).__name__}: write {type(part).__name__}({name}=…)."
+    return did_you_mean(name, known)
+
+
 def fit(
     data: (
         TextDataConfig
@@ -346,7 +361,7 @@ def fit(
         "fit",
         f"no setting {', '.join(unknown)}",
         allowed=", ".join(known),
-        hint=did_you_mean(unknown[0], known) if unknown else "",
+        hint=_hint_for(unknown[0], known, data, model) if unknown else "",
     )
     config = RunConfig(data=data, model=model, **settings)
     if max_epochs is not None:
