@@ -95,3 +95,25 @@ def test_numbers_are_predicted_by_a_ridge_regression():
     )
     assert found[0] < found[1]
     assert found.shape == (2,)
+
+
+@pytest.mark.parametrize("problem", [Problem.single, Problem.multi])
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_a_model_of_arrays_answers_as_the_one_that_learned_them(problem, num_classes):
+    texts = [f"{word} rest {number % 7}" for number, word in enumerate(["sun", "rain"] * 20)]
+    targets = np.array([0, 1] * 20)
+    if problem is Problem.multi:
+        targets = np.eye(num_classes, dtype=np.int64)[targets]
+    model = QuickModel(problem, num_classes).fit(texts, targets)
+    again = QuickModel.of_arrays(problem, num_classes, model.arrays())
+    asked = ["sun and rain", "rest", ""]
+    assert np.allclose(again.predict(asked), model.predict(asked), atol=1e-6)
+    twice = QuickModel.of_arrays(problem, num_classes, again.arrays())
+    assert np.array_equal(twice.predict(asked), again.predict(asked))
+
+
+def test_arrays_know_that_texts_are_pairs():
+    texts = [f"cat{PAIR}cat", f"dog{PAIR}dog", f"cat{PAIR}dog", f"dog{PAIR}cat"] * 10
+    model = QuickModel(Problem.single, 2).fit(texts, np.array([1, 1, 0, 0] * 10))
+    again = QuickModel.of_arrays(Problem.single, 2, model.arrays())
+    assert np.allclose(again.predict(texts[:4]), model.predict(texts[:4]), atol=1e-6)

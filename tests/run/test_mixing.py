@@ -1,0 +1,100 @@
+"""A linear model answers with a network of few rows: in metrics, predictors and exports alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flatout import BiLSTMConfig, ClassificationConfig, Result, TextDataConfig, fit, load_predictor
+from flatout.config import MonitorConfig
+from flatout.errors import UserError
+from flatout.inference.run_predictor import LINEAR
+from flatout.tasks.mixture import Mixture
+from tests.verbs import verb
+
+SMALL = BiLSTMConfig(embedding=8, hidden=8)
+QUIET = MonitorConfig(progress=False, verdict=False, rival=False)
+TOPICS = {"sea": "wave boat shore tide", "hill": "rock slope summit ridge"}
+
+
+def rows(count: int, seed: int = 0) -> dict[str, list[str]]:
+    """Texts of two topics, each with two words of its own among words of both."""
+    draw = np.random.default_rng(seed)
+    table: dict[str, list[str]] = {"text": [], "label": []}
+    for number in range(count):
+        label = list(TOPICS)[number % 2]
+        own = draw.choice(TOPICS[label].split(), 2)
+        others = draw.choice([f"word{other}" for other in range(40)], 6)
+        table["text"].append(" ".join([*others, *own, f"nr{seed}-{number}"]))
+        table["label"].append(label)
+    return table
+
+
+TEST = rows(50, seed=1)
+
+
+def trained(folder: Path, model: BiLSTMConfig = SMALL) -> Result:
+    data = TextDataConfig(train=rows(200), test=TEST, cache=str(folder / "cache"))
+    return fit(data, model, epochs=1, folder=folder / "run", monitor=QUIET)
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory) -> Result:
+    return trained(tmp_path_factory.mktemp("mixed"))
+
+
+def test_few_rows_are_answered_by_both(result):
+    mixture = result.summary["mixture"]
+    assert mixture["used"]
+    assert result.metrics["test/accuracy"] > 0.9
+    assert mixture["losses"]["both"] < mixture["losses"]["network"]
+
+
+def test_the_folder_answers_as_the_run_does(result):
+    texts = rows(60)["text"]
+    reopened = load_predictor(result.folder)
+    assert (result.folder / "model" / LINEAR).is_file()
+    assert reopened.predict(texts) == result.predictor.predict(texts)
+    # The network has seen one epoch and knows little: without the linear model answers differ.
+    alone = replace(reopened, linear=None, mixture=Mixture(1.0, 0.0))
+    assert alone.predict(texts) != reopened.predict(texts)
+
+
+def test_metrics_are_those_of_the_answers_that_are_given(result):
+    answers = result.predict(TEST["text"])
+    is_right = [answer.label == label for answer, label in zip(answers, TEST["label"], strict=True)]
+    assert result.metrics["test/accuracy"] == pytest.approx(np.mean(is_right))
+
+
+def test_onnx_that_cannot_hold_both_is_refused_with_the_way_out(result, capsys):
+    assert verb("export", result.folder, "--onnx") == 2
+    assert "Train with model.ngrams=off" in capsys.readouterr().err
+
+
+def test_ngrams_off_leaves_the_network_alone(tmp_path):
+    result = trained(tmp_path, replace(SMALL, ngrams="off"))
+    assert result.summary["mixture"] is None
+    assert not (result.folder / "model" / LINEAR).exists()
+    assert torch.isfinite(torch.tensor(result.metrics["test/loss"]))
+
+
+@pytest.mark.parametrize(
+    ("table", "task"),
+    [
+        (
+            {"text": rows(120)["text"], "label": [number + 0.5 for number in range(120)]},
+            ClassificationConfig(),
+        ),
+        (rows(120), ClassificationConfig(class_weights="auto")),
+    ],
+    ids=["numbers", "weighted classes"],
+)
+def test_ngrams_on_is_refused_where_both_cannot_be_mixed(table, task, tmp_path):
+    data = TextDataConfig(source=table, cache=str(tmp_path / "cache"))
+    model = replace(SMALL, ngrams="on")
+    with pytest.raises(UserError, match=r"model\.ngrams: on, but"):
+        fit(data, model, epochs=1, folder=tmp_path / "run", task=task, monitor=QUIET)
