@@ -26,7 +26,9 @@ REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _ASIDE = "-replaced"
 # how a cell begins that a spreadsheet runs, or that looks guarded
 _MAY_RUN = re.compile(r"'*[=+\-@\t\r]")
-_TICK_S = 0.02  # file systems keep the time of a change in steps of up to ten milliseconds
+_SECOND_NS = 1_000_000_000
+_TICK_S = 0.02  # most file systems keep the time of a change in steps of up to ten milliseconds
+_COARSE_TICK_S = 2.0  # others in whole seconds (sshfs), or in two (FAT)
 
 
 def sync_file(path: Path) -> None:
@@ -132,13 +134,18 @@ def has_time_moved(changed_ns: int) -> bool:
 
     False, too, while the disk's clock is ahead of ours.
     """
-    return (time.time_ns() - changed_ns) / 1e9 >= _TICK_S
+    return (time.time_ns() - changed_ns) / _SECOND_NS >= _tick_s(changed_ns)
 
 
 def wait_for_new_mtime(changed_ns: int) -> None:
     """Sleep until a file that is written now gets another modification time than `changed_ns`."""
     if not has_time_moved(changed_ns):
-        time.sleep(_TICK_S)
+        time.sleep(_tick_s(changed_ns))
+
+
+def _tick_s(changed_ns: int) -> float:
+    """Seconds within which two changes of a file may get the same time on its file system."""
+    return _COARSE_TICK_S if changed_ns % _SECOND_NS == 0 else _TICK_S
 
 
 def refused_folder(error: OSError, folder: Path) -> UserError:

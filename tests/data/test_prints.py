@@ -18,6 +18,7 @@ from flatout.data.tables.prints import NOTES, fingerprint_of, fingerprints_of, h
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_source
+from flatout.files import has_time_moved
 
 
 @pytest.fixture
@@ -205,6 +206,17 @@ def test_what_a_file_tells_by_its_head_is_read_once(tmp_path, opened, name):
     assert list(again.blocks(again.columns)) == list(
         open_source(str(path), where="data.train").blocks(first.columns)
     )
+
+
+@pytest.mark.parametrize(
+    ("changed_s", "later_s", "has_moved"),
+    [(100.25, 0.01, False), (100.25, 0.03, True), (100.0, 1.5, False), (100.0, 2.5, True)],
+)
+def test_a_disk_whose_times_are_whole_seconds_is_given_two_of_them_to_show_a_change(
+    monkeypatch, changed_s, later_s, has_moved
+):
+    monkeypatch.setattr(time, "time_ns", lambda: int((changed_s + later_s) * 1e9))
+    assert has_time_moved(int(changed_s * 1e9)) == has_moved
 
 
 @pytest.mark.parametrize("change", ["a name more", "a name less", "another way of reading"])
