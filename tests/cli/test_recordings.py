@@ -36,11 +36,13 @@ def test_a_saved_run_answers_a_folder_as_its_task_answers_the_test_rows(tmp_path
     answers = pq.read_table(out)
     truth = cells_of("test")
     if kind == "forecast":
-        assert answers.column_names == ["recording", "time_s", "voltage", "soc"]
+        assert answers.column_names == ["recording", "cell", "cycle", "time_s", "voltage", "soc"]
         assert answers.num_rows == 3 * 4
         assert answers["time_s"].to_pylist()[:3] == [500.0, 510.0, 520.0]
         return
-    assert answers.column_names == ["recording", "time_s", "soc"]
+    assert answers.column_names == ["recording", "cell", "cycle", "time_s", "soc"]
+    for name in ("cell", "cycle"):
+        assert answers[name].to_pylist() == truth[name].to_pylist()
     assert answers["time_s"].to_pylist() == truth["time_s"].to_pylist()
     errors = np.array(answers["soc"]) - np.array(truth["soc"])
     assert np.sqrt((errors**2).mean()) == pytest.approx(result.metrics["test/rmse"], rel=1e-4)
@@ -343,5 +345,10 @@ def test_a_large_dated_file_is_answered_in_blocks_as_a_small_one_is(tmp_path, mo
         answers.append(pq.read_table(tmp_path / "answers.parquet"))
     small, large = answers
     assert small.equals(large)
+    assert (
+        verb("predict", result.folder, tmp_path / "r.csv", "--out", tmp_path / "answers.csv") == 0
+    )
+    first = (tmp_path / "answers.csv").read_text("utf-8").splitlines()[1]
+    assert first.split(",")[1] == f"{large['t'][0].as_py():%Y-%m-%d %H:%M:%S}.000000Z"
     expected = dates[-1] + np.arange(1, 4).astype("timedelta64[m]") if "horizon" in way else dates
     assert np.array_equal(large["t"].to_numpy(), expected.astype("datetime64[us]"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,12 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 from tests.data.recordings import open_data, recording, refusal, table_of_recordings, write_files
+from tests.refusals import refused
 
 from flatout.data import SequenceData
 from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.data.tables.reading import ReadingConfig
+from flatout.data.text import TextDataConfig
 from flatout.errors import UserError
 
 
@@ -143,10 +147,59 @@ def test_dates_are_times(tmp_path, zone):
 def test_a_time_that_cannot_be_read_is_no_number_with_a_comma(tmp_path, time):
     folder = write_files(tmp_path / "runs", t=lambda columns: [time] * 41)
     said = (
-        f"t is {time!r} in row 1 (seconds or dates). Write dates as 2026-03-28T07:00:00, or seconds"
-        " as numbers."
+        f"t is {time!r} in row 1 (seconds or dates). Write dates as 2026-03-28T07:00:00, or say how"
+        " they are written: 'data.read.dates=%d.%m.%Y %H:%M:%S'."
     )
     assert said in refusal(folder)
+
+
+EUROPEAN = ReadingConfig(decimal=",", dates="%d.%m.%Y %H:%M:%S")
+
+
+def write_european(folder: Path, name: str = "a", second: str | None = None) -> Path:
+    """A recording as a European logger writes it, `28.03.2026 07:00:05;-0,25`; `second` replaces
+    the second value of a column.
+    """
+    columns = {}
+    for key, values in recording(40).items():
+        columns[key] = [str(value).replace(".", ",") for value in values]
+    columns["t"] = [f"28.03.2026 07:00:{number:02d}" for number in range(40)]
+    columns[name][1] = second or columns[name][1]
+    rows = [";".join(row) for row in zip(*columns.values(), strict=True)]
+    folder.mkdir()
+    (folder / "r.csv").write_text("\n".join([";".join(columns), *rows]), encoding="utf-8")
+    return folder
+
+
+def test_decimal_commas_and_dates_of_a_european_logger_are_read(tmp_path):
+    folder = write_european(tmp_path / "runs")
+    cut = {"split_by": "time", "split_at": [20, 30]}
+    info = open_data(folder, read=EUROPEAN, **cut).info
+    assert info.facts["step"] == 1
+    assert info.facts["scaler"]["shift"][0] == pytest.approx(recording(40)["a"][:20].mean())
+    said = refusal(folder, read=ReadingConfig(dates=EUROPEAN.dates), **cut)
+    assert "a is '0,0' in row 1 (numbers). Set data.read.decimal=','" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("a", "1.514,0", "a is '1.514,0' in row 2 (numbers). Write numbers with a comma"),
+        ("t", "2026-03-28", "t is '2026-03-28' in row 2 (data.read.dates=%d.%m.%Y %H:%M:%S)"),
+    ],
+)
+def test_what_is_written_otherwise_than_named_is_refused(tmp_path, name, value, said):
+    folder = write_european(tmp_path / "runs", name, value)
+    assert said in refusal(folder, read=EUROPEAN)
+
+
+def test_how_recordings_are_written_is_in_their_key_and_refused_for_texts():
+    assert set(ReadingConfig().facts()) == {"format", "encoding", "delimiter", "quote", "columns"}
+    assert EUROPEAN.facts()["decimal"] == ","
+    with refused("data.read.decimal", "recordings"):
+        TextDataConfig(source="rows.csv", read=ReadingConfig(decimal=","))
+    with refused("data.read.decimal", "';'"):
+        ReadingConfig(decimal=";")
 
 
 def test_times_may_have_nanoseconds_and_lengths_of_time_are_refused():

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -128,7 +128,7 @@ class BitsPreparation:
         recipe: Recipe = {
             "kind": "bits",
             "source": fingerprints,
-            "read": asdict(config.read),
+            "read": config.read.facts(),
             "column": {"text": self.columns, "bits": self.bits, "uid": self.uid},
             "form": config.form.value,
             "encoding": None if self.bits else config.encoding.without_secret(),

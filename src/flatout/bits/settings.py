@@ -72,6 +72,7 @@ class BitsDataConfig(FeedingConfig):
 
     def __post_init__(self) -> None:
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()
+        self.read.require_texts()
         require_other_files(
             {"source": self.source, "validation": self.validation, "test": self.test}, ("source",)
         )

@@ -134,8 +134,10 @@ def choose_reading(arguments: argparse.Namespace) -> ReadingConfig:
         name, _, value = word.partition("=")
         require(name in known, "--read", f"no setting {name!r}", allowed=", ".join(known))
         try:
-            # A single character is taken as it stands: `delimiter=-` is an empty list in YAML.
-            values[name] = yaml.safe_load(value) if len(value) > 1 else value
+            # A single character is taken as it stands: `delimiter=-` is an empty list in YAML. The
+            # form of dates is taken so, too: YAML has no value that begins with `%`.
+            is_plain = len(value) <= 1 or value.startswith("%")
+            values[name] = value if is_plain else yaml.safe_load(value)
         except yaml.YAMLError:
             raise UserError(
                 "--read", f"cannot read {word!r}", hint="Put quotes around the value."

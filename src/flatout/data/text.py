@@ -165,6 +165,7 @@ class TextDataConfig(FeedingConfig):
 
     def __post_init__(self) -> None:
         FeedingConfig.__post_init__(self)  # a class with slots has no working super()
+        self.read.require_texts()
         self._require_fitting_sample()
         if self.text is not None:
             names = [self.text] if isinstance(self.text, str) else self.text

@@ -226,7 +226,7 @@ class TextPreparation:
         config = self.config
         recipe = {
             "source": self.source.fingerprints,
-            "read": asdict(config.read),
+            "read": config.read.facts(),
             "column": asdict(self.source.columns),
             "problem": config.problem.value,
             "label_delimiter": config.label_delimiter,

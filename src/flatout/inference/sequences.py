@@ -392,7 +392,6 @@ class SequencePredictor(RunPredictor):
     def _answer_recording(self, recording: Recording) -> Iterator[Answered]:
         time = self.rules.time or "step"
         samples = len(recording.times)
-        written = dates_of if recording.is_dated else np.asarray
         if self.shape.labels:
             answer = self.answer(recording.values[:], recording.name)
             columns: dict[str, Any] = {"prediction": answer}
@@ -408,9 +407,9 @@ class SequencePredictor(RunPredictor):
             if horizon:  # all of it is one block of answers, after the last sample
                 times = recording.times[-1:] + (self.step_s or 1.0) * np.arange(1, horizon + 1)
             columns = {name: answers[:, number] for number, name in enumerate(self.names)}
-            yield _block(
-                recording, {time: written(times), **columns}, samples if horizon else len(answers)
-            )
+            if recording.dates is not None:
+                times = dates_of(times, recording.dates)
+            yield _block(recording, {time: times, **columns}, samples if horizon else len(answers))
             start += len(answers)
 
     def score_table(
@@ -536,9 +535,13 @@ class SequencePredictor(RunPredictor):
 
 
 def _block(recording: Recording, columns: dict[str, Any], done: int) -> Answered:
-    arrays = {name: pa.array(values) for name, values in columns.items()}
-    names = pa.array([recording.name] * len(next(iter(arrays.values()))), pa.string())
-    return Answered(pa.RecordBatch.from_pydict({"recording": names, **arrays}), done=done)
+    """Rows of answers behind the recording's name and its values in the columns of groups."""
+    count = len(next(iter(columns.values())))
+    arrays = {"recording": pa.array([recording.name] * count, pa.string())}
+    for name, value in recording.group.items():
+        arrays.setdefault(name, pa.array([value] * count))
+    arrays |= {name: pa.array(values) for name, values in columns.items()}
+    return Answered(pa.RecordBatch.from_pydict(arrays), done=done)
 
 
 @contextmanager

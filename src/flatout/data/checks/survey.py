@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,7 +67,7 @@ class TextSurvey:
         config = source.config
         self.cache = cache
         self.part = part
-        self.reading = asdict(config.read)
+        self.reading = config.read.facts()
         self.tables = source.tables
         self.roles = source.roles
         self.splitting = source.splitting

@@ -7,6 +7,7 @@ writing numbers or times.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -17,7 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.tables.table import Table, as_texts, decoded, is_plain, is_text, require_columns
+from flatout.data.tables.table import (
+    Table,
+    as_texts,
+    decoded,
+    is_plain,
+    is_text,
+    mask_of,
+    require_columns,
+)
 from flatout.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,8 +87,8 @@ class RecordingRules:
 
 def read_blocks(
     table: Table, rules: RecordingRules
-) -> Iterator[tuple[pa.RecordBatch, Floats, Floats, bool]]:
-    """Each block, its values, its times, and whether these are dates.
+) -> Iterator[tuple[pa.RecordBatch, Floats, Floats, pa.DataType | None]]:
+    """Each block, its values, its times, and the type of these if they are dates.
 
     Rows are counted where there is no column of times.
     """
@@ -92,7 +101,7 @@ def read_blocks(
             axis=1,
         )
         if rules.time is None:
-            yield block, values, rows.astype(np.float64), False
+            yield block, values, rows.astype(np.float64), None
         else:
             yield block, values, *_read_seconds(block.column(rules.time), rules.time, table, first)
 
@@ -133,11 +142,19 @@ def _read_numbers(column: pa.Array, name: str, table: Table, first: int) -> Floa
     return numbers
 
 
-def _read_seconds(column: pa.Array, name: str, table: Table, first: int) -> tuple[Floats, bool]:
-    """A column of times as seconds, and whether it holds dates; those count from 1970."""
-    column = _parse_dates(decoded(column))
-    are_dates = pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
-    if are_dates:
+def _read_seconds(
+    column: pa.Array, name: str, table: Table, first: int
+) -> tuple[Floats, pa.DataType | None]:
+    """A column of times as seconds, and the type that dates are written in: UTC if they have a
+    zone. Their seconds count from 1970.
+    """
+    column = decoded(column)
+    if is_text(column.type):
+        column = _parse_dates(column, name, table, first)
+    dates = None
+    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+        has_zone = pa.types.is_timestamp(column.type) and column.type.tz is not None
+        dates = pa.timestamp("us", "UTC" if has_zone else None)
         microseconds = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         column = pc.divide(microseconds.cast(pa.float64()), _MICROSECONDS)
     if is_text(column.type):
@@ -146,20 +163,28 @@ def _read_seconds(column: pa.Array, name: str, table: Table, first: int) -> tupl
     if (places := np.flatnonzero(np.isnan(seconds))).size:
         what = f"{name} is missing in row {name_rows(places + first, table)}"
         raise UserError("data.time", f"{table.name}: {what}", hint="Write a time in each row.")
-    return seconds, are_dates
+    return seconds, dates
 
 
-def dates_of(seconds: Floats) -> pa.Array:
-    """Seconds since 1970 as dates, in UTC where dates were read with a zone."""
-    return pa.array(np.rint(seconds * _MICROSECONDS).astype(np.int64)).cast(pa.timestamp("us"))
+def dates_of(seconds: Floats, kind: pa.DataType) -> pa.Array:
+    """Seconds since 1970 as dates of a type."""
+    return pa.array(np.rint(seconds * _MICROSECONDS).astype(np.int64)).cast(kind)
 
 
-def _parse_dates(column: pa.Array) -> pa.Array:
-    """Texts that are dates as dates, with or without a zone; other columns unchanged."""
-    first_text = ""
-    if is_text(column.type):
-        first_text = next(filter(None, column.slice(0, 100).to_pylist()), "")
-    if not is_text(column.type) or _is_number(first_text):
+def _parse_dates(column: pa.Array, name: str, table: Table, first: int) -> pa.Array:
+    """Texts that are dates as dates, with or without a zone; other texts unchanged."""
+    form = table.dates
+    if form is not None:
+        texts = pc.utf8_trim_whitespace(column)
+        dates = pc.strptime(texts, format=form, unit="us", error_is_null=True)
+        is_wrong = pc.and_(pc.is_null(dates), pc.greater(pc.binary_length(texts), 0))
+        if (places := np.flatnonzero(mask_of(is_wrong))).size:
+            written = texts[int(places[0])].as_py()
+            what = f"{name} is {written!r} in row {name_rows(places[:1] + first, table)}"
+            raise UserError(table.name, what, allowed=f"data.read.dates={form}")
+        return dates
+    first_text = next(filter(None, column.slice(0, 100).to_pylist()), "")
+    if _is_number(first_text):
         return column
     # Nanoseconds only where microseconds lose digits; a zone only where the texts have one.
     for unit, zone in product(("us", "ns"), (None, "UTC")):
@@ -176,6 +201,7 @@ class GroupNumbers:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)  # columns whose values make a group; the first one is its part
         self.part_of: dict[str, str] = {}  # the part of each group so far
+        self.values_of: dict[str, tuple[object, ...]] = {}  # and its values, a column each
         self._number: dict[str, int] = {}
 
     def number(self, columns: Sequence[pa.Array]) -> NDArray[np.int64]:
@@ -183,8 +209,10 @@ class GroupNumbers:
         codes, groups = _join(columns, self.names)
         part_codes, parts = _join(columns[:1], self.names[:1])
         _, first = np.unique(codes, return_index=True)
-        for group, part in zip(groups, part_codes[first].tolist(), strict=True):
-            self.part_of.setdefault(group, parts[part])
+        for group, row, part in zip(groups, first, part_codes[first].tolist(), strict=True):
+            if group not in self.part_of:
+                self.part_of[group] = parts[part]
+                self.values_of[group] = tuple(column[int(row)].as_py() for column in columns)
         numbers = [self._number.setdefault(group, len(self._number)) for group in groups]
         return np.array(numbers, np.int64)[codes]
 
@@ -210,12 +238,19 @@ def name_rows(places: NDArray[np.integer], table: Table) -> str:
     return shown + (", …" if len(places) > _ROWS_NAMED else "")
 
 
+_WITH_COMMA = re.compile(r"-?\d+,\d+")
 # For the error about a value: what a column may hold, and how to write it.
 _NUMBERS = (
     "numbers",
     "Write numbers with a point, leave a missing value empty, or leave out the column.",
 )
-_TIMES = ("seconds or dates", "Write dates as 2026-03-28T07:00:00, or seconds as numbers.")
+_TIMES = (
+    "seconds or dates",
+    (
+        "Write dates as 2026-03-28T07:00:00, or say how they are written:"
+        " 'data.read.dates=%d.%m.%Y %H:%M:%S'."
+    ),
+)
 
 
 def _parse_texts(
@@ -225,16 +260,25 @@ def _parse_texts(
     texts = pc.utf8_trim_whitespace(column)
     is_empty = pc.equal(pc.binary_length(texts), 0)
     texts = pc.if_else(is_empty, pa.scalar(None, texts.type), texts)
+    numbers = texts
+    if table.decimal == ",":
+        # A point would part thousands here, so a number with one is refused, as `1-514` is.
+        numbers = pc.replace_substring(pc.replace_substring(texts, ".", "-"), ",", ".")
     try:
-        return texts.cast(pa.float64())
+        return numbers.cast(pa.float64())
     except pa.ArrowException:
         row = next(
             row
-            for row, text in enumerate(texts.to_pylist())
+            for row, text in enumerate(numbers.to_pylist())
             if text is not None and not _is_number(text)
         )
-    what = f"{name} is {texts[row].as_py()!r} in row {table.locate(first + row + 1)}"
+    written = texts[row].as_py()
+    what = f"{name} is {written!r} in row {table.locate(first + row + 1)}"
     allowed, hint = expected
+    if table.decimal == ",":
+        hint = "Write numbers with a comma, and with no points between thousands."
+    elif _WITH_COMMA.fullmatch(written):
+        hint = "Set data.read.decimal=',' or, for predict and evaluate, --read decimal=','."
     raise UserError(table.name, what, allowed=allowed, hint=hint)
 
 

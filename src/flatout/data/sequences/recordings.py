@@ -50,7 +50,9 @@ class Recording:
     longest_s: float = 0.0  # of a large file with times: the most seconds between two samples
     label: str | None = None
     whole: str = ""  # of a recording with a group: its name before gaps part it
-    is_dated: bool = False  # whether `times` were dates, and count from 1970
+    # the type that `times` are written in if they were dates, and count from 1970
+    dates: pa.DataType | None = None
+    group: dict[str, object] = field(default_factory=dict)  # its values in the columns of groups
     # [samples, columns] False where a value repeats one that was measured before; None where all
     # were measured.
     measured: NDArray[np.bool_] | None = None
@@ -161,25 +163,16 @@ def _split_by_group(file: Table, rules: RecordingRules) -> Iterator[Recording]:
     times = []
     labels = []
     codes = []
-    is_dated = False
+    dates: pa.DataType | None = None
     num_rows = 0
-    for block, block_values, block_times, are_dates in read_blocks(file, rules):
+    for block, block_values, block_times, block_dates in read_blocks(file, rules):
         values.append(block_values)
         times.append(block_times)
-        is_dated = is_dated or are_dates
+        dates = dates or block_dates
         if rules.label is not None:
             labels.append(as_texts(decoded(block.column(rules.label))))
         if rules.group:
-            columns = [as_texts(decoded(block.column(name))) for name in rules.group]
-            for name, column in zip(rules.group, columns, strict=True):
-                blank = np.flatnonzero(mask_of(pc.fill_null(is_blank(column), True))) + num_rows
-                require(
-                    not blank.size,
-                    "data.group",
-                    f"{file.name}: {name} is missing in row {name_rows(blank, file)}",
-                    hint="Write the group in each row.",
-                )
-            codes.append(groups.number(columns))
+            codes.append(groups.number(_read_groups(file, block, rules.group, num_rows)))
         num_rows += len(block_times)
     require(num_rows > 0, file.name, "no rows", hint="Name a file that holds some.")
     label_column = pa.chunked_array(labels).combine_chunks() if labels else None
@@ -189,7 +182,7 @@ def _split_by_group(file: Table, rules: RecordingRules) -> Iterator[Recording]:
         values=np.concatenate(values),
         times=np.concatenate(times),
         rows=np.arange(num_rows),
-        is_dated=is_dated,
+        dates=dates,
     )
     rows_of_groups: list[slice | NDArray[np.int64]] = [slice(None)]
     if rules.group:
@@ -202,7 +195,10 @@ def _split_by_group(file: Table, rules: RecordingRules) -> Iterator[Recording]:
     parts = groups.part_of or {"": file.name}
     for (name, part), rows in zip(parts.items(), rows_of_groups, strict=True):
         full_name = f"{file.name}: {name}" if name else file.name
-        recording = replace(whole.take(rows), name=full_name, whole=full_name, part=part)
+        group = dict(zip(rules.group, groups.values_of.get(name, ()), strict=False))
+        recording = replace(
+            whole.take(rows), name=full_name, whole=full_name, part=part, group=group
+        )
         # Rows were counted over the whole file; without times each recording counts from 0.
         if rules.time is None:
             recording = replace(recording, times=np.arange(len(recording.rows), dtype=np.float64))
@@ -210,6 +206,23 @@ def _split_by_group(file: Table, rules: RecordingRules) -> Iterator[Recording]:
             label = _only_label(label_column.take(pa.array(recording.rows)), full_name)
             recording = replace(recording, label=label)
         yield recording
+
+
+def _read_groups(
+    file: Table, block: pa.RecordBatch, names: list[str], first: int
+) -> list[pa.Array]:
+    """The columns of groups of a block whose first row has this number; none may be blank."""
+    columns = [decoded(block.column(name)) for name in names]
+    for name, column in zip(names, columns, strict=True):
+        is_missing = pc.fill_null(is_blank(as_texts(column)), True)
+        blank = np.flatnonzero(mask_of(is_missing)) + first
+        require(
+            not blank.size,
+            "data.group",
+            f"{file.name}: {name} is missing in row {name_rows(blank, file)}",
+            hint="Write the group in each row.",
+        )
+    return columns
 
 
 def _only_label(column: pa.Array, recording: str) -> str:
@@ -285,7 +298,7 @@ def _require_rising(file: Table, recording: Recording, name: str) -> None:
 
 def _name_time(recording: Recording, row: int) -> str:
     time = float(recording.times[row])
-    if recording.is_dated:
+    if recording.dates is not None:
         return str(np.datetime64(round(time * 1e3), "ms"))
     return f"{time:.15g}"
 
@@ -495,13 +508,13 @@ class Scratch:
         samples = 0
         steps = []
         last = None
-        is_dated = False
+        dates: pa.DataType | None = None
         longest_s = 0.0
         with written():
             output = path.open("wb")
         with output:
-            for _, values, times, are_dates in read_blocks(file, rules):
-                is_dated = is_dated or are_dates
+            for _, values, times, block_dates in read_blocks(file, rules):
+                dates = dates or block_dates
                 # The last time of the block before belongs to the first step of this one.
                 block_steps = np.diff(times if last is None else np.append(last, times))
                 if np.isnan(values).any() or (block_steps <= 0).any():
@@ -527,7 +540,7 @@ class Scratch:
             rows=np.empty(0, np.int64),
             longest_s=longest_s if rules.time is not None else 0.0,
             step=float(np.median(steps)),
-            is_dated=is_dated,
+            dates=dates,
         )
 
 

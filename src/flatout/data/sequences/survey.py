@@ -86,7 +86,7 @@ class SequencePreparation:
         recipe: Recipe = {
             "kind": f"sequences {kind} {_VERSION}",
             "source": fingerprints,
-            "read": asdict(config.read),
+            "read": config.read.facts(),
             "rules": rules,
             "targets": config.targets,
             "problem": config.problem,

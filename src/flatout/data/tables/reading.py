@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import codecs
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
 
 from flatout.errors import check_settings, require, setting
 
@@ -37,6 +38,18 @@ class ReadingConfig:
         allowed="a list of names that differ, or null",
         example="[text,label]",
     )
+    decimal: str = setting(
+        ".",
+        "What stands before the decimals of numbers in a csv of recordings.",
+        allowed="a point or a comma",
+        example=",",
+    )
+    dates: str | None = setting(
+        None,
+        "How a csv of recordings writes times, in the letters of strftime; null: as"
+        " 2026-03-28T07:00:00, or as seconds.",
+        example="'data.read.dates=%d.%m.%Y %H:%M:%S'",
+    )
 
     def __post_init__(self) -> None:
         where = "data.read"
@@ -59,10 +72,38 @@ class ReadingConfig:
             f"{self.quote!r} is the delimiter too",
             hint="Set data.read.quote='' if values are not quoted.",
         )
+        require(
+            self.decimal in (".", ",") and self.decimal != self.delimiter,
+            f"{where}.decimal",
+            repr(self.decimal),
+            allowed="a point or a comma, unless it is the delimiter",
+        )
+        require(
+            self.dates is None or "%" in self.dates,
+            f"{where}.dates",
+            repr(self.dates),
+            allowed="letters of strftime, such as %d.%m.%Y %H:%M:%S",
+        )
         is_named = self.columns is None or (
             len(self.columns) > 0 and len(set(self.columns)) == len(self.columns)
         )
         require(is_named, f"{where}.columns", f"{self.columns}", allowed="names that differ")
+
+    def facts(self) -> dict[str, Any]:
+        """What a store depends on. Settings that say nothing are left out, so that stores of before
+        there were such keep their keys.
+        """
+        facts = asdict(self)
+        if self.decimal == ".":
+            del facts["decimal"]
+        if self.dates is None:
+            del facts["dates"]
+        return facts
+
+    def require_texts(self) -> None:
+        """Refuse what is only for recordings."""
+        for name, is_usual in (("decimal", self.decimal == "."), ("dates", self.dates is None)):
+            require(is_usual, f"data.read.{name}", "is for recordings", hint="Leave it out.")
 
     def _require_one_byte(self, name: str, value: str) -> None:
         # pyarrow's reader of csv files compares single bytes.

@@ -53,6 +53,8 @@ class Table(ABC):
     columns: Sequence[str]
     # the tables that this one joins, one after the other; none: the rows of one file
     tables: Sequence[Table] = ()
+    decimal = "."  # what stands before the decimals of numbers that are written as texts
+    dates: str | None = None  # how texts are written that are dates; None: as 2026-03-28T07:00:00
     inner: Table | None = None
     """The table whose rows this one changes while they are read: it answers for files and
     places."""

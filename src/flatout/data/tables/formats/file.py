@@ -66,6 +66,8 @@ class FileTable(Table):
         self.path = path
         self.where = where
         self.reading = reading or ReadingConfig()
+        self.decimal = self.reading.decimal
+        self.dates = self.reading.dates
         self.name = str(path)
         self._copy: IO[bytes] | None = None
         self._opened_as = entry_of(self.path)
