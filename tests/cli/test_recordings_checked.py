@@ -162,6 +162,33 @@ def test_a_check_names_a_constant_column_beside_missing_values_and_shows_the_ran
     assert "\ny " in printed
 
 
+def test_a_check_of_recordings_names_the_mistakes_of_all_files_at_once(tmp_path, capsys):
+    def wrong_text(columns: dict[str, np.ndarray], number: int) -> Any:
+        values = list(map(str, columns["a"]))
+        values[6] = "high" if number == 1 else values[6]
+        return values
+
+    def wrong_time(columns: dict[str, np.ndarray], number: int) -> Any:
+        return columns["t"][::-1].copy() if number == 3 else columns["t"]
+
+    folder = write_csv(tmp_path / "runs", a=wrong_text, t=wrong_time, b=lambda c, _: np.full(50, 7))
+    assert verb("check", folder, *COLUMNS, "data.lookback=60", "data.step=4") == 2
+    printed = capsys.readouterr().out
+    require_printed(printed, f"{folder}/r1.csv: ", "a is 'high' in row 7")
+    require_printed(printed, f"data.time: {folder}/r3.csv: ", "goes back")
+    require_printed(printed, "'b' is constant", "(7)")
+    require_printed(printed, "data.lookback=60: ", "the longest train recording has 25")
+    assert "4 errors" in printed
+    assert "a sample every 4 s (resampled from 2 s)" in printed
+
+    columns = {name: ["high"] * 50 for name in "ab"}
+    folder = write_csv(tmp_path / "worse", **{name: lambda c, _: columns["a"] for name in "ab"})
+    for number in range(6, 15):
+        (folder / f"r{number}.csv").write_text("t,a,b,y\n0,x,x,1\n", encoding="utf-8")
+    assert verb("check", folder, *COLUMNS) == 2
+    assert "5 mistakes more of these recordings" in capsys.readouterr().out
+
+
 def test_recordings_of_several_sampling_rates_are_warned_of_unless_they_are_resampled(
     tmp_path, capsys
 ):

@@ -177,7 +177,12 @@ def show(report: Report, command: str) -> None:
     console = Console(soft_wrap=True, highlight=False)
     levels = list(_MARKS)
     remarks = sorted(report.remarks, key=lambda remark: -levels.index(remark.level))
-    for remark, line in zip(remarks, lines_of(remarks), strict=True):
+    # Of texts a note names all files first, with their folder. Of many recordings each line names
+    # the one that it is about, and all in one way.
+    lines = lines_of(remarks)
+    if isinstance(report, SequenceCheckup):
+        lines = [remark.line() for remark in remarks]
+    for remark, line in zip(remarks, lines, strict=True):
         console.print(f"{_MARKS[remark.level]} {escape(line)}")
     for line in report.lines():
         console.print(escape(line))

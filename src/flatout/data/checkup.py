@@ -36,6 +36,7 @@ from flatout.data.tokens.subwords import Subwords, train_encoder
 from flatout.data.tokens.vocabulary import NUM_SPECIAL, VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
 
+_MOST_MISTAKES = 10  # of recordings that are listed; a folder may hold thousands of bad files
 _ROWS_SAMPLED = 20_000  # of each table, for what needs a tokenizer: a few seconds of work
 Samples = dict[str, list[pa.Array]]  # some texts of each split
 
@@ -236,6 +237,7 @@ class SequenceCheckup(CheckReport):
     steps_s: list[float] = field(default_factory=list)
     """Least, median and most seconds between two samples, over the recordings; empty without
     data.time."""
+    step_s: float | None = None  # data.step, to which recordings are resampled
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -257,7 +259,10 @@ class SequenceCheckup(CheckReport):
             lines.append(f"{split}: {recordings}, {counts['samples']:,} samples; length {lengths}")
         if self.steps_s:
             least_s, median_s, most_s = self.steps_s
-            lines.append(f"a sample every {median_s:g} s (recordings: {least_s:g} to {most_s:g} s)")
+            step_s = self.step_s or median_s
+            of_files = f"{least_s:g}" if least_s == most_s else f"{least_s:g} to {most_s:g}"
+            resampled = "resampled from " if self.step_s else "recordings: "
+            lines.append(f"a sample every {step_s:g} s ({resampled}{of_files} s)")
         if self.columns:
             names = ("mean", "spread", "least", "most")
             width = max(map(len, [*self.columns, "training samples"]))
@@ -281,41 +286,53 @@ class SequenceCheckup(CheckReport):
 
 
 def check_recordings(config: SequenceDataConfig) -> SequenceCheckup:
-    """Read all recordings, a file at a time, and report as much as the first mistake leaves.
+    """Read all recordings, a file at a time, and report every mistake that can be seen.
 
-    Where settings refuse missing values, the first one is a mistake; then the recordings are read
-    again without such rows, so that other mistakes are found, too.
+    Where settings refuse missing values, the files with such values are mistakes. All are then read
+    again without these rows, so that the mistakes behind them and the ranges are reported, too.
     """
-    checkup = SequenceCheckup(str(config.source or config.train or "the built-in cells"))
     notes = ReadingNotes()
-    try:
-        _survey_recordings(config, checkup, notes)
-    except UserError as error:
-        checkup.remarks.append(_error_remark(error))
-        if error.where == "data.missing" and config.missing is Missing.refuse:
-            notes = ReadingNotes()
-            try:
-                _survey_recordings(replace(config, missing=Missing.drop), checkup, notes)
-            except UserError as further:
-                checkup.remarks.append(_error_remark(further))
-            notes.dropped.clear()  # the error names these rows
+    checkup, mistakes = _survey_recordings(config, notes)
+    gaps = [mistake for mistake in mistakes if mistake.where == "data.missing"]
+    if gaps and config.missing is Missing.refuse:
+        notes = ReadingNotes()
+        checkup, others = _survey_recordings(replace(config, missing=Missing.drop), notes)
+        mistakes = [*gaps, *others]
+        notes.dropped.clear()  # the errors name these rows
+    checkup.remarks += map(_error_remark, mistakes[:_MOST_MISTAKES])
+    left = len(mistakes) - _MOST_MISTAKES
+    if left > 0:
+        what = f"{counted(left, 'mistake')} more of these recordings"
+        checkup.remarks.append(Remark(Level.error, checkup.source, what))
     checkup.remarks += map(_remark_of_line, notes.lines())
     if notes.steps and config.time is not None:
         checkup.steps_s = np.quantile(notes.steps, (0, 0.5, 1)).tolist()
+    checkup.step_s = config.step
     return checkup
 
 
 def _survey_recordings(
-    config: SequenceDataConfig, checkup: SequenceCheckup, notes: ReadingNotes
-) -> None:
-    """Fill in `checkup` and `notes`, up to the first mistake."""
-    with Progress() as progress:
-        survey = SequencePreparation(config).survey(notes, progress)
+    config: SequenceDataConfig, notes: ReadingNotes
+) -> tuple[SequenceCheckup, list[UserError]]:
+    """What one pass over all recordings shows, and the mistakes."""
+    checkup = SequenceCheckup(str(config.source or config.train or "the built-in cells"))
+    mistakes: list[UserError] = []
     try:
-        survey.finish()
-    finally:
-        if survey.train:
-            checkup.columns = survey.describe_columns()
+        with Progress() as progress:
+            survey = SequencePreparation(config).survey(notes, progress, mistakes=mistakes)
+    except UserError as not_opened:
+        return checkup, [not_opened]
+    if mistakes and not survey.entries:
+        return checkup, mistakes
+    for mistake in survey.find_mistakes():
+        # That files are missing from the splits follows from the mistakes in these files.
+        if not mistakes or mistake.where != "data.split_by":
+            mistakes.append(mistake)
+    if survey.train is None:
+        return checkup, mistakes
+    checkup.columns = survey.describe_columns()
+    if not len(survey.numbers):
+        return checkup, mistakes  # labels could not be read
     checkup.remarks += map(_remark_of_line, survey.lines())
     for split, counts in survey.facts()["splits"].items():
         segments = [segment for segment in survey.segments if segment.split == split]
@@ -328,7 +345,13 @@ def _survey_recordings(
             "longest": longest,
         }
         names = [survey.entries[segment.recording].name for segment in segments]
-        require_rows(config, split, spans, names)
+        try:
+            require_rows(config, split, spans, names)
+        except UserError as too_short:
+            # The setting is as wrong for the other splits.
+            if too_short.where not in [other.where for other in mistakes]:
+                mistakes.append(too_short)
+    return checkup, mistakes
 
 
 def _error_remark(error: UserError) -> Remark:

@@ -45,7 +45,7 @@ from flatout.data.tables.prints import fingerprints_of, heads_noted, require_unc
 from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS
 from flatout.data.tables.table import Table
-from flatout.errors import require
+from flatout.errors import UserError, require
 
 _VERSION = 4  # of what is written; a higher number makes all stores of recordings anew
 _FEW_LABELS = 10  # fewer different whole numbers as labels look like classes
@@ -128,22 +128,34 @@ class SequencePreparation:
         writer.facts |= facts
 
     def survey(
-        self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None = None
+        self,
+        notes: ReadingNotes,
+        progress: Progress,
+        scratch: Scratch | None = None,
+        mistakes: list[UserError] | None = None,
     ) -> Survey:
-        """The first pass: read all recordings and add them up."""
+        """The first pass: read all recordings and add them up.
+
+        `mistakes`: takes the error of each file that is refused, instead of raising the first.
+        """
         shares = self.config.taken_shares(self.tables)
         splitter = Splitter(self.config, shares, len(self.tables["train"].tables) or 1)
         survey = Survey(self.config, self.rules.names, splitter)
-        for split, recording in self._read(notes, progress, scratch):
+        for split, recording in self._read(notes, progress, scratch, mistakes):
             survey.add(split, recording)
         return survey
 
     def _read(
-        self, notes: ReadingNotes, progress: Progress, scratch: Scratch | None
+        self,
+        notes: ReadingNotes,
+        progress: Progress,
+        scratch: Scratch | None,
+        mistakes: list[UserError] | None = None,
     ) -> Iterator[tuple[str, Recording]]:
         """The recordings of all tables, each with the split of its table.
 
         A large file is copied to a scratch file, if there may be any, and read from there.
+        `mistakes`: see `survey`.
         """
         advance = progress.task("reading")
         for split, table in self.tables.items():
@@ -152,8 +164,13 @@ class SequencePreparation:
                     yield split, recording
                     advance(len(recording.values))
                     continue
-                for recording in read_recordings(file, self.rules, notes, advance):
-                    yield split, recording
+                try:
+                    for recording in read_recordings(file, self.rules, notes, advance):
+                        yield split, recording
+                except UserError as error:
+                    if mistakes is None:
+                        raise
+                    mistakes.append(error)
 
     def _write(
         self, writer: StoreWriter, survey: Survey, progress: Progress, scratch: Scratch
@@ -240,31 +257,42 @@ class Survey:
         self.entries.append(entry)
 
     def finish(self) -> None:
-        """Decide splits, then scales and classes, by the training samples."""
+        """Decide splits, then scales and classes, by the training samples; raises the first
+        mistake.
+        """
+        for mistake in self.find_mistakes():
+            raise mistake
+
+    def find_mistakes(self) -> Iterator[UserError]:
+        """The same, but yields each mistake, and continues where what follows does not need it."""
         cuts = {"step": self.config.step, "max_gap": self.config.max_gap}
         hint = "Name longer recordings"
         if settings := [f"data.{name}={value:g}" for name, value in cuts.items() if value]:
             hint += f", or change {' or '.join(settings)}"
-        require(bool(self.entries), "data", "no recording has two samples or more", hint=f"{hint}.")
-        self.segments = self.splitter.split(self.entries)
-        self._require_no_leak()
+        try:
+            what = "no recording has two samples or more"
+            require(bool(self.entries), "data", what, hint=f"{hint}.")
+            self.segments = self.splitter.split(self.entries)
+        except UserError as mistake:
+            yield mistake
+            return
+        yield from self._find_leaks()
         moments: dict[str, Moments] = {}
         for split in SPLITS:
             parts = [
                 self.entries[segment.recording].moments[segment.first, segment.stop]
                 for segment in self._segments_of(split)
             ]
-            require(
-                bool(parts) or split == "test",
-                "data.split_by",
-                f"no recordings are left for the {split} split",
-                hint="Name more recordings.",
-            )
             if parts:
                 moments[split] = Moments.merge(parts)
+            elif split != "test":
+                what = f"no recordings are left for the {split} split"
+                yield UserError("data.split_by", what, hint="Name more recordings.")
+        if "train" not in moments:
+            return
         train = moments.pop("train")
         self.train = train
-        self._require_usable(train)
+        yield from self._find_unusable(train)
         self.scaler = Scaler.fit(self.config.scale.value, train)
         for split, other in moments.items():
             ratio = other.root_mean_square / np.maximum(train.root_mean_square, _LEAST_SIZE)
@@ -272,7 +300,10 @@ class Survey:
             self._warnings += [f"warning {split}: {line}" for line in units]
         odd = describe_odd_units(self.columns, self.entries)
         self._warnings += [f"warning recordings: {line}" for line in odd]
-        self._number_labels()
+        try:
+            self._number_labels()
+        except UserError as mistake:
+            yield mistake
 
     def _segments_of(self, split: str) -> list[Segment]:
         return [segment for segment in self.segments if segment.split == split]
@@ -366,8 +397,8 @@ class Survey:
                 " for classes"
             )
 
-    def _require_usable(self, train: Moments) -> None:
-        """Refuse columns that teach nothing or overflow, and features that equal a target."""
+    def _find_unusable(self, train: Moments) -> Iterator[UserError]:
+        """Columns that teach nothing or overflow, and features that equal a target."""
         for name, least, most, squares in zip(
             self.columns,
             train.least.tolist(),
@@ -376,32 +407,28 @@ class Survey:
             strict=True,
         ):
             key = "data.target" if name in self.config.targets else "data.features"
-            require(
-                least != most,
-                key,
-                f"{name!r} is constant in the training recordings ({least:g})",
-                hint="Leave it out.",
-            )
-            require(
-                math.isfinite(squares),
-                key,
-                f"{name!r} reaches {max(-least, most):g}, its variance is not finite",
-                hint="Use another unit.",
-            )
+            if least == most:
+                what = f"{name!r} is constant in the training recordings ({least:g})"
+                yield UserError(key, what, hint="Leave it out.")
+            if not math.isfinite(squares):
+                what = f"{name!r} reaches {max(-least, most):g}, its variance is not finite"
+                yield UserError(key, what, hint="Use another unit.")
         for copy in self._copies.find():
-            require(
-                not copy.is_equal,
-                "data.features",
-                f"{copy.feature!r} has the values of the target {copy.target!r} in all recordings",
-                hint="Leave it out.",
-            )
+            if copy.is_equal:
+                yield UserError(
+                    "data.features",
+                    f"{copy.feature!r} has the values of the target {copy.target!r} in all"
+                    " recordings",
+                    hint="Leave it out.",
+                )
+                continue
             line = f"{copy.target} = {copy.factor:.4g} * {copy.feature} + {copy.shift:.4g}"
             self._warnings.append(
                 f"warning data.features: {line} in all recordings; leave {copy.feature} out"
             )
 
-    def _require_no_leak(self) -> None:
-        """Refuse recordings that two splits share, and warn of samples that two splits share."""
+    def _find_leaks(self) -> Iterator[UserError]:
+        """Recordings that two splits share; samples that two splits share are warned of."""
         if self.splitter.by is PartBy.time:
             return  # every recording is in all splits
         # Every segment is a whole recording, and they come in the order of the recordings.
@@ -415,12 +442,10 @@ class Survey:
             for how, key in keys.items():
                 first = first_with.setdefault(key, segment)
                 earlier = self.entries[first.recording].name
-                require(
-                    not key or first.split == segment.split,
-                    f"data.{segment.split}",
-                    f"{entry.name} {how} {earlier}, which is in the {first.split} split",
-                    hint="Leave it out of one of the two.",
-                )
+                if key and first.split != segment.split:
+                    what = f"{entry.name} {how} {earlier}, which is in the {first.split} split"
+                    hint = "Leave it out of one of the two."
+                    yield UserError(f"data.{segment.split}", what, hint=hint)
         self._warn_of_overlaps()
 
     def _warn_of_overlaps(self) -> None:
