@@ -65,7 +65,7 @@ def importer(package: str, offered: dict[str, str]) -> Callable[[str], Any]:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         found = getattr(importlib.import_module(f"flatout.{module_of[name]}"), name)
-        if is_dataclass(found):
+        if isinstance(found, type) and is_dataclass(found):
             # imported here: `import flatout` imports nothing
             from flatout.errors import explain_unknown_settings
 

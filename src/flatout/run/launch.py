@@ -289,7 +289,11 @@ def _run_rank(
 
 def _hint_for(name: str, known: Sequence[str], data: object, model: object) -> str:
     """Where a setting belongs that `fit` does not take, or the nearest one that it takes."""
-    groups = {"optim": OptimConfig(), "checkpoint": CheckpointConfig(), "monitor": MonitorConfig()}
+    groups: dict[str, Any] = {
+        "optim": OptimConfig,
+        "checkpoint": CheckpointConfig,
+        "monitor": MonitorConfig,
+    }
     for group, kind in groups.items():
         if name in about_settings(kind):
             return f"It is one of {group}: write fit(…, {group}={{'{name}': …}})."
