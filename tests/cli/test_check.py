@@ -35,7 +35,7 @@ def test_a_check_ends_with_the_command_that_trains(rows, capsys):
     said = capsys.readouterr().out
     assert "columns: texts from headline, labels from category" in said
     assert "warning" in said
-    assert "1 row with an empty text dropped (row 91); data.clean.empty=keep" in said
+    assert "1 row with an empty text, dropped (row 91); data.clean.empty=keep" in said
     assert "; data.max_length=5" in said
     assert said.rstrip().endswith(f"to train: python -m train data.source={rows} data.max_length=4")
 

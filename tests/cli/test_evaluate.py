@@ -22,7 +22,7 @@ from tests.verbs import verb
 def test_evaluate_prints_metrics_and_what_it_found(finished, rows, capsys):
     assert verb("evaluate", finished.folder, rows) == 0
     said = capsys.readouterr().out
-    assert "1 row with an empty text kept as one unknown word" in said
+    assert "1 row with an empty text, kept as one unknown word" in said
     assert "accuracy" in said
     assert verb("evaluate", finished.folder, rows, "--json") == 0
     found = json.loads(capsys.readouterr().out)

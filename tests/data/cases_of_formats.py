@@ -63,7 +63,7 @@ def _(folder: Path) -> dict[str, Any]:
     return {"train": str(folder / "rows.parquet")}
 
 
-@case("NaN as text and as label", "1 row without a label dropped (row 61)", is_error=False)
+@case("NaN as text and as label", "1 row without a label, dropped (row 61)", is_error=False)
 def _(folder: Path) -> dict[str, Any]:
     rows = pa.table({"text": [*TEXTS, "more"], "label": [1.0, 2.0] * 30 + [float("nan")]})
     pq.write_table(rows, folder / "rows.parquet")
@@ -123,7 +123,7 @@ def _(folder: Path) -> dict[str, Any]:
 
 @case(
     "training texts in the test",
-    "2 rows whose text is a training text too kept (rows 1, 2)",
+    "2 rows whose text is a training text too, kept (rows 1, 2)",
     is_error=False,
 )
 def _(folder: Path) -> dict[str, Any]:

@@ -61,7 +61,7 @@ plain(
 )
 plain(
     "null texts",
-    "2 rows without a text (null) dropped (rows 61, 62)",
+    "2 rows without a text (null), dropped (rows 61, 62)",
     jsonl_of(
         [{"text": text, "label": label} for text, label in lines()]
         + [{"text": None, "label": "land"}] * 2
@@ -69,10 +69,12 @@ plain(
     file="rows.jsonl",
     is_error=False,
 )
-plain("null label", "1 row without a label dropped (row 61)", GOOD + "some text,\n", is_error=False)
+plain(
+    "null label", "1 row without a label, dropped (row 61)", GOOD + "some text,\n", is_error=False
+)
 plain(
     "empty and blank texts",
-    "3 rows with an empty text dropped (rows 61, 62, 63)",
+    "3 rows with an empty text, dropped (rows 61, 62, 63)",
     GOOD + ",land\n  ,wood\n\u3000,wood\n",
     is_error=False,
 )
@@ -95,7 +97,7 @@ plain("byte order mark", "UTF-8 with a byte order mark", GOOD.encode("utf-8-sig"
 plain("CRLF", "CRLF at line ends", GOOD.replace("\n", "\r\n"), is_error=False)
 plain(
     "NUL bytes",
-    "1 row with control characters in the text kept as they are (row 61)",
+    "1 row with control characters in the text, kept unchanged (row 61)",
     GOOD + "a\x00b,land\n",
     is_error=False,
 )
@@ -251,7 +253,7 @@ plain(
 )
 plain(
     "labels written in two ways, merged",
-    "10 rows whose label was written in another way merged",
+    "10 rows whose label was written in another way, merged",
     GOOD + csv_of([(f"more {i}", "Land") for i in range(10)]).split("\n", 1)[1],
     is_error=False,
     clean={"labels": "merge"},
@@ -259,7 +261,7 @@ plain(
 TWO_LABELS_OR_ONE = list(zip(TEXTS, ["wood", "land|water"] * 30, strict=True))
 plain(
     "several labels, an empty list",
-    "2 rows with an empty list of labels kept",
+    "2 rows with an empty list of labels, kept",
     csv_of([*TWO_LABELS_OR_ONE, ("none", ""), ("none too", "")]),
     is_error=False,
     problem="multi",
@@ -296,7 +298,7 @@ plain(
 )
 plain(
     "tags against their scheme",
-    "2 rows with tags that their scheme does not allow repaired (rows 31, 32)",
+    "2 rows with tags that their scheme does not allow, repaired (rows 31, 32)",
     jsonl_of(
         [{"tokens": [f"w{i}", "b"], "tags": ["B-x", "I-x"]} for i in range(30)]
         + [{"tokens": [f"v{i}", "b"], "tags": ["O", "I-x"]} for i in range(2)]
@@ -335,7 +337,7 @@ plain(
 )
 plain(
     "equal texts with other labels",
-    "2 rows whose text has another label elsewhere kept (rows 1, 61)",
+    "2 rows whose text has another label elsewhere, kept (rows 1, 61)",
     GOOD + f"{TEXTS[0]},wood\n",
     is_error=False,
 )
@@ -347,7 +349,7 @@ plain(
 )
 plain(
     "repeated rows, dropped",
-    "1 row equal to an earlier training row dropped (row 61)",
+    "1 row equal to an earlier training row, dropped (row 61)",
     GOOD + f"{TEXTS[0]},land\n",
     is_error=False,
     clean={"duplicates": "drop"},

@@ -423,7 +423,7 @@ def test_empty_texts_are_dropped_and_told(tmp_path, capsys):
         row["headline"] = " "
     small_fit(tmp_path, rows, epochs=1)
     said = capsys.readouterr().out
-    assert "with an empty text dropped" in said or "kept as one unknown word" in said
+    assert "with an empty text, dropped" in said or "kept as one unknown word" in said
 
 
 def test_an_unknown_setting_is_refused():

@@ -38,9 +38,9 @@ def test_training_drops_rows_that_teach_nothing():
     assert block.texts.to_pylist() == ["fine", "also fine"]
     assert block.rows.tolist() == [100, 105]
     assert [remark.line() for remark in findings.remarks()] == [
-        "rows.csv: 1 row without a label dropped (row 105); data.clean.unlabelled=refuse",
-        "rows.csv: 1 row without a text (null) dropped (row 104); data.clean.empty=keep",
-        "rows.csv: 2 rows with an empty text dropped (rows 102, 103); data.clean.empty=keep",
+        "rows.csv: 1 row without a label, dropped (row 105); data.clean.unlabelled=refuse",
+        "rows.csv: 1 row without a text (null), dropped (row 104); data.clean.empty=keep",
+        "rows.csv: 2 rows with an empty text, dropped (rows 102, 103); data.clean.empty=keep",
     ]
 
 
@@ -61,7 +61,7 @@ def test_rows_read_are_rows_kept_and_dropped(is_train):
 def test_many_findings_name_only_the_first_rows():
     _, findings = clean(True, texts=[""] * 9 + ["a"], labels=["x"] * 10)
     assert [remark.line() for remark in findings.remarks()] == [
-        "rows.csv: 9 rows with an empty text dropped (rows 101, 102, 103, 104, 105, …);"
+        "rows.csv: 9 rows with an empty text, dropped (rows 101, 102, 103, 104, 105, …);"
         " data.clean.empty=keep"
     ]
 
@@ -69,7 +69,7 @@ def test_many_findings_name_only_the_first_rows():
 def test_numbers_as_texts_are_read_as_written_and_counted():
     block, findings = clean(True, texts=[7, 8], labels=["a", "b"])
     assert block.texts.to_pylist() == ["7", "8"]
-    assert "2 rows whose text is no text read as one" in findings.remarks()[0].line()
+    assert "2 rows whose text is no text, read as one" in findings.remarks()[0].line()
 
 
 def test_a_list_is_no_text():

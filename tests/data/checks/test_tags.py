@@ -216,7 +216,7 @@ def test_a_sentence_without_words_is_told_as_such(tmp_path):
     write_jsonl(file, rows)
     found = check(TextDataConfig(source=str(file), problem=Problem.tags))
     said = "\n".join(remark.line() for remark in found.remarks)
-    assert "1 row without words dropped (row 10); data.clean.unlabelled=refuse" in said
+    assert "1 row without words, dropped (row 10); data.clean.unlabelled=refuse" in said
     assert "without a label" not in said
     refusing = TextDataConfig(
         source=str(file), problem=Problem.tags, clean=CleaningConfig(unlabelled="refuse")

@@ -32,7 +32,7 @@ class FindingKind:
     """One kind of finding about rows, as `findings.toml` has it."""
 
     level: Level
-    sentence: str  # goes behind the number of rows: "without a label dropped"
+    sentence: str  # goes behind the number of rows: "without a label, dropped"
     hint: str = ""  # the setting that changes what is done
 
 

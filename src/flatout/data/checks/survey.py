@@ -211,7 +211,7 @@ class TextSurvey:
             odd_rows = np.flatnonzero(rows["odd"] & (1 << bit))
             rule = self.cleaning.odd if oddity in _BROKEN else RowRule.keep
             if rule is RowRule.refuse and len(odd_rows):
-                sentence = KINDS[oddity].sentence.removesuffix(" kept as they are")
+                sentence = KINDS[oddity].sentence.removesuffix(", kept unchanged")
                 place = table.locate(int(numbers[odd_rows[0]]) + 1)
                 raise UserError(
                     "data.clean.odd",
