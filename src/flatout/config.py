@@ -325,7 +325,7 @@ class RunConfig:
             require(
                 is_free,
                 where,
-                "has a setting of its own",
+                "flatout passes this argument",
                 hint=f"Set {REPLACED.get(name)} instead.",
             )
         strategy = self.trainer.get("strategy")

@@ -78,6 +78,7 @@ def test_a_key_is_explained_for_each_option_that_has_it(capsys):
         ("data.clean.leaks", "keep, drop, refuse", "keep"),
         ("monitor.profile.warmup", "a whole number, 1 or more", "3"),
         ("precision", "auto, fp32, tf32, bf16, fp16", "auto"),
+        ("optim.lr", "a number, above 0, or null", "null"),
         ("resume", "auto, the path of a run folder, null", "null"),
         ("trainer.max_epochs", "as in Lightning's Trainer", "8"),
         ("trainer.gradient_clip_val", "set optim.clip instead", "null"),

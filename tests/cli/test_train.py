@@ -111,9 +111,11 @@ MISTAKES = {
     ),
     "trainer.devices=512": "trainer.devices: 512 (at most",
     "+trainer.gradient_clip_val=1": (
-        "trainer.gradient_clip_val: has a setting of its own. Set optim.clip instead."
+        "trainer.gradient_clip_val: flatout passes this argument. Set optim.clip instead."
     ),
-    "+trainer.precision=32": "trainer.precision: has a setting of its own. Set precision instead.",
+    "+trainer.precision=32": (
+        "trainer.precision: flatout passes this argument. Set precision instead."
+    ),
     "optim.eps=-1": "optim.eps: -1.0 (0 or more)",
     "model=transformer model.intermediate=0": "model.intermediate: 0 (1 or more, or null)",
     "trainer.max_epochs=0": "trainer.max_epochs: 0 (a whole number, 1 or more)",

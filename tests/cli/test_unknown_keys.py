@@ -20,7 +20,9 @@ TRAIN = {
     "trainer.val_check_interval=3": (
         "are added with a plus sign: +trainer.val_check_interval=VALUE."
     ),
-    "trainer.precision=bf16": "trainer.precision: has a setting of its own. Set precision instead.",
+    "trainer.precision=bf16": (
+        "trainer.precision: flatout passes this argument. Set precision instead."
+    ),
     "model.hiden=3": "Did you mean 'model.hidden'? python -m flatout settings model lists all.",
     "+model.hiden=3": (
         "model.hiden: no such key (embedding, vectors, freeze_vectors, hidden, layers,"

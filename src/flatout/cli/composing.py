@@ -349,7 +349,7 @@ def _unknown_argument(key: str) -> UserError:
     """The mistake of a key of Lightning's Trainer: most of its arguments need a plus sign."""
     name = key.rpartition(".")[2]
     if name in REPLACED and name not in OWN_PARTS_MAY_SET:
-        return UserError(key, "has a setting of its own", hint=f"Set {REPLACED[name]} instead.")
+        return UserError(key, "flatout passes this argument", hint=f"Set {REPLACED[name]} instead.")
     if name in TRAINER_ARGUMENTS:
         return UserError(
             key,

@@ -143,13 +143,12 @@ def _settings_of(kind: type, prefix: str, option: str) -> Iterator[SettingPage]:
         elif field.name in about:
             described = about[field.name]
             shown = described.choices if hint is str and described.choices else hint
-            bounds = filter(None, (describe_type(shown), described.range))
             default = field.default if field.default_factory is MISSING else field.default_factory()
             yield SettingPage(
                 key=key,
                 option=option,
                 does=described.does,
-                allowed=described.allowed or ", ".join(bounds),
+                allowed=described.allowed or _describe_allowed(shown, described.range),
                 default=as_word(default),
                 example=_example(key, described, default),
             )
@@ -176,6 +175,17 @@ def _example(key: str, about: About, default: object) -> str:
         if key.startswith(group) and not others.startswith(words):
             words = f"{others} {words}"
     return words
+
+
+def _describe_allowed(hint: object, bounds: str) -> str:
+    """The type and the range of a setting: "a number, above 0, or null"."""
+    kinds = describe_type(hint).split(", ")
+    words = [kind for kind in kinds if kind != "null"]
+    if bounds:
+        words.append(bounds)
+    if "null" in kinds:
+        words.append("or null")
+    return ", ".join(words)
 
 
 def describe_type(hint: object) -> str:

@@ -247,7 +247,9 @@ def write_verdict(
         evidence = judge(parts.ours, settings, training, folder)
     if evidence is None:
         if settings.asked.monitor.verdict:
-            folder.say(f"verdict: none, a verdict needs {LEAST_STEPS} steps")
+            folder.say(
+                f"verdict: none; what limits the speed is judged from {LEAST_STEPS} steps on"
+            )
     elif folder.is_first:
         folder.summary.set("evidence", asdict(evidence))
         judgement = verdict(evidence)

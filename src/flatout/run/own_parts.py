@@ -31,7 +31,8 @@ def report_own_parts(
     folder = context.folder
     names = f"{type(module).__name__} with {type(data).__name__}"
     folder.say(
-        f"own parts: {names}; tune, model/, calibration and the table of classes do not serve them"
+        f"own parts: {names}, without what needs parts of flatout: tune, a model/ folder,"
+        " calibrated probabilities, a table of classes"
     )
     if context.ranks.are_several:
         folder.say(

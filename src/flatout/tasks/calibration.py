@@ -47,7 +47,8 @@ class Calibration:
     def report(self, log: RunLog) -> dict[str, Any]:
         """Report the temperature and what it changes on other rows; facts for the run's summary."""
         changes = "lowered" if self.loss_fitted < self.loss_before else "did not lower"
-        why = f"a fit of {self.fitted:.2f} {changes} the held-out loss"
+        why = "outputs are divided by it before they become probabilities"
+        why += f"; a fit of {self.fitted:.2f} {changes} the held-out loss"
         why += f": {self.loss_before:.3f} without it, {self.loss_fitted:.3f} with it"
         errors = (
             f"held-out calibration error: {self.error_before:.3f} without the fit,"

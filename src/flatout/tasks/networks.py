@@ -100,7 +100,7 @@ def report_attention(
     """
     if isinstance(network, Transformer) and network.is_flat:
         choice = network.kernel_choice(device, dtype)
-        drops = f"drops {network.attention_dropout:g} of the scores in training, as set"
+        drops = f"dropout {network.attention_dropout:g}"
         log.decision(
             "attention kernel", str(choice.value), choice.why, f"{choice.evidence}; {drops}"
         )

@@ -211,7 +211,10 @@ def test_words_of_the_command_line_become_python(words, said):
 def test_the_advice_is_said_in_python_too():
     evidence = replace(QUIET_RUN, host={"machine_cpu_share": 1.0, "process_cpu_cores": 0.7})
     told = judged(evidence, in_python)
-    assert told["fix"] == "end or move what else runs; until then torch.set_num_threads(1)"
+    assert (
+        told["fix"]
+        == "end the other programs, or run elsewhere; until then torch.set_num_threads(1)"
+    )
     often = replace(
         QUIET_RUN,
         ms={"forward": 9.0, "validation": 27.1},

@@ -99,7 +99,7 @@ PLAIN = {
     ),
     "cpu": (
         replace(QUIET, host={"machine_cpu_share": 1.0, "process_cpu_cores": 0.8}),
-        "what else runs",
+        "end the other programs",
         None,
     ),
     "throttling": (
@@ -474,7 +474,10 @@ def test_freezing_is_named_after_all_else_as_a_change_of_what_is_learned():
     # 4 of 6 layers: two thirds of both passes, and in one epoch of three the forward pass stays.
     assert other["share"] == pytest.approx((8 * 2 / 3 + 16) * 2 / 3 / 27.1, rel=1e-3)
     assert 1.8 < other["gain_low"] < other["gain"] < other["gain_high"]
-    assert "tuning all 6 layers, and freezing 4 changes what is learned" in other["sentence"]
+    assert (
+        "training all 6 layers (to freeze 4 saves this, and learns something else)"
+        in other["sentence"]
+    )
     slower = trying("precision", "precision=fp16", 1.3, replace(tuned, native="fp16"))
     assert [each.cause for each in findings(slower)] == ["precision", "layers"]
     assert verdict(slower)["cause"] == "precision"

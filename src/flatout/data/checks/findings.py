@@ -97,7 +97,7 @@ class Findings:
             finding.add(count, (row + first for row in rows))
 
     def remarks(self) -> list[Remark]:
-        """A line for each kind: "2 rows without a label dropped (rows 3, 8)"."""
+        """A line for each kind: "2 rows without a label, dropped (rows 3, 8)"."""
         remarks = []
         for key, finding in self.found.items():
             kind = KINDS[key.partition(" ")[0]]

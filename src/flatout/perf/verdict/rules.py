@@ -326,7 +326,7 @@ def tuning_whole(evidence: Evidence) -> VerdictFinding | None:
     # Frozen layers need one forward pass in the whole run, and no backward pass.
     forward_ms = evidence.ms.get("forward", 0.0) * (1 - 1 / epochs)
     saved_ms = (forward_ms + evidence.ms.get("backward", 0.0)) * cut / layers
-    limit = f"tuning all {layers} layers, and freezing {cut} changes what is learned"
+    limit = f"training all {layers} layers (to freeze {cut} saves this, and learns something else)"
     share = saved_ms / max(evidence.total_ms, 1e-9)
     gain = gain_without(evidence, saved_ms, quicker=0.0)
     why = "by arithmetic, not tried; python -m flatout probe scores each layer first"
@@ -446,7 +446,7 @@ def starved(evidence: Evidence) -> VerdictFinding | None:
     if share < _OTHERS:
         return None
     why = f"{busy_share:.0%} of {cores} cores are busy, {own:.1f} of them for this run"
-    advice = "end or move what else runs"
+    advice = "end the other programs, or run elsewhere"
     left = max(1, round(cores - others))
     # Threads of a matrix product wait for the slowest of them: fewer threads may be faster.
     if evidence.device == "cpu" and left < evidence.threads:
