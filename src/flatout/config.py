@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import lightning as L
@@ -42,6 +42,8 @@ REPLACED = {
 # those of them that may be set where a module of the user's own trains
 OWN_PARTS_MAY_SET = ("gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches")
 TRAINER_ARGUMENTS = inspect.signature(L.Trainer).parameters
+# settings of the optimizer that serve a module of the user's own
+_SERVES_OWN_PARTS = ("clip", "not_finite")
 # the strategies of Lightning that train flatout's parts, and ours
 _STRATEGIES = ("auto", "ddp", "ddp_bf16", "ddp_find_unused_parameters_true", "fsdp")
 _OF_FSDP = "trainer.strategy: fsdp"
@@ -209,12 +211,7 @@ class RunConfig:
         self._require_trainer_settings()
         if self.has_own_parts:
             _require_own_parts(self.task, self.data)
-            require(
-                self.optim.optimizer is None,
-                OWN,
-                "a module of your own makes its optimizer itself",
-                hint="Leave it out.",
-            )
+            _require_no_optimizer(self.optim)
             require(
                 not self.is_sharded,
                 _OF_FSDP,
@@ -376,6 +373,20 @@ def _require_own_parts(module: object, data: object) -> None:
         _require_hook("task", module, "configure_optimizers", "the optimizer")
     if is_own_data:
         _require_hook("data", data, "train_dataloader", "a DataLoader of the training rows")
+
+
+def _require_no_optimizer(optim: OptimConfig) -> None:
+    """Refuse settings of an optimizer beside a module of the user's own: they would do nothing."""
+    usual = OptimConfig()
+    for part in fields(OptimConfig):
+        key = OWN if part.name == "optimizer" else f"optim.{part.name}"
+        is_usual = getattr(optim, part.name) == getattr(usual, part.name)
+        require(
+            is_usual or part.name in _SERVES_OWN_PARTS,
+            key,
+            "a module of your own makes its optimizer itself",
+            hint="Leave it out, and set it in your configure_optimizers.",
+        )
 
 
 def _require_hook(key: str, part: object, hook: str, returns: str) -> None:

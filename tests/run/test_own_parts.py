@@ -379,6 +379,14 @@ MISTAKES = {
         [*own("Unsendable"), "trainer.devices=2"],
         "task: Unsendable cannot be sent to other processes",
     ),
+    "a rate for a module that makes its optimizer": (
+        [*own(), "optim.lr=1e-3"],
+        "optim.lr: a module of your own makes its optimizer itself. Leave it out, and set it in",
+    ),
+    "an optimizer for such a module": (
+        [*own(), "optim.name=sgd"],
+        "optim.name: a module of your own makes its optimizer itself.",
+    ),
     "clipping set twice": (
         [*own(), "optim.clip=1", "+trainer.gradient_clip_val=1"],
         "optim.clip: is set, and trainer.gradient_clip_val too. Leave one of them out.",
