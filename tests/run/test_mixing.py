@@ -82,19 +82,17 @@ def test_ngrams_off_leaves_the_network_alone(tmp_path):
     assert torch.isfinite(torch.tensor(result.metrics["test/loss"]))
 
 
+NUMBERS = {"text": rows(120)["text"], "label": [number + 0.5 for number in range(120)]}
+
+
 @pytest.mark.parametrize(
-    ("table", "task"),
-    [
-        (
-            {"text": rows(120)["text"], "label": [number + 0.5 for number in range(120)]},
-            ClassificationConfig(),
-        ),
-        (rows(120), ClassificationConfig(class_weights="auto")),
-    ],
+    ("table", "problem", "class_weights"),
+    [(NUMBERS, "regression", "none"), (rows(120), "single", "auto")],
     ids=["numbers", "weighted classes"],
 )
-def test_ngrams_on_is_refused_where_both_cannot_be_mixed(table, task, tmp_path):
-    data = TextDataConfig(source=table, cache=str(tmp_path / "cache"))
+def test_ngrams_on_is_refused_where_both_cannot_be_mixed(table, problem, class_weights, tmp_path):
+    data = TextDataConfig(source=table, problem=problem, cache=str(tmp_path / "cache"))
+    task = ClassificationConfig(class_weights=class_weights)
     model = replace(SMALL, ngrams="on")
     with pytest.raises(UserError, match=r"model\.ngrams: on, but"):
         fit(data, model, epochs=1, folder=tmp_path / "run", task=task, monitor=QUIET)
