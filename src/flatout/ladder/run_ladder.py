@@ -15,6 +15,7 @@ import psutil
 
 from flatout.data.store.cache import Cache
 from flatout.distributed.processes import wait_until_warm, warm_start
+from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, did_you_mean, require
 from flatout.files import write_atomically
 from flatout.ladder.case import describe, encoder_folder, program_of, require_followed
@@ -37,6 +38,7 @@ from flatout.ladder.rungs import OF_ENCODERS, Ladder, Rung
 from flatout.ladder.usual.program import Case
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import TransformerConfig
+from flatout.models.words import WordsConfig
 from flatout.perf.measure.apart import Failed
 from flatout.perf.notes import machine_name, note_ladder
 from flatout.report.summary import json_safe, versions
@@ -199,7 +201,13 @@ class _Rungs:
             reading["pretrained"] = str(encoder)
             self.words.append(f"model.pretrained={quoted(str(encoder))}")
         about = {"folder": rows_at, "clip": clip_of(top.config), "seed": seed}
-        about |= {"epochs": int(top.config.trainer.get("max_epochs") or 1)}
+        epochs = int(top.config.trainer.get("max_epochs") or EPOCHS)
+        about |= {"epochs": epochs}
+        # The usual program takes so many steps, and answers by its network alone.
+        rows_at_once, _ = data.batches(1)
+        self.words += [f"data.batch_size={rows_at_once}", f"trainer.max_epochs={epochs}"]
+        if isinstance(model, WordsConfig):
+            self.words.append("model.ngrams=off")
         self.case: Case = describe(
             data, model, top.config.optim, reading={**read, **reading}, **about
         )
