@@ -12,7 +12,7 @@ import pytest
 from flatout import BiLSTMConfig, OptimConfig, TextDataConfig, load_predictor
 from tests.fitting import quiet_fit
 from tests.refusals import require_printed
-from tests.run_files import read_csv
+from tests.run_files import read_csv, write_jsonl
 from tests.verbs import verb
 
 
@@ -93,7 +93,9 @@ def test_an_error_that_cannot_be_promised_is_refused_with_the_rows_that_it_takes
     run, path = trained
     out = tmp_path / "answers.csv"
     assert verb("predict", run.folder, path, "--at-error", "0.5%", "--out", out) == 2
-    require_printed(capsys.readouterr().err, "400 validation rows", "It takes 1,196 rows")
+    require_printed(
+        capsys.readouterr().err, "400 answers to validation rows", "It takes 1,196 rows"
+    )
     assert not out.exists()
 
 
@@ -109,3 +111,31 @@ def test_evaluate_prints_the_error_by_share_and_calibrates_by_other_rows(trained
     kept = load_predictor(copy).held_out
     assert len(kept.rows) == 300
     assert [cut.error for cut in kept.cuts()] == [cut["error"] for cut in cuts]
+
+
+def test_a_number_gets_an_interval_and_is_never_left_out(tmp_path, capsys):
+    random = np.random.default_rng(0)
+    sizes = random.integers(1, 9, 200)
+    noise = random.normal(0, 0.1, 200)
+    texts = ["long " * size for size in sizes]
+    table = {"text": texts, "label": (sizes + noise).tolist()}
+    given = {"train": table, "validation": {name: rows[::-1] for name, rows in table.items()}}
+    data = TextDataConfig(problem="regression", batch_size=50, cache=str(tmp_path), **given)
+    run = quiet_fit(data, BiLSTMConfig(embedding=4, hidden=4), epochs=1, output=str(tmp_path))
+    assert run.summary["abstention"] == []
+    file = tmp_path / "rows.jsonl"
+    write_jsonl(file, [{"text": text} for text in texts])
+    out = tmp_path / "answers.jsonl"
+    assert verb("predict", run.folder, file, "--at-error", "10%", "--out", out) == 0
+    require_printed(capsys.readouterr().err, "200 of 200 answers", "outside of their interval")
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    held = 0
+    for row, truth in zip(rows, table["label"], strict=True):
+        low, high = row["possible"]
+        assert (low + high) / 2 == pytest.approx(row["prediction"], abs=1e-4)
+        held += low <= truth <= high
+    assert held >= 180
+    (answer,) = load_predictor(run.folder, at_error=0.1).predict([texts[0]])
+    assert answer.possible == pytest.approx(rows[0]["possible"], abs=1e-5)
+    assert verb("predict", run.folder, file, "--at-error", "1%") == 2
+    require_printed(capsys.readouterr().err, "200 answers to validation rows", "takes 597 rows")

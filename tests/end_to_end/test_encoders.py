@@ -35,6 +35,8 @@ from flatout import (
 from flatout.checkpoints.folder import FolderCheckpointIO
 from flatout.data.problem import Problem
 from flatout.engine.precision import Precision
+from flatout.inference.run_predictor import FileOptions
+from flatout.tasks.abstention import Abstention
 
 SMALL = TransformerConfig(hidden=32, layers=2, heads=4)
 
@@ -343,15 +345,21 @@ def write_conllu(path: Path, sentences: int) -> Path:
 TAGS_OF_WORDS = ["DET", "NOUN", "VERB", "X"]
 
 
-def test_parts_of_speech_are_learned_and_answered_word_by_word_in_conll_u(tmp_path, capsys):
-    file = write_conllu(tmp_path / "rows.conllu", 60)
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory):
+    """A file of parts of speech, and a run on it."""
+    folder = tmp_path_factory.mktemp("speech")
+    file = write_conllu(folder / "rows.conllu", 60)
     data = TextDataConfig(
-        source=str(file), problem=Problem.tags, max_length=24, batch_size=8, cache=str(tmp_path)
+        source=str(file), problem=Problem.tags, max_length=24, batch_size=8, cache=str(folder)
     )
     model = TransformerConfig(hidden=16, layers=1, heads=2)
-    result = quiet_fit(
-        data, model, epochs=2, optim=OptimConfig(lr=2e-2), output=str(tmp_path / "runs")
-    )
+    optim = OptimConfig(lr=2e-2)
+    return file, quiet_fit(data, model, epochs=2, optim=optim, output=str(folder / "runs"))
+
+
+def test_parts_of_speech_are_learned_and_answered_word_by_word_in_conll_u(speech, tmp_path, capsys):
+    file, result = speech
     assert result.metrics["test/word_accuracy"] == result.metrics["test/f1"] > 0.9
     assert {row["class"] for row in result.per_class} == set(TAGS_OF_WORDS)
     answer = result.predict([["the", "cat", *["w"] * 40]])[0]
@@ -366,6 +374,34 @@ def test_parts_of_speech_are_learned_and_answered_word_by_word_in_conll_u(tmp_pa
     assert verb("predict", result.folder, file, "--out", tmp_path / "answers.jsonl") == 0
     first = json.loads((tmp_path / "answers.jsonl").read_text("utf-8").splitlines()[0])
     assert list(first) == ["tokens", "tags", "prediction"]
+
+
+def test_unsure_parts_of_speech_are_left_out_word_by_word(speech, tmp_path):
+    file, result = speech
+    assert len(result.summary["abstention"]) == 20
+    predictor = load_predictor(result.folder)
+    # the first of four words has another tag here than the run has learned
+    other = tmp_path / "other.conllu"
+    other.write_text(file.read_text("utf-8").replace("\tDET\t", "\tX\t"), encoding="utf-8")
+    table = predictor.open(str(other), "evaluate")
+    scored = predictor.score_table(table, FileOptions(), [predictor], lambda rows: None)
+    assert scored.values["word_accuracy"] == 1 - scored.held_out.wrong.mean() == 0.75
+    found = predictor.tags(pa.array(list(predictor.rows(table, FileOptions()))))
+    limit = float(np.median(found.probabilities))
+    predictor.abstention = Abstention(0.5, above=limit, possible_from=0.2)
+    (answered,) = predictor.answer_table(table, FileOptions(), [predictor])
+    assert (answered.given, answered.answers) == ((found.probabilities > limit).sum(), 240)
+    tags = answered.block.column("prediction").flatten().to_pylist()
+    possible = answered.block.column("possible").flatten().to_pylist()
+    assert tags.count(None) == 240 - answered.given >= 120
+    for tag, names in zip(tags, possible, strict=True):
+        assert (tag is None) == (names is not None)
+        assert tag is not None or set() < set(names) <= set(TAGS_OF_WORDS)
+    written = answered.sentences.column("prediction").flatten().to_pylist()
+    assert written == [tag or "_" for tag in tags]
+    # a word that was not seen is not left out
+    answer = predictor.predict([["the", *["w"] * 40]])[0]
+    assert (answer.tags[-1], answer.possible[-1]) == ("_", None)
 
 
 def test_a_tagger_of_entities_answers_in_conll_and_not_in_conll_u(tags, tmp_path, capsys):
@@ -415,6 +451,51 @@ def test_a_loaded_tagger_answers_as_the_run_did_word_by_word(tags):
     for row in found:
         for entity in row.entities:
             assert entity.text == " ".join(row.words[entity.start : entity.stop])
+
+
+def test_unsure_entities_are_left_out_and_name_their_possible_types(tags, tmp_path):
+    from flatout.data.samples.tagged_tweets import TaggedTweetsTable
+
+    blocks = TaggedTweetsTable(TaggedTweetsConfig(rows=600, eval_rows=80), "test").blocks(
+        ["tokens", "tags"]
+    )
+    columns = pa.Table.from_batches(blocks).to_pydict()
+    predictor = load_predictor(tags.folder)
+    table = predictor.open(write_columns(tmp_path / "rows.jsonl", columns), "predict")
+    scored = predictor.score_table(table, FileOptions(), [predictor], lambda rows: None)
+    # of all entities that are found, those are wrong that are not among the right ones
+    right = scored.values["precision"] * len(scored.held_out.wrong)
+    assert (~scored.held_out.wrong).sum() == pytest.approx(right)
+    limit = float(np.median(scored.held_out.sureness))
+    predictor.abstention = Abstention(0.5, above=limit, possible_from=0.2)
+    (answered,) = predictor.answer_table(table, FileOptions(), [predictor])
+    rows = answered.block.to_pylist()
+    entities = [entity for row in rows for entity in row["entities"]]
+    given = [entity for entity in entities if entity["type"] is not None]
+    assert (answered.given, answered.answers) == (len(given), len(entities))
+    assert 0.4 < len(given) / len(entities) < 0.6
+    for row in rows:
+        left = [entity for entity in row["entities"] if entity["type"] is None]
+        blank = [place for place, tag in enumerate(row["prediction"]) if tag is None]
+        assert len(blank) == sum(entity["stop"] - entity["start"] for entity in left)
+        for entity in row["entities"]:
+            assert (entity["probability"] > limit) == (entity["possible"] is None)
+            assert entity["possible"] != []
+
+
+def test_an_export_keeps_what_is_left_out_and_verify_holds_it_to_the_run(classes, tmp_path, capsys):
+    folder = tmp_path / "export"
+    assert verb("export", classes.folder, "--out", folder) == 0
+    kept = json.loads((folder / "abstention.json").read_text())
+    assert kept[0]["share"] == 1
+    assert kept[0]["error"] == classes.summary["abstention"][0]["error"]
+    file = write_columns(tmp_path / "rows.jsonl", table(8, seed=1))
+    asked = ("--form", folder, "--at-error", kept[0]["at_most"])
+    assert verb("verify", classes.folder, file, *asked) == 0
+    assert "each form holds" in capsys.readouterr().out
+    (folder / "held_out.npz").unlink()
+    assert verb("verify", classes.folder, file, *asked) == 2
+    assert "kept no answers to validation rows" in capsys.readouterr().err
 
 
 def test_the_temperature_divides_the_logits_of_words(tags):

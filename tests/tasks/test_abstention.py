@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -48,7 +50,9 @@ def test_of_fresh_rows_those_answered_are_wrong_at_most_as_often_as_asked_for():
 
 def test_too_few_rows_are_refused_with_how_many_it_takes():
     right = HeldOutAnswers.of_rows(torch.rand(116), torch.zeros(116), torch.rand(116))
-    with pytest.raises(UserError, match=r"0.05 cannot be promised by 116 .* takes 117 rows"):
+    with pytest.raises(
+        UserError, match=r"0.05 cannot be promised by 116 answers .* takes 117 rows"
+    ):
         right.choose(0.05)
     more = HeldOutAnswers.of_rows(torch.rand(117), torch.zeros(117), torch.rand(117))
     assert more.choose(0.05).above == -np.inf
@@ -96,6 +100,7 @@ def test_an_entity_is_right_with_its_words_and_its_type():
             [[0.1, 0.9, 0], [0.2, 0.8, 0], [1, 0, 0], [0, 0.1, 0.9], [1, 0, 0], [0.3, 0.7, 0]],
             np.float32,
         ),
+        is_plain=False,
     )
     # the first is right, the second has another type, the third is none
     found = HeldOutAnswers.of_words(answers, np.array([1, 2, 0, 1, 0, 0]))
@@ -103,3 +108,14 @@ def test_an_entity_is_right_with_its_words_and_its_type():
     assert found.sureness.tolist() == pytest.approx([0.7, 0.8, 0.6])
     assert found.truth.tolist() == pytest.approx([0.8, 0.1, 0.3])
     assert found.rows.tolist() == [0, 1, 1]
+
+
+def test_a_plain_tag_is_right_word_by_word_and_a_word_without_one_is_no_answer():
+    shares = torch.tensor([[0.9, 0.1], [0.3, 0.7], [0.6, 0.4], [0.5, 0.5]])
+    seen = WordAnswers.of_tags(shares, np.array([0, 3, 4]), is_plain=True)
+    answers = replace(seen, ids=np.array([0, 1, 0, -1]))
+    found = HeldOutAnswers.of_words(answers, np.array([0, 1, 1, 0]))
+    assert found.wrong.tolist() == [False, False, True]
+    assert found.sureness.tolist() == pytest.approx([0.9, 0.7, 0.6])
+    assert found.truth.tolist() == pytest.approx([0.9, 0.7, 0.4])
+    assert found.rows.tolist() == [0, 0, 0]

@@ -39,6 +39,7 @@ from flatout.inference.forms import (
 from flatout.inference.run_predictor import RunPredictor
 from flatout.inference.verify import SplitAnswer, verify, write_certificate
 from flatout.run.kinds import load_predictor
+from flatout.tasks.abstention import HeldOutAnswers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="0",
         help="answers that may change, as 3 or 0.1%% (default: 0)",
     )
+    add("--at-error", metavar="SHARE", help="each leaves unsure answers out, as predict does: 5%%")
     add("--device", metavar="NAME", default="auto", help="devices to judge (default: all GPUs)")
     add("--out", metavar="FILE", type=Path, help="write the certificate: verify.json")
     add_reading(parser)
@@ -75,6 +77,9 @@ def run(arguments: argparse.Namespace) -> None:
     # A wrong number is refused now, before minutes pass in loading; a percentage needs the rows.
     _count_allowed(arguments.allow, 1)
     reference, forms, open_file = _find_forms(arguments)
+    if arguments.at_error is not None:
+        for form in (reference, *forms):
+            form.predictor.leave_out_unsure(arguments.at_error)
     with input_file(arguments, "verify") as file, Progress() as progress:
         table = open_file(file)
         all_rows = reference.predictor.rows(table, file_options(arguments))
@@ -99,6 +104,7 @@ def run(arguments: argparse.Namespace) -> None:
             "rows": len(rows),
             "reference": f"{reference.name}, fp32",
             "allowed": allowed,
+            "at_error": arguments.at_error,
         }
         write_certificate(arguments.out, about, done, allowed)
     if not holds:
@@ -128,7 +134,9 @@ def _find_forms(
         folders.append(usual)
     exports = dict[str, RunPredictor]()
     for folder in folders:
-        exports |= exported(predictor, folder)
+        for name, export in exported(predictor, folder).items():
+            export.held_out = HeldOutAnswers.read(folder)
+            exports[name] = export
     devices = answering_devices(arguments.device)
     beside = [
         load_predictor(arguments.run, device) for device in devices if device != torch.device("cpu")

@@ -40,6 +40,7 @@ from flatout.inference.text import MaskedWordPredictor, Predictor
 from flatout.inference.words_onnx import encode_padded, open_tokenizer
 from flatout.models.encoder.families import FLAT_FAMILIES, read_setting
 from flatout.models.encoder.transformer import Compute, Outputs, Transformer, quiet_library
+from flatout.tasks.abstention import WordAnswers
 
 _ROWS_AT_ONCE = 32
 _MOST_MIXED = 40
@@ -284,7 +285,7 @@ class FolderTagger(TagPredictor):
         for start in range(0, len(rows), rows_per_batch):
             batch = rows[start : start + rows_per_batch]
             given = self.tokenizer(batch, is_split_into_words=True, **_AS_USUAL)
-            best = self.ask(given).float().softmax(-1).max(-1)
+            shares = self.ask(given).float().softmax(-1)
             for number in range(len(batch)):
                 of_tokens = given.word_ids(number)
                 firsts = {
@@ -294,10 +295,12 @@ class FolderTagger(TagPredictor):
                 }
                 there = offsets[start + number] + np.array(list(firsts), np.int64)
                 places = list(firsts.values())
-                found.ids[there], found.probabilities[there] = (
-                    best.indices[number, places],
-                    best.values[number, places],
+                answers = WordAnswers.of_tags(
+                    shares[number, places], offsets, is_plain=found.is_plain
                 )
+                found.ids[there] = answers.ids
+                found.probabilities[there] = answers.probabilities
+                found.types[there] = answers.types
         return found
 
 

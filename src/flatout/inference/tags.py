@@ -17,19 +17,12 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from flatout.data.checks.tags import (
-    LISTS,
-    TagCensus,
-    TaggedTable,
-    as_bio,
-    find_entities,
-    split_words,
-)
-from flatout.data.problem import UNANSWERED, are_plain, types_of_tags
+from flatout.data.checks.tags import LISTS, TagCensus, TaggedTable, as_bio, split_words
+from flatout.data.problem import OUTSIDE, UNANSWERED, are_plain, types_of_tags
 from flatout.data.ragged import row_begins, row_bounds, row_indices
 from flatout.data.tables.output import CONLL, CONLL_U, FORMATS
 from flatout.data.tables.roles import Roles
@@ -49,6 +42,7 @@ from flatout.inference.run_predictor import (
 )
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs, Transformer
+from flatout.tasks.abstention import HeldOutAnswers, WordAnswers
 from flatout.tasks.tagging import EntityScores, Tagger
 
 
@@ -56,11 +50,13 @@ from flatout.tasks.tagging import EntityScores, Tagger
 class Entity:
     """A run of words with a type."""
 
-    type: str
+    type: str | None  # None where it is left out (`at_error`)
     text: str  # its words, with blanks between
     start: int  # its first word, counted from 0
     stop: int  # the word after its last
     probability: float  # of its least certain word
+    # of an entity that is left out: its possible types; O: it may be none
+    possible: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +65,20 @@ class TagPrediction:
 
     words: list[str]
     # One for each word. Words beyond the longest row that the model reads have `O`, or of plain
-    # tags `_`.
-    tags: list[str]
+    # tags `_`. Words that are left out (`at_error`), or whose entity is, have None.
+    tags: list[str | None]
     entities: list[Entity]  # none of plain tags
+    # of plain tags with `at_error`: the possible tags of each word that is left out
+    possible: list[list[str] | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class TaggedRows:
-    """Answers for rows of words: the number of a tag and its probability for each word."""
+class TaggedRows(WordAnswers):
+    """Answers for rows of words. Words that were not seen have 0 in `types`; plain tags of them are
+    -1 in `ids`.
+    """
 
-    ids: NDArray[np.int64]  # -1 for a word without a plain tag
-    probabilities: NDArray[np.float32]
-    offsets: NDArray[np.int64]
     lost: int  # words that the model did not see
-    # Of each word the probabilities of no entity, and of each type; of plain tags those of the
-    # tags. 0 if it was not seen.
-    types: NDArray[np.float32]
 
     @classmethod
     def untagged(
@@ -94,8 +88,8 @@ class TaggedRows:
         is_plain = are_plain(names)
         # Names begin with O where tags mark entities, so 0 is the tag of a word outside of any.
         ids = np.full(offsets[-1], -1 if is_plain else 0, np.int64)
-        types = np.zeros((offsets[-1], _count_types(names)), np.float32)
-        return cls(ids, np.ones(offsets[-1], np.float32), offsets, lost, types)
+        types = np.zeros((offsets[-1], len(_possible_types(names))), np.float32)
+        return cls(ids, np.ones(offsets[-1], np.float32), offsets, types, is_plain, lost)
 
     def names_of(self, names: Sequence[str]) -> NDArray[np.object_]:
         """The tag of each word by name; one that was not answered has `_`."""
@@ -109,7 +103,7 @@ class TagPredictor(RunPredictor):
 
     problems = ("tags",)
     answers_to = "words with tags"
-    options = ("text",)
+    options = ("text", "at_error")
 
     model: Transformer
     vocabulary: Subwords
@@ -190,17 +184,21 @@ class TagPredictor(RunPredictor):
         starts = row_begins(encoded.block.lengths)
         ids = np.zeros(len(encoded.block.tokens), np.int64)
         shares = np.zeros(len(encoded.block.tokens), np.float32)
-        types = np.zeros((len(ids), _count_types(self.names)), np.float32)
+        types = np.zeros((len(ids), len(_possible_types(self.names))), np.float32)
         with answering(self.precision, self.device):
             for batch in self.batches(
                 (encoded.block.tokens, encoded.block.lengths), len(words), rows_per_batch
             ):
                 shares_TN = (self.model(batch).float() / self.temperature).softmax(-1)
-                best = shares_TN.max(-1)
+                answers = WordAnswers.of_tags(
+                    shares_TN.cpu(),
+                    row_bounds(batch.lengths.numpy()),
+                    is_plain=are_plain(self.names),
+                )
                 there = row_indices(starts[batch.rows.numpy()], batch.lengths.numpy())
-                ids[there] = best.indices.cpu().numpy()
-                shares[there] = best.values.cpu().numpy()
-                types[there] = _share_types(shares_TN, self.names).cpu().numpy()
+                ids[there] = answers.ids
+                shares[there] = answers.probabilities
+                types[there] = answers.types
         # A word has the answer of its first token. Words behind the longest row have none.
         counts = pa.compute.list_value_length(words).to_numpy(zero_copy_only=False).astype(np.int64)
         offsets = row_bounds(counts)
@@ -215,32 +213,53 @@ class TagPredictor(RunPredictor):
         return 0.0, 1 / self.temperature
 
     def read(self, words: Sequence[Sequence[str]], found: TaggedRows) -> list[TagPrediction]:
-        """Numbers as tags by name, and their entities."""
-        tags = found.names_of(self.names).tolist()
+        """Numbers as tags by name, and their entities; None is what is left out."""
+        tags = found.names_of(self.names)
         by_row: list[list[Entity]] = [[] for _ in words]
-        if not are_plain(self.names):
+        possible = None
+        if not found.is_plain:
             by_row = self._join_entities(words, found)
+        elif self.abstention is not None:
+            possible = self._leave_out_words(tags, found)
         predictions = []
         for number, row in enumerate(words):
-            of_row = tags[found.offsets[number] : found.offsets[number + 1]]
-            predictions.append(TagPrediction(list(row), of_row, by_row[number]))
+            there = slice(*found.offsets[number : number + 2])
+            of_row = tags[there].tolist()
+            for entity in by_row[number]:
+                if entity.type is None:
+                    of_row[entity.start : entity.stop] = [None] * (entity.stop - entity.start)
+            of_words = None if possible is None else possible[there]
+            predictions.append(TagPrediction(list(row), of_row, by_row[number], of_words))
         return predictions
+
+    def _leave_out_words(
+        self, tags: NDArray[np.object_], found: TaggedRows
+    ) -> list[list[str] | None]:
+        """Set unsure plain tags to None; returns the possible tags of their words."""
+        assert self.abstention is not None
+        possible: list[list[str] | None] = [None] * len(tags)
+        is_unsure = (found.ids >= 0) & (found.probabilities <= self.abstention.above)
+        for word in np.flatnonzero(is_unsure).tolist():
+            tags[word] = None
+            possible[word] = self.abstention.choose_possible(self.names, found.types[word].tolist())
+        return possible
 
     def _join_entities(
         self, words: Sequence[Sequence[str]], found: TaggedRows
     ) -> list[list[Entity]]:
         """The entities of each row."""
-        entities = find_entities(found.ids, found.offsets)
+        entities = found.entities()
         by_row: list[list[Entity]] = [[] for _ in words]
-        places = (
-            values.tolist()
-            for values in (entities.row, entities.start, entities.stop, entities.kind)
-        )
-        for row, start, stop, kind in zip(*places, strict=True):
-            first = int(found.offsets[row])
-            surety = float(found.probabilities[first + start : first + stop].min())
+        types = _possible_types(self.names)
+        places = (entities.row, entities.start, entities.stop, entities.kind)
+        values = (array.tolist() for array in (*places, *found.judge_entities(entities)))
+        for row, start, stop, kind, surety, shares in zip(*values, strict=True):
             text = " ".join(words[row][start:stop])
-            by_row[row].append(Entity(self.names[1 + 2 * kind][2:], text, start, stop, surety))
+            entity = Entity(types[1 + kind], text, start, stop, surety)
+            if self.abstention is not None and surety <= self.abstention.above:
+                possible = self.abstention.choose_possible(types, shares)
+                entity = replace(entity, type=None, possible=possible)
+            by_row[row].append(entity)
         return by_row
 
     def answer_table(
@@ -253,23 +272,34 @@ class TagPredictor(RunPredictor):
         ) -> tuple[Answered, int]:
             words, block = piece
             found = predictor.tags(words)
-            tags = pa.array(found.names_of(predictor.names), pa.string())
+            rows = predictor.read(words.to_pylist(), found)
+            tags = pa.array([tag for row in rows for tag in row.tags], pa.string())
             offsets = pa.array(found.offsets.astype(np.int32))
             added = {} if options.text in (None, self.roles.texts[0]) else {"words": words}
             added["prediction"] = pa.ListArray.from_arrays(offsets, tags)
-            sentences = pa.RecordBatch.from_arrays(
-                [words, added["prediction"]], names=["words", "prediction"]
-            )
-            if not are_plain(predictor.names):
-                records = []
-                for entities in predictor._join_entities(words.to_pylist(), found):
-                    records.append([asdict(entity) for entity in entities])
-                added["entities"] = pa.array(records, _ENTITIES)
-            return replace(Answered.beside(block, added), sentences=sentences), found.lost
+            added |= predictor._columns_beside(rows)
+            # Each line of CoNLL needs a tag, also that of a word that is left out.
+            written = pa.ListArray.from_arrays(offsets, pc.fill_null(tags, UNANSWERED))
+            sentences = pa.RecordBatch.from_arrays([words, written], names=["words", "prediction"])
+            answered = Answered.beside(block, added, *_count_answers(rows, found))
+            return replace(answered, sentences=sentences), found.lost
 
         for answered, lost in in_order(answer, others, self._words(table, options)):
             self.lost_words += lost
             yield answered
+
+    def _columns_beside(self, rows: Sequence[TagPrediction]) -> dict[str, pa.Array]:
+        """What a file has beside tags: entities, or the possible tags of words left out."""
+        if not are_plain(self.names):
+            records = []
+            for row in rows:
+                records.append([asdict(entity) for entity in row.entities])
+            kind = _ENTITIES if self.abstention is None else _UNSURE
+            return {"entities": pa.array(records, kind)}
+        if self.abstention is None:
+            return {}
+        possible = [row.possible for row in rows]
+        return {"possible": pa.array(possible, pa.list_(pa.list_(pa.string())))}
 
     def _words(
         self, table: Table, options: FileOptions
@@ -296,6 +326,7 @@ class TagPredictor(RunPredictor):
         roles = options.roles(self.roles)
         require_columns(table, {"--text": roles.texts[0], "--label": roles.label})
         scores = EntityScores(types_of_tags(self.names), is_plain=are_plain(self.names))
+        held_out = list[HeldOutAnswers]()
         total = 0
         asked = in_order(
             lambda one, piece: (one.tags(piece[0]), piece[1]),
@@ -311,6 +342,7 @@ class TagPredictor(RunPredictor):
                 np.zeros(rows, np.bool_),
                 torch.arange(total, total + rows),
             )
+            held_out.append(HeldOutAnswers.of_words(found, given))
             total += rows
             self.lost_words += found.lost
             advance(rows)
@@ -319,7 +351,12 @@ class TagPredictor(RunPredictor):
         notes = self.notes()
         intervals = scores.intervals()
         return Scored(
-            counts, scores.values(), scores.per_type(), warnings=notes, intervals=intervals
+            counts,
+            scores.values(),
+            scores.per_type(),
+            warnings=notes,
+            intervals=intervals,
+            held_out=HeldOutAnswers.joined(held_out),
         )
 
     def notes(self) -> list[str]:
@@ -333,11 +370,9 @@ class TagPredictor(RunPredictor):
 
 
 _PLACES = [("start", pa.int64()), ("stop", pa.int64())]
-_ENTITIES = pa.list_(
-    pa.struct(
-        [("type", pa.string()), ("text", pa.string()), *_PLACES, ("probability", pa.float32())]
-    )
-)
+_FIELDS = [("type", pa.string()), ("text", pa.string()), *_PLACES, ("probability", pa.float32())]
+_ENTITIES = pa.list_(pa.struct(_FIELDS))
+_UNSURE = pa.list_(pa.struct([*_FIELDS, ("possible", pa.list_(pa.string()))]))
 _WORD = re.compile(r"""[(\[{"'«“]|[^\s]+?(?=[.,;:!?)\]}"'»”…]*(?:\s|$))|\S""")
 """A mark that opens, a word up to the marks at its end, or one of these marks."""
 
@@ -350,16 +385,20 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text)
 
 
-def _count_types(names: Sequence[str]) -> int:
-    """Columns of `_share_types`."""
-    return len(types_of_tags(names)) + (not are_plain(names))
+def _possible_types(names: Sequence[str]) -> list[str]:
+    """Columns of `WordAnswers.types`: the plain tags, or `O` and the types of entities."""
+    types = types_of_tags(names)
+    return types if are_plain(names) else [OUTSIDE, *types]
 
 
-def _share_types(shares_TN: Tensor, names: Sequence[str]) -> Tensor:
-    """`[T, K]` shares of plain tags; else of no entity, and of each type its B and I together."""
-    if are_plain(names):
-        return shares_TN
-    return torch.cat([shares_TN[:, :1], shares_TN[:, 1::2] + shares_TN[:, 2::2]], dim=1)
+def _count_answers(rows: Sequence[TagPrediction], found: TaggedRows) -> tuple[int, int]:
+    """How many entities, or words with plain tags, are answered; and how many there are."""
+    if found.is_plain:
+        num_seen = int((found.ids >= 0).sum())
+        num_left_out = sum(row.tags.count(None) for row in rows)
+        return num_seen - num_left_out, num_seen
+    types = [entity.type for row in rows for entity in row.entities]
+    return len(types) - types.count(None), len(types)
 
 
 def _read_tags(table: Table, roles: Roles, names: Sequence[str]) -> Iterator[tuple[pa.Array, Any]]:

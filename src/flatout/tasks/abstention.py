@@ -24,13 +24,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from flatout.data.checks.tags import find_entities
+from flatout.data.checks.tags import Entities, find_entities
 from flatout.errors import require
 
-FILE = "held_out.safetensors"
+FILE = "held_out.npz"
 CALIBRATE = "python -m flatout evaluate RUN labelled.csv --calibrate takes rows of your own."
 _SHARES = tuple(number / 20 for number in range(20, 0, -1))  # of rows, that have a bound
 _RISK = 0.05 / len(_SHARES)  # that one bound is too low; 5 % for all of them
@@ -63,6 +62,11 @@ class Abstention:
         """`[B, 1]` the least probability of a possible class; the likeliest one always is."""
         return shares_BC.amax(-1, keepdim=True).clamp(max=self.possible_from)
 
+    def choose_possible(self, names: Sequence[str], shares: Sequence[float]) -> list[str]:
+        """Names whose share of an answer is large enough; the likeliest one always is."""
+        least = min(self.possible_from, max(shares))
+        return [name for name, share in zip(names, shares, strict=True) if share >= least]
+
     def promise(self) -> str:
         return (
             f"at most {100 * self.error:.3g} % of them are wrong, or outside of their interval"
@@ -77,7 +81,38 @@ class WordAnswers:
     ids: NDArray[np.int64]  # [W]
     probabilities: NDArray[np.float32]  # [W]
     offsets: NDArray[np.int64]  # [R + 1] where the words of each row begin
-    types: NDArray[np.float32]  # [W, 1 + types] probabilities of no entity, and of each type
+    # [W, K] probabilities of no entity, and of each type; of plain tags those of the tags
+    types: NDArray[np.float32]
+    is_plain: bool  # whether each word is an answer, and not each entity
+
+    @classmethod
+    def of_tags(
+        cls, shares_WN: Tensor, offsets: NDArray[np.int64], *, is_plain: bool
+    ) -> WordAnswers:
+        """`shares_WN`: the probability of each plain tag, or else of O, and of B and I of each
+        type.
+        """
+        best = shares_WN.max(-1)
+        types = shares_WN
+        if not is_plain:
+            of_types = shares_WN[:, 1::2] + shares_WN[:, 2::2]
+            types = torch.cat([shares_WN[:, :1], of_types], 1)
+        return cls(best.indices.numpy(), best.values.numpy(), offsets, types.numpy(), is_plain)
+
+    def entities(self) -> Entities:
+        """What is answered: entities, or words with a plain tag."""
+        return find_entities(self.ids, self.offsets, is_plain=self.is_plain)
+
+    def judge_entities(self, found: Entities) -> tuple[NDArray[Any], NDArray[Any]]:
+        """How sure each entity is, and `[N, K]` what its words may be: of its least sure word."""
+        # reduceat takes the words of all entities as one list, and answers for what lies between
+        # two of them as well: 0 2 5 6 gives the words 0–1, 2–4, 5. It reads the last place, too.
+        first = self.offsets[found.row] + found.start
+        bounds = np.stack([first, first + found.stop - found.start], 1).ravel()
+        values = np.column_stack([self.probabilities, self.types])
+        padded = np.concatenate([values, np.ones_like(values, shape=(1, values.shape[1]))])
+        least = np.minimum.reduceat(padded, bounds)[::2]
+        return least[:, 0], least[:, 1:]
 
 
 def sureness_of(shares_BC: Tensor, least_C: Tensor | None = None) -> Tensor:
@@ -89,14 +124,6 @@ def sureness_of(shares_BC: Tensor, least_C: Tensor | None = None) -> Tensor:
     if least_C is None:
         return shares_BC.amax(-1)
     return shares_BC.where(shares_BC >= least_C, 1 - shares_BC).prod(-1)
-
-
-def least_of_words(values: NDArray[Any], first: NDArray[Any], stop: NDArray[Any]) -> NDArray[Any]:
-    """The least value among the words `first` to `stop - 1`, for each pair of these."""
-    # reduceat takes the pairs as one list, and also answers for what lies between two pairs: 0 2 5
-    # 6 gives the words 0–1, 2–4, 5. It reads the last place, so one word is added.
-    padded = np.concatenate([values, values[-1:]])
-    return np.minimum.reduceat(padded, np.stack([first, stop], 1).ravel())[::2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +165,21 @@ class HeldOutAnswers:
 
     @classmethod
     def of_words(cls, answers: WordAnswers, tags: NDArray[np.integer]) -> HeldOutAnswers:
-        """The entities that were found; `tags`: the right tag of each word."""
-        found = find_entities(answers.ids, answers.offsets)
-        marked = find_entities(tags, answers.offsets)
+        """The entities that were found, or plain tags; `tags`: the right tag of each word."""
+        found = answers.entities()
+        marked = find_entities(tags, answers.offsets, is_plain=answers.is_plain)
         # What is right for the words of an entity: the type that is marked there, from 1, or else
-        # no entity, 0. The last place stands for "not marked".
+        # no entity, 0. The last place stands for "not marked". Plain tags count from 0: each word
+        # is marked.
+        first = 0 if answers.is_plain else 1
         spans = np.append(marked.keys() - marked.kind, np.iinfo(np.int64).max)
         found_spans = found.keys() - found.kind
         place = np.searchsorted(spans, found_spans)
-        types = np.append(marked.kind + 1, 0)[place]
+        types = np.append(marked.kind + first, 0)[place]
         right = np.where(spans[place] == found_spans, types, 0)
-        first = answers.offsets[found.row] + found.start
-        words = (first, first + found.stop - found.start)
-        shares = least_of_words(answers.types, *words)
-        sureness = least_of_words(answers.probabilities, *words)
+        sureness, shares = answers.judge_entities(found)
         truth = shares[np.arange(len(right)), right]
-        return cls(sureness, right != found.kind + 1, truth, found.row)
+        return cls(sureness, right != found.kind + first, truth, found.row)
 
     @classmethod
     def joined(cls, parts: Sequence[HeldOutAnswers]) -> HeldOutAnswers:
@@ -164,10 +190,10 @@ class HeldOutAnswers:
     @classmethod
     def read(cls, folder: Path) -> HeldOutAnswers | None:
         file = folder / FILE
-        return cls(**load_file(file)) if file.is_file() else None
+        return cls(**np.load(file)) if file.is_file() else None
 
     def write(self, folder: Path) -> None:
-        save_file(asdict(self), folder / FILE)
+        np.savez_compressed(folder / FILE, **asdict(self))
 
     def cuts(self) -> list[AnswerCut]:
         """Error and bound of the surest 100 %, 95 %, …, 5 % of the rows."""
@@ -208,7 +234,7 @@ class HeldOutAnswers:
         require(
             best.at_most <= error,
             "--at-error",
-            f"{error:.3g} cannot be promised by {len(self.rows):,} validation rows",
+            f"{error:.3g} cannot be promised by {len(self.rows):,} answers to validation rows",
             allowed=f"{best.at_most:.3g} or more, for the surest {best.share:.0%}",
             hint=f"It takes {needed:,} rows at least, and few errors among them. {CALIBRATE}",
         )

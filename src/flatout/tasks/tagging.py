@@ -31,10 +31,12 @@ from flatout.data.batches.gather import TOKENS
 from flatout.data.checks.tags import find_entities
 from flatout.data.info import DataInfo, TagInfo, TagLabels
 from flatout.data.problem import NO_TAG
+from flatout.data.ragged import row_bounds
 from flatout.errors import UserError
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs
 from flatout.run_log import RunLog
+from flatout.tasks.abstention import HeldOutAnswers, WordAnswers
 from flatout.tasks.calibration import calibrated
 from flatout.tasks.class_weights import ClassWeights, NamedClassesConfig, balanced, named
 from flatout.tasks.metrics import class_rows, mean_where
@@ -127,8 +129,13 @@ class Tagger(Task[TagLabels]):
 
     def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
         """Choose a temperature by the validation words' tags."""
-        calibration = calibrated(*self.answers(feeds.validation))
+        outputs, tags, rows = self.answers(feeds.validation)
+        calibration = calibrated(outputs, tags, rows)
         self.temperature = calibration.temperature
+        counts = rows.unique_consecutive(return_counts=True)[1].numpy()
+        shares = (outputs / self.temperature).softmax(-1)
+        answers = WordAnswers.of_tags(shares, row_bounds(counts), is_plain=self.labels.are_plain)
+        self.held_out = HeldOutAnswers.of_words(answers, tags.numpy())
         return calibration.report(log)
 
     def answers(self, feed: Feed) -> list[Tensor]:
