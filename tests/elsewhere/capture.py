@@ -7,9 +7,12 @@ locked pages, and the random state. Afterwards it refuses a replay whose weights
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -18,6 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.engine import captures
+from flatout.engine.step_watch import AskedOperator, numbers_of
 from tests.elsewhere import device
 from tests.elsewhere.device import NAME, There
 
@@ -35,6 +39,7 @@ class Recording(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operators: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+        self.asked: list[AskedOperator] = []  # views, too, which may be cut by plain numbers
         # results keep the memory of views alive
         self._views: list[Any] = []
 
@@ -48,6 +53,7 @@ class Recording(TorchDispatchMode):
         is_of_host = are_of_host and torch.device(named.get("device") or "cpu").type != NAME
         if not is_of_host:
             refuse(name, inputs)
+            self.asked.append(AskedOperator(name, numbers_of([args, named]), place_in_package()))
         result = func(*args, **named)
         if is_view(func):
             self._views.append(result)
@@ -65,6 +71,17 @@ class Recording(TorchDispatchMode):
                 for before, now in zip(tensors_of(result), tensors_of(again), strict=True):
                     if address_of(before) != address_of(now) and before.numel():
                         before.copy_(now)
+
+
+def place_in_package() -> str:
+    """The innermost line of the package, or of a plant, that asks for an operator."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if "flatout" in path.parts or path.name == "graphs.py":
+            return f"{path.parent.name}/{path.name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "an unknown place"
 
 
 def refuse(name: str, inputs: list[Tensor]) -> None:

@@ -15,19 +15,22 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
 
+from flatout.callbacks import ExactCheckpoint
 from flatout.data.batches.signatures import change_tensors
 from flatout.engine import FastLoop
 from flatout.errors import UserError
 from tests.elsewhere.device import OneDevice
 from tests.elsewhere.graphs import NAMES, RESULTS, begin_elsewhere
-from tests.plain_trainer.foreign_modules import CASES, COUNTED
+from tests.plain_trainer.foreign_modules import CASES, COUNTED, Case, Decays
 from tests.trainers import flat_weights, quiet_trainer
 
 EPOCHS = 3
 
 
+RESUMED = "a training that is resumed"
 PARTS = ("losses", "logged", "outputs", "gradients", "counts")
 
 
@@ -62,9 +65,10 @@ class Seen(L.Callback):
         self.counts = loop.automatic_optimization.optim_progress.state_dict()
 
 
-def train(name: str, callbacks: Sequence[L.Callback]) -> tuple[Seen, L.LightningModule, str]:
+def train(
+    case: Case, callbacks: Sequence[L.Callback], epochs: int = EPOCHS, resume: Path | None = None
+) -> tuple[Seen, L.LightningModule, str]:
     """What is seen of a training, its module, and what was printed."""
-    case = CASES[name]
     COUNTED[0] = 0
     L.seed_everything(3, verbose=False)
     module = case.make()
@@ -77,7 +81,8 @@ def train(name: str, callbacks: Sequence[L.Callback]) -> tuple[Seen, L.Lightning
     seen = Seen()
     trainer = quiet_trainer(
         Path(tempfile.mkdtemp()),
-        max_epochs=EPOCHS,
+        max_epochs=epochs,
+        enable_checkpointing=any(isinstance(each, Checkpoint) for each in callbacks),
         accelerator="auto",
         strategy=OneDevice(),
         log_every_n_steps=1,
@@ -86,7 +91,7 @@ def train(name: str, callbacks: Sequence[L.Callback]) -> tuple[Seen, L.Lightning
     )
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        trainer.fit(module)
+        trainer.fit(module, ckpt_path=resume)
     return seen, module, said.getvalue()
 
 
@@ -102,21 +107,43 @@ def compare_all(folder: Path) -> None:
         except Exception:
             # Of any class: the test of this case shows it, and the cases after it are looked at.
             results[name] = {"error": traceback.format_exc()}
+    results[RESUMED] = _resume(folder)
     (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
 
 
 def _compare(name: str) -> dict[str, Any]:
     loop = FastLoop(graph="on")
-    ours, our_module, said = train(name, [loop])
+    ours, our_module, said = train(CASES[name], [loop])
     others = [FastLoop(graph="off")] if CASES[name].is_clipped else []
-    theirs, their_module, _ = train(name, others)
+    theirs, their_module, _ = train(CASES[name], others)
     return {
         "said": said,
         "replayed": loop.graph_facts.get("replayed_steps", 0),
         "steps": len(ours.losses),
-        "has_equal_weights": torch.equal(
-            flat_weights(our_module).cpu(), flat_weights(their_module).cpu()
-        ),
+        "has_equal_weights": _have_equal_weights(our_module, their_module),
         "differing": [part for part in PARTS if vars(ours)[part] != vars(theirs)[part]],
         "different_losses": len(set(ours.losses)),
     }
+
+
+def _resume(folder: Path) -> dict[str, Any]:
+    """A training that was ended after an epoch and resumed, beside a whole one."""
+    case = Case(Decays)
+    seen, module, _ = train(case, [FastLoop(graph="on")])
+    replayed = []
+    kept = folder / "kept"
+    for epochs in (EPOCHS - 1, EPOCHS):
+        loop = FastLoop(graph="on")
+        exact = ExactCheckpoint(kept, every_minutes=None)
+        resumed, resumed_module, _ = train(case, [loop, exact], epochs, exact.latest())
+        replayed.append(loop.graph_facts["replayed_steps"])
+    return {
+        "replayed": replayed,
+        "has_equal_weights": _have_equal_weights(module, resumed_module),
+        "has_equal_losses": seen.losses[-len(resumed.losses) :] == resumed.losses,
+        "losses": len(resumed.losses),
+    }
+
+
+def _have_equal_weights(module: L.LightningModule, other: L.LightningModule) -> bool:
+    return torch.equal(flat_weights(module).cpu(), flat_weights(other).cpu())

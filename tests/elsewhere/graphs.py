@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,19 +21,24 @@ import pyarrow as pa
 import torch
 from benchmarks.card import every_model
 from benchmarks.card.every_model import BITS, OPTIM, Case, Parts
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 
 from flatout import BitMLPConfig, PeopleConfig, TextCNNConfig
 from flatout.bits import BitData, GramDecoder
 from flatout.bits.task import GramsConfig
+from flatout.callbacks import ExactCheckpoint
 from flatout.data import TextData
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.shapes import Shapes
 from flatout.engine import FastLoop, step_graph
 from flatout.engine.device_rates import DeviceRates
 from flatout.engine.step import Step
+from flatout.engine.step_graph import StepGraphs
+from flatout.engine.step_watch import find_other_number
 from flatout.errors import UserError
+from flatout.models.textcnn import TextCNN
 from flatout.tasks import Classifier
 from tests.elsewhere.capture import Captured, ElsewhereCapture, Recording, add_capture
 from tests.elsewhere.device import OneDevice, There, add_device
@@ -106,6 +112,7 @@ def train(
     plain_first: int = 3,
     epochs: int = 3,
     callbacks: Sequence[L.Callback] = (),
+    resume: Path | None = None,
 ) -> Trained:
     """Train a case; `plain_first`: its first steps that are plain, on the buffers of graphs."""
     step_graph._PLAIN_FIRST = plain_first
@@ -126,11 +133,12 @@ def train(
         limit_val_batches=0,
         gradient_clip_val=0.5,
         callbacks=[loop, keep, *callbacks],
+        enable_checkpointing=any(isinstance(each, Checkpoint) for each in callbacks),
         accelerator="auto",
         strategy=OneDevice(),
         plugins=plugins,
     )
-    trainer.fit(task, datamodule=data)
+    trainer.fit(task, datamodule=data, ckpt_path=resume)
     weights = torch.cat([weight.detach().cpu().float().flatten() for weight in task.parameters()])
     return Trained(weights, keep.losses, keep.replayed, trainer.global_step, keep.summary)
 
@@ -160,9 +168,12 @@ def begin_elsewhere() -> None:
 
 
 def _compare(name: str) -> dict[str, Any]:
-    replayed = train(name, "on")
+    with capturing_twice() as (baked, shapes):
+        replayed = train(name, "on")
     plain = train(name, "on", plain_first=NEVER_REPLAYED)
     return {
+        "baked": baked,
+        "captured_twice": len(shapes),
         "replayed": replayed.replayed,
         "steps": replayed.steps,
         "summary": replayed.summary,
@@ -171,6 +182,79 @@ def _compare(name: str) -> dict[str, Any]:
         "different_losses": len(set(replayed.losses)),
         "replayed_of_plain": plain.replayed,
     }
+
+
+@contextmanager
+def capturing_twice() -> Iterator[tuple[list[str], set[Any]]]:
+    """Each step that is replayed first is captured again, and all is as before.
+
+    The second batch of a shape has other rows, tokens and rates. Yields the plain numbers that are
+    not those of the first capture, with the lines of the package that have made them, and the
+    shapes.
+    """
+    baked = list[str]()
+    seen = set[Any]()
+
+    def replay(self: StepGraphs[Any, Any], shape: Any, buffer: Any, batch: Any) -> Any:
+        graph = self._graphs.get(shape)
+        if graph is not None and shape not in seen:
+            seen.add(shape)
+            again = self._capture_step(shape, buffer)
+            self._graphs[shape] = graph
+            first, second = (cast(Captured, each.captured).recording for each in (graph, again))
+            difference = find_other_number(first.asked, second.asked)
+            baked.extend([difference] if difference else [])
+        return plain_replay(self, shape, buffer, batch)
+
+    plain_replay = StepGraphs._replay
+    with mock.patch.object(StepGraphs, "_replay", replay):
+        yield baked, seen
+
+
+class Cut(L.Callback):
+    """Ends a training behind a step, as an error of somebody's would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: L.Trainer, *unused: Any) -> None:
+        if trainer.global_step == self.step:
+            raise CutError
+
+
+class CutError(Exception):
+    """A training was cut."""
+
+
+RESUMED = ("textcnn", "bert", "bilstm in fp16")
+CUT_AT = 13  # in the second of three epochs of eight steps
+
+
+def resume_all(folder: Path) -> None:
+    """What trainings leave that were cut amid replays and resumed, beside whole ones."""
+    begin_elsewhere()
+    results: dict[str, Any] = {}
+    for name in RESUMED:
+        whole = train(name, "on")
+        kept = folder / name
+        with suppress(CutError):
+            train(name, "on", callbacks=[_exact(kept), Cut(CUT_AT)])
+        before_cut = ElsewhereCapture.made[-1].replays
+        exact = _exact(kept)
+        resumed = train(name, "on", callbacks=[exact], resume=exact.latest())
+        results[name] = {
+            "has_equal_weights": torch.equal(resumed.weights, whole.weights),
+            # a checkpoint keeps the losses that were not read yet
+            "has_equal_losses": resumed.losses == whole.losses[8:],
+            "steps": resumed.steps,
+            "replays_before_cut": before_cut,
+            "replayed": resumed.replayed,
+        }
+    (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
+
+
+def _exact(folder: Path) -> ExactCheckpoint:
+    return ExactCheckpoint(folder, every_minutes=None)
 
 
 def plant_all(folder: Path) -> None:
@@ -194,6 +278,20 @@ def _bake_the_rate() -> dict[str, Any]:
         yield
 
     return _differs(lambda: (DeviceRates, "in_groups", plain_rates))
+
+
+def _bake_a_count() -> dict[str, Any]:
+    """A network counts its steps, and divides its outputs by the number."""
+    steps = itertools.count(1)
+
+    def forward(self: TextCNN, batch: FlatBatch) -> Tensor:
+        return plain_forward(self, batch) / next(steps)  # planted
+
+    plain_forward = TextCNN.forward
+    found = _differs(lambda: (TextCNN, "forward", forward))
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if text.endswith("# planted"))
+    return {**found, "line": f"elsewhere/graphs.py:{line}"}
 
 
 def _keep_old_offsets() -> dict[str, Any]:
@@ -287,6 +385,7 @@ def _run_out_of_memory() -> dict[str, Any]:
 
 PLANTED: dict[str, Callable[[], dict[str, Any]]] = {
     "a baked rate": _bake_the_rate,
+    "a baked count": _bake_a_count,
     "old offsets": _keep_old_offsets,
     "another weight": _exchange_a_weight,
     "a read of the device": _read_the_device,

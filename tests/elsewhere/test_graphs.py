@@ -56,6 +56,29 @@ def test_replayed_steps_have_all_bits_of_plain_ones(name, compared):
     assert found["different_losses"] > found["steps"] / 2
 
 
+@pytest.mark.parametrize("name", sorted(set(graphs.CASES) - set(REASONS)))
+def test_two_captures_of_a_shape_have_the_same_plain_numbers(name, compared):
+    assert compared[name]["captured_twice"] > 0
+    assert compared[name]["baked"] == []
+
+
+def test_a_plain_number_that_a_capture_has_baked_is_named_by_its_line(planted):
+    of_network = planted["a baked count"]
+    words = "gets another plain number in each step at"
+    assert of_network["baked"][0] == f"div {words} {of_network['line']}"
+    assert f"_fused_adamw_ {words} engine/step.py:" in planted["a baked rate"]["baked"][0]
+
+
+def test_a_training_is_resumed_amid_replays_to_the_same_bits(tmp_path):
+    results = results_of(graphs.resume_all, tmp_path)
+    assert list(results) == list(graphs.RESUMED)
+    for name, found in results.items():
+        assert found["steps"] == 24
+        assert found["replays_before_cut"] > 3, name  # those of the proof
+        assert found["replayed"] > 0, name
+        assert found["has_equal_losses"] and found["has_equal_weights"], name
+
+
 @pytest.mark.parametrize("name", REASONS)
 def test_a_step_that_cannot_be_captured_is_refused_with_the_reason(name, compared):
     assert REASONS[name] in compared[name]["reason"]

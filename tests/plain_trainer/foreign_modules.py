@@ -112,6 +112,18 @@ class Schedules(Foreign):
         return [optimizer], [{"scheduler": ExponentialLR(optimizer, 0.9), "interval": "step"}]
 
 
+class Decays(Logs):
+    """AdamW by a schedule, with dropout: its rates are rounded on a device that captures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 2))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = AdamW(self.parameters(), lr=0.01, fused=True)
+        return [optimizer], [{"scheduler": ExponentialLR(optimizer, 0.9), "interval": "step"}]
+
+
 class PlainSGD(Foreign):
     """An optimizer that keeps no state."""
 

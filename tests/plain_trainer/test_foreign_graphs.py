@@ -45,6 +45,13 @@ def test_a_module_that_a_replay_would_not_repeat_stays_plain_with_the_reason(nam
         assert found["differing"] == []
 
 
+def test_a_training_of_any_module_is_resumed_amid_replays_to_the_same_bits(compared):
+    found = compared[foreign.RESUMED]
+    assert found["losses"] == 6  # of the last epoch
+    assert found["has_equal_losses"] and found["has_equal_weights"]
+    assert min(found["replayed"]) > 0
+
+
 def test_batches_share_a_signature_if_a_captured_step_serves_both():
     signatures = Signatures(torch.device("cpu"))
     rows = torch.zeros(2, 3)

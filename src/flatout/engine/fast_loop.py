@@ -135,7 +135,7 @@ class FastLoop(Callback):
         state: dict[str, Any] = {"rate": self.last_lr}
         # A resumed training goes on as it began, though its proof may come out otherwise.
         if self.graphs is not None:
-            state["captures"] = self.graphs.goes_on()
+            state["captures"] = self.graphs.replays_when_resumed()
         elif self._captured_before is not None:
             state["captures"] = self._captured_before
         return state

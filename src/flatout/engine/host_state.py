@@ -5,8 +5,8 @@ steps, is found by comparing two of these states. Names are those of Python:
 
     beta = 0.5, layer.training = True  ->  {"self.beta": 0.5, "self.layer.training": True}
 
-What a module holds in more than three objects within each other, in lists of more than 64 values,
-or in objects of torch and Lightning, is known by its identity only.
+Known by their identity only are objects of torch and Lightning, and what lies within more than
+three containers. Of a list of more than 128 values the length is known, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 State = dict[str, Hashable]
 
 _PLAIN = (bool, int, str, bytes, type(None))
-_MOST_VALUES = 64  # of a list, mapping or array that is compared by value
+_MOST_VALUES = 128  # of a list, mapping or array that is compared by value
 _DEEPEST = 3  # containers and objects within each other
 _LEFT_OUT = ("_trainer", "_fabric")  # what holds the module
 _LIBRARIES = ("torch", "lightning", "numpy", "builtins")
@@ -86,13 +86,13 @@ def _state_of(value: object, depth: int) -> Hashable:
 
 
 def _state_of_values(values: list[object], container: object, depth: int) -> Hashable:
-    if len(values) > 2 * _MOST_VALUES:
+    if len(values) > _MOST_VALUES:
         return (id(container), len(values))
     return (type(container), tuple(_state_of(value, depth + 1) for value in values))
 
 
 def _state_of_object(value: object, depth: int) -> Hashable:
-    """The identity of an object, and what it holds if its class is somebody's own."""
+    """The identity of an object, and what it holds if its class is of no library."""
     library = type(value).__module__.partition(".")[0]
     is_opaque = library in _LIBRARIES or callable(value) or not hasattr(value, "__dict__")
     if is_opaque:

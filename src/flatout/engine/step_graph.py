@@ -9,7 +9,7 @@ the card to compute it. A captured step asks once. `StepGraphs.take` gets each b
     the proof            -> plain and replayed steps from the same start, compared and timed
     later                -> a replay; the first of another shape captures it
 
-Batches of flatout's feeds are brought to few shapes (`shapes.py`). Those of somebody's own module
+Batches of flatout's feeds are brought to few shapes (`shapes.py`). Those of any other module
 have a signature (`signatures.py`); there plain steps are watched first (`step_watch.py`), and each
 captured step has a proof.
 
@@ -146,8 +146,8 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         self._rates: DeviceRates | None = None
         if watch is None or step.side.trainer.lr_scheduler_configs:
             self._rates = DeviceRates(step.optimizer, step.module.device)
-        # On the device a rate has 32 bits only. So the steps of somebody's own module read them
-        # there from the first replay on, and only where a schedule changes them.
+        # On the device a rate has 32 bits only. So a module that is watched reads its rates there
+        # from the first replay on, and only where a schedule changes them.
         if watch is None or watch.has_replayed:
             step.rates = self._rates
         self._seen = Counter[ShapeT]()  # batches of each shape
@@ -240,7 +240,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
 
     def _try_to_replay(self, shape: ShapeT, buffer: BatchT, batch: BatchT) -> _Graph | None:
         """Take the step by a replay; None if it was not taken."""
-        # A module of somebody's own may fail in its own way where a number is not known.
+        # A module of any make may fail in its own way where a number is not known.
         kind = RuntimeError if self._watch is None else Exception
         try:
             return self._replay(shape, buffer, batch)
@@ -288,7 +288,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         self._graphs.clear()
         self._capture.forget()
 
-    def goes_on(self) -> bool:
+    def replays_when_resumed(self) -> bool:
         """Whether a resumed training replays steps, too."""
         return not self.why_off and (self._is_proven or self._watch is None)
 
@@ -365,6 +365,9 @@ class StepGraphs(Generic[ShapeT, BatchT]):
 
     def _capture_step(self, shape: ShapeT, buffer: BatchT) -> _Graph:
         start = _Snapshot(self._step)
+        # What is kept as long as a weight stays the same (a cast of it, say) is made again within
+        # the capture: what was kept before may be freed later.
+        start.restore()
         state = self._step.optimizer.state
         weights_with_state = set(state)
         ran = list[_Ran]()
@@ -455,7 +458,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
 
     def _describe(self) -> State:
         """What a captured step has fixed: where all lies, which weights are trained, by which
-        numbers, and what a module of somebody's own holds.
+        numbers, and what a watched module holds.
 
         Rates are left out where each replay reads them.
         """

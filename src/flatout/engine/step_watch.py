@@ -59,6 +59,7 @@ _LIBRARIES = (
     "/flatout/engine/",
     "contextlib.py",
 )
+_NUMBERS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 _RETURNED = (Tensor, bool, int, float, str, type(None), type)
 
 
@@ -145,7 +146,7 @@ class StepWatch:
         earlier = self._operators.get(signature)
         # What is made at the first need is there after the first step, which is not judged.
         if earlier is not None:
-            notes.add(_compare(earlier, notes.operators))
+            notes.add(find_other_number(earlier, notes.operators))
             self.reason = self.reason or notes.reason
         self._operators[signature] = notes.operators
         return output
@@ -211,7 +212,7 @@ class OperatorList(TorchDispatchMode):
         outputs = tensors_of(result)
         if self._notes.are_taken:
             place = _place()
-            self._notes.operators.append(AskedOperator(name, _numbers_of([args, named]), place))
+            self._notes.operators.append(AskedOperator(name, numbers_of([args, named]), place))
             reason = self._reason_against(func, tensors_of([args, named]), outputs)
             self._notes.add(f"{reason} at {place}" if reason else "")
         self._known.update(_address_of(tensor) for tensor in outputs)
@@ -328,7 +329,7 @@ def _reason_against_output(output: object) -> str:
     return ""
 
 
-def _compare(earlier: list[AskedOperator], later: list[AskedOperator]) -> str:
+def find_other_number(earlier: list[AskedOperator], later: list[AskedOperator]) -> str:
     """Where two steps on batches of equal shapes ask the device for different things."""
     for before, now in zip(earlier, later, strict=False):
         if before.name != now.name:
@@ -340,17 +341,18 @@ def _compare(earlier: list[AskedOperator], later: list[AskedOperator]) -> str:
     return ""
 
 
-def _numbers_of(value: object) -> object:
+def numbers_of(value: object) -> object:
     """What an operator gets, with shapes and types in place of tensors."""
     if isinstance(value, Tensor):
         if value.is_cpu and value.numel() == 1:
             return repr(value.item())  # a captured kernel has it as a plain number
         return (tuple(value.shape), value.dtype)
     if isinstance(value, Mapping):
-        return tuple((name, _numbers_of(part)) for name, part in value.items())
+        return tuple((name, numbers_of(part)) for name, part in value.items())
     if isinstance(value, list | tuple):
-        return tuple(_numbers_of(part) for part in value)
-    return repr(value)
+        return tuple(numbers_of(part) for part in value)
+    # handles of other kinds are another object in each step
+    return repr(value) if isinstance(value, _NUMBERS) else type(value)
 
 
 def _asks_for_numbers(func: OpOverload, inputs: list[Tensor]) -> bool:
