@@ -5,6 +5,8 @@ when one cannot train.
 from __future__ import annotations
 
 import re
+import signal
+import socket
 import subprocess
 import threading
 from dataclasses import replace
@@ -14,11 +16,14 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from flatout.distributed.attendance import Attendance, attend
 from flatout.distributed.meeting import find_store, host_store
 from flatout.errors import EXIT_CODE
+from tests.distributed import gathering_rank
 from tests.faults.agents import SMALL, Moment, begin_agents, kill_once, run_of
 from tests.faults.runs import differences, finished, write_rows
-from tests.started import said_by_all
+from tests.started import free_port, said_by_all
+from tests.warm import begin_function
 
 ONE_EPOCH = replace(SMALL, trainer={"max_epochs": 1})
 
@@ -65,6 +70,36 @@ def test_a_rank_that_does_not_see_the_checkpoint_ends_all_with_a_sentence_each(t
     assert [agent.returncode for agent in agents] == [EXIT_CODE, EXIT_CODE]
     assert "rank 0: rank 1 has ended. Read the message of rank 1" in printed[0]
     assert re.search(r"resume: rank 1 does not see \S+step-10: resume needs one disk", printed[1])
+
+
+@pytest.mark.parametrize("killed", [1, 2])
+def test_ranks_without_a_launcher_that_watches_end_when_one_of_them_is_killed(killed):
+    """As by srun: the others wait for a value of the one that is killed."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place |= {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}
+    ranks = [
+        begin_function(gathering_rank.main, killed, RANK=str(rank), **place) for rank in range(3)
+    ]
+    printed = said_by_all(ranks, 60)
+    codes = [EXIT_CODE] * 3
+    codes[killed] = -signal.SIGKILL
+    assert [rank.returncode for rank in ranks] == codes, printed
+    assert f"rank 0: rank {killed} has ended." in printed[0]
+    assert "Without one the system ended it" in printed[0]
+
+
+def test_a_stranger_at_the_port_of_the_first_rank_is_taken_for_no_rank(agents):
+    attendance = Attendance(agents)
+    port = int(agents.get("attendance").decode().split()[0])
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(bytes(19) + b"\1")
+        assert not attendance.has_lost(1)
+    connection = attend(agents, 1)
+    assert not attendance.has_lost(1)
+    connection.close()
+    assert attendance.has_lost(1)
+    for held in (attendance._server, *attendance._of_rank.values()):
+        held.close()
 
 
 def open_store(name: str) -> dist.TCPStore:

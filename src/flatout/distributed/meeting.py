@@ -31,6 +31,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from flatout.distributed.attendance import Attendance, attend
 from flatout.errors import OtherRankEnded, UserError, first_line
 
 # how long ranks wait for each other, as torch does
@@ -57,6 +58,9 @@ class SharedValues:
         self._store = store
         self._rank = rank
         self._world = world
+        self._attendance = Attendance(store) if rank == 0 else None
+        # held open, see `attendance.py`
+        self._connection = attend(store, rank) if rank else None
         self._training = 0
         self._asked = 0
 
@@ -78,6 +82,9 @@ class SharedValues:
         pause = 0.01
         try:
             while not self._store.check([key]):
+                # It may have written the value just before it ended.
+                if self._is_lost(rank) and not self._store.check([key]):
+                    self._store.set(f"{self._training}/{_ENDED}", f"{rank}")
                 self._require_none_ended()
                 if time.monotonic() > until:
                     raise self._other_ended(rank)
@@ -110,8 +117,11 @@ class SharedValues:
         keys = [f"{self._training}/left/{rank}" for rank in range(self._world)]
         self._store.set(keys[self._rank], "")
         until = time.monotonic() + _TO_LEAVE_S
-        while self._rank == 0 and not self._store.check(keys) and time.monotonic() < until:
-            time.sleep(0.01)
+        for rank, key in enumerate(keys if self._rank == 0 else []):
+            while not (self._store.check([key]) or self._is_lost(rank)):
+                if time.monotonic() > until:
+                    return
+                time.sleep(0.01)
 
     def store_of_group(self) -> dist.Store:
         """Where torch may keep the keys of a new process group."""
@@ -122,9 +132,13 @@ class SharedValues:
             if self._store.check([key]):
                 raise self._other_ended(int(self._store.get(key)))
 
+    def _is_lost(self, rank: int) -> bool:
+        return self._attendance is not None and self._attendance.has_lost(rank)
+
     def _other_ended(self, rank: int) -> OtherRankEnded:
         name = "the first rank" if rank == 0 else f"rank {rank}"
         hint = f"Read the message of rank {rank} and fix what it names."
+        hint += " Without one the system ended it, mostly for memory."
         return OtherRankEnded(f"rank {self._rank}", f"{name} has ended", hint=hint)
 
 

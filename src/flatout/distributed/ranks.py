@@ -31,7 +31,7 @@ from flatout.errors import OtherRankEnded, RunBroke, UserError, require
 # How long ranks wait for a value of the first rank, which may build a store of data before. Its
 # death is noticed at once.
 _PATIENCE_FOR_FIRST = timedelta(hours=24)
-# How long ranks wait for one that should be as far as they are. A killed one is noticed only so.
+# How long ranks wait for one that should be as far as they are.
 _PATIENCE = timedelta(minutes=30)
 _SAME_NUMBER = (
     "Start the same number on each machine: torchrun --nproc-per-node=N, srun --ntasks-per-node=N."
