@@ -90,6 +90,43 @@ def test_the_page_shows_everything_and_runs_nothing(tmp_path):
         assert shown in page
 
 
+def test_the_page_has_what_the_terminal_has(tmp_path):
+    summary = filled()
+    summary["data"] |= {
+        "rows": {
+            "train": 1_800,
+            "val": 100,
+            "test": None,
+        },
+        "checks": [
+            {
+                "level": level,
+                "source": "news.csv",
+                "what": what,
+                "hint": "data.clean.leaks=drop",
+            }
+            for level, what in (("note", "UTF-8"), ("warning", "2 rows leak"))
+        ],
+    }
+    summary["verdict"] = {
+        "limit": "wait",
+        "sentence": "limited by the wait",
+        "others": [{"sentence": "limited by small batches"}],
+    }
+    air = PER_CLASS[0] | {"class": "air", "answered": {"air": 9, "sea": 3}}
+    sea = PER_CLASS[0] | {"class": "sea", "answered": {"sea": 1_200}}
+    page = write_page(tmp_path, summary, CURVES, [air, sea]).read_text(encoding="utf-8")
+    rows = [
+        re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall("<tr>.*?</tr>", page)
+    ]
+    assert "1,800 train, 100 val rows" in page
+    assert re.search(r"limited by the wait<br>\s+also limited by small batches", page)
+    assert ["labelled as", "air", "sea"] in rows
+    assert ["air", "9", "3"] in rows
+    assert ["sea", "0", "1,200"] in rows
+    assert [row[0] for row in rows if "news.csv" in row] == ["warning", "note"]
+
+
 def test_mfu_stands_with_its_peak_and_the_card_has_a_line(tmp_path):
     summary = filled()
     summary["speed"]["mfu"] = 0.317

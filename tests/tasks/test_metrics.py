@@ -218,6 +218,7 @@ def test_the_class_table_counts_rows_and_puts_the_commonest_first():
         ("class 0", 1, 0.5, 1.0),
         ("class 2", 0, 0.0, 0.0),
     ]
+    assert [row["answered"] for row in rows] == [{"class 0": 1, "class 1": 1}, {"class 0": 1}, {}]
 
 
 def test_an_unknown_metric_names_the_nearest():

@@ -205,11 +205,8 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         shares = ", ".join(f"{name} {share:.1%}" for name, _, share in parts if share >= 0.001)
         rows.append(("each batch", f"{sum(ms for _, ms, _ in parts):.1f} ms: {shares}"))
     rows.append(("card", gpu_text(speed["gpu"])))
-    if text := verdict_text(summary["verdict"]):
-        verdict = summary["verdict"]
-        rows += [("verdict", text), ("", verdict.get("ladder") or "")]
-        rows += [("", f"also {other['sentence']}") for other in verdict.get("others") or []]
-    return rows
+    first, *others = verdict_lines(summary["verdict"]) or [""]
+    return [*rows, ("verdict", first), *(("", line) for line in others)]
 
 
 def format_known(values: Mapping[str, Any], forms: Mapping[str, str]) -> list[str]:
@@ -281,6 +278,15 @@ def gpu_text(gpu: dict[str, Any]) -> str:
             f"shared {others['share']:.0%} of the time (other processes: {others['processes']})"
         )
     return ", ".join(texts)
+
+
+def verdict_lines(verdict: dict[str, Any] | None) -> list[str]:
+    """A verdict, what a ladder has measured of its fix, and the other causes; empty without one."""
+    text = verdict_text(verdict)
+    if not verdict or not text:
+        return []
+    others = [f"also {other['sentence']}" for other in verdict.get("others") or []]
+    return [line for line in (text, verdict.get("ladder"), *others) if line]
 
 
 def verdict_text(verdict: dict[str, Any] | None) -> str:

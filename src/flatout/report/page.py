@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from flatout.data.batches.feed import Feeds
     from flatout.tasks.sequences import SequenceRegressor
 
+_MOST_CONFUSED = 20  # classes in the table of answers
 # title of a chart → the columns of `metrics.csv` in it; a chart without points is left out
 _CHARTS = {
     "loss": ("train/loss", "val/loss"),
@@ -79,24 +80,50 @@ def write_page(
     page = render_text(
         "report.html",
         summary=summary,
-        about=f"{about} on {summary['data']['source'] or 'no data yet'}",
+        about=f"{about} on {_describe_data(summary['data'])}",
         figures=[*_metric_tiles(summary, per_class), *_speed_tiles(summary)],
         best_epoch=closing.best_epoch_text(summary),
         findings=closing.finding_rows(summary),
         early_end=closing.early_end(summary),
         rival=closing.rival_text(summary),
         truncation=closing.truncation_text(summary),
-        verdict=closing.verdict_text(summary["verdict"]),
+        verdict=closing.verdict_lines(summary["verdict"]),
         curves=[*_charts(curves, summary["metric"]), *_draw_error_by_share(summary)],
         answers=answers,
         times=times,
         card=closing.gpu_text(summary["speed"]["gpu"]),
         choices=closing.choice_rows(summary),
         classes=classes,
+        confusion=_confusion(per_class),
+        checks=_checks(summary["data"]),
         settings=config.read_text("utf-8") if config.is_file() else "",
     )
     write_atomically(path, page)
     return path
+
+
+def _describe_data(data: Mapping[str, Any]) -> str:
+    """The source and the rows of each split: "news.csv: 800 train, 100 val, 100 test rows"."""
+    source = data["source"] or "no data yet"
+    counts = [f"{count:,} {split}" for split, count in (data.get("rows") or {}).items() if count]
+    return f"{source}: {', '.join(counts)} rows" if counts else source
+
+
+def _checks(data: Mapping[str, Any]) -> list[list[str]]:
+    """The findings of the checks, warnings first: level, source, what, and what changes it."""
+    checks = data.get("checks") or []
+    found = [[check[name] for name in ("level", "source", "what", "hint")] for check in checks]
+    return sorted(found, key=lambda cells: cells[0] == "note")
+
+
+def _confusion(per_class: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """A table of the commonest classes: labels down, answers across; empty where it is unknown."""
+    shown = [row for row in per_class if "answered" in row][:_MOST_CONFUSED]
+    names = [row["class"] for row in shown]
+    table = [["labelled as", *names]] if shown else []
+    for row in shown:
+        table.append([row["class"], *(f"{row['answered'].get(name, 0):,}" for name in names)])
+    return table
 
 
 def read_curves(folder: Path) -> list[dict[str, str]]:

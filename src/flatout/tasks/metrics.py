@@ -318,6 +318,16 @@ class SingleMetrics(TaskMetrics):
         }
         return values | ({"f1": f1[..., 1]} if len(self.classes) == 2 else {})
 
+    def per_class(self) -> list[dict[str, Any]]:
+        """Scores of each class, and as what its rows were answered: `{"air": 5, "sea": 2}`."""
+        counts = self.counts.compute().tolist()
+        answered_of = dict(zip(self.classes, counts, strict=True))
+        rows = super().per_class()
+        for row in rows:
+            answered = zip(self.classes, answered_of[row["class"]], strict=True)
+            row["answered"] = {name: count for name, count in answered if count}
+        return rows
+
     def counted(self) -> Counted:
         binned = self._binned()
         if binned is not None and self.first:
