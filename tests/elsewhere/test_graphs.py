@@ -79,6 +79,16 @@ def test_a_training_is_resumed_amid_replays_to_the_same_bits(tmp_path):
         assert found["has_equal_losses"] and found["has_equal_weights"], name
 
 
+def test_a_run_whose_steps_the_host_decides_is_refused_before_it_trains(tmp_path):
+    command = begin_function(graphs.run_on_host, tmp_path, FLATOUT_CACHE=str(tmp_path / "cache"))
+    said, _ = command.communicate(timeout=120)
+    assert command.returncode == 2, said
+    refusal = "graph: on, but the host decides in each step which activations are computed again."
+    assert said.splitlines()[-1] == f"{refusal} Leave it at auto."
+    assert "Traceback" not in said
+    assert not list(tmp_path.rglob("checkpoints/*"))
+
+
 @pytest.mark.parametrize("name", REASONS)
 def test_a_step_that_cannot_be_captured_is_refused_with_the_reason(name, compared):
     assert REASONS[name] in compared[name]["reason"]

@@ -97,6 +97,13 @@ def require_captures(asked: GraphUse, world: int, device: torch.device) -> None:
     require(not reason, "graph", f"on, but {reason}", hint="Leave it at auto.")
 
 
+def require_static_steps(asked: GraphUse, task: L.LightningModule, feed: Feed) -> None:
+    """Refuse `graph=on` for a task of flatout whose steps the host decides; before training."""
+    if asked is GraphUse.on:
+        reason = _reason_against_module(task) or _reason_against_feed(feed)
+        require(not reason, "graph", f"on, but {reason}", hint="Leave it at auto.")
+
+
 def _reason_against_device(kind: str) -> str:
     if kind in CAPTURES:
         return ""
