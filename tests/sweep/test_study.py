@@ -41,6 +41,37 @@ def test_a_study_that_was_closed_goes_on_as_if_it_had_not_been(tmp_path):
     assert len(whole) == 12
 
 
+FINITE: dict[str, Part] = {
+    "model.hidden": SettingValues(("16", "32")),
+    "seed": SettingValues(("1",)),
+    "model.layers": SettingInterval(1, 3, is_whole=True),
+    "model.dropout": SettingInterval(0.1, 0.1),
+}
+
+
+@pytest.mark.parametrize("sampler", [Sampler.random, Sampler.tpe])
+@pytest.mark.parametrize("pruner", [Pruner.none, Pruner.hyperband])
+def test_no_settings_are_tried_twice_while_others_are_untried(tmp_path, sampler, pruner):
+    memory = study(tmp_path, FINITE, sampler=sampler, pruner=pruner, trials=9)
+    seen = []
+    while (asked := memory.ask()) is not None:
+        number, settings = asked
+        seen.append((settings["model.hidden"], settings["model.layers"]))
+        worth_of = int(settings["model.layers"]) + int(settings["model.hidden"]) / 100
+        memory.tell(number, Ending(Status.complete, 1.0, worth_of))
+    assert len(set(seen[:6])) == 6
+    assert len(seen) == 9
+
+
+def test_two_trials_of_two_values_try_both(tmp_path):
+    for seed in range(4):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        memory = study(folder, {"model.hidden": FINITE["model.hidden"]}, trials=2, seed=seed)
+        first, second = (memory.ask() for _ in range(2))
+        assert first[1] != second[1]
+
+
 def test_a_trial_that_ran_when_all_was_killed_is_run_again_under_its_number(tmp_path):
     first = study(tmp_path)
     told(first, 3)

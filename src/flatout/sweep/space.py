@@ -31,6 +31,10 @@ class SettingValues:
         """The value to compose a first trial with."""
         return self.values[0]
 
+    @property
+    def num_values(self) -> float:
+        return len(self.values)
+
     def check(self, key: str) -> None:
         require(
             bool(self.values),
@@ -75,6 +79,13 @@ class SettingInterval:
     @property
     def plainest(self) -> str:
         return self.text(self.low)
+
+    @property
+    def num_values(self) -> float:
+        """How many values there are; infinitely many if they are fractions."""
+        if self.low == self.high:
+            return 1
+        return len(self.listed("")) if self.is_whole else math.inf
 
     def check(self, key: str) -> None:
         where = f"sweep: {key}"

@@ -37,6 +37,7 @@ from flatout.errors import UserError
 from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
 from flatout.sweep.space import Space, grid
 from flatout.sweep.trial import Ending, Status
+from flatout.sweep.untried import UntriedSampler
 
 JOURNAL = "journal.log"
 _FEW = 9  # so many trials or validations allow two cuts to a third each
@@ -173,11 +174,15 @@ class Study:
         Its seed follows from the names alone, so a killed sweep loses no state of a sampler.
         """
         seed = zlib.crc32(f"{self.search.seed} {number} {key}".encode())
-        if self.search.sampler is not Sampler.tpe:
-            return RandomSampler(seed=seed)
-        # TPE learns from earlier trials. The first ones, a third but 4 to 10, are random.
-        num_random = max(4, min(10, self.total // 3))
-        return _Tpe(seed=seed, n_startup_trials=num_random, constant_liar=True)
+        drawing: BaseSampler = RandomSampler(seed=seed)
+        if self.search.sampler is Sampler.tpe:
+            # TPE learns from earlier trials. The first ones, a third but 4 to 10, are random.
+            num_random = max(4, min(10, self.total // 3))
+            drawing = _Tpe(seed=seed, n_startup_trials=num_random, constant_liar=True)
+        # Of infinitely many settings none is drawn twice.
+        if math.isinf(math.prod(part.num_values for part in self.space.values())):
+            return drawing
+        return UntriedSampler(drawing, self._study, self.space, seed)
 
 
 class _Tpe(TPESampler):
