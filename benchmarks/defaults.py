@@ -56,9 +56,7 @@ class Cell:
 
 
 def claims(options: Options) -> Iterator[Claim]:
-    """Each cell's accuracy times 100 beside the rival's; then in how many cells it is not below, and
-    above.
-    """
+    """Each cell's accuracy times 100 beside the rival's; then the cells not below it, and above."""
     cells = [Cell(name, rows) for rows in _ROWS for name in SETS]
     wanted = [cell for cell in cells if (options.only or "") in cell.title]
     if not wanted:

@@ -6,7 +6,7 @@ import pytest
 
 from flatout import BiLSTMConfig, TextDataConfig, fit
 from flatout.config import MonitorConfig
-from flatout.run.length import choose_batch, choose_epochs
+from flatout.engine.run_length import choose_batch, choose_epochs
 
 QUIET = MonitorConfig(progress=False, verdict=False, rival=False)
 

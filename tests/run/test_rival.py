@@ -23,7 +23,7 @@ from flatout.data.tag_data import TagData
 from flatout.data.text_preparation import open_source
 from flatout.errors import UserError
 from flatout.report.closing import rival_text
-from flatout.run import rival
+from flatout.run import linear, rival
 from flatout.run.kinds import MASKED_WORDS, TAGS, TEXTS
 from flatout.run.rival import (
     COMMONEST,
@@ -64,7 +64,7 @@ def summary_of(accuracy: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_the_texts_of_a_split_are_those_that_the_store_was_made_of(headlines, split):
-    texts = rival._texts_of(open_source(headlines.config), headlines, split)
+    texts = linear.texts_of(open_source(headlines.config), headlines, split)
     info = headlines.info
     encoded = info.vocabulary.encode(pa.array(texts, pa.large_string()), max_length=info.max_length)
     np.testing.assert_array_equal(encoded.tokens, info.store.splits[split].ragged("tokens").values)
@@ -109,7 +109,7 @@ def test_rows_in_groups_or_in_pairs_have_a_rival(tmp_path, settings):
     table["user"] = [f"user {i % 40}" for i in range(120)]
     data = ready(TextData(source=table, cache=str(tmp_path), **settings))
     assert (
-        len(rival._texts_of(open_source(data.config), data, "train"))
+        len(linear.texts_of(open_source(data.config), data, "train"))
         == data.store.splits["train"].num_rows
     )
     assert score_linear(data, 60.0)["accuracy"] == 1
@@ -170,7 +170,7 @@ def test_scores_come_from_the_cache_whatever_the_time(headlines):
 
 
 def test_a_part_of_the_rows_says_when_all_would_take_too_long(headlines, monkeypatch):
-    monkeypatch.setattr(rival, "_TRIED_ROWS", 100)
+    monkeypatch.setattr(linear, "_TRIED_ROWS", 100)
     with pytest.raises(rival.TooSlow):
         score_linear(headlines, 0.001)
 

@@ -37,4 +37,6 @@ def types_of_tags(names: Sequence[str]) -> list[str]:
 
     `O B-person I-person B-place I-place` → person, place; `NOUN VERB` → NOUN, VERB.
     """
-    return list(names) if are_plain(names) else [name[2:] for name in names[1::2]]
+    if are_plain(names):
+        return list(names)
+    return [name[2:] for name in names[1::2]]

@@ -12,10 +12,38 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatout.data.batches.feed import Feed
+from flatout.data.feeding import ROWS
 from flatout.errors import require
 from flatout.run_log import RunLog
 
 EPOCHS = 8  # of a run without `trainer.max_epochs`
+MANY_ROWS = 10_000  # training rows, from which on a run has batches of `ROWS` and `EPOCHS` epochs
+STEPS = 500  # that a run of fewer rows should take at least
+SIZES = (16, 32, 64, ROWS)  # batches that may be chosen
+# From so many training rows on, that many rows a batch; below the last one, the smallest.
+_FROM_SCRATCH = {MANY_ROWS: ROWS, 5_000: 64, 2_000: 32}
+_PRETRAINED = {MANY_ROWS: ROWS, 5_000: 32}
+# Fewest and most epochs; a pretrained encoder learns in few.
+_EPOCHS_FROM_SCRATCH = (EPOCHS, 20)
+_EPOCHS_PRETRAINED = (4, 10)
+
+
+def choose_batch(rows: int, *, pretrained: bool) -> int:
+    """Rows of a step, by the number of training rows."""
+    sizes = _PRETRAINED if pretrained else _FROM_SCRATCH
+    return next((size for least, size in sizes.items() if rows >= least), SIZES[0])
+
+
+def choose_epochs(rows: int, step_rows: int, *, pretrained: bool) -> int:
+    """The epochs in which a run takes `STEPS` steps, within the usual ones.
+
+    500 rows in steps of 16 are 32 steps an epoch, so 16 epochs.
+    """
+    if rows >= MANY_ROWS:
+        return EPOCHS
+    least, most = _EPOCHS_PRETRAINED if pretrained else _EPOCHS_FROM_SCRATCH
+    wanted = math.ceil(STEPS * step_rows / max(1, rows))
+    return min(max(wanted, least), most)
 
 
 def whole_steps(trainer: dict[str, Any], feed: Feed, log: RunLog) -> dict[str, Any]:

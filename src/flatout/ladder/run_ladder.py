@@ -36,9 +36,9 @@ from flatout.ladder.results import FILE, results
 from flatout.ladder.rows import WAYS, quoted, way_of, write_rows
 from flatout.ladder.rungs import OF_ENCODERS, Ladder, Rung
 from flatout.ladder.usual.program import Case
-from flatout.models.contract import ModelConfig
+from flatout.models.contract import ModelConfig, asks_for_ngrams
 from flatout.models.encoder.transformer import TransformerConfig
-from flatout.models.words import WordsConfig
+from flatout.models.words import Ngrams
 from flatout.perf.measure.apart import Failed
 from flatout.perf.notes import machine_name, note_ladder
 from flatout.report.summary import json_safe, versions
@@ -206,7 +206,7 @@ class _Rungs:
         # The usual program takes so many steps, and answers by its network alone.
         rows_at_once, _ = data.batches(1)
         self.words += [f"data.batch_size={rows_at_once}", f"trainer.max_epochs={epochs}"]
-        if isinstance(model, WordsConfig):
+        if asks_for_ngrams(model) != Ngrams.off:
             self.words.append("model.ngrams=off")
         self.case: Case = describe(
             data, model, top.config.optim, reading={**read, **reading}, **about

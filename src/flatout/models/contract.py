@@ -224,6 +224,11 @@ def recommended_clip(config: object) -> float:
     return float(_answer_of(config, "recommended_clip", 0.0))
 
 
+def asks_for_ngrams(config: object) -> str:
+    """Whether a linear model on n-grams is to answer with a model: `auto`, `on` or `off`."""
+    return str(_answer_of(config, "ngrams", "off"))
+
+
 def _answer_of(config: object, name: str, default: Answer) -> Answer:
     """What a Config defines under a name; `default` if it does not, as your own Config may."""
     return getattr(config, name, default)

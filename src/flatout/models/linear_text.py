@@ -236,11 +236,11 @@ class QuickModel:
     def arrays(self) -> Arrays:
         """What it has learned, by name; of classes or labels, not of numbers."""
         arrays = self._features.arrays() | self._head.arrays()
-        # fp32 halves the file; hashes stay whole numbers
-        return {
-            name: values.astype(np.float32) if values.dtype == np.float64 else values
-            for name, values in arrays.items()
-        }
+        for name, values in arrays.items():
+            # fp32 halves the file; hashes stay whole numbers
+            if values.dtype == np.float64:
+                arrays[name] = values.astype(np.float32)
+        return arrays
 
     @classmethod
     def of_arrays(

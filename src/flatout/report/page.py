@@ -112,7 +112,8 @@ def _describe_data(data: Mapping[str, Any]) -> str:
 def _checks(data: Mapping[str, Any]) -> list[list[str]]:
     """The findings of the checks, warnings first: level, source, what, and what changes it."""
     checks = data.get("checks") or []
-    found = [[check[name] for name in ("level", "source", "what", "hint")] for check in checks]
+    columns = ("level", "source", "what", "hint")
+    found = [list(map(check.__getitem__, columns)) for check in checks]
     return sorted(found, key=lambda cells: cells[0] == "note")
 
 

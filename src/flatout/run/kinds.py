@@ -81,6 +81,8 @@ class DataKind:
     why_whole: str = ""  # why its weights cannot be sharded; empty: they can
     metrics: Callable[[Any], list[str]]  # from the settings of the data the metrics to choose from
     usual_metric: Callable[[Any], str]  # the one that decides unless the settings name one
+    length_by_rows: bool = False  # whether few rows get small batches and more epochs
+    mixes_ngrams: bool = False  # whether a linear model on n-grams may answer with its networks
     # whether its rows are a table's, so that a run keeps which of them are in which split
     keeps_rows: bool = False
     draw: Callable[[Any, Feeds, Path], list[Chart]] | None = None
@@ -124,6 +126,8 @@ TEXTS = DataKind(
     model_hint="Set data=bits for bit strings, or model=bilstm task=classification for texts.",
     metrics=lambda config: [*_names_for(config.problem), "loss"],
     usual_metric=lambda config: monitored_metric(config.problem),
+    length_by_rows=True,
+    mixes_ngrams=True,
     keeps_rows=True,
     in_parts=True,
     rival=LINEAR,
@@ -136,6 +140,7 @@ TAGS = replace(
     predictor=TagPredictor,
     task_option="tagging",
     in_parts=False,
+    mixes_ngrams=False,
     answers="tags",
     way_to_task="Set data.problem=tags for words and tags, or task=classification.",
     metrics=lambda config: [*TAG_METRICS, "loss"],
@@ -148,6 +153,8 @@ MASKED_WORDS = replace(
     task=MaskedLanguageModel,
     predictor=MaskedWordPredictor,
     task_option="mlm",
+    length_by_rows=False,
+    mixes_ngrams=False,
     answers="masked words",
     way_to_task="Leave data.problem out.",
     why_whole=(

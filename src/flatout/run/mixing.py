@@ -16,14 +16,17 @@ from flatout.data.problem import Problem
 from flatout.data.text_data import TextData
 from flatout.data.text_preparation import open_source
 from flatout.errors import require
-from flatout.models.words import Ngrams, WordsConfig
+from flatout.models.contract import asks_for_ngrams
+from flatout.models.words import Ngrams
 from flatout.run.context import OurParts
+from flatout.run.kinds import kind_of
 from flatout.run.linear import TooSlow, fit_linear, targets_of, texts_of
 from flatout.run.run_folder import RunFolder
 from flatout.tasks.calibration import as_two_classes
 from flatout.tasks.class_weights import ClassWeights
-from flatout.tasks.classification import ClassificationConfig, Classifier, LinearBeside
+from flatout.tasks.classification import Classifier, LinearBeside
 from flatout.tasks.mixture import FittedMixture, fit_mixture, log_shares
+from flatout.tasks.task_class import TaskClass
 
 _LEAST_S = 20.0  # that the linear model may take in any run; in a longer one `_SHARE` of its time
 _SHARE = 0.1
@@ -34,7 +37,7 @@ _MOST_ROWS = 20_000
 
 def require_mixable(config: RunConfig, data: object) -> None:
     """Refuse `model.ngrams=on` where no linear model can answer with the network."""
-    if isinstance(config.model, WordsConfig) and config.model.ngrams is Ngrams.on:
+    if asks_for_ngrams(config.model) == Ngrams.on:
         reason = _why_impossible(config, data)
         hint = "Leave it out."
         require(not reason, "model.ngrams", f"on, but {reason}", hint=hint)
@@ -45,8 +48,8 @@ def add_linear_model(config: RunConfig, ours: OurParts, seconds: float, folder: 
 
     `seconds`: of the run so far. Every rank does the same, as each has all texts.
     """
-    model = config.model
-    if not isinstance(model, WordsConfig) or _why_not(model.ngrams, config, ours.data):
+    ngrams = asks_for_ngrams(config.model)
+    if _why_not(ngrams, config, ours.data):
         return
     assert isinstance(ours.data, TextData)
     assert isinstance(ours.task, Classifier)
@@ -59,18 +62,18 @@ def add_linear_model(config: RunConfig, ours: OurParts, seconds: float, folder: 
         # scikit-learn, torch and sources share no class; a trained run is worth more
         folder.say(f"n-grams: left out: {error}")
         return
-    is_used = fitted.helps or model.ngrams is Ngrams.on
+    is_used = fitted.helps or ngrams == Ngrams.on
     if is_used:
         ours.task.beside = beside
     _report(fitted, len(beside.answers["validation"]), folder, is_used=is_used)
 
 
-def _why_not(ngrams: Ngrams, config: RunConfig, data: object) -> str:
+def _why_not(ngrams: str, config: RunConfig, data: object) -> str:
     """Why no linear model answers with the network; empty if it may."""
-    if ngrams is Ngrams.off:
+    if ngrams == Ngrams.off:
         return "model.ngrams=off"
     reason = _why_impossible(config, data)
-    if reason or ngrams is Ngrams.on:
+    if reason or ngrams == Ngrams.on:
         return reason
     assert isinstance(data, TextData)
     if data.config.is_sample:
@@ -82,8 +85,10 @@ def _why_not(ngrams: Ngrams, config: RunConfig, data: object) -> str:
 
 def _why_impossible(config: RunConfig, data: object) -> str:
     """Why the answers of both cannot be mixed; empty if they can."""
-    if not isinstance(data, TextData) or not isinstance(config.task, ClassificationConfig):
+    is_ours = not config.has_own_parts and not isinstance(config.task, TaskClass)
+    if not is_ours or not kind_of(config.data).mixes_ngrams:
         return "that is for flatout's own classifier of texts"
+    assert isinstance(data, TextData)
     if data.info.problem not in (Problem.single, Problem.multi):
         return "that is for classes and labels"
     is_weighted = config.task.class_weights is not ClassWeights.none or bool(config.task.weights)

@@ -24,7 +24,7 @@ from flatout.config import RunConfig
 from flatout.data.batches.feed import Feed, choose_feed
 from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import PlanSettings
-from flatout.data.feeding import ROWS, FeedKind
+from flatout.data.feeding import FeedKind
 from flatout.data.store.cache import recipe_key
 from flatout.data.store.store import Store
 from flatout.distributed.limits import free_bytes, limits, processor_name
@@ -32,7 +32,7 @@ from flatout.distributed.ranks import Ranks
 from flatout.engine.compile import why_not
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
-from flatout.engine.run_length import planned_steps
+from flatout.engine.run_length import SIZES, planned_steps
 from flatout.perf.notes import known_rows, memory_key
 from flatout.perf.tune.answers import Answers, AnswerStore, TuneAnswer
 from flatout.perf.tune.probe import Child, Here, ProbedSetting
@@ -41,7 +41,6 @@ from flatout.perf.tune.settings import is_typed
 from flatout.perf.tune.speeds import OpenSettings, allowed_seconds
 from flatout.perf.verdict.confirmation import Confirmed
 from flatout.report.summary import plain
-from flatout.run.length import SIZES
 
 _WAIT_S = 30.0  # how much longer than its budget another process may take to measure the same
 # A search that ran out of time begins again in a run that may spend this many times as long on it,
@@ -340,7 +339,7 @@ def _why_rows_are_settled(config: RunConfig, overrides: Sequence[str]) -> str:
         return "data.tokens_per_batch decides"
     # from Python nothing is typed: values that differ from the usual ones were chosen
     default = type(data).__dataclass_fields__["batch_size"].default
-    usual = (ROWS, *SIZES) if default is None else (default,)
+    usual = SIZES if default is None else (default,)
     is_changed = {
         "batch_size": not overrides and data.batch_size not in usual,
         "accumulate": not overrides and data.accumulate != 1,

@@ -23,7 +23,7 @@ from flatout.data.problem import Problem
 # Weights of the network and of the linear model before any row has spoken: a network trained on
 # few rows is far too sure of itself. `_SPREAD`: how far the logarithms of both stray from them.
 _USUAL = np.log([0.1, 1.0])
-_SPREAD = 0.7
+_SPREAD = 0.5
 _FEW_ROWS = 300
 # probability that the linear model leaves to the least likely class
 _LEAST = 1e-6

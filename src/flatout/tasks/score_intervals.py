@@ -160,7 +160,7 @@ class _FewGroups:
         is_finite_R = off_R.isfinite()
         if not error.isfinite() or is_finite_R.double().mean() < _LEAST_MEASURED:
             return None
-        # A little less outside than asked for: which groups were drawn decides on these bounds, too.
+        # A little less outside than asked for: these bounds depend on the groups drawn, too.
         # 2 % of 10 groups, 2.4 % of 40 (measured by tests/soak/test_score_intervals.py).
         outside = _OUTSIDE * (1 - 2 / len(self._sums_GS))
         least, most = _quantiles(off_R[is_finite_R], outside)
