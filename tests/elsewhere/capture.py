@@ -150,7 +150,7 @@ class ElsewhereCapture:
     def forget(self) -> None:
         return
 
-    def seconds(self, function: Callable[[], None]) -> float:
+    def seconds(self, function: Callable[[], object]) -> float:
         began = time.perf_counter()
         function()
         return time.perf_counter() - began

@@ -264,8 +264,10 @@ def run_on_host(folder: Path) -> None:
     """`python -m train graph=on` elsewhere, with a network whose steps the host decides."""
     begin_elsewhere()
     device = torch.device(NAME, 0)
-    Ranks.device = lambda *unused: device
-    Ranks.lightning_settings = lambda *unused: {"strategy": OneDevice()}
+    strategy = {"strategy": OneDevice()}
+    ranks: Any = Ranks
+    ranks.device = lambda *unused: device
+    ranks.lightning_settings = lambda *unused: strategy
     model = ["model=transformer", "model.gradient_checkpointing=true", "model.hidden=16"]
     data = ["data.sample.rows=60", "data.sample.eval_rows=20", "graph=on"]
     sys.argv[:] = ["train", f"output={folder}", *data, *model]

@@ -3,7 +3,7 @@
 A captured step has fixed all of it. So a step that changes it, or a callback that does between two
 steps, is found by comparing two of these states. Names are those of Python:
 
-    beta = 0.5, layer.training = True  ->  {"self.beta": 0.5, "self.layer.training": True}
+    beta = 0.5, layer.p = 0.1  ->  {"": {"beta": "0.5", ...}, "layer": {"p": "0.1", ...}}
 
 Known by their identity only are objects of torch and Lightning, and what lies within more than
 three containers. Of a list of more than 128 values the length is known, too.
@@ -13,33 +13,37 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 import numpy as np
 from torch import Tensor, nn
 
-State = dict[str, Hashable]
+State = dict[str, object]
 
 _PLAIN = (bool, int, str, bytes, type(None))
 _MOST_VALUES = 128  # of a list, mapping or array that is compared by value
 _DEEPEST = 3  # containers and objects within each other
-_LEFT_OUT = ("_trainer", "_fabric")  # what holds the module
+_LEFT_OUT = frozenset((*nn.Module().__dict__, "_trainer", "_fabric"))
+"""Attributes of any module, and what holds a module of Lightning. Its parts are named below."""
 _LIBRARIES = ("torch", "lightning", "numpy", "builtins")
 
 
 def state_of_module(module: nn.Module) -> State:
-    """The state of a module and of all within it."""
-    state = State()
-    for path, part in module.named_modules():
-        prefix = f"self.{path}." if path else "self."
-        for name, value in part.__dict__.items():
-            if name in ("_parameters", "_buffers", "_modules"):
-                # The numbers of these may change, as they lie at fixed addresses.
-                for key, kept in value.items():
-                    state[prefix + key] = id(kept)
-            elif name not in _LEFT_OUT:
-                state[prefix + name] = _state_of(value, 0)
+    """The state of a module and of all within it, each by its name."""
+    return {path: _state_of_part(part) for path, part in module.named_modules()}
+
+
+def _state_of_part(part: nn.Module) -> State:
+    state: State = {"training": part.training}
+    # The numbers of these may change, as they lie at fixed addresses.
+    for kept in (part._parameters, part._buffers, part._modules):
+        for name, value in kept.items():
+            state[name] = id(value)
+    for name, value in part.__dict__.items():
+        if name not in _LEFT_OUT:
+            state[name] = _state_of(value, 0)
+    state["its hooks"] = len(part._forward_hooks) + len(part._forward_pre_hooks)
     return state
 
 
@@ -57,11 +61,20 @@ def first_difference(before: State, now: State) -> str:
     """The name of what is not equal any more; empty if all is."""
     if before == now:
         return ""
-    names = (name for name in {**now, **before} if before.get(name) != now.get(name))
-    return next(names, "an attribute")
+    for name in {**now, **before}:
+        earlier = before.get(name)
+        later = now.get(name)
+        if earlier == later:
+            continue
+        if isinstance(earlier, dict) and isinstance(later, dict):
+            # a part of the module, whose own name is empty
+            attribute = first_difference(earlier, later)
+            return f"self.{name}.{attribute}" if name else f"self.{attribute}"
+        return name
+    return "an attribute"
 
 
-def _state_of(value: object, depth: int) -> Hashable:
+def _state_of(value: object, depth: int) -> object:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, float):
@@ -85,13 +98,13 @@ def _state_of(value: object, depth: int) -> Hashable:
     return _state_of_object(value, depth)
 
 
-def _state_of_values(values: list[object], container: object, depth: int) -> Hashable:
+def _state_of_values(values: list[object], container: object, depth: int) -> object:
     if len(values) > _MOST_VALUES:
         return (id(container), len(values))
     return (type(container), tuple(_state_of(value, depth + 1) for value in values))
 
 
-def _state_of_object(value: object, depth: int) -> Hashable:
+def _state_of_object(value: object, depth: int) -> object:
     """The identity of an object, and what it holds if its class is of no library."""
     library = type(value).__module__.partition(".")[0]
     is_opaque = library in _LIBRARIES or callable(value) or not hasattr(value, "__dict__")
