@@ -40,6 +40,8 @@ class Recording(TorchDispatchMode):
         super().__init__()
         self.operators: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
         self.asked: list[AskedOperator] = []  # views, too, which may be cut by plain numbers
+        self.read: dict[int, str] = {}  # addresses of what was there before, and who has read it
+        self._made: set[int] = set()
         # results keep the memory of views alive
         self._views: list[Any] = []
 
@@ -53,8 +55,13 @@ class Recording(TorchDispatchMode):
         is_of_host = are_of_host and torch.device(named.get("device") or "cpu").type != NAME
         if not is_of_host:
             refuse(name, inputs)
-            self.asked.append(AskedOperator(name, numbers_of([args, named]), place_in_package()))
+            place = place_in_package()
+            self.asked.append(AskedOperator(name, numbers_of([args, named]), place))
+            there = [tensor for tensor in inputs if isinstance(tensor, There) and tensor.numel()]
+            for address in {address_of(tensor) for tensor in there} - self._made:
+                self.read.setdefault(address, place)
         result = func(*args, **named)
+        self._made.update(address_of(tensor) for tensor in tensors_of(result))
         if is_view(func):
             self._views.append(result)
         elif not is_of_host:

@@ -34,6 +34,7 @@ from flatout.callbacks import ExactCheckpoint
 from flatout.data import TextData
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.shapes import Shapes
+from flatout.data.batches.signatures import tensors_of
 from flatout.distributed.ranks import Ranks
 from flatout.engine import FastLoop, step_graph
 from flatout.engine.device_rates import DeviceRates
@@ -43,7 +44,13 @@ from flatout.engine.step_watch import find_other_number
 from flatout.errors import UserError
 from flatout.models.textcnn import TextCNN
 from flatout.tasks import Classifier
-from tests.elsewhere.capture import Captured, ElsewhereCapture, Recording, add_capture
+from tests.elsewhere.capture import (
+    Captured,
+    ElsewhereCapture,
+    Recording,
+    add_capture,
+    address_of,
+)
 from tests.elsewhere.device import NAME, OneDevice, There, add_device
 from tests.elsewhere.steps import with_kernels_of_a_gpu
 from tests.tasks.test_plain_trainer import quiet_trainer
@@ -171,12 +178,13 @@ def begin_elsewhere() -> None:
 
 
 def _compare(name: str) -> dict[str, Any]:
-    with capturing_twice() as (baked, shapes):
+    with capturing_twice() as twice:
         replayed = train(name, "on")
     plain = train(name, "on", plain_first=NEVER_REPLAYED)
     return {
-        "baked": baked,
-        "captured_twice": len(shapes),
+        "baked": twice.baked,
+        "captured_twice": len(twice.shapes),
+        "outside": sorted(twice.outside),
         "replayed": replayed.replayed,
         "steps": replayed.steps,
         "summary": replayed.summary,
@@ -188,30 +196,53 @@ def _compare(name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def capturing_twice() -> Iterator[tuple[list[str], set[Any]]]:
+def capturing_twice() -> Iterator[Twice]:
     """Each step that is replayed first is captured again, and all is as before.
 
-    The second batch of a shape has other rows, tokens and rates. Yields the plain numbers that are
-    not those of the first capture, with the lines of the package that have made them, and the
-    shapes.
+    The second batch of a shape has other rows, tokens and rates. Yields what is found.
     """
-    baked = list[str]()
-    seen = set[Any]()
+    found = Twice([], set(), set())
 
     def replay(self: StepGraphs[Any, Any], shape: Any, buffer: Any, batch: Any) -> Any:
         graph = self._graphs.get(shape)
-        if graph is not None and shape not in seen:
-            seen.add(shape)
+        if graph is not None and shape not in found.shapes:
+            found.shapes.add(shape)
             again = self._capture_step(shape, buffer)
             self._graphs[shape] = graph
             first, second = (cast(Captured, each.captured).recording for each in (graph, again))
             difference = find_other_number(first.asked, second.asked)
-            baked.extend([difference] if difference else [])
+            found.baked.extend([difference] if difference else [])
+            lying = _addresses_that_stay(self, buffer)
+            found.outside.update(
+                place for address, place in second.read.items() if address not in lying
+            )
         return plain_replay(self, shape, buffer, batch)
 
     plain_replay = StepGraphs._replay
     with mock.patch.object(StepGraphs, "_replay", replay):
-        yield baked, seen
+        yield found
+
+
+def _addresses_that_stay(graphs: StepGraphs[Any, Any], buffer: FlatBatch) -> set[int]:
+    """Where weights, states, the buffer and the numbers of each step lie."""
+    step = graphs._step
+    tensors = [*step_graph._tensors_of(step), *tensors_of(buffer)]
+    tensors += [*step.losses._shortenings.values(), *tensors_of(step.side._one)]
+    tensors += [] if graphs._rates is None else graphs._rates._rates
+    if step.side.scaler is not None:
+        tensors += tensors_of([step.side.scaler._scale, step.side.scaler._growth_tracker])
+    return {address_of(tensor) for tensor in tensors}
+
+
+@dataclass
+class Twice:
+    """What second captures of the same shapes have shown."""
+
+    baked: list[str]
+    """Plain numbers that are not those of the first capture, with the lines that have made them."""
+    outside: set[str]
+    """Lines that read tensors which are neither weights nor states, buffers or made in the step."""
+    shapes: set[Any]
 
 
 class Cut(L.Callback):
@@ -298,17 +329,22 @@ def _bake_the_rate() -> dict[str, Any]:
 
 
 def _bake_a_count() -> dict[str, Any]:
-    """A network counts its steps, and divides its outputs by the number."""
+    """A network counts its steps, divides its outputs by the number, and reads a tensor that lies
+    loose.
+    """
     steps = itertools.count(1)
+    loose = torch.ones(1, device=NAME)
 
     def forward(self: TextCNN, batch: FlatBatch) -> Tensor:
-        return plain_forward(self, batch) / next(steps)  # planted
+        outputs = plain_forward(self, batch) * loose
+        return outputs / next(steps)  # planted
 
     plain_forward = TextCNN.forward
     found = _differs(lambda: (TextCNN, "forward", forward))
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     line = next(number for number, text in enumerate(lines, 1) if text.endswith("# planted"))
-    return {**found, "line": f"elsewhere/graphs.py:{line}"}
+    place = "elsewhere/graphs.py"
+    return {**found, "line": f"{place}:{line}", "line_before": f"{place}:{line - 1}"}
 
 
 def _keep_old_offsets() -> dict[str, Any]:

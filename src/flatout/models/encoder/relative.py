@@ -175,6 +175,7 @@ class DistanceRows:
 
     def __init__(self) -> None:
         self._rows_W: Tensor | None = None  # of the distances from -longest to longest
+        self._earlier: list[Tensor] = []  # of shorter ones, which captured steps may still read
         self._longest = 0
 
     def measure(self, encoder: Any, longest: int) -> Distances:
@@ -182,6 +183,8 @@ class DistanceRows:
         device = next(encoder.parameters()).device
         if self._rows_W is None or longest > self._longest or self._rows_W.device != device:
             self._longest = max(longest, _LEAST_KEPT)
+            if self._rows_W is not None:
+                self._earlier.append(self._rows_W)
             # A validation may be the first to need them, but training saves them for its backward
             # pass, which torch refuses for tensors that were made in inference mode.
             with torch.inference_mode(False):
