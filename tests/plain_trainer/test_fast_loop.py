@@ -31,12 +31,13 @@ from lightning.pytorch.tuner import Tuner
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from flatout.engine import FastLoop
+from flatout import UserError
+from flatout.engine import FastLoop, fast_loop
 from flatout.models.lean import LeanEmbedding
 from tests.callbacks.plain import Rows, Small, loader
 from tests.params import at_once
 from tests.same import same
-from tests.trainers import QUIET, copies_of_gradients, make_values
+from tests.trainers import QUIET, copies_of_gradients, make_values, quiet_trainer
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
@@ -507,3 +508,42 @@ def test_a_training_step_that_answers_none_is_warned_of_in_lightning_s_words(tmp
         said.append([each for each in words if "training_step` returned" in each])
     assert len(said[0]) == 1
     assert said[1] == said[0]
+
+
+class BreaksAtFour(Small):
+    """The loss of the fourth batch is not a number."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * torch.nan if batch_idx == 3 else loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.01, fused=True)
+
+
+@pytest.mark.parametrize(("policy", "validates"), [("stop", 0), ("stop", 1), ("skip", 0)])
+def test_what_a_device_finds_not_finite_is_heard_of_although_no_curves_are_read(policy, validates):
+    """As on a GPU: the host decides nothing, and this Trainer has no other part of flatout."""
+    loop = FastLoop(not_finite=policy)
+    loop.checks_on_host = False
+    trainer = quiet_trainer(
+        callbacks=[loop],
+        limit_val_batches=validates,
+        max_epochs=2 - validates,
+        limit_train_batches=5,
+        num_sanity_val_steps=0,
+    )
+    if policy == "skip":
+        trainer.fit(BreaksAtFour(), loader(), loader())
+        assert loop.skipped == [3, 8]
+        return
+    with pytest.raises(UserError, match="not finite at step 4"):
+        trainer.fit(BreaksAtFour(), loader(), loader())
+    assert trainer.global_step == 5 * (2 - validates)
+
+
+def test_losses_that_no_part_reads_are_dropped_after_some_time(monkeypatch):
+    monkeypatch.setattr(fast_loop, "_MOST_UNREAD", 4)
+    loop = FastLoop()
+    quiet_trainer(callbacks=[loop]).fit(Small(), loader())
+    assert len(loop.losses.values) == 0

@@ -67,6 +67,8 @@ _METHODS_OF_A_STEP = (
     "clip_gradients",
 )
 
+_MOST_UNREAD = 5_000  # losses that wait to be read; curves read them every 50 steps
+
 
 def fast_loop_of(trainer: L.Trainer) -> FastLoop | None:
     """The fast loop among a trainer's callbacks; None if it has none."""
@@ -212,6 +214,21 @@ class FastLoop(Callback):
         self.graphs = choose_graphs(
             trainer, pl_module, self.step, self.graph, captured_before=self._captured_before
         )
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        # So many are unread only where no part of the Trainer reads them: they are dropped, as they
+        # would fill memory and checkpoints.
+        if len(self.losses.values) > _MOST_UNREAD:
+            self.take_losses()
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if internals.is_fitting(trainer) and self.is_active and self.losses.may_be_broken:
+            self.take_losses()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # Where the device decides, the host has not heard yet of the last steps.
+        if self.is_active and self.losses.broken is not None:
+            self.take_losses()
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stop(trainer, pl_module)
