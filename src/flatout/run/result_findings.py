@@ -34,6 +34,7 @@ def find_in_result(
     few_steps = _few_steps_text(summary) if batch_size_sets_steps else ""
     texts = {
         "one class": _one_class_text(per_class),
+        "nothing right": _nothing_right_text(per_class, max_epochs),
         "few steps": few_steps,
         "still rising": _still_rising_text(summary, max_epochs),
     }
@@ -51,6 +52,18 @@ def _one_class_text(per_class: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"right for {right[0]['class']!r} alone, which {share:.1%} of the rows have;"
         " try checkpoint.metric=macro_f1 task.class_weights=auto"
+    )
+
+
+def _nothing_right_text(per_class: Sequence[Mapping[str, Any]], max_epochs: int) -> str:
+    """A finding if no class is ever answered rightly: a tagger then calls every word `O`."""
+    largest = max((row["support"] for row in per_class), default=0)
+    if largest < _LEAST_OF_A_CLASS or any(row["recall"] > 0 for row in per_class):
+        return ""
+    longer = f" trainer.max_epochs={4 * max_epochs}" if max_epochs > 0 else ""
+    return (
+        "no class is ever answered rightly (of tags: perhaps every word is called O); try"
+        f" task.class_weights=auto{longer}"
     )
 
 
