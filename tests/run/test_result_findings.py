@@ -52,12 +52,12 @@ def _class(name: str, recall: float, rows: int) -> dict[str, Any]:
 
 def test_a_run_that_is_right_for_no_class_says_so() -> None:
     per_class = [_class("person", 0.0, 97), _class("place", 0.0, 8)]
-    (finding,) = _find(_summary(), per_class, 3)
+    (finding,) = _find(_summary(), per_class, 8)
     assert finding["name"] == "nothing right"
     assert "every word is called O" in finding["text"]
-    assert finding["text"].endswith("try task.class_weights=auto trainer.max_epochs=12")
-    assert _find(_summary(), [_class("rare", 0.0, 2)], 3) == []
-    assert _find(_summary(), [], 3) == []
+    assert finding["text"].endswith("try task.class_weights=auto trainer.max_epochs=32")
+    assert _find(_summary(), [_class("rare", 0.0, 2)], 8) == []
+    assert _find(_summary(), [], 8) == []
 
 
 def test_a_run_that_is_right_for_one_class_alone_says_so_and_names_that_class_share() -> None:
