@@ -104,15 +104,16 @@ def test_answers_to_another_question_do_not_join_those_of_a_folder(
     out = f"{tmp_path}/out/"
     assert verb("predict", finished.folder, rows, "--out", out, "--top-k", "2") == 0
     questions = {
-        "--top-k=3": "top_k=2",
-        "--exact": "exact=False",
-        "--read=encoding=cp1252": "read=[]",
+        "--top-k=3": "top_k=2 there, top_k=3 here",
+        "--exact": "exact=False there, exact=True here",
+        "--read=encoding=cp1252": "read=[] there",
+        "--text=text": "no text there, text=text here",
     }
     for changed, named in questions.items():
         capsys.readouterr()
         assert verb("predict", finished.folder, rows, "--out", out, "--top-k", "2", changed) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        require_printed(line, "--out: ", f"{tmp_path}/out have {named}", "another folder")
+        require_printed(line, "--out: ", f"{tmp_path}/out holds", named, "another folder")
     moved = shutil.copytree(finished.folder, tmp_path / "moved" / finished.folder.name)
     assert verb("predict", moved, rows, "--out", out, "--top-k", "2") == 0
     weights = model_weights(moved)
@@ -121,7 +122,7 @@ def test_answers_to_another_question_do_not_join_those_of_a_folder(
     )
     capsys.readouterr()
     assert verb("predict", moved, rows, "--out", out, "--top-k", "2") == 2
-    assert "have weights=" in capsys.readouterr().err
+    assert "question: weights=" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_options_may_stand_anywhere(rows, capsys):
     [
         ([], "check: no SOURCE"),
         (["data.label=x"], "check: no SOURCE"),
-        (["a.csv", "b.csv"], "check: what is 'b.csv' beside 'a.csv'?"),
+        (["a.csv", "b.csv"], "check: two sources: 'a.csv' and 'b.csv' (one). Write python"),
         (["a.csv", "data.train=b.csv"], "data.train: SOURCE is what is checked"),
     ],
 )

@@ -134,12 +134,12 @@ def test_recordings_too_short_for_a_forecast_are_left_out_with_a_line_and_refuse
     capsys.readouterr()
     assert verb("predict", result.folder, folder, "--out", tmp_path / "more.csv") == 0
     assert "short.parquet: cell=" in (told := capsys.readouterr().err)
-    assert "(9 samples of 12)" in told
+    assert "(9 samples; 12 are needed)" in told
     assert (tmp_path / "more.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     pq.write_table(cells_of("test").slice(0, 14), tmp_path / "short.parquet")
     assert verb("evaluate", result.folder, tmp_path / "short.parquet") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "(14 samples of 15). Leave them out." in line
+    assert "(14 samples; 15 are needed). Name one of 15 samples or more." in line
     pq.write_table(cells_of("test").slice(0, 9), tmp_path / "short.parquet")
     assert (
         verb(
@@ -147,7 +147,7 @@ def test_recordings_too_short_for_a_forecast_are_left_out_with_a_line_and_refuse
         )
         == 2
     )
-    assert "(9 samples of 12). Leave them out." in capsys.readouterr().err
+    assert "no recording is long enough: " in capsys.readouterr().err
     assert not (tmp_path / "none.parquet").exists()
 
 
@@ -237,8 +237,9 @@ def test_a_feature_in_another_unit_than_in_training_is_warned_of(tmp_path, capsy
         == 0
     )
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning voltage is 988 times")
-    assert line.endswith("the training recordings; is it in another unit?")
+    assert line.startswith("warning voltage lies elsewhere than in training (")
+    assert ") and is 988 times as large in 4 recordings: " in line
+    assert line.endswith("; is it in another unit?")
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_a_check_of_recordings_warns_of_another_unit_and_names_mistakes(tmp_path
     ]
     assert verb("check", *words, "--strict") == 1
     assert (
-        "times as large as in the training recordings; is it in another unit?"
+        "times as large as in the training recordings; is it in another unit, here or there?"
         in capsys.readouterr().out
     )
     assert verb("check", splits[0], *COLUMNS, "data.lookback=60") == 2

@@ -21,6 +21,7 @@ ONE_FILE.append(
         lambda folder: {"train": str(folder)},
     )
 )
+plain("only the header of recordings", "columns=[column1,column2,column3,column4]", "t,a,b,c\n")
 plain("only a header", "no rows below the line that names the columns", "text,label\n")
 plain(
     "zero rows after cleaning", "no rows are left for the train split", "text,label\n,a\n,b\n ,c\n"

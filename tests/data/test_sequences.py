@@ -112,6 +112,15 @@ def test_an_integral_of_a_feature_is_read_too():
     assert "data.cumulate: no such feature 'z' (a, b)" in refusal(table, cumulate=["z"])
 
 
+def test_gaps_that_part_recordings_are_named_with_their_files(tmp_path, capsys):
+    def with_gaps(columns: dict[str, np.ndarray]) -> np.ndarray:
+        return columns["t"] + 100 * (np.arange(41) // 15)
+
+    open_data(write_files(tmp_path / "runs", t=with_gaps), max_gap=10)
+    said = "gaps: recordings are parted at 2 gaps longer than data.max_gap: "
+    assert f"{said}{tmp_path}/runs/r1.csv (2)" in capsys.readouterr().out
+
+
 def test_missing_values_are_refused_filled_or_dropped(tmp_path):
     folder = write_files(
         tmp_path / "runs", a=lambda columns: [*columns["a"][:3], "", "", *columns["a"][5:]]

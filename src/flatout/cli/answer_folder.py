@@ -130,14 +130,18 @@ def _require_same_question(asked: dict[str, Any], folder: Path, answers: Iterabl
         before = dict(json.loads(manifest.read_text(encoding="utf-8"))["asked"])
     except (ValueError, KeyError, TypeError):
         raise UserError("--out", f"{manifest} is not of answers", hint=_OTHER_FOLDER) from None
-    differing = [
-        f"{name}={before.get(name)}"
-        for name in asked | before
-        if before.get(name) != asked.get(name)
-    ]
+    differing = []
+    for name in asked | before:
+        there, here = (_describe_option(name, question) for question in (before, asked))
+        if there != here:
+            differing.append(f"{there} there, {here} here")
     require(
         not differing,
         "--out",
-        f"the answers in {folder} have {', '.join(differing)}",
+        f"{folder} holds answers to another question: {'; '.join(differing)}",
         hint="Name another folder, or ask as before.",
     )
+
+
+def _describe_option(name: str, question: dict[str, Any]) -> str:
+    return f"{name}={question[name]}" if question.get(name) is not None else f"no {name}"

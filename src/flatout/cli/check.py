@@ -115,7 +115,8 @@ def _split_words(words: list[str]) -> tuple[str, str, list[str]]:
         hint=hint,
     )
     if len(sources) > 1:
-        raise UserError("check", f"what is {sources[1]!r} beside {sources[0]!r}?", hint=hint)
+        what = f"two sources: {sources[0]!r} and {sources[1]!r}"
+        raise UserError("check", what, allowed="one", hint=hint)
     if named:
         raise UserError(
             named[0].partition("=")[0], "SOURCE is what is checked", hint="Leave it out."

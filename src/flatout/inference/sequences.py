@@ -377,13 +377,14 @@ class SequencePredictor(RunPredictor):
                 count += 1
                 yield recording
             else:
-                short.append(f"{recording.name} ({len(recording.times):,} samples of {needed:,})")
+                count_of = counted(len(recording.times), "sample")
+                short.append(f"{recording.name} ({count_of}; {needed:,} are needed)")
         self.found.brief += short
         require(
             count > 0 or not short,
             verb,
-            f"all are too short: {', '.join(short[:3])}",
-            hint="Leave them out.",
+            f"no recording is long enough: {', '.join(short[:3])}",
+            hint=f"Name one of {needed:,} samples or more.",
         )
         require(
             count > 0, verb, "no recording has two samples or more", hint="Name longer recordings."
@@ -496,28 +497,31 @@ class SequencePredictor(RunPredictor):
         if not self._samples or not self.sizes:
             return lines
         ratios = np.sqrt(self._squares / self._samples) / np.maximum(self.sizes, 1e-30)
-        units = describe_units(self.columns, ratios, self._samples)
-        named = {line.partition(" is ")[0] for line in units}
-        return [*lines, *(f"warning {line}" for line in [*units, *self._describe_apart(named)])]
-
-    def _describe_apart(self, named: set[str]) -> list[str]:
-        """A line for each column that lies apart from the training samples.
-
-        Columns that are `named` already get no second line.
-        """
-        lines = []
         for number, column in enumerate(self.columns):
-            recordings = self._apart.get(column, [])
-            if self.ranges is None or not recordings or column in named:
-                continue
-            trained = f"{self.ranges.least[number]:.4g} to {self.ranges.most[number]:.4g}"
-            listed = f"{', '.join(recordings[:3])}{', …' if len(recordings) > 3 else ''}"
-            what = (
-                f"{column} lies elsewhere than in training ({trained}) in"
-                f" {counted(len(recordings), 'recording')}"
-            )
-            lines.append(f"{what}: {listed}; is it in another unit?")
+            of_column = describe_units([column], ratios[number : number + 1], self._samples)
+            # A column that lies apart is named with its recordings, which says more than its size.
+            if column in self._apart:
+                ratio = ratios[number] if of_column else None
+                of_column = self._describe_apart(number, ratio)
+            lines += [f"warning {line}" for line in of_column]
         return lines
+
+    def _describe_apart(self, number: int, ratio: float | None) -> list[str]:
+        """A line for a column that lies apart from the training samples; `ratio`: how many times as
+        large it is, where that is many.
+        """
+        column = self.columns[number]
+        recordings = self._apart[column]
+        if self.ranges is None:
+            return []
+        trained = f"{self.ranges.least[number]:.4g} to {self.ranges.most[number]:.4g}"
+        size = "" if ratio is None else f" and is {ratio:.3g} times as large"
+        listed = f"{', '.join(recordings[:3])}{', …' if len(recordings) > 3 else ''}"
+        what = (
+            f"{column} lies elsewhere than in training ({trained}){size} in"
+            f" {counted(len(recordings), 'recording')}"
+        )
+        return [f"{what}: {listed}; is it in another unit?"]
 
     def _require_same_rate(self, recording: Recording) -> None:
         if self.rules.step is not None or self.step_s is None or self.rules.time is None:

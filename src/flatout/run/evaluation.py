@@ -116,8 +116,8 @@ def _add_intervals(ours: OurParts, folder: RunFolder) -> None:
         folder.say(f"test: {describe_drawn_groups(num_groups, 'data.group')}")
     elif not intervals:
         folder.say(
-            f"test: no intervals: they need {LEAST_ROWS} rows or recordings, and some errors among"
-            " them"
+            f"test: no 95 % intervals. They need at least {LEAST_ROWS} test rows or recordings,"
+            " and some errors in the answers"
         )
 
 

@@ -106,7 +106,7 @@ def describe_units(names: list[str], ratios: NDArray[np.float64], samples: float
     least = 1 / _OTHER_UNIT if samples >= _MANY_SAMPLES else 0.0
     return [
         f"{name} is {ratio:.3g} times as large as in the training recordings; is it in another"
-        " unit?"
+        " unit, here or there?"
         for name, ratio in zip(names, ratios.tolist(), strict=True)
         if ratio > _OTHER_UNIT or 0 < ratio < least
     ]

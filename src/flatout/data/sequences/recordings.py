@@ -81,7 +81,7 @@ class ReadingNotes:
     headless: dict[str, str] = field(default_factory=dict)
     # Recordings with a gap of many steps: seconds of the longest one, and of a step.
     holes: dict[str, tuple[float, float]] = field(default_factory=dict)
-    gaps: int = 0  # longer than `data.max_gap`
+    gaps: dict[str, int] = field(default_factory=dict)  # longer than `data.max_gap`
     short: int = 0  # recordings of a single sample, which are left out
     brief: list[str] = field(default_factory=list)  # recordings too short for a window, left out
     # The median seconds between two samples of each recording, as they were written.
@@ -104,7 +104,7 @@ class ReadingNotes:
         ):
             lines += [f"warning {name}: {rows} {outcome}" for name, rows in rows_of.items()]
         if self.gaps:
-            lines.append(f"gaps: {self.gaps:,} longer than data.max_gap split recordings")
+            lines.append(self._describe_gaps())
         if self.holes:
             lines.append(self._describe_holes())
         lines += self._describe_rates()
@@ -115,6 +115,14 @@ class ReadingNotes:
             count = len(self.brief)
             lines.append(f"warning recordings: {count:,} too short, left out: {named}")
         return lines
+
+    def _describe_gaps(self) -> str:
+        """How many gaps part recordings, and which recordings have the most."""
+        most_first = sorted(self.gaps, key=lambda name: -self.gaps[name])
+        named = ", ".join(f"{name} ({self.gaps[name]:,})" for name in most_first[:3])
+        more = ", …" if len(self.gaps) > 3 else ""
+        total = counted(sum(self.gaps.values()), "gap")
+        return f"gaps: recordings are parted at {total} longer than data.max_gap: {named}{more}"
 
     def _describe_holes(self) -> str:
         """The longest gap of all, and how many other recordings have gaps."""
@@ -248,7 +256,8 @@ def _apply_rules(
         _require_rising(file, recording, rules.time)
     whole = _replace_missing(file, recording, rules, notes)
     pieces = [whole] if rules.max_gap is None else _cut_at_gaps(whole, rules.max_gap)
-    notes.gaps += len(pieces) - 1
+    if len(pieces) > 1:
+        notes.gaps[whole.name] = len(pieces) - 1
     for piece in pieces:
         even = piece
         if rules.step is not None:

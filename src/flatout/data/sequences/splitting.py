@@ -145,6 +145,8 @@ class Splitter:
             samples_of_name[self._key(entry)] += entry.samples
         kind = self._kind()
         self.how = f"whole {kind} taken by a hash of the name"
+        if self.by is PartBy.file and not self.config.group:
+            self.how += "; data.group=[COLUMN] keeps the files of one machine in one split"
         require(
             len(samples_of_name) >= self.num_splits,
             "data.split_by",

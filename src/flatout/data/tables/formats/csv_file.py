@@ -27,6 +27,7 @@ _ROWS_LOOKED_AT = 200  # for the delimiter
 _NEARLY = 0.9
 # pyarrow 26 reads up to 36 blocks ahead: 8 MB each cost 300 MB and gained nothing
 _CSV_BLOCK_BYTES = 1 << 21
+_MOST_OF_TEXTS = 3  # columns of a file that an example takes for texts
 _OPEN_QUOTE = "an open quote at the end"
 _END = "\x1eend of file"
 """A row that is added behind the last row of a csv. If it is not read as a row of its own, an open
@@ -169,9 +170,11 @@ class CsvTable(FileTable):
                 "the first line is no list of columns", "Its first line must name the columns."
             )
         if is_whole and not lines.read().strip("\r\n"):
+            # Of many columns hardly two are a text and its label: they are those of recordings.
+            known = ("text", "label") if len(names) <= _MOST_OF_TEXTS else ()
             hint = (
                 "Add rows; or, if that line is a row, name the columns:"
-                f" data.read.columns={example_columns(len(names))}."
+                f" data.read.columns={example_columns(len(names), known)}."
             )
             raise self._fail("no rows below the line that names the columns", hint)
         return names
