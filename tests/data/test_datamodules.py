@@ -233,7 +233,7 @@ def test_without_a_log_the_lines_are_printed(capsys):
     data = TextData(source=table_of())
     data.setup()
     data.train_dataloader()
-    assert capsys.readouterr().out.splitlines()[-1].startswith("feed: resident (the store fits")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("feed: resident (all rows fit")
 
 
 def test_a_task_finds_what_it_needs_to_build_its_network():

@@ -36,6 +36,13 @@ from flatout.tasks.task import Task
 from flatout.tasks.task_class import TaskClass
 
 
+def report_run(config: RunConfig, folder: RunFolder) -> None:
+    """Say first what is trained, and where."""
+    part = config.task if config.has_own_parts else config.model
+    name = type(part).__name__.removesuffix("Config")
+    folder.say(f"run: {name}, seed {config.seed}, in {folder.path}")
+
+
 def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> Any:
     """The DataModule with its store open; the first rank builds a missing store.
 

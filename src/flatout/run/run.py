@@ -42,7 +42,12 @@ from flatout.run.length import settle_length
 from flatout.run.micro_batches import restore_micro_batches
 from flatout.run.mixing import add_linear_model, require_mixable
 from flatout.run.own_parts import metric_among, report_own_parts
-from flatout.run.parts import build_run_parts, open_data, require_memory_for_model
+from flatout.run.parts import (
+    build_run_parts,
+    open_data,
+    report_run,
+    require_memory_for_model,
+)
 from flatout.run.resolve import Settings, compile_network, exact_products, resolve, share_processor
 from flatout.run.resume import find_start
 from flatout.run.reuse import reuse_layers
@@ -75,6 +80,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         L.seed_everything(config.seed, verbose=False)
         device = ranks.device(str(config.trainer.get("accelerator", "auto")), number)
         context = RunContext(ranks, device, folder)
+        report_run(config, folder)
         require_captures(config.graph, ranks.world, device)
         share_processor(config.threads, ranks, device, folder)
         data = open_data(config, ranks, folder)

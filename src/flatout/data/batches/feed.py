@@ -51,11 +51,11 @@ def choose_feed(kind: FeedKind, num_bytes: int, device: torch.device) -> Choice[
     if kind is not FeedKind.auto:
         return Choice(kind, "asked for", f"data.feed={kind}")
     free = free_memory(device)
-    evidence = f"store {num_bytes / 1e6:.1f} MB, free on {device.type} {free / 1e9:.1f} GB"
-    share = f"{_RESIDENT_SHARE:.0%} of the free memory"
+    evidence = f"{num_bytes / 1e6:.1f} MB of rows, {free / 1e9:.1f} GB free on {device.type}"
     if num_bytes <= _RESIDENT_SHARE * free:
-        return Choice(FeedKind.resident, f"the store fits {share}", evidence)
-    return Choice(FeedKind.threaded, f"the store is over {share}", evidence)
+        return Choice(FeedKind.resident, "all rows fit into its memory", evidence)
+    share = f"{_RESIDENT_SHARE:.0%} of the free memory"
+    return Choice(FeedKind.threaded, f"the rows take more than {share}", evidence)
 
 
 def free_memory(device: torch.device) -> int:
