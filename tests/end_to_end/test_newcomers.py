@@ -1,8 +1,8 @@
-"""Eight newcomers with data of their own, each a script of commands: no traceback, and no result is
+"""Nine newcomers with data of their own, each a script of commands: no traceback, and no result is
 lost. Every command that is printed on the way can be typed.
 
-A Lightning user, one of transformers, of Hydra, of tags, of sensors, of record linkage, a careless
-one, and one who only looks.
+A Lightning user, one of transformers, of Hydra, of texts, of tags, of sensors, of record linkage, a
+careless one, and one who only looks.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.composed import run_train
+from tests.composed import only_folder, run_train
 from tests.docs.test_blocks import compose, parse, words_of_flatout, words_of_train
+from tests.fitting import own_cache
 from tests.params import at_once
 from tests.run_files import read_csv, write_jsonl
 from tests.verbs import verb
@@ -179,6 +180,62 @@ def test_a_user_of_hydra_gets_a_result_for_each_value(walk):
     assert str(table.parent) in said.replace("\n", "")
 
 
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
+    """The runs of two models on questions, most of which are of one kind."""
+    folder = tmp_path_factory.mktemp("questions")
+    begins = {"HUM": "Who was", "LOC": "Where is", "DESC": "What does"}
+    lines = ["question,kind"]
+    for number in range(240):
+        kind = ("HUM", "LOC", *6 * ["DESC"])[number % 8]
+        lines.append(f"{begins[kind]} thing {number} ?,{kind}")
+    with own_cache(folder) as patch:
+        patch.chdir(folder)
+        Path("q.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        for name in ("bilstm", "textcnn"):
+            words = f"data.source=q.csv data.label=kind model={name} name={name} {TINY}"
+            assert run_train(words.split(), patch) == 0
+        yield [only_folder(folder / "outputs" / name) for name in ("bilstm", "textcnn")]
+
+
+def test_a_user_of_texts_finds_on_the_page_what_a_run_said(questions):
+    bilstm, _ = questions
+    page = (bilstm / "report.html").read_text(encoding="utf-8")
+    for shown in (
+        " train, ",
+        "by always answering &#39;DESC&#39;",
+        "<th>labelled as</th>",
+        "texts from question, labels from kind",
+    ):
+        assert shown in page
+    said = (bilstm / "log.txt").read_text(encoding="utf-8").splitlines()
+    assert f"run: BiLSTM, seed 0, in {bilstm}" in said[0]
+    (epoch,) = [line for line in said if "epoch " in line]
+    assert len(epoch[epoch.index("epoch ") :]) <= 80
+    assert not any("verdict" in line for line in said), "monitor.verdict=false"
+
+
+def test_a_user_of_texts_compares_two_models_and_sees_which_is_better(questions, walk):
+    first, second = questions
+    scores = [read_summary(run)["metrics"]["test/accuracy"] for run in questions]
+    said = walk(f"compare {first} {second}")
+    better = "textcnn" if scores[1] > scores[0] else "bilstm"
+    expected = "both are equal" if scores[0] == scores[1] else f"{better}/"
+    assert said.strip().splitlines()[-1].startswith(expected)
+    assert "two folders of runs, or one folder of a sweep" in walk(f"compare {first}", code=2)
+
+
+def test_a_user_of_texts_asks_with_a_bare_line_and_follows_the_hint(questions, walk):
+    bilstm, _ = questions
+    Path("asked.csv").write_text("Who was Caesar ?\n", encoding="utf-8")
+    (hint,) = re.findall(r"--read \S+\]", walk(f"predict {bilstm} asked.csv", code=2))
+    assert hint == "--read columns=[question]"
+    walk(f"predict {bilstm} asked.csv --out answers.csv {hint}")
+    (answer,) = read_csv(Path("answers.csv"))
+    assert answer["question"] == "Who was Caesar ?"
+    assert answer["prediction"] in ("DESC", "HUM", "LOC")
+
+
 def test_a_user_of_tags_follows_the_command_of_the_check(walk):
     rows = [
         {"tokens": ["Anna", f"saw{i}", "Oslo"], "tags": ["B-PER", "O", "B-LOC"]} for i in range(60)
@@ -246,6 +303,12 @@ CARELESS = {
     "train data.source=rows.csv data.problem=regression": "is no number",
     "train data=sequence data.source=rows.csv": "data.target: is not set",
     "train rows.csv": "write data.source=rows.csv",
+    "train data=rows.csv": "write data.source=rows.csv",
+    "train --data rows.csv": "Did you mean data.source=rows.csv?",
+    "train check rows.csv": "python -m flatout check",
+    "train data.source=rows.csv logger.csv.flush_seconds=3": "Add logger=csv",
+    "train data.source=rows.csv data.text=label data.label=text": "Are the columns swapped?",
+    "train data.source=rows.csv monitor.rival=maybe": "true, false, always",
     "train optim.lr=0": "optim.lr",
     "train optim.lr=nan": "optim.lr",
     "train seed=one": "seed: 'one' does not fit",
@@ -278,6 +341,7 @@ CARELESS = {
     "encode rows.csv --uid idd": "--uid: no column 'idd'",
     "encode rows.csv --encoding blom": "Did you mean 'bloom'?",
     "settings data.batchsize": "Did you mean data.batch_size",
+    "settings flushh": "settings lists all",
     "cache lst": "list",
     "bench headline": "Did you mean 'headlines'?",
     "ladder nowhere": "nowhere",
