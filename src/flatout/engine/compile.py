@@ -138,7 +138,10 @@ def _measure(model: Transformer, trial: _Trial, passes: int, say: Say) -> Choice
     most_s = eager_s * layer_passes * _MOST_SAVED
     limit_s = min(most_s * _TRIAL_SHARE, _LONGEST_TRIAL_S)
     if limit_s < _USUAL_COMPILE_S:
-        evidence = f"{most_s:.1f} s saved at most, {_USUAL_COMPILE_S:.0f} s and more to compile"
+        evidence = (
+            f"{most_s:.1f} s saved at most; a trial may take half of it, and takes"
+            f" {_USUAL_COMPILE_S:.0f} s and more"
+        )
         return Choice(False, "the run is too short for it", evidence)
     say(
         f"compile: compiles one layer to see whether it pays, for {limit_s:,.0f} s at most"
