@@ -67,7 +67,9 @@ class MonitorConfig:
     progress: bool = setting(True, "Whether a terminal shows a progress line.")
     profile: ProfileConfig = setting(ProfileConfig, "The profiler, for a few steps.")
     verdict: bool = setting(
-        True, "Whether a run's end measures what could be faster, in a tenth of its time at most."
+        True,
+        "Whether a run's end measures what could be faster, in a tenth of its time at most, and"
+        " prints what limited it.",
     )
     rival: bool | str = setting(
         True,

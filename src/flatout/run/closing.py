@@ -403,7 +403,9 @@ def write_reports(
     }
     artifacts = {name: path for name, path in files.items() if (folder.path / path).exists()}
     folder.summary.set("artifacts", artifacts)
-    print_closing(values, folder.path, answers.per_class)
+    # the page and the summary have the verdict in any case, for whoever looks
+    verdict_shown = values["verdict"] if settings.asked.monitor.verdict else None
+    print_closing({**values, "verdict": verdict_shown}, folder.path, answers.per_class)
     if parts.ours is not None and "tensorboard" in settings.asked.logger:
         counted = parts.ours.task.counted
         write_dashboard(folder.path, values, settings_to_compare(settings), counted)

@@ -175,4 +175,5 @@ def prepare_task(settings: Settings, ours: OurParts, training: Training, folder:
     curves = training.curves
     precision = str(training.trainer.precision)
     batches = settings.batches or 1
-    curves.judge_early = lambda: report_early(curves, feeds.train, precision, batches, folder)
+    if settings.asked.monitor.verdict:
+        curves.judge_early = lambda: report_early(curves, feeds.train, precision, batches, folder)
