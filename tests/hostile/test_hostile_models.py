@@ -210,3 +210,57 @@ def test_a_tokenizer_s_own_code_is_never_run(encoder_with_code, tmp_path, monkey
     assert run_train(words, monkeypatch) in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
     assert not canary.exists()
+
+
+def weights_that_are_a_pickle(folder: Path) -> None:
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(hostile._Payload(folder / "canary")))
+
+
+def weights_elsewhere(folder: Path) -> None:
+    weights_that_are_a_pickle(folder)
+    files = {"x": "pytorch_model.bin", "y": "../../outside/x"}
+    index = {"metadata": {}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def weights_of_an_adapter(folder: Path) -> None:
+    of_code = {"base_model_class": "call", "parent_library": "evil"}
+    described = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": "evil/base",
+        "auto_mapping": of_code,
+        "target_modules": ["query"],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(described))
+    weights_that_are_a_pickle(folder)
+
+
+def a_type_that_is_a_name_in_torch(folder: Path) -> None:
+    described = json.loads((folder / "config.json").read_text())
+    described["dtype"] = "hub.load"
+    (folder / "config.json").write_text(json.dumps(described))
+
+
+WEIGHTS = [
+    weights_that_are_a_pickle,
+    weights_elsewhere,
+    weights_of_an_adapter,
+    a_type_that_is_a_name_in_torch,
+]
+
+
+@pytest.mark.parametrize("plant", at_once(WEIGHTS[0], of=WEIGHTS, seconds=1))
+def test_weights_of_others_are_refused_in_one_message_and_no_pickle_is_read(
+    plant, encoder_with_code, tmp_path, monkeypatch, capsys
+):
+    folder, _ = encoder_with_code("config.json", lambda described: None)
+    plant(folder)
+    words = ["model=transformer", f"model.pretrained={folder}", *hostile.TINY]
+    capsys.readouterr()
+    assert run_train([*words, f"output={tmp_path / 'runs'}"], monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert "model.pretrained" in said
+    assert "Traceback" not in said
+    assert not (folder / "canary").exists()

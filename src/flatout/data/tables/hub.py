@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
-from safetensors import SafetensorError
 
 from flatout.errors import UserError, did_you_mean, first_line
 
@@ -74,15 +73,11 @@ def fetch_model(name: str, where: str, load: Callable[[], T]) -> T:
     try:
         with _offline_without_network():
             return load()
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        ImportError,
-        KeyError,
-        TypeError,
-        SafetensorError,
-    ) as error:
+    except UserError:
+        raise
+    except Exception as error:
+        # of any class: files of others bring transformers to fail in many ways, and torch refuses
+        # a pickle among weights by an error of pickle's own
         reason = first_line(error)
         if "trust_remote_code" in str(error):
             raise UserError(
