@@ -60,12 +60,19 @@ def copy(slow_run, tmp_path):
     return shutil.copytree(slow_run, tmp_path / "run")
 
 
+def typed_again(run) -> list[str]:
+    """The words of a run that `--confirm` asks for once more: where its stores lie."""
+    words = (run / "overrides.txt").read_text(encoding="utf-8").splitlines()
+    return [word for word in words if word.startswith("data.cache=")]
+
+
 @pytest.mark.soak(seconds=6)
 def test_a_fix_is_run_beside_the_original_and_what_came_is_kept_beside_the_run(
     copy, monkeypatch, capsys
 ):
     monkeypatch.setattr(doctor, "ROUNDS", 1)
-    assert verb("doctor", copy, "--confirm", "+allow_targets=[tests]") == 0
+    words = ["+allow_targets=[tests]", *typed_again(copy)]
+    assert verb("doctor", copy, "--confirm", *words) == 0
     said = capsys.readouterr().out
     assert "in turn with the settings as they were" in said
     assert "~callbacks.mine: predicted " in said
@@ -82,7 +89,7 @@ def test_a_fix_is_run_beside_the_original_and_what_came_is_kept_beside_the_run(
 
 @pytest.mark.soak(seconds=3)
 def test_a_package_is_trusted_only_by_the_command_line(copy, capsys):
-    assert verb("doctor", copy, "--confirm") == 2
+    assert verb("doctor", copy, "--confirm", *typed_again(copy)) == 2
     said = capsys.readouterr().err
     assert "not trusted" in said
     assert len(said.strip().splitlines()) == 1
@@ -124,7 +131,8 @@ def test_a_run_whose_data_are_gone_is_refused_with_what_is_missing(
 ):
     words = (copy / "overrides.txt").read_text(encoding="utf-8")
     (copy / "overrides.txt").write_text(words.replace("rows.csv", "gone.csv"), encoding="utf-8")
-    assert verb("doctor", copy, "--confirm", "+allow_targets=[tests]") == 2
+    words = ["+allow_targets=[tests]", *typed_again(copy)]
+    assert verb("doctor", copy, "--confirm", *words) == 2
     said = capsys.readouterr().err
     assert "gone.csv" in said
     assert len(said.strip().splitlines()) == 1

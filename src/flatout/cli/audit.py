@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.cli.train import start_measuring
+from flatout.cli.typed import require_typed_again
 from flatout.cli.words import is_of_training, with_secrets_typed
 from flatout.errors import about_settings, as_seconds, check_settings, require, setting
 from flatout.masking import mask_words
@@ -137,6 +138,7 @@ def _read_run(folder: Path, more_words: list[str]) -> tuple[list[str], dict[str,
     """The words that a run was trained with and those typed after it, and the run's summary."""
     from flatout.cli.settings import as_word
     from flatout.report.summary import read_summary
+    from flatout.run.answers import settable_answers
 
     file = folder / "overrides.txt"
     require(
@@ -156,9 +158,9 @@ def _read_run(folder: Path, more_words: list[str]) -> tuple[list[str], dict[str,
         # Without its training time the run's own model takes no part in the folds.
         summary["training"] = None
     # What `tune=auto` measured is part of the run, and the audit must not measure it again.
-    tuned = (summary.get("tune") or {}).get("values") or {}
-    words += [f"{key}={as_word(value)}" for key, value in tuned.items()]
-    return [*words, *more_words], summary
+    words += [f"{key}={as_word(value)}" for key, value in settable_answers(summary).items()]
+    require_typed_again(words, more_words, "audit")
+    return [*(word for word in words if word not in more_words), *more_words], summary
 
 
 def _imply_words(words: list[str]) -> list[str]:

@@ -26,6 +26,7 @@ from flatout.callbacks.clock import PARTS
 from flatout.checkpoints.same_run import deciding_settings
 from flatout.cli.settings import as_word
 from flatout.cli.train import main
+from flatout.cli.typed import require_typed_again
 from flatout.cli.words import is_of_training, key_of, with_secrets_typed
 from flatout.distributed.processes import OUTPUT, warm_start
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require
@@ -46,6 +47,7 @@ from flatout.perf.verdict.gathering import evidence_in
 from flatout.perf.verdict.rules import findings, verdict
 from flatout.report.closing import plain_table
 from flatout.report.summary import read_summary, versions
+from flatout.run.answers import settable_answers
 from flatout.run.run_folder import OVERRIDES, SETTINGS
 
 ROUNDS = 3
@@ -123,7 +125,6 @@ def confirm(folder: Path, more: Sequence[str]) -> OverrideConfirmation:
     summary = read_summary(folder)
     evidence = evidence_in(folder)
     found = verdict(evidence)
-    words = read_words(folder, summary, more)
     override = found["override"]
     steps = count_steps(evidence)
     require(
@@ -132,6 +133,8 @@ def confirm(folder: Path, more: Sequence[str]) -> OverrideConfirmation:
         f"nothing to confirm: {found['sentence']}",
         hint="Only an override of the command line can be confirmed.",
     )
+    words = read_words(folder, summary, more)
+    require_typed_again(override.split(), more, str(folder))
     sides = build_sides(words, override, evidence, steps)
     print(
         f"confirm {override}: {ROUNDS} rounds of {steps} steps, in turn with the settings as they"
@@ -178,12 +181,14 @@ def read_words(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> li
         ) from None
     # The run measured some of its settings. They are typed out, and `tune=off` below keeps the
     # short runs from measuring again: both sides would otherwise train with other answers.
-    answers = (summary.get("tune") or {}).get("values") or {}
+    answers = settable_answers(summary)
     measured = " ".join(f"{name}={as_word(value)}" for name, value in answers.items())
     kept = [word for word in typed if is_of_training(word)]
     kept = with_secrets_typed(kept, more, str(folder))
     quiet = "monitor.progress=false monitor.verdict=false tune=off"
-    return with_override([*with_override(kept, measured), *more], quiet)
+    kept = with_override(kept, measured)
+    require_typed_again(kept, more, str(folder))
+    return with_override([*(word for word in kept if word not in more), *more], quiet)
 
 
 def build_sides(words: list[str], override: str, evidence: Evidence, steps: int) -> list[list[str]]:

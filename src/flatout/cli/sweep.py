@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 
 from flatout.cli.train import main
-from flatout.cli.typed import must_be_typed_again
+from flatout.cli.typed import lets_code_in, must_be_typed_again
 from flatout.cli.words import (
     HELP,
     SHORT,
     conf_options,
     expand_sweep_word,
+    key_of,
     quoted,
     with_secrets_typed,
 )
@@ -51,6 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _prepare_resume(typed: list[str], conf: list[str]) -> list[str]:
     """Go to the folder where the sweep was started, and return the words that resume it."""
+    from flatout.run.run_folder import require_no_link_outside
     from flatout.sweep.searched import read_asked
 
     require(
@@ -62,6 +64,7 @@ def _prepare_resume(typed: list[str], conf: list[str]) -> list[str]:
     folder = Path(typed[0]).absolute()
     more = typed[1:]
     asked = read_asked(folder)
+    require_no_link_outside(folder)
     # The folder may come from others: you type again each word that lets foreign code in. A word
     # whose secret is masked cannot be repeated to the letter: `with_secrets_typed` asks for it.
     plain_words = [word for word in asked["typed"] if not is_masked(word)]
@@ -94,12 +97,11 @@ def _trusts(word: str) -> bool:
 
     `allow_targets=[mine]` and `hydra.job.chdir=true` do, `trials=20` and `seed=1` do not.
     """
-    key = word.lstrip("+~").partition("=")[0]
-    is_ours = key in (
+    is_ours = key_of(word) in (
         *SHORT.values(),
         "hydra/sweeper",
         "hydra/launcher",
         "hydra.sweep.dir",
         "hydra.mode",
     )
-    return key.startswith(("allow_targets", "-")) or (key.startswith("hydra") and not is_ours)
+    return lets_code_in(word) and not is_ours

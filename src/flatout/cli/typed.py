@@ -9,14 +9,21 @@ So files may hold neither. Nor may they refer to a typed value that holds such a
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flatout.errors import require
 
 ONLY_TYPED = "Type it on the command line: files may not set it."
-KEYS_ONLY_TYPED = ("allow_targets", "logger.mlflow.tracking_uri", "logger.wandb.entity")
-"""Settings that let code in, or choose who receives the results of a run."""
+KEYS_ONLY_TYPED = (
+    "allow_targets",
+    "logger.mlflow.tracking_uri",
+    "logger.wandb.entity",
+    "data.cache",
+)
+"""Settings that let code in, choose who receives the results of a run, or where stores are written
+and removed."""
 _SECRETS = ("data.encoding.secret",)
 _REFERENCE = re.compile(r"\$\{\s*([\w.\[\]]+)\s*\}")
 _TIME = re.compile(r"\$\{now:[^${}]*\}")
@@ -82,12 +89,37 @@ def must_be_typed_again(word: str) -> bool:
 
     The file of a sweep holds its words: such a word is typed again to resume the sweep.
     """
-    name, _, value = word.lstrip("+~").partition("=")
-    return (
-        name.startswith(KEYS_ONLY_TYPED)
-        or "${" in value
-        or _ADDRESS.search(value.replace("\\", "")) is not None
+    # Hydra takes backslashes away: `$\{` becomes `${`, and `s3:\//` an address.
+    name, _, value = word.lstrip("+~").replace("\\", "").partition("=")
+    return name.startswith(KEYS_ONLY_TYPED) or "${" in value or _ADDRESS.search(value) is not None
+
+
+def require_typed_again(words: Sequence[str], typed: Sequence[str], where: str) -> None:
+    """Refuse words of a run's folder that let something in, unless they are typed beside it.
+
+    The folder may come from others: its words count as typed only where they are harmless.
+    """
+    missing = [
+        word
+        for word in words
+        if (lets_code_in(word) or must_be_typed_again(word)) and word not in typed
+    ]
+    require(
+        not missing,
+        where,
+        f"its folder was trained with {' '.join(missing)}",
+        hint=f"If that is meant, type it again after it: {shlex.join(missing)}",
     )
+
+
+def lets_code_in(word: str) -> bool:
+    """Whether a word lets code of others in, or is Hydra's own.
+
+    `allow_targets=[mine]` and `hydra.job.chdir=true` do, `trials=20` and `seed=1` do not.
+    """
+    key = word.lstrip("+~").partition("=")[0]
+    is_folder = key == "--config-dir"  # of files, which are not trusted
+    return key.startswith(("allow_targets", "hydra", "-")) and not is_folder
 
 
 def nodes(value: object, where: str) -> Iterator[tuple[str, object]]:

@@ -119,10 +119,11 @@ def _require_plain_words(words: tuple[str, ...], where: str) -> None:
     Words of a ladder count as typed when its runs are composed, so they are looked at here.
     """
     for word in words:
-        key = word.lstrip("+~").partition("=")[0].partition(".")[0]
-        names_more = "_target_" in word or "${" in word or "://" in word.replace("\\", "")
+        key = word.lstrip("+~").partition("=")[0]
+        plain = word.replace("\\", "")  # Hydra takes backslashes away: `$\{` becomes `${`
+        names_more = any(part in plain for part in ("_target_", "${", ":/"))
         require(
-            key in _SETTABLE and not names_more,
+            key.partition(".")[0] in _SETTABLE and key != "data.cache" and not names_more,
             where,
             f"{word!r}",
             allowed=f"values of {', '.join(_SETTABLE)}, and no addresses",

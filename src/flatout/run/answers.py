@@ -112,6 +112,15 @@ def read_answers(resumed: str | None, folder: Path) -> dict[str, Any] | None:
     return section if has_values else None
 
 
+def settable_answers(summary: dict[str, Any]) -> dict[str, Any]:
+    """What a run has measured, by key, from its summary.
+
+    Other keys are left out: the folder of a run may come from others.
+    """
+    values = (summary.get("tune") or {}).get("values") or {}
+    return {key: values[key] for key in _SETTABLE if key in values}
+
+
 def build_question(
     config: RunConfig,
     data: StoreData[Any, Any],

@@ -5,6 +5,7 @@ half written.
 from __future__ import annotations
 
 import itertools
+import os
 import shlex
 import time
 import traceback
@@ -130,6 +131,7 @@ def open_run_folder(
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise refused_folder(error, path) from None
+    require_no_link_outside(path)
     overrides = mask_words(overrides)
     command = shlex.join(["python", "-m", "train", *overrides])
     begun = (
@@ -160,6 +162,23 @@ def open_run_folder(
             "Make room, or set output=FOLDER on another disk. Checkpoints that are there are kept."
         )
         raise out_of_space(error, path, None, "output", hint) from None
+
+
+def require_no_link_outside(path: Path) -> None:
+    """Refuse a folder with links that lead out of it: what is written there would land elsewhere.
+
+    A folder to resume may come from others, with its log.txt a link to a file of yours.
+    """
+    root = path.resolve()
+    for folder, folders, files in os.walk(path):
+        for name in [*folders, *files]:
+            entry = Path(folder, name)
+            require(
+                not entry.is_symlink() or entry.resolve().is_relative_to(root),
+                str(entry),
+                "is a link that leads out of the folder of its run",
+                hint="Remove the link.",
+            )
 
 
 @contextmanager

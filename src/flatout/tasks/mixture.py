@@ -22,7 +22,7 @@ from flatout.data.problem import Problem
 
 # Weights of the network and of the linear model before any row has spoken: a network trained on
 # few rows is far too sure of itself. `_SPREAD`: how far the logarithms of both stray from them.
-_USUAL = np.log([0.1, 1.0])
+_USUAL = np.log([0.05, 1.0])
 _SPREAD = 0.5
 _FEW_ROWS = 300
 # probability that the linear model leaves to the least likely class
@@ -59,8 +59,9 @@ class FittedMixture:
 def fit_mixture(network_BC: Tensor, linear_BC: Tensor, targets_B: Tensor) -> FittedMixture:
     """Fit the weights on rows that neither model was trained on."""
     nothing_BC = torch.zeros_like(linear_BC)
-    mixture = _likeliest(network_BC, linear_BC, targets_B)
-    alone = _likeliest(network_BC, nothing_BC, targets_B)
+    mixture = _likeliest(network_BC, linear_BC, targets_B, _USUAL)
+    # as sure of itself as it is
+    alone = _likeliest(network_BC, nothing_BC, targets_B, np.zeros(2))
     mixed_B = _losses(mixture, network_BC, linear_BC, targets_B)
     alone_B = _losses(alone, network_BC, nothing_BC, targets_B)
     gains_B = alone_B - mixed_B
@@ -86,17 +87,22 @@ def log_shares(probabilities_BC: NDArray[np.float64], problem: Problem) -> Tenso
     return outputs.float()
 
 
-def _likeliest(network_BC: Tensor, linear_BC: Tensor, targets_B: Tensor) -> Mixture:
-    """The weights under which the targets are likeliest, held near the usual ones by few rows."""
+def _likeliest(
+    network_BC: Tensor, linear_BC: Tensor, targets_B: Tensor, usual: NDArray[np.float64]
+) -> Mixture:
+    """The weights under which the targets are likeliest; few rows hold them near the usual ones.
+
+    `usual`: the logarithms of both weights before any row has spoken.
+    """
     from scipy.optimize import minimize
 
     def loss(logs: NDArray[np.float64]) -> float:
         mixture = _of_logs(logs)
-        strays = (logs - _USUAL) / _SPREAD
+        strays = (logs - usual) / _SPREAD
         losses_B = _losses(mixture, network_BC, linear_BC, targets_B)
         return float(losses_B.sum()) + 0.5 * float(strays @ strays)
 
-    return _of_logs(minimize(loss, _USUAL, method="Nelder-Mead").x)
+    return _of_logs(minimize(loss, usual, method="Nelder-Mead").x)
 
 
 def _of_logs(logs: NDArray[np.float64]) -> Mixture:
