@@ -14,10 +14,10 @@ import yaml
 
 import train
 from flatout.__main__ import main
-from flatout.cli import audit, doctor, sweep
+from flatout.cli import audit, doctor, run_arguments, sweep
 from flatout.errors import UserError
 from flatout.ladder.rungs import ladder_of
-from flatout.report.summary import versions
+from flatout.report.summary import read_summary, versions
 from flatout.run.run_folder import require_no_link_outside
 from tests.hostile import attempts as hostile
 
@@ -183,3 +183,38 @@ def test_a_run_of_others_that_is_resumed_writes_into_no_file_outside(name):
         assert found.is_refused
         assert "leads out of the folder" in found.said
         assert not found.is_executed
+
+
+SETTINGS_OF_OTHERS = (
+    "7",
+    "[1]",
+    "{",
+    "\0",
+    "data: 7",
+    "!!python/object/apply:os.mkdir ['canary']",
+    "data: {read: {encoding: {a: 1}}}",
+    "data: {read: {columns: 7}}",
+    "data: {read: {quote: [1]}}",
+    "data: {read: {encoding: zlib_codec}}",
+)
+
+
+@pytest.mark.parametrize("text", SETTINGS_OF_OTHERS)
+def test_odd_settings_in_a_run_s_folder_are_refused_by_predict(text, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError):
+        run_arguments._reading_of_run(file)
+    file.write_text("data: {read: {delimiter: ;, of_another_version: 1}}", encoding="utf-8")
+    assert run_arguments._reading_of_run(file)["delimiter"] == ";"
+
+
+@pytest.mark.parametrize("section", ["tune", "metrics", "evidence", "choices", "training"])
+@pytest.mark.parametrize("value", [7, "x"])
+def test_odd_sections_of_a_summary_are_refused(section, value, tmp_path):
+    folder = run_of_others(tmp_path / "run", [], {})
+    summary = json.loads((folder / "summary.json").read_text())
+    assert read_summary(folder) == summary
+    (folder / "summary.json").write_text(json.dumps(summary | {section: value}))
+    with pytest.raises(UserError, match=section):
+        read_summary(folder)

@@ -119,11 +119,10 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
 def choose_reading(arguments: argparse.Namespace) -> ReadingConfig:
     """How the file is read: as the run's own files, with the changes that `--read` names."""
     file = ModelFolder.find(arguments.run).path.parent / SETTINGS
-    settings = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     known = [field.name for field in fields(ReadingConfig)]
-    of_run = (settings.get("data") or {}).get("read") or {}
     usual = asdict(ReadingConfig())
     # The format is found again: a run on parquet may be asked about a csv file.
+    of_run = _reading_of_run(file) if file.is_file() else {}
     values = {name: value for name, value in of_run.items() if name in known and name != "format"}
     if named := [f"{name}={value}" for name, value in values.items() if value != usual[name]]:
         print(
@@ -143,6 +142,22 @@ def choose_reading(arguments: argparse.Namespace) -> ReadingConfig:
                 "--read", f"cannot read {word!r}", hint="Put quotes around the value."
             ) from None
     return settings_of(ReadingConfig, values)
+
+
+def _reading_of_run(file: Path) -> dict[str, object]:
+    """The settings `data.read` in a run's config.yaml, checked: the file may come from others."""
+    try:
+        settings = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        of_run = (settings.get("data") or {}).get("read") or {}
+        known = {
+            part.name: of_run[part.name] for part in fields(ReadingConfig) if part.name in of_run
+        }
+        return asdict(settings_of(ReadingConfig, known))
+    except UserError:
+        raise
+    except (ValueError, TypeError, AttributeError, yaml.YAMLError):
+        hint = "Name another run, or remove the file: then --read names all that is unusual."
+        raise UserError(str(file), "holds no settings of a run", hint=hint) from None
 
 
 def add_computing(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ import psutil
 import torch
 
 from flatout.distributed.limits import processor_name
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 from flatout.files import write_atomically
 from flatout.masking import mask_settings
 from flatout.tasks.task_class import TaskClass
@@ -33,6 +33,7 @@ SCHEMA = 1
 FILE = "summary.json"
 # sections without fixed keys: a run adds its own
 _OPEN = ("metrics", "intervals", "artifacts", "evidence", "baseline.metrics")
+_MAPPINGS = ("versions", "tune", "verdict", "baseline", "calibration")  # or null
 _SECTIONS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("schema.json").read_text("utf-8")
 )
@@ -96,6 +97,17 @@ def read_summary(folder: Path) -> dict[str, Any]:
     values = read_json(folder, FILE, name_a_run, "Train again: the file was changed.")
     if "schema" not in values:
         raise UserError(str(folder / FILE), "not the summary of a run", hint=name_a_run)
+    # The folder may come from others: what reads a section takes it for a mapping or a list.
+    first = _SECTIONS["first"] | {name: {} for name in _MAPPINGS}
+    for name, section in first.items():
+        value = values.get(name)
+        is_section = isinstance(section, dict | list) and value is not None
+        require(
+            not is_section or isinstance(value, type(section)),
+            str(folder / FILE),
+            f"{name} is {type(value).__name__}, and should be {type(section).__name__}",
+            hint=name_a_run,
+        )
     return values
 
 

@@ -117,7 +117,9 @@ def settable_answers(summary: dict[str, Any]) -> dict[str, Any]:
 
     Other keys are left out: the folder of a run may come from others.
     """
-    values = (summary.get("tune") or {}).get("values") or {}
+    values = (summary.get("tune") or {}).get("values")
+    if not isinstance(values, dict):
+        return {}
     return {key: values[key] for key in _SETTABLE if key in values}
 
 
