@@ -84,6 +84,8 @@ def sending_cases() -> list[Case]:
         *_of_receivers(),
         *_of_sweeps(),
         *_of_folders(),
+        *_of_defaults(),
+        *_of_hydras_own(),
     ]
 
 
@@ -285,3 +287,74 @@ def _of_folders() -> Iterator[Case]:
     target = "flatout.callbacks.profile_steps.ProfileSteps"
     settings = {"_target_": target, "folder": "${output}/../../outside"}
     yield _file("a profile above the folder of runs", {"callbacks": {"p": settings}})
+    yield _file("a cache elsewhere", {"data": {"cache": "<outside>/cache"}})
+    yield _file("a cache beside the folder of runs", {"data": {"cache": "../../outside/cache"}})
+    files = {"data/evil.yaml": "defaults: [text]\ncache: <outside>/cache\n"}
+    yield Case("a cache by an option of data", ("data=evil",), files, ENVIRONMENT)
+    searched = {"params": {"data.cache": "<outside>/a,<outside>/b"}}
+    settings = {"hydra": {"mode": "MULTIRUN", "sweeper": searched}}
+    yield _file("a sweep in a file of caches", settings, is_whole=True)
+    yield _file("a run elsewhere that is resumed", {"resume": "<outside>/store"}, is_whole=True)
+    yield _file("a pickle that is resumed", {"resume": "<bait>/payload.pt"}, is_whole=True)
+    tensorboard = "flatout.callbacks.loggers.RunTensorBoard"
+    settings = {"trainer": {"logger": [{"_target_": tensorboard, "save_dir": "<outside>"}]}}
+    yield _file("our TensorBoard elsewhere", settings)
+    checkpoints = "lightning.pytorch.callbacks.ModelCheckpoint"
+    settings = {"_target_": checkpoints, "dirpath": "${output}/../../outside", "save_last": True}
+    yield _file("checkpoints above the folder of runs", {"callbacks": {"x": settings}})
+    spikes = "lightning.pytorch.callbacks.SpikeDetection"
+    settings = {"_target_": spikes, "exclude_batches_path": "<outside>/x.json"}
+    yield _file("spikes elsewhere", {"callbacks": {"x": settings}})
+
+
+def _of_defaults() -> Iterator[Case]:
+    """Which files are taken in, by what the environment holds."""
+    for name, listed in {
+        "an option of the environment": "/model: ${oc.env:FLATOUT_HOSTILE}",
+        "a file of the environment": "${oc.env:FLATOUT_HOSTILE}",
+        "an optional file of the environment": "optional /data: ${oc.env:FLATOUT_HOSTILE}",
+        "an override of the environment": "override /data: ${oc.env:FLATOUT_HOSTILE}",
+        "a default that is decoded": "/data: ${oc.decode:${oc.env:FLATOUT_HOSTILE}}",
+        "a default of Hydra's own": "/data: ${hydra:runtime.cwd}",
+    }.items():
+        text = yaml.safe_dump({"defaults": [listed]})
+        if ": " in listed:
+            group, option = listed.split(": ", 1)
+            text = yaml.safe_dump({"defaults": [{group: option}]})
+        yield _file(name, text, is_whole=True)
+    text = "defaults: [{/data: '${oc.env:FLATOUT_HOSTILE}'}]\n"
+    guesses = {f"data/{SECRET}.yaml": "defaults: [text]\nsource: somebody/guessed-right\n"}
+    files = {"experiment/evil.yaml": f"# @package _global_\n{text}", **guesses}
+    yield Case("a guess at a secret", ("+experiment=evil",), files, ENVIRONMENT, is_whole=True)
+    yield _file("a file above the folder of settings", "defaults: [/../../outside/x]\n")
+
+
+def _of_hydras_own() -> Iterator[Case]:
+    """What files could say of how and where Hydra runs."""
+    runtime = {"output_dir": "<outside>/x"}
+    profile = "flatout.callbacks.profile_steps.ProfileSteps"
+    settings = {
+        "hydra": {"runtime": runtime},
+        "callbacks": {"p": {"_target_": profile, "folder": "<outside>/x"}},
+    }
+    yield _file("a folder of runs that Hydra is said to have", settings, is_whole=True)
+    for launcher, words in {
+        "joblib": "{temp_folder: <outside>/x}",
+        "submitit_local": "{submitit_folder: <outside>/x}",
+        "submitit_slurm": "{setup: ['touch <canary>'], submitit_folder: <outside>/x}",
+    }.items():
+        text = f"defaults: [override /hydra/launcher: {launcher}]\n"
+        text += (
+            f"hydra: {{mode: MULTIRUN, launcher: {words}, sweeper: {{params: {{seed: '0,1'}}}}}}\n"
+        )
+        yield _file(f"files of the launcher {launcher}", text, is_whole=True)
+    for name in ("../../outside/x", "<outside>/x", "${oc.env:HOME}"):
+        settings = {"hydra": {"job": {"name": name}}}
+        yield _file(f"a job named {name}", settings, is_whole=True)
+        settings = {"hydra": {"output_subdir": name}}
+        yield _file(f"Hydra's own files in {name}", settings, is_whole=True)
+    for written in ("${now:../../outside/x}", "${output}/${now:../../outside/x}"):
+        settings = {"hydra": {"run": {"dir": written}}}
+        yield _file(f"a path in the format of a time, {written}", settings, is_whole=True)
+    yield _file("a name in the format of a time", {"name": "${now:../../outside/x}"}, is_whole=True)
+    yield _file("a search path in a file", "hydra: {searchpath: ['pkg://evilpackage']}\n")

@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from flatout.cli.boundary import check_hydra
 from flatout.cli.composing import find_key, is_like_file, known_keys
+from flatout.cli.typed import check_defaults
 from flatout.cli.words import require_folders, require_modest
 from flatout.errors import UserError
 
@@ -50,7 +51,9 @@ class _ModestFiles(ConfigRepository):
         source = super()._find_object_source(config_path, object_type)
         if source is not None and source.scheme() == "file" and object_type is ObjectType.CONFIG:
             file = Path(source.path) / source._normalize_file_name(config_path)
-            require_modest(file.read_text(encoding="utf-8", errors="replace"), str(file))
+            text = file.read_text(encoding="utf-8", errors="replace")
+            require_modest(text, str(file))
+            check_defaults(text, str(file))
         return source
 
 

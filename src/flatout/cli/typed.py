@@ -13,6 +13,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import yaml
+
 from flatout.errors import require
 
 ONLY_TYPED = "Type it on the command line: files may not set it."
@@ -55,6 +57,23 @@ def check_values(settings: Mapping[Any, Any], words: Sequence[str]) -> None:
             )
         if isinstance(value, str) and not is_typed_value(key, value, words):
             _check_text(key, value, secrets)
+
+
+def check_defaults(text: str, where: str) -> None:
+    """Refuse a YAML text whose list of defaults asks the environment which files it takes in.
+
+    With a file for each guess at a secret, such a list would tell a server which guess is right.
+    """
+    if "${" not in text:
+        return
+    try:
+        written = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return  # the reader reports the error
+    defaults = written.get("defaults") if isinstance(written, Mapping) else None
+    for key, value in nodes(defaults, f"{where}: defaults"):
+        if isinstance(value, str):
+            _check_text(key, value, _SECRETS)
 
 
 def check_values_of_hydra(settings: Mapping[Any, Any], words: Sequence[str]) -> None:
