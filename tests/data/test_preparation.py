@@ -16,6 +16,7 @@ from flatout.data import TextData
 from flatout.data.checks.cleaning import CleaningConfig
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.problem import Problem
+from flatout.data.tag_data import TagData
 from flatout.data.text import TextDataConfig
 from flatout.data.text_preparation import open_source
 from flatout.errors import UserError
@@ -291,3 +292,21 @@ def test_the_groups_of_rows_stand_in_the_store_where_the_column_is_there():
     assert len(set(parted.splits["test"].fixed("groups").tolist())) == 30
     single = open_store(TextDataConfig(train=table_of(90))).store
     assert "groups" not in single.splits["test"].columns
+
+
+def test_sentences_of_a_document_stay_in_one_split_and_the_store_has_their_document():
+    words = np.random.default_rng(0).choice(["oak", "fern", "rose", "slate", "flint"], (80, 4))
+    sentences = {
+        "tokens": words.tolist(),
+        "tags": [["O", "B-plant", "O", "O"]] * 80,
+        "document": [f"d{row // 4}" for row in range(80)],
+    }
+    data = TagData(train=sentences, split_by="group", group="document")
+    data.prepare_data()
+    documents = list[set[int]]()
+    for split in data.store.splits.values():
+        of_rows = [row // 4 for row in split.fixed("rows").tolist()]
+        numbers = split.fixed("groups").tolist()
+        assert len(set(zip(of_rows, numbers, strict=True))) == len(set(numbers))
+        documents.append(set(of_rows))
+    assert sum(map(len, documents)) == len(set.union(*documents)) == 20

@@ -141,6 +141,22 @@ def test_entities_are_resampled_by_rows():
     assert found["recall"][1] - found["recall"][0] == pytest.approx(0.11, abs=0.03)
 
 
+def test_entities_of_a_document_are_drawn_together():
+    given = [[0, 1, 0, 0], [1, 2, 0, 3]] * 20
+    answers = [*given[:30], *[[0] * 4] * 10]
+    offsets = np.arange(0, 161, 4)
+
+    def interval(documents: torch.Tensor) -> tuple[float, float] | None:
+        scores = EntityScores(["person", "place"])
+        scores.add(np.ravel(answers), np.ravel(given), offsets, np.zeros(40, np.bool_), documents)
+        return scores.intervals().get("recall")
+
+    alone = interval(torch.arange(40))
+    together = interval(torch.arange(40) // 4)
+    assert together[1] - together[0] > 1.5 * (alone[1] - alone[0])
+    assert interval(torch.arange(40) // 5) is None
+
+
 def test_recordings_are_resampled_whole():
     scores = SequenceScores(40, ["a", "b"], [2.0, 10.0])
     offsets = torch.randn(30)

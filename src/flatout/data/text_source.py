@@ -209,11 +209,14 @@ class TagSource(TextSource):
         roles = find_roles(first, text=config.text, label=config.label, tags=True)
         for table in tables.values():
             require_columns(table, {"data.text": roles.texts[0], "data.label": roles.label})
+        if config.group is not None and any(config.taken_shares(tables)):
+            require_columns(first, {"data.group": config.group})
         self.census = TagCensus(first.name)
         self.tagged = {
-            split: TaggedTable(table, roles, split, self.census) for split, table in tables.items()
+            split: TaggedTable(table, roles, split, self.census, config.group)
+            for split, table in tables.items()
         }
-        super().__init__(config, self.tagged, Roles(COLUMNS[:1], COLUMNS[1]))
+        super().__init__(config, self.tagged, Roles(COLUMNS[:1], COLUMNS[1]), config.group)
         self.columns = roles
 
     def tag_remarks(self, of_splits: Mapping[str, Findings]) -> list[Remark]:
@@ -239,7 +242,7 @@ class TagSource(TextSource):
         return [] if self.config.is_sample else [Remark(Level.note, self.name, how)]
 
     def _columns_read_again(self, table: Table) -> list[str]:
-        return list(LISTS)
+        return [*LISTS, *table.columns[len(COLUMNS) :]]
 
     def _text_block(self, name: str, block: pa.RecordBatch, rows: NDArray[np.int64]) -> TextBlock:
         words, tags = (block.column(column) for column in LISTS)

@@ -109,7 +109,10 @@ class Tagger(Task[TagLabels]):
         offsets = np.append(0, np.cumsum(is_word)[ends - 1])
         rows = batch.rows[: batch.num_real]
         is_cut = np.isin(rows.numpy(), self._lost.get("straddling", []))
-        self.scores.add(answers[is_word], tags[is_word], offsets, is_cut, rows)
+        drawn = self.kept_rows(batch)
+        self.scores.add(
+            answers[is_word], tags[is_word], offsets, is_cut, rows if drawn is None else drawn
+        )
         if self.own_metrics:
             has_tag = targets != NO_TAG
             self.add_answers(outputs[has_tag].float(), targets[has_tag].long())

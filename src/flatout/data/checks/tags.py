@@ -255,8 +255,13 @@ class TaggedTable(Table):
 
     columns: Sequence[str] = COLUMNS
 
-    def __init__(self, table: Table, roles: Roles, split: str, census: TagCensus) -> None:
+    def __init__(
+        self, table: Table, roles: Roles, split: str, census: TagCensus, group: str | None = None
+    ) -> None:
+        """`group`: a column that is passed on as it stands, where the table has it."""
         self.inner: Table = table
+        self._passed_on = [group] if group is not None and group in table.columns else []
+        self.columns = [*COLUMNS, *self._passed_on]
         self.name = table.name
         self.roles = roles
         self.split = split
@@ -271,11 +276,13 @@ class TaggedTable(Table):
     def blocks(
         self, columns: Sequence[str], rows_per_block: int = 65_536
     ) -> Iterator[pa.RecordBatch]:
-        for rows, block in self.inner.numbered(self.roles.columns, rows_per_block):
+        read = [*self.roles.columns, *(set(self._passed_on) & set(columns))]
+        for rows, block in self.inner.numbered(list(dict.fromkeys(read)), rows_per_block):
             words = self._lists(block, self.roles.texts[0], "data.text")
             tags = self._lists(block, self.roles.label, "data.label")
             self._require_pairs(words, tags, rows)
-            lists = {"tokens": words, "tags": tags}
+            lists = {name: block.column(name) for name in read}
+            lists |= {"tokens": words, "tags": tags}
             if "label" in columns:  # the first pass; what it counts is counted once
                 self._note(self.census.read(tags, rows, self.split), words, rows)
                 lists["text"] = pc.binary_join(words, _BLANK)
