@@ -26,6 +26,9 @@ BENCHES = {
     "answers": (
         "faults that verify finds, exact answers and their price, predict against a pipeline"
     ),
+    "abstention": (
+        "predict --at-error: errors of given answers on fresh rows (--data for published sets)"
+    ),
     "audit": (
         "planted wrong labels, forecasts of more rows, false alarms, intervals, cost (--data for"
         " published sets)"

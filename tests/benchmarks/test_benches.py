@@ -71,6 +71,10 @@ FIRST_ROWS = {
         "planted faults found by verify",
         "encoder, exact: rows of 400 with a differing bit",
     ],
+    "abstention": [
+        "sample headlines: draws in which at most 1% is wrong",
+        "sample headlines: draws in which at most 5% is wrong",
+    ],
     "audit": [
         "headlines, 5 % uniform: precision of as many suspects",
         "headlines, 5 % uniform: recall",

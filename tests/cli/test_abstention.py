@@ -51,7 +51,7 @@ def test_a_run_keeps_the_error_of_its_surest_validation_rows(trained):
     assert cuts[0]["error"] == pytest.approx(1 - run.metrics["val/accuracy"])
     assert all(cut["error"] <= cut["at_most"] for cut in cuts)
     assert min(cut["at_most"] for cut in cuts) < 0.05 < cuts[0]["error"]
-    assert "wrong of the surest answers, %" in (run.folder / "report.html").read_text("utf-8")
+    assert "error of the surest answers" in (run.folder / "report.html").read_text("utf-8")
 
 
 def test_predict_leaves_unsure_answers_out_and_names_what_is_possible(trained, tmp_path, capsys):
@@ -110,7 +110,7 @@ def test_evaluate_prints_the_error_by_share_and_calibrates_by_other_rows(trained
     assert f"{cuts[0]['error']:.1%}" in printed
     kept = load_predictor(copy).held_out
     assert len(kept.rows) == 300
-    assert [cut.error for cut in kept.cuts()] == [cut["error"] for cut in cuts]
+    assert [cut["error"] for cut in kept.cuts()] == [cut["error"] for cut in cuts]
 
 
 def test_a_number_gets_an_interval_and_is_never_left_out(tmp_path, capsys):

@@ -317,7 +317,7 @@ def test_onnx_answers_the_same_for_any_shape(
         "tokenizer_config.json",
         "model.onnx",
         "abstention.json",
-        "held_out.npz",
+        "abstention.npz",
     }
     assert str(Path.cwd()).encode() not in (run / "export" / "model.onnx").read_bytes()
     session = InferenceSession(run / "export" / "model.onnx")

@@ -86,7 +86,7 @@ def test_rows_are_told_apart(run: Path) -> None:
 def test_the_folder_holds_the_file_its_tokenizer_and_its_signature(run: Path) -> None:
     names = {path.name for path in (run / "export").iterdir()}
     model = {"model.onnx", "signature.json", "tokenizer.json"}
-    assert names == {*model, "abstention.json", "held_out.npz"}
+    assert names == {*model, "abstention.json", "abstention.npz"}
     signature = json.loads((run / "export" / "signature.json").read_text(encoding="utf-8"))
     assert signature["labels"] == Predictor.load(run).labels.classes
     assert signature["inputs"] == {"tokens": ["rows", "length"], "lengths": ["rows"]}

@@ -493,7 +493,7 @@ def test_an_export_keeps_what_is_left_out_and_verify_holds_it_to_the_run(classes
     asked = ("--form", folder, "--at-error", kept[0]["at_most"])
     assert verb("verify", classes.folder, file, *asked) == 0
     assert "each form holds" in capsys.readouterr().out
-    (folder / "held_out.npz").unlink()
+    (folder / "abstention.npz").unlink()
     assert verb("verify", classes.folder, file, *asked) == 2
     assert "kept no answers to validation rows" in capsys.readouterr().err
 

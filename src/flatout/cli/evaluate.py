@@ -58,8 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(warning, file=sys.stderr)
     if arguments.calibrate:
         if scored.held_out is None:
-            message = f"a run on {predictors[0].answers_to} leaves no answer out"
-            raise UserError("--calibrate", message, hint="Leave it out.")
+            raise UserError("--calibrate", "this run leaves no answer out", hint="Leave it out.")
         scored.held_out.write(ModelFolder.find(arguments.run).path)
     cuts = [] if scored.held_out is None else scored.held_out.facts()
     if arguments.json:

@@ -34,9 +34,7 @@ from flatout.inference.here import (
     write_best,
 )
 from flatout.inference.run_predictor import FileOptions, ModelFolder
-from flatout.report.summary import json_safe
 from flatout.run.kinds import kind_of_run, load_predictor
-from flatout.tasks.abstention import HeldOutAnswers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +112,7 @@ def _run_here(arguments: argparse.Namespace, folder: Path) -> None:
         # Scored first, so that mistakes in the rows are found before minutes pass in quantising.
         scored = predictor.score_table(table, FileOptions(), [predictor], lambda rows: None)
         predictor.export_run(arguments.run, beside, folder, onnx=True)
-        abstention = _keep_abstention(arguments.run, beside)
+        _keep_abstention(arguments.run, beside)
         left_out = quantise(beside, predictor.rows(table, FileOptions()))
         machine = f"{table.name}, {processor_name()}, {torch.get_num_threads()} threads"
         print("\n".join([*left_out, machine, HEAD]))
@@ -128,22 +126,16 @@ def _run_here(arguments: argparse.Namespace, folder: Path) -> None:
             "licence": arguments.licence or "",
             "scored": scored.counts["rows"],
             "file": Path(table.name).name,
-            "abstention": abstention,
             **_read_model_card(run.path.parent),
         }
         write_best(beside, predictor, forms, chosen, about)
     print("\n".join([*remarks(forms, chosen, best), f"written to {folder}"]))
 
 
-def _keep_abstention(run: Path, folder: Path) -> list[dict[str, Any]]:
-    """Write into an export which answers may be given at which error; returns it as well."""
-    held_out = HeldOutAnswers.read(ModelFolder.find(run).path)
-    if held_out is None:
-        return []
-    held_out.write(folder)
-    facts = json_safe(held_out.facts())
-    (folder / "abstention.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
-    return facts
+def _keep_abstention(run: Path, folder: Path) -> None:
+    """Copy what tells which answers may be given at which error."""
+    for file in ModelFolder.find(run).path.glob("abstention.*"):
+        shutil.copy(file, folder)
 
 
 def _read_model_card(run: Path) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def write_page(
         rival=closing.rival_text(summary),
         truncation=closing.truncation_text(summary),
         verdict=closing.verdict_lines(summary["verdict"]),
-        curves=[*_charts(curves, summary["metric"]), *_draw_error_by_share(summary)],
+        curves=_charts(curves, summary),
         answers=answers,
         times=times,
         card=closing.gpu_text(summary["speed"]["gpu"]),
@@ -179,8 +179,9 @@ def _speed_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     return tiles
 
 
-def _charts(curves: Sequence[Mapping[str, str]], metric: str | None) -> list[Chart]:
+def _charts(curves: Sequence[Mapping[str, str]], summary: Mapping[str, Any]) -> list[Chart]:
     """The charts of a run; the metric that chooses its weights is always among them."""
+    metric = summary["metric"]
     deciding = f"val/{metric}"
     columns = dict(_CHARTS)
     if not any(deciding in names for names in columns.values()):
@@ -189,18 +190,12 @@ def _charts(curves: Sequence[Mapping[str, str]], metric: str | None) -> list[Cha
     for title, names in columns.items():
         lines = [Curve(name, _points(curves, name)) for name in names]
         charts.append(line_chart(title, [line for line in lines if line.points]))
-    return [chart for chart in charts if chart]
-
-
-def _draw_error_by_share(summary: Mapping[str, Any]) -> list[Chart]:
-    """The error of the surest answers, and its bound; none where nothing is left out."""
     lines = []
-    for name, key in (("validation rows", "error"), ("other rows at most", "at_most")):
-        # runs of older versions have none; a bound of 1 says nothing
-        cuts = [cut for cut in summary.get("abstention") or [] if cut[key] < 1]
-        lines.append(Curve(name, [(100 * cut["share"], 100 * cut[key]) for cut in cuts]))
-    chart = line_chart("wrong of the surest answers, %", lines, x_label="answered, % of the rows")
-    return [chart] if chart else []
+    for name in ("error", "at_most"):
+        shares = [(cut["share"], cut[name]) for cut in summary.get("abstention") or []]
+        lines.append(Curve(name.replace("_", " "), shares))
+    charts.append(line_chart("error of the surest answers", lines, x_label="share answered"))
+    return [chart for chart in charts if chart]
 
 
 def _points(curves: Sequence[Mapping[str, str]], name: str) -> list[tuple[float, float]]:

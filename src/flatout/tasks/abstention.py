@@ -14,11 +14,12 @@ Shapes: N answers, W words, B, R rows, C classes. A row of tags has several answ
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -29,23 +30,26 @@ from torch import Tensor
 from flatout.data.checks.tags import Entities, find_entities
 from flatout.errors import require
 
-FILE = "held_out.npz"
+Array = NDArray[Any]
 CALIBRATE = "python -m flatout evaluate RUN labelled.csv --calibrate takes rows of your own."
 _SHARES = tuple(number / 20 for number in range(20, 0, -1))  # of rows, that have a bound
 _RISK = 0.05 / len(_SHARES)  # that one bound is too low; 5 % for all of them
-_SEVERAL = math.e
-"""By which the risk is divided where a row has several answers. Their mean over rows has at most e
-times the tail of a count of wrong rows (Bentkus, On Hoeffding's inequalities, 2004)."""
+_ALL = -1.0  # a limit that every sureness is above
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerCut:
-    """The answers above a limit, among rows that were not trained on."""
+class KeptArrays:
+    """Arrays that a model folder keeps in a file."""
 
-    share: float  # of the rows
-    above: float  # answers are given above this sureness; minus infinity: all
-    error: float  # share of these answers that is wrong, on average over rows
-    at_most: float  # bound of that on other rows
+    FILE: ClassVar[str]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        path = folder / cls.FILE
+        return cls(**np.load(path)) if path.is_file() else None
+
+    def write(self, folder: Path) -> None:
+        np.savez_compressed(folder / self.FILE, **asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +82,15 @@ class Abstention:
 class WordAnswers:
     """A tag for each word, row after row."""
 
-    ids: NDArray[np.int64]  # [W]
-    probabilities: NDArray[np.float32]  # [W]
-    offsets: NDArray[np.int64]  # [R + 1] where the words of each row begin
+    ids: Array  # [W]
+    probabilities: Array  # [W]
+    offsets: Array  # [R + 1] where the words of each row begin
     # [W, K] probabilities of no entity, and of each type; of plain tags those of the tags
-    types: NDArray[np.float32]
+    types: Array
     is_plain: bool  # whether each word is an answer, and not each entity
 
     @classmethod
-    def of_tags(
-        cls, shares_WN: Tensor, offsets: NDArray[np.int64], *, is_plain: bool
-    ) -> WordAnswers:
+    def of_tags(cls, shares_WN: Tensor, offsets: Array, *, is_plain: bool) -> WordAnswers:
         """`shares_WN`: the probability of each plain tag, or else of O, and of B and I of each
         type.
         """
@@ -103,15 +105,14 @@ class WordAnswers:
         """What is answered: entities, or words with a plain tag."""
         return find_entities(self.ids, self.offsets, is_plain=self.is_plain)
 
-    def judge_entities(self, found: Entities) -> tuple[NDArray[Any], NDArray[Any]]:
+    def judge_entities(self, found: Entities) -> tuple[Array, Array]:
         """How sure each entity is, and `[N, K]` what its words may be: of its least sure word."""
         # reduceat takes the words of all entities as one list, and answers for what lies between
         # two of them as well: 0 2 5 6 gives the words 0–1, 2–4, 5. It reads the last place, too.
         first = self.offsets[found.row] + found.start
         bounds = np.stack([first, first + found.stop - found.start], 1).ravel()
         values = np.column_stack([self.probabilities, self.types])
-        padded = np.concatenate([values, np.ones_like(values, shape=(1, values.shape[1]))])
-        least = np.minimum.reduceat(padded, bounds)[::2]
+        least = np.minimum.reduceat(np.pad(values, ((0, 1), (0, 0))), bounds)[::2]
         return least[:, 0], least[:, 1:]
 
 
@@ -127,21 +128,19 @@ def sureness_of(shares_BC: Tensor, least_C: Tensor | None = None) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOutAnswers:
+class HeldOutAnswers(KeptArrays):
     """How sure answers to rows were that were not trained on, and which were wrong."""
 
-    sureness: NDArray[np.float32]  # [N]; -1 for numbers, which are never left out
-    wrong: NDArray[np.generic]  # [N] whether the answer is wrong
-    truth: NDArray[np.float32]
-    """`[N]` the probability of what is right; for numbers, minus the distance to it."""
-    rows: NDArray[np.int64]  # [N] the row that the answer belongs to
+    FILE = "abstention.npz"
+    sureness: Array  # [N]; below 0 for numbers, which are never left out
+    wrong: Array  # [N]
+    truth: Array  # [N] the probability of what is right; for numbers, minus the distance to it
+    rows: Array  # [N] the number of the row that the answer belongs to, in their order
 
     @classmethod
     def of_rows(cls, sureness_B: Tensor, wrong_B: Tensor, truth_B: Tensor) -> HeldOutAnswers:
-        sureness, wrong, truth = (
-            tensor.float().cpu().numpy() for tensor in (sureness_B, wrong_B, truth_B)
-        )
-        return cls(sureness, wrong, truth, np.arange(len(wrong)))
+        arrays = (sureness_B.numpy(), wrong_B.numpy(), truth_B.numpy())
+        return cls(*arrays, np.arange(len(wrong_B)))
 
     @classmethod
     def of_classes(
@@ -161,10 +160,10 @@ class HeldOutAnswers:
     @classmethod
     def of_numbers(cls, values_B: Tensor, targets_B: Tensor) -> HeldOutAnswers:
         distance_B = (values_B - targets_B).abs()
-        return cls.of_rows(torch.full_like(distance_B, -1), distance_B < 0, -distance_B)
+        return cls.of_rows(torch.full_like(distance_B, _ALL / 2), distance_B < 0, -distance_B)
 
     @classmethod
-    def of_words(cls, answers: WordAnswers, tags: NDArray[np.integer]) -> HeldOutAnswers:
+    def of_words(cls, answers: WordAnswers, tags: Array) -> HeldOutAnswers:
         """The entities that were found, or plain tags; `tags`: the right tag of each word."""
         found = answers.entities()
         marked = find_entities(tags, answers.offsets, is_plain=answers.is_plain)
@@ -187,71 +186,74 @@ class HeldOutAnswers:
         apart = [replace(part, rows=part.rows + (n << 32)) for n, part in enumerate(parts)]
         return cls(*map(np.concatenate, zip(*map(astuple, apart), strict=True)))
 
-    @classmethod
-    def read(cls, folder: Path) -> HeldOutAnswers | None:
-        file = folder / FILE
-        return cls(**np.load(file)) if file.is_file() else None
-
     def write(self, folder: Path) -> None:
-        np.savez_compressed(folder / FILE, **asdict(self))
+        KeptArrays.write(self, folder)
+        text = json.dumps(self.facts(), indent=1)
+        (folder / "abstention.json").write_text(text, encoding="utf-8")
 
-    def cuts(self) -> list[AnswerCut]:
-        """Error and bound of the surest 100 %, 95 %, …, 5 % of the rows."""
+    def facts(self) -> list[dict[str, float]]:
+        """The cuts; none for numbers, which are never left out."""
+        return self.cuts() if (self.sureness >= 0).any() else []
+
+    def cuts(self) -> list[dict[str, float]]:
+        """Error of the surest 100 %, 95 %, …, 5 % of the rows.
+
+        `share` of the rows, `above` which sureness they are, the `error` among them, and what it is
+        `at_most` on other rows. Where rows have several answers, it is a mean over rows.
+        """
         from scipy.special import betaincinv  # half a second of imports, which few need
 
         # Take the sureness of the first row that is left out as given. The rows above it are then
         # independent draws of surer rows, so the number of wrong ones is binomial, and has the
         # bound of Clopper and Pearson. The shares are fixed beforehand, and each bound has its part
         # of the risk: they hold together, whichever is chosen later.
-        numbers, row_N = np.unique(self.rows, return_inverse=True)
-        surest_R = np.full(len(numbers), -np.inf)
-        np.maximum.at(surest_R, row_N, self.sureness)
-        ordered = np.append(np.sort(surest_R)[::-1], -np.inf)
-        risk = _RISK if len(numbers) == len(row_N) else _RISK / _SEVERAL
+        ordered = np.append(np.sort(_by_row(np.maximum, self.sureness, self.rows))[::-1], _ALL)
+        num_rows = len(ordered) - 1
+        # Bentkus (On Hoeffding's inequalities, 2004): the mean of rows that are wrong in part has
+        # at most e times the tail of the count.
+        risk = _RISK if num_rows == len(self.rows) else _RISK / math.e
         cuts = []
         for share in _SHARES:
-            above = float(ordered[round(share * len(numbers))])
-            is_given_N = self.sureness > above
-            given_R = np.bincount(row_N, is_given_N)
-            wrong_R = np.bincount(row_N, is_given_N * self.wrong)
-            errors = wrong_R[given_R > 0] / given_R[given_R > 0]
+            above = float(ordered[round(share * num_rows)])
+            is_given = self.sureness > above
+            errors = _by_row(np.add, 1.0 * self.wrong[is_given], self.rows[is_given])
+            errors /= _by_row(np.add, 1.0 * is_given[is_given], self.rows[is_given])
             wrong = math.ceil(errors.sum() - 1e-9)
             right = len(errors) - wrong
             at_most = float(betaincinv(wrong + 1, right, 1 - risk)) if right else 1.0
-            cuts.append(AnswerCut(share, above, float(errors.mean()) if right else 1.0, at_most))
+            error = float(errors.mean()) if right else 1.0
+            cuts.append({"share": share, "above": above, "error": error, "at_most": at_most})
         return cuts
-
-    def facts(self) -> list[dict[str, float]]:
-        """The cuts as plain values; none for numbers, which are never left out."""
-        is_of_numbers = self.sureness.min(initial=0) < 0
-        return [] if is_of_numbers else list(map(asdict, self.cuts()))
 
     def choose(self, error: float) -> Abstention:
         """The abstention that answers most rows at this error; refused where none promises it."""
         cuts = self.cuts()
-        best = min(cuts, key=lambda cut: cut.at_most)
+        least = min(cut["at_most"] for cut in cuts)
         needed = math.ceil(math.log(_RISK) / math.log1p(-error))
         require(
-            best.at_most <= error,
+            least <= error,
             "--at-error",
             f"{error:.3g} cannot be promised by {len(self.rows):,} answers to validation rows",
-            allowed=f"{best.at_most:.3g} or more, for the surest {best.share:.0%}",
+            allowed=f"{least:.3g} or more",
             hint=f"It takes {needed:,} rows at least, and few errors among them. {CALIBRATE}",
         )
-        above = next(cut.above for cut in cuts if cut.at_most <= error)
+        above = next(cut["above"] for cut in cuts if cut["at_most"] <= error)
         return Abstention(error, above, self._least_truth(max(above, 0.0), error))
 
     def _least_truth(self, above: float, error: float) -> float:
         """What the truth of other rows that are left out is below at most so often."""
         # The k-th smallest truth of R rows is a limit that a share of Beta(k, R + 1 - k) of other
         # rows falls below. The largest k is taken for which that is at most `error`, but for the
-        # risk. Take 1,000 rows and an error of 0.05: k is 34, not 50.
+        # risk. Take 1,000 rows and an error of 0.05: k is 32, not 50.
         from scipy.special import betainc
 
-        is_left_N = self.sureness < above
-        numbers, row_N = np.unique(self.rows[is_left_N], return_inverse=True)
-        least_R = np.full(len(numbers), np.inf)
-        np.minimum.at(least_R, row_N, self.truth[is_left_N])
-        places = np.arange(1, len(numbers) + 1)
+        is_left = self.sureness < above
+        least_R = _by_row(np.minimum, self.truth[is_left], self.rows[is_left])
+        places = np.arange(1, len(least_R) + 1)
         is_rare = betainc(places, places[::-1], error) >= 1 - _RISK
         return float(np.sort(least_R)[is_rare.sum() - 1]) if is_rare.any() else -math.inf
+
+
+def _by_row(combine: np.ufunc, values: Array, rows: Array) -> Array:
+    """The values of each row, combined to one."""
+    return combine.reduceat(values, np.unique(rows, return_index=True)[1])
