@@ -27,7 +27,8 @@ BENCHES = {
         "faults that verify finds, exact answers and their price, predict against a pipeline"
     ),
     "abstention": (
-        "predict --at-error: errors of given answers on fresh rows (--data for published sets)"
+        "predict: errors of given answers on fresh rows, files from elsewhere (--data for published"
+        " sets)"
     ),
     "audit": (
         "planted wrong labels, forecasts of more rows, false alarms, intervals, cost (--data for"

@@ -1,5 +1,5 @@
 """Whether answers that are given at an error are wrong as seldom as promised, on rows that nothing
-has seen.
+has seen; and whether files from elsewhere are named, and those of the same source are not.
 
 A small model is trained on each set. Its answers to the rows that training never saw, the set's own
 validation and test rows, are drawn into halves twenty times: one half calibrates, the other stands
@@ -9,21 +9,25 @@ for fresh rows. Training a model again for each draw would only move the errors,
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from benchmarks.claim import Claim, Options, not_here, quiet, reaching
+from benchmarks.claim import Claim, Options, bounded, not_here, quiet, reaching
 from flatout import HeadlinesConfig, MonitorConfig, TextDataConfig, TweetsConfig, fit
 from flatout.data.samples.headlines import HeadlinesTable
 from flatout.data.samples.tweets import TweetsTable
+from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table
 from flatout.errors import UserError
-from flatout.inference.run_predictor import FileOptions, RunPredictor
+from flatout.inference.fingerprint import describe_drift
+from flatout.inference.run_predictor import FileOptions
 from flatout.inference.text import Predictor
 from flatout.models.textcnn import TextCNNConfig
 from flatout.tasks.abstention import HeldOutAnswers
@@ -41,42 +45,91 @@ ERRORS = (0.01, 0.05, 0.1, 0.2)
 _DRAWS = 20
 _LEAST = 0.95  # of the draws, that keep the promise
 _CONFIDENCE = 0.95  # of the interval of an error on fresh rows
+_ASIDE = 0.15  # of the training rows, for files of the same source
+_ROWS_OF_FILE = 200
 _SAMPLES: dict[str, tuple[Any, Any]] = {
     "sample headlines": (HeadlinesConfig, HeadlinesTable),
     "sample tweets": (TweetsConfig, TweetsTable),
 }
 
 
+@dataclass(frozen=True, slots=True)
+class LabelledSet:
+    """A set of labelled texts, in parts that have no row in common."""
+
+    name: str
+    trained: dict[str, list[Any]]  # the columns of most training rows
+    aside: list[str]  # the texts of the others, which no run sees
+    unseen: list[Table]  # its validation and test rows
+
+    @classmethod
+    def of(cls, name: str, train: Table, unseen: list[Table]) -> LabelledSet:
+        rows = pa.Table.from_batches(train.blocks(["text", "label"]))
+        is_aside = np.random.default_rng(0).random(rows.num_rows) < _ASIDE
+        aside = rows["text"].filter(pa.array(is_aside)).to_pylist()
+        return cls(name, rows.filter(pa.array(~is_aside)).to_pydict(), aside, unseen)
+
+
 def claims(options: Options) -> Iterator[Claim]:
+    sets = list(_read_sets(options))
     with tempfile.TemporaryDirectory() as folder:
-        for name, held_out in _answers_of_sets(Path(folder), options):
+        for labelled in sets:
+            predictor = _train(Path(folder, labelled.name), labelled.trained, options)
+            held_out = score(predictor, labelled.unseen)
             for error in ERRORS:
-                yield _judge(name, held_out, error)
+                yield _judge(labelled.name, held_out, error)
+            yield from _drift_claims(predictor, labelled, sets)
 
 
-def _answers_of_sets(folder: Path, options: Options) -> Iterator[tuple[str, HeldOutAnswers]]:
-    """The answers to the rows of each set that its model was not trained on."""
+def _read_sets(options: Options) -> Iterator[LabelledSet]:
     if options.data is None:
         rows = options.choose(8_000, 2_000, 200)
         for name, (config, table) in _SAMPLES.items():
             sample = config(rows=rows, eval_rows=rows)
-            predictor = _train(folder / name, {"sample": sample}, options)
-            yield name, score(predictor, [table(sample, "test")])
+            yield LabelledSet.of(name, table(sample, "train"), [table(sample, "test")])
         return
     for name in SETS:
-        files = {path.stem: path for path in (options.data / name).glob("*.*")}
-        if "train" not in files:
-            continue
-        source = {"train": str(files["train"])}
-        predictor = _train(folder / name, source, options)
-        unseen = [files[split] for split in ("validation", "test") if split in files]
-        tables = [predictor.open(str(file), "evaluate") for file in unseen]
-        yield name, score(predictor, tables)
+        files = {path.stem: str(path) for path in (options.data / name).glob("*.*")}
+        if "train" in files:
+            unseen = [files[split] for split in ("validation", "test") if split in files]
+            tables = [open_table(file, where="--data") for file in (files["train"], *unseen)]
+            yield LabelledSet.of(name, tables[0], tables[1:])
 
 
-def _train(folder: Path, source: Mapping[str, Any], options: Options) -> RunPredictor:
+def _drift_claims(
+    predictor: Predictor, labelled: LabelledSet, sets: list[LabelledSet]
+) -> Iterator[Claim]:
+    """Whether files of other sets are named as unlike, and files of the same set are not."""
+    title = f"{labelled.name}: files of its own source that are named"
+    named, share = _count_named(predictor, labelled.aside)
+    note = f"{share:.1%} of the rows are unlike"
+    yield bounded(title, named, f"of {_DRAWS}", most=(1 - _LEAST) * _DRAWS, note=note)
+    counts = {}
+    for other in sets:
+        # one kind of text: tweets
+        if other.name.partition("_")[0] != labelled.name.partition("_")[0]:
+            counts[other.name], _ = _count_named(predictor, other.aside)
+    title = f"{labelled.name}: files of another source that are named"
+    note = ", ".join(f"{name} {count}" for name, count in counts.items())
+    files = _DRAWS * len(counts)
+    goal = _LEAST * files
+    yield reaching(title, sum(counts.values()), f"of {files}", least=goal, note=note)
+
+
+def _count_named(predictor: Predictor, texts: list[str]) -> tuple[int, float]:
+    """How many files of some of the texts are named, and which share of all texts is unlike."""
+    predictor.outputs(pa.array(texts, pa.string()))
+    assert predictor.unlike is not None
+    named = 0
+    for seed in range(_DRAWS):
+        drawn = np.random.default_rng(seed).permutation(predictor.unlike)[:_ROWS_OF_FILE]
+        named += bool(describe_drift(drawn))
+    return named, float((predictor.unlike > 1).mean())
+
+
+def _train(folder: Path, rows: dict[str, list[Any]], options: Options) -> Predictor:
     """A small network on a set; its validation rows are taken from the training rows."""
-    data = TextDataConfig(**source, batch_size=32, max_length=128, cache=str(folder / "cache"))
+    data = TextDataConfig(train=rows, batch_size=32, max_length=128, cache=str(folder / "cache"))
     epochs = options.choose(4, 2, 1)
     quiet_run = MonitorConfig(progress=False, verdict=False, rival=False)
     with quiet():
@@ -92,7 +145,7 @@ def _train(folder: Path, source: Mapping[str, Any], options: Options) -> RunPred
     return result.predictor
 
 
-def score(predictor: RunPredictor, tables: list[Table]) -> HeldOutAnswers:
+def score(predictor: Predictor, tables: list[Table]) -> HeldOutAnswers:
     """The answers to all rows of some tables."""
     parts = []
     for table in tables:

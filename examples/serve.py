@@ -34,7 +34,7 @@ Text = Annotated[
 ]
 
 
-def answer_waiting(predictor: Any, waiting: SimpleQueue) -> None:
+def answer_waiting(predictor: Any, waiting: SimpleQueue, counts: dict[str, int]) -> None:
     """While a batch is computed, requests wait; then all that wait are the next batch."""
     while True:
         taken = [waiting.get()]
@@ -44,6 +44,10 @@ def answer_waiting(predictor: Any, waiting: SimpleQueue) -> None:
             answers = iter(predictor.predict([text for texts, _ in taken for text in texts]))
             for texts, future in taken:
                 future.set_result(list(islice(answers, len(texts))))
+            counts["texts"] += sum(len(texts) for texts, _ in taken)
+            if predictor.unlike is not None:
+                counts["unlike"] += int((predictor.unlike > 1).sum())
+                predictor.unlike = None
         except Exception as error:
             # of any class: else this thread ends, and every later request waits for ever
             for _, future in taken:
@@ -51,11 +55,12 @@ def answer_waiting(predictor: Any, waiting: SimpleQueue) -> None:
 
 
 def make_app(run: Any, *, exact: bool = False) -> FastAPI:
-    """An app with one address, `/predict`."""
+    """An app with two addresses, `/predict` and `/counts`."""
     app = FastAPI(title="flatout")
     waiting = SimpleQueue()
+    counts = {"texts": 0, "unlike": 0}  # answered, and unlike the training texts
     predictor = replace(Predictor.load(run), exact=exact)
-    Thread(target=answer_waiting, args=(predictor, waiting), daemon=True).start()
+    Thread(target=answer_waiting, args=(predictor, waiting, counts), daemon=True).start()
 
     @app.middleware("http")
     async def limit(request: Request, answer: Any) -> Any:
@@ -82,6 +87,10 @@ def make_app(run: Any, *, exact: bool = False) -> FastAPI:
     ) -> list[dict[str, Any]]:
         waiting.put((texts, future := Future()))
         return list(map(asdict, future.result()))
+
+    @app.get("/counts")
+    def count() -> dict[str, int]:
+        return counts
 
     return app
 

@@ -113,6 +113,26 @@ def test_evaluate_prints_the_error_by_share_and_calibrates_by_other_rows(trained
     assert [cut["error"] for cut in kept.cuts()] == [cut["error"] for cut in cuts]
 
 
+def test_predict_names_a_file_that_is_unlike_the_training_texts(trained, tmp_path, capsys):
+    run, path = trained
+    assert verb("predict", run.folder, path, "--out", tmp_path / "answers.csv") == 0
+    assert "unlike" not in capsys.readouterr().err
+    lines = path.read_text(encoding="utf-8").splitlines()[1:41]
+    lines[29] = "a b c d e f g h i j k l m n o p q r s t u v,sport"
+    lines[:15] = ["words that no row of the training has ever had,politics"] * 15
+    other = tmp_path / "other.csv"
+    other.write_text("\n".join(["text,label", *lines, ""]), encoding="utf-8")
+    assert verb("predict", run.folder, other, "--out", tmp_path / "others.csv") == 0
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"{other}: 40% of the rows are unlike the training texts (usual:")
+    assert "most unlike: rows 1, 2, 3, 4, 5" in printed
+    assert (run.folder / "model" / "fingerprint.npz").stat().st_size < 1_000_000
+    few = tmp_path / "few.csv"
+    few.write_text("\n".join(["text,label", *lines[:3], ""]), encoding="utf-8")
+    assert verb("predict", run.folder, few, "--out", tmp_path / "others.csv") == 0
+    assert "unlike" not in capsys.readouterr().err
+
+
 def test_a_number_gets_an_interval_and_is_never_left_out(tmp_path, capsys):
     random = np.random.default_rng(0)
     sizes = random.integers(1, 9, 200)

@@ -176,7 +176,7 @@ MISTAKES = [
         ["bench", "spin"],
         (
             "no bench 'spin' (spine, shortcuts, operators, sources, headlines, bits, sequences,"
-            " loaders, bert, answers, audit, reuse, gpu, tune, scale, cluster, doctor,"
+            " loaders, bert, answers, abstention, audit, reuse, gpu, tune, scale, cluster, doctor,"
             " protections, quality). Did you mean 'spine'?"
         ),
     ),

@@ -111,6 +111,12 @@ def test_a_finished_run_answers_over_http(tmp_path):
     alone = load_predictor(run.folder, exact=True)
     expected = [list(map(asdict, alone.predict(each))) for each in texts]
     assert [each.json() for each in answers] == expected
+    answered = exact.get("/counts").json()
+    assert answered["texts"] == sum(map(len, texts))
+    assert 0 <= answered["unlike"] <= answered["texts"]
+    odd = {"texts": ["zzz " * 80] * 30}
+    assert exact.post("/predict", json=odd).status_code == 200
+    assert exact.get("/counts").json()["unlike"] == answered["unlike"] + 30
     refused = [{"texts": "not a list"}, {"texts": ["x" * 100_001]}, {"texts": ["x"] * 513}]
     assert {client.post("/predict", json=each).status_code for each in refused} == {422}
     assert client.post("/predict", json={"texts": ["x" * 90_000] * 50}).status_code == 413

@@ -17,8 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import xxhash
+from numpy.typing import NDArray
 
 from flatout.cli.answer_folder import answer_files
 from flatout.cli.run_arguments import (
@@ -36,6 +38,7 @@ from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.sources import files_in
 from flatout.distributed import engine
 from flatout.errors import require
+from flatout.inference.fingerprint import describe_drift
 from flatout.inference.run_predictor import WEIGHTS, FileOptions, ModelFolder, RunPredictor
 
 _MANY = "Write --out FOLDER/ for a folder of answers."
@@ -157,6 +160,7 @@ def answer(
         rows = 0
         given = 0
         answers = 0
+        unlike = list[NDArray[Any]]()
         replaced = list[str]()
         for answered in predictors[0].answer_table(table, options, predictors):
             write(answered.sentences if is_conll else answered.block)
@@ -164,6 +168,8 @@ def answer(
             rows += answered.block.num_rows
             given += answered.given
             answers += answered.answers
+            if answered.unlike is not None:
+                unlike.append(answered.unlike)  # two bytes a row
             replaced = answered.replaced
         # Raised while the answers are being written, so that an older file of that name stays.
         require(
@@ -174,6 +180,8 @@ def answer(
             f"{table.name}: {', '.join(replaced)} left out: the answers have columns of that name",
             file=sys.stderr,
         )
+    if unlike and (line := describe_drift(np.concatenate(unlike))):
+        print(f"{table.name}: {line}", file=sys.stderr)
     if (abstention := predictors[0].abstention) is not None:
         line = f"{table.name}: {given:,} of {answers:,} answers are given; {abstention.promise()}"
         print(line, file=sys.stderr)

@@ -43,6 +43,7 @@ from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, pair_separator
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require, settings_of
 from flatout.inference.export import export_encoder
+from flatout.inference.fingerprint import Fingerprint
 from flatout.models import kind_of, model_class
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
@@ -238,10 +239,16 @@ class Answered:
     answers: int = 0  # all of them
     # of a tagger: words and tags alone, for a file of CoNLL
     sentences: pa.RecordBatch | None = None
+    unlike: NDArray[Any] | None = None  # how unlike each row is to the training texts
 
     @classmethod
     def beside(
-        cls, block: pa.RecordBatch, added: dict[str, pa.Array], given: int = 0, answers: int = 0
+        cls,
+        block: pa.RecordBatch,
+        added: dict[str, pa.Array],
+        given: int = 0,
+        answers: int = 0,
+        unlike: NDArray[Any] | None = None,
     ) -> Answered:
         """A block with its answers, in place of columns of the same names."""
         kept = [number for number, name in enumerate(block.schema.names) if name not in added]
@@ -249,7 +256,7 @@ class Answered:
         names = [*(block.schema.names[number] for number in kept), *added]
         replaced = [name for name in block.schema.names if name in added]
         beside = pa.RecordBatch.from_arrays(columns, names=names)
-        return cls(beside, replaced, block.num_rows, given, answers)
+        return cls(beside, replaced, block.num_rows, given, answers, unlike)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +290,8 @@ class RunPredictor(ABC):
     exact: bool = False  # whether an answer is the same bit for bit beside any rows, on this device
     held_out: HeldOutAnswers | None = None  # to rows that were not trained on
     abstention: Abstention | None = None  # which answers are left out; None: none are
+    fingerprint: Fingerprint | None = None  # of the training texts
+    unlike: NDArray[Any] | None = None  # how unlike them each row is that was answered last
     # how texts longer than the network's rows are read; other rows are read whole
     long_texts = CUT
     # rows of exact answers, and rows that were computed for them
@@ -382,6 +391,7 @@ class RunPredictor(ABC):
             )
             found = cls.read_folder(folder, settings)
             found.held_out = HeldOutAnswers.read(folder.path)
+            found.fingerprint = Fingerprint.read(folder.path)
             found.model.to(torch.device(device)).eval()
             return found
 
@@ -420,6 +430,8 @@ class RunPredictor(ABC):
         `tokens`: a store's column, or the values of rows one after the other and their lengths.
         """
         if isinstance(tokens, tuple):
+            if self.fingerprint is not None:
+                self.unlike = self.fingerprint.compare(*tokens)
             tokens = Ragged.of(*tokens)
         order = np.arange(count)
         # For exact answers rows are repeated until each length fills its batches, and the repeated

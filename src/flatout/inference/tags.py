@@ -281,7 +281,8 @@ class TagPredictor(RunPredictor):
             # Each line of CoNLL needs a tag, also that of a word that is left out.
             written = pa.ListArray.from_arrays(offsets, pc.fill_null(tags, UNANSWERED))
             sentences = pa.RecordBatch.from_arrays([words, written], names=["words", "prediction"])
-            answered = Answered.beside(block, added, *_count_answers(rows, found))
+            counts = _count_answers(rows, found)
+            answered = Answered.beside(block, added, *counts, predictor.unlike)
             return replace(answered, sentences=sentences), found.lost
 
         for answered, lost in in_order(answer, others, self._words(table, options)):

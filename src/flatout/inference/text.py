@@ -258,7 +258,7 @@ class Predictor(RunPredictor):
             texts, block = piece
             columns = answer_columns(predictor, predictor.outputs(texts), options.top_k)
             given = len(texts) - columns["prediction"].null_count
-            return Answered.beside(block, columns, given, len(texts))
+            return Answered.beside(block, columns, given, len(texts), predictor.unlike)
 
         return in_order(answer, others, self._texts(table, options))
 

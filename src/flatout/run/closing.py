@@ -31,6 +31,7 @@ from flatout.engine.peaks import measured_peak
 from flatout.engine.pieces import TRAINING
 from flatout.engine.precision import LIGHTNING_NAMES, Precision, choose_precision
 from flatout.engine.run_length import EPOCHS
+from flatout.inference.fingerprint import Fingerprint
 from flatout.inference.run_predictor import RunPredictor
 from flatout.models.contract import is_pretrained
 from flatout.models.encoder.transformer import Transformer
@@ -144,6 +145,9 @@ def keep_answers(
     per_class = task.per_class()
     predictor = kind.predictor.of(task)
     predictor.held_out = task.held_out
+    if kind.keeps_rows:
+        splits = (ours.feeds.train.split, ours.feeds.validation.split)
+        predictor.fingerprint = Fingerprint.of(*splits, task.info.vocabulary.unknown)
     charts = [] if kind.draw is None else kind.draw(task, ours.feeds, folder.path)
     if context.ranks.is_first:
         if isinstance(config.model, nn.Module):
@@ -152,8 +156,8 @@ def keep_answers(
             folder.say(f"model/ is not written: {type(task).__name__} builds a network of its own")
         else:
             predictor.save(folder.path / "model", config.model)
-            if predictor.held_out is not None:
-                predictor.held_out.write(folder.path / "model")
+            for kept in filter(None, (predictor.held_out, predictor.fingerprint)):
+                kept.write(folder.path / "model")
         _measure_missing_peak(ours.feeds, training)
     return RunAnswers(predictor, per_class, charts)
 

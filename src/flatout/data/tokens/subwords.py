@@ -128,6 +128,7 @@ class Subwords:
         tokenizer.no_padding()
         self.tokenizer = tokenizer
         self.frame = frame
+        self.unknown = frame.unknown
         self.files = files
         self.size: int = tokenizer.get_vocab_size()
 

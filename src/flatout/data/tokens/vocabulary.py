@@ -82,6 +82,8 @@ class EncodedBlock:
 class Vocabulary:
     """A trained tokenizer, as encoder of text blocks."""
 
+    unknown = UNKNOWN_ID
+
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.size: int = tokenizer.get_vocab_size()
