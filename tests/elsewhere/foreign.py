@@ -47,7 +47,7 @@ class Seen(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, *others: Any
     ) -> None:
-        if outputs is not None:
+        if outputs:
             self.losses.append(float(outputs["loss"].cpu()))
             kept = change_tensors(outputs, lambda tensor: tensor.detach().cpu())
             self.outputs.append(sorted(f"{name} {value}" for name, value in kept.items()))

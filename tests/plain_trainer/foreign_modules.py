@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -167,6 +168,35 @@ class Square(torch.autograd.Function):
 class OwnFunction(Foreign):
     def loss_of(self, inputs: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(Square.apply(self.net(inputs)), labels)
+
+
+class Recurrent(Foreign):
+    """An LSTM lists its weights twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(1, 4, batch_first=True)
+        self.head = nn.Linear(4, 2)
+
+    def loss_of(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        states, _ = self.rnn(inputs[:, :2].unsqueeze(2))
+        return F.cross_entropy(self.head(states[:, -1]), labels)
+
+
+class Follows(Foreign):
+    """A second network follows the weights of the first, within the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 2)
+        self.second = nn.Linear(6, 2).requires_grad_(False)
+
+    def loss_of(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.second.weight.mul_(0.9).add_(self.first.weight, alpha=0.1)
+        outputs = self.first(inputs)
+        distance = (outputs - self.second(inputs)).square().mean()
+        return F.cross_entropy(outputs, labels) + distance
 
 
 class OfDicts(Foreign):
@@ -336,6 +366,20 @@ class CountsElsewhere(Foreign):
         return self.loss_of(*batch) * (1 / COUNTED[0])
 
 
+class StepsBack(Foreign):
+    """Adversarial training, whose own backward pass adds to gradients of the step before."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        inputs = batch[0].clone().requires_grad_()
+        self.loss_of(inputs, batch[1]).backward()
+        return self.loss_of(inputs.detach() + 0.1 * inputs.grad.sign(), batch[1])
+
+
+class Recomputes(Foreign):
+    def loss_of(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(checkpoint(self.net, inputs, use_reentrant=False), labels)
+
+
 class ChangesBatch(Foreign):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         batch[0].mul_(2)
@@ -396,6 +440,8 @@ SERVED = {
     "frozen parts": Case(Frozen),
     "an embedding bag": Case(Bags),
     "an autograd function": Case(OwnFunction),
+    "an LSTM": Case(Recurrent),
+    "a network that follows another": Case(Follows),
     "dictionaries": Case(OfDicts),
     "dataclasses": Case(OfDataclasses),
     "several losses": Case(Losses),
@@ -438,6 +484,10 @@ PLAIN = {
     "a counter elsewhere": Case(
         CountsElsewhere, reason="mul gets another plain number in each step at"
     ),
+    "a backward pass of its own": Case(
+        StepsBack, reason="neither weight nor buffer is read at a line of the backward pass"
+    ),
+    "activations that are computed again": Case(Recomputes, reason="its capture failed ("),
     "a changed batch": Case(ChangesBatch, reason="training_step changes its batch"),
     "a cycle of betas": Case(
         Cycles, reason="another value of betas of optimizer group 0 in each step"

@@ -68,6 +68,8 @@ def test_batches_share_a_signature_if_a_captured_step_serves_both():
     assert len(known) == len(like)  # the first two are alike
     assert signatures.shape_of([rows, {1}]) == "that hold a set"
     assert signatures.shape_of(rows.to_sparse()) == "with sparse tensors"
+    wants = signatures.shape_of([torch.zeros(2, requires_grad=True)])
+    assert wants == "with tensors that want a gradient"
 
 
 def test_a_buffer_has_the_containers_of_its_batch_and_takes_later_tensors():

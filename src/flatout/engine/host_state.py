@@ -79,6 +79,8 @@ def _state_of(value: object, depth: int) -> object:
         return value
     if isinstance(value, float):
         return repr(value)  # NaN does not equal itself
+    if isinstance(value, nn.Parameter):
+        return id(value)  # an LSTM lists its weights again
     if isinstance(value, Tensor):
         # neither weight nor buffer: nothing would restore its numbers after a trial
         return (id(value), value.requires_grad, value._version)

@@ -47,7 +47,7 @@ _STAYS_EQUAL = frozenset(
         *("is_global_zero", "max_epochs", "min_epochs", "max_steps", "min_steps", "max_time"),
         *("num_training_batches", "estimated_stepping_batches", "accumulate_grad_batches"),
         *("gradient_clip_val", "gradient_clip_algorithm", "precision", "datamodule"),
-        *("log_every_n_steps", "default_root_dir", "lightning_module", "model"),
+        *("log_every_n_steps", "default_root_dir", "lightning_module", "model", "state"),
     )
 )
 """What a step may read of its Trainer."""
@@ -375,7 +375,10 @@ def _address_of(tensor: Tensor) -> int:
 
 
 def _place() -> str:
-    """The file and line that asked, outside of libraries and of the engine."""
+    """The file and line that asked, outside of libraries and of the engine.
+
+    Backward passes run in a thread of torch's, where no line is known.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -383,4 +386,4 @@ def _place() -> str:
             path = Path(file)
             return f"{path.parent.name}/{path.name}:{frame.f_lineno}"
         frame = frame.f_back
-    return "an unknown place"
+    return "a line of the backward pass"

@@ -56,7 +56,9 @@ class Signatures:
                     return "with tensors that are not on the device"
                 if leaf.layout is not torch.strided:
                     return "with sparse tensors"
-                parts.append((tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.requires_grad))
+                if leaf.requires_grad:
+                    return "with tensors that want a gradient"
+                parts.append((tuple(leaf.shape), leaf.stride(), leaf.dtype))
             elif isinstance(leaf, _PLAIN):
                 # as text, as True equals 1, and NaN does not equal itself
                 parts.append(repr(leaf))
