@@ -11,7 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -27,7 +27,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 
 import train as train_command
-from flatout import BitMLPConfig, PeopleConfig, TextCNNConfig
+from flatout import BitMLPConfig, OptimConfig, PeopleConfig, TextCNNConfig
 from flatout.bits import BitData, GramDecoder
 from flatout.bits.task import GramsConfig
 from flatout.callbacks import ExactCheckpoint
@@ -76,8 +76,15 @@ def _bits_alone(times: int) -> Parts:
     return data, GramDecoder(BitMLPConfig(widths=[8]), settings, OPTIM)
 
 
+def _by_sgd(times: int) -> Parts:
+    data = TextData(sample=replace(every_model.HEADLINES, rows=64 * times), batch_size=8)
+    optim = OptimConfig(name="sgd", lr=0.01)
+    return data, Classifier(TextCNNConfig(embedding=8, filters=4), optim=optim)
+
+
 CASES = {
     **every_model.CASES,
+    "sgd": Case(_by_sgd),
     "several labels": Case(_several_labels),
     "bits without recombined texts": Case(_bits_alone),
 }
