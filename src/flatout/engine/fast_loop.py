@@ -216,12 +216,6 @@ class FastLoop(Callback):
             trainer, pl_module, self.step, self.graph, captured_before=self._captured_before
         )
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        # So many are unread only where no part of the Trainer reads them: they are dropped, as they
-        # would fill memory and checkpoints.
-        if len(self.losses.values) > _MOST_UNREAD:
-            self.take_losses()
-
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if internals.is_fitting(trainer) and self.is_active and self.losses.may_be_broken:
             self.take_losses()
@@ -286,6 +280,11 @@ class FastLoop(Callback):
         step = self.step
         side = self.side
         edge = self.edge
+        # So many are unread only where no part of the Trainer reads them: they are dropped, as they
+        # would fill memory and checkpoints. Not in a hook: `ExactCheckpoint` saves nothing after an
+        # error where a callback with a state may have missed its hook.
+        if len(self.losses.values) > _MOST_UNREAD:
+            self.take_losses()
         # An edge never waits for the device: it is an event or the host's clock (see `edge`).
         started = edge(0)
         arguments = tuple(kwargs.values())
