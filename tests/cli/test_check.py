@@ -212,7 +212,9 @@ def test_the_command_of_a_file_with_an_odd_name_and_delimiter_can_be_typed(tmp_p
     lines = [f"some words of row {i};{'ab'[i % 2]}" for i in range(60)]
     path.write_text("\n".join(["text;label", *lines]), encoding="utf-8")
     assert verb("check", path, "data.read.delimiter=';'") == 0
-    command = shlex.split(capsys.readouterr().out.rsplit("python -m train ", 1)[1])
+    typed = capsys.readouterr().out.rsplit("python -m train ", 1)[1]
+    assert f"""data.source="'{path}'" """ in typed
+    command = shlex.split(typed)
     assert read_settings(TextDataConfig, command).source == str(path)
     assert compose_run(command).data.read.delimiter == ";"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
@@ -83,11 +84,22 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(report.as_dict(), indent=1, ensure_ascii=False))
     else:
-        show(report, report.command(key, quoted(source), settings))
+        word = quoted(source)
+        command = report.command(key, word, settings)
+        show(report, command.replace(shlex.quote(word), _quote_for_shell(word)))
     if report.count(Level.error):
         sys.exit(EXIT_CODE)
     if arguments.strict and report.count(Level.warning):
         sys.exit(1)
+
+
+def _quote_for_shell(word: str) -> str:
+    """A word for a shell, readable where it has quotes for Hydra already.
+
+    `'rows-[12].csv'` → `"'rows-[12].csv'"`, where `shlex` makes `''"'"'rows-[12].csv'"'"''`.
+    """
+    is_plain = "'" in word and not set(word) & set('"$`\\!')
+    return f'"{word}"' if is_plain else shlex.quote(word)
 
 
 def _names_of_settings(kind: type) -> set[str]:

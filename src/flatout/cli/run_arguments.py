@@ -29,7 +29,7 @@ from flatout.inference.run_predictor import FileOptions, ModelFolder, RunPredict
 from flatout.run.kinds import load_predictor
 from flatout.run.run_folder import SETTINGS
 
-FILES = "csv, tsv, json, jsonl, parquet, arrow, npy or hdf5"
+FILES = "csv, tsv, json, jsonl, conll, parquet, arrow, npy or hdf5"
 
 
 @contextmanager
