@@ -114,3 +114,21 @@ def test_an_error_between_two_blocks_leaves_no_file_and_no_other_message(tmp_pat
     gc.collect()
     assert not found
     assert not list(tmp_path.iterdir())
+
+
+def test_sentences_are_written_a_word_a_line_whatever_is_in_a_word(tmp_path):
+    sentences = pa.RecordBatch.from_pydict(
+        {"words": [["a\tb", "c\n"], [], ["d"]], "tags": [["X", None], [], ["Y"]]}
+    )
+    for suffix, written in (
+        ("conll", "a b\tX\nc\t_\n\n\nd\tY\n\n"),
+        ("conllu", CONLL_U_WRITTEN),
+    ):
+        path = tmp_path / f"answers.{suffix}"
+        with block_writer(str(path), formats=[f".{suffix}"]) as write:
+            write(sentences)
+        assert path.read_text("utf-8") == written
+
+
+_REST = "\t_" * 6
+CONLL_U_WRITTEN = f"1\ta b\t_\tX{_REST}\n2\tc\t_\t_{_REST}\n\n\n1\td\t_\tY{_REST}\n\n"

@@ -136,8 +136,9 @@ def _format_writer(
         for sentence in zip(words, tags, strict=True):
             lines = []
             for number, word_and_tag in enumerate(zip(*sentence, strict=True), 1):
-                # A tab or a line end inside a word would be read as the end of its column.
-                word, tag = (" ".join(text.split()) for text in word_and_tag)
+                # A tab or a line end inside a word would be read as the end of its column. A word
+                # without a tag has `_`, as in CoNLL-U.
+                word, tag = (" ".join((text or "_").split()) for text in word_and_tag)
                 fields = [word, tag]
                 if suffix == CONLL_U:
                     fields = [str(number), word, "_", tag, *["_"] * 6]
