@@ -26,6 +26,7 @@ from flatout.engine.optimizer import OWN, OptimConfig
 from flatout.engine.precision import Precision
 from flatout.errors import LARGEST_SEED, check_settings, did_you_mean, require, setting, settings_of
 from flatout.models import model_class
+from flatout.models.bilstm import BiLSTMConfig
 from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
 from flatout.tasks.task import Task
 from flatout.tasks.task_class import TaskClass
@@ -214,6 +215,13 @@ class RunConfig:
         if self.has_own_parts:
             _require_own_parts(self.task, self.data)
             _require_no_optimizer(self.optim)
+            require(
+                # the settings of the command line choose a BiLSTM where nothing is typed
+                self.model in (None, BiLSTMConfig()),
+                "model",
+                "a module of your own builds its network itself",
+                hint="Leave it out, and pass its arguments as task.NAME=VALUE.",
+            )
             require(
                 not self.is_sharded,
                 _OF_FSDP,

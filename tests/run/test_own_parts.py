@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout import CheckpointConfig, RunConfig, UserError
+from flatout import CheckpointConfig, RunConfig, UserError, fit
 from flatout.checkpoints.folder import read_weights
 from flatout.engine.optimizer import OptimConfig
 from flatout.perf.verdict import experiments, own_tries
@@ -383,6 +383,10 @@ MISTAKES = {
         [*own(), "optim.lr=1e-3"],
         "optim.lr: a module of your own makes its optimizer itself. Leave it out, and set it in",
     ),
+    "a network for a module that builds its own": (
+        [*own(), "model.hidden=8"],
+        "model: a module of your own builds its network itself. Leave it out, and pass",
+    ),
     "an optimizer for such a module": (
         [*own(), "optim.name=sgd"],
         "optim.name: a module of your own makes its optimizer itself.",
@@ -421,6 +425,15 @@ ANSWERS = {
 }
 """What a module answers is known when it trains."""
 MISTAKES |= ANSWERS
+
+
+def test_fit_takes_a_module_in_the_place_of_the_model(package):
+    mypkg = importlib.import_module("mypkg")
+    parts: Any = {"output": package / "runs", "logger": "none", "epochs": 1, "precision": "fp32"}
+    fit(mypkg.MyData(), mypkg.MyModule(), **parts)
+    assert summary_of(package)["model"]["name"] == "MyModule"
+    with pytest.raises(UserError, match=r"optim\.lr: a module of your own makes its optimizer"):
+        fit(mypkg.MyData(), mypkg.MyModule(), optim={"lr": 1e-3}, **parts)
 
 
 @pytest.mark.filterwarnings("ignore:.*configure_optimizers. returned .None.*")

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 from torch import nn
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
@@ -34,6 +35,7 @@ from flatout.data.text import TextDataConfig
 from flatout.distributed.engine import device_of, train_on_ray
 from flatout.distributed.processes import end_with_parent, interrupt_once, redirect_output
 from flatout.distributed.ranks import Ranks
+from flatout.engine.lightning_internals import overrides
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import (
     EXIT_CODE,
@@ -287,6 +289,21 @@ def _run_rank(
     }
 
 
+def _part_from_task(model: object, settings: dict[str, Any]) -> tuple[object, dict[str, Any]]:
+    """The network of a model, and the settings with its task: the user's own module is all task."""
+    if isinstance(model, Task):
+        is_ours = type(model) in [kind.task for kind in KINDS]
+        task = model.config if is_ours else TaskClass(type(model), model.config)
+        network = model.model if model.model_config is None else model.model_config
+        return network, {"task": task, "optim": model.optim, **settings}
+    trains_itself = isinstance(model, L.LightningModule) and overrides(
+        model, "training_step", L.LightningModule
+    )
+    if trains_itself:
+        return None, {"task": model, **settings}
+    return model, settings
+
+
 def _hint_for(name: str, known: Sequence[str], data: object, model: object) -> str:
     """Where a setting belongs that `fit` does not take, or the nearest one that it takes."""
     groups: dict[str, Any] = {
@@ -323,8 +340,8 @@ def fit(
     """Train a model on a table.
 
     `data` is a DataModule or its Config, or a table of texts in a file or in memory. `model` is a
-    task, the Config of a network, or a network. `settings` are fields of RunConfig; `max_epochs` is
-    short for `trainer.max_epochs`, and `epochs` another name for it.
+    task, the Config of a network, a network, or your own LightningModule. `settings` are fields of
+    RunConfig; `max_epochs` is short for `trainer.max_epochs`, and `epochs` another name for it.
     """
     require(
         epochs is None or max_epochs is None,
@@ -353,11 +370,7 @@ def fit(
     if isinstance(data, StoreData):
         settings.setdefault("seed", data.seed)
         data = data.config
-    if isinstance(model, Task):
-        is_ours = type(model) in [kind.task for kind in KINDS]
-        task = model.config if is_ours else TaskClass(type(model), model.config)
-        settings = {"task": task, "optim": model.optim, **settings}
-        model = model.model if model.model_config is None else model.model_config
+    model, settings = _part_from_task(model, settings)
     known = ("epochs", "max_epochs", "folder", *RunConfig.__dataclass_fields__)
     unknown = sorted(settings.keys() - set(known))
     require(
