@@ -113,12 +113,14 @@ def test_a_sweep_without_confirming_runs_is_a_table_of_its_trials(tmp_path, caps
         "number,status,value,model.hidden,val/accuracy,note,folder\n"
         "0,complete,0.85123,8,0.85123,,0\n"
         "1,failed,,16,,no memory,1\n"
+        "2,running\n"
     )
     assert verb("compare", tmp_path) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["number", "status", "value", "model.hidden", "note"] in lines
     assert ["0", "complete", "0.8512", "8"] in lines
     assert ["1", "failed", "16", "no", "memory"] in lines
+    assert ["2", "running"] in lines, "half a row"
     assert verb("compare", tmp_path, tmp_path) == 2
     assert f"python -m flatout compare {tmp_path} lists its trials" in capsys.readouterr().err
 

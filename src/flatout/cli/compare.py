@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flatout.bits.exposure_page import NUMBERS, read_exposure
-from flatout.errors import UserError, require
+from flatout.errors import UserError, printable, require
 from flatout.ladder.compare_runs import Comparison, compare_groups, summaries_in
 from flatout.report.closing import plain_table
 from flatout.report.figures import Curve, line_chart
@@ -92,18 +92,20 @@ def _is_group(folder: Path) -> bool:
 
 def show_trials(folder: Path) -> None:
     """Print a row for each trial of a sweep: what was set, its metric, and why it failed."""
-    with (folder / TRIALS).open(encoding="utf-8", newline="") as file:
-        heads, *rows = csv.reader(file)
+    # the folder may come from others, so cells may be missing or odd
+    with (folder / TRIALS).open(encoding="utf-8", errors="replace", newline="") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+        heads = reader.fieldnames or []
+    # Columns without any cell are left out, and all metrics of many trials would be too wide. The
+    # folder of a trial is named by its number.
+    shown = [head for head in heads if any(row[head] for row in rows) and head != "folder"]
+    shown = [head for head in shown if not head.startswith(("val/", "test/"))]
     table = plain_table(title=Text(f"trials of {folder}; value: what they are compared by"))
-    shown = []
-    for number, head in enumerate(heads):
-        is_empty = not any(row[number] for row in rows)
-        # all metrics of many trials would be too wide; the folder is named by the number
-        if not is_empty and head != "folder" and not head.startswith(("val/", "test/")):
-            shown.append(number)
-            table.add_column(head, overflow="fold")
+    for head in shown:
+        table.add_column(Text(printable(head)), overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_shorten(row[number])) for number in shown))
+        table.add_row(*(Text(printable(_shorten(row[head] or ""))) for head in shown))
     console = Console(highlight=False)
     console.print(table)
     lines = [f"all metrics: {folder / TRIALS}"]

@@ -47,14 +47,14 @@ class Comparison:
     def lines(self, first: str = "the first", second: str = "the second") -> list[str]:
         """What to print below the table; the two groups by these names."""
         # of the second group, and positive where that group is better
-        gain = self.difference if self.unit else self.difference.reversed()
+        gain = self.difference if self.unit else self.difference.reverse()
         if gain.value == 0:
             return [*self.notes, "both are equal"]
         better = first
         if gain.value > 0:
             better = second
         else:
-            gain = gain.reversed()
+            gain = gain.reverse()
         unit = f" {self.unit}" if self.unit else f" in {self.metric}, where less is better"
         sentence = f"{better} is better by {gain.value:.3g}{unit} ({_describe_certainty(gain)})"
         return [*self.notes, sentence]
@@ -189,7 +189,7 @@ class Estimate:
     low: float | None = None
     high: float | None = None
 
-    def reversed(self) -> Estimate:
+    def reverse(self) -> Estimate:
         """The same difference, of the first over the second."""
         if self.low is None or self.high is None:
             return Estimate(-self.value)
