@@ -100,14 +100,15 @@ def test_a_sweep_keeps_no_secret_and_is_resumed_by_typing_it_again(in_tmp, capfd
     assert verb("sweep", *words, "trials=1", "confirm=0", "hydra.sweep.dir=runs/searched") == 0
     assert files_with(SECRET, in_tmp) == []
     capfd.readouterr()
-    assert verb("sweep", "resume", "runs/searched") == 2
+    resume = ("sweep", "resume", "runs/searched", "data.cache=cache")
+    assert verb(*resume) == 2
     assert (
         "sweep resume: the folder holds no secrets, as of data.encoding.secret"
         in capfd.readouterr().err
     )
-    assert verb("sweep", "resume", "runs/searched", "data.encoding.secret=another") == 2
+    assert verb(*resume, "data.encoding.secret=another") == 2
     capfd.readouterr()
-    assert verb("sweep", "resume", "runs/searched", f"data.encoding.secret={SECRET}") == 0
+    assert verb(*resume, f"data.encoding.secret={SECRET}") == 0
     printed = capfd.readouterr()
     assert SECRET not in printed.out + printed.err
     assert files_with(SECRET, in_tmp) == []
