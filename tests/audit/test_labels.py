@@ -19,7 +19,14 @@ from flatout.audit.text_folds import TextFolds
 
 def test_rows_that_the_model_gives_to_another_class_are_suspects_the_surest_first():
     probabilities = np.array(
-        [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.2, 0.8], [0.1, 0.9], [0.95, 0.05]]
+        [
+            [0.9, 0.1],
+            [0.8, 0.2],
+            [0.3, 0.7],
+            [0.2, 0.8],
+            [0.1, 0.9],
+            [0.95, 0.05],
+        ]
     )
     labels = np.array([0, 0, 0, 1, 1, 1])
     found = find_suspects(probabilities, labels)
@@ -46,7 +53,14 @@ def test_suspects_that_pile_up_in_a_rare_class_are_found():
 
 def test_suspects_can_be_put_in_the_order_of_another_model():
     probabilities = np.array(
-        [[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.2, 0.8], [0.1, 0.9], [0.95, 0.05]]
+        [
+            [0.9, 0.1],
+            [0.8, 0.2],
+            [0.3, 0.7],
+            [0.2, 0.8],
+            [0.1, 0.9],
+            [0.95, 0.05],
+        ]
     )
     found = find_suspects(probabilities, np.array([0, 0, 0, 1, 1, 1])).in_order_of(
         np.linspace(0.9, 0.4, 6)
@@ -146,4 +160,10 @@ def test_a_falling_error_promises_a_gain_and_a_flat_one_none():
 
 
 def test_numbers_of_rows_are_round():
-    assert [round_number(each) for each in (0, 3, 24, 999, 2_400)] == [1, 2, 20, 500, 2_000]
+    assert [round_number(each) for each in (0, 3, 24, 999, 2_400)] == [
+        1,
+        2,
+        20,
+        500,
+        2_000,
+    ]

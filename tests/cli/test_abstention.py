@@ -9,7 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flatout import BiLSTMConfig, OptimConfig, TextDataConfig, load_predictor
+from flatout import (
+    BiLSTMConfig,
+    OptimConfig,
+    TextDataConfig,
+    load_predictor,
+)
 from tests.fitting import quiet_fit
 from tests.refusals import require_printed
 from tests.run_files import read_csv, write_jsonl
@@ -18,7 +23,11 @@ from tests.verbs import verb
 
 def write_rows(path: Path, rows: int, seed: int) -> Path:
     """Labelled rows; one in four has words that say nothing of its label."""
-    words = {"politics": "senate ballot", "sport": "striker playoff", "science": "comet orbit"}
+    words = {
+        "politics": "senate ballot",
+        "sport": "striker playoff",
+        "science": "comet orbit",
+    }
     random = np.random.default_rng(seed)
     lines = ["text,label"]
     for _ in range(rows):
@@ -40,7 +49,13 @@ def trained(tmp_path_factory):
         batch_size=16,
     )
     model = BiLSTMConfig(embedding=8, hidden=8)
-    run = quiet_fit(data, model, epochs=3, output=str(folder), optim=OptimConfig(lr=0.02))
+    run = quiet_fit(
+        data,
+        model,
+        epochs=3,
+        output=str(folder),
+        optim=OptimConfig(lr=0.02),
+    )
     return run, write_rows(folder / "fresh.csv", 300, 2)
 
 
@@ -66,7 +81,12 @@ def test_predict_leaves_unsure_answers_out_and_names_what_is_possible(trained, t
     assert {row["possible"] for row in given} == {""}
     assert sum(row["label"] in row["possible"].split("|") for row in left) >= 0.95 * len(left)
     line = f"{len(given)} of 300 answers are given; at most 5 % of them are wrong"
-    require_printed(capsys.readouterr().err, line, "(95 % confidence)", "the same source")
+    require_printed(
+        capsys.readouterr().err,
+        line,
+        "(95 % confidence)",
+        "the same source",
+    )
     answers = load_predictor(run.folder, at_error=0.05).predict([row["text"] for row in rows])
     assert [answer.label or "" for answer in answers] == [row["prediction"] for row in rows]
     assert ["|".join(answer.possible or []) for answer in answers] == [
@@ -84,7 +104,12 @@ def test_an_error_that_is_no_share_is_refused(trained, error, capsys):
 def test_a_value_that_begins_as_an_option_is_refused_with_how_it_is_written(trained, capsys):
     run, path = trained
     assert verb("predict", run.folder, path, "--at-error", "-3%") == 2
-    require_printed(capsys.readouterr().err, "--at-error", "begins with '-'", "--at-error=VALUE.")
+    require_printed(
+        capsys.readouterr().err,
+        "--at-error",
+        "begins with '-'",
+        "--at-error=VALUE.",
+    )
 
 
 def test_an_error_that_cannot_be_promised_is_refused_with_the_rows_that_it_takes(
@@ -94,7 +119,9 @@ def test_an_error_that_cannot_be_promised_is_refused_with_the_rows_that_it_takes
     out = tmp_path / "answers.csv"
     assert verb("predict", run.folder, path, "--at-error", "0.5%", "--out", out) == 2
     require_printed(
-        capsys.readouterr().err, "400 answers to validation rows", "It takes 1,196 rows"
+        capsys.readouterr().err,
+        "400 answers to validation rows",
+        "It takes 1,196 rows",
     )
     assert not out.exists()
 
@@ -139,15 +166,27 @@ def test_a_number_gets_an_interval_and_is_never_left_out(tmp_path, capsys):
     noise = random.normal(0, 0.1, 200)
     texts = ["long " * size for size in sizes]
     table = {"text": texts, "label": (sizes + noise).tolist()}
-    given = {"train": table, "validation": {name: rows[::-1] for name, rows in table.items()}}
+    given = {
+        "train": table,
+        "validation": {name: rows[::-1] for name, rows in table.items()},
+    }
     data = TextDataConfig(problem="regression", batch_size=50, cache=str(tmp_path), **given)
-    run = quiet_fit(data, BiLSTMConfig(embedding=4, hidden=4), epochs=1, output=str(tmp_path))
+    run = quiet_fit(
+        data,
+        BiLSTMConfig(embedding=4, hidden=4),
+        epochs=1,
+        output=str(tmp_path),
+    )
     assert run.summary["abstention"] == []
     file = tmp_path / "rows.jsonl"
     write_jsonl(file, [{"text": text} for text in texts])
     out = tmp_path / "answers.jsonl"
     assert verb("predict", run.folder, file, "--at-error", "10%", "--out", out) == 0
-    require_printed(capsys.readouterr().err, "200 of 200 answers", "outside of their interval")
+    require_printed(
+        capsys.readouterr().err,
+        "200 of 200 answers",
+        "outside of their interval",
+    )
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     held = 0
     for row, truth in zip(rows, table["label"], strict=True):
@@ -158,4 +197,8 @@ def test_a_number_gets_an_interval_and_is_never_left_out(tmp_path, capsys):
     (answer,) = load_predictor(run.folder, at_error=0.1).predict([texts[0]])
     assert answer.possible == pytest.approx(rows[0]["possible"], abs=1e-5)
     assert verb("predict", run.folder, file, "--at-error", "1%") == 2
-    require_printed(capsys.readouterr().err, "200 answers to validation rows", "takes 597 rows")
+    require_printed(
+        capsys.readouterr().err,
+        "200 answers to validation rows",
+        "takes 597 rows",
+    )

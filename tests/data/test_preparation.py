@@ -86,7 +86,9 @@ def test_stratified_splits_share_out_rare_labels_where_there_are_several_a_row()
     for row in range(0, 1_000, 20):
         labels[row].append("rare")
     config = TextDataConfig(
-        train=table_of(1_000) | {"label": labels}, problem=Problem.multi, split_by="stratified"
+        train=table_of(1_000) | {"label": labels},
+        problem=Problem.multi,
+        split_by="stratified",
     )
     rows = split_rows(config)
     for split in ("validation", "test"):
@@ -130,7 +132,10 @@ def test_dropping_leaks_repeats_and_conflicts_leaves_the_rest():
     for setting, expected in kept.items():
         clean = CleaningConfig(**{setting: "drop"})
         config = TextDataConfig(
-            train=train, test=test, validation={"text": ["v v"], "label": ["x"]}, clean=clean
+            train=train,
+            test=test,
+            validation={"text": ["v v"], "label": ["x"]},
+            clean=clean,
         )
         assert split_rows(config)["train"] == expected, setting
         assert split_rows(config)["test"] == [0, 1]
@@ -139,7 +144,10 @@ def test_dropping_leaks_repeats_and_conflicts_leaves_the_rest():
 def test_two_texts_whose_hash_for_splits_is_equal_are_no_conflict():
     word = "".join("ab"[number.bit_count() % 2] for number in range(2_048))
     others = word.translate(str.maketrans("ab", "ba"))
-    table = {"text": ["one more", word, others, word], "label": ["a", "a", "b", "a"]}
+    table = {
+        "text": ["one more", word, others, word],
+        "label": ["a", "a", "b", "a"],
+    }
     config = TextDataConfig(
         train=table,
         validation=table_of(9),
@@ -182,14 +190,16 @@ def test_several_columns_are_joined_and_gaps_left_out():
 def test_a_file_that_changes_while_it_is_read_ends_the_build(tmp_path: Path, monkeypatch):
     path = tmp_path / "rows.csv"
     path.write_text(
-        "text,label\n" + "".join(f"row {i},{'ab'[i % 2]}\n" for i in range(100)), encoding="utf-8"
+        "text,label\n" + "".join(f"row {i},{'ab'[i % 2]}\n" for i in range(100)),
+        encoding="utf-8",
     )
     run = TextSurvey.run
 
     def then_changed(self, told):
         found = run(self, told)
         path.write_text(
-            path.read_text(encoding="utf-8").replace("row 7,", "row X,"), encoding="utf-8"
+            path.read_text(encoding="utf-8").replace("row 7,", "row X,"),
+            encoding="utf-8",
         )
         return found
 
@@ -208,7 +218,10 @@ def test_an_opened_store_says_the_same_as_a_built_one():
 def test_numbers_are_scaled_by_the_rows_that_are_kept():
     values = [float(i % 10) for i in range(200)]
     prepared = open_store(
-        TextDataConfig(train=table_of(200) | {"label": values}, problem=Problem.regression)
+        TextDataConfig(
+            train=table_of(200) | {"label": values},
+            problem=Problem.regression,
+        )
     )
     kept = [values[row] for row in prepared.store.splits["train"].fixed("rows")]
     np.testing.assert_allclose(prepared.facts["target_mean"], np.mean(kept))
@@ -216,18 +229,43 @@ def test_numbers_are_scaled_by_the_rows_that_are_kept():
 
 
 def test_of_rows_with_numbers_those_with_the_same_text_and_number_are_repeats():
-    rows = {"text": ["a a", "b b", "a a", "a a", "c c"], "label": [1.0, 2.0, 1.0, 5.0, 3.0]}
+    rows = {
+        "text": ["a a", "b b", "a a", "a a", "c c"],
+        "label": [1.0, 2.0, 1.0, 5.0, 3.0],
+    }
     others = {
         "validation": {"text": ["v v"], "label": [1.0]},
         "test": {"text": ["t t"], "label": [2.0]},
     }
     clean = CleaningConfig(duplicates="drop")
     config = TextDataConfig(train=rows, **others, problem=Problem.regression, clean=clean)
-    assert split_rows(config) == {"train": [0, 1, 3, 4], "validation": [0], "test": [0]}
+    assert split_rows(config) == {
+        "train": [0, 1, 3, 4],
+        "validation": [0],
+        "test": [0],
+    }
 
 
 KNOWN = (
-    [0, 6, 19, 20, 25, 37, 50, 62, 75, 85, 90, 120, 140, 142, 157, 165, 174],
+    [
+        0,
+        6,
+        19,
+        20,
+        25,
+        37,
+        50,
+        62,
+        75,
+        85,
+        90,
+        120,
+        140,
+        142,
+        157,
+        165,
+        174,
+    ],
     [
         9,
         14,
@@ -271,7 +309,10 @@ def test_numbers_that_fp32_cannot_tell_apart_are_refused():
 
 
 def test_one_number_in_all_rows_is_refused_as_one_class_is():
-    alike = {"text": [f"word{row % 10} x{row}" for row in range(200)], "label": [4.0] * 200}
+    alike = {
+        "text": [f"word{row % 10} x{row}" for row in range(200)],
+        "label": [4.0] * 200,
+    }
     with refused("data.label", "the number 4", fix="data.label=COLUMN"):
         TextData(train=alike, problem=Problem.regression).setup("fit")
 
@@ -287,7 +328,10 @@ def test_the_groups_of_rows_stand_in_the_store_where_the_column_is_there():
         assert len(set(zip(names, numbers, strict=True))) == len(set(numbers))
         assert len(set(numbers)) == len(set(names) - {None}) + names.count(None)
     # A file for each split, of which one has no such column: its rows are groups of one row.
-    tables = {"train": table_of(60, who=who[:60]), "validation": table_of(20, who=who[:20])}
+    tables = {
+        "train": table_of(60, who=who[:60]),
+        "validation": table_of(20, who=who[:20]),
+    }
     parted = open_store(TextDataConfig(**tables, test=table_of(30), **grouped)).store
     assert len(set(parted.splits["test"].fixed("groups").tolist())) == 30
     single = open_store(TextDataConfig(train=table_of(90))).store

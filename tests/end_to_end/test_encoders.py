@@ -43,19 +43,30 @@ SMALL = TransformerConfig(hidden=32, layers=2, heads=4)
 
 def table(rows: int, seed: int = 0) -> dict[str, list[Any]]:
     random = np.random.default_rng(seed)
-    things = {"animals": ["cat", "dog", "horse"], "plants": ["rose", "oak", "fern"]}
+    things = {
+        "animals": ["cat", "dog", "horse"],
+        "plants": ["rose", "oak", "fern"],
+    }
     texts = []
     labels = []
     for number in range(rows):
         topic = list(things)[number % 2]
         words = [f"w{random.integers(30)}" for _ in range(random.integers(1, 12))]
-        words.insert(random.integers(len(words) + 1), things[topic][random.integers(3)])
+        words.insert(
+            random.integers(len(words) + 1),
+            things[topic][random.integers(3)],
+        )
         texts.append(f"{' '.join(words)} {number}")
         labels.append(topic)
     return {"text": texts, "label": labels}
 
 
-def run(tmp_path: Path, data: TextDataConfig, model: TransformerConfig = SMALL, **settings: Any):
+def run(
+    tmp_path: Path,
+    data: TextDataConfig,
+    model: TransformerConfig = SMALL,
+    **settings: Any,
+):
     given: dict[str, Any] = {
         "optim": OptimConfig(lr=3e-3),
         "epochs": 4,
@@ -102,7 +113,10 @@ def test_pretrained_weights_get_small_steps_unless_a_person_says_otherwise(class
     assert verb("export", classes.folder, "--out", tmp_path / "plain") == 0
     pretrained = TransformerConfig(pretrained=str(tmp_path / "plain"))
     data = TextDataConfig(train=table(60), cache=str(tmp_path))
-    for optim, rate in ((OptimConfig(), "5e-05"), (OptimConfig(lr=3e-4), None)):
+    for optim, rate in (
+        (OptimConfig(), "5e-05"),
+        (OptimConfig(lr=3e-4), None),
+    ):
         summary = run(tmp_path, data, pretrained, optim=optim, epochs=1).summary
         chosen = choices_of(summary)
         assert chosen.get("optim.lr") == rate
@@ -130,7 +144,13 @@ def test_answers_in_sixteen_bits_are_near_those_of_fp32_which_a_cpu_gives_unaske
     file = write_columns(tmp_path / "rows.jsonl", {"text": texts})
     found = {
         name: answered(
-            classes.folder, file, tmp_path / "out.jsonl", "--device", "cpu", "--precision", name
+            classes.folder,
+            file,
+            tmp_path / "out.jsonl",
+            "--device",
+            "cpu",
+            "--precision",
+            name,
         )
         for name in ("auto", "fp32", "bf16")
     }
@@ -157,10 +177,25 @@ def test_tags_in_sixteen_bits_are_near_those_of_fp32(tags):
 
 def test_taggers_part_sentences_at_marks_and_read_words_without_tags(tags, tmp_path):
     said = 'met "Zarbo (the new one)", in Velm.'
-    words = ["met", '"', "Zarbo", "(", "the", "new", "one", ")", '"', ",", "in", "Velm", "."]
+    words = [
+        "met",
+        '"',
+        "Zarbo",
+        "(",
+        "the",
+        "new",
+        "one",
+        ")",
+        '"',
+        ",",
+        "in",
+        "Velm",
+        ".",
+    ]
     assert tags.predict([said])[0].words == words
     (tmp_path / "said.csv").write_text(
-        f'sentence\n"{said.replace(chr(34), chr(34) * 2)}"\n', encoding="utf-8"
+        f'sentence\n"{said.replace(chr(34), chr(34) * 2)}"\n',
+        encoding="utf-8",
     )
     (tmp_path / "said.conll").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
     found = []
@@ -170,7 +205,12 @@ def test_taggers_part_sentences_at_marks_and_read_words_without_tags(tags, tmp_p
     ):
         assert (
             verb(
-                "predict", tags.folder, tmp_path / name, *words_of, "--out", tmp_path / "out.jsonl"
+                "predict",
+                tags.folder,
+                tmp_path / name,
+                *words_of,
+                "--out",
+                tmp_path / "out.jsonl",
             )
             == 0
         )
@@ -222,7 +262,10 @@ def test_pairs_are_parted_as_the_tokenizer_parts_them(tmp_path):
     }
     data["label"] = ["no", "yes", "yes"] * 100
     config = TextDataConfig(
-        train=data, text=["premise", "hypothesis"], pair=True, cache=str(tmp_path)
+        train=data,
+        text=["premise", "hypothesis"],
+        pair=True,
+        cache=str(tmp_path),
     )
     result = run(tmp_path, config, epochs=1)
     model = result.predictor.model
@@ -232,11 +275,22 @@ def test_pairs_are_parted_as_the_tokenizer_parts_them(tmp_path):
     assert again.predict([pair])[0].probability == pytest.approx(
         result.predict([pair])[0].probability, abs=1e-6
     )
-    assert verb("evaluate", result.folder, write_columns(tmp_path / "rows.jsonl", data)) == 0
+    assert (
+        verb(
+            "evaluate",
+            result.folder,
+            write_columns(tmp_path / "rows.jsonl", data),
+        )
+        == 0
+    )
 
 
 def test_only_encoders_read_pairs():
-    data = TextDataConfig(train=table(50) | {"more": ["x"] * 50}, text=["text", "more"], pair=True)
+    data = TextDataConfig(
+        train=table(50) | {"more": ["x"] * 50},
+        text=["text", "more"],
+        pair=True,
+    )
     with pytest.raises(UserError, match="only encoders read pairs"):
         fit(data)
 
@@ -249,7 +303,11 @@ def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_
     for row in np.flatnonzero(random.random(600) < 0.15):
         labels[row] += "|odd"
     lists = [label.split("|") for label in labels]
-    data = TextDataConfig(train=rows | {"label": lists}, problem=Problem.multi, cache=str(tmp_path))
+    data = TextDataConfig(
+        train=rows | {"label": lists},
+        problem=Problem.multi,
+        cache=str(tmp_path),
+    )
     result = run(tmp_path, data)
     saved = json.loads((result.folder / "model" / "config.json").read_text())["thresholds"]
     assert len(saved) == 3
@@ -267,10 +325,18 @@ def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_
     are_answered = shares >= torch.tensor(saved)
     expected = [list(compress(names, row)) for row in are_answered.tolist()]
     assert [each.label for each in result.predict(rows["text"][:50])] == expected
-    given = {"text": rows["text"][:50], "label": labels[:50]}  # as a csv of answers has them
+    given = {
+        "text": rows["text"][:50],
+        "label": labels[:50],
+    }  # as a csv of answers has them
     capsys.readouterr()
     assert (
-        verb("evaluate", result.folder, write_columns(tmp_path / "rows.jsonl", given), "--json")
+        verb(
+            "evaluate",
+            result.folder,
+            write_columns(tmp_path / "rows.jsonl", given),
+            "--json",
+        )
         == 0
     )
     scores = json.loads(capsys.readouterr().out)
@@ -297,7 +363,20 @@ def test_the_likeliest_of_several_labels_are_listed_too(tmp_path):
     out = tmp_path / "answers.jsonl"
     texts = rows["text"][:20]
     file = write_columns(tmp_path / "rows.jsonl", {"text": texts})
-    assert verb("predict", result.folder, file, "--top-k", 2, "--device", "cpu", "--out", out) == 0
+    assert (
+        verb(
+            "predict",
+            result.folder,
+            file,
+            "--top-k",
+            2,
+            "--device",
+            "cpu",
+            "--out",
+            out,
+        )
+        == 0
+    )
     found = [json.loads(line) for line in out.read_text().splitlines()]
     predictor = load_predictor(result.folder)
     best = predictor.outputs(pa_texts(texts)).sigmoid().topk(2)
@@ -307,10 +386,16 @@ def test_the_likeliest_of_several_labels_are_listed_too(tmp_path):
 
 
 def test_where_there_are_no_classes_the_likeliest_cannot_be_listed(tags, tmp_path, capsys):
-    numbers = {"text": table(100)["text"], "label": [float(number) for number in range(100)]}
+    numbers = {
+        "text": table(100)["text"],
+        "label": [float(number) for number in range(100)],
+    }
     data = TextDataConfig(train=numbers, problem=Problem.regression, cache=str(tmp_path))
     result = run(tmp_path, data, epochs=1)
-    for folder, answers in ((result.folder, "numbers"), (tags.folder, "words with tags")):
+    for folder, answers in (
+        (result.folder, "numbers"),
+        (tags.folder, "words with tags"),
+    ):
         capsys.readouterr()
         assert (
             verb(
@@ -333,7 +418,12 @@ def write_conllu(path: Path, sentences: int) -> Path:
     """Sentences such as `the tree grows`, each with a line of two words and a comment."""
     lines = []
     for number in range(sentences):
-        words = ["the", NOUNS[number % 3], VERBS[number // 3 % 3], f"w{number}"]
+        words = [
+            "the",
+            NOUNS[number % 3],
+            VERBS[number // 3 % 3],
+            f"w{number}",
+        ]
         lines += [f"# sent_id = {number}", "1-2\tx" + "\t_" * 8]
         for place, (word, tag) in enumerate(zip(words, TAGS_OF_WORDS, strict=True), 1):
             lines.append(f"{place}\t{word}\t_\t{tag}" + "\t_" * 6)
@@ -351,7 +441,11 @@ def speech(tmp_path_factory):
     folder = tmp_path_factory.mktemp("speech")
     file = write_conllu(folder / "rows.conllu", 60)
     data = TextDataConfig(
-        source=str(file), problem=Problem.tags, max_length=24, batch_size=8, cache=str(folder)
+        source=str(file),
+        problem=Problem.tags,
+        max_length=24,
+        batch_size=8,
+        cache=str(folder),
     )
     model = TransformerConfig(hidden=16, layers=1, heads=2)
     optim = OptimConfig(lr=2e-2)
@@ -363,7 +457,11 @@ def test_parts_of_speech_are_learned_and_answered_word_by_word_in_conll_u(speech
     assert result.metrics["test/word_accuracy"] == result.metrics["test/f1"] > 0.9
     assert {row["class"] for row in result.per_class} == set(TAGS_OF_WORDS)
     answer = result.predict([["the", "cat", *["w"] * 40]])[0]
-    assert (answer.tags[0], answer.tags[-1], answer.entities) == ("DET", "_", [])
+    assert (answer.tags[0], answer.tags[-1], answer.entities) == (
+        "DET",
+        "_",
+        [],
+    )
 
     out = tmp_path / "answers.conllu"
     assert verb("predict", result.folder, file, "--out", out) == 0
@@ -371,7 +469,16 @@ def test_parts_of_speech_are_learned_and_answered_word_by_word_in_conll_u(speech
     capsys.readouterr()
     assert verb("evaluate", result.folder, out, "--json") == 0
     assert json.loads(capsys.readouterr().out)["word_accuracy"] == 1.0
-    assert verb("predict", result.folder, file, "--out", tmp_path / "answers.jsonl") == 0
+    assert (
+        verb(
+            "predict",
+            result.folder,
+            file,
+            "--out",
+            tmp_path / "answers.jsonl",
+        )
+        == 0
+    )
     first = json.loads((tmp_path / "answers.jsonl").read_text("utf-8").splitlines()[0])
     assert list(first) == ["tokens", "tags", "prediction"]
 
@@ -382,7 +489,10 @@ def test_unsure_parts_of_speech_are_left_out_word_by_word(speech, tmp_path):
     predictor = load_predictor(result.folder)
     # the first of four words has another tag here than the run has learned
     other = tmp_path / "other.conllu"
-    other.write_text(file.read_text("utf-8").replace("\tDET\t", "\tX\t"), encoding="utf-8")
+    other.write_text(
+        file.read_text("utf-8").replace("\tDET\t", "\tX\t"),
+        encoding="utf-8",
+    )
     table = predictor.open(str(other), "evaluate")
     scored = predictor.score_table(table, FileOptions(), [predictor], lambda rows: None)
     assert scored.values["word_accuracy"] == 1 - scored.held_out.wrong.mean() == 0.75
@@ -390,7 +500,10 @@ def test_unsure_parts_of_speech_are_left_out_word_by_word(speech, tmp_path):
     limit = float(np.median(found.probabilities))
     predictor.abstention = Abstention(0.5, above=limit, possible_from=0.2)
     (answered,) = predictor.answer_table(table, FileOptions(), [predictor])
-    assert (answered.given, answered.answers) == ((found.probabilities > limit).sum(), 240)
+    assert (answered.given, answered.answers) == (
+        (found.probabilities > limit).sum(),
+        240,
+    )
     tags = answered.block.column("prediction").flatten().to_pylist()
     possible = answered.block.column("possible").flatten().to_pylist()
     assert tags.count(None) == 240 - answered.given >= 120
@@ -410,7 +523,16 @@ def test_a_tagger_of_entities_answers_in_conll_and_not_in_conll_u(tags, tmp_path
     assert verb("predict", tags.folder, tmp_path / "rows.conll", "--out", out) == 0
     first, second = (row.tags for row in tags.predict([["met", "Zarbo"], ["in"]]))
     assert out.read_text("utf-8") == f"met\t{first[0]}\nZarbo\t{first[1]}\n\nin\t{second[0]}\n\n"
-    assert verb("predict", tags.folder, tmp_path / "rows.conll", "--out", f"{out}u") == 2
+    assert (
+        verb(
+            "predict",
+            tags.folder,
+            tmp_path / "rows.conll",
+            "--out",
+            f"{out}u",
+        )
+        == 2
+    )
     assert "--out: cannot write .conllu" in capsys.readouterr().err
 
 
@@ -421,17 +543,30 @@ def pa_texts(texts: list[str]):
 def write_columns(path: Path, columns: dict[str, list[Any]]) -> Path:
     """Write a row as JSON on each line; the path."""
     values_of_rows = zip(*columns.values(), strict=True)
-    return write_jsonl(path, (dict(zip(columns, row, strict=True)) for row in values_of_rows))
+    return write_jsonl(
+        path,
+        (dict(zip(columns, row, strict=True)) for row in values_of_rows),
+    )
 
 
 def test_a_tagger_finds_entities_and_counts_what_was_cut(tags):
     assert tags.metrics["test/f1"] > 0.1
-    assert {row["class"] for row in tags.per_class} == {"person", "place", "group", "work"}
+    assert {row["class"] for row in tags.per_class} == {
+        "person",
+        "place",
+        "group",
+        "work",
+    }
     assert "lie beyond data.max_length" in read_log(tags.folder)
 
 
 def test_a_loaded_tagger_answers_as_the_run_did_word_by_word(tags):
-    rows = ["met Zarbo in Velm tonight", ["one", "two three"], [], ["word"] * 60]
+    rows = [
+        "met Zarbo in Velm tonight",
+        ["one", "two three"],
+        [],
+        ["word"] * 60,
+    ]
     loaded = TagPredictor.load(tags.folder)
     assert (
         loaded.temperature
@@ -499,7 +634,10 @@ def test_an_export_keeps_what_is_left_out_and_verify_holds_it_to_the_run(classes
 
 
 def test_the_temperature_divides_the_logits_of_words(tags):
-    words = pa.array([["met", "Zarbo", "in", "Velm", "tonight"]], pa.list_(pa.large_string()))
+    words = pa.array(
+        [["met", "Zarbo", "in", "Velm", "tonight"]],
+        pa.list_(pa.large_string()),
+    )
     plain, cooled = (replace(tags.predictor, temperature=each).tags(words) for each in (1.0, 2.0))
     assert plain.ids.tolist() == cooled.ids.tolist()
     block = tags.predictor.vocabulary.encode_words(words, max_length=24).block
@@ -555,7 +693,16 @@ def test_words_that_the_model_did_not_see_are_told_and_counted(tags, tmp_path, c
         "words beyond data.max_length=24 of this run: 76; each is answered O, entities among them"
         " are missed\n"
     )
-    assert verb("predict", tags.folder, file, "--out", tmp_path / "answers.jsonl") == 0
+    assert (
+        verb(
+            "predict",
+            tags.folder,
+            file,
+            "--out",
+            tmp_path / "answers.jsonl",
+        )
+        == 0
+    )
     assert capsys.readouterr().err == told
     assert verb("evaluate", tags.folder, file, "--json") == 0
     said = capsys.readouterr()
@@ -563,7 +710,8 @@ def test_words_that_the_model_did_not_see_are_told_and_counted(tags, tmp_path, c
     found = json.loads(said.out)
     assert (found["lost_words"], found["recall"]) == (76, 0.0)
     alone = write_columns(
-        tmp_path / "short.jsonl", {name: [short[name]] for name in ("tokens", "tags")}
+        tmp_path / "short.jsonl",
+        {name: [short[name]] for name in ("tokens", "tags")},
     )
     assert verb("predict", tags.folder, alone) == 0
     assert capsys.readouterr().err == ""
@@ -582,10 +730,17 @@ def test_tags_want_a_model_and_a_task_of_their_own(settings, message, tmp_path):
     given = {"task": ClassificationConfig()} if "task" in settings else {}
     model = SMALL if "model" not in settings else None
     with pytest.raises(UserError, match=message):
-        fit(TextDataConfig(problem=Problem.tags), model, output=str(tmp_path), **given)
+        fit(
+            TextDataConfig(problem=Problem.tags),
+            model,
+            output=str(tmp_path),
+            **given,
+        )
 
 
-def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_last_checkpoint(tmp_path):
+def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_last_checkpoint(
+    tmp_path,
+):
     class Spoil(L.Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             if trainer.global_step == 9:
@@ -608,15 +763,25 @@ def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_last_checkpoint(
 
 
 @pytest.mark.soak(seconds=2)
-def test_accumulated_batches_take_the_same_steps_as_one_large_batch(tmp_path):
+def test_accumulated_batches_take_the_same_steps_as_one_large_batch(
+    tmp_path,
+):
     exact = calm_encoder(hidden=32, layers=2, heads=4)
     weights = []
     for batch_size, accumulate in ((32, 1), (8, 4)):
         data = TextDataConfig(
-            train=table(200), batch_size=batch_size, accumulate=accumulate, cache=str(tmp_path)
+            train=table(200),
+            batch_size=batch_size,
+            accumulate=accumulate,
+            cache=str(tmp_path),
         )
         result = run(
-            tmp_path, data, exact, epochs=1, precision="fp32", optim=OptimConfig(lr=1e-3, eps=1e-4)
+            tmp_path,
+            data,
+            exact,
+            epochs=1,
+            precision="fp32",
+            optim=OptimConfig(lr=1e-3, eps=1e-4),
         )
         weights.append(model_weights(result.folder))
     for name, weight in weights[0].items():

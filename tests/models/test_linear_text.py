@@ -54,7 +54,11 @@ def test_one_class_alone_is_certain():
 
 
 @pytest.mark.parametrize(
-    "texts", [["!" * n for n in range(1, 61)], [str(1000 + 37 * n) for n in range(60)]]
+    "texts",
+    [
+        ["!" * n for n in range(1, 61)],
+        [str(1000 + 37 * n) for n in range(60)],
+    ],
 )
 def test_texts_that_share_no_word_leave_it_unsure(texts):
     found = QuickModel(Problem.single, 2).fit(texts, np.arange(60) % 2).predict(["some words"])
@@ -113,7 +117,12 @@ def test_a_model_of_arrays_answers_as_the_one_that_learned_them(problem, num_cla
 
 
 def test_arrays_know_that_texts_are_pairs():
-    texts = [f"cat{PAIR}cat", f"dog{PAIR}dog", f"cat{PAIR}dog", f"dog{PAIR}cat"] * 10
+    texts = [
+        f"cat{PAIR}cat",
+        f"dog{PAIR}dog",
+        f"cat{PAIR}dog",
+        f"dog{PAIR}cat",
+    ] * 10
     model = QuickModel(Problem.single, 2).fit(texts, np.array([1, 1, 0, 0] * 10))
     again = QuickModel.of_arrays(Problem.single, 2, model.arrays())
     assert np.allclose(again.predict(texts[:4]), model.predict(texts[:4]), atol=1e-6)

@@ -26,7 +26,12 @@ ROWS = 8
 
 
 def rows_as_dicts(rows: list[int]) -> dict[str, Any]:
-    return {"inputs": INPUTS[rows], "labels": LABELS[rows], "scale": 0.5, "name": "train"}
+    return {
+        "inputs": INPUTS[rows],
+        "labels": LABELS[rows],
+        "scale": 0.5,
+        "name": "train",
+    }
 
 
 def rows_as_pair(rows: list[int]) -> tuple[Tensor, Tensor]:
@@ -227,7 +232,12 @@ class Losses(Foreign):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         inputs, labels = batch
-        losses = torch.stack([self.loss_of(inputs, labels), self.other(inputs).square().mean()])
+        losses = torch.stack(
+            [
+                self.loss_of(inputs, labels),
+                self.other(inputs).square().mean(),
+            ]
+        )
         return (losses * self.weights).sum()
 
 
@@ -407,7 +417,10 @@ class Cycles(Foreign):
     def configure_optimizers(self) -> Any:
         optimizer = AdamW(self.parameters(), lr=0.01, fused=True)
         return [optimizer], [
-            {"scheduler": OneCycleLR(optimizer, 0.01, total_steps=100), "interval": "step"}
+            {
+                "scheduler": OneCycleLR(optimizer, 0.01, total_steps=100),
+                "interval": "step",
+            }
         ]
 
 
@@ -454,43 +467,60 @@ SERVED = {
 }
 PLAIN = {
     "manual optimisation": Case(
-        Adversaries, reason="graph: on, but Adversaries uses manual optimisation"
+        Adversaries,
+        reason="graph: on, but Adversaries uses manual optimisation",
     ),
     "gradient accumulation": Case(
-        Foreign, {"accumulate_grad_batches": 2}, reason="on, but a step has several batches"
+        Foreign,
+        {"accumulate_grad_batches": 2},
+        reason="on, but a step has several batches",
     ),
     "own clipping": Case(OwnClipping, reason="on, but gradients are clipped by the module"),
     "an optimizer that is not fused": Case(NotFused, reason="as it lacks fused=True"),
     "the number of the batch": Case(
-        NumberedBatches, reason="off, training_step uses the number of its batch"
+        NumberedBatches,
+        reason="off, training_step uses the number of its batch",
     ),
-    "item()": Case(ReadsLoss, reason="off, the host reads a number of the device at plain_trainer"),
+    "item()": Case(
+        ReadsLoss,
+        reason="off, the host reads a number of the device at plain_trainer",
+    ),
     "a plain number that is logged": Case(
-        LogsPlainNumber, reason="self.log('share') gets a plain number at plain_trainer"
+        LogsPlainNumber,
+        reason="self.log('share') gets a plain number at plain_trainer",
     ),
     "a counter": Case(Counts, reason="training_step changes self.steps"),
     "a list": Case(Keeps, reason="training_step changes self.kept"),
-    "the epoch": Case(ReadsEpoch, reason="training_step reads current_epoch of the Trainer at"),
+    "the epoch": Case(
+        ReadsEpoch,
+        reason="training_step reads current_epoch of the Trainer at",
+    ),
     "numpy's random numbers": Case(
-        DrawsOnHost, reason="training_step changes the random numbers of numpy"
+        DrawsOnHost,
+        reason="training_step changes the random numbers of numpy",
     ),
     "a metric": Case(Measures, reason="training_step changes self.right."),
     "a tensor of its own": Case(
-        OutsideTensor, reason="a tensor that is neither weight nor buffer is read at"
+        OutsideTensor,
+        reason="a tensor that is neither weight nor buffer is read at",
     ),
     "a number for the device": Case(
-        CopiesFromHost, reason="numbers of the host are copied to the device at"
+        CopiesFromHost,
+        reason="numbers of the host are copied to the device at",
     ),
     "a counter elsewhere": Case(
-        CountsElsewhere, reason="mul gets another plain number in each step at"
+        CountsElsewhere,
+        reason="mul gets another plain number in each step at",
     ),
     "a backward pass of its own": Case(
-        StepsBack, reason="neither weight nor buffer is read at a line of the backward pass"
+        StepsBack,
+        reason="neither weight nor buffer is read at a line of the backward pass",
     ),
     "activations that are computed again": Case(Recomputes, reason="its capture failed ("),
     "a changed batch": Case(ChangesBatch, reason="training_step changes its batch"),
     "a cycle of betas": Case(
-        Cycles, reason="another value of betas of optimizer group 0 in each step"
+        Cycles,
+        reason="another value of betas of optimizer group 0 in each step",
     ),
     "a batch with a set": Case(OddBatches, reason="no step, 18 that hold a set"),
 }

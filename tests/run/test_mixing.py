@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from flatout import BiLSTMConfig, ClassificationConfig, Result, TextDataConfig, fit, load_predictor
+from flatout import (
+    BiLSTMConfig,
+    ClassificationConfig,
+    Result,
+    TextDataConfig,
+    fit,
+    load_predictor,
+)
 from flatout.config import MonitorConfig
 from flatout.errors import UserError
 from flatout.inference.run_predictor import LINEAR
@@ -82,7 +89,10 @@ def test_ngrams_off_leaves_the_network_alone(tmp_path):
     assert torch.isfinite(torch.tensor(result.metrics["test/loss"]))
 
 
-NUMBERS = {"text": rows(120)["text"], "label": [number + 0.5 for number in range(120)]}
+NUMBERS = {
+    "text": rows(120)["text"],
+    "label": [number + 0.5 for number in range(120)],
+}
 
 
 @pytest.mark.parametrize(
@@ -95,4 +105,11 @@ def test_ngrams_on_is_refused_where_both_cannot_be_mixed(table, problem, class_w
     task = ClassificationConfig(class_weights=class_weights)
     model = replace(SMALL, ngrams="on")
     with pytest.raises(UserError, match=r"model\.ngrams: on, but"):
-        fit(data, model, epochs=1, folder=tmp_path / "run", task=task, monitor=QUIET)
+        fit(
+            data,
+            model,
+            epochs=1,
+            folder=tmp_path / "run",
+            task=task,
+            monitor=QUIET,
+        )

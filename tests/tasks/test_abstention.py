@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from flatout.errors import UserError
-from flatout.tasks.abstention import HeldOutAnswers, WordAnswers, sureness_of
+from flatout.tasks.abstention import (
+    HeldOutAnswers,
+    WordAnswers,
+    sureness_of,
+)
 
 
 def draw_answers(rows: int, seed: int) -> HeldOutAnswers:
@@ -51,7 +55,8 @@ def test_of_fresh_rows_those_answered_are_wrong_at_most_as_often_as_asked_for():
 def test_too_few_rows_are_refused_with_how_many_it_takes():
     right = HeldOutAnswers.of_rows(torch.rand(116), torch.zeros(116), torch.rand(116))
     with pytest.raises(
-        UserError, match=r"0.05 cannot be promised by 116 answers .* takes 117 rows"
+        UserError,
+        match=r"0.05 cannot be promised by 116 answers .* takes 117 rows",
     ):
         right.choose(0.05)
     more = HeldOutAnswers.of_rows(torch.rand(117), torch.zeros(117), torch.rand(117))
@@ -97,7 +102,14 @@ def test_an_entity_is_right_with_its_words_and_its_type():
         probabilities=np.array([0.9, 0.7, 0.9, 0.8, 1.0, 0.6], np.float32),
         offsets=np.array([0, 3, 6]),
         types=np.array(
-            [[0.1, 0.9, 0], [0.2, 0.8, 0], [1, 0, 0], [0, 0.1, 0.9], [1, 0, 0], [0.3, 0.7, 0]],
+            [
+                [0.1, 0.9, 0],
+                [0.2, 0.8, 0],
+                [1, 0, 0],
+                [0, 0.1, 0.9],
+                [1, 0, 0],
+                [0.3, 0.7, 0],
+            ],
             np.float32,
         ),
         is_plain=False,

@@ -9,12 +9,20 @@ from sklearn import metrics as sk
 from torchmetrics.classification import MulticlassAUROC
 
 from flatout.data.problem import Problem
-from flatout.tasks.metrics import TaskMetrics, monitored_metric, require_metric
+from flatout.tasks.metrics import (
+    TaskMetrics,
+    monitored_metric,
+    require_metric,
+)
 from tests.refusals import refused
 
 
 def measured(
-    problem: Problem, classes: int, outputs: torch.Tensor, targets: torch.Tensor, batch: int = 7
+    problem: Problem,
+    classes: int,
+    outputs: torch.Tensor,
+    targets: torch.Tensor,
+    batch: int = 7,
 ):
     metrics = TaskMetrics.build(problem, [f"class {i}" for i in range(classes)])
     for start in range(0, len(targets), batch):
@@ -73,12 +81,16 @@ def test_a_class_that_every_row_has_takes_no_part_in_the_auroc():
     values = measured(Problem.multi, 4, outputs, targets).compute()
     mixed = [0, 2]
     assert values["auroc"] == pytest.approx(
-        sk.roc_auc_score(targets[:, mixed], outputs[:, mixed].numpy()), abs=0.01
+        sk.roc_auc_score(targets[:, mixed], outputs[:, mixed].numpy()),
+        abs=0.01,
     )
     assert np.isnan(
-        measured(Problem.single, 5, outputs.repeat(1, 2)[:, :5], torch.full((150,), 3)).compute()[
-            "auroc"
-        ]
+        measured(
+            Problem.single,
+            5,
+            outputs.repeat(1, 2)[:, :5],
+            torch.full((150,), 3),
+        ).compute()["auroc"]
     )
 
 
@@ -110,7 +122,9 @@ def test_the_confusion_matrix_has_true_classes_down_and_answers_across():
 
 @pytest.mark.soak(seconds=3)
 @pytest.mark.parametrize("problem", [Problem.single, Problem.multi])
-def test_metrics_of_many_rows_at_once_are_the_same_where_torch_is_deterministic(problem):
+def test_metrics_of_many_rows_at_once_are_the_same_where_torch_is_deterministic(
+    problem,
+):
     outputs = torch.randn(2_000, 40)
     classes = 40
     targets = (
@@ -128,7 +142,9 @@ def test_metrics_of_many_rows_at_once_are_the_same_where_torch_is_deterministic(
 
 
 @pytest.mark.parametrize("classes", [2, 5])
-def test_the_area_under_the_curve_is_that_of_torchmetrics_at_the_same_thresholds(classes):
+def test_the_area_under_the_curve_is_that_of_torchmetrics_at_the_same_thresholds(
+    classes,
+):
     outputs = 4 * torch.randn(300, classes)
     targets = torch.randint(0, classes, (300,))
     metrics = measured(Problem.single, classes, outputs, targets)
@@ -140,7 +156,8 @@ def test_the_area_under_the_curve_is_that_of_torchmetrics_at_the_same_thresholds
     counted = slice(int(classes == 2), None)  # of two classes one is
     torch.testing.assert_close(metrics.auroc.compute().flatten(), plain.compute()[counted])
     assert torch.equal(
-        torch.from_numpy(metrics.counted().binned)[:, counted], plain.confmat[:, counted]
+        torch.from_numpy(metrics.counted().binned)[:, counted],
+        plain.confmat[:, counted],
     )
 
 
@@ -202,7 +219,12 @@ def test_names_are_exactly_what_is_computed(problem):
 
 
 def test_a_reset_forgets_everything():
-    metrics = measured(Problem.single, 3, torch.randn(9, 3), torch.zeros(9, dtype=torch.long))
+    metrics = measured(
+        Problem.single,
+        3,
+        torch.randn(9, 3),
+        torch.zeros(9, dtype=torch.long),
+    )
     metrics.reset()
     outputs = torch.eye(3)
     targets = torch.arange(3)
@@ -218,7 +240,11 @@ def test_the_class_table_counts_rows_and_puts_the_commonest_first():
         ("class 0", 1, 0.5, 1.0),
         ("class 2", 0, 0.0, 0.0),
     ]
-    assert [row["answered"] for row in rows] == [{"class 0": 1, "class 1": 1}, {"class 0": 1}, {}]
+    assert [row["answered"] for row in rows] == [
+        {"class 0": 1, "class 1": 1},
+        {"class 0": 1},
+        {},
+    ]
 
 
 def test_an_unknown_metric_names_the_nearest():
@@ -266,7 +292,9 @@ def test_the_auroc_of_a_confident_model_is_seen():
 
 
 @pytest.mark.parametrize("scale", [12, 30, 80])
-def test_the_auroc_of_a_model_that_is_sure_where_it_errs_is_that_of_its_probabilities(scale):
+def test_the_auroc_of_a_model_that_is_sure_where_it_errs_is_that_of_its_probabilities(
+    scale,
+):
     targets = torch.arange(2_000) % 2
     is_right = torch.rand(2_000) < 0.8
     logits = scale * torch.where(is_right, 1.0, -1.0) * torch.where(targets == 1, 1.0, -1.0)

@@ -53,7 +53,11 @@ def test_both_together_are_right_more_often_than_each_alone():
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_few_rows_leave_the_answers_to_the_linear_model(rows):
     held_out = targets(rows)
-    fitted = fit_mixture(scores(held_out, 1.0, seed=1), scores(held_out, 0.0, seed=2), held_out)
+    fitted = fit_mixture(
+        scores(held_out, 1.0, seed=1),
+        scores(held_out, 0.0, seed=2),
+        held_out,
+    )
     others = targets(50)
     linear = scores(others, 0.8, seed=3)
     mixed = fitted.mixture.mix(scores(others, 0.3, seed=4), linear)
@@ -73,7 +77,8 @@ def test_a_mixture_adds_what_both_say():
 
 
 @pytest.mark.parametrize(
-    ("problem", "back"), [(Problem.single, torch.softmax), (Problem.multi, None)]
+    ("problem", "back"),
+    [(Problem.single, torch.softmax), (Problem.multi, None)],
 )
 def test_probabilities_become_what_gives_them_back(problem, back):
     shares = np.array([[0.25, 0.75], [0.5, 0.5]])

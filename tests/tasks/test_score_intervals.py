@@ -23,7 +23,11 @@ SIMULATED = 40
 
 
 def judged(
-    problem: Problem, outputs: torch.Tensor, targets: torch.Tensor, classes: int, batch: int = 0
+    problem: Problem,
+    outputs: torch.Tensor,
+    targets: torch.Tensor,
+    classes: int,
+    batch: int = 0,
 ) -> TaskMetrics:
     metrics = TaskMetrics.build(problem, [f"class {i}" for i in range(classes)])
     for rows in torch.arange(len(targets)).split(batch or len(targets)):
@@ -148,7 +152,13 @@ def test_entities_of_a_document_are_drawn_together():
 
     def interval(documents: torch.Tensor) -> tuple[float, float] | None:
         scores = EntityScores(["person", "place"])
-        scores.add(np.ravel(answers), np.ravel(given), offsets, np.zeros(40, np.bool_), documents)
+        scores.add(
+            np.ravel(answers),
+            np.ravel(given),
+            offsets,
+            np.zeros(40, np.bool_),
+            documents,
+        )
         return scores.intervals().get("recall")
 
     alone = interval(torch.arange(40))
@@ -163,7 +173,11 @@ def test_recordings_are_resampled_whole():
     # a recording's errors are nearly all alike
     answers = (offsets[:, None] + 0.01 * torch.randn(30, 500)).flatten()
     both = torch.stack([answers, answers + 0.001], 1)
-    scores.add(both, torch.zeros_like(both), torch.arange(30).repeat_interleave(500))
+    scores.add(
+        both,
+        torch.zeros_like(both),
+        torch.arange(30).repeat_interleave(500),
+    )
     values = scores.values()
     found = scores.intervals()
     # what all resamples leave below, and truths without spread
@@ -171,7 +185,11 @@ def test_recordings_are_resampled_whole():
     for name in ("rmse", "mae", "mse_scaled", "rmse_b"):
         assert found[name][0] < 0.9 * values[name] < 1.1 * values[name] < found[name][1]
     few = SequenceScores(5, ["a"], [1.0])
-    few.add(answers[:2500, None], torch.zeros(2500, 1), torch.arange(5).repeat_interleave(500))
+    few.add(
+        answers[:2500, None],
+        torch.zeros(2500, 1),
+        torch.arange(5).repeat_interleave(500),
+    )
     assert few.intervals() == {}
 
 
@@ -197,7 +215,13 @@ def test_a_hundred_thousand_rows_take_less_than_two_seconds():
 
 def test_the_sums_of_very_many_classes_stay_small():
     assert RowSums(30_001).gathered().numel() < 10_000_000
-    assert bootstrap(torch.ones(20, 2), lambda sums: {"mean": sums[:, 0] / sums[:, 1]}) == {}
+    assert (
+        bootstrap(
+            torch.ones(20, 2),
+            lambda sums: {"mean": sums[:, 0] / sums[:, 1]},
+        )
+        == {}
+    )
 
 
 def test_few_recordings_of_unlike_errors_have_a_wider_interval_than_resamples_of_them_span():

@@ -11,7 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refused
 
-from flatout.data.checks.cleaning import BlockRules, CleaningConfig, clean_block
+from flatout.data.checks.cleaning import (
+    BlockRules,
+    CleaningConfig,
+    clean_block,
+)
 from flatout.data.checks.findings import Findings, Level, Remark, lines_of
 from flatout.data.checks.labels import LabelCensus, normalise_labels
 from flatout.data.problem import Problem
@@ -81,7 +85,11 @@ def normalised(labels, problem, delimiter=None):
     array = pa.array(labels)
     rows = np.arange(len(array))
     return normalise_labels(
-        array, rows, Findings("rows.csv"), problem=problem, delimiter=delimiter
+        array,
+        rows,
+        Findings("rows.csv"),
+        problem=problem,
+        delimiter=delimiter,
     ).to_pylist()
 
 
@@ -94,7 +102,11 @@ def test_labels_become_texts_without_being_guessed():
 
 def test_several_labels_come_from_lists_or_from_a_delimiter():
     assert normalised([["a", "b"], []], Problem.multi) == [["a", "b"], []]
-    assert normalised(["a | b", "", "c|"], Problem.multi, "|") == [["a", "b"], [], ["c"]]
+    assert normalised(["a | b", "", "c|"], Problem.multi, "|") == [
+        ["a", "b"],
+        [],
+        ["c"],
+    ]
     with pytest.raises(UserError, match=r"data.label_delimiter"):
         normalised(["a b"], Problem.multi)
 
@@ -105,7 +117,11 @@ def test_a_list_where_one_class_is_asked_for_says_what_to_set():
 
 
 def test_numbers_are_numbers_or_the_row_is_named():
-    assert normalised(["1", "2.5", "-3e2"], Problem.regression) == [1.0, 2.5, -300.0]
+    assert normalised(["1", "2.5", "-3e2"], Problem.regression) == [
+        1.0,
+        2.5,
+        -300.0,
+    ]
     with refused("data.label", "rows.csv row 2", "'x'"):
         normalised(["1", "x"], Problem.regression)
 
@@ -195,7 +211,10 @@ def test_categories_are_read_as_their_words():
     block = pa.RecordBatch.from_arrays([words, words], names=["text", "label"])
     rules = BlockRules(ROLES, Problem.single, is_train=True)
     found = clean_block(block, np.arange(3), rules, findings)
-    assert (found.texts.to_pylist(), normalised(found.labels, Problem.single)) == (
+    assert (
+        found.texts.to_pylist(),
+        normalised(found.labels, Problem.single),
+    ) == (
         ["a", "b"],
         ["a", "b"],
     )
@@ -215,13 +234,23 @@ def test_the_first_rows_are_named_in_order_whatever_split_came_first():
 
 
 def test_whole_floats_are_written_as_numbers_of_any_size():
-    assert normalised([1e10, 2.5, -3.0], Problem.single) == ["10000000000", "2.5", "-3"]
+    assert normalised([1e10, 2.5, -3.0], Problem.single) == [
+        "10000000000",
+        "2.5",
+        "-3",
+    ]
 
 
 def test_every_label_counts_once_a_row_and_gaps_are_no_labels():
-    assert normalised([["b", "a", "b", None, ""], None], Problem.multi) == [["b", "a"], []]
+    assert normalised([["b", "a", "b", None, ""], None], Problem.multi) == [
+        ["b", "a"],
+        [],
+    ]
     assert normalised([[1, 2], [2]], Problem.multi) == [["1", "2"], ["2"]]
-    assert normalised(["a|b|a", "|"], Problem.multi, "|") == [["a", "b"], []]
+    assert normalised(["a|b|a", "|"], Problem.multi, "|") == [
+        ["a", "b"],
+        [],
+    ]
     assert normalised(pa.array([["x"], ["a", "b"], [], ["c"]]).slice(1), Problem.multi) == [
         ["a", "b"],
         [],
@@ -238,7 +267,12 @@ def test_labels_that_cannot_be_labels_are_told_with_their_type(problem):
 
 @pytest.mark.parametrize("wrong", ["nan", "inf", "1e400", "NA", "1_0", "0x10", "1,5", "x"])
 def test_a_text_that_is_no_finite_number_is_told_with_its_row(wrong):
-    assert normalised([" 1.5 ", "+2", ".5", "3."], Problem.regression) == [1.5, 2.0, 0.5, 3.0]
+    assert normalised([" 1.5 ", "+2", ".5", "3."], Problem.regression) == [
+        1.5,
+        2.0,
+        0.5,
+        3.0,
+    ]
     with refused("data.label", "rows.csv row 2", repr(wrong)):
         normalised(["1", wrong], Problem.regression)
 
@@ -260,23 +294,34 @@ def test_the_scale_of_large_numbers_is_exact_over_blocks():
 
 def test_labels_that_merely_look_whole_are_ordered_by_spelling():
     assert census_of(train=["10", "9", "x"]).classes() == ["10", "9", "x"]
-    assert census_of(train=["7", "007", "10"]).classes() == ["007", "7", "10"]
+    assert census_of(train=["7", "007", "10"]).classes() == [
+        "007",
+        "7",
+        "10",
+    ]
     assert census_of(train=["9" * 5000, "1"]).classes() == ["1", "9" * 5000]
 
 
-label_lists = st.lists(st.none() | st.sampled_from(["a", "b", "", " "]), min_size=1, max_size=20)
+label_lists = st.lists(
+    st.none() | st.sampled_from(["a", "b", "", " "]),
+    min_size=1,
+    max_size=20,
+)
 
 
 @given(label_lists, st.data())
 def test_no_row_is_lost_in_silence(labels, data):
     texts = data.draw(
         st.lists(
-            st.none() | st.sampled_from(["a", "", " "]), min_size=len(labels), max_size=len(labels)
+            st.none() | st.sampled_from(["a", "", " "]),
+            min_size=len(labels),
+            max_size=len(labels),
         )
     )
     is_train = data.draw(st.booleans())
     block = pa.RecordBatch.from_arrays(
-        [pa.array(texts, pa.string()), pa.array(labels, pa.string())], ["text", "label"]
+        [pa.array(texts, pa.string()), pa.array(labels, pa.string())],
+        ["text", "label"],
     )
     findings = Findings("rows.csv")
     rules = BlockRules(ROLES, Problem.single, is_train)
@@ -325,7 +370,10 @@ def test_a_file_is_named_with_its_folder_once_and_then_by_its_own_name():
 
 def test_rows_of_several_files_name_their_folder_once():
     remarks = [
-        about("/far/a.csv and 2 more", "2 rows kept (rows /far/a.csv:1, /far/b.csv:7)"),
+        about(
+            "/far/a.csv and 2 more",
+            "2 rows kept (rows /far/a.csv:1, /far/b.csv:7)",
+        ),
         about("/far/a.csv and 2 more"),
     ]
     assert lines_of(remarks) == [
@@ -335,10 +383,20 @@ def test_rows_of_several_files_name_their_folder_once():
 
 
 def test_files_of_one_name_in_two_folders_keep_their_folders():
-    remarks = [about("/one/rows.csv"), about("/two/rows.csv"), about("/one/rows.csv")]
+    remarks = [
+        about("/one/rows.csv"),
+        about("/two/rows.csv"),
+        about("/one/rows.csv"),
+    ]
     assert lines_of(remarks) == [remark.line() for remark in remarks]
 
 
 def test_a_folder_is_not_looked_for_inside_of_words():
-    remarks = [about("a/rows.csv", "csv"), about("a/rows.csv", "labels n/a/b")]
-    assert lines_of(remarks) == ["a/rows.csv: csv", "rows.csv: labels n/a/b"]
+    remarks = [
+        about("a/rows.csv", "csv"),
+        about("a/rows.csv", "labels n/a/b"),
+    ]
+    assert lines_of(remarks) == [
+        "a/rows.csv: csv",
+        "rows.csv: labels n/a/b",
+    ]
