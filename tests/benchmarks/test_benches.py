@@ -18,6 +18,7 @@ from unittest import mock
 
 import pytest
 from benchmarks import BENCHES, claim
+from benchmarks.defaults import SETS
 from benchmarks.quality import TASKS
 
 from tests.params import at_once
@@ -41,6 +42,7 @@ FIRST_ROWS = {
         "framework cost a step above a bare loop",
     ],
     "shortcuts": ["saved a step: plug_optimization (the fast loop)"],
+    "defaults": ["ag_news, 250 rows", "cr, 250 rows"],
     "operators": [
         "LSTM on windows, fp32: operators of a step",
         "LSTM on windows, bf16: operators of a step",
@@ -133,6 +135,9 @@ def require_rows(name: str, rows: list[dict[str, Any]], printed: str) -> None:
     assert printed.split()[:6] == ["claim", "ours", "theirs", "ratio", "goal", "holds"]
 
 
+ON_PUBLISHED_SETS = ("defaults", "quality")  # these need --data
+
+
 def as_float(value: object) -> Any:
     """A whole number counts as a figure; true and false do not."""
     return float(value) if type(value) is int else value
@@ -151,7 +156,7 @@ def test_a_bench_prints_and_writes_its_rows(name, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.soak(seconds=120)
-@pytest.mark.parametrize("name", [name for name in BENCHES if name != "quality"])
+@pytest.mark.parametrize("name", [name for name in BENCHES if name not in ON_PUBLISHED_SETS])
 def test_a_quick_bench_prints_and_writes_its_rows(name, tmp_path, capsys):
     if name == "bert":
         pytest.importorskip("accelerate", reason="the Trainer's side needs the extra bench")
@@ -171,6 +176,24 @@ def test_the_bench_of_published_data_reads_a_folder_a_data_set(tmp_path, capsys)
     whole = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
     require_rows("quality", whole, capsys.readouterr().out)
     assert len(whole) == len(TASKS) + 1
+
+
+@pytest.mark.soak(seconds=180)
+def test_the_bench_of_first_runs_reads_a_folder_a_data_set(tmp_path, capsys):
+    for name in SETS:
+        write_data_set(tmp_path / "data" / name, ".parquet")
+    given = ["--data", str(tmp_path / "data"), "--only", " 250", "--rounds", "1"]
+    rows = rows_of("defaults", tmp_path, *given)
+    require_rows("defaults", rows, capsys.readouterr().out)
+    assert [row["claim"] for row in rows[-2:]] == [
+        "cells not below the rival",
+        "cells above the rival",
+    ]
+
+
+def test_the_bench_of_first_runs_names_the_folders_it_wants(capsys):
+    assert verb("bench", "defaults", "--only", "subj, 250") == 2
+    assert "Set --data to a folder that holds subj." in capsys.readouterr().err
 
 
 @pytest.mark.soak(seconds=60)
