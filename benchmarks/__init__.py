@@ -27,9 +27,9 @@ BENCHES = {
         "faults that verify finds, exact answers and their price, predict against a pipeline"
     ),
     "abstention": (
-        "predict: errors of given answers on fresh rows, files from elsewhere (--data for published"
-        " sets)"
+        "predict --at-error: errors of given answers on fresh rows (--data for published sets)"
     ),
+    "drift": "predict: files from elsewhere that are named, and others (--data for published sets)",
     "audit": (
         "planted wrong labels, forecasts of more rows, false alarms, intervals, cost (--data for"
         " published sets)"

@@ -1,5 +1,5 @@
 """Whether answers that are given at an error are wrong as seldom as promised, on rows that nothing
-has seen; and whether files from elsewhere are named, and those of the same source are not.
+has seen.
 
 A small model is trained on each set. Its answers to the rows that training never saw, the set's own
 validation and test rows, are drawn into halves twenty times: one half calibrates, the other stands
@@ -19,14 +19,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from benchmarks.claim import Claim, Options, bounded, not_here, quiet, reaching
+from benchmarks.claim import Claim, Options, not_here, quiet, reaching
 from flatout import HeadlinesConfig, MonitorConfig, TextDataConfig, TweetsConfig, fit
 from flatout.data.samples.headlines import HeadlinesTable
 from flatout.data.samples.tweets import TweetsTable
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table
 from flatout.errors import UserError
-from flatout.inference.fingerprint import describe_drift
 from flatout.inference.run_predictor import FileOptions
 from flatout.inference.text import Predictor
 from flatout.models.textcnn import TextCNNConfig
@@ -46,7 +45,6 @@ _DRAWS = 20
 _LEAST = 0.95  # of the draws, that keep the promise
 _CONFIDENCE = 0.95  # of the interval of an error on fresh rows
 _ASIDE = 0.15  # of the training rows, for files of the same source
-_ROWS_OF_FILE = 200
 _SAMPLES: dict[str, tuple[Any, Any]] = {
     "sample headlines": (HeadlinesConfig, HeadlinesTable),
     "sample tweets": (TweetsConfig, TweetsTable),
@@ -71,17 +69,15 @@ class LabelledSet:
 
 
 def claims(options: Options) -> Iterator[Claim]:
-    sets = list(_read_sets(options))
     with tempfile.TemporaryDirectory() as folder:
-        for labelled in sets:
+        for labelled in read_sets(options):
             predictor = _train(Path(folder, labelled.name), labelled.trained, options)
             held_out = score(predictor, labelled.unseen)
             for error in ERRORS:
                 yield _judge(labelled.name, held_out, error)
-            yield from _drift_claims(predictor, labelled, sets)
 
 
-def _read_sets(options: Options) -> Iterator[LabelledSet]:
+def read_sets(options: Options) -> Iterator[LabelledSet]:
     if options.data is None:
         rows = options.choose(8_000, 2_000, 200)
         for name, (config, table) in _SAMPLES.items():
@@ -94,37 +90,6 @@ def _read_sets(options: Options) -> Iterator[LabelledSet]:
             unseen = [files[split] for split in ("validation", "test") if split in files]
             tables = [open_table(file, where="--data") for file in (files["train"], *unseen)]
             yield LabelledSet.of(name, tables[0], tables[1:])
-
-
-def _drift_claims(
-    predictor: Predictor, labelled: LabelledSet, sets: list[LabelledSet]
-) -> Iterator[Claim]:
-    """Whether files of other sets are named as unlike, and files of the same set are not."""
-    title = f"{labelled.name}: files of its own source that are named"
-    named, share = _count_named(predictor, labelled.aside)
-    note = f"{share:.1%} of the rows are unlike"
-    yield bounded(title, named, f"of {_DRAWS}", most=(1 - _LEAST) * _DRAWS, note=note)
-    counts = {}
-    for other in sets:
-        # one kind of text: tweets
-        if other.name.partition("_")[0] != labelled.name.partition("_")[0]:
-            counts[other.name], _ = _count_named(predictor, other.aside)
-    title = f"{labelled.name}: files of another source that are named"
-    note = ", ".join(f"{name} {count}" for name, count in counts.items())
-    files = _DRAWS * len(counts)
-    goal = _LEAST * files
-    yield reaching(title, sum(counts.values()), f"of {files}", least=goal, note=note)
-
-
-def _count_named(predictor: Predictor, texts: list[str]) -> tuple[int, float]:
-    """How many files of some of the texts are named, and which share of all texts is unlike."""
-    predictor.outputs(pa.array(texts, pa.string()))
-    assert predictor.unlike is not None
-    named = 0
-    for seed in range(_DRAWS):
-        drawn = np.random.default_rng(seed).permutation(predictor.unlike)[:_ROWS_OF_FILE]
-        named += bool(describe_drift(drawn))
-    return named, float((predictor.unlike > 1).mean())
 
 
 def _train(folder: Path, rows: dict[str, list[Any]], options: Options) -> Predictor:

@@ -77,6 +77,10 @@ FIRST_ROWS = {
         "sample headlines: draws in which at most 1% is wrong",
         "sample headlines: draws in which at most 5% is wrong",
     ],
+    "drift": [
+        "sample headlines: files of its own source that are named",
+        "sample headlines: files of another source that are named",
+    ],
     "audit": [
         "headlines, 5 % uniform: precision of as many suspects",
         "headlines, 5 % uniform: recall",

@@ -25,6 +25,7 @@ _FACTOR = 40_503  # odd, so that pairs with one word in common differ
 _MOST_ROWS = 50_000
 _USUAL = 0.05  # share of unlike rows in a file of the same source
 _TAIL = _USUAL / 4  # of them, by each of four measures
+_ROWS_OF_END = 250
 _LEAST_ROWS = 20  # of a file that is judged
 _NAMED = 5  # rows that are most unlike
 
@@ -43,9 +44,9 @@ class Fingerprint(KeptArrays):
         counts = np.bincount(_hash_pairs(*_sample_rows(train)), minlength=_BUCKETS) + 0.5
         plain = cls(-np.log(counts / counts.sum()).astype(np.float16), unknown, counts[:0])
         measures = plain.measure(*_sample_rows(held_out))
-        # the ends of few rows stray by chance: one standard error is added
-        end = 1 - _TAIL + math.sqrt(_TAIL / len(measures))
-        return replace(plain, quantiles=np.quantile(measures, [0.5, min(end, 1)], axis=0))
+        # the ends of fewer rows stray by chance, so they are taken further out
+        end = 1 - _TAIL * min(1, len(measures) / _ROWS_OF_END)
+        return replace(plain, quantiles=np.quantile(measures, [0.5, end], axis=0))
 
     def measure(self, tokens: Array, lengths: Array) -> Array:
         """`[R, 4]`: mean surprise, share of unknown words, and the length, to both sides."""
