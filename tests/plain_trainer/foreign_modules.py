@@ -519,8 +519,7 @@ PLAIN = {
     "activations that are computed again": Case(Recomputes, reason="its capture failed ("),
     "a changed batch": Case(ChangesBatch, reason="training_step changes its batch"),
     "a cycle of betas": Case(
-        Cycles,
-        reason="another value of betas of optimizer group 0 in each step",
+        Cycles, reason="another value of optimizer.param_groups[0].betas in each step"
     ),
     "a batch with a set": Case(OddBatches, reason="no step, 18 that hold a set"),
 }

@@ -3,7 +3,7 @@
 A captured step has fixed all of it. So a step that changes it, or a callback that does between two
 steps, is found by comparing two of these states. Names are those of Python:
 
-    beta = 0.5, layer.p = 0.1  ->  {"": {"beta": "0.5", ...}, "layer": {"p": "0.1", ...}}
+    beta = 0.5, layer.p = 0.1  ->  {"self": {"beta": "0.5"}, "self.layer": {"p": "0.1"}}
 
 Known by their identity only are objects of torch and Lightning, and what lies within more than
 three containers. Of a list of more than 128 values the length is known, too.
@@ -31,7 +31,10 @@ _LIBRARIES = ("torch", "lightning", "numpy", "builtins")
 
 def state_of_module(module: nn.Module) -> State:
     """The state of a module and of all within it, each by its name."""
-    return {path: _state_of_part(part) for path, part in module.named_modules()}
+    return {
+        f"self.{path}" if path else "self": _state_of_part(part)
+        for path, part in module.named_modules()
+    }
 
 
 def _state_of_part(part: nn.Module) -> State:
@@ -67,9 +70,7 @@ def first_difference(before: State, now: State) -> str:
         if earlier == later:
             continue
         if isinstance(earlier, dict) and isinstance(later, dict):
-            # a part of the module, whose own name is empty
-            attribute = first_difference(earlier, later)
-            return f"self.{name}.{attribute}" if name else f"self.{attribute}"
+            return f"{name}.{first_difference(earlier, later)}"
         return name
     return "an attribute"
 

@@ -471,11 +471,10 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         }
         for number, group in enumerate(step.optimizer.param_groups):
             are_trained = tuple(weight.requires_grad for weight in group["params"])
-            facts[f"the trained weights of optimizer group {number}"] = are_trained
-            for name, value in group.items():
-                is_read = name == "lr" and self._rates is not None
-                if name != "params" and not is_read:
-                    facts[f"{name} of optimizer group {number}"] = value
+            settings = {**group, "params": are_trained}
+            if self._rates is not None:
+                del settings["lr"]
+            facts[f"optimizer.param_groups[{number}]"] = settings
         return facts if self._watch is None else facts | state_of_module(step.module)
 
     def _turn_off(self, why: str) -> None:
