@@ -99,8 +99,11 @@ def show_trials(folder: Path) -> None:
         heads = reader.fieldnames or []
     # Columns without any cell are left out, and all metrics of many trials would be too wide. The
     # folder of a trial is named by its number.
-    shown = [head for head in heads if any(row[head] for row in rows) and head != "folder"]
-    shown = [head for head in shown if not head.startswith(("val/", "test/"))]
+    filled_heads = {head for row in rows for head, cell in row.items() if cell}
+    shown = []
+    for head in heads:
+        if head in filled_heads and not head.startswith(("folder", "val/", "test/")):
+            shown.append(head)
     table = plain_table(title=Text(f"trials of {folder}; value: what they are compared by"))
     for head in shown:
         table.add_column(Text(printable(head)), overflow="fold")
