@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.callbacks import BaseFinetuning, GradientAccumulationScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -274,6 +275,59 @@ class Changes(Foreign):
         )
 
 
+class Groups(Logs):
+    """Two groups of weights, and validations between the steps."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", self.loss_of(*batch))
+
+    def val_dataloader(self) -> Any:
+        return self.train_dataloader()
+
+    def configure_optimizers(self) -> Any:
+        first, *rest = self.net.parameters()
+        groups = [{"params": [first], "lr": 0.05}, {"params": rest, "weight_decay": 0.0}]
+        return AdamW(groups, lr=0.01, fused=True)
+
+
+class Accumulates(Foreign):
+    """Steps have two batches each from the third epoch on."""
+
+    def configure_callbacks(self) -> Any:
+        return [GradientAccumulationScheduler({0: 1, 2: 2})]
+
+
+class Thaw(BaseFinetuning):
+    def freeze_before_training(self, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, Thaws)
+        self.freeze(pl_module.net[0])
+
+    def finetune_function(
+        self, pl_module: L.LightningModule, epoch: int, optimizer: Optimizer
+    ) -> None:
+        assert isinstance(pl_module, Thaws)
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=0.01)
+
+
+class Thaws(Frozen):
+    """A callback of Lightning's thaws a layer, whose weights become another group."""
+
+    def configure_callbacks(self) -> Any:
+        return [Thaw()]
+
+
+class ManyShapes(Foreign):
+    """Six shapes, of which few come often enough."""
+
+    @staticmethod
+    def collate(rows: list[int]) -> Any:
+        return INPUTS[rows], LABELS[rows], torch.ones(1 + rows[0] % 6)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss_of(*batch[:2]) * batch[2].mean()
+
+
 # Left plain, each with a reason.
 
 
@@ -440,6 +494,7 @@ class Case:
     make: Callable[[], L.LightningModule]
     settings: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
+    least: int = 12  # replays of 18 steps, if any
     is_clipped: bool = False
     """Whether gradients are clipped by norm, which `FastLoop` rounds in its own way."""
 
@@ -461,6 +516,10 @@ SERVED = {
     "a batch number that is handed on": Case(GoesOn),
     "a smaller last batch": Case(Shapes),
     "a number of each epoch": Case(Changes),
+    "groups and validations": Case(Groups),
+    "accumulation that begins later": Case(Accumulates, least=9),
+    "a layer that thaws": Case(Thaws, least=9),
+    "many shapes": Case(ManyShapes, least=1),
     "mixed precision": Case(Foreign, {"precision": "bf16"}),
     "mixed precision with a scaler": Case(Foreign, {"precision": "fp16"}),
     "clipping": Case(Foreign, {"gradient_clip_val": 0.1}, is_clipped=True),
