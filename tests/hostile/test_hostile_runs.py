@@ -20,6 +20,7 @@ from flatout.ladder.rungs import ladder_of
 from flatout.report.summary import read_summary, versions
 from flatout.run.run_folder import require_no_link_outside
 from tests.hostile import attempts as hostile
+from tests.hostile.targets import Case
 
 ENVIRONMENT_IN_A_NAME = "data.source=somebody/$\\{oc.env:HOME\\}"
 WORDS = {
@@ -183,6 +184,18 @@ def test_a_run_of_others_that_is_resumed_writes_into_no_file_outside(name):
         assert found.is_refused
         assert "leads out of the folder" in found.said
         assert not found.is_executed
+
+
+def test_a_file_resumes_no_run_outside_of_the_folder_of_runs():
+    with hostile.bait() as place:
+        folder = run_of_others(place / "outside" / "run", [], {})
+        text = f"# @package _global_\nresume: {folder}\n"
+        found = hostile.tried(Case("", ("+experiment=evil",), {"experiment/evil.yaml": text}))
+        assert found.is_refused
+        assert "resume" in found.said
+        assert "outside of the folder of all runs" in found.said
+        typed = hostile.tried(Case("", (f"resume={folder}",)))
+        assert not typed.is_refused
 
 
 SETTINGS_OF_OTHERS = (

@@ -143,6 +143,8 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
         runtime = HydraConfig.get().runtime
         if not OmegaConf.is_missing(runtime, "output_dir"):
             folders.append(Path(runtime.output_dir))
+    if cfg.resume not in (None, "auto") and not _is_typed("resume", overrides):
+        require_inside(str(cfg.resume), folders, "resume")  # the run writes there
     check_targets(plain, allowed, folders)
     find_class = partial(_import_allowed_class, allowed=allowed)
     with explain_errors():
