@@ -1,5 +1,5 @@
-"""Modules of nobody's framework on the device elsewhere: with captured steps, and in a Trainer
-without the fast loop.
+"""Foreign modules on the device elsewhere: with captured steps, and in a Trainer without the fast
+loop.
 """
 
 from __future__ import annotations

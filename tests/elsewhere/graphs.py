@@ -253,7 +253,7 @@ class Twice:
 
 
 class Cut(L.Callback):
-    """Ends a training behind a step, as an error of somebody's would."""
+    """Ends a training behind a step, as an error would."""
 
     def __init__(self, step: int) -> None:
         self.step = step

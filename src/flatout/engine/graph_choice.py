@@ -1,7 +1,7 @@
 """Whether the steps of a training may be captured, or why not.
 
 Asked once, before the first step, for `FastLoop(graph=...)`. With `auto` a training is taken only
-where everything that a step reads is known to lie on the device; what that is stands below, each
+where everything that a step reads is known to lie on the device. What that is stands below, each
 reason beside its condition. With `on` any module is: what its steps read is watched in the run
 (`step_watch.py`). In both cases `StepGraphs` proves that replays equal plain steps.
 """

@@ -226,7 +226,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         return "the first of a shape" if self._seen[shape] <= self._shapes.plain_first else ""
 
     def _note_change(self, shape: ShapeT, changed: str) -> str:
-        """Begin anew after a change between two steps; the reason for this plain step."""
+        """Note a change between two steps; returns the reason for this plain step."""
         self._changes += 1
         are_many = self._changes > _MOST_CHANGES
         if are_many and self.replayed < _LEAST_REPLAYS * self._changes:
