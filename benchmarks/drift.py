@@ -43,8 +43,8 @@ def _fingerprint(labelled: LabelledSet, cache: Path) -> Callable[[list[str]], ND
         data.prepare_data()
         data.setup("fit")
     vocabulary = data.info.vocabulary
-    splits = (data.store.splits[name] for name in ("train", "validation"))
-    fingerprint = Fingerprint.of(*splits, vocabulary.unknown)
+    splits = data.store.splits
+    fingerprint = Fingerprint.of(splits["train"], splits["validation"], vocabulary.unknown)
 
     def compare(texts: list[str]) -> NDArray[np.floating]:
         encoded = encode_texts(vocabulary, pa.array(texts), data.info.max_length, CUT)
