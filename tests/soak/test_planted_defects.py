@@ -93,7 +93,7 @@ DEFECTS = [
     Defect(
         "two processes build at once",
         "data/store/lock.py",
-        "acquire(held, _PRINT_AFTER_S if waits else 0, _LOOK_S)",
+        "acquire(build_lock, _PRINT_AFTER_S if waits else 0, _LOOK_S)",
         "folder.exists()",
         "tests/data/test_cache_builders.py",
     ),
