@@ -212,7 +212,11 @@ def test_the_gpu_option_refuses_a_machine_without_one(tmp_path, monkeypatch, cap
 
 def test_the_fsdp_option_asks_for_slices_on_all_gpus():
     trainer = compose_run(["trainer=fsdp"]).trainer
-    assert (trainer["strategy"], trainer["devices"], trainer["max_epochs"]) == ("fsdp", "auto", 8)
+    assert (trainer["strategy"], trainer["devices"], trainer["max_epochs"]) == (
+        "fsdp",
+        "auto",
+        None,
+    )
 
 
 def test_overfitting_repeats_the_same_batches_in_every_epoch(tmp_path, monkeypatch):
@@ -312,7 +316,7 @@ def test_tagged_tweets_and_people_are_options_of_data():
             "data.sample.row=5",
             "data.sample.row: no such key (rows, eval_rows, classes, noise, seed). Did you mean",
         ),
-        ("+trainer.max_epochs=3", "Leave out the plus sign: trainer.max_epochs=3."),
+        ("+trainer.strategy=auto", "Leave out the plus sign: trainer.strategy=auto."),
         *at_once(
             of=[
                 ("experiment=mine", "To name a run, set name=mine."),

@@ -59,6 +59,9 @@ def test_benches_are_listed(capsys):
     assert verb("bench", "--list") == 0
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {
         "spine",
+        "abstention",
+        "defaults",
+        "drift",
         "shortcuts",
         "operators",
         "sources",

@@ -177,7 +177,7 @@ MISTAKES = [
         (
             "no bench 'spin' (spine, shortcuts, operators, sources, headlines, bits, sequences,"
             " loaders, bert, answers, abstention, drift, audit, reuse, gpu, tune, scale, cluster,"
-            " doctor, protections, quality). Did you mean 'spine'?"
+            " doctor, protections, defaults, quality). Did you mean 'spine'?"
         ),
     ),
     (["bench", "spine", "--only", "waiting"], "--only: bench spine cannot leave rows out"),

@@ -122,6 +122,10 @@ def test_the_run_folder_is_as_promised(finished):
         "model.safetensors",
         "labels.json",
         "config.json",
+        "linear.safetensors",
+        "abstention.npz",
+        "abstention.json",
+        "fingerprint.npz",
     }
     links = {path.name for path in (finished.folder / "checkpoints").iterdir() if path.is_symlink()}
     assert links == {"best", "last"}

@@ -146,7 +146,8 @@ def test_a_finished_run_prints_and_keeps_its_best_epoch_and_what_to_try(
         "text": [f"{word} number {number}" for number in range(40) for word in ("good", "bad")],
         "label": ["yes", "no"] * 40,
     }
-    data = TextDataConfig(source=rows, text="text", label="label", cache=str(tmp_path / "cache"))
+    cache = str(tmp_path / "cache")
+    data = TextDataConfig(source=rows, text="text", label="label", batch_size=64, cache=cache)
     result = fit(data, BiLSTMConfig(hidden=8), epochs=2, folder=tmp_path / "run")
     printed = capsys.readouterr().out
     epoch = result.summary["training"]["best_epoch"]

@@ -32,7 +32,8 @@ from flatout.distributed.ranks import Ranks
 from flatout.engine.compile import why_not
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
-from flatout.engine.run_length import SIZES, planned_steps
+from flatout.engine.run_length import choose_batch, planned_steps
+from flatout.models.contract import is_pretrained
 from flatout.perf.notes import known_rows, memory_key
 from flatout.perf.tune.answers import Answers, AnswerStore, TuneAnswer
 from flatout.perf.tune.probe import Child, Here, ProbedSetting
@@ -240,7 +241,8 @@ def list_open_settings(question: Question) -> OpenSettings:
         step_rows=step_rows,
         num_rows=split.num_rows,
         planned_steps=planned_steps(config.trainer, feed),
-        kept=list_settled(config, question.overrides) | question.confirmed.why,
+        kept=list_settled(config, question.overrides, _usual_rows(question))
+        | question.confirmed.why,
         room_bytes=int(_free_bytes(device, ranks) * (1 - config.tune.memory_margin)),
         is_cpu=device.type == "cpu",
         is_capped=is_capped,
@@ -296,8 +298,12 @@ def native_precisions(device: torch.device) -> list[Precision]:
     return precisions
 
 
-def list_settled(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
+def list_settled(
+    config: RunConfig, overrides: Sequence[str], usual_rows: int | None = None
+) -> dict[str, str]:
     """Settings that the search leaves alone, each with its reason.
+
+    `usual_rows`: of a batch, where the settings left it open and the rows decided.
 
     The reason is empty where `tune` itself was set to leave it alone, as in `tune.feed=false`.
     Without `overrides` (in Python) a value counts as asked for where it differs from its default.
@@ -319,7 +325,7 @@ def list_settled(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
     reasons = {
         "data.feed": "asked for" if is_feed_set else "",
         "precision": "asked for" if is_precision_set else "",
-        "data.batch_size": _why_rows_are_settled(config, overrides),
+        "data.batch_size": _why_rows_are_settled(config, overrides, usual_rows),
         "compile": "asked for" if is_compile_set else "",
         "optim.lr": "asked for" if is_lr_set else "",
     }
@@ -332,14 +338,23 @@ def list_settled(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
     return settled
 
 
-def _why_rows_are_settled(config: RunConfig, overrides: Sequence[str]) -> str:
+def _usual_rows(question: Question) -> int:
+    """Rows of a batch that a run of these rows gets where its settings name none."""
+    rows = question.store.splits["train"].num_rows
+    chosen = choose_batch(rows, pretrained=is_pretrained(question.config.model))
+    return max(1, chosen // question.ranks.world)
+
+
+def _why_rows_are_settled(
+    config: RunConfig, overrides: Sequence[str], usual_rows: int | None
+) -> str:
     """Why the batch size stays; empty where it is open."""
     data = config.data
     if data.tokens_per_batch is not None:
         return "data.tokens_per_batch decides"
     # from Python nothing is typed: values that differ from the usual ones were chosen
     default = type(data).__dataclass_fields__["batch_size"].default
-    usual = SIZES if default is None else (default,)
+    usual = (None, usual_rows) if default is None else (default,)
     is_changed = {
         "batch_size": not overrides and data.batch_size not in usual,
         "accumulate": not overrides and data.accumulate != 1,
