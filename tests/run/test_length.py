@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from flatout import BiLSTMConfig, TextDataConfig, fit
-from flatout.config import MonitorConfig
+from flatout.config import MonitorConfig, RunConfig
 from flatout.engine.run_length import choose_batch, choose_epochs
+from flatout.run.job import RunJob
 
 QUIET = MonitorConfig(progress=False, verdict=False, rival=False)
 
@@ -29,6 +30,19 @@ def test_batch_and_epochs_follow_the_rows(rows, from_scratch, pretrained):
         batch = choose_batch(rows, pretrained=is_pretrained)
         epochs = choose_epochs(rows, batch, pretrained=is_pretrained)
         assert (batch, epochs) == length
+
+
+@pytest.mark.parametrize(
+    ("trainer", "source", "count"),
+    [
+        ({}, None, 8),
+        ({}, {"text": ["a"], "label": ["x"]}, None),
+        ({"max_epochs": 3}, {"text": ["a"], "label": ["x"]}, 3),
+    ],
+)
+def test_a_sweep_knows_how_often_a_trial_validates_unless_its_rows_decide(trainer, source, count):
+    config = RunConfig(data=TextDataConfig(source=source), trainer=trainer)
+    assert RunJob(config).validations == count
 
 
 def test_a_run_says_what_it_chose_and_takes_no_batch_that_was_typed(tmp_path, capsys):

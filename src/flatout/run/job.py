@@ -61,7 +61,12 @@ class RunJob:
     @property
     def validations(self) -> int | None:
         """How many times it validates, if nothing stops it early; None: the data decide."""
-        return validations(self.config.trainer)
+        config = self.config
+        if config.trainer.get("max_epochs") is None and not config.has_own_parts:
+            follows_rows = kind_of(config.data).length_by_rows and not config.data.is_sample
+            if follows_rows:
+                return None
+        return validations(config.trainer)
 
     def train(self, folder: Path, overrides: Sequence[str], *, resumes: bool) -> Result:
         """Train it in a folder, from the beginning or from its last checkpoint."""
