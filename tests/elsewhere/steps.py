@@ -46,8 +46,8 @@ class AfterFirst(L.Callback):
             module.model.register_forward_hook(_allow_copies, always_call=True)
         There.is_stepping = True
 
-    def on_train_end(self, *others: Any) -> None:
-        There.is_stepping = False
+    def on_train_epoch_end(self, *others: Any) -> None:
+        There.is_stepping = False  # the last losses may be read when all steps are over
 
     def on_exception(self, *others: Any) -> None:
         There.is_stepping = False

@@ -256,7 +256,14 @@ class Answered:
         names = [*(block.schema.names[number] for number in kept), *added]
         replaced = [name for name in block.schema.names if name in added]
         beside = pa.RecordBatch.from_arrays(columns, names=names)
-        return cls(beside, replaced, block.num_rows, given, answers, unlike)
+        return cls(
+            beside,
+            replaced,
+            done=block.num_rows,
+            given=given,
+            answers=answers,
+            unlike=unlike,
+        )
 
 
 @dataclass(frozen=True, slots=True)

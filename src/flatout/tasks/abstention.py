@@ -46,7 +46,7 @@ class KeptArrays:
     @classmethod
     def read(cls, folder: Path) -> Self | None:
         path = folder / cls.FILE
-        return cls(**np.load(path)) if path.is_file() else None
+        return cls(**np.load(path, allow_pickle=False)) if path.is_file() else None
 
     def write(self, folder: Path) -> None:
         np.savez_compressed(folder / self.FILE, **asdict(self))
