@@ -89,6 +89,48 @@ def test_ngrams_off_leaves_the_network_alone(tmp_path):
     assert torch.isfinite(torch.tensor(result.metrics["test/loss"]))
 
 
+def test_several_labels_a_row_are_answered_by_both(tmp_path):
+    table = rows(200)
+    both = {"text": table["text"], "label": [f"{label}|text" for label in table["label"]]}
+    data = TextDataConfig(
+        source=both,
+        problem="multi",
+        label_delimiter="|",
+        cache=str(tmp_path / "cache"),
+    )
+    result = fit(data, SMALL, epochs=1, folder=tmp_path / "run", monitor=QUIET)
+    assert result.summary["mixture"]["used"]
+    texts = rows(20, seed=2)
+    answers = load_predictor(result.folder).predict(texts["text"])
+    is_right = [
+        set(answer.label) == {label, "text"}
+        for answer, label in zip(answers, texts["label"], strict=True)
+    ]
+    assert np.mean(is_right) > 0.8
+
+
+def test_pairs_of_texts_are_answered_by_both(tmp_path):
+    draw = np.random.default_rng(0)
+    words = [f"word{number}" for number in range(8)]
+    first = draw.choice(words, 240).tolist()
+    is_same = draw.random(240) < 0.5
+    second = [one if same else draw.choice(words) for one, same in zip(first, is_same, strict=True)]
+    table = {
+        "question": [f"{word} nr{number}" for number, word in enumerate(first)],
+        "answer": [f"{word} nr{number}" for number, word in enumerate(second)],
+        "label": np.where(np.array(first) == np.array(second), "same", "other").tolist(),
+    }
+    data = TextDataConfig(
+        source=table, text=["question", "answer"], label="label", cache=str(tmp_path / "cache")
+    )
+    result = fit(data, SMALL, epochs=1, folder=tmp_path / "run", monitor=QUIET)
+    assert result.summary["mixture"]["used"]
+    asked = [("word1 x", "word1 y"), ("word1 x", "word2 y")]
+    answers = load_predictor(result.folder).predict(asked)
+    assert [answer.label for answer in answers] == ["same", "other"]
+    assert answers == result.predict(asked)
+
+
 NUMBERS = {
     "text": rows(120)["text"],
     "label": [number + 0.5 for number in range(120)],

@@ -87,7 +87,9 @@ def share_table(cuts: Sequence[Mapping[str, float]]) -> Table:
     table = plain_table("answered", "surer than", "error", "at most", texts=0, title=title)
     for cut in cuts:
         shares = (f"{cut[name]:.1%}" for name in ("error", "at_most"))
-        table.add_row(f"{cut['share']:.0%}", f"{cut['above']:.4f}", *shares)
+        # all rows are answered, however unsure
+        above = "any" if cut["share"] == 1 else f"{cut['above']:.4f}"
+        table.add_row(f"{cut['share']:.0%}", above, *shares)
     return table
 
 

@@ -8,6 +8,8 @@ the curves are the network's. Open this file to change in which runs that happen
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from flatout.config import RunConfig
@@ -51,12 +53,14 @@ def add_linear_model(config: RunConfig, ours: OurParts, seconds: float, folder: 
     `seconds`: of the run so far. Every rank does the same, as each has all texts.
     """
     ngrams = asks_for_ngrams(config.model)
-    if _why_not(ngrams, config, ours.data):
+    if _why_not(ngrams, config, ours):
         return
+    # What was asked for takes its time.
+    limit_s = math.inf if ngrams == Ngrams.on else max(_LEAST_S, _SHARE * seconds)
     assert isinstance(ours.data, TextData)
     assert isinstance(ours.task, Classifier)
     try:
-        beside, fitted = _fit(ours.task, ours.data, ours.feeds, max(_LEAST_S, _SHARE * seconds))
+        beside, fitted = _fit(ours.task, ours.data, ours.feeds, limit_s)
     except TooSlow as slow:
         folder.say(f"n-grams: left out: a linear model on them would take {slow.args[0]:.0f} s")
         return
@@ -70,16 +74,19 @@ def add_linear_model(config: RunConfig, ours: OurParts, seconds: float, folder: 
     _report(fitted, len(beside.answers["validation"]), folder, is_used=is_used)
 
 
-def _why_not(ngrams: str, config: RunConfig, data: object) -> str:
+def _why_not(ngrams: str, config: RunConfig, ours: OurParts) -> str:
     """Why no linear model answers with the network; empty if it may."""
     if ngrams == Ngrams.off:
         return "model.ngrams=off"
+    data = ours.data
     reason = _why_impossible(config, data)
     if reason or ngrams == Ngrams.on:
         return reason
     assert isinstance(data, TextData)
     if data.config.is_sample:
         return "the built-in sample has words without letters in common"
+    if ours.feeds.train.plan.world > 1:
+        return "each of several devices might decide for itself"
     rows = data.store.splits["train"].num_rows
     is_within = _LEAST_ROWS <= rows <= _MOST_ROWS
     return "" if is_within else f"not for {rows:,} rows"

@@ -198,8 +198,10 @@ class Classifier(Task[Labels]):
 
     def answers(self, feed: Feed) -> list[Tensor]:
         """Outputs, targets and numbers of a feed's first rows, on the host."""
-        splits = self.info.store.splits
-        split = next((name for name in splits if splits[name] is feed.split), "")
+        split = ""
+        if self.beside is not None:
+            splits = self.info.store.splits
+            split = next((name for name in splits if splits[name] is feed.split), "")
 
         def answer_rows(batch: FlatBatch) -> tuple[Tensor, ...]:
             return (
