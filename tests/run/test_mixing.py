@@ -112,13 +112,12 @@ def test_several_labels_a_row_are_answered_by_both(tmp_path):
 def test_pairs_of_texts_are_answered_by_both(tmp_path):
     draw = np.random.default_rng(0)
     words = [f"word{number}" for number in range(8)]
-    first = draw.choice(words, 240).tolist()
-    is_same = draw.random(240) < 0.5
-    second = [one if same else draw.choice(words) for one, same in zip(first, is_same, strict=True)]
+    first = draw.choice(words, 240)
+    second = np.where(draw.random(240) < 0.5, first, draw.choice(words, 240))
     table = {
         "question": [f"{word} nr{number}" for number, word in enumerate(first)],
         "answer": [f"{word} nr{number}" for number, word in enumerate(second)],
-        "label": np.where(np.array(first) == np.array(second), "same", "other").tolist(),
+        "label": np.where(first == second, "same", "other").tolist(),
     }
     data = TextDataConfig(
         source=table, text=["question", "answer"], label="label", cache=str(tmp_path / "cache")
