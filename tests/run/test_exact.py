@@ -137,7 +137,7 @@ def test_both_verbs_answer_exactly_and_print_the_price(
         file.write_text("text,label\n" + "".join(f"{row},{label}\n" for row in order))
         capsys.readouterr()
         assert verb("predict", run, file, "--exact", "--top-k", 3, "--out", out) == 0
-        price = capsys.readouterr().err
+        price = capsys.readouterr().err.splitlines()[-1]
         assert verb("evaluate", run, file, "--exact") == 0
         assert " rows computed for 90, as each length fills whole batches" in price
         assert price in capsys.readouterr().err
