@@ -16,20 +16,22 @@ from flatout.audit.labels import (
 )
 from flatout.audit.text_folds import TextFolds
 
+TWO_CLASSES = np.array(
+    [
+        [0.9, 0.1],
+        [0.8, 0.2],
+        [0.3, 0.7],
+        [0.2, 0.8],
+        [0.1, 0.9],
+        [0.95, 0.05],
+    ]
+)
+"""Probabilities of six rows."""
+
 
 def test_rows_that_the_model_gives_to_another_class_are_suspects_the_surest_first():
-    probabilities = np.array(
-        [
-            [0.9, 0.1],
-            [0.8, 0.2],
-            [0.3, 0.7],
-            [0.2, 0.8],
-            [0.1, 0.9],
-            [0.95, 0.05],
-        ]
-    )
     labels = np.array([0, 0, 0, 1, 1, 1])
-    found = find_suspects(probabilities, labels)
+    found = find_suspects(TWO_CLASSES, labels)
     assert found.rows.tolist() == [5, 2]
     assert found.likely.tolist() == [0, 1]
     assert found.sure == pytest.approx([0.95, 0.7])
@@ -52,17 +54,7 @@ def test_suspects_that_pile_up_in_a_rare_class_are_found():
 
 
 def test_suspects_can_be_put_in_the_order_of_another_model():
-    probabilities = np.array(
-        [
-            [0.9, 0.1],
-            [0.8, 0.2],
-            [0.3, 0.7],
-            [0.2, 0.8],
-            [0.1, 0.9],
-            [0.95, 0.05],
-        ]
-    )
-    found = find_suspects(probabilities, np.array([0, 0, 0, 1, 1, 1])).in_order_of(
+    found = find_suspects(TWO_CLASSES, np.array([0, 0, 0, 1, 1, 1])).in_order_of(
         np.linspace(0.9, 0.4, 6)
     )
     assert found.rows.tolist() == [2, 5]

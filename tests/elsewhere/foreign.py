@@ -8,7 +8,6 @@ import contextlib
 import io
 import json
 import tempfile
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from flatout.callbacks import ExactCheckpoint
 from flatout.data.batches.signatures import change_tensors
 from flatout.engine import FastLoop
-from flatout.errors import UserError
 from tests.elsewhere.device import OneDevice
-from tests.elsewhere.graphs import NAMES, RESULTS, begin_elsewhere
+from tests.elsewhere.graphs import NAMES, RESULTS, begin_elsewhere, compare_each
 from tests.plain_trainer.foreign_modules import CASES, COUNTED, Case, Decays
 from tests.trainers import flat_weights, quiet_trainer
 
@@ -98,15 +96,7 @@ def train(
 def compare_all(folder: Path) -> None:
     """Facts of each case, or why it is refused, or an error."""
     begin_elsewhere()
-    results: dict[str, Any] = {}
-    for name in CASES:
-        try:
-            results[name] = _compare(name)
-        except UserError as error:
-            results[name] = {"said": str(error), "replayed": 0}
-        except Exception:
-            # Of any class: the test of this case shows it, and the cases after it are looked at.
-            results[name] = {"error": traceback.format_exc()}
+    results = compare_each(CASES, _compare)
     results[RESUMED] = _resume(folder)
     (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -163,16 +163,24 @@ def train(
 def compare_all(folder: Path) -> None:
     """What each case gives: facts of its trainings, why none is captured, or an error."""
     begin_elsewhere()
-    results: dict[str, Any] = {}
-    for name in CASES:
+    results = compare_each(CASES, _compare)
+    (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
+
+
+def compare_each(
+    names: Iterable[str], compare: Callable[[str], dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """What each case gives, by name: facts, the reason of a refusal, or an error."""
+    results = {}
+    for name in names:
         try:
-            results[name] = _compare(name)
+            results[name] = compare(name)
         except UserError as error:
-            results[name] = {"reason": str(error)}
+            results[name] = {"said": str(error), "replayed": 0}
         except Exception:
             # Of any class: the test of this case shows it, and the cases after it are looked at.
             results[name] = {"error": traceback.format_exc()}
-    (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
+    return results
 
 
 def begin_elsewhere() -> None:

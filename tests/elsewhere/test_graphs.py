@@ -102,7 +102,7 @@ def test_a_run_whose_steps_the_host_decides_is_refused_before_it_trains(tmp_path
 
 @pytest.mark.parametrize("name", REASONS)
 def test_a_step_that_cannot_be_captured_is_refused_with_the_reason(name, compared):
-    assert REASONS[name] in compared[name]["reason"]
+    assert REASONS[name] in compared[name]["said"]
 
 
 @pytest.mark.parametrize("name", ["a baked rate", "old offsets"])

@@ -138,7 +138,8 @@ def explain_errors() -> Iterator[None]:
         yield
     except RunBroke:
         raise
-    except Exception as error:  # errors of Hydra, YAML, the parser and user classes share no class
+    except Exception as error:
+        # errors of Hydra, YAML, the parser and user classes share no class
         for link in chain_of(error, with_context=True):
             # OmegaConf may fail where a signal leaves it
             if isinstance(link, KeyboardInterrupt | SystemExit):

@@ -64,6 +64,7 @@ class CudaCapture:
             ):
                 function()
         except BaseException:
+            # also of an interrupt: a capture that stays open would break all later work
             self._end_broken_capture()
             raise
         finally:

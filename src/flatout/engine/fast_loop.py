@@ -82,9 +82,9 @@ class FastLoop(Callback):
     """Takes optimizer steps in place of Lightning's automatic optimisation.
 
     `not_finite`: stop the training at a loss or gradient that is not finite, or skip that step.
-    `graph`: whether steps on a GPU are captured and replayed, see `step_graph.py`; auto: those of
-    flatout's tasks, where a proof in the run shows that they are equal and faster; on: also those
-    of any module, where they are equal.
+    `graph`: whether steps on a GPU are captured and replayed, see `step_graph.py`.
+            auto: those of flatout's tasks, where a proof in the run shows that they are equal and
+            faster. on: also those of any module, where they are equal.
     """
 
     def __init__(

@@ -31,10 +31,11 @@ _LIBRARIES = ("torch", "lightning", "numpy", "builtins")
 
 def state_of_module(module: nn.Module) -> State:
     """The state of a module and of all within it, each by its name."""
-    return {
-        f"self.{path}" if path else "self": _state_of_part(part)
-        for path, part in module.named_modules()
-    }
+    states: State = {}
+    for path, part in module.named_modules():
+        # the module itself has no path
+        states[f"self.{path}".removesuffix(".")] = _state_of_part(part)
+    return states
 
 
 def _state_of_part(part: nn.Module) -> State:

@@ -398,7 +398,8 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         start = _Snapshot(self._step)
         try:
             graph, proof = self._try(shape, buffer, batch, start)
-        except BaseException:  # an interrupt, too: no half of a trial may stay
+        except BaseException:
+            # an interrupt, too: no half of a trial may stay
             start.restore()
             raise
         times = f"{proof.replay_ms:.2f} ms a step in place of {proof.plain_ms:.2f}"

@@ -69,7 +69,8 @@ class StepLosses:
             self.values.append(loss)
         try:
             yield
-        except BaseException:  # an interrupt, too
+        except BaseException:
+            # an interrupt, too: a resumed run trains the step again
             del self.values[num_values:]
             del self.norms[num_norms:]
             raise

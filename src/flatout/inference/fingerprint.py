@@ -2,8 +2,8 @@
 
 A fingerprint of the training texts counts pairs of neighbouring tokens, by hash. Of each text it
 then measures how rare its pairs are, how many words are unknown, and its length. A text is unlike
-where one of these is beyond 98.75 % of the held-out texts of the training, so that about one in
-twenty of the same source is. Where many more are, the file is from elsewhere.
+where one of these is beyond 98.75 % of the held-out texts of the training. About one in twenty of
+the same source is. Where many more are, the file is from elsewhere.
 
 It reads at most 50,000 rows of the store, where they are tokenised already, and takes 130 kB.
 """

@@ -1,6 +1,6 @@
 """How many rows a step has and how many epochs a run takes, where the settings leave it open.
 
-Large batches of few rows are few steps: 900 rows in batches of 128 are 56 steps in 8 epochs, and a
+Large batches of few rows are few steps: 900 rows in batches of 128 are 64 steps in 8 epochs. A
 network is then still rising at its end. So few rows get small batches and more epochs. From 10,000
 rows on both are what they always were. Open this file to change which runs follow the rule. The
 rule itself is in `engine/run_length.py`; what a device can hold is measured (`tune=auto`).
@@ -45,7 +45,7 @@ def settle_length(
 
 
 def _choose_batch(config: RunConfig, rows: int, world: int, folder: RunFolder) -> int:
-    """Rows of a batch on each of `world` devices, said where it is not the usual number."""
+    """Rows of a batch on each of `world` devices, printed where it is not the usual number."""
     batch = max(1, choose_batch(rows, pretrained=is_pretrained(config.model)) // world)
     if batch != ROWS:
         why = f"{rows:,} training rows; larger batches would be fewer steps"
@@ -55,7 +55,7 @@ def _choose_batch(config: RunConfig, rows: int, world: int, folder: RunFolder) -
 
 
 def _choose_epochs(config: RunConfig, rows: int, step_rows: int, folder: RunFolder) -> int:
-    """Epochs of a run, said where they are not the usual number."""
+    """Epochs of a run, printed where they are not the usual number."""
     epochs = choose_epochs(rows, step_rows, pretrained=is_pretrained(config.model))
     if epochs != EPOCHS:
         steps = epochs * math.ceil(rows / step_rows)

@@ -20,7 +20,7 @@ from flatout.data.text_preparation import open_source
 from flatout.errors import require
 from flatout.models.contract import asks_for_ngrams
 from flatout.models.words import Ngrams
-from flatout.run.context import OurParts
+from flatout.run.context import OurParts, RunParts
 from flatout.run.kinds import kind_of
 from flatout.run.linear import TooSlow, fit_linear, targets_of, texts_of
 from flatout.run.run_folder import RunFolder
@@ -47,13 +47,14 @@ def require_mixable(config: RunConfig, data: object) -> None:
         require(not reason, "model.ngrams", f"on, but {reason}", hint=hint)
 
 
-def add_linear_model(config: RunConfig, ours: OurParts, seconds: float, folder: RunFolder) -> None:
+def add_linear_model(config: RunConfig, parts: RunParts, seconds: float, folder: RunFolder) -> None:
     """Fit the linear model, and let it answer with the network where that helps.
 
     `seconds`: of the run so far. Every rank does the same, as each has all texts.
     """
+    ours = parts.ours
     ngrams = asks_for_ngrams(config.model)
-    if _why_not(ngrams, config, ours):
+    if ours is None or _why_not(ngrams, config, ours):
         return
     # What was asked for takes its time.
     limit_s = math.inf if ngrams == Ngrams.on else max(_LEAST_S, _SHARE * seconds)

@@ -21,6 +21,7 @@ from flatout.data.batches.feed import Feeds
 from flatout.data.batches.plan import BatchLayout
 from flatout.data.store_data import Placement, StoreData
 from flatout.distributed.ranks import Ranks
+from flatout.engine.graph_choice import require_static_steps
 from flatout.engine.run_length import planned_steps, whole_steps
 from flatout.errors import require
 from flatout.models.contract import ModelConfig
@@ -150,6 +151,7 @@ def build_run_parts(
         return RunParts(module, data, ours=None)
     assert isinstance(data, StoreData)
     feeds = place_feeds(config, data, module, context.device, context.ranks)
+    require_static_steps(config.graph, module, feeds.train)
     return RunParts(module, data, OurParts(module, data, feeds))
 
 

@@ -22,7 +22,7 @@ from flatout.config import RunConfig
 from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks, end_group
 from flatout.distributed.signals import Signals
-from flatout.engine.graph_choice import require_captures, require_static_steps
+from flatout.engine.graph_choice import require_captures
 from flatout.engine.precision import LIGHTNING_NAMES, product_type
 from flatout.perf.verdict.gathering import report_early
 from flatout.run.answers import tune
@@ -89,8 +89,6 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         config = settle_length(config, data, ranks, folder)
         config = tune(config, data, context, overrides)
         parts = build_run_parts(config, data, context)
-        if parts.ours is not None:
-            require_static_steps(config.graph, parts.ours.task, parts.ours.feeds.train)
         settings = resolve(config, parts, context)
         facts = collect_facts(settings, parts, ranks, overrides)
         start = find_start(settings, facts, ranks, folder)
@@ -110,8 +108,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
             compile_network(settings, parts, context)
             fit_to_end(training, parts, folder, start)
             load_best(training, parts)
-            if parts.ours is not None:
-                add_linear_model(config, parts.ours, time.perf_counter() - started, folder)
+            add_linear_model(config, parts, time.perf_counter() - started, folder)
             metrics = evaluate(training, parts, folder, settings.metric)
             metric = settings.metric or metric_among(metrics)
             folder.summary.set("metric", metric)

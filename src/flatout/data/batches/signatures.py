@@ -13,7 +13,7 @@ Batches of flatout's own feeds have `shapes.py`, which pads them to few shapes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TypeVar, cast
 
@@ -118,9 +118,10 @@ def _change(value: object, change: Callable[[Tensor], Tensor]) -> object:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        copied = copy.copy(value)
+        # a copy keeps its class, such as that of a tokenizer's batch, which can be written to
+        copied = cast(MutableMapping[object, object], copy.copy(value))
         for key, part in value.items():
-            copied[key] = _change(part, change)  # type: ignore[index]
+            copied[key] = _change(part, change)
         return copied
     if isinstance(value, list | tuple):
         parts = [_change(part, change) for part in value]
