@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +20,11 @@ from flatout import (
     load_predictor,
 )
 from flatout.config import MonitorConfig
+from flatout.data import TextData
 from flatout.errors import UserError
 from flatout.inference.run_predictor import LINEAR
+from flatout.models.linear_text import QuickModel
+from flatout.run.rival import score_linear
 from flatout.tasks.mixture import Mixture
 from tests.verbs import verb
 
@@ -75,6 +80,26 @@ def test_metrics_are_those_of_the_answers_that_are_given(result):
     answers = result.predict(TEST["text"])
     is_right = [answer.label == label for answer, label in zip(answers, TEST["label"], strict=True)]
     assert result.metrics["test/accuracy"] == pytest.approx(np.mean(is_right))
+
+
+def test_the_rival_beside_the_score_is_that_linear_model_and_is_fitted_once(tmp_path, monkeypatch):
+    fitted = []
+    fit_once = QuickModel.fit
+
+    def count(model: QuickModel, *rows: Any) -> QuickModel:
+        fitted.append(model)
+        return fit_once(model, *rows)
+
+    monkeypatch.setattr(QuickModel, "fit", count)
+    data = TextDataConfig(train=rows(200), test=TEST, cache=str(tmp_path / "cache"))
+    monitor = replace(QUIET, rival=True)
+    found = fit(data, SMALL, epochs=1, folder=tmp_path / "run", monitor=monitor)
+    texts = TextData(**{name: getattr(data, name) for name in ("train", "test", "cache")})
+    texts.setup()
+    apart = score_linear(texts, math.inf)
+    assert len(fitted) == 2, "once by the run, once here"
+    of_run = found.summary["rival"]["metrics"]
+    assert of_run == pytest.approx({f"test/{name}": value for name, value in apart.items()})
 
 
 def test_onnx_that_cannot_hold_both_is_refused_with_the_way_out(result, capsys):

@@ -51,7 +51,7 @@ from flatout.run.kinds import kind_of, load_predictor
 from flatout.run.own_parts import NoAnswers
 from flatout.run.resolve import Settings
 from flatout.run.result_findings import find_in_result
-from flatout.run.rival import find_rival
+from flatout.run.rival import compare_with_rival, find_rival, score_beside
 from flatout.run.run_folder import RunFolder
 from flatout.run.trainer import Training, settings_to_compare
 from flatout.tasks.task import Task
@@ -364,8 +364,12 @@ def report_kind(
     kind = kind_of(config.data)
     values = folder.summary.values
     if kind.rival is not None and config.monitor.rival:
-        may_take_s = math.inf if config.monitor.rival == ALWAYS else seconds
-        section = find_rival(kind.rival, ours.data, values, may_take_s, folder)
+        known = score_beside(ours.task, ours.data)
+        if known:
+            section = compare_with_rival(kind.rival, known, values)
+        else:
+            may_take_s = math.inf if config.monitor.rival == ALWAYS else seconds
+            section = find_rival(kind.rival, ours.data, values, may_take_s, folder)
         folder.summary.set("rival", section)
     if kind.report is not None:
         kind.report(ours.task, predictor, ours.feeds, values, folder.path, folder)

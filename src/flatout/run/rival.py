@@ -14,13 +14,14 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flatout.data.checks.tags import LISTS, as_bio
 from flatout.data.problem import Problem
@@ -31,8 +32,11 @@ from flatout.data.text_source import TagSource
 from flatout.run.linear import TooSlow, fit_linear, require_time, rows_of, targets_of, texts_of
 from flatout.run_log import RunLog
 from flatout.tasks.calibration import best_thresholds
+from flatout.tasks.classification import Classifier
 from flatout.tasks.metrics import BEST_MODE, MultiMetrics, TaskMetrics
+from flatout.tasks.mixture import log_shares
 from flatout.tasks.tagging import EntityScores
+from flatout.tasks.task import Task
 
 if TYPE_CHECKING:
     from flatout.data.store_data import StoreData
@@ -66,18 +70,22 @@ def find_rival(
     seconds: float,
     log: RunLog,
 ) -> dict[str, Any] | None:
-    """The section `rival` of `summary.json`: its metrics, and whether it wins.
+    """The section `rival` of `summary.json`, of a rival that is trained now or is in the cache.
 
     None without test rows, or without a metric that both have. `seconds`: of the run; infinite
     where the rival may take as long as it needs.
     """
-    run_scores = {
-        metric: value for metric, value in summary["metrics"].items() if metric.startswith("test/")
-    }
-    if not run_scores:
+    if not _test_scores(summary):
         return None
     limit_s = seconds if math.isinf(seconds) else min(_MOST_S, _SHARE * seconds)
-    metrics = _scores_within(rival, data, limit_s, log)
+    return compare_with_rival(rival, _scores_within(rival, data, limit_s, log), summary)
+
+
+def compare_with_rival(
+    rival: Rival, metrics: Scores, summary: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The section of a rival with these test metrics, and whether it wins."""
+    run_scores = _test_scores(summary)
     # The run's own metric decides, else the first that both have. A loss decides nothing: losses of
     # two models are not of one kind.
     for metric in (f"test/{summary['metric']}", *run_scores):
@@ -91,6 +99,12 @@ def find_rival(
                 "wins": sign * metrics[metric] > sign * run_scores[metric],
             }
     return None
+
+
+def _test_scores(summary: Mapping[str, Any]) -> Scores:
+    """The run's own test metrics."""
+    metrics = summary["metrics"].items()
+    return {metric: value for metric, value in metrics if metric.startswith("test/")}
 
 
 def _scores_within(rival: Rival, data: StoreData[Any, Any], limit_s: float, log: RunLog) -> Scores:
@@ -122,26 +136,38 @@ def score_linear(data: TextData, limit_s: float) -> Scores:
 
     For several labels a row, the thresholds are chosen on the validation rows.
     """
-    problem = data.info.problem
-    classes = data.info.classes
     source = open_source(data.config)
-    splits = {
-        name: (texts_of(source, data, name), targets_of(data, name)) for name in data.store.splits
-    }
-    test_texts, test_targets = splits["test"]
-    num_rows = sum(len(texts) for texts, _ in splits.values())
-    model = fit_linear(data.info.labels, splits["train"], num_rows, limit_s)
-    metrics = TaskMetrics.build(problem, classes)
+    texts = {name: texts_of(source, data, name) for name in data.store.splits}
+    num_rows = sum(len(texts_of_split) for texts_of_split in texts.values())
+    rows = (texts["train"], targets_of(data, "train"))
+    model = fit_linear(data.info.labels, rows, num_rows, limit_s)
+    outputs = {"test": log_shares(model.predict(texts["test"]), data.info.problem)}
+    if data.info.problem is Problem.multi:
+        shares = model.predict(texts["validation"])
+        outputs["validation"] = log_shares(shares, data.info.problem)
+    return _score_outputs(data, outputs)
+
+
+def score_beside(task: Task, data: StoreData[Any, Any]) -> Scores:
+    """Test metrics of the linear model that answers with a task's network.
+
+    Empty where there is none, or no test rows. Nothing is trained or read again.
+    """
+    beside = task.beside if isinstance(task, Classifier) else None
+    if beside is None or "test" not in beside.answers:
+        return {}
+    scores = _score_outputs(cast("TextData", data), beside.answers)
+    return {f"test/{name}": value for name, value in scores.items()}
+
+
+def _score_outputs(data: TextData, outputs: Mapping[str, Tensor]) -> Scores:
+    """Scores of the test rows by outputs such as a network has, by split."""
+    metrics = TaskMetrics.build(data.info.problem, data.info.classes)
     if isinstance(metrics, MultiMetrics):
-        texts, targets = splits["validation"]
-        shares = torch.from_numpy(model.predict(texts))
-        thresholds = best_thresholds(shares, torch.from_numpy(targets))
+        targets = torch.from_numpy(targets_of(data, "validation"))
+        thresholds = best_thresholds(outputs["validation"].sigmoid(), targets)
         metrics.thresholds.copy_(torch.tensor(thresholds))
-    # The metrics read a network's outputs, so probabilities become these again.
-    answers = torch.from_numpy(model.predict(test_texts))
-    if problem is not Problem.regression:
-        answers = answers.logit() if problem is Problem.multi else answers.log()
-    metrics.update(answers.float(), torch.from_numpy(test_targets))
+    metrics.update(outputs["test"], torch.from_numpy(targets_of(data, "test")))
     return metrics.compute()
 
 

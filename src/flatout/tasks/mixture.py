@@ -80,8 +80,10 @@ def fit_mixture(network_BC: Tensor, linear_BC: Tensor, targets_B: Tensor) -> Fit
 def log_shares(probabilities_BC: NDArray[np.float64], problem: Problem) -> Tensor:
     """Probabilities of a linear model as a network's logits would be: [0.5, 0.5] → [-0.7, -0.7].
 
-    With several labels a row each stands alone: [0.5, 0.9] → [0, 2.2].
+    With several labels a row each stands alone: [0.5, 0.9] → [0, 2.2]. Numbers stay as they are.
     """
+    if problem is Problem.regression:
+        return torch.from_numpy(probabilities_BC).float()
     shares = torch.from_numpy(probabilities_BC).clamp(_LEAST, 1 - _LEAST)
     outputs = shares.logit() if problem is Problem.multi else shares.log()
     return outputs.float()
