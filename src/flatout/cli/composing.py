@@ -98,6 +98,12 @@ def explain(error: BaseException) -> UserError | None:
             )
             if several:
                 return _several_values(several)
+            if file := _first(r"^In '(.+)': Overriding hydra\.searchpath", message):
+                return UserError(
+                    f"{file}.yaml: hydra.searchpath",
+                    "is set by a file",
+                    hint="Name the folder by --config-dir.",
+                )
             return _unknown_key(error, key, override, message)
         case "ScannerError" | "ParserError" | "ConstructorError" | "ComposerError" | "ReaderError":
             return UserError("conf", message.replace("\n", " "), hint="The file is not valid YAML.")

@@ -275,7 +275,7 @@ def _parse_texts(
     written = texts[row].as_py()
     what = f"{name} is {written!r} in row {table.locate(first + row + 1)}"
     allowed, hint = expected
-    if table.decimal == ",":
+    if table.decimal == "," and expected is _NUMBERS:
         hint = "Write numbers with a comma, and with no points between thousands."
     elif _WITH_COMMA.fullmatch(written):
         hint = "Set data.read.decimal=',' or, for predict and evaluate, --read decimal=','."
