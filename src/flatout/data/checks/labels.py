@@ -39,7 +39,7 @@ _EXAMPLES_NAMED = 5  # classes that a warning or an error lists
 _LONGEST_WHOLE = 18  # characters; longer whole numbers are ids, sorted by their spelling
 _NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
 _FEW_ROWS = 5  # training rows; a class with fewer is hardly learnt
-_UNEVEN = 20  # times the rows of the rarest class: then accuracy hides how the rarest fares
+_UNEVEN = 10  # times the rows of the rarest class: then accuracy hides how the rarest fares
 # More classes than that, and than half of the training rows, look like a column of ids.
 _IDS_FROM = 50
 _MOST_CLASSES = 20_000  # allowed without data.max_classes, however many rows there are
