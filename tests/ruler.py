@@ -65,10 +65,10 @@ def measure_tree(folder: str | Path) -> TreeFigures:
     figures = TreeFigures()
     for path in sorted(Path(folder).rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        tree = ast.parse(text)
-        _count_lines(path, text, tree, figures)
-        _count_statements(path, tree, figures)
-        _count_functions(path, tree, figures)
+        nodes = list(ast.walk(ast.parse(text)))  # once: a walk takes longer than all counting
+        _count_lines(path, text, nodes, figures)
+        _count_statements(path, nodes, figures)
+        _count_functions(path, nodes, figures)
     return figures
 
 
@@ -82,9 +82,9 @@ def repeated_class_names(folder: str | Path) -> dict[str, list[str]]:
     return {name: where for name, where in places.items() if len(where) > 1}
 
 
-def _count_lines(path: Path, text: str, tree: ast.Module, figures: TreeFigures) -> None:
+def _count_lines(path: Path, text: str, nodes: list[ast.AST], figures: TreeFigures) -> None:
     lines = text.splitlines()
-    in_docstrings = set(_docstring_lines(tree))
+    in_docstrings = set(_docstring_lines(nodes))
     code_lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         first_line = token.start[0]
@@ -100,8 +100,8 @@ def _count_lines(path: Path, text: str, tree: ast.Module, figures: TreeFigures) 
             figures.add_place("long lines", path, number)
 
 
-def _docstring_lines(tree: ast.Module) -> Iterator[int]:
-    for node in ast.walk(tree):
+def _docstring_lines(nodes: list[ast.AST]) -> Iterator[int]:
+    for node in nodes:
         is_documented = isinstance(
             node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         )
@@ -110,10 +110,10 @@ def _docstring_lines(tree: ast.Module) -> Iterator[int]:
             yield from range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1)
 
 
-def _count_statements(path: Path, tree: ast.Module, figures: TreeFigures) -> None:
-    tests = (node.test for node in ast.walk(tree) if isinstance(node, ast.If | ast.While))
+def _count_statements(path: Path, nodes: list[ast.AST], figures: TreeFigures) -> None:
+    tests = (node.test for node in nodes if isinstance(node, ast.If | ast.While))
     in_tests = {id(inner) for test in tests for inner in ast.walk(test)}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign) and _is_packed(node):
             figures.add_place("packed", path, node.lineno)
         if isinstance(node, _SIMPLE_STATEMENTS) and _nesting_depth(node) >= 2:
@@ -159,8 +159,8 @@ def _nesting_depth(node: ast.AST) -> int:
     return deepest + isinstance(node, _NESTING)
 
 
-def _count_functions(path: Path, tree: ast.Module, figures: TreeFigures) -> None:
-    for node in ast.walk(tree):
+def _count_functions(path: Path, nodes: list[ast.AST], figures: TreeFigures) -> None:
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             parameters = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
             named = [each for each in parameters if each.arg not in ("self", "cls")]

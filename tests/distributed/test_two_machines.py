@@ -22,6 +22,7 @@ from flatout.errors import EXIT_CODE
 from tests.distributed import gathering_rank
 from tests.faults.agents import SMALL, Moment, begin_agents, kill_once, run_of
 from tests.faults.runs import differences, finished, write_rows
+from tests.params import at_once
 from tests.started import free_port, said_by_all
 from tests.warm import begin_function
 
@@ -35,9 +36,10 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return finished(replace(SMALL, trainer={"max_epochs": 1, "devices": 2}), folder)
 
 
-@pytest.mark.parametrize(
-    "moment", [Moment(1, "ready"), Moment(0, "on_train_batch_end", 7)], ids=str
-)
+KILLED = [Moment(1, "ready"), Moment(0, "on_train_batch_end", 7)]
+
+
+@pytest.mark.parametrize("moment", at_once(KILLED[1], of=KILLED, seconds=20), ids=str)
 def test_a_rank_that_is_killed_is_started_again_with_the_others_to_the_same_bytes(
     moment, tmp_path, untouched
 ):
