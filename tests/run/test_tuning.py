@@ -239,8 +239,10 @@ def test_answers_are_taken_again_until_the_time_would_find_more(tmp_path):
 
 
 def test_mistakes_are_told_before_anything_starts():
-    with refused("tune", "'atuo'", allowed="off, auto, cut", fix="'auto'"):
+    with refused("tune", "'atuo'", allowed="off, auto", fix="'auto'"):
         RunConfig(tune="atuo")
+    with refused("tune", "'cut'", fix="python -m flatout probe scores layers and names the cut"):
+        RunConfig(tune="cut")
     with refused("tune.budget_s", 0, allowed="above 0", fix="tune=off"):
         TuneConfig(budget_s=0)
     with pytest.raises(
@@ -254,7 +256,12 @@ def test_mistakes_are_told_before_anything_starts():
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("tune=atuo", "tune: no option 'atuo' (auto, cut, off). Did you mean 'auto'?"),
+        ("tune=atuo", "tune: no option 'atuo' (auto, off). Did you mean 'auto'?"),
+        (
+            "tune=cut",
+            "tune: no option 'cut' (auto, off). python -m flatout probe scores layers and names"
+            " the cut; set model.freeze_layers.",
+        ),
         ("tune.budget_s=-1", "tune.budget_s: -1.0 (above 0)"),
         *at_once(
             of=[

@@ -27,7 +27,7 @@ from flatout.data.samples.tweets import TweetsConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import RunBroke, UserError, did_you_mean, nearest
 from flatout.models import MODELS
-from flatout.perf.tune.settings import TuneConfig
+from flatout.perf.tune.settings import INSTEAD_OF_CUT, TuneConfig
 from flatout.run.kinds import KINDS
 
 _SAMPLES = {
@@ -161,6 +161,8 @@ def _missing_option(group: str, option: str, options: Sequence[str]) -> UserErro
         hint = f"To train on a file, write data.source={option}."
     if group == "experiment":
         hint = f"{hint} To name a run, set name={option}.".lstrip()
+    if (group, option) == ("tune", "cut"):
+        hint = INSTEAD_OF_CUT
     return UserError(
         group, f"no option {option!r}", allowed=", ".join(options) or "no options", hint=hint
     )

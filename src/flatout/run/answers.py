@@ -5,10 +5,9 @@ There are three sources, asked in this order:
 - the answers with which a resumed run began
 - answers that `doctor --confirm` has confirmed for an earlier run of the same settings
   (`run/confirmed.py`)
-- measurements of now, or from the cache
+- measurements of now, or from the cache (`run/tuning.py`)
 
-`tune=cut` measures with `run/cut.py`, every other value of
-`tune` with `run/tuning.py`. Open this file to change which settings an answer may set.
+Open this file to change which settings an answer may set.
 """
 
 from __future__ import annotations
@@ -28,17 +27,15 @@ from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks
 from flatout.engine.optimizer import ScaleRate
 from flatout.errors import UserError
-from flatout.perf.tune.answers import Answers
 from flatout.perf.tune.probe import Child
 from flatout.perf.tune.settings import TuneConfig, is_typed
 from flatout.report.summary import plain, read_summary
 from flatout.run.confirmed import CONFIRMABLE, find_confirmed
 from flatout.run.context import RunContext
-from flatout.run.tuning import FoundAnswers, Question, measure_on_all_devices, override_line
+from flatout.run.tuning import Question, measure_on_all_devices, override_line
 
-_FROZEN_LAYERS = "model.freeze_layers"
 # settings that an answer may set; others in a changed file are ignored
-_SETTABLE = (*CONFIRMABLE, "optim.lr", _FROZEN_LAYERS)
+_SETTABLE = (*CONFIRMABLE, "optim.lr")
 
 
 def tune(
@@ -70,11 +67,8 @@ def tune(
         return config
     # modules of your own are refused with `tune`, so the data have a store
     assert isinstance(data, StoreData)
-    if config.tune.cut:
-        measured = FoundAnswers(_cut_of_first_rank(config, data, context))
-    else:
-        question = build_question(config, data, ranks, context.device, overrides)
-        measured = measure_on_all_devices(question, folder.say)
+    question = build_question(config, data, ranks, context.device, overrides)
+    measured = measure_on_all_devices(question, folder.say)
     for line in measured.lines:
         folder.say(line)
     for choice in measured.answers.choices:
@@ -83,18 +77,6 @@ def tune(
     folder.summary.set("tune", facts)
     folder.summary.write()
     return apply_answers(config, measured.answers.values)
-
-
-def _cut_of_first_rank(
-    config: RunConfig, data: StoreData[Any, Any], context: RunContext
-) -> Answers:
-    # imported here: no other run needs what scores cuts
-    from flatout.run.cut import measure_cut
-
-    def measure() -> dict[str, Any]:
-        return asdict(measure_cut(config, data, context.device, context.folder.say))
-
-    return Answers.of(context.ranks.agreed("cut", measure))
 
 
 def read_answers(resumed: str | None, folder: Path) -> dict[str, Any] | None:
@@ -165,8 +147,6 @@ def apply_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:
     if "optim.lr" in values:
         # measured with the rows of a step, so it must not be scaled to them again
         changes["optim"] = replace(config.optim, lr=values["optim.lr"], scale_lr=ScaleRate.none)
-    if _FROZEN_LAYERS in values:
-        changes["model"] = replace(config.model, freeze_layers=values[_FROZEN_LAYERS])
     for key in ("precision", "compile"):
         if key in values:
             changes[key] = values[key]

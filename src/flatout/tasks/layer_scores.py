@@ -11,7 +11,7 @@ Shapes: T tokens, B rows of a batch, N rows, H numbers a token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +30,6 @@ _PASS_ROWS = 64  # rows that go through the network at once
 _SHRINKAGE = 1e-2
 _MOST_BYTES = 1 << 29  # of states that are held at once; reading stops where they take more
 _SOLVER_STEPS = 100
-Read = list[tuple[FlatBatch, list[Tensor]]]  # batches, and the states of some layers for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +39,13 @@ class LayerScore:
     layers: int  # 0: the embeddings
     accuracy: float  # on validation rows
     error: float  # standard error of the accuracy
-    seconds: float = 0.0  # what training took, where it was measured
 
     @classmethod
-    def of(cls, layers: int, is_right: Tensor, seconds: float = 0.0) -> LayerScore:
+    def of(cls, layers: int, is_right: Tensor) -> LayerScore:
         """The score from `[N]` whether each answer is right."""
         accuracy = float(is_right.float().mean())
         error = (accuracy * (1 - accuracy) / len(is_right)) ** 0.5
-        return cls(layers, accuracy, error, seconds)
+        return cls(layers, accuracy, error)
 
 
 def score_layers(
@@ -86,56 +84,32 @@ def choose_cut(scores: Sequence[LayerScore]) -> LayerScore:
     return scores[max(1, min(first_good.layers, len(scores) - 2))]
 
 
-def _all_states(states_TH: Tensor, batch: FlatBatch) -> Tensor:
-    return states_TH
+def _read_vectors(
+    network: Transformer, split: StoreSplit, most: int, device: torch.device, precision: Precision
+) -> tuple[list[Tensor], Tensor]:
+    """`[N, 2 H]` vectors after each layer for rows drawn at random, and their classes.
 
-
-def read_layers(
-    network: Transformer,
-    feed: Feed,
-    most: int,
-    *,
-    layers: Sequence[int],
-    precision: Precision,
-    reduce: Callable[[Tensor, FlatBatch], Tensor] = _all_states,
-) -> Read:
-    """A feed's batches up to `most` rows, with what `reduce` makes of the states after `layers`.
-
-    All states come from one pass through the network, and lie on the host.
+    One pass through the network gives those of all layers.
     """
-    read: Read = []
-    rows = 0
+    feed = Feed(split, PlanSettings(rows_per_batch=_PASS_ROWS), device=device)
+    num_layers = len(network.in_order())
+    classes = list[Tensor]()
+    vectors: list[list[Tensor]] = [[] for _ in range(num_layers + 1)]
+    num_rows = 0
     num_bytes = 0
     network.eval()
     for batch in feed:
         outputs: list[Tensor] = []
         with torch.no_grad(), arithmetic(precision, feed.device):
-            network.run_layers(batch, stop=layers[-1], outputs=outputs)
-            states = [reduce(outputs[layer], batch).cpu() for layer in layers]
-        read.append((batch, states))
-        rows += batch.num_real
-        num_bytes += sum(state.nbytes for state in states)
-        if batch.ends_step and (rows >= most or num_bytes >= _MOST_BYTES):
-            break
-    return read
-
-
-def _read_vectors(
-    network: Transformer, split: StoreSplit, most: int, device: torch.device, precision: Precision
-) -> tuple[list[Tensor], Tensor]:
-    """`[N, 2 H]` vectors after each layer for rows drawn at random, and their classes."""
-    feed = Feed(split, PlanSettings(rows_per_batch=_PASS_ROWS), device=device)
-    layers = range(len(network.in_order()) + 1)
-    read = read_layers(
-        network, feed, most, layers=layers, precision=precision, reduce=_vectors_of_rows
-    )
-    classes = list[Tensor]()
-    vectors: list[list[Tensor]] = [[] for _ in layers]
-    for batch, states in read:
+            network.run_layers(batch, stop=num_layers, outputs=outputs)
+            for of_layer, states_TH in zip(vectors, outputs, strict=True):
+                of_layer.append(_vectors_of_rows(states_TH, batch).cpu())
+                num_bytes += of_layer[-1].nbytes
         if batch.targets is not None:
             classes.append(batch.targets)
-        for of_layer, state in zip(vectors, states, strict=True):
-            of_layer.append(state)
+        num_rows += batch.num_real
+        if batch.ends_step and (num_rows >= most or num_bytes >= _MOST_BYTES):
+            break
     return [torch.cat(of_layer) for of_layer in vectors], torch.cat(classes).cpu()
 
 

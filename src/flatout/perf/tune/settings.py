@@ -9,7 +9,8 @@ from enum import StrEnum
 from flatout.errors import check_settings, did_you_mean, require, setting
 
 _OFF = "To measure nothing, set tune=off."
-MODES = ("off", "auto", "cut")
+MODES = ("off", "auto")
+INSTEAD_OF_CUT = "python -m flatout probe scores layers and names the cut; set model.freeze_layers."
 StepRows = StrEnum("StepRows", "kept free")
 
 
@@ -27,11 +28,6 @@ class TuneConfig:
     )
     learning_rate: bool = setting(
         False, "Whether to look for a learning rate by a range test; it is then used."
-    )
-    cut: bool = setting(
-        False,
-        "Whether only layers to freeze are looked for, by scores of cuts.",
-        example="tune=cut",
     )
     compile: bool = setting(
         True, "Whether to see if compiling the model pays within the run, where it is not typed."
@@ -64,11 +60,10 @@ class TuneConfig:
 
 
 def tune_of(word: str) -> TuneConfig:
-    """The settings that `tune=off`, `tune=auto` and `tune=cut` stand for; for use in Python."""
-    require(
-        word in MODES, "tune", repr(word), allowed=", ".join(MODES), hint=did_you_mean(word, MODES)
-    )
-    return TuneConfig(enabled=word != "off", cut=word == "cut")
+    """The settings that `tune=off` and `tune=auto` stand for; for use in Python."""
+    hint = INSTEAD_OF_CUT if word == "cut" else did_you_mean(word, MODES)
+    require(word in MODES, "tune", repr(word), allowed=", ".join(MODES), hint=hint)
+    return TuneConfig(enabled=word == "auto")
 
 
 def is_typed(key: str, overrides: Sequence[str]) -> bool:
