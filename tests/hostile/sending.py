@@ -86,7 +86,17 @@ def sending_cases() -> list[Case]:
         *_of_folders(),
         *_of_defaults(),
         *_of_hydras_own(),
+        *_of_parts(),
     ]
+
+
+PARTS = (
+    "an address of two parts, and nothing else",
+    "mlflow under another name",
+    "a log that Hydra opens before a run begins",
+    "an environment beside +hydra.job.env_set.A=1",
+)
+"""Names of cases that put together what is harmless in each part, one of each kind."""
 
 
 def as_choice(value: str) -> str:
@@ -358,3 +368,26 @@ def _of_hydras_own() -> Iterator[Case]:
         yield _file(f"a path in the format of a time, {written}", settings, is_whole=True)
     yield _file("a name in the format of a time", {"name": "${now:../../outside/x}"}, is_whole=True)
     yield _file("a search path in a file", "hydra: {searchpath: ['pkg://evilpackage']}\n")
+
+
+def _of_parts() -> Iterator[Case]:
+    """What is harmless in each part: two files, a file and a typed word, a value and its name."""
+    parts = {"label": "s3:", "source": f"${{data.label}}//bucket/key?{_ASKED}"}
+    yield _file(PARTS[0], {"data": parts})
+    for kind, setting in (("mlflow", "tracking_uri: <outside>/x"), ("wandb", "entity: somebody")):
+        text = f"defaults: [/schema/logger@logger.mine: {kind}]\nlogger: {{mine: {{{setting}}}}}\n"
+        yield _file(f"{kind} under another name", text)
+    yield _file("a registry of models", {"trainer": {"model_registry": "somebody/models"}})
+    name = "${hydra.runtime.output_dir}/${hydra.job.name}.log"
+    log = f"{{class: logging.FileHandler, filename: '{name}'}}"
+    text = "defaults: [override /hydra/hydra_logging: default]\nhydra:\n"
+    text += "  runtime: {output_dir: <outside>}\n"
+    text += f"  hydra_logging: {{handlers: {{file: {log}}}, root: {{handlers: [file]}}}}\n"
+    yield _file(PARTS[2], text, is_whole=True)
+    settings = {"hydra": {"job": {"env_set": {"LD_PRELOAD": "<bait>/evil.so"}}}}
+    for word in ("+hydra.job.env_set.A=1", "hydra.job.env_copy=[HOME]"):
+        yield _file(f"an environment beside {word}", settings, word)
+    text = "defaults: [override /hydra/launcher: submitit_slurm]\n"
+    text += "hydra: {mode: MULTIRUN, launcher: {additional_parameters: {wrap: 'touch <canary>'}}}\n"
+    word = "+hydra.launcher.additional_parameters.nodes=1"
+    yield _file("words of a scheduler beside a typed one", text, word, is_whole=True)

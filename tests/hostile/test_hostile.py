@@ -25,7 +25,7 @@ from flatout.errors import UserError
 from tests.hostile import attempts as hostile
 from tests.hostile.paths import path_cases
 from tests.hostile.payloads import FUNCTIONS
-from tests.hostile.sending import ENVIRONMENT, sending_cases
+from tests.hostile.sending import ENVIRONMENT, PARTS, sending_cases
 from tests.hostile.targets import Case, all_cases, quick_cases
 
 
@@ -183,10 +183,10 @@ def server():
 
 
 def in_part(cases):
-    """One case of twelve by default, the others among the soak tests."""
+    """One case of twelve by default, and each of `PARTS`, the others among the soak tests."""
     found = []
     for number, case in enumerate(cases):
-        marks = [SOAK] if number % 12 else []
+        marks = [SOAK] if number % 12 and case.name not in PARTS else []
         found.append(pytest.param(case, id=case.name, marks=marks))
     return found
 

@@ -30,7 +30,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from flatout.cli.composing import chain_of, explain_errors, mistake_in, unknown_key
 from flatout.cli.own_classes import hold_optimizer, hold_task
-from flatout.cli.typed import ONLY_TYPED, check_values, check_values_of_hydra, nodes
+from flatout.cli.typed import (
+    ONLY_TYPED,
+    check_resolved,
+    check_values,
+    check_values_of_hydra,
+    is_typed_value,
+    nodes,
+)
 from flatout.config import NAMES, RunConfig
 from flatout.data.tables.hub import never_ask_to_run_code
 from flatout.errors import UserError, first_line, require
@@ -138,6 +145,7 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
         raise UserError(key, first_line(error), hint="Write the value itself.") from None
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     _refuse_references(plain, "")
+    check_resolved(written, plain, overrides)
     folders = [Path(cfg.output)]
     if HydraConfig.initialized():
         runtime = HydraConfig.get().runtime
@@ -225,23 +233,34 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
                 f"_target_ {target!r} is from a package not trusted",
                 hint=_trust_package(str(target)),
             )
+    plain: Any = OmegaConf.to_container(settings, resolve=False)
     # submitit runs these in a shell
     for name in ("setup", "additional_parameters", "srun_args", "python"):
-        key = f"hydra.launcher.{name}"
-        require(
-            not _value(cfg, key) or _is_typed(key, overrides),
-            key,
-            "stands in a file",
-            hint=ONLY_TYPED,
-        )
-    env_keys = ("hydra.job.env_set", "hydra.job.env_copy")
-    is_fine = not settings.job.env_set or any(_is_typed(key, overrides) for key in env_keys)
-    require(is_fine, "hydra.job.env_set", "stands in a file", hint=ONLY_TYPED)
-    plain: Any = OmegaConf.to_container(settings, resolve=False)
+        _require_typed_parts(f"hydra.launcher.{name}", plain["launcher"].get(name), overrides)
+    # Hydra has put the variables of `env_copy` into `env_set`.
+    copied = plain["job"]["env_copy"] if _is_typed("hydra.job.env_copy", overrides) else []
+    env = {name: value for name, value in plain["job"]["env_set"].items() if name not in copied}
+    _require_typed_parts("hydra.job.env_set", env, overrides)
+    # Hydra fills it when a run begins; a log that is opened before would go where a file says.
+    folder = "hydra.runtime.output_dir"
+    if not OmegaConf.is_missing(settings.runtime, "output_dir"):
+        _require_typed_parts(folder, plain["runtime"]["output_dir"], overrides)
     check_values_of_hydra(plain, overrides)
     for name in ("hydra_logging", "job_logging"):
         _check_logging(plain[name], f"hydra.{name}")
     _check_folders(cfg, overrides)
+
+
+def _require_typed_parts(key: str, value: object, overrides: Sequence[str]) -> None:
+    """Refuse a value of which any part stands in a file: Hydra merges a file's mapping and yours.
+
+    With `hydra.job.env_set.A=1` typed, a file may still not set B.
+    """
+    parts = value.items() if isinstance(value, Mapping) else ()
+    is_typed = all(is_typed_value(f"{key}.{name}", str(part), overrides) for name, part in parts)
+    if not isinstance(value, Mapping):
+        is_typed = not value or _is_typed(key, overrides)
+    require(is_typed, key, "stands in a file", hint=ONLY_TYPED)
 
 
 def _check_logging(settings: object, name: str) -> None:

@@ -23,9 +23,12 @@ KEYS_ONLY_TYPED = (
     "logger.mlflow.tracking_uri",
     "logger.wandb.entity",
     "data.cache",
+    "trainer.model_registry",
 )
 """Settings that let code in, choose who receives the results of a run, or where stores are written
 and removed."""
+# A logger has any name: its class alone says what it is.
+_RECEIVERS = re.compile(r"logger\.[^.]+\.(tracking_uri|entity)\b")
 _SECRETS = ("data.encoding.secret",)
 _REFERENCE = re.compile(r"\$\{\s*([\w.\[\]]+)\s*\}")
 _TIME = re.compile(r"\$\{now:[^${}]*\}")
@@ -50,13 +53,27 @@ def check_values(settings: Mapping[Any, Any], words: Sequence[str]) -> None:
     #     name: ${data.encoding.secret}                 a copy of the secret
     secrets = [*_SECRETS, *_typed_references(settings, words)]
     for key, value in nodes(settings, ""):
-        if key in KEYS_ONLY_TYPED:
-            is_empty = value in (None, [], "???")
-            require(
-                is_empty or is_typed_value(key, "", words), key, "stands in a file", hint=ONLY_TYPED
-            )
+        _require_typed(key, value, words)
         if isinstance(value, str) and not is_typed_value(key, value, words):
             _check_text(key, value, secrets)
+
+
+def check_resolved(
+    settings: Mapping[Any, Any], resolved: Mapping[Any, Any], words: Sequence[str]
+) -> None:
+    """Refuse what `check_values` refuses where references have put it together.
+
+    `settings`: as `check_values` saw them. `resolved`: the same with the values referred to.
+    """
+    # With `data.label: "s3:"` a file could have `data.source: ${data.label}//bucket`.
+    written = dict(nodes(settings, ""))
+    for key, value in nodes(resolved, ""):
+        _require_typed(key, value, words)
+        if isinstance(value, str) and _is_address(value):
+            # A file may refer to a typed address, which then stands whole in a word.
+            is_typed = is_typed_value(key, str(written.get(key, "")), words)
+            is_copy = any(value in word for word in words)
+            require(is_typed or is_copy, key, "an address stands in a file", hint=ONLY_TYPED)
 
 
 def check_defaults(text: str, where: str) -> None:
@@ -88,6 +105,22 @@ def check_values_of_hydra(settings: Mapping[Any, Any], words: Sequence[str]) -> 
                     _check_searched(key, value)
 
 
+def _is_only_typed(key: str) -> bool:
+    """Whether the command line alone may set a key, or one below it."""
+    return key.startswith(KEYS_ONLY_TYPED) or _RECEIVERS.match(key) is not None
+
+
+def _require_typed(key: str, value: object, words: Sequence[str]) -> None:
+    is_free = key not in KEYS_ONLY_TYPED and _RECEIVERS.fullmatch(key) is None
+    is_empty = value in (None, [], "???")
+    require(
+        is_free or is_empty or is_typed_value(key, "", words),
+        key,
+        "stands in a file",
+        hint=ONLY_TYPED,
+    )
+
+
 def is_typed_value(key: str, text: str, words: Sequence[str]) -> bool:
     """Whether a value was typed: by its own key, or as a part of a typed mapping or list.
 
@@ -110,7 +143,7 @@ def must_be_typed_again(word: str) -> bool:
     """
     # Hydra takes backslashes away: `$\{` becomes `${`, and `s3:\//` an address.
     name, _, value = word.lstrip("+~").replace("\\", "").partition("=")
-    return name.startswith(KEYS_ONLY_TYPED) or "${" in value or _ADDRESS.search(value) is not None
+    return _is_only_typed(name) or "${" in value or _ADDRESS.search(value) is not None
 
 
 def require_typed_again(words: Sequence[str], typed: Sequence[str], where: str) -> None:
@@ -167,10 +200,13 @@ def _typed_references(settings: Mapping[Any, Any], words: Sequence[str]) -> list
     return [_dotted(key) for key, value in texts if is_typed_value(key, value, words)]
 
 
-def _check_text(key: str, text: str, secrets: Sequence[str]) -> None:
+def _is_address(text: str) -> bool:
     # Backslashes are left out: they may vanish when the value is read, as in `https:\//`.
-    is_address = _ADDRESS.search(text.replace("\\", "")) is not None
-    require(not is_address, key, "an address stands in a file", hint=ONLY_TYPED)
+    return _ADDRESS.search(text.replace("\\", "")) is not None
+
+
+def _check_text(key: str, text: str, secrets: Sequence[str]) -> None:
+    require(not _is_address(text), key, "an address stands in a file", hint=ONLY_TYPED)
     # References to other settings and the time are harmless. What is left of `${…}` then calls
     # something: `${oc.env:KEY}`, `${oc.decode:…}`, or one reference inside another.
     rest = _TIME.sub("", _REFERENCE.sub("", text))
@@ -197,7 +233,7 @@ def _check_text(key: str, text: str, secrets: Sequence[str]) -> None:
 def _check_searched(key: str, text: str) -> None:
     """Refuse words of a sweep in a file that would count as typed in its trials."""
     names = [text, *(key.removeprefix(f"{searched}.") for searched in _SEARCHED)]
-    is_own = any(name.strip().lstrip("+~").startswith(KEYS_ONLY_TYPED) for name in names)
+    is_own = any(_is_only_typed(name.strip().lstrip("+~")) for name in names)
     require(
         not is_own,
         key,
