@@ -31,6 +31,9 @@ WORDS = {
     "a cache elsewhere": "data.cache=/somewhere/else",
     "a receiver": "logger.mlflow.tracking_uri=http://127.0.0.1:9",
     "a team": "logger.wandb.entity=somebody",
+    "a receiver of another name": "logger.mine.tracking_uri=/somewhere/else",
+    "commands for a cluster": "launcher.setup=[evil]",
+    "another place to run": "on=ray",
 }
 TUNED: dict[str, dict[str, Any]] = {
     "trust": {"+allow_targets": "[evil]", "+callbacks.x._target_": "evil.Evil"},
@@ -114,7 +117,11 @@ def test_the_override_of_a_verdict_of_others_is_typed_again(tmp_path):
 
 def test_a_sweep_of_others_reads_no_environment_behind_a_backslash(tmp_path):
     known = {"schema": 1, "fixed": [], "search": {}, "space": {}, "place": str(tmp_path)}
-    for word in ("name=$\\{oc.env:HOME\\}", "data.cache=/somewhere/else"):
+    for word in (
+        "name=$\\{oc.env:HOME\\}",
+        "data.cache=/somewhere/else",
+        "launcher.setup=[evil]",
+    ):
         (tmp_path / "sweep.json").write_text(json.dumps(known | {"typed": [word]}))
         with pytest.raises(UserError, match="type it again"):
             sweep.run(argparse.Namespace(words=["resume", str(tmp_path)], config_dir=None))

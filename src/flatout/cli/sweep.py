@@ -19,6 +19,7 @@ from flatout.cli.words import (
     expand_sweep_word,
     key_of,
     quoted,
+    translate_word,
     with_secrets_typed,
 )
 from flatout.distributed.processes import warm_start
@@ -97,7 +98,7 @@ def _trusts(word: str) -> bool:
 
     `allow_targets=[mine]` and `hydra.job.chdir=true` do, `trials=20` and `seed=1` do not.
     """
-    is_ours = key_of(word) in (
+    is_ours = key_of(translate_word(word)) in (
         *SHORT.values(),
         "hydra/sweeper",
         "hydra/launcher",

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from flatout.cli.words import key_of, translate_word
 from flatout.errors import require
 
 ONLY_TYPED = "Type it on the command line: files may not set it."
@@ -167,9 +168,11 @@ def require_typed_again(words: Sequence[str], typed: Sequence[str], where: str) 
 def lets_code_in(word: str) -> bool:
     """Whether a word lets code of others in, or is Hydra's own.
 
-    `allow_targets=[mine]` and `hydra.job.chdir=true` do, `trials=20` and `seed=1` do not.
+    `allow_targets=[mine]`, `hydra.job.chdir=true` and `launcher.setup=[…]` do, `trials=20` and
+    `seed=1` do not.
     """
-    key = word.lstrip("+~").partition("=")[0]
+    # as Hydra will get it: `launcher.setup` is short for `hydra.launcher.setup`
+    key = key_of(translate_word(word.lstrip("+~")))
     is_folder = key == "--config-dir"  # of files, which are not trusted
     return key.startswith(("allow_targets", "hydra", "-")) and not is_folder
 
