@@ -21,6 +21,7 @@ from flatout.callbacks.profile_steps import ProfileConfig
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.store_data import StoreData
 from flatout.data.text import TextDataConfig
+from flatout.distributed.both_lightnings import either
 from flatout.engine.captures import GraphUse
 from flatout.engine.optimizer import OWN, OptimConfig
 from flatout.engine.precision import Precision
@@ -205,6 +206,7 @@ class RunConfig:
         )
         self.logger = chosen_loggers(self.logger)
         for name, callback in self.callbacks.items():
+            _require_lightning(f"callbacks.{name}", callback)
             require(
                 isinstance(callback, L.Callback),
                 f"callbacks.{name}",
@@ -243,6 +245,7 @@ class RunConfig:
             self.task = TaskClass(self.task)
         parts = {"data": self.data, "model": self.model, "task": self.task}
         for name, part in parts.items():
+            _require_lightning(name, part)
             is_part = part is None or is_dataclass(part) or isinstance(part, _BASES[name])
             require(
                 self.has_own_parts or is_part,
@@ -353,6 +356,17 @@ class RunConfig:
     def is_sharded(self) -> bool:
         """Whether each rank keeps a slice of each weight (FSDP)."""
         return self.trainer.get("strategy") == "fsdp"
+
+
+def _require_lightning(key: str, part: object) -> None:
+    """Refuse a part of `pytorch_lightning`: runs are trained by `lightning`."""
+    for kind in (L.LightningModule, L.LightningDataModule, L.Callback):
+        require(
+            isinstance(part, kind) or not isinstance(part, either(kind)),
+            key,
+            f"{type(part).__name__} is a {kind.__name__} of pytorch_lightning, not of lightning",
+            hint="Write import lightning as L in its file, or use flatout's parts in your Trainer.",
+        )
 
 
 def _require_own_parts(module: object, data: object) -> None:

@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from flatout.callbacks.curve_source import leave_out
 from flatout.data.batches.feed import Feed
+from flatout.distributed.both_lightnings import either
 from flatout.engine.lightning_internals import is_second, unset_method
 from flatout.errors import check_settings, setting
 from flatout.files import write_table
@@ -241,7 +242,7 @@ class ProfileSteps(Callback):
             self.say(line)
             text += f"\n    {line}"
         for logger in self._trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
+            if isinstance(logger, either(TensorBoardLogger)):
                 logger.experiment.add_text("profile/operators", text, last)
         leave_out(self._trainer, time.perf_counter() - started)
 

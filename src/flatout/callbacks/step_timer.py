@@ -16,12 +16,14 @@ from functools import partial
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
 
 from flatout.callbacks.clock import FIRST_STEPS, PARTS, Clock
 from flatout.callbacks.curve_source import CurveSource, fast_steps_of
 from flatout.callbacks.phase_clocks import DevicePhaseClock, HookPhaseClock
 from flatout.callbacks.running_sums import RunningSums, Sums
 from flatout.callbacks.step_times import StepTimes
+from flatout.distributed.both_lightnings import either
 from flatout.engine.lightning_internals import PHASES, callbacks_of
 
 _COUNTED = [part for part in PARTS if part != "other"]
@@ -243,7 +245,7 @@ def _others(trainer: L.Trainer) -> dict[str, L.Callback]:
     count = Counter[str]()
     for callback in callbacks_of(trainer):
         is_of_flatout = type(callback).__module__.startswith("flatout.")
-        if is_of_flatout or isinstance(callback, L.pytorch.callbacks.Checkpoint):
+        if is_of_flatout or isinstance(callback, either(Checkpoint)):
             continue
         name = type(callback).__name__
         count[name] += 1

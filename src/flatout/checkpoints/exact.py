@@ -40,6 +40,7 @@ from flatout.checkpoints.kept import Best, find_checkpoint, link, newest_first, 
 from flatout.checkpoints.position import Boundary, Position, batches_of, loader_states, store_data
 from flatout.checkpoints.same_run import plan_facts, require_same_training
 from flatout.checkpoints.settings import CheckpointConfig
+from flatout.distributed.both_lightnings import InBothLightnings, either
 from flatout.distributed.collectives import SharedMaximum, are_several, largest_of_ranks
 from flatout.distributed.signals import Signals
 from flatout.engine.fast_loop import FastLoop, fast_loop_of
@@ -102,7 +103,7 @@ class SaveSchedule:
         raise SystemExit(128 + number)
 
 
-class ExactCheckpoint(Checkpoint):
+class ExactCheckpoint(InBothLightnings, Checkpoint):
     """Keeps the newest checkpoints and the best one, and restores them.
 
     >>> exact = ExactCheckpoint("checkpoints", every_steps=500)  # doctest: +SKIP
@@ -192,7 +193,9 @@ class ExactCheckpoint(Checkpoint):
         self.clock = find_clock(others) or self.clock
         # A checkpoint brings the patience of its own training along.
         self._patience = {
-            each.state_key: each.patience for each in others if isinstance(each, EarlyStopping)
+            each.state_key: each.patience
+            for each in others
+            if isinstance(each, either(EarlyStopping))
         }
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -225,7 +228,7 @@ class ExactCheckpoint(Checkpoint):
         # More epochs than before were asked for: patience starts again, and may have changed.
         if self._is_extended:
             for stopping in (
-                each for each in callbacks_of(trainer) if isinstance(each, EarlyStopping)
+                each for each in callbacks_of(trainer) if isinstance(each, either(EarlyStopping))
             ):
                 stopping.wait_count = 0
                 stopping.patience = self._patience.get(stopping.state_key, stopping.patience)
@@ -310,7 +313,7 @@ class ExactCheckpoint(Checkpoint):
                 if overrides(each, "on_train_batch_end", L.Callback)
             ]
             if any(
-                each.state_dict() and not isinstance(each, Checkpoint | CurveSource)
+                each.state_dict() and not isinstance(each, (*either(Checkpoint), CurveSource))
                 for each in counts
             ):
                 return  # one that may not have seen the last batch, such as a mean of weights
@@ -362,7 +365,11 @@ class ExactCheckpoint(Checkpoint):
             return
         self.boundary.save(checkpoint, trainer)
         # Time that has run out is no reason to stop: a resumed training may have more of it.
-        left = [each.time_remaining() for each in callbacks_of(trainer) if isinstance(each, Timer)]
+        left = [
+            each.time_remaining()
+            for each in callbacks_of(trainer)
+            if isinstance(each, either(Timer))
+        ]
         out_of_time = any(seconds is not None and seconds <= 0 for seconds in left)
         checkpoint["should_stop"] = bool(trainer.should_stop) and not out_of_time
         seconds = round(self.seconds_before + time.monotonic() - self._began, 2)
@@ -384,7 +391,7 @@ class ExactCheckpoint(Checkpoint):
         facts = self._facts(trainer)
         if self.about is None:
             require_same_training(about, facts)
-        if isinstance(trainer.precision_plugin, DoublePrecision):
+        if isinstance(trainer.precision_plugin, either(DoublePrecision)):
             # Lightning has loaded the weights into a module of fp32, which rounds them, and
             # converts it later.
             pl_module.double().load_state_dict(

@@ -31,7 +31,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flatout.data.store.store import file_checksum
-from flatout.engine.lightning_internals import callbacks_of
+from flatout.distributed.both_lightnings import InBothLightnings
+from flatout.engine.lightning_internals import callbacks_of, overrides
 from flatout.errors import UserError, out_of_space, require
 from flatout.files import put_in_place, sync_file, write_synced
 
@@ -49,7 +50,7 @@ MAKE_ROOM = (
 )
 
 
-class FolderCheckpointIO(CheckpointIO):
+class FolderCheckpointIO(InBothLightnings, CheckpointIO):
     """Writes and reads Lightning's checkpoint dictionaries as folders."""
 
     def __init__(self, keys: Mapping[str, Any] | None = None) -> None:
@@ -132,7 +133,7 @@ class FolderCheckpointIO(CheckpointIO):
         shutil.rmtree(path, ignore_errors=True)
 
 
-class RoutedCheckpointIO(CheckpointIO):
+class RoutedCheckpointIO(InBothLightnings, CheckpointIO):
     """Writes the folders `step-N` below one folder; the Trainer's own plugin does everything else.
 
     A ModelCheckpoint of Lightning in the same Trainer thus writes its files as ever.
@@ -175,7 +176,7 @@ def route_folders(trainer: L.Trainer, folder: Path) -> None:
     strategy = trainer.strategy
     standing = strategy.checkpoint_io
     # DeepSpeed writes checkpoints itself. So does our strategy for slices, but in this format.
-    writes_itself = type(strategy).save_checkpoint is not Strategy.save_checkpoint
+    writes_itself = overrides(strategy, "save_checkpoint", Strategy)
     require(
         not writes_itself or hasattr(strategy, "share_out"),
         "ExactCheckpoint",

@@ -24,6 +24,7 @@ from flatout.data.batches.plan import BatchLayout, FeedKind, PlanSettings
 from flatout.data.feeding import FeedingConfig
 from flatout.data.info import DataInfo
 from flatout.data.store.store import Ragged, Store, StoreSplit
+from flatout.distributed.both_lightnings import InBothLightnings, either
 from flatout.distributed.limits import free_bytes
 from flatout.errors import UserError, did_you_mean, require
 from flatout.run_log import RunLog
@@ -46,7 +47,7 @@ class Placement:
     repeats: bool = False  # whether each epoch has the batches of the first
 
 
-class StoreData(L.LightningDataModule, Generic[Config, Info]):
+class StoreData(InBothLightnings, L.LightningDataModule, Generic[Config, Info]):
     """Data from a store; a subclass names its settings and opens its store."""
 
     settings: type[Config]  # the dataclass of the constructor's keywords
@@ -294,7 +295,9 @@ class StoreData(L.LightningDataModule, Generic[Config, Info]):
         if trainer is None or self._placement is not None:
             return wanted
         callbacks = vars(trainer)["callbacks"]  # Lightning sets the list without declaring it
-        changes = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
+        changes = any(
+            isinstance(callback, either(GradientAccumulationScheduler)) for callback in callbacks
+        )
         require(
             not changes,
             "accumulate_grad_batches",

@@ -36,10 +36,10 @@ from lightning.pytorch.plugins.precision import (
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch.optim import LBFGS, Optimizer
 
+from flatout.distributed.both_lightnings import either
 from flatout.engine import lightning_internals as internals
 from flatout.engine.captures import GraphUse
 from flatout.engine.clipping import gradient_length, is_fused
-from flatout.engine.graph_choice import choose_graphs
 from flatout.engine.lightning_side import LightningSide
 from flatout.engine.pieces import Pieces
 from flatout.engine.step import Step
@@ -211,6 +211,8 @@ class FastLoop(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.step is None:
             return
+        from flatout.engine.graph_choice import choose_graphs  # it imports much
+
         # Only here: the loaders stand now, and the weights are restored.
         self.graphs = choose_graphs(
             trainer, pl_module, self.step, self.graph, captured_before=self._captured_before
@@ -338,14 +340,16 @@ class FastLoop(Callback):
         ignore them; the embeddings exchange the rows that were used themselves.
         """
         strategy = self.trainer.strategy
-        is_supported = self.is_active and isinstance(strategy, SingleDeviceStrategy | DDPStrategy)
+        is_supported = self.is_active and isinstance(
+            strategy, either(SingleDeviceStrategy) + either(DDPStrategy)
+        )
         embeddings = list[LeanEmbedding]()
         if is_supported and not self._is_scaled() and strategy.root_device.type == "cpu":
             modules = self.module.modules()
             embeddings = [layer for layer in modules if isinstance(layer, LeanEmbedding)]
         tables = {id(embedding.weight) for embedding in embeddings}
         names = [name for name, weight in self.module.named_parameters() if id(weight) in tables]
-        if names and isinstance(strategy, DDPStrategy):
+        if names and isinstance(strategy, either(DDPStrategy)):
             if internals.leave_out_of_ddp(self.module, names):
                 self._left_out_of_ddp = names
             else:
@@ -405,7 +409,7 @@ def _reason_against_module(trainer: L.Trainer, module: L.LightningModule) -> str
 def _steps_like_lightning(part: Strategy | Precision) -> bool:
     """Whether this is a class of Lightning, or a subclass that overrides no method of a step."""
     for base in _LIGHTNING_PARTS:
-        if isinstance(part, base):
+        if isinstance(part, either(base)):
             return not any(internals.overrides(part, name, base) for name in _METHODS_OF_A_STEP)
     return False
 

@@ -17,6 +17,7 @@ from torch.optim import SGD, Adam, AdamW
 
 from flatout.data.batches.shapes import Shapes
 from flatout.data.batches.signatures import Signatures
+from flatout.distributed.both_lightnings import either
 from flatout.engine.captures import CAPTURES, GraphUse
 from flatout.engine.clipping import is_fused
 from flatout.engine.step_graph import StepGraphs
@@ -117,7 +118,7 @@ def _is_of_flatout(module: L.LightningModule) -> bool:
 def _reason_against_trainer(trainer: L.Trainer, step: Step) -> str:
     side = step.side
     optimizer = step.optimizer
-    if not isinstance(trainer.strategy, SingleDeviceStrategy):
+    if not isinstance(trainer.strategy, either(SingleDeviceStrategy)):
         return "several devices train"
     if trainer.accumulate_grad_batches != 1:
         return "a step has several batches"

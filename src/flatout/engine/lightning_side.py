@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from flatout.distributed.both_lightnings import either
 from flatout.distributed.collectives import are_several
 from flatout.engine import lightning_internals as internals
 
@@ -54,7 +55,7 @@ class LightningSide:
         self.is_sharded = bool(getattr(module, "is_sharded", False))
         self._is_ddp = isinstance(getattr(self._strategy, "model", None), DistributedDataParallel)
         self._calls_backward_itself = (
-            isinstance(self._strategy, SingleDeviceStrategy)
+            isinstance(self._strategy, either(SingleDeviceStrategy))
             and self.scaler is None
             and not internals.overrides(module, "backward", L.LightningModule)
         )
@@ -104,7 +105,7 @@ class LightningSide:
         if ends_step is None:
             ends_step = internals.ends_optimizer_step(self.trainer)
         if ends_step:  # Lightning counts it before the forward pass, too
-            self._optimization.optim_progress.optimizer.step.increment_ready()
+            self._optimization.usual.optim_progress.optimizer.step.increment_ready()
         self._must_zero_gradients = batch_idx % self.trainer.accumulate_grad_batches == 0
         if self._zeroes_before_forward:
             self.zero_gradients()
@@ -192,7 +193,7 @@ class LightningSide:
     def end_step(self) -> None:
         """Count the step, and let the module follow it."""
         self.zero_gradients()  # a replay has dropped them, but did not count it
-        self._optimization.optim_progress.optimizer.step.increment_completed()
+        self._optimization.usual.optim_progress.optimizer.step.increment_completed()
         if self._after_optimizer_step is not None:
             self._after_optimizer_step()
 

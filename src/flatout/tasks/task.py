@@ -24,6 +24,7 @@ from torchmetrics import Metric
 
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.store.store import GROUPS
+from flatout.distributed.both_lightnings import InBothLightnings, adopt_hooks, either
 from flatout.distributed.collectives import sum_over_ranks
 from flatout.engine import lightning_internals as internals
 from flatout.engine.optimizer import OptimConfig
@@ -50,7 +51,7 @@ EPOCHS_DONE = "epochs_done"
 SPLITS = {"val": "validation", "test": "test"}
 
 
-class Task(L.LightningModule, Generic[OutputLabels]):
+class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
     """A network, a loss and an optimizer; subclasses define the loss and the metrics."""
 
     labels_are_of_tokens = False  # whether targets belong to tokens rather than to rows
@@ -124,6 +125,13 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         if self._asked[0] is not self.model:
             self._asked = (self.model, contract(self.model))
         return self._asked[1]
+
+    if not TYPE_CHECKING:  # to mypy it stays the property of Lightning
+
+        @L.LightningModule.trainer.setter
+        def trainer(self, trainer: L.Trainer | None) -> None:
+            adopt_hooks(self, L.LightningModule, trainer)
+            L.LightningModule.trainer.fset(self, trainer)
 
     def decides_on_host(self) -> str:
         """What the host decides in each step, so that a captured step would repeat it."""
@@ -341,9 +349,7 @@ class Task(L.LightningModule, Generic[OutputLabels]):
         clips = bool(self.trainer.gradient_clip_val)
         if not self.is_in_fast_loop:
             return not (clips and self.trainer.precision in ("16-mixed", "bf16-mixed"))
-        is_ours = (
-            type(self).configure_gradient_clipping is L.LightningModule.configure_gradient_clipping
-        )
+        is_ours = not internals.overrides(self, "configure_gradient_clipping", L.LightningModule)
         is_length = str(self.trainer.gradient_clip_algorithm or "norm") == "norm"
         return self.trainer.precision != "16-mixed" or (is_ours and (is_length or not clips))
 
@@ -376,7 +382,7 @@ class Task(L.LightningModule, Generic[OutputLabels]):
             self.average.add(done - 1)
         if self.network.thaw(self._epochs_done(done)):
             strategy: Any = self.trainer.strategy
-            if isinstance(strategy, DDPStrategy):
+            if isinstance(strategy, either(DDPStrategy)):
                 internals.rebuild_ddp(strategy, self)
             elif self.is_sharded:
                 strategy.let_thawed_train(self.model)

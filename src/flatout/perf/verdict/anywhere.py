@@ -23,6 +23,7 @@ from flatout.callbacks.hardware_monitor import HardwareMonitor
 from flatout.callbacks.run_curves import EARLY, RunCurves
 from flatout.callbacks.step_timer import StepTimer
 from flatout.callbacks.throughput import FetchTimes, Throughput
+from flatout.distributed.both_lightnings import either
 from flatout.engine.lightning_internals import callbacks_of, set_callbacks
 from flatout.engine.precision import LIGHTNING_NAMES, Precision
 from flatout.errors import require
@@ -218,7 +219,9 @@ def attach(trainer: L.Trainer) -> Verdict:
     Callbacks of a class that the Trainer has already are not added.
     """
     require(
-        isinstance(trainer, L.Trainer), "attach", f"takes a Trainer, not {type(trainer).__name__}"
+        isinstance(trainer, either(L.Trainer)),
+        "attach",
+        f"takes a Trainer, not {type(trainer).__name__}",
     )
     callbacks = callbacks_of(trainer)
     classes = {type(callback) for callback in callbacks}

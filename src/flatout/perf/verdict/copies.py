@@ -34,6 +34,7 @@ from flatout.data.batches.feed import Feed, free_memory
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
+from flatout.distributed.both_lightnings import either
 from flatout.engine.lightning_internals import datamodule_of, overrides, set_method
 from flatout.engine.random_state import random_state, restore_random_state
 from flatout.errors import first_line
@@ -190,7 +191,7 @@ class OwnTask:
         optimizers = self.optimizers[0] if len(self.optimizers) == 1 else self.optimizers
         methods = _OF_A_COPY | {"optimizers": lambda use_pl_optimizer=True: optimizers}
         for submodule in self.model.modules():
-            if isinstance(submodule, L.LightningModule):
+            if isinstance(submodule, either(L.LightningModule)):
                 for name, method in methods.items():
                     set_method(submodule, name, method)
 
