@@ -1,5 +1,8 @@
 """Hydra's side of trials: the launcher behind `-m`, the sweeper behind `python -m flatout sweep`.
 
+The launcher serves `python -m train`, and any script with `@hydra.main` and
+`override hydra/launcher: flatout` in its settings.
+
 Hydra finds plugins in a package of this name. The launcher turns the words of each trial into a
 `Trial` and passes all of them to `sweep/many.py`. The sweeper turns its words into a space and
 passes it to `sweep/sweep.py`. Nothing below knows Hydra. What takes long to import is imported
@@ -9,7 +12,9 @@ inside functions, as Hydra imports every plugin at each start.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +27,11 @@ from hydra.core.utils import JobReturn, JobStatus, filter_overrides
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from flatout.cli.composing import explain_errors
 from flatout.cli.words import command_of_sweep, conf_words
-from flatout.errors import require
+from flatout.errors import EXIT_CODE, RunBroke, UserError, require
 from flatout.files import write_atomically
 from flatout.masking import mask_settings, mask_words
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
@@ -34,7 +39,7 @@ from flatout.sweep.settings import LauncherSettings, SweeperSettings
 if TYPE_CHECKING:
     from flatout.run.job import RunJob
     from flatout.sweep.space import Part
-    from flatout.sweep.trial import Ending
+    from flatout.sweep.trial import Ending, TrialJob
 
 # keys of the words that resume a sweep; the command that began it has its own
 _OF_RESUMING = ("hydra.mode", "hydra.sweep.dir", "hydra.sweeper.resume")
@@ -47,7 +52,8 @@ for _group, _settings in (("launcher", LauncherSettings), ("sweeper", SweeperSet
 class TrialLauncher(Launcher):
     """Runs the trials of any sweeper, each in a clean process.
 
-    A trial that fails does not end the others.
+    A trial that fails does not end the others. Trials of a script of the user's own are resumed by
+    the same words with their folder: its settings need no `resume`.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -58,27 +64,72 @@ class TrialLauncher(Launcher):
     ) -> None:
         self.loader = hydra_context.config_loader
         self.config = config
+        self.context = hydra_context
+        self.task = task_function
+        self.is_script = not _is_of_runs(config)
+        with self._errors_end():
+            self._find_folder(config)
+
+    def _find_folder(self, config: DictConfig) -> None:
+        from flatout.sweep.many import WORDS
+
         task_words = [str(word) for word in config.hydra.overrides.task]
         hydra_words = [str(word) for word in config.hydra.overrides.hydra]
         # `resume` belongs to the command and not to its trials: without it, the words are those
         # that began the trials
         self.words = [word for word in task_words if not _is_resume(word)]
-        self.is_again = _asks_to_resume(task_words)
         is_named = any(word.startswith("hydra.sweep.dir=") for word in hydra_words)
         folder = Path(str(config.hydra.sweep.dir)).absolute()
+        if self.is_script:
+            self.is_again = is_named and (folder / WORDS).is_file()
+        else:
+            self.is_again = _asks_to_resume(task_words)
         self.begun: Path | None = None
         if self.is_again:
             self.begun = _find_begun(folder, self.words, is_named=is_named)
-        kept_words = [word for word in hydra_words if not word.startswith("hydra.mode=")]
-        typed = mask_words([*kept_words, *self.words, "resume=auto"])
-        self.conf = conf_words(config.hydra.runtime.config_sources)
-        self.again = shlex.join(["python", "-m", "train", *self.conf, "-m", *typed])
         self.folder = self.begun or folder
+        self.conf = conf_words(config.hydra.runtime.config_sources)
+        self.again = self._line_to_resume(hydra_words)
         # Hydra makes the folder, and writes into it
         with read_write(config.hydra), open_dict(config.hydra):
             config.hydra.sweep.dir = str(self.folder)
 
+    def _line_to_resume(self, hydra_words: Sequence[str]) -> str:
+        kept_words = [word for word in hydra_words if not word.startswith("hydra.mode=")]
+        if self.is_script:
+            others = [word for word in kept_words if not word.startswith("hydra.sweep.dir=")]
+            typed = [*others, *self.words, f"hydra.sweep.dir={self.folder}"]
+            return shlex.join(["python", sys.argv[0], *self.conf, "-m", *mask_words(typed)])
+        typed = [*kept_words, *self.words, "resume=auto"]
+        return shlex.join(["python", "-m", "train", *self.conf, "-m", *mask_words(typed)])
+
+    def _compose(self, words: list[str], number: int) -> tuple[DictConfig, TrialJob]:
+        if not self.is_script:
+            return _compose(self.loader, self.config, words, number)
+        from flatout.cli.script_job import ScriptJob, name_of_function
+
+        function = name_of_function(self.task)
+        composed = _load(self.loader, self.config, words, number)
+        return composed, ScriptJob(composed, self.context, function)
+
     def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        with self._errors_end():
+            return self._launch(job_overrides, initial_job_idx)
+
+    @contextmanager
+    def _errors_end(self) -> Iterator[None]:
+        """Let an error end a script as it ends `python -m train`: one message, no traceback."""
+        try:
+            yield
+        except (UserError, RunBroke) as error:
+            if not self.is_script:
+                raise
+            print(error, file=sys.stderr)
+            sys.exit(EXIT_CODE if isinstance(error, UserError) else 1)
+
+    def _launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         from flatout.sweep.many import Multirun, run_all
@@ -94,7 +145,7 @@ class TrialLauncher(Launcher):
         composed = []
         for number, typed in enumerate(job_overrides, initial_job_idx):
             words = [word for word in typed if not _is_resume(word)]
-            cfg, job = _compose(self.loader, self.config, words, number)
+            cfg, job = self._compose(words, number)
             place = Path(str(cfg.hydra.sweep.dir)).absolute()
             # Trials of several experiments lie in several places, each below the moment at which
             # the command began: a resumed one looks below that of the first time.
@@ -259,11 +310,25 @@ def _compose(
     from flatout.run.job import RunJob
 
     with explain_errors():
-        composed = loader.load_sweep_config(config, list(words))
-        with open_dict(composed):
-            composed.hydra.job.id = number
-            composed.hydra.job.num = composed.hydra.job.id
+        composed = _load(loader, config, words, number)
         return composed, RunJob(read_config(without_hydra(composed), words))
+
+
+def _load(
+    loader: ConfigLoader, config: DictConfig, words: Sequence[str], number: int
+) -> DictConfig:
+    composed = loader.load_sweep_config(config, list(words))
+    with open_dict(composed):
+        composed.hydra.job.id = number
+        composed.hydra.job.num = composed.hydra.job.id
+    return composed
+
+
+def _is_of_runs(config: DictConfig) -> bool:
+    """Whether settings are those of `python -m train`, and not of a script of the user's own."""
+    from flatout.config import RunConfig
+
+    return OmegaConf.get_type(config) is RunConfig
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:

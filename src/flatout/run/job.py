@@ -15,6 +15,7 @@ from flatout.config import RunConfig
 from flatout.engine.run_length import validations
 from flatout.errors import UserError
 from flatout.masking import mask_words
+from flatout.report.summary import read_summary
 from flatout.run.closing import Result
 from flatout.run.kinds import kind_of
 from flatout.run.own_parts import plain_name, require_picklable
@@ -35,6 +36,16 @@ class RunJob:
         if self.config.has_own_parts:
             require_picklable(self.config.task, self.config.data)
             trainer_of_own(self.config, 1)
+
+    @property
+    def name(self) -> str:
+        """The name of the run."""
+        return self.config.name
+
+    @property
+    def command(self) -> list[str]:
+        """What is typed before its words to train it."""
+        return ["python", "-m", "train"]
 
     @property
     def metric(self) -> str:
@@ -103,3 +114,10 @@ class RunJob:
             return find_run(replace(self.config, resume=str(folder)), overrides).is_finished
         except UserError:  # no summary, or half of one: it is trained
             return False
+
+    def read_ending(self, folder: Path) -> tuple[float, dict[str, float]]:
+        """The seconds and the metrics of a run that has finished in a folder."""
+        summary = read_summary(folder)
+        metrics = summary["metrics"]
+        known = {name: metrics[name] for name in metrics if metrics[name] is not None}
+        return summary["training"]["seconds"] or 0.0, known

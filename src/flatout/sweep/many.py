@@ -23,7 +23,6 @@ from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.errors import RunBroke, UserError, as_seconds, require
 from flatout.files import write_atomically
 from flatout.masking import mask_words
-from flatout.report.summary import read_summary
 from flatout.report.sweep_charts import is_number
 from flatout.report.sweep_page import PAGE, SweepReport, TrialRow, spread, write_sweep
 from flatout.sweep.settings import LauncherSettings
@@ -95,14 +94,14 @@ def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) ->
     judged = [row for row in rows if row.status == Status.complete and is_number(row.value)]
     choose = max if job.mode == "max" else min
     best = choose(judged, key=lambda row: row.value or 0.0, default=None)
-    again = [] if best is None else ["python", "-m", "train", *trials[rows.index(best)].overrides]
+    again = [] if best is None else [*job.command, *trials[rows.index(best)].overrides]
     # The values of each key, in the order of the trials: a dict keeps one of each, in order.
     space: dict[str, dict[str, None]] = {}
     for row in rows:
         for key, value in row.params.items():
             space.setdefault(key, {})[value] = None
     return SweepReport(
-        name=job.config.name,
+        name=job.name,
         command=of.again,
         metric=f"val/{job.metric}",
         mode=job.mode,
@@ -186,7 +185,7 @@ def _run_missing(
     job = trials[0].job  # the first one's metric, where they differ
     found |= _finished(trials, job.metric)
     waiting = iter([trial for trial in trials if trial.number not in found])
-    board = Board(job.config.name, f"val/{job.metric}", job.mode, len(trials))
+    board = Board(job.name, f"val/{job.metric}", job.mode, len(trials))
     for trial in trials:
         if trial.number in found:
             board.started(trial)
@@ -226,16 +225,14 @@ def newest_of(words: Sequence[str], place: Path) -> Path | None:
 
 
 def _finished(trials: list[Trial], metric: str) -> dict[int, Ending]:
-    """Endings of resumed trials that have nothing left to train, read from their summaries."""
+    """Endings of resumed trials that have nothing left to train, read from their folders."""
     found = {}
     for trial in trials:
         if trial.is_again and trial.job.is_finished(trial.folder, trial.overrides):
-            summary = read_summary(trial.folder)
-            metrics = summary["metrics"]
-            metrics = {name: metrics[name] for name in metrics if metrics[name] is not None}
+            seconds, metrics = trial.job.read_ending(trial.folder)
             found[trial.number] = Ending(
                 Status.complete,
-                seconds=summary["training"]["seconds"] or 0.0,
+                seconds=seconds,
                 value=metrics.get(f"val/{metric}"),
                 metrics=metrics,
                 note="had finished before",

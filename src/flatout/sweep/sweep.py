@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from optuna.trial import FrozenTrial
 from rich.console import Console
@@ -34,12 +33,9 @@ from flatout.sweep.searched import Searched, hold_folder, remove_sweep
 from flatout.sweep.settings import Pruner, Sampler
 from flatout.sweep.space import grid, words
 from flatout.sweep.study import ENDED, Study
-from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial
+from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial, TrialJob
 from flatout.sweep.trials import TOO_LONG, Slots, TimeLimits, last_line, make_slots, run_trials
 from flatout.tasks.metrics import require_metric
-
-if TYPE_CHECKING:
-    from flatout.run.job import RunJob
 
 _SAME_MISTAKES = 3  # so many trials in a row that fail by the same mistake end the sweep
 _OF_METRIC = "checkpoint.metric: "  # how a message about the metric begins
@@ -103,11 +99,11 @@ class _NoSuchMetric(UserError):
 class _SweepRun:
     """One command's part of a sweep: it runs trials, and writes and prints what they gave."""
 
-    def __init__(self, searched: Searched, job: RunJob, slots: Slots, started: float) -> None:
+    def __init__(self, searched: Searched, job: TrialJob, slots: Slots, started: float) -> None:
         self.searched = searched
         self.slots = slots
         self.metric = job.metric
-        self.name = job.config.name
+        self.name = job.name
         self.confirmation = SweepConfirmation()
         self._next_page = 0.0
         settings = searched.settings
@@ -360,7 +356,7 @@ def confirm(
     """
     count = searched.settings.confirm
     path = searched.folder / "confirmed.json"
-    first = searched.trial(number, chosen).job.config.seed + 1
+    first = searched.compose(searched.typed(chosen), number).config.seed + 1
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     # a resumed sweep may have found better settings since
     found = {each["seed"]: each["metrics"] for each in known if each["settings"] == chosen}

@@ -7,11 +7,11 @@ this file to change what is shown while trials run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -20,10 +20,57 @@ from rich.text import Text
 
 from flatout.masking import mask_words
 
-if TYPE_CHECKING:
-    from flatout.run.job import RunJob
-
 Status = StrEnum("Status", "complete pruned failed stopped")  # how a trial ended
+
+
+class TrialResult(Protocol):
+    """What a trial brings back."""
+
+    @property
+    def objective(self) -> float | None: ...
+
+    @property
+    def metrics(self) -> dict[str, float]: ...
+
+
+class TrialJob(Protocol):
+    """What a trial trains: `RunJob`, a run of ours, or `ScriptJob`, a script of the user's own."""
+
+    @property
+    def name(self) -> str:
+        """What a list of such trials is called."""
+
+    @property
+    def command(self) -> list[str]:
+        """What is typed before the words of a trial to train it alone."""
+
+    @property
+    def metric(self) -> str:
+        """The validation metric to compare by, without `val/`."""
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics to choose from."""
+
+    @property
+    def mode(self) -> str:
+        """Whether the metric is better when higher (`max`) or lower (`min`)."""
+
+    @property
+    def validations(self) -> int | None:
+        """How many times it validates; None: unknown."""
+
+    def train(self, folder: Path, overrides: Sequence[str], *, resumes: bool) -> TrialResult:
+        """Train in a folder, from the beginning or from what lies there."""
+
+    def can_resume(self, folder: Path, overrides: Sequence[str]) -> bool:
+        """Whether the folder holds what an interrupted trial of these words left."""
+
+    def is_finished(self, folder: Path, overrides: Sequence[str]) -> bool:
+        """Whether nothing is left to train there."""
+
+    def read_ending(self, folder: Path) -> tuple[float, dict[str, float]]:
+        """The seconds and the metrics of a trial that has finished there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +79,7 @@ class Trial:
 
     number: int
     folder: Path
-    job: RunJob
+    job: TrialJob
     overrides: list[str]  # everything that was typed, for this trial
     changed: list[str]  # the words that tell it from the others
     # whether its folder may hold an interrupted run, which is resumed; else it must be new
