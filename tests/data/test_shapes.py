@@ -28,7 +28,7 @@ from flatout.data.batches.shapes import MOST_SHAPES, Shape, Shapes, choose_sizes
 from flatout.data.store_data import Placement
 from flatout.models.encoder.attention import Kernel
 from flatout.models.encoder.network import Transformer as Encoder
-from flatout.tasks import Classifier, SequenceRegressor, Tagger
+from flatout.tasks import Classifier, MaskedLanguageModel, SequenceRegressor, Tagger
 
 NO_DROPOUT: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
 MODELS: dict[str, Any] = {
@@ -63,8 +63,16 @@ def windows() -> Any:
     return data, SequenceRegressor(RNNConfig(hidden=8))
 
 
+def masked_words() -> Any:
+    pieces = VocabularyConfig(kind="wordpiece")
+    sample = HeadlinesConfig(rows=300, eval_rows=20, classes=4)
+    data = TextData(sample=sample, problem="none", batch_size=16, vocabulary=pieces)
+    return data, MaskedLanguageModel(MODELS["transformer"])
+
+
 OTHERS: dict[str, Callable[[], Any]] = {
     "tags": tags,
+    "masked words": masked_words,
     "several labels": several_labels,
     "windows": windows,
 }
@@ -89,7 +97,12 @@ def placed(data: Any, task: Any) -> Any:
 
 def shapes_of(data: Any, task: Any) -> Shapes:
     is_padded = BatchLayout.of(task.model) is BatchLayout.padded
-    return Shapes.planned(data.feeds.train, is_padded=is_padded, tags=task.labels_are_of_tokens)
+    return Shapes.planned(
+        data.feeds.train,
+        is_padded=is_padded,
+        tags=task.labels_are_of_tokens,
+        reads_rows=task.reads_rows,
+    )
 
 
 @pytest.mark.parametrize("name", [*MODELS, *OTHERS])

@@ -19,7 +19,6 @@ REASONS = {
     "deberta": "which activations are computed again",
     "means of windows": "where long texts are cut into windows",
     "largest of windows": "where long texts are cut into windows",
-    "masked words": "which tokens are answered",
     "bits": "which texts are recombined",
     "rnn": "the length of each recording",
     "rnn with a carried state": "whose state a batch continues",

@@ -18,7 +18,7 @@ from flatout import (
 from flatout.data.batches.flat_batch import FlatBatch, cut_batch, flat_batch
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Outputs, Transformer
 from flatout.tasks import MaskedLanguageModel
-from flatout.tasks.masked_language import NO_TARGET, Masking
+from flatout.tasks.masked_language import NO_TARGET, Masking, start_of
 
 _WORDS = 90
 _MASK = 4
@@ -55,7 +55,7 @@ def masked_rows(batch: FlatBatch) -> dict[int, list[tuple[int, int, int]]]:
 @given(lengths=st.lists(st.integers(0, 60), min_size=1, max_size=12), epoch=st.integers(0, 2**20))
 def test_each_row_gives_its_share_and_special_tokens_stay(lengths: list[int], epoch: int) -> None:
     batch = framed(lengths)
-    masked = HOW.mask(batch, _SPECIAL, seed=7, epoch=epoch)
+    masked = HOW.mask(batch, _SPECIAL, start_of(7, epoch))
     assert masked.places is not None
     assert masked.targets is not None
     counted = masked.targets != NO_TARGET
@@ -72,18 +72,17 @@ def test_each_row_gives_its_share_and_special_tokens_stay(lengths: list[int], ep
 def test_a_row_is_masked_alike_in_any_batch_and_in_pieces_of_it(seed: int, epoch: int) -> None:
     lengths = [3, 9, 9, 20, 31, 40]
     batch = framed(lengths)
-    whole = masked_rows(HOW.mask(batch, _SPECIAL, seed=seed, epoch=epoch))
+    whole = masked_rows(HOW.mask(batch, _SPECIAL, start_of(seed, epoch)))
     pieces: dict[int, Any] = {}
     for piece in cut_batch(batch, 4):
-        pieces |= masked_rows(HOW.mask(piece, _SPECIAL, seed=seed, epoch=epoch))
+        pieces |= masked_rows(HOW.mask(piece, _SPECIAL, start_of(seed, epoch)))
     assert pieces == whole
 
 
 def test_epochs_seeds_and_rows_are_masked_otherwise() -> None:
     batch = framed([40] * 4)
     found = [
-        HOW.mask(batch, _SPECIAL, seed=seed, epoch=epoch)
-        for seed, epoch in ((0, 1), (0, 2), (1, 1))
+        HOW.mask(batch, _SPECIAL, start_of(seed, epoch)) for seed, epoch in ((0, 1), (0, 2), (1, 1))
     ]
     first, *others = [masked_rows(each) for each in found]
     assert all(first[row] != other[row] for other in others for row in first)
@@ -97,7 +96,7 @@ def test_most_masked_tokens_become_the_mask_some_a_random_word_and_all_places_ar
     None
 ):
     batch = framed([50] * 400)
-    masked = HOW.mask(batch, _SPECIAL, seed=3, epoch=1)
+    masked = HOW.mask(batch, _SPECIAL, start_of(3, 1))
     assert masked.places is not None
     assert masked.targets is not None
     new = masked.tokens[masked.places].long()
@@ -113,10 +112,10 @@ def test_most_masked_tokens_become_the_mask_some_a_random_word_and_all_places_ar
 def test_rows_that_only_keep_a_rank_in_step_are_not_masked() -> None:
     batch = framed([10, 20])
     batch.num_real = 1
-    masked = HOW.mask(batch, _SPECIAL, seed=0, epoch=1)
+    masked = HOW.mask(batch, _SPECIAL, start_of(0, 1))
     assert set(masked_rows(masked)) == {int(batch.rows[0])}
     batch.num_real = 0
-    nothing = HOW.mask(batch, _SPECIAL, seed=0, epoch=1)
+    nothing = HOW.mask(batch, _SPECIAL, start_of(0, 1))
     assert nothing.targets is not None
     assert nothing.targets.tolist() == [NO_TARGET]
 
@@ -157,7 +156,7 @@ def library_loss(model: Transformer, masked: FlatBatch) -> Tensor:
 
 @pytest.mark.parametrize("family", [*sorted(FLAT_FAMILIES), "deberta"])
 def test_loss_and_gradients_equal_those_of_transformers_over_padded_rows(family: str) -> None:
-    masked = HOW.mask(framed([0, 3, 9, 21, 22, 40]), _SPECIAL, seed=1, epoch=1)
+    masked = HOW.mask(framed([0, 3, 9, 21, 22, 40]), _SPECIAL, start_of(1, 1))
     ours = built(family)
     theirs = built(family, "padded")
     task = MaskedLanguageModel(ours)

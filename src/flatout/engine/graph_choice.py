@@ -38,6 +38,7 @@ class _TaskOfOurs(Protocol):
     """A task of flatout, of which the engine knows nothing else."""
 
     labels_are_of_tokens: bool
+    reads_rows: bool
 
     def decides_on_host(self) -> str: ...
 
@@ -74,10 +75,12 @@ def choose_graphs(
     if not reason:
         feed = trainer.train_dataloader
         assert feed is not None
+        task = cast("_TaskOfOurs", module)
         shapes = Shapes.planned(
             feed,
             is_padded=contract(module.model).layout == "padded",
-            tags=cast("_TaskOfOurs", module).labels_are_of_tokens,
+            tags=task.labels_are_of_tokens,
+            reads_rows=task.reads_rows,
         )
         must_gain = asked is GraphUse.auto and not captured_before
         return StepGraphs(step, shapes, CAPTURES[device.type](device), must_gain=must_gain)

@@ -3,10 +3,11 @@
 Each row gives the same share of its tokens, rounded, and one at least. Which ones is decided by a
 hash of seed, epoch, row number and place. So a row is masked alike in any batch, on any device, in
 any piece of a batch and in a resumed run, and otherwise in each epoch. How many are masked follows
-from the lengths, which the host knows: nothing waits for the device. Most become the mask token,
-some a random one, the others stay (BERT: 80, 10 and 10 %). Only masked places pass through what
-follows attention in the last layer, and through the head. Validation masks the same tokens each
-time, whatever the seed, so that losses of several runs can be compared.
+from the lengths, which the host knows: nothing waits for the device. In the buffer of a captured
+step there is room for as many as rows of any lengths can have; places left over have no target.
+Most become the mask token, some a random one, the others stay (BERT: 80, 10 and 10 %). Only masked
+places pass through what follows attention in the last layer, and through the head. Validation masks
+the same tokens each time, whatever the seed, so that losses of several runs can be compared.
 
 Shapes: T tokens, B rows, K masked tokens, V words.
 """
@@ -24,8 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feeds
-from flatout.data.batches.flat_batch import FlatBatch, cut_batch, on_device
+from flatout.data.batches.flat_batch import FlatBatch, cut_batch, rows_on_device
 from flatout.data.batches.gather import TOKENS
+from flatout.data.batches.kept_tensors import count_up
 from flatout.data.info import DataInfo, TokenInfo
 from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.errors import UserError, check_settings, require, setting
@@ -88,13 +90,16 @@ class MaskedLanguageModel(Task[None]):
 
     settings = MaskedLanguageConfig
     metric_names = METRICS
+    reads_rows = True
     is_special_V: Tensor
+    start: Tensor
     masking: Masking
     masked_per_row = 1.0  # masked tokens of a training row on average, by which the loss is divided
     # loss, right answers and number of the masked tokens that were judged
     _sums: NDArray[np.float64]
     _read_share = 1.0
     _seed = 0
+    _start = 0  # the number in `start`
 
     def take_info(self, info: DataInfo) -> None:
         if not isinstance(info, TokenInfo) or not isinstance(info.vocabulary, Subwords):
@@ -113,6 +118,8 @@ class MaskedLanguageModel(Task[None]):
         is_special = np.zeros(1 + largest_id, np.bool_)
         is_special[encoder.special_ids()] = True
         self.register_buffer("is_special_V", torch.from_numpy(is_special), persistent=False)
+        # on the device, as each replay of a captured step has to read that of its epoch
+        self.register_buffer("start", torch.zeros((), dtype=torch.int64), persistent=False)
         lengths = info.store.splits["train"].lengths(TOKENS)
         counts = self.masking.counts(lengths)
         self.masked_per_row = max(1.0, float(counts.mean()))
@@ -131,10 +138,22 @@ class MaskedLanguageModel(Task[None]):
         log.decision("masked tokens", f"{self._read_share:.1%}", why, evidence)
         return {}
 
+    def on_train_epoch_start(self) -> None:
+        self._begin_epoch()
+
     def training_loss(self, batch: FlatBatch, model: Forward | None = None) -> Tensor:
+        self._begin_epoch()  # a resumed training starts amid an epoch
+        masked = self.masking.mask(batch, self.is_special_V, self.start)
+        return super().training_loss(masked, model)
+
+    def _begin_epoch(self) -> None:
+        """Let the hashes of tokens start with the seed and the epoch."""
         # Where only the speed of a step is measured there is no trainer.
         epoch = 0 if self._trainer is None else self._trainer.current_epoch
-        return super().training_loss(self.mask(batch, self._seed, epoch + 1), model)
+        start = start_of(self._seed, epoch + 1)
+        if start != self._start:
+            self._start = start
+            self.start.fill_(start)
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:
         assert batch.targets is not None
@@ -150,9 +169,8 @@ class MaskedLanguageModel(Task[None]):
 
     def mask(self, batch: FlatBatch, seed: int, epoch: int) -> FlatBatch:
         """The batch with its tokens masked, for an epoch of a seed."""
-        return self.masking.mask(
-            batch, self.is_special_V.to(batch.tokens.device), seed=seed, epoch=epoch
-        )
+        is_special_V = self.is_special_V.to(batch.tokens.device)
+        return self.masking.mask(batch, is_special_V, start_of(seed, epoch))
 
     def judge(self, batch: FlatBatch) -> Tensor:
         judged_K5 = self._judge_places(batch)
@@ -243,53 +261,58 @@ class Masking:
 
     def counts(self, lengths: NDArray[np.integer]) -> NDArray[np.int64]:
         """How many tokens are masked in rows of these lengths."""
-        words = np.maximum(lengths.astype(np.int64) - self.frame, 0)
-        wanted = np.rint(self.config.mask_share * words).astype(np.int64)
-        return np.minimum(words, np.maximum(1, wanted))
+        return self._counts(torch.from_numpy(lengths.astype(np.int64))).numpy()
 
-    def mask(self, batch: FlatBatch, is_special_V: Tensor, *, seed: int, epoch: int) -> FlatBatch:
+    def _counts(self, lengths_B: Tensor) -> Tensor:
+        words_B = (lengths_B - self.frame).clamp_min(0)
+        wanted_B = (words_B.double() * self.config.mask_share).round().long()
+        return torch.minimum(words_B, wanted_B.clamp_min(1))
+
+    def num_places(self, batch: FlatBatch) -> int:
+        """How many places are masked; in a buffer, how many rows of any lengths can have at most.
+
+        One at least, as a network answers no empty batch.
+        """
+        is_even = batch.num_rows * batch.longest() == batch.num_tokens
+        if not batch.is_buffer or is_even:
+            lengths = batch.lengths[: batch.num_real].numpy()
+            return max(1, int(self.counts(lengths).sum()))
+        # Each filler row has a token at least. A row has half a place more by rounding, or a whole
+        # one for a single word. Rows without all special tokens have fewer than are taken off here.
+        share = self.config.mask_share
+        words = batch.num_tokens - batch.num_rows + (1 - self.frame) * batch.num_real
+        more = max(0.5, 1 - share, share * self.frame)
+        return max(1, math.ceil(share * words + more * batch.num_real))
+
+    def mask(self, batch: FlatBatch, is_special_V: Tensor, start: int | Tensor) -> FlatBatch:
         """The batch with tokens masked, and with the masked places and their targets `[K]`.
 
-        Special tokens stay as they are, without a target.
+        `start`: see `start_of`. Special tokens stay as they are, without a target.
         """
         device = batch.tokens.device
         starts_B = batch.offsets[:-1]
         lengths_B = batch.offsets[1:] - starts_B
-        rows_B = torch.arange(batch.num_rows, device=device)
+        rows_B = count_up(batch.num_rows, device)
         row_of_T = torch.repeat_interleave(rows_B, lengths_B, output_size=batch.num_tokens)
-        place_T = torch.arange(batch.num_tokens, device=device) - starts_B[row_of_T]
-        numbers_B = _mix(on_device(batch.rows.numpy(), device) ^ _mix(_mix(seed) + epoch))
+        place_T = count_up(batch.num_tokens, device) - starts_B[row_of_T]
+        numbers_B = _mix(rows_on_device(batch) ^ start)
         draws_T = _mix(numbers_B[row_of_T] + place_T)
         is_special_T = is_special_V[batch.tokens]
         # One number sorts by row, then words before special tokens, then by draw: the row above bit
         # 33, whether it is special at bit 32, and the draw below.
         order_T = torch.argsort((row_of_T << 33) | (is_special_T.long() << 32) | draws_T)
-        places_K = order_T[on_device(self._places_in_order(batch), device)]
+        counts_B = self._counts(lengths_B).masked_fill(rows_B >= batch.num_real, 0)
+        chosen_K, is_left_K = _places_in_order(starts_B, counts_B, self.num_places(batch))
+        places_K = order_T[chosen_K.clamp_max_(batch.num_tokens - 1)]
         tokens_K = batch.tokens[places_K]
-        is_special_K = is_special_T[places_K]
+        stays_K = is_special_T[places_K] | is_left_K
         tokens_T = batch.tokens.clone()
         replacements_K = self._replacements(tokens_K, draws_T[places_K])
-        tokens_T[places_K] = torch.where(is_special_K, tokens_K, replacements_K)
-        is_filling_K = row_of_T[places_K] >= batch.num_real  # of rows that fill up the batch
-        targets_K = tokens_K.long().masked_fill(is_special_K | is_filling_K, NO_TARGET)
+        tokens_T[places_K] = torch.where(stays_K, tokens_K, replacements_K)
+        targets_K = tokens_K.long().masked_fill(stays_K, NO_TARGET)
         return replace(
             batch, tokens=tokens_T, targets=targets_K, target_offsets=None, places=places_K
         )
-
-    def _places_in_order(self, batch: FlatBatch) -> NDArray[np.int64]:
-        """`[K]` the first few places of each row; rows lie in the order of their tokens' draws.
-
-        Lengths [4, 3], of which 2 and 1 are masked: [0, 1, 4]. One place at least, as a network
-        answers no empty batch.
-        """
-        lengths = batch.lengths.numpy()
-        counts = self.counts(lengths)
-        counts[batch.num_real :] = 0
-        if not counts.any():
-            return np.zeros(1, np.int64)  # a special token, or of a row that does not count
-        ends = np.cumsum(counts)
-        starts = np.cumsum(lengths) - lengths
-        return np.repeat(starts - ends + counts, counts) + np.arange(ends[-1])
 
     def _replacements(self, tokens_K: Tensor, draws_K: Tensor) -> Tensor:
         """What masked tokens become: most the mask token, some a random one, others stay."""
@@ -300,6 +323,26 @@ class Masking:
             share_K < masked + self.config.random_token_share, words_K, tokens_K
         )
         return changed_K.masked_fill(share_K < masked, self.mask_id)
+
+
+def _places_in_order(starts_B: Tensor, counts_B: Tensor, room: int) -> tuple[Tensor, Tensor]:
+    """`[K]` the first few places of each row, and `[K]` which of them are left over.
+
+    Rows lie in the order of their tokens' draws. Rows of 4 and 3 tokens, of which 2 and 1 are
+    masked, with room for 5: places 0 1 4, and two left over behind all tokens.
+    """
+    ends_B = counts_B.cumsum(0)
+    behind = starts_B.new_full((1,), torch.iinfo(torch.int32).max)
+    shifts = torch.cat([starts_B - ends_B + counts_B, behind])
+    counts = torch.cat([counts_B, room - ends_B[-1:]])
+    numbers_K = count_up(room, starts_B.device)
+    chosen_K = torch.repeat_interleave(shifts, counts, output_size=room) + numbers_K
+    return chosen_K, numbers_K >= ends_B[-1]
+
+
+def start_of(seed: int, epoch: int) -> int:
+    """What the hash of a token starts with, besides its row and its place."""
+    return _mix(_mix(seed) + epoch)
 
 
 def _mix(values: Numbers) -> Numbers:

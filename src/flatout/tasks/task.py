@@ -55,6 +55,7 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
     """A network, a loss and an optimizer; subclasses define the loss and the metrics."""
 
     labels_are_of_tokens = False  # whether targets belong to tokens rather than to rows
+    reads_rows = False  # whether a training step reads the numbers of its rows on the device
     smaller_rows = "Shorten rows with data.max_length, or set precision=bf16."
     """What helps where a single row needs too much memory."""
     is_sharded = False

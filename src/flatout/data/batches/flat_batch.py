@@ -39,7 +39,9 @@ class FlatBatch:
     offsets: Tensor  # [B+1] int64, where each row begins; on the tokens' device
     # [B] int64, always on the host: shapes are decided from it without asking the device
     lengths: Tensor
-    rows: Tensor  # [B] int64 on the host, the rows' numbers in their split
+    rows: Tensor
+    """[B] int64 on the host, the rows' numbers in their split; on the device in the buffer of a
+    captured step that reads them."""
     targets: Tensor | None = None
     """[B] class ids or values; for several labels a row their ids one after the other; None when
     predicting."""
@@ -70,6 +72,11 @@ class FlatBatch:
     @property
     def num_tokens(self) -> int:
         return self.tokens.shape[0]
+
+    @property
+    def is_buffer(self) -> bool:
+        """Whether this is the buffer of a captured step: the host knows only its shape."""
+        return isinstance(self.step_rows, Tensor)
 
     def longest(self, multiple: int = 1) -> int:
         """Length of the longest row, rounded up to a multiple."""
@@ -135,6 +142,12 @@ def on_device(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
     """
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def rows_on_device(batch: FlatBatch) -> Tensor:
+    """`[B]` the numbers of a batch's rows, where its tokens lie."""
+    rows_B = batch.rows
+    return on_device(rows_B, batch.tokens.device) if rows_B.device.type == "cpu" else rows_B
 
 
 def multi_hot(ids: Tensor, offsets: Tensor, num_classes: int) -> Tensor:

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatout.data.batches.flat_batch import FlatBatch, on_device
+from flatout.data.batches.flat_batch import FlatBatch, on_device, rows_on_device
 from flatout.data.problem import NO_TAG
 
 if TYPE_CHECKING:
@@ -66,13 +66,15 @@ class Shapes:
         is_padded: bool,
         is_even: bool,
         tags: bool = False,
+        reads_rows: bool = False,
     ) -> None:
         """`sizes`: of flat batches their tokens, of padded ones their longest row.
 
         `longest`: the longest row of the data. `is_even`: whether all its rows are as long. `tags`:
-        whether labels are those of tokens.
+        whether labels are those of tokens. `reads_rows`: whether steps read the rows' numbers.
         """
         self.tags = tags
+        self.reads_rows = reads_rows
         self.rows = rows
         self.is_padded = is_padded
         self.longest = longest
@@ -83,7 +85,9 @@ class Shapes:
             self.fillers, self.sizes = _make_room(sizes, longest)
 
     @classmethod
-    def planned(cls, feed: Feed, *, is_padded: bool, tags: bool = False) -> Shapes:
+    def planned(
+        cls, feed: Feed, *, is_padded: bool, tags: bool = False, reads_rows: bool = False
+    ) -> Shapes:
         """The best shapes for the batches that a feed has planned."""
         rows, tokens, longest = feed.planned_sizes(_PLANNED)
         usual_rows = int(np.bincount(rows).argmax())
@@ -95,7 +99,13 @@ class Shapes:
         sizes = choose_sizes(needs, MOST_SHAPES if is_padded else MOST_SHAPES - 1)
         longest_of_all = int(of_all.max())
         return cls(
-            usual_rows, sizes, longest_of_all, is_padded=is_padded, is_even=is_even, tags=tags
+            usual_rows,
+            sizes,
+            longest_of_all,
+            is_padded=is_padded,
+            is_even=is_even,
+            tags=tags,
+            reads_rows=reads_rows,
         )
 
     def shape_of(self, batch: FlatBatch) -> Shape | str:
@@ -141,7 +151,7 @@ class Shapes:
             tokens=tokens,
             offsets=torch.zeros(rows + 1, dtype=torch.int64, device=device),
             lengths=lengths,
-            rows=torch.zeros(rows, dtype=torch.int64),
+            rows=torch.zeros(rows, dtype=torch.int64, device=device if self.reads_rows else None),
             targets=None if batch.targets is None else batch.targets.new_zeros(shape.labels),
             step_rows=torch.zeros((), device=device),
         )
@@ -165,6 +175,8 @@ class Shapes:
             buffer.offsets[1:].copy_(on_device(offsets, buffer.offsets.device))
         else:
             buffer.offsets.copy_(batch.offsets)
+        if self.reads_rows:
+            buffer.rows[: batch.num_rows].copy_(rows_on_device(batch))
         _fill_labels(buffer, batch)
         assert isinstance(buffer.step_rows, Tensor)
         buffer.step_rows.fill_(batch.step_rows)

@@ -147,7 +147,7 @@ class Transformer(FreezableEncoder):
     def decides_on_host(self) -> str:
         if self.window:
             return "where long texts are cut into windows"
-        if self.predicts_words or (self.is_tagging and not self.is_flat):
+        if self.answers_tokens and not self.is_flat:
             return "which tokens are answered"
         return "which activations are computed again" if self.recomputes else ""
 
