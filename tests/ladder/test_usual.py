@@ -159,12 +159,12 @@ def test_the_usual_bilstm_drops_what_the_settings_say():
 
 
 def test_a_clock_leaves_the_first_steps_out_and_ends_a_loop():
-    clock = Stopwatch(seconds=0.0, warm_steps=2)
+    clock = Stopwatch(seconds=0.0)
     seen = []
     for batch in clock.batches(range(10)):
         seen.append(batch)
         clock.step(rows=4, tokens=8, computed=16)
-    assert seen == [0, 1, 2], "two to warm up, one that is counted"
+    assert seen == [0, 1, 2, 3], "three to warm up, one that is counted"
     assert (clock.spent.rows, clock.spent.tokens, clock.spent.computed) == (4, 8, 16)
 
 

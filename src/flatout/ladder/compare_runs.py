@@ -9,8 +9,7 @@ The result has the means, and the difference with its 95 % interval:
 
 A group is a run folder, a folder with run folders in it, or a sweep's folder. Of two runs with one
 seed the newer counts. Of a sweep only the confirming runs do: its trials were chosen for their
-results. Ratios of speeds have intervals of
-another kind, in `perf/measure/intervals.py`.
+results. Ratios of speeds have intervals of another kind, in `perf/measure/intervals.py`.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from flatout.report.summary import read_summary
 from flatout.report.sweep_page import ROWS
 
 _SWEEP = "sweep.json"
+_ALLOWED_LOSS = 0.5  # points; a smaller loss counts as none
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,14 +231,14 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Estima
     return Estimate(mean, mean - half, mean + half)
 
 
-def quality_sentence(difference: Estimate, allowed: float = 0.5) -> str:
+def quality_sentence(difference: Estimate) -> str:
     """A sentence that says whether quality stayed, by the mean difference in points."""
     shown = f"{difference.value:+.2f} points"
     if difference.low is not None and difference.high is not None:
         shown += f", 95 % interval {difference.low:+.2f} to {difference.high:+.2f}"
-    if difference.value < -allowed:
-        return f"a loss beyond {allowed:g} points ({shown})"
-    is_sure = difference.low is not None and difference.low >= -allowed
+    if difference.value < -_ALLOWED_LOSS:
+        return f"a loss beyond {_ALLOWED_LOSS:g} points ({shown})"
+    is_sure = difference.low is not None and difference.low >= -_ALLOWED_LOSS
     why = "a single pair does not" if difference.low is None else "the interval does not"
     unsure = "" if is_sure else f"; {why} rule out a larger loss"
-    return f"no loss beyond {allowed:g} points ({shown}{unsure})"
+    return f"no loss beyond {_ALLOWED_LOSS:g} points ({shown}{unsure})"

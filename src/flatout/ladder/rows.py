@@ -128,28 +128,27 @@ def _texts(config: TextDataConfig) -> Written:
     return {split: pa.Table.from_batches(blocks) for split, blocks in parts.items()}, words, {}
 
 
-def join_texts(
-    table: pa.Table, *, least: int, most: int, share: float = 0.5, seed: int = 5
-) -> pa.Table:
+def join_texts(table: pa.Table, *, least: int, most: int) -> pa.Table:
     """Join rows to long texts of `least` to `most` rows each.
 
-    A `share` of a text's rows has its label, the others are drawn from all rows.
+    Half of a text's rows have its label, the others are drawn from all rows.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(5)
     texts = table["text"].to_pylist()
     labels = np.array(table["label"].to_pylist())
-    count = 2 * len(texts) // (least + most)
-    by_label = {label: np.flatnonzero(labels == label) for label in np.unique(labels)}
-    made: list[str] = []
-    chosen = labels[random.integers(0, len(texts), max(count, 1))]
-    for label in chosen:
-        lines = int(random.integers(least, most + 1))
-        own: NDArray[np.int64] = random.choice(by_label[label], lines)
-        other = random.integers(0, len(texts), lines)
-        made.append(
-            "\n".join(texts[row] for row in np.where(random.random(lines) < share, own, other))
-        )
-    return pa.table({"text": pa.array(made, _CELL), "label": pa.array(chosen.tolist(), _CELL)})
+    rows_of_label = {label: np.flatnonzero(labels == label) for label in np.unique(labels)}
+    mean_lines = (least + most) / 2
+    count = max(1, int(len(texts) / mean_lines))
+    labels_of_texts = labels[random.integers(0, len(texts), count)]
+    long_texts = list[str]()
+    for label in labels_of_texts:
+        num_lines = int(random.integers(least, most + 1))
+        of_label: NDArray[np.int64] = random.choice(rows_of_label[label], num_lines)
+        of_any = random.integers(0, len(texts), num_lines)
+        rows = np.where(random.random(num_lines) < 0.5, of_label, of_any)
+        long_texts.append("\n".join(texts[row] for row in rows))
+    columns = {"text": long_texts, "label": labels_of_texts.tolist()}
+    return pa.table({name: pa.array(values, _CELL) for name, values in columns.items()})
 
 
 def _records(config: BitsDataConfig) -> Written:

@@ -37,10 +37,9 @@ Options = TypeVar("Options")
 class Stopwatch:
     """Counts rows, tokens and waiting, and ends a loop after some seconds."""
 
-    def __init__(self, seconds: float | None = None, warm_steps: int = WARM_STEPS) -> None:
+    def __init__(self, seconds: float | None = None) -> None:
         """`seconds`: of counted training; None: no limit."""
         self.limit_s = seconds
-        self.warm_steps = warm_steps
         self.spent = Taken()
         self.steps = 0
         self.is_over = False
@@ -68,8 +67,8 @@ class Stopwatch:
     def step(self, rows: int, tokens: int = 0, computed: int = 0) -> None:
         """Count an optimizer step, and see whether the time is over."""
         self.steps += 1
-        if self.steps <= self.warm_steps:
-            if self.steps == self.warm_steps:
+        if self.steps <= WARM_STEPS:
+            if self.steps == WARM_STEPS:
                 # A GPU still computes the warm steps: they would count as time of the next ones.
                 wait_for_device()
                 self.spent = Taken()
