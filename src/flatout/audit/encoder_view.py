@@ -3,8 +3,6 @@
 The encoder has not seen the labels, so its numbers may stand beside words and n-grams in every
 fold. Texts are read once, without padding. After two seconds it is known how long all of them take;
 where that is too long, the encoder is left out and a line says so.
-
-Shapes: B texts of a batch, H numbers of a token.
 """
 
 from __future__ import annotations
@@ -12,10 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from sklearn.preprocessing import normalize
 
@@ -69,14 +65,15 @@ def read_encoder(
     tokens = Ragged.of(encoded.tokens, encoded.lengths)
     tokens_per_batch = max(_PASS_TOKENS, int(encoded.lengths.max()))
     plan = PlanSettings(tokens_per_batch=tokens_per_batch, shuffle=False)
-    means = _Means(len(texts))
+    means = list[torch.Tensor]()
+    rows = list[torch.Tensor]()
     num_read = 0
     began = time.perf_counter()
     for batch in Feed(StoreSplit("texts", len(texts), {TOKENS: tokens}), plan, device=device):
         with torch.no_grad(), arithmetic(dtype, device):
             lengths = batch.offsets[1:] - batch.offsets[:-1]
-            means_BH = means_of_rows(network.run_layers(batch), lengths)
-        means.write(batch.rows, means_BH)
+            means.append(means_of_rows(network.run_layers(batch), lengths).float().cpu())
+        rows.append(batch.rows)
         num_read += batch.num_tokens
         spent_s = time.perf_counter() - began
         all_s = spent_s * num_tokens / num_read
@@ -88,17 +85,5 @@ def read_encoder(
             return None
     spent_s = time.perf_counter() - began
     say(f"encoder: {model.pretrained} read {num_tokens:,} tokens in {spent_s:.1f} s")
-    return csr_matrix(normalize(means.values))
-
-
-class _Means:
-    """The vectors of all texts, whose width is known with the first batch."""
-
-    def __init__(self, num_texts: int) -> None:
-        self.num_texts = num_texts
-        self.values: NDArray[np.float32] = np.empty((0, 0), np.float32)
-
-    def write(self, rows: torch.Tensor, means_BH: torch.Tensor) -> None:
-        if not len(self.values):
-            self.values = np.empty((self.num_texts, means_BH.shape[1]), np.float32)
-        self.values[rows] = means_BH.float().cpu()
+    in_order = torch.cat(means)[torch.cat(rows).argsort()]
+    return csr_matrix(normalize(in_order.numpy()))
