@@ -66,9 +66,8 @@ class AuditRows:
         """
         assert self.sentences is not None
         assert self.spans is not None
-        ends = np.cumsum([0, *map(len, self.sentences.words)])
-        sentence = self.spans[:, :1]
-        bounds = ends[sentence] + self.spans[:, 1:]
+        begins = np.cumsum([0, *map(len, self.sentences.words)])
+        bounds = begins[self.spans[:, :1]] + self.spans[:, 1:]
         # `reduceat` adds up from each bound to the next one. Every other sum is a row's; the ones
         # between lie outside. The row of zeros allows a bound behind the last word.
         padded = np.pad(values, ((0, 1), (0, 0)))

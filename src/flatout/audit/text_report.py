@@ -23,7 +23,7 @@ from flatout.audit.labels import count_mixed_pairs
 from flatout.audit.measure import AuditMeasurement
 from flatout.audit.next_rows import shorten
 from flatout.audit.rows import find_small_classes
-from flatout.data.checks.findings import counted
+from flatout.data.checks.findings import counted, name_few
 from flatout.files import write_atomically, write_table
 from flatout.report.figures import fold_curves, line_chart
 from flatout.report.page import render_text, tile
@@ -59,9 +59,8 @@ def describe_texts(measured: AuditMeasurement, num_folds: int) -> Iterator[str]:
         yield f"rows:   {long}; the cut costs {100 * cut.lost:.1f} points"
     small = find_small_classes(rows, num_folds)
     if small:
-        names = ", ".join(small[:_NAMED_CLASSES])
-        more = ", …" if len(small) > _NAMED_CLASSES else ""
-        yield f"        classes with fewer rows than folds, judged from little: {names}{more}"
+        named = name_few(small, _NAMED_CLASSES)
+        yield f"        classes with fewer rows than folds, judged from little: {named}"
     yield f"more:   {measured.forecast.line()}"
 
 
@@ -167,11 +166,11 @@ def _tiles(measured: AuditMeasurement) -> list[dict[str, str]]:
 def _suspect_lines(measured: AuditMeasurement) -> list[list[str]]:
     classes = measured.rows.classes
     suspects = measured.suspects
-    describe_texts = list[list[str]]()
+    lines = list[list[str]]()
     first = suspects.rows[:_ROWS_ON_PAGE]
     for row, likely, sure in zip(first, suspects.likely, suspects.sure, strict=False):
-        describe_texts.append([*_describe_row(measured, row), classes[likely], f"{sure:.3f}"])
-    return describe_texts
+        lines.append([*_describe_row(measured, row), classes[likely], f"{sure:.3f}"])
+    return lines
 
 
 def _mixed_lines(measured: AuditMeasurement) -> list[list[str]]:

@@ -40,6 +40,7 @@ from flatout.bits.info import BitInfo
 from flatout.bits.people import PeopleTable
 from flatout.bits.recognise import LikelyEncoding, find_encodings
 from flatout.bits.settings import KNOWN_BITS, BitsDataConfig
+from flatout.data.checks.findings import name_few
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, Recipe
 from flatout.data.store.progress import Progress
@@ -466,16 +467,11 @@ class BitsPreparation:
 
     def _require_uids(self, uids: pa.Array, rows: NDArray[np.int64], source: str) -> None:
         without = rows[mask_of(is_missing(uids, Problem.single))]
-        named = ", ".join(
-            [
-                *(str(row + 1) for row in without[:_ROWS_NAMED]),
-                *["…"] * (len(without) > _ROWS_NAMED),
-            ]
-        )
+        named = [str(row + 1) for row in without]
         require(
-            not len(without),
+            not named,
             "data.uid",
-            f"{source}: no {self.uid} in row {named}",
+            f"{source}: no {self.uid} in row {name_few(named, _ROWS_NAMED)}",
             hint="Fill it in, or name another column: data.uid=COLUMN.",
         )
 

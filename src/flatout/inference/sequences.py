@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flatout.data.checks.findings import counted
+from flatout.data.checks.findings import counted, name_few
 from flatout.data.problem import Problem
 from flatout.data.sequences.columns import RecordingRules, dates_of
 from flatout.data.sequences.info import (
@@ -516,12 +516,11 @@ class SequencePredictor(RunPredictor):
             return []
         trained = f"{self.ranges.least[number]:.4g} to {self.ranges.most[number]:.4g}"
         size = "" if ratio is None else f" and is {ratio:.3g} times as large"
-        listed = f"{', '.join(recordings[:3])}{', …' if len(recordings) > 3 else ''}"
         what = (
             f"{column} lies elsewhere than in training ({trained}){size} in"
             f" {counted(len(recordings), 'recording')}"
         )
-        return [f"{what}: {listed}; is it in another unit?"]
+        return [f"{what}: {name_few(recordings)}; is it in another unit?"]
 
     def _require_same_rate(self, recording: Recording) -> None:
         if self.rules.step is not None or self.step_s is None or self.rules.time is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -126,6 +126,11 @@ def counted(number: int, thing: str) -> str:
     if number == 1:
         return f"1 {thing}"
     return f"{number:,} {thing}{'es' if thing.endswith('s') else 's'}"
+
+
+def name_few(names: Sequence[str], most: int = 3) -> str:
+    """The first `most` names, and a sign that there are more: "a, b, c, …"."""
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 
 @dataclass(frozen=True, slots=True)

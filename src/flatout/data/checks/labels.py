@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.checks.findings import Findings, Level, Remark, counted
+from flatout.data.checks.findings import Findings, Level, Remark, counted, name_few
 from flatout.data.problem import Problem
 from flatout.data.ragged import row_bounds
 from flatout.data.tables.splits import hash_bytes
@@ -466,7 +466,7 @@ def simplify_label(name: str) -> str:
 def _name_few(classes: dict[str, int], *, with_rows: bool = False) -> str:
     """The first few classes, quoted and shortened, with their rows where wanted."""
     named = []
-    for name, count in list(classes.items())[:_EXAMPLES_NAMED]:
+    for name, count in classes.items():
         rows = f" ({counted(count, 'row')})" if with_rows else ""
         named.append(f"{name[:40]!r}{rows}")
-    return ", ".join(named) + (", …" if len(classes) > len(named) else "")
+    return name_few(named, _EXAMPLES_NAMED)

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from flatout.data.checks.findings import name_few
 from flatout.data.tables.table import (
     Table,
     as_texts,
@@ -234,8 +235,9 @@ def _join(columns: Sequence[pa.Array], names: Sequence[str]) -> tuple[NDArray[np
 
 def name_rows(places: NDArray[np.integer], table: Table) -> str:
     """The first of some rows, counted from 1, in words."""
-    shown = ", ".join(table.locate(int(place) + 1) for place in places[:_ROWS_NAMED])
-    return shown + (", …" if len(places) > _ROWS_NAMED else "")
+    # One more than is named: so many are located, however many rows there are.
+    located = [table.locate(int(place) + 1) for place in places[: _ROWS_NAMED + 1]]
+    return name_few(located, _ROWS_NAMED)
 
 
 _WITH_COMMA = re.compile(r"-?\d+,\d+")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from flatout.data.info import DataInfo, Labels
 from flatout.data.problem import Problem
+from flatout.data.ragged import row_bounds
 from flatout.data.sequences.columns import Floats
 from flatout.data.sequences.moments import Moments
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
@@ -268,7 +269,7 @@ class SequenceInfo(DataInfo):
         if not shape.is_each_step:
             first = stop - max(1, shape.horizon)
         # measured 1 0 1 1 → count 0 1 1 2 3: samples 1 to before 3 have count[3] - count[1] = 1
-        count = np.append(0, measured.sum(axis=1, dtype=np.int64).cumsum())
+        count = row_bounds(measured.sum(axis=1))
         targets = int((stop - first).sum()) * shape.targets
         return float((count[stop] - count[first]).sum()) / max(1, targets)
 

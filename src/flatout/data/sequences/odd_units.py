@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.checks.findings import counted
+from flatout.data.checks.findings import counted, name_few
 from flatout.data.sequences.columns import Floats
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ _LEAST_RECORDINGS = 3  # of fewer the median says nothing
 _TIMES = 10.0  # the usual root mean square; metres for centimetres are 100 times off
 _SPREADS = 3.0  # from the usual mean: degrees Fahrenheit for Celsius are far off
 _SIGMAS = 1.4826  # a normal distribution's deviation, in median distances from its median
-_SHOWN = 3  # recordings that a line names
 
 
 def describe_odd_units(columns: Sequence[str], recordings: Sequence[RecordingEntry]) -> list[str]:
@@ -41,11 +40,11 @@ def describe_odd_units(columns: Sequence[str], recordings: Sequence[RecordingEnt
         mean_RH = mean_RHC[:, :, number]
         is_odd_RH = is_odd_RHC[:, :, number]
         odd = np.flatnonzero(is_odd_RH.any(axis=1)).tolist()
-        named = [_name(recordings[row], mean_RH[row], is_odd_RH[row]) for row in odd[:_SHOWN]]
-        listed = f"{', '.join(named)}{', …' if len(odd) > _SHOWN else ''}"
+        named = [_name(recordings[row], mean_RH[row], is_odd_RH[row]) for row in odd]
         lines.append(
             f"{columns[number]} of {counted(len(odd), 'recording')} lies elsewhere than in the"
-            f" median recording (mean {usual_C[number]:.4g}): {listed}; is it in another unit?"
+            f" median recording (mean {usual_C[number]:.4g}): {name_few(named)}; is it in another"
+            " unit?"
         )
     return lines
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from flatout.data.checks.findings import counted
+from flatout.data.checks.findings import counted, name_few
 from flatout.data.sequences.columns import (
     Floats,
     GroupNumbers,
@@ -111,18 +111,17 @@ class ReadingNotes:
         if self.short:
             lines.append(f"warning recordings: {self.short:,} of a single sample left out")
         if self.brief:
-            named = ", ".join(self.brief[:3]) + (", …" if len(self.brief) > 3 else "")
             count = len(self.brief)
+            named = name_few(self.brief)
             lines.append(f"warning recordings: {count:,} too short, left out: {named}")
         return lines
 
     def _describe_gaps(self) -> str:
         """How many gaps part recordings, and which recordings have the most."""
         most_first = sorted(self.gaps, key=lambda name: -self.gaps[name])
-        named = ", ".join(f"{name} ({self.gaps[name]:,})" for name in most_first[:3])
-        more = ", …" if len(self.gaps) > 3 else ""
+        named = name_few([f"{name} ({self.gaps[name]:,})" for name in most_first])
         total = counted(sum(self.gaps.values()), "gap")
-        return f"gaps: recordings are parted at {total} longer than data.max_gap: {named}{more}"
+        return f"gaps: recordings are parted at {total} longer than data.max_gap: {named}"
 
     def _describe_holes(self) -> str:
         """The longest gap of all, and how many other recordings have gaps."""

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.checks.findings import counted
+from flatout.data.checks.findings import counted, name_few
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.store.store import Array, Ragged, Store, StoreSplit
 from flatout.data.tables.splits import SPLITS
@@ -207,10 +207,10 @@ def _describe_short(
     short = np.flatnonzero(samples < needed)
     if not len(short) or config.lookback is None:
         return []
-    listed = ", ".join(f"{names[place]} ({samples[place]:,})" for place in short[:3])
+    named = name_few([f"{names[place]} ({samples[place]:,})" for place in short])
     how = "left out" if config.problem is SequenceProblem.forecast else "read in shorter windows"
     what = f"{counted(len(short), 'recording')} shorter than the {needed:,} samples of {keys} {how}"
-    return [f"warning {split}: {what}: {listed}{', …' if len(short) > 3 else ''}"]
+    return [f"warning {split}: {what}: {named}"]
 
 
 def _needed(config: SequenceDataConfig) -> tuple[int, str]:

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from flatout.data.batches.gather import HostColumn, runs_of
 from flatout.data.batches.plan import stream
-from flatout.data.checks.findings import counted
+from flatout.data.checks.findings import counted, name_few
 from flatout.data.sequences.columns import RecordingRules
 from flatout.data.sequences.recordings import (
     ReadingNotes,
@@ -376,8 +376,7 @@ def _require_long_enough(lengths: dict[str, int], cut: Cut) -> None:
     )
     if short := [name for name, length in lengths.items() if length < needed]:
         what = f"{counted(len(short), 'group')} shorter than the {needed:,} rows of {keys} left out"
-        names = ", ".join(short[:3]) + (", …" if len(short) > 3 else "")
-        warnings.warn(f"{what}: {names}", stacklevel=4)
+        warnings.warn(f"{what}: {name_few(short)}", stacklevel=4)
 
 
 class ForecastingWindows(WindowBatches):
