@@ -6,7 +6,7 @@ It can also rebuild the texts that the 2-grams may come from (`reconstruct.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,6 @@ class GramPredictor(RunPredictor):
     text_columns: list[str]
     form: Form  # how the bits of the training records were written
     order: LetterOrder  # what the training texts look like; for rebuilding texts
-    # answers in place of the model, for `verify`
-    onnx_file: Path | None = field(default=None, kw_only=True)
 
     @classmethod
     def require_exportable(cls, where: str, model: str, *, onnx: bool) -> None:
@@ -97,9 +95,6 @@ class GramPredictor(RunPredictor):
             ),
         )
         return export_bits(predictor, folder)
-
-    def through_onnx(self, file: Path) -> GramPredictor:
-        return replace(self, onnx_file=file)
 
     @classmethod
     def of(cls, task: GramDecoder) -> GramPredictor:

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.subwords import Subwords
-from flatout.errors import require
+from flatout.errors import UserError, first_line, require
 from flatout.models.contract import contract
 from flatout.models.encoder.lora import merge_lora
 from flatout.models.encoder.transformer import Outputs, Transformer, quiet_library
@@ -517,6 +517,18 @@ def _compare(predictor: RecordingsRun, path: Path) -> float:
     return float((np.maximum(0, np.abs(found - expected) - rounding) / factor).max())
 
 
+@contextmanager
+def read_by(library: str, place: Path, hint: str = "Export the run again.") -> Iterator[None]:
+    """Say of a file that a library cannot read what is wrong with it."""
+    try:
+        yield
+    except Exception as error:
+        # no narrower class: each library raises whatever a damaged file makes it
+        raise UserError(
+            str(place), f"{library} cannot read it ({first_line(error)})", hint=hint
+        ) from None
+
+
 def open_onnx(path: Path) -> Any:
     from onnxruntime import InferenceSession
 
@@ -528,7 +540,11 @@ def stream_onnx(path: Path, values: NDArray[np.float64], *, is_each: bool = Fals
 
     `is_each`: for each window.
     """
-    session = open_onnx(path)
+    with read_by("onnxruntime", path):
+        return _stream(open_onnx(path), values, is_each=is_each)
+
+
+def _stream(session: Any, values: NDArray[np.float64], *, is_each: bool) -> Any:
     shapes = {}
     for entry in session.get_inputs():
         shape = list(entry.shape)

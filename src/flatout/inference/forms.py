@@ -10,10 +10,9 @@ the outputs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +20,6 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import flat_batch
@@ -31,10 +29,9 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.subwords import PAIR
 from flatout.engine.precision import Precision
-from flatout.errors import UserError, first_line, require
-from flatout.inference.export import SIGNATURE, open_onnx, outputs_of, plain_model, stream_onnx
+from flatout.errors import UserError, require
+from flatout.inference.export import SIGNATURE, open_onnx, outputs_of, plain_model, read_by
 from flatout.inference.run_predictor import SETTINGS, RunPredictor
-from flatout.inference.sequences import Floats, SequencePredictor
 from flatout.inference.tags import TaggedRows, TagPredictor
 from flatout.inference.text import MaskedWordPredictor, Predictor
 from flatout.inference.words_onnx import encode_padded, open_tokenizer
@@ -304,29 +301,6 @@ class FolderTagger(TagPredictor):
         return found
 
 
-@dataclass(slots=True, kw_only=True)
-class OnnxRecordings(SequencePredictor):
-    """The ONNX file of a run on recordings, called sample by sample as a device would."""
-
-    file: Path
-
-    def answer(self, values: Floats, name: str = "a recording") -> NDArray[Any]:
-        if len(values) < (self.shape.lookback or 0) and not self.shape.horizon:
-            return SequencePredictor.answer(self, values, name)
-        with _read_by("onnxruntime", self.file):
-            found = stream_onnx(self.file, values, is_each=not self.shape.horizon)
-        if self.shape.labels:
-            return found[-1]
-        # The first samples of a recording have shorter windows, which the file does not read. Of 10
-        # samples and windows of 3, the file answers 8: the first 2 answers are the run's own.
-        first = len(values) - len(found) if self.shape.lookback and not self.shape.horizon else 0
-        return (
-            np.concatenate([SequencePredictor.answer(self, values, name)[:first], found])
-            if first
-            else found
-        )
-
-
 def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:
     """What answers texts from an exported folder of a run, by name."""
     opened = FolderPredictor.of_folder(folder)
@@ -344,7 +318,7 @@ def words_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
     """What answers texts from the exported folder of a network on words, by name."""
     files = onnx_files(folder)
     require(bool(files), str(folder), "no ONNX file in it", hint="Name an exported folder.")
-    with _read_by("tokenizers", folder):
+    with read_by("tokenizers", folder):
         tokenizer = open_tokenizer(folder)
         labels = json.loads((folder / SIGNATURE).read_text(encoding="utf-8"))["labels"]
     _require_own_labels(predictor, folder, labels)
@@ -409,15 +383,8 @@ def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
         )
     files = onnx_files(folder)
     require(bool(files), str(folder), "no ONNX file in it", hint="Name an exported folder.")
-    if type(predictor) is SequencePredictor:
-        fields_of_run = {
-            each.name: getattr(predictor, each.name)
-            for each in fields(SequencePredictor)
-            if each.init
-        }
-        return {str(file): OnnxRecordings(**fields_of_run, file=file) for file in files}
     for file in files:
-        with _read_by("onnxruntime", file):
+        with read_by("onnxruntime", file):
             open_onnx(file)
     return {str(file): predictor.through_onnx(file) for file in files}
 
@@ -440,7 +407,7 @@ def open_folder(folder: Path, kind: Outputs) -> tuple[Any, Any]:
     )
     # the library would make an empty one
     require(has_tokens, str(folder), "no tokenizer in it", hint=hint)
-    with _read_by("transformers", folder, hint), quiet_library():
+    with read_by("transformers", folder, hint), quiet_library():
         torch.manual_seed(0)  # of a head that the folder does not have
         if has_weights(folder) or not onnx_files(folder):
             safe: dict[str, Any] = {"use_safetensors": True, "dtype": torch.float32}
@@ -454,18 +421,6 @@ def open_folder(folder: Path, kind: Outputs) -> tuple[Any, Any]:
         tokenizer.pad_token is not None, str(folder), "its tokenizer has no token to pad rows with"
     )
     return net.eval(), tokenizer
-
-
-@contextmanager
-def _read_by(library: str, place: Path, hint: str = "Export the run again.") -> Iterator[None]:
-    """Say of a file that a library cannot read what is wrong with it."""
-    try:
-        yield
-    except Exception as error:
-        # no narrower class: each library raises whatever a damaged file makes it
-        raise UserError(
-            str(place), f"{library} cannot read it ({first_line(error)})", hint=hint
-        ) from None
 
 
 def names_of(net: Any) -> list[str]:
@@ -497,7 +452,7 @@ def _asks_of(folder: Path, net: nn.Module) -> dict[str, Ask]:
 
 def ask_onnx(file: Path) -> Ask:
     """What an ONNX file answers to what a tokenizer gives."""
-    with _read_by("onnxruntime", file):
+    with read_by("onnxruntime", file):
         session = open_onnx(file)
     names = [each.name for each in session.get_inputs()]
 
@@ -507,7 +462,7 @@ def ask_onnx(file: Path) -> Ask:
                 str(file),
                 f"asks for {', '.join(missing)}, which the tokenizer beside it does not give",
             )
-        with _read_by("onnxruntime", file):
+        with read_by("onnxruntime", file):
             return torch.from_numpy(
                 session.run(None, {name: given[name].numpy() for name in names})[0]
             )

@@ -298,6 +298,8 @@ class RunPredictor(ABC):
     held_out: HeldOutAnswers | None = None  # to rows that were not trained on
     abstention: Abstention | None = None  # which answers are left out; None: none are
     fingerprint: Fingerprint | None = None  # of the training texts
+    # answers in place of the model, for `verify`: of runs on recordings and on bit strings
+    onnx_file: Path | None = None
     unlike: NDArray[Any] | None = None  # how unlike them each row is that was answered last
     # how texts longer than the network's rows are read; other rows are read whole
     long_texts = CUT
@@ -378,9 +380,9 @@ class RunPredictor(ABC):
         """
         return export_encoder(partial(cls.load, run), folder, name, onnx=onnx)
 
-    def through_onnx(self, file: Path) -> RunPredictor:
-        """The same run, answering by its exported ONNX file; only of runs on encodings."""
-        raise NotImplementedError
+    def through_onnx(self, file: Path) -> Self:
+        """The same run, answering by its exported ONNX file."""
+        return replace(self, onnx_file=file)
 
     # What they share.
 
