@@ -318,11 +318,7 @@ def _is_as_written(path: Path, written: dict[str, Any]) -> bool:
 
 def by_texts(states: Mapping[Any, Any]) -> dict[str, Any]:
     """States of callbacks by texts: a key that is none, such as a class, gives its `repr`."""
-    by_text = {}
-    for key, state in states.items():
-        text = key if isinstance(key, str) else repr(key)
-        by_text[text] = state
-    return by_text
+    return {key if isinstance(key, str) else repr(key): states[key] for key in states}
 
 
 class Unwritable(UserError):

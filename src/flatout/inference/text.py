@@ -371,10 +371,6 @@ class RowNumbers:
         return torch.tensor(numbers)
 
 
-def blank_where(is_blank: pa.Array, values: pa.Array) -> pa.Array:
-    return pc.if_else(is_blank, pa.scalar(None, values.type), values)
-
-
 def require_text_columns(table: Table, texts: Sequence[str], **others: str) -> None:
     """Check that the columns of the texts are there, and `others` by the options that name them."""
     columns = {}
@@ -431,8 +427,8 @@ def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dic
         sureness = sureness_of(shares, predictor.least_if_several())
         is_given = pa.array((sureness > abstention.above).numpy())
         possible = predictor.chosen(classes, shares, abstention.least_possible(shares))
-        answered["prediction"] = blank_where(pc.invert(is_given), answered["prediction"])
-        answered["possible"] = blank_where(is_given, possible["prediction"])
+        answered["prediction"] = pc.if_else(is_given, answered["prediction"], None)
+        answered["possible"] = pc.if_else(is_given, None, possible["prediction"])
     if top_k:  # the likeliest classes of each row, the best first
         values, ids = shares.topk(min(top_k, shares.shape[1]), dim=-1)
         offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * ids.shape[1])
