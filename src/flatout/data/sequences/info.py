@@ -123,28 +123,11 @@ class ColumnRanges:
     spread: list[float]
 
     @classmethod
-    def of(cls, blocks: Iterable[NDArray[np.generic]]) -> ColumnRanges:
+    def of(cls, blocks: Iterable[Floats]) -> ColumnRanges:
         """The ranges of blocks `[samples, columns]`, one of them at a time in memory."""
-        leasts = []
-        mosts = []
-        sums = []
-        squares = []
-        count = 0
-        for block in blocks:
-            values = block.astype(np.float64)
-            leasts.append(values.min(axis=0))
-            mosts.append(values.max(axis=0))
-            sums.append(values.sum(axis=0))
-            with np.errstate(over="ignore"):  # a spread that is not finite is no reason to warn
-                squares.append((values**2).sum(axis=0))
-            count += len(values)
-        with np.errstate(over="ignore", invalid="ignore"):
-            mean = np.sum(sums, axis=0) / count
-            variance = np.sum(squares, axis=0) / count - mean**2
-        spread = np.sqrt(np.maximum(variance, 0.0))
-        least = np.min(leasts, axis=0)
-        most = np.max(mosts, axis=0)
-        return cls(least.tolist(), most.tolist(), mean.tolist(), spread.tolist())
+        moments = Moments.of(blocks)
+        numbers = (moments.least, moments.most, moments.mean, moments.spread)
+        return cls(*(of_columns.tolist() for of_columns in numbers))
 
     def count_outside(self, block: Floats) -> NDArray[np.int64]:
         """How many values of each column lie outside of the range, and not just beside it."""

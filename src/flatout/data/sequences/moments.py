@@ -46,7 +46,8 @@ class Moments:
         means = np.stack([part.mean for part in parts])
         squares = np.stack([part.squares for part in parts])
         count = counts.sum(axis=0)
-        with np.errstate(over="ignore"):
+        # Values too large for a sum give a spread that is not finite, and no warning.
+        with np.errstate(over="ignore", invalid="ignore"):
             mean = (counts * means).sum(axis=0) / count
             squares_of_all = squares.sum(axis=0) + (counts * (means - mean) ** 2).sum(axis=0)
         least = np.min([part.least for part in parts], axis=0)
