@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,9 @@ from flatout.errors import UserError, first_line, require
 from flatout.models.contract import contract
 from flatout.models.encoder.lora import merge_lora
 from flatout.models.encoder.transformer import Outputs, Transformer, quiet_library
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 ONNX = "model.onnx"
 SIGNATURE = "signature.json"
@@ -529,7 +532,7 @@ def read_by(library: str, place: Path, hint: str = "Export the run again.") -> I
         ) from None
 
 
-def open_onnx(path: Path) -> Any:
+def open_onnx(path: Path) -> InferenceSession:
     from onnxruntime import InferenceSession
 
     return InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -544,7 +547,7 @@ def stream_onnx(path: Path, values: NDArray[np.float64], *, is_each: bool = Fals
         return _stream(open_onnx(path), values, is_each=is_each)
 
 
-def _stream(session: Any, values: NDArray[np.float64], *, is_each: bool) -> Any:
+def _stream(session: InferenceSession, values: NDArray[np.float64], *, is_each: bool) -> Any:
     shapes = {}
     for entry in session.get_inputs():
         shape = list(entry.shape)
