@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from flatout import (
     TransformerConfig,
     TweetsConfig,
     VocabularyConfig,
+    WindowMLPConfig,
 )
 from flatout.data import SequenceData, TagData, TextData
 from flatout.data.batches.plan import BatchLayout
@@ -70,11 +72,33 @@ def masked_words() -> Any:
     return data, MaskedLanguageModel(MODELS["transformer"])
 
 
+def short_windows(missing: float) -> Any:
+    """Windows at the beginnings of recordings, which a flat network reads; some lack a target."""
+    random = np.random.default_rng(3)
+    columns: dict[str, Any] = {"run": np.repeat(np.arange(60), 20)}
+    for name in ("a", "b", "y"):
+        columns[name] = random.normal(size=1200)
+    columns["y"][random.random(1200) < missing] = np.nan
+    data = SequenceData(
+        source=columns,
+        features=["a", "b"],
+        target="y",
+        group=["run"],
+        lookback=12,
+        stride=5,
+        batch_size=16,
+        missing="fill",
+    )
+    return data, SequenceRegressor(WindowMLPConfig(widths=[8], dropout=0.0))
+
+
 OTHERS: dict[str, Callable[[], Any]] = {
     "tags": tags,
     "masked words": masked_words,
     "several labels": several_labels,
     "windows": windows,
+    "short windows": partial(short_windows, 0.0),
+    "windows without some targets": partial(short_windows, 0.2),
 }
 
 
@@ -102,6 +126,7 @@ def shapes_of(data: Any, task: Any) -> Shapes:
         is_padded=is_padded,
         tags=task.labels_are_of_tokens,
         reads_rows=task.reads_rows,
+        fillers_count=task.leaves_out_unlabelled,
     )
 
 

@@ -39,6 +39,7 @@ class _TaskOfOurs(Protocol):
 
     labels_are_of_tokens: bool
     reads_rows: bool
+    leaves_out_unlabelled: bool
 
     def decides_on_host(self) -> str: ...
 
@@ -81,6 +82,7 @@ def choose_graphs(
             is_padded=contract(module.model).layout == "padded",
             tags=task.labels_are_of_tokens,
             reads_rows=task.reads_rows,
+            fillers_count=task.leaves_out_unlabelled,
         )
         must_gain = asked is GraphUse.auto and not captured_before
         return StepGraphs(step, shapes, CAPTURES[device.type](device), must_gain=must_gain)

@@ -60,6 +60,7 @@ class Tagger(Task[TagLabels]):
     settings = TaggingConfig
     metric_names = METRICS
     labels_are_of_tokens = True
+    leaves_out_unlabelled = True
     temperature = 1.0
     weights_C: Tensor | None
 

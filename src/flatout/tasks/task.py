@@ -56,6 +56,7 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
 
     labels_are_of_tokens = False  # whether targets belong to tokens rather than to rows
     reads_rows = False  # whether a training step reads the numbers of its rows on the device
+    leaves_out_unlabelled = False  # whether the loss of each token without a label is left out
     smaller_rows = "Shorten rows with data.max_length, or set precision=bf16."
     """What helps where a single row needs too much memory."""
     is_sharded = False

@@ -67,14 +67,18 @@ class Shapes:
         is_even: bool,
         tags: bool = False,
         reads_rows: bool = False,
+        fillers_count: bool = False,
     ) -> None:
         """`sizes`: of flat batches their tokens, of padded ones their longest row.
 
         `longest`: the longest row of the data. `is_even`: whether all its rows are as long. `tags`:
         whether labels are those of tokens. `reads_rows`: whether steps read the rows' numbers.
+        `fillers_count`: whether filler rows are answered like others, as the loss leaves out what
+        has no label.
         """
         self.tags = tags
         self.reads_rows = reads_rows
+        self.fillers_count = fillers_count
         self.rows = rows
         self.is_padded = is_padded
         self.longest = longest
@@ -86,7 +90,13 @@ class Shapes:
 
     @classmethod
     def planned(
-        cls, feed: Feed, *, is_padded: bool, tags: bool = False, reads_rows: bool = False
+        cls,
+        feed: Feed,
+        *,
+        is_padded: bool,
+        tags: bool = False,
+        reads_rows: bool = False,
+        fillers_count: bool = False,
     ) -> Shapes:
         """The best shapes for the batches that a feed has planned."""
         rows, tokens, longest = feed.planned_sizes(_PLANNED)
@@ -106,6 +116,7 @@ class Shapes:
             is_even=is_even,
             tags=tags,
             reads_rows=reads_rows,
+            fillers_count=fillers_count,
         )
 
     def shape_of(self, batch: FlatBatch) -> Shape | str:
@@ -146,19 +157,22 @@ class Shapes:
         lengths = self._host_lengths(shape, rows)
         tokens = batch.tokens[:1].expand(shape.tokens, *batch.tokens.shape[1:]).clone()
         device = tokens.device
+        labels: Tensor | None = None
+        if batch.targets is not None:
+            labels = batch.targets.new_zeros(shape.labels, *batch.targets.shape[1:])
         buffer = replace(
             batch,
             tokens=tokens,
             offsets=torch.zeros(rows + 1, dtype=torch.int64, device=device),
             lengths=lengths,
             rows=torch.zeros(rows, dtype=torch.int64, device=device if self.reads_rows else None),
-            targets=None if batch.targets is None else batch.targets.new_zeros(shape.labels),
+            targets=labels,
             step_rows=torch.zeros((), device=device),
         )
         buffer.longest_row = shape.longest
-        if self.tags:
-            # Fillers count as real rows, whose tokens have no tag.
+        if self.fillers_count:
             buffer.num_real = rows
+        if self.tags:
             buffer.target_offsets = None
         elif batch.target_offsets is not None:
             buffer.target_offsets = batch.target_offsets.clone()
@@ -177,7 +191,8 @@ class Shapes:
             buffer.offsets.copy_(batch.offsets)
         if self.reads_rows:
             buffer.rows[: batch.num_rows].copy_(rows_on_device(batch))
-        _fill_labels(buffer, batch)
+        # labels of recordings say which samples were measured: 0, none
+        _fill_labels(buffer, batch, NO_TAG if self.fillers_count else 0)
         assert isinstance(buffer.step_rows, Tensor)
         buffer.step_rows.fill_(batch.step_rows)
         buffer.copied_from = batch
@@ -215,7 +230,7 @@ class Shapes:
         return np.arange(1, self.fillers + 1, dtype=np.int64) * missing // self.fillers
 
 
-def _fill_labels(buffer: FlatBatch, batch: FlatBatch) -> None:
+def _fill_labels(buffer: FlatBatch, batch: FlatBatch, unlabelled: int) -> None:
     """Copy the labels of a batch; behind them stand labels that count nothing."""
     if buffer.targets is None or batch.targets is None:
         return
@@ -227,7 +242,7 @@ def _fill_labels(buffer: FlatBatch, batch: FlatBatch) -> None:
         buffer.target_offsets[:-1].copy_(batch.target_offsets[:-1])
         buffer.target_offsets[-1:].fill_(len(buffer.targets))
     elif count < len(buffer.targets):
-        buffer.targets[count:].fill_(NO_TAG)
+        buffer.targets[count:].fill_(unlabelled)
 
 
 def _round_up_by_eighths(count: int) -> int:
