@@ -90,6 +90,7 @@ CASES = {
 }
 IN_SOAK = (
     "bert in fp32",
+    "bits without recombined texts",
     "eurobert",
     "forecast",
     "gru",

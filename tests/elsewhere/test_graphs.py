@@ -19,7 +19,6 @@ REASONS = {
     "deberta": "which activations are computed again",
     "means of windows": "where long texts are cut into windows",
     "largest of windows": "where long texts are cut into windows",
-    "bits": "which texts are recombined",
     "rnn": "the length of each recording",
     "rnn with a carried state": "whose state a batch continues",
 }
@@ -30,6 +29,7 @@ KEEP_TENSORS = {
     "batches/kept_tensors.py": "kept for ever",
     "batches/flat_batch.py": "shifts of bits, kept for ever",
     "encoder/relative.py": "rows of distances, also earlier ones",
+    "bits/task.py": "grams of recombined texts, which no step changes",
     "tasks/sequences.py": "sizes of noise, copied to the device once",
 }
 """Files that read tensors which lie outside of a step, and why these do not move."""

@@ -131,18 +131,23 @@ def test_recombined_people_take_each_field_from_somebody():
     assert recombined_texts(texts, 5, seed=1).equals(recombined_texts(texts, 5, seed=1))
 
 
-def test_recombined_rows_come_round_and_round():
-    pool = Recombined(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 3, 4]))
-    taken = [pool.take(2) for _ in range(2)]
-    assert [texts.ids.tolist() for texts in taken] == [[0, 1, 1], [0, 1, 1]]
-    assert [texts.counts.tolist() for texts in taken] == [[1, 2], [1, 2]]
-    assert pool.take(99).counts.tolist() == [1, 2, 1]
+@pytest.mark.parametrize("chooses_on_device", [False, True])
+def test_recombined_rows_come_round_and_round(chooses_on_device):
+    pool = Recombined(torch.tensor([0, 1, 1, 2]), torch.tensor([1, 2, 1]), torch.device("cpu"))
+    if chooses_on_device:
+        pool.choose_on_device()
+    taken = [pool.take(count) for count in (2, 2, 1, 99)]
+    rows = [texts.ids.view(-1, 2).tolist() for texts in taken]
+    none = torch.iinfo(torch.int32).max
+    assert rows[0] == rows[1] == [[0, none], [1, 1]]
+    assert rows[2:] == [[[2, none]], [[0, none], [1, 1], [2, none]]]
+    assert [texts.counts.tolist() for texts in taken] == [[2, 2], [2, 2], [2], [2, 2, 2]]
 
 
 def some_texts(num_targets: int) -> Recombined:
     counts = torch.arange(1, 42) % 5 + 1
     ids = torch.arange(int(counts.sum())) * 211 % num_targets
-    return Recombined(ids, torch.cat([torch.zeros(1).long(), counts.cumsum(0)]))
+    return Recombined(ids, counts, torch.device("cpu"))
 
 
 def test_recombined_texts_train_the_composer_and_not_the_detectors(data):
@@ -178,7 +183,7 @@ def test_rows_joined_with_recombined_texts_have_the_loss_of_two_passes(
         loss.backward()
         trained = [weight for weight in task.model.parameters() if weight.requires_grad]
         found.append([loss.detach(), *(weight.grad for weight in trained)])
-        assert task.recombined[0].next == 8 * num_real // 16
+        assert task.recombined[0].place == 8 * num_real // 16
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 

@@ -138,8 +138,7 @@ def bits_task(data: Any) -> GramDecoder:
     )
     counts = torch.arange(1, 42) % 5 + 1  # few texts, so that they are taken round and round
     ids = torch.arange(int(counts.sum())) * 7 % labels.num_targets
-    offsets = torch.cat([torch.zeros(1).long(), counts.cumsum(0)])
-    task.recombined.append(Recombined(ids, offsets))
+    task.recombined.append(Recombined(ids, counts, torch.device("cpu")))
     return task
 
 
@@ -154,7 +153,7 @@ def test_bit_strings_take_the_same_recombined_texts(tmp_path, accumulate):
         task = bits_task(data)
         scarce = Scarce(5, steps=(1, 2), where=where) if where != "nowhere" else None
         feed = feed_of(data.store.splits["train"], 16, accumulate, BatchLayout.flat)
-        found.append((*trained(task, feed, tmp_path, scarce), task.recombined[0].next))
+        found.append((*trained(task, feed, tmp_path, scarce), task.recombined[0].place))
         assert scarce is None or scarce.fired
     told, weights, place = found[0]
     for others, other_weights, other_place in found[1:]:

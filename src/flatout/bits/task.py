@@ -27,6 +27,7 @@ from flatout.bits.ridge import choose_ridge_share, finished_answers, start_at_ri
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot_of_counts
+from flatout.data.batches.kept_tensors import count_up
 from flatout.data.info import DataInfo
 from flatout.errors import UserError, check_settings, setting
 from flatout.models.bit_mlp import BitMLP
@@ -37,6 +38,7 @@ from flatout.tasks.task import Forward, Task, real_rows
 _MOST_WEIGHT = 20.0
 _FOCUS = 2.0
 _RECOMBINED = 65_536
+_MOST_GRAMS = 2**26  # of all recombined texts: 256 MB
 _TEXTS_READ = 131_072
 GramLoss = StrEnum("GramLoss", "bce weighted soft_margin focal")
 
@@ -71,7 +73,7 @@ class GramDecoder(Task):
     smaller_rows = "Take a smaller model, such as model.widths=[128], or set precision=bf16."
     is_finished = False  # whether training is over, so that whatever votes in the end is asked
     weights_C: Tensor | None
-    _step_began_at = 0
+    _step_began_at: int | Tensor = 0  # number of the recombined text
     _is_within_step = False
 
     def take_labels(self, labels: GramLabels) -> None:
@@ -117,9 +119,10 @@ class GramDecoder(Task):
             return False
         texts = recombined_texts(self.info.texts("train").slice(0, _TEXTS_READ), _RECOMBINED, seed)
         ids, lengths = encode_targets(texts, GramIndex(self.labels.hashed, is_frozen=True))
-        offsets = torch.from_numpy(np.append(0, np.cumsum(lengths, dtype=np.int64)))
-        device = feeds.train.device
-        self.recombined.append(Recombined(torch.from_numpy(ids).to(device), offsets.to(device)))
+        # Their rows have one length: a very long one would fill the memory of the device.
+        counts = torch.from_numpy(lengths[: _MOST_GRAMS // max(1, lengths.max())].astype(np.int64))
+        grams = torch.from_numpy(ids[: int(counts.sum())])
+        self.recombined.append(Recombined(grams, counts, feeds.train.device))
         return True
 
     def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
@@ -139,8 +142,8 @@ class GramDecoder(Task):
         """Least probability of a gram that is answered; from the last validation."""
         return self.metrics.threshold
 
-    def decides_on_host(self) -> str:
-        return "which texts are recombined" if self.recombined else super().decides_on_host()
+    def step_tensors(self) -> list[Tensor]:
+        return [texts.next for texts in self.recombined]
 
     def training_loss(self, batch: FlatBatch, model: Forward | None = None) -> Tensor:
         """The loss of a batch and of the recombined texts that go with it."""
@@ -149,6 +152,8 @@ class GramDecoder(Task):
         if not count or not isinstance(network, BitMLP):
             return super().training_loss(batch, model)
         forward: Callable[..., Tensor] = network if model is None else model
+        if batch.is_buffer:
+            self.recombined[0].choose_on_device()
         texts = self.recombined[0].take(count)
         num_labels = self.labels.num_outputs
         if self._may_join_rows(network, batch.tokens.device):
@@ -199,7 +204,7 @@ class GramDecoder(Task):
 
     def begin_step(self) -> None:
         if self.recombined:
-            self._step_began_at = self.recombined[0].next
+            self._step_began_at = self.recombined[0].mark()
             self._is_within_step = True
 
     def after_optimizer_step(self, uncounted: int = 0) -> None:
@@ -209,7 +214,7 @@ class GramDecoder(Task):
     def reset_step(self) -> None:
         """Back to the texts that the step began with: its passes are repeated."""
         if self.recombined:
-            self.recombined[0].next = self._step_began_at
+            self.recombined[0].go_back(self._step_began_at)
 
     def _recombined_of(self, batch: FlatBatch) -> int:
         """How many recombined texts go with a batch; pieces of one share what the whole
@@ -221,19 +226,18 @@ class GramDecoder(Task):
             return wanted
         if before == 0:
             self.recombined[0].ready(wanted)
-        wanted = min(wanted, len(self.recombined[0].bounds) - 1)
+        wanted = min(wanted, len(self.recombined[0].widths))
         return wanted * (before + batch.num_real) // whole - wanted * before // whole
 
     def position_state(self) -> dict[str, Any]:
         if not self.recombined:
             return {}
-        return {
-            "recombined": self._step_began_at if self._is_within_step else self.recombined[0].next
-        }
+        place = self._step_began_at if self._is_within_step else self.recombined[0].mark()
+        return {"recombined": int(place)}
 
     def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
         if self.recombined:
-            self.recombined[0].next = of_ranks[min(rank, len(of_ranks) - 1)]["recombined"]
+            self.recombined[0].place = of_ranks[min(rank, len(of_ranks) - 1)]["recombined"]
 
     def judge(self, batch: FlatBatch) -> Tensor:
         outputs = real_rows(self.answers(batch), batch)
@@ -306,34 +310,64 @@ def recombined_texts(texts: pa.Array, count: int, seed: int) -> pa.Array:
 class RaggedGrams:
     """The grams of some texts."""
 
-    ids: Tensor  # of all texts, one after the other
-    counts: Tensor  # [R] how many each text has
+    ids: Tensor  # of all texts, one after the other; some are no grams
+    counts: Tensor  # [R] how many ids each text has
 
 
 class Recombined:
     """Grams of texts that were put together from parts of the training texts, taken round and
     round.
+
+    The host chooses the next texts, until steps are captured: then the device does. Texts have rows
+    of one length: of 1 and 3 grams, 5 . . and 2 7 9, where a point is no gram.
     """
 
-    def __init__(self, ids: Tensor, offsets: Tensor) -> None:
-        self.ids = ids
-        self.counts = offsets.diff()
-        self.bounds = offsets.tolist()
-        self.next = 0  # the text that is taken next
+    def __init__(self, ids: Tensor, counts: Tensor, device: torch.device) -> None:
+        """`ids`: grams of all texts, one after the other; `counts`: how many each text has."""
+        width = int(counts.max())
+        is_gram_NW = torch.arange(width) < counts.unsqueeze(1)
+        ids_NW = torch.full(is_gram_NW.shape, torch.iinfo(torch.int32).max, dtype=ids.dtype)
+        ids_NW[is_gram_NW] = ids
+        self.ids_NW = ids_NW.to(device)
+        self.widths = torch.full_like(counts, width, device=device)
+        # The text that is taken next. None: the number on the device counts.
+        self.place: int | None = 0
+        self.next = torch.zeros((), dtype=torch.int64, device=device)
+
+    def choose_on_device(self) -> None:
+        """Let the device choose from now on, as captured steps run nothing on the host."""
+        if self.place is not None:
+            self.next.fill_(self.place)
+            self.place = None
 
     def ready(self, count: int) -> int:
         """How many of so many texts there are; starts again where fewer are left."""
-        num_texts = len(self.bounds) - 1
+        num_texts = len(self.widths)
         count = min(count, num_texts)
-        if self.next + count > num_texts:
-            self.next = 0
+        if self.place is None:
+            self.next.masked_fill_(self.next > num_texts - count, 0)
+        elif self.place > num_texts - count:
+            self.place = 0
         return count
 
     def take(self, count: int) -> RaggedGrams:
         """The next texts."""
         count = self.ready(count)
-        start = self.next
-        stop = self.next + count
-        self.next = stop
-        ids = self.ids[self.bounds[start] : self.bounds[stop]]
-        return RaggedGrams(ids, self.counts[start:stop])
+        if self.place is None:
+            places_R = self.next + count_up(count, self.next.device)
+            ids_RW = self.ids_NW.index_select(0, places_R)
+            self.next += count
+        else:
+            ids_RW = self.ids_NW[self.place : self.place + count]
+            self.place += count
+        return RaggedGrams(ids_RW.flatten(), self.widths[:count])
+
+    def mark(self) -> int | Tensor:
+        """The text that is taken next, to go back to."""
+        return self.next.clone() if self.place is None else self.place
+
+    def go_back(self, mark: int | Tensor) -> None:
+        if isinstance(mark, Tensor):
+            self.next.copy_(mark)
+        else:
+            self.place = mark

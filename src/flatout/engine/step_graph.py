@@ -469,6 +469,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             "gradient_clip_val": step.side.longest_gradient,
             "a weight's place": tuple(tensor.data_ptr() for tensor in weights),
             "the optimizer's state": tuple(tensor.data_ptr() for tensor in _states_of(step)),
+            "the task's state": tuple(tensor.data_ptr() for tensor in _states_of_task(step)),
         }
         for number, group in enumerate(step.optimizer.param_groups):
             are_trained = tuple(weight.requires_grad for weight in group["params"])
@@ -531,9 +532,10 @@ def _difference(now: Tensor, before: Tensor) -> Tensor:
 
 
 def _tensors_of(step: Step) -> list[Tensor]:
-    """Weights, buffers, the optimizer's state and the flag of a broken step."""
+    """Weights, buffers, the states of optimizer and task, and the flag of a broken step."""
     tensors: list[Tensor] = [*step.module.parameters(), *step.module.buffers()]
     tensors += _states_of(step)
+    tensors += _states_of_task(step)
     if step.losses.broken is not None:
         tensors.append(step.losses.broken)
     return tensors
@@ -543,6 +545,13 @@ def _states_of(step: Step) -> list[Tensor]:
     """The state that the optimizer keeps for all weights."""
     states = step.optimizer.state.values()
     return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+
+
+def _states_of_task(step: Step) -> list[Tensor]:
+    """What a task of flatout keeps from step to step."""
+    module: Any = step.module
+    tensors: list[Tensor] = module.step_tensors() if hasattr(module, "step_tensors") else []
+    return tensors
 
 
 def _first_line(error: Exception) -> str:

@@ -139,6 +139,10 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
         """What the host decides in each step, so that a captured step would repeat it."""
         return self.network.decides_on_host()
 
+    def step_tensors(self) -> list[Tensor]:
+        """Tensors that a training step changes in place, beside weights and buffers."""
+        return []
+
     # What subclasses define.
 
     @abstractmethod
