@@ -65,6 +65,19 @@ def windows() -> Any:
     return data, SequenceRegressor(RNNConfig(hidden=8))
 
 
+def recordings(**settings: Any) -> Any:
+    """Recordings of different lengths, answered sample by sample."""
+    random = np.random.default_rng(3)
+    lengths = random.integers(5, 30, 80)
+    columns: dict[str, Any] = {"run": np.repeat(np.arange(80), lengths)}
+    for name in ("a", "y"):
+        columns[name] = random.normal(size=lengths.sum())
+    data = SequenceData(
+        source=columns, features=["a"], target="y", group=["run"], batch_size=4, **settings
+    )
+    return data, SequenceRegressor(RNNConfig(hidden=8, smoothing="ema"))
+
+
 def masked_words() -> Any:
     pieces = VocabularyConfig(kind="wordpiece")
     sample = HeadlinesConfig(rows=300, eval_rows=20, classes=4)
@@ -95,6 +108,7 @@ def short_windows(missing: float) -> Any:
 OTHERS: dict[str, Callable[[], Any]] = {
     "tags": tags,
     "masked words": masked_words,
+    "recordings": recordings,
     "several labels": several_labels,
     "windows": windows,
     "short windows": partial(short_windows, 0.0),

@@ -27,11 +27,11 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 
 import train as train_command
-from flatout import BitMLPConfig, OptimConfig, PeopleConfig, TextCNNConfig
+from flatout import BitMLPConfig, OptimConfig, PeopleConfig, RNNConfig, TextCNNConfig
 from flatout.bits import BitData, GramDecoder
 from flatout.bits.task import GramsConfig
 from flatout.callbacks import ExactCheckpoint
-from flatout.data import TextData
+from flatout.data import SequenceData, TextData
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.shapes import Shapes
 from flatout.data.batches.signatures import tensors_of
@@ -43,7 +43,7 @@ from flatout.engine.step_graph import StepGraphs
 from flatout.engine.step_watch import find_other_number
 from flatout.errors import UserError
 from flatout.models.textcnn import TextCNN
-from flatout.tasks import Classifier
+from flatout.tasks import Classifier, SequenceRegressor
 from tests.elsewhere.capture import (
     Captured,
     ElsewhereCapture,
@@ -76,6 +76,19 @@ def _bits_alone(times: int) -> Parts:
     return data, GramDecoder(BitMLPConfig(widths=[8]), settings, OPTIM)
 
 
+def _recordings_of_any_length(times: int) -> Parts:
+    """Chunks whose last ones are shorter, as recordings differ in length."""
+    random = np.random.default_rng(3)
+    lengths = random.integers(10, 40, 12)
+    columns: dict[str, Any] = {"run": np.repeat(np.arange(12), lengths)}
+    for name in ("a", "y"):
+        columns[name] = random.normal(size=lengths.sum())
+    data = SequenceData(
+        source=columns, features=["a"], target="y", group=["run"], chunk=8, batch_size=2
+    )
+    return data, SequenceRegressor(RNNConfig(hidden=8, smoothing="ema"), optim=OPTIM)
+
+
 def _by_sgd(times: int) -> Parts:
     data = TextData(sample=replace(every_model.HEADLINES, rows=64 * times), batch_size=8)
     optim = OptimConfig(name="sgd", lr=0.01)
@@ -85,6 +98,7 @@ def _by_sgd(times: int) -> Parts:
 CASES = {
     **every_model.CASES,
     "sgd": Case(_by_sgd),
+    "recordings of any length": Case(_recordings_of_any_length),
     "several labels": Case(_several_labels),
     "bits without recombined texts": Case(_bits_alone),
 }

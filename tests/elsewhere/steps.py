@@ -26,7 +26,7 @@ from tests.trainers import quiet_trainer
 
 FAILURES = "failures.json"
 # Models that decide on the host, in each forward pass, how rows are cut or joined.
-_COPIES_PLACES = {"means of windows", "largest of windows", "rnn with a carried state"}
+_COPIES_PLACES = {"means of windows", "largest of windows"}
 
 
 class AfterFirst(L.Callback):

@@ -19,8 +19,6 @@ REASONS = {
     "deberta": "which activations are computed again",
     "means of windows": "where long texts are cut into windows",
     "largest of windows": "where long texts are cut into windows",
-    "rnn": "the length of each recording",
-    "rnn with a carried state": "whose state a batch continues",
 }
 """Cases that no graph takes, with the words that say why."""
 
@@ -30,7 +28,7 @@ KEEP_TENSORS = {
     "batches/flat_batch.py": "shifts of bits, kept for ever",
     "encoder/relative.py": "rows of distances, also earlier ones",
     "bits/task.py": "grams of recombined texts, which no step changes",
-    "tasks/sequences.py": "sizes of noise, copied to the device once",
+    "tasks/sequences.py": "sizes of noise and rows to be continued, copied once",
 }
 """Files that read tensors which lie outside of a step, and why these do not move."""
 

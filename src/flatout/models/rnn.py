@@ -128,11 +128,6 @@ class RNN(Network, nn.Module):
             nn.init.zeros_(self.output.weight)
             nn.init.zeros_(self.output.bias)
 
-    def decides_on_host(self) -> str:
-        if self.carried is not None:
-            return "whose state a batch continues"
-        return "the length of each recording" if self.shape.is_each_step else ""
-
     def forward(self, batch: FlatBatch) -> Tensor:
         """`[T, K]` for each sample, `[B, K]` for windows, `[B, H, K]` for forecasts,
         `[B, labels]`.

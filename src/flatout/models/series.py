@@ -54,17 +54,25 @@ def rectangle(batch: FlatBatch) -> Tensor:
 
 
 def flatten(values_BLD: Tensor, batch: FlatBatch) -> Tensor:
-    """`[T, D]`: the samples of a rectangle without what stands behind the rows' ends."""
+    """`[T, D]`: the samples of a rectangle without what stands behind the rows' ends.
+
+    In a buffer any values follow behind the last row.
+    """
     if is_even(batch):
         return values_BLD.reshape(-1, values_BLD.shape[-1])
     starts_B = batch.offsets[:-1]
+    lengths_B = batch.offsets[1:] - starts_B
     device = values_BLD.device
+    values_PD = values_BLD.flatten(0, 1)
     shift_B = count_up(batch.num_rows, device) * values_BLD.shape[1] - starts_B
+    if batch.is_buffer:
+        lengths_B[-1:] += batch.num_tokens - batch.offsets[-1:]
     # How many samples there are is known, so nothing waits for the device to count them.
-    shift_T = torch.repeat_interleave(
-        shift_B, batch.offsets[1:] - starts_B, output_size=batch.num_tokens
-    )
-    return values_BLD.flatten(0, 1).index_select(0, count_up(batch.num_tokens, device) + shift_T)
+    shift_T = torch.repeat_interleave(shift_B, lengths_B, output_size=batch.num_tokens)
+    places_T = count_up(batch.num_tokens, device) + shift_T
+    if batch.is_buffer:
+        places_T.clamp_max_(len(values_PD) - 1)
+    return values_PD.index_select(0, places_T)
 
 
 def last_of(values_BLD: Tensor, batch: FlatBatch) -> Tensor:

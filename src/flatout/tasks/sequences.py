@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feeds
-from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.flat_batch import FlatBatch, rows_on_device
+from flatout.data.batches.kept_tensors import count_up
 from flatout.data.info import DataInfo
 from flatout.data.sequences.info import SequenceInfo
 from flatout.errors import UserError, check_settings, require, setting
@@ -74,6 +75,7 @@ class SequenceRegressor(Task[None]):
             )
         self.info = info
         self.shape = info.shape
+        self.reads_rows = info.shape.is_stateful
         self.shift_K, self.factor_K = map(torch.tensor, info.scaler.of_targets(self.shape.targets))
         self.scores = SequenceScores(
             len(info.recording_names), info.targets, self.factor_K.tolist()
@@ -94,6 +96,7 @@ class SequenceRegressor(Task[None]):
             )
             self._steps_a_row[split] *= share
         self._augment = Augment(info)
+        self._continued: dict[tuple[str, torch.device], Tensor] = {}
 
     def _count_steps(self, split: str) -> float:
         """How many answers a row of a split has on average."""
@@ -223,6 +226,10 @@ class SequenceRegressor(Task[None]):
         if self.network.carried is not None:
             self.network.carried.go_back(self._mark)
 
+    def step_tensors(self) -> list[Tensor]:
+        carried = self.network.carried
+        return [] if carried is None else carried.tensors()
+
     def position_state(self) -> dict[str, Any]:
         carried = self.network.carried
         return {} if carried is None else {"carried": carried.state_dict()}
@@ -237,23 +244,39 @@ class SequenceRegressor(Task[None]):
         carried.load_state_dict([position.get("carried", {}) for position in of_ranks])
 
     def _begin(self, batch: FlatBatch, split: str) -> None:
-        """Say to the states that are carried on which rows of the batch begin a recording."""
+        """Say to the states that are carried on which rows the rows of the batch continue."""
         carried = self.network.carried if self.model.training else self.network.carried_of_others
         if carried is not None:
-            rows = batch.rows.numpy()
+            rows_B = rows_on_device(batch)
+            carried.begin(batch, rows_B, self._continued_rows(split, rows_B.device)[rows_B])
+
+    def _continued_rows(self, split: str, device: torch.device) -> Tensor:
+        """For each row of a split the one that it continues, -2 for none; copied to a device once.
+
+        Recordings of 3 and 2 rows: -2 0 1 -2 3.
+        """
+        key = (split, device)
+        if key not in self._continued:
             recording = self.info.recording_of_rows(split)
-            is_first = (rows == 0) | (recording[rows] != recording[rows - 1])
-            carried.begin(batch, is_first)
+            rows = np.arange(-1, len(recording) - 1)
+            rows[np.append(True, recording[1:] != recording[:-1])[: len(rows)]] = -2
+            # A validation may be the first that asks, in inference mode.
+            with torch.inference_mode(False):
+                self._continued[key] = torch.from_numpy(rows).to(device)
+        return self._continued[key]
 
     def _real(self, outputs: Tensor, batch: FlatBatch) -> tuple[Tensor, Tensor]:
         """Answers to the rows that count, and the truths: NaN where no target was measured."""
         real = real_tokens if self.shape.is_each_step else real_rows
         answers = real(outputs, batch)
         truths = real(answers_of(batch, self.shape), batch)
-        if batch.targets is None:
-            return answers, truths
-        measured = answers_of(replace(batch, tokens=batch.targets), self.shape)
-        return answers, truths.masked_fill(real(measured, batch) == 0, torch.nan)
+        if batch.targets is not None:
+            measured = answers_of(replace(batch, tokens=batch.targets), self.shape)
+            truths = truths.masked_fill(real(measured, batch) == 0, torch.nan)
+        if self.shape.is_each_step and batch.is_buffer:
+            is_behind_T = count_up(batch.num_tokens, truths.device) >= batch.offsets[-1]
+            truths = truths.masked_fill(is_behind_T.unsqueeze(1), torch.nan)
+        return answers, truths
 
     def sum_losses(self, answers: Tensor, truths: Tensor) -> Tensor:
         """Sum of the losses of some scaled answers; override it for another loss."""
@@ -263,8 +286,9 @@ class SequenceRegressor(Task[None]):
         self, answers: Tensor, truths: Tensor, *, rows: int | Tensor = 1, split: str = "train"
     ) -> Tensor:
         """The losses of all answers, divided by the answers of an average row and by `rows`."""
-        # an answer to what was not measured costs nothing
-        if self.info.measured(split) is not None:
+        # An answer to what was not measured costs nothing, nor one behind the rows of a buffer.
+        has_more = self.shape.is_each_step and isinstance(rows, Tensor)
+        if has_more or self.info.measured(split) is not None:
             truths = torch.where(truths.isnan(), answers.detach(), truths)
         total = self.sum_losses(answers, truths)
         return total / (self._steps_a_row[split] * self.shape.targets * rows)
