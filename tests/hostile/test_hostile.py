@@ -15,12 +15,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 from hydra.utils import instantiate
 
 import flatout
 import train
 from flatout.data.tables.fetched import fetch
+from flatout.data.tables.sources import open_table
 from flatout.errors import UserError
 from tests.hostile import attempts as hostile
 from tests.hostile.paths import path_cases
@@ -328,3 +331,33 @@ def test_labels_that_look_like_paths_or_markup_make_no_files_and_are_shown_as_te
         assert "<script>alert(1)" not in page.read_text(encoding="utf-8")
     said = capsys.readouterr()
     assert "\x1b[2J" not in said.out + said.err
+
+
+def _external(file, private: Path) -> None:
+    file.create_dataset("rows", shape=(10,), dtype="u1", external=[(str(private), 0, 10)])
+
+
+def _linked(file, private: Path) -> None:
+    file["rows"] = h5py.ExternalLink(str(private), "/rows")
+
+
+def _linked_behind_a_link(file, private: Path) -> None:
+    file.create_group("inner")["rows"] = h5py.ExternalLink(str(private), "/rows")
+    file["rows"] = h5py.SoftLink("/inner/rows")
+
+
+def _virtual(file, private: Path) -> None:
+    layout = h5py.VirtualLayout(shape=(10,), dtype="u1")
+    layout[:] = h5py.VirtualSource(str(private), "rows", shape=(10,))
+    file.create_virtual_dataset("rows", layout)
+
+
+@pytest.mark.parametrize("plant", [_external, _linked, _linked_behind_a_link, _virtual])
+def test_a_file_of_numbers_reads_no_other_file(plant, tmp_path):
+    private = tmp_path / "private.h5"
+    with h5py.File(private, "w") as file:
+        file["rows"] = np.arange(10, dtype=np.uint8)
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        plant(file, private)
+    with pytest.raises(UserError, match="leads to another place"):
+        print(open_table(str(tmp_path / "rows.h5"), where="FILE").columns)

@@ -211,9 +211,22 @@ class Hdf5Table(FileTable):
             ) from None
         try:
             with h5py.File(self.whole, "r") as file:
-                # Groups and scalars are left alone.
-                sets = {name: each for name, each in file.items() if isinstance(each, h5py.Dataset)}
-                yield {name: values for name, values in sets.items() if values.ndim in (1, 2)}
+                sets: dict[str, Any] = {}
+                for name in file:
+                    # It may link to another file, or draw its values from one: any of yours.
+                    is_own = isinstance(file.get(name, getlink=True), h5py.HardLink)
+                    values = file[name] if is_own else None
+                    if isinstance(values, h5py.Dataset):
+                        is_own = values.external is None and not values.is_virtual
+                    if not is_own:
+                        raise self._fail(
+                            f"data set {name!r} leads to another place",
+                            "Store its values under that name.",
+                        )
+                    # Groups and scalars are left alone.
+                    if isinstance(values, h5py.Dataset) and values.ndim in (1, 2):
+                        sets[name] = values
+                yield sets
         except OSError as error:
             raise self._fail(f"not a whole HDF5 file ({first_line(error)})", CUT_SHORT) from None
 
