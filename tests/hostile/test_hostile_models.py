@@ -127,6 +127,29 @@ def test_a_model_folder_that_nobody_changed_is_read(models):
     )
 
 
+LINKS = {
+    "abstention.json": ("evaluate", "--calibrate"),
+    "abstention.txt": ("export", "--onnx"),
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_in_a_run_of_others_is_neither_written_through_nor_copied(name, models, tmp_path):
+    shutil.copytree(models / "lstm" / "model", tmp_path / "run" / "model")
+    private = tmp_path / "private"
+    private.write_text("kept")
+    (tmp_path / "run" / "model" / name).unlink(missing_ok=True)
+    (tmp_path / "run" / "model" / name).symlink_to(private)
+    labels = json.loads((tmp_path / "run" / "model" / "labels.json").read_text())
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text,label\n" + f"some words,{labels[0]}\n" * 30)
+    command, option = LINKS[name]
+    files = [rows, "--device", "cpu"] if command == "evaluate" else []
+    assert verb(command, tmp_path / "run", *files, option) == 2
+    assert private.read_text() == "kept"
+    assert not (tmp_path / "run" / "export").exists()
+
+
 # Folders of encoders that come with code.
 
 

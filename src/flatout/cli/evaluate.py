@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import sys
+from pathlib import Path
 
 from rich.console import Console
 
@@ -27,6 +28,7 @@ from flatout.errors import UserError
 from flatout.inference.run_predictor import ModelFolder
 from flatout.report.closing import class_table, interval_text, share_table
 from flatout.report.summary import json_safe
+from flatout.run.run_folder import require_no_link_outside
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if arguments.calibrate:
+        require_no_link_outside(Path(arguments.run))  # before minutes of answering
     predictors = load_predictors(arguments)
     with input_file(arguments, "evaluate") as file, Progress() as progress:
         table = predictors[0].open(file, "evaluate", choose_reading(arguments))

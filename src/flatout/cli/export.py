@@ -35,6 +35,7 @@ from flatout.inference.here import (
 )
 from flatout.inference.run_predictor import FileOptions, ModelFolder
 from flatout.run.kinds import kind_of_run, load_predictor
+from flatout.run.run_folder import require_no_link_outside
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    # a link in it would lead what is written, or copied, elsewhere
+    require_no_link_outside(arguments.run)
     folder: Path = arguments.out or arguments.run / ("here" if arguments.machine else "export")
     if arguments.machine:
         _run_here(arguments, folder)

@@ -167,7 +167,8 @@ def open_run_folder(
 def require_no_link_outside(path: Path) -> None:
     """Refuse a folder with links that lead out of it: what is written there would land elsewhere.
 
-    A folder to resume may come from others, with its log.txt a link to a file of yours.
+    A folder may come from others, with its log.txt a link to a file of yours. What is copied from
+    it, as in an export, would be that file.
     """
     root = path.resolve()
     for folder, folders, files in os.walk(path):
