@@ -19,6 +19,10 @@ from flatout.errors import UserError
 from flatout.ladder.rungs import ladder_of
 from flatout.report.summary import read_summary, versions
 from flatout.run.run_folder import require_no_link_outside
+from flatout.sweep.settings import SweeperSettings
+from flatout.sweep.space import SettingInterval, SettingValues
+from flatout.sweep.study import Study
+from flatout.sweep.trial import Ending, Status
 from tests.hostile import attempts as hostile
 from tests.hostile.targets import Case
 
@@ -125,6 +129,22 @@ def test_a_sweep_of_others_reads_no_environment_behind_a_backslash(tmp_path):
         (tmp_path / "sweep.json").write_text(json.dumps(known | {"typed": [word]}))
         with pytest.raises(UserError, match="type it again"):
             sweep.run(argparse.Namespace(words=["resume", str(tmp_path)], config_dir=None))
+
+
+def test_a_journal_of_others_brings_in_no_value_that_the_sweep_does_not_search(tmp_path):
+    def study(sources: tuple[str, ...], low: float) -> Study:
+        space = {"data.source": SettingValues(sources), "optim.lr": SettingInterval(low, 1.0)}
+        return Study(tmp_path, space, SweeperSettings(trials=1), mode="max", validations=None)
+
+    evil = study(("s3://bucket?endpoint_override=evil",), 0.5)
+    number, _ = evil.ask()
+    evil.tell(number, Ending(Status.complete, 1.0, value=1.0, metrics={}))
+    for sources, low in (
+        (("a.csv", "b.csv"), 0.5),
+        (("s3://bucket?endpoint_override=evil",), 0.99),
+    ):
+        with pytest.raises(UserError, match="does not search"):
+            study(sources, low)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,10 @@ class SettingValues:
         """Every value, for a grid."""
         return self.values
 
+    def holds(self, value: object) -> bool:
+        """Whether a value that was suggested before is one of them."""
+        return value in self.values
+
     def text(self, value: object) -> str:
         return str(value)
 
@@ -131,6 +135,10 @@ class SettingInterval:
                 hint="List values, as in choice(1e-3,1e-2), or set sampler=tpe.",
             )
         return range(int(self.low), int(self.high) + 1, self.step)
+
+    def holds(self, value: object) -> bool:
+        """Whether a value that was suggested before is a number in it."""
+        return isinstance(value, int | float) and self.low <= value <= self.high
 
     def text(self, value: object) -> str:
         """The text of a number, rounded to four digits or more; the run trains with the text.

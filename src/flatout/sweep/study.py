@@ -33,7 +33,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
 from flatout.sweep.space import Space, grid
 from flatout.sweep.trial import Ending, Status
@@ -77,9 +77,21 @@ class Study:
                 pruner=_make_pruner(Pruner(search.pruner), validations, self.total),
                 load_if_exists=True,
             )
+        self._require_own_settings(journal)
         self._trials: dict[int, optuna.Trial] = {}
         # trials that ran when the sweep was killed: they come first
         self._left = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+    def _require_own_settings(self, journal: Path) -> None:
+        """Refuse trials of other values: the best one is trained again, with words as if typed."""
+        for trial in self._study.get_trials(deepcopy=False):
+            for key, value in trial.params.items():
+                require(
+                    key in self.space and self.space[key].holds(value),
+                    str(journal),
+                    f"trial {trial.number} has {key}={value}, which this sweep does not search",
+                    hint="Start a new sweep.",
+                )
 
     def ask(self) -> tuple[int, dict[str, str]] | None:
         """Number and settings of the next trial; None when there are enough."""
@@ -238,7 +250,7 @@ def repair_journal(journal: Path) -> Path:
     for number, line in enumerate(whole_lines, 1):
         try:
             json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UserError(
                 str(journal),
                 f"line {number} is damaged",
