@@ -5,18 +5,27 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import train
+from flatout.data.problem import Problem
 from flatout.errors import UserError
+from flatout.inference.fingerprint import Fingerprint
+from flatout.models.linear_text import Arrays, QuickModel
 from flatout.run.kinds import load_predictor
+from flatout.tasks.abstention import HeldOutAnswers
 from tests.composed import run_train
 from tests.fitting import own_cache
 from tests.hostile import attempts as hostile
 from tests.params import at_once
 from tests.verbs import verb
+
+SOAK = pytest.mark.soak(seconds=2)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +88,18 @@ HOSTILE_MODELS = [
     ("lstm", "config.json", put("problem", "../../x")),
     ("lstm", "config.json", put("scale", {"_target_": "os.system"})),
     ("lstm", "config.json", put("data", "columns", None)),
+    ("lstm", "config.json", put("temperature", "x")),
+    ("lstm", "config.json", put("temperature", 0)),
+    ("lstm", "config.json", put("temperature", 10**400)),
+    ("lstm", "config.json", put("thresholds", ["x"])),
+    ("lstm", "config.json", put("thresholds", [0.5])),
+    ("lstm", "config.json", put("mixture", {"network": "x", "linear": 1})),
+    ("lstm", "config.json", put("problem", "regression")),
+    ("lstm", "config.json", put("data", "max_length", -5)),
+    ("lstm", "config.json", put("data", "max_length", 10**30)),
+    ("lstm", "config.json", put("data", "label_delimiter", 7)),
+    ("lstm", "config.json", put("data", "columns", "texts", [7])),
+    ("lstm", "config.json", put("data", "columns", "texts", "text")),
     ("lstm", "labels.json", "{}"),
     ("lstm", "labels.json", "[]"),
     ("lstm", "labels.json", "[1, 2]"),
@@ -125,6 +146,60 @@ def test_a_model_folder_that_nobody_changed_is_read(models):
     assert all(
         load_predictor(models / name).predict(["some words"]) for name in ("lstm", "encoder")
     )
+
+
+KEPT_ARRAYS = {
+    "texts": {"sureness": np.array(["x"] * 9)},
+    "fewer of one": {"wrong": np.zeros(3, bool)},
+    "tables": {"rows": np.zeros((9, 1), np.int64)},
+    "objects": {"rows": np.array([{}] * 9)},
+    "numbers of rows that are none": {"rows": np.zeros(9)},
+    "one array more": {"more": np.zeros(9)},
+    "far more than its bytes": {"truth": np.zeros(1 << 27, np.float32)},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[SOAK] if "far" in name else []) for name in KEPT_ARRAYS]
+)
+def test_odd_arrays_in_a_model_folder_are_refused(name, tmp_path):
+    kept = HeldOutAnswers(np.ones(9), np.zeros(9, bool), np.ones(9), np.arange(9))
+    kept.write(tmp_path)
+    assert HeldOutAnswers.read(tmp_path) is not None
+    np.savez_compressed(tmp_path / HeldOutAnswers.FILE, **(asdict(kept) | KEPT_ARRAYS[name]))
+    with pytest.raises(UserError, match=HeldOutAnswers.FILE):
+        HeldOutAnswers.read(tmp_path)
+
+
+@pytest.mark.parametrize("size", [3, 1 << 17])
+def test_a_fingerprint_of_another_shape_is_refused(size, tmp_path):
+    Fingerprint(np.zeros(size, np.float16), 1, np.zeros((2, 4))).write(tmp_path)
+    with pytest.raises(UserError, match=Fingerprint.FILE):
+        Fingerprint.read(tmp_path)
+
+
+LINEAR: dict[str, Callable[[Arrays], Arrays]] = {
+    "hashes that are too large": lambda old: {"words.columns": old["words.columns"] + (1 << 30)},
+    "hashes below 0": lambda old: {"letters.columns": old["letters.columns"] - (1 << 30)},
+    "hashes that are fractions": lambda old: {"words.columns": old["words.columns"] * 0.5},
+    "weights of fewer hashes": lambda old: {"coefficients": old["coefficients"][:, :3]},
+    "weights of fewer classes": lambda old: {"coefficients": old["coefficients"][:1]},
+    "a pair": lambda old: {"is_pair": np.array([True])},
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_odd_arrays_of_a_linear_model_are_refused(name):
+    arrays = {
+        "is_pair": np.array([False]),
+        **{f"{group}.columns": np.arange(5) for group in ("words", "letters")},
+        **{f"{group}.idf": np.ones(5) for group in ("words", "letters")},
+        "coefficients": np.zeros((3, 10)),
+        "constants": np.zeros(3),
+    }
+    assert QuickModel.of_arrays(Problem.single, 3, arrays).predict(["some words"]).shape == (1, 3)
+    with pytest.raises(UserError, match="do not fit"):
+        QuickModel.of_arrays(Problem.single, 3, arrays | LINEAR[name](arrays))
 
 
 LINKS = {

@@ -18,7 +18,7 @@ import numpy as np
 from flatout.data.batches.gather import TOKENS
 from flatout.data.ragged import row_begins, row_indices
 from flatout.data.store.store import StoreSplit
-from flatout.tasks.abstention import Array, KeptArrays
+from flatout.tasks.abstention import Array, KeptArrays, are_numbers
 
 _BUCKETS = 1 << 16
 _FACTOR = 40_503  # odd, so that pairs with one word in common differ
@@ -38,6 +38,11 @@ class Fingerprint(KeptArrays):
     surprise: Array  # [65536] minus the logarithm of the share of pairs of tokens, by their hash
     unknown: int  # the id of unknown words
     quantiles: Array  # [2, 4] of the measures of held-out rows
+
+    def fit(self) -> bool:
+        arrays = tuple(map(np.asarray, (self.surprise, self.unknown, self.quantiles)))
+        shapes = [array.shape for array in arrays]
+        return shapes == [(_BUCKETS,), (), (2, 4)] and are_numbers(*arrays)
 
     @classmethod
     def of(cls, train: StoreSplit, held_out: StoreSplit, unknown: int) -> Fingerprint:

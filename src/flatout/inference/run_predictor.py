@@ -182,7 +182,15 @@ class ModelFolder:
         columns = self.settings()["data"]["columns"]
         # Before version 0.3 another character stood between the texts of a pair.
         join = PAIR if columns["join"] == "\ue003" else columns["join"]
-        return Roles(tuple(columns["texts"]), columns["label"], join)
+        texts = columns["texts"]
+        names = [columns["label"], join, *texts]
+        is_plain = isinstance(texts, list) and all(isinstance(name, str) for name in names)
+        self.require(is_plain and bool(texts), "data.columns")
+        return Roles(tuple(texts), columns["label"], join)
+
+    def require(self, condition: bool, name: str) -> None:
+        """Refuse a setting of a folder that others have changed."""
+        require(condition, f"{self.path}: {SETTINGS}", f"{name} does not fit", hint=_CHANGED)
 
     def write(
         self,

@@ -63,6 +63,7 @@ from flatout.tasks.score_intervals import describe_drawn_groups
 if TYPE_CHECKING:
     from flatout.models.linear_text import QuickModel
 
+_MOST = 1 << 31  # no number of a model's settings is as large
 _ROWS_AT_ONCE = 64  # in which masked words are filled in
 
 
@@ -129,6 +130,7 @@ class Predictor(RunPredictor):
         roles = folder.roles()
         labels = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"])
         data = settings["data"]
+        _require_plain(folder, settings, classes)
         long_texts = LongTexts(**data.get("long_texts", {}))  # runs before had none
         model: nn.Module
         if settings["model"]["kind"] == "transformer":
@@ -351,6 +353,29 @@ class Predictor(RunPredictor):
                     of_block = as_texts(decoded(block.column(group)))
                     names = of_block.take(pa.array(clean.rows - rows[0])).to_pylist()
                 yield clean.texts, _targets(self, labels, table.name), names
+
+
+def _require_plain(folder: ModelFolder, settings: dict[str, Any], classes: list[str]) -> None:
+    """Refuse settings that would break the answers: the folder may come from others."""
+    data = settings["data"]
+    length = data["max_length"]
+    thresholds = settings.get("thresholds", [])
+    temperature = settings.get("temperature", 1.0)
+    numbers = {
+        "temperature": [temperature],
+        "thresholds": thresholds,
+        "mixture": settings.get("mixture", {}).values(),
+    }
+    for name, values in numbers.items():
+        is_plain = all(type(value) in (int, float) and abs(value) < _MOST for value in values)
+        folder.require(is_plain, name)
+    folder.require(temperature > 0, "temperature")
+    folder.require(len(thresholds) in (0, len(classes)), "thresholds")
+    folder.require(type(length) is int and 0 < length < _MOST, "data.max_length")
+    for name in ("label_delimiter", "group"):
+        folder.require(isinstance(data.get(name), str | None), f"data.{name}")
+    is_number = settings["problem"] == Problem.regression
+    folder.require(not is_number or len(classes) == 1, "problem")
 
 
 class RowNumbers:

@@ -20,6 +20,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from flatout.data.problem import Problem
 from flatout.data.tokens.subwords import PAIR
+from flatout.errors import require
 
 STRENGTH = 5.0  # inverse regularisation of the logistic regression; rows of TF-IDF have length 1
 _RIDGE = 1.0  # regularisation of the ridge regression
@@ -246,11 +247,28 @@ class QuickModel:
     def of_arrays(
         cls, problem: Problem, num_classes: int, arrays: Mapping[str, NDArray[Any]]
     ) -> QuickModel:
-        """The model that has learned these arrays."""
+        """The model that has learned these arrays, which may come from others."""
+        require(_fit(arrays, problem, num_classes), "linear model", "its arrays do not fit")
         model = cls(problem, num_classes)
         model._features = Features.of_arrays(arrays)
         model._head = Head.of_arrays(problem, num_classes, arrays)
         return model
+
+
+def _fit(arrays: Mapping[str, NDArray[Any]], problem: Problem, num_classes: int) -> bool:
+    """Whether arrays have the types and shapes that `QuickModel.arrays` gives them."""
+    width = 0
+    for name in _GROUPS:
+        columns = arrays[f"{name}.columns"]
+        are_hashes = columns.dtype.kind in "iu" and ((columns >= 0) & (columns < _COLUMNS)).all()
+        if not are_hashes or columns.ndim != 1 or arrays[f"{name}.idf"].shape != columns.shape:
+            return False
+        width += len(columns)
+    is_pair = arrays["is_pair"]
+    count = 1 if problem is Problem.single and num_classes == 2 else num_classes
+    shapes = [arrays[name].shape for name in ("is_pair", "constants", "coefficients")]
+    # of a pair: both sides, and their products
+    return shapes == [(1,), (count,), (count, 3 * width if is_pair.any() else width)]
 
 
 def _fit_class(

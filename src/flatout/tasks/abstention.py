@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import json
 import math
+import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
@@ -28,28 +30,56 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flatout.data.checks.tags import Entities, find_entities
-from flatout.errors import require
+from flatout.errors import UserError, first_line, require
 
 Array = NDArray[Any]
 CALIBRATE = "python -m flatout evaluate RUN labelled.csv --calibrate takes rows of your own."
 _SHARES = tuple(number / 20 for number in range(20, 0, -1))  # of rows, that have a bound
 _RISK = 0.05 / len(_SHARES)  # that one bound is too low; 5 % for all of them
 _ALL = -1.0  # a limit that every sureness is above
+# How many times its bytes a file may unpack to, from so many bytes on.
+_MOST_RATIO = 100
+_ANY_RATIO = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
-class KeptArrays:
+class KeptArrays(ABC):
     """Arrays that a model folder keeps in a file."""
 
     FILE: ClassVar[str]
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
+        """The arrays of a folder, which may come from others; None if it has none."""
         path = folder / cls.FILE
-        return cls(**np.load(path, allow_pickle=False)) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            with zipfile.ZipFile(path) as packed:
+                size = sum(part.file_size for part in packed.infolist())
+            is_usual = size <= _ANY_RATIO or size <= _MOST_RATIO * path.stat().st_size
+            require(is_usual, str(path), f"unpacks to {size:,} bytes")
+            with np.load(path, allow_pickle=False) as arrays:
+                found = cls(**arrays)
+            require(found.fit(), str(path), "its arrays do not fit each other")
+            return found
+        except UserError:
+            raise
+        except Exception as error:
+            # no narrower class: zipfile, zlib and numpy raise different ones for damaged files
+            raise UserError(str(path), f"cannot be read ({first_line(error)})") from error
+
+    @abstractmethod
+    def fit(self) -> bool:
+        """Whether these are arrays of numbers, in shapes that belong together."""
 
     def write(self, folder: Path) -> None:
         np.savez_compressed(folder / self.FILE, **asdict(self))
+
+
+def are_numbers(*arrays: Array) -> bool:
+    """Whether arrays hold numbers, or truth values, and no texts."""
+    return all(array.dtype.kind in "biuf" for array in arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +166,11 @@ class HeldOutAnswers(KeptArrays):
     wrong: Array  # [N]
     truth: Array  # [N] the probability of what is right; for numbers, minus the distance to it
     rows: Array  # [N] the number of the row that the answer belongs to, in their order
+
+    def fit(self) -> bool:
+        arrays = (self.sureness, self.wrong, self.truth, self.rows)
+        are_rows = all(array.shape == (self.rows.size,) for array in arrays)
+        return are_rows and are_numbers(*arrays) and self.rows.dtype.kind in "iu"
 
     @classmethod
     def of_rows(cls, sureness_B: Tensor, wrong_B: Tensor, truth_B: Tensor) -> HeldOutAnswers:
