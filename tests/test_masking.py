@@ -23,6 +23,8 @@ from flatout.masking import is_masked, mask, mask_addresses, mask_settings, mask
         "https://server/rows?page=2&access_key={}&x=1",
         "s3://bucket/rows?secret_key={}",
         "https://server/rows?X-Amz-Signature={}&sig={}",
+        "https://server/rows#access_token={}",
+        "https://server/rows?pass={}&jwt={}",
         "see https://user:{}@server, and s3://K:{}@bucket",
     ],
 )
@@ -50,6 +52,7 @@ def test_secrets_of_an_address_are_masked_in_texts_settings_and_words(address):
         "model.hidden=8",
         "data.tokens_per_batch=4096",
         "+tokenizer.pad_token=[PAD]",
+        "data.encoding={secret: ${oc.env:FLATOUT_SECRET}, size: 64}",
         "someone@example.org",
     ],
 )
@@ -68,6 +71,11 @@ def test_what_is_no_secret_stays(text):
         "+callbacks.x.password=sw0rdfish",
         "+callbacks.x.auth_token=sw0rdfish",
         "data.encoding.secret=a,sw0rdfish",
+        "data.encoding={secret: 'it\\'s sw0rdfish', size: 64}",
+        "data.encoding={secret: a b sw0rdfish , size: 64}",
+        "+callbacks.x.hf_token=sw0rdfish",
+        "+callbacks.x.api_token=sw0rdfish",
+        "+callbacks.x={y: 1, db_passphrase: sw0rdfish}",
     ],
 )
 def test_a_word_that_sets_a_secret_is_masked(word):
@@ -83,3 +91,10 @@ def test_a_mask_tells_two_secrets_apart_and_is_the_same_for_the_same_secret():
     assert mask_settings({"secret": "one", "size": 64}) == {"secret": mask("one"), "size": 64}
     assert mask_settings({"data.encoding.secret": "one"}) == {"data.encoding.secret": mask("one")}
     assert len(mask("one")) == len("***-9f3c")  # 16 bits: too few to find a secret by
+
+
+def test_a_password_of_digits_and_all_that_a_secret_mapping_holds_are_masked():
+    masked = mask_settings({"password": 12345678, "secret": {"a": ["sw0rdfish"]}, "seed": 12345678})
+    assert is_masked(masked["password"])
+    assert is_masked(masked["secret"]["a"][0])
+    assert masked["seed"] == 12345678

@@ -22,19 +22,22 @@ _MASKED = re.compile(r"\*\*\*-[0-9a-f]{4}")
 _REFERENCE = re.compile(r"\$\{[\w.:]+\}")
 # Names of settings that hold secrets: `token` is one, `max_tokens` is not.
 _NAME = (
-    r"(?:\w*_)?(?:secret|password|passwd|api_?key|access_key(?:_id)?|secret_key|private_key)"
-    r"|token|\w*(?:access|auth|bearer|session|refresh)_token"
+    r"(?:\w*_)?(?:secret|password|passwd|passphrase|credentials|api_?key|access_key(?:_id)?"
+    r"|secret_key|private_key)|token|\w*(?:access|auth|bearer|session|refresh|api|hf|hub)_token"
 )
 _IS_SECRET = re.compile(_NAME, re.IGNORECASE)
 # A setting within a mapping that is typed as one word: {api_key: abc, mode: online}
 _IN_MAPPING = re.compile(
-    rf"(?<=[{{,\s])((?:{_NAME})\s*:\s*)('[^']*'|\"[^\"]*\"|[^,}}\s]+)", re.IGNORECASE
+    rf"(?<=[{{,\s])((?:{_NAME})\s*:\s*)"
+    # between quotes, with quotes behind backslashes; a reference; words without quotes
+    r"('(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|\$\{[^{}]*\}|[^,}\]]*[^,}\]\s])",
+    re.IGNORECASE,
 )
 # A part of an address's query, as storage services sign them: ?sig=abc&expires=3
 _IN_QUERY = re.compile(
-    r"([?&;](?:[\w.-]*"
+    r"([?&;#](?:[\w.-]*"
     r"(?:token|secret|password|passwd|signature|credential|access_?key|api_?key)[\w.-]*"
-    r"|sig|key|pwd|auth)=)([^&;\s#'\"]+)",
+    r"|sig|sas|key|pwd|pass|passphrase|auth|jwt|bearer)=)([^&;\s#'\"]+)",
     re.IGNORECASE,
 )
 # The user part ends at the last @ before the path; a key may hold a slash, which a port's number
@@ -71,13 +74,17 @@ def mask_settings(value: object, key: str = "") -> Any:
 
     A value is secret by the name of its key (`api_key`), a part of an address by its place.
     """
+    is_secret = _IS_SECRET.fullmatch(key.rpartition(".")[2]) is not None
     if isinstance(value, Mapping):
-        return {name: mask_settings(item, str(name)) for name, item in value.items()}
+        # all of a mapping is secret where its own name is
+        names = {name: key if is_secret else str(name) for name in value}
+        return {name: mask_settings(item, names[name]) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [mask_settings(item, key) for item in value]
+    if is_secret and type(value) in (int, float):
+        return mask(str(value))  # YAML reads a password of digits as a number
     if type(value) is not str:
         return value
-    is_secret = _IS_SECRET.fullmatch(key.rpartition(".")[2]) is not None
     return mask(value) if is_secret else mask_addresses(value)
 
 
