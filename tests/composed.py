@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 import train
 from flatout.cli import words as words_of
 from flatout.cli.boundary import read_config
+from flatout.cli.hydra_internals import guard_hydra
 from flatout.cli.train import register_schemas
 from flatout.cli.words import conf_folder
 from flatout.config import RunConfig
@@ -20,6 +21,7 @@ CONF = conf_folder()
 
 def compose_run(words: list[str]) -> RunConfig:
     """The settings of a run, from words of the command line."""
+    guard_hydra()
     register_schemas()
     words = words_of.debug_last(map(words_of.translate_word, words))
     with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import struct
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -378,3 +379,40 @@ def test_a_logger_of_ones_own_package_is_used_beside_ours(tmp_path, monkeypatch,
     assert list(folder.glob("events.*"))
     [table] = (tmp_path / "runs" / "mine").rglob("metrics.csv")
     assert "val/accuracy" in table.read_text(encoding="utf-8").splitlines()[0]
+
+
+STAND_IN = '''
+"""Has the three functions of trackio that a logger needs, and keeps what they are given."""
+CALLS = []
+
+class Run:
+    def log(self, metrics, step=None):
+        CALLS.append(("log", step, metrics))
+
+    def finish(self):
+        CALLS.append(("finish",))
+
+def init(project, name, config, resume):
+    CALLS.append(("init", project, name, config, resume))
+    return Run()
+'''
+
+
+def test_trackio_is_imported_when_it_is_chosen_and_gets_settings_and_points(tmp_path, monkeypatch):
+    (tmp_path / "trackio.py").write_text(STAND_IN)
+    chosen = chosen_loggers("trackio")
+    place = RunPlace(tmp_path / "monday", "news")
+    if importlib.util.find_spec("trackio") is None:
+        with pytest.raises(UserError, match=r"trackio is not installed\. pip install 'flatout\[tr"):
+            build_loggers(chosen, place)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    loggers = build_loggers(chosen, place)
+    assert "trackio" not in sys.modules
+    with RunLoggers(loggers, settings={"seed": 3}) as opened:
+        opened.on_flush(5, 0.1, {"train/loss": 0.5})
+    calls = sys.modules.pop("trackio").CALLS
+    assert calls == [
+        ("init", "news", "monday", {"seed": "3"}, "allow"),
+        ("log", 5, {"train/loss": 0.5}),
+        ("finish",),
+    ]

@@ -43,7 +43,7 @@ LIGHTNINGS_HINTS = (
 )
 ALL = blocks()
 COMMANDS = all_commands()
-LANGUAGES = {"", "sh", "text", "python", "bash", "yaml"}
+LANGUAGES = {"", "sh", "text", "python", "bash", "yaml", "toml"}
 ELSEWHERE = {
     ("sequences.md", "InferenceSession"): "tests/soak/test_docs.py",
     ("sequences.md", "SequenceData"): "tests/soak/test_docs.py",
@@ -121,6 +121,8 @@ def test_settings_of_clusters_are_read():
     for block in ALL:
         if block.language == "yaml":
             assert yaml.safe_load(block.text), block.place
+        if block.language == "toml":
+            assert tomllib.loads(block.text), block.place
         if block.language == "bash":
             assert subprocess.run(["bash", "-n"], input=block.text.encode()).returncode == 0, (
                 block.place

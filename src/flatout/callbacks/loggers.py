@@ -1,9 +1,9 @@
-"""The loggers of a run: TensorBoard, CSV, W&B, MLflow, or your own, several at once.
+"""The loggers of a run: TensorBoard, CSV, W&B, MLflow, Trackio, or your own, several at once.
 
 They are Lightning's loggers, in the Trainer, so they also get what a module or a callback logs.
 `RunLoggers` wraps their methods: a logger that fails is dropped with one warning, and training
 continues. All files lie inside the run folder. Open this file to add a logger: its settings class
-goes into `LOGGERS`.
+goes into `LOGGERS`. Loggers of other packages are found by their names (`plugins/installed.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import xxhash
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
@@ -28,6 +28,7 @@ from flatout.engine.lightning_internals import set_method, unset_method
 from flatout.errors import UserError, check_settings, did_you_mean, require, setting
 from flatout.files import is_plain_part
 from flatout.masking import mask_words
+from flatout.plugins.installed import PartGroup, find_part, names_of_parts
 
 # Methods of a logger that may fail without ending the training.
 _GUARDED = ("log_metrics", "log_hyperparams", "log_graph", "save", "after_save_checkpoint")
@@ -151,9 +152,16 @@ class MLflowConfig:
         return logger
 
 
-LoggerConfig: TypeAlias = TensorBoardConfig | CSVConfig | WandbConfig | MLflowConfig
-LoggersByName: TypeAlias = Mapping[str, Logger | LoggerConfig]
-LOGGERS: dict[str, type[LoggerConfig]] = {
+@runtime_checkable
+class BuildsLogger(Protocol):
+    """Settings of a logger: a dataclass above, or one of another package."""
+
+    def build(self, place: RunPlace) -> Logger:
+        """Lightning's logger for a run."""
+
+
+LoggersByName: TypeAlias = Mapping[str, Logger | BuildsLogger]
+LOGGERS: dict[str, type[BuildsLogger]] = {
     "tensorboard": TensorBoardConfig,
     "csv": CSVConfig,
     "wandb": WandbConfig,
@@ -164,7 +172,7 @@ LOGGERS: dict[str, type[LoggerConfig]] = {
 
 def chosen_loggers(
     value: Logger | LoggersByName | Iterable[str] | bool | None,
-) -> dict[str, Logger | LoggerConfig]:
+) -> dict[str, Logger | BuildsLogger]:
     """The setting `logger` as loggers, or settings of them, by name.
 
     `value`: a name, several names, a mapping by name, or a Lightning logger. None is
@@ -178,7 +186,7 @@ def chosen_loggers(
         value = _default_loggers(value)
     for name, logger in value.items():
         require(
-            isinstance(logger, (Logger, *LOGGERS.values())),
+            isinstance(logger, Logger | BuildsLogger),
             f"logger.{name}",
             f"{type(logger).__name__} is no logger",
             allowed=", ".join(LOGGERS),
@@ -196,9 +204,9 @@ def chosen_loggers(
     return dict(value)
 
 
-def _default_loggers(names: Iterable[str] | bool | None) -> dict[str, LoggerConfig]:
+def _default_loggers(names: Iterable[str] | bool | None) -> dict[str, BuildsLogger]:
     """The loggers of these names with default settings."""
-    allowed = [*LOGGERS, "none"]
+    allowed = [*LOGGERS, *names_of_parts(PartGroup.loggers), "none"]
     if isinstance(names, bool):
         raise UserError("logger", "true", allowed=", ".join(allowed))
     if names is None:
@@ -208,7 +216,8 @@ def _default_loggers(names: Iterable[str] | bool | None) -> dict[str, LoggerConf
     for name in names:
         hint = did_you_mean(str(name), allowed)
         require(name in allowed, "logger", repr(name), allowed=", ".join(allowed), hint=hint)
-    return {name: LOGGERS[name]() for name in names if name != "none"}
+    chosen = [name for name in names if name != "none"]
+    return {name: (LOGGERS.get(name) or find_part(PartGroup.loggers, name))() for name in chosen}
 
 
 class RunTensorBoard(TensorBoardLogger):

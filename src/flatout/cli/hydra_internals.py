@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from flatout.cli.boundary import check_hydra
 from flatout.cli.composing import find_key, is_like_file, known_keys
+from flatout.cli.options import store_part
 from flatout.cli.typed import check_defaults
 from flatout.cli.words import require_folders, require_modest
 from flatout.errors import UserError
@@ -49,6 +50,11 @@ class _ModestFiles(ConfigRepository):
         self, config_path: str, object_type: ObjectType | None
     ) -> ConfigSource | None:
         source = super()._find_object_source(config_path, object_type)
+        if source is None and object_type is ObjectType.CONFIG:
+            # Hydra copies its store with each repository, so this one has its own.
+            stored: Any = next(each for each in self.sources if each.scheme() == "structured")
+            if store_part(config_path, stored.store):
+                return stored
         if source is not None and source.scheme() == "file" and object_type is ObjectType.CONFIG:
             file = Path(source.path) / source._normalize_file_name(config_path)
             text = file.read_text(encoding="utf-8", errors="replace")

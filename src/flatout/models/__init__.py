@@ -1,4 +1,7 @@
-"""The models by the rows that they read, and the names by which `conf/model/` reaches them."""
+"""The models by the rows that they read, and the names by which `conf/model/` reaches them.
+
+Models of other packages are found by their names (`plugins/installed.py`).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.rnn import RNNConfig
 from flatout.models.textcnn import TextCNNConfig
 from flatout.models.window_mlp import WindowMLPConfig
+from flatout.plugins.installed import PartGroup, find_part, name_of_part, names_of_parts
 
 OF_TEXTS: dict[str, type] = {
     "bilstm": BiLSTMConfig,
@@ -26,10 +30,24 @@ for settings in MODELS.values():
 
 def model_class(kind: str, where: str) -> Any:
     """The Config class of a name that a file gives; `where`: the file."""
-    require(kind in MODELS, where, f"no model {kind!r}", allowed=", ".join(MODELS))
-    return MODELS[kind]
+    if kind in MODELS:
+        return MODELS[kind]
+    found = find_part(PartGroup.models, kind)
+    allowed = ", ".join([*MODELS, *names_of_parts(PartGroup.models)])
+    require(found is not None, where, f"no model {kind!r}", allowed=allowed)
+    explain_unknown_settings(found)
+    return found
+
+
+def has_name(config: object) -> bool:
+    """Whether the class of a Config has a name, so that a file can give it."""
+    is_ours = type(config) in MODELS.values()
+    return is_ours or name_of_part(PartGroup.models, type(config)) is not None
 
 
 def kind_of(config: object) -> str:
     """The name of a Config's class."""
-    return next(name for name, each in MODELS.items() if type(config) is each)
+    ours = {each: name for name, each in MODELS.items()}
+    name = ours.get(type(config)) or name_of_part(PartGroup.models, type(config))
+    assert name is not None
+    return name

@@ -3,6 +3,7 @@
 The settings of the data choose the kind (`kind_of`), and so does `config.json` of a finished run
 (`load_predictor`). This is the only file that asks which kind something is; others take what the
 record names. A new kind is a folder with its data, task and predictor, and a record in `KINDS`.
+Kinds of other packages are found where none of these fits (`plugins/installed.py`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from flatout.inference.text import MaskedWordPredictor, Predictor
 from flatout.models import MODELS, OF_BITS, OF_RECORDINGS, OF_TEXTS
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.encoder.windows import Windows
+from flatout.plugins.installed import PartGroup, all_parts
 from flatout.report.figures import Chart
 from flatout.report.page import draw_answers
 from flatout.run.rival import COMMONEST, LINEAR, Rival
@@ -211,7 +213,10 @@ KINDS = (TEXTS, TAGS, MASKED_WORDS, BITS, RECORDINGS, LABELLED_RECORDINGS)
 
 def kind_of(config: object) -> DataKind:
     """The kind of data with these settings."""
-    return next(kind for kind in KINDS if kind.has(config))
+    is_ours = any(type(config) is kind.settings for kind in KINDS)
+    # Settings of another package may be a subclass of ours, and its kind is the closer one.
+    others = [] if is_ours else all_parts(PartGroup.kinds)
+    return next(kind for kind in (*others, *KINDS) if kind.has(config))
 
 
 def gives_one_class(config: object) -> TypeGuard[TextDataConfig]:
@@ -226,7 +231,8 @@ def kind_of_run(settings: dict[str, Any]) -> DataKind:
     for kind in KINDS:
         if problem in kind.predictor.problems:
             return kind
-    return TEXTS
+    others = [] if problem is None else all_parts(PartGroup.kinds)
+    return next((kind for kind in others if problem in kind.predictor.problems), TEXTS)
 
 
 def load_predictor(

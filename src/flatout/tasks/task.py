@@ -431,10 +431,10 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
         if self.average is not None:
             checkpoint[AVERAGE] = self.average.state_dict()
         checkpoint[EPOCHS_DONE] = self._epochs_done(self.trainer.global_step)
-        from flatout.models import MODELS, kind_of
+        from flatout.models import has_name, kind_of
 
         settings: dict[str, Any] = {"config": asdict(self.config), "optim": asdict(self.optim)}
-        if self.model_config is not None and type(self.model_config) in MODELS.values():
+        if self.model_config is not None and has_name(self.model_config):
             settings["model"] = {
                 "kind": kind_of(self.model_config),
                 "config": asdict(self.model_config),

@@ -1,0 +1,1 @@
+"""Parts for flatout: a model, a logger, a kind of data."""
