@@ -1,6 +1,6 @@
 """`python -m flatout VERB`: everything that is done with data and finished runs.
 
-Training is `python -m train`.
+Training is `python -m train`, or `python -m flatout train` where a `train.py` of yours is nearer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ VERBS: dict[str, str] = tomllib.loads(_HELP.read_text("utf-8"))["verbs"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; a user's mistake ends with one message and exit code 2."""
     try:
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        if words[:1] == ["train"]:
+            importlib.import_module("flatout.cli.train").main(words[1:])
+            return
         with importing():
-            words = sys.argv[1:] if arguments is None else arguments
-            command, parsed = _parse(list(words))
+            command, parsed = _parse(words)
         command.run(parsed)
     except UserError as mistake:
         print(mistake, file=sys.stderr)
@@ -68,8 +71,6 @@ def _parse(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
 
 def _hint_for(word: str) -> str:
     """What to type instead of a word that is no verb."""
-    if word == "train":
-        return "To train, write python -m train."
     return did_you_mean(word, VERBS) or "python -m flatout --help explains each."
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,12 +12,14 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from flatout.cli import words as words_of
+from flatout.cli.kept_help import read_help
 from flatout.cli.settings import HELP
 from flatout.cli.words import conf_folder
 from flatout.config import RunConfig
 from flatout.errors import UserError
 from flatout.report.summary import read_summary
 from flatout.run_log import LogFile
+from tests.cli.renew_help import make_help
 from tests.composed import CONF, compose_run, only_folder, run_train
 from tests.params import at_once
 from tests.run_files import read_log
@@ -369,6 +373,23 @@ def test_help_groups_the_keys_that_people_set_first(monkeypatch, capsys):
     assert "Rows one device computes at once" in said
     assert "optim.schedule=linear" in said
     assert "(linear, cosine, constant)" in said
+
+
+def test_the_kept_help_is_what_would_be_made_now():
+    kept = read_help(["--help"], CONF)
+    assert kept is not None, "conf/ has changed: python -m tests.cli.renew_help"
+    # how many arguments the Trainer has depends on the release of Lightning
+    count = r"\d+ more settings"
+    assert re.sub(count, "", kept) == re.sub(count, "", make_help())
+
+
+def test_help_comes_without_torch_and_no_train_py_of_the_user_is_in_its_way(tmp_path):
+    (tmp_path / "train.py").write_text("raise SystemExit('mine')")
+    line = [sys.executable, "-X", "importtime", "-m", "flatout", "train", "--help"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "data.batch_size=" in done.stdout
+    assert not re.search(r"\| +(torch|lightning|numpy|hydra)\b", done.stderr)
 
 
 def test_help_shows_the_values_of_the_given_words(monkeypatch, capsys):

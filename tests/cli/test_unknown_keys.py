@@ -87,8 +87,6 @@ def test_training_names_the_nearest_key_and_the_list(words, tmp_path, monkeypatc
 
 VERBS = {
     "chek news.csv": "python -m flatout: no verb 'chek' (check, build, predict, tune,",
-    "train data.source=news.csv": "no verb 'train' (check, build, predict, tune,",
-    "train": "bench). To train, write python -m train.",
     "chekc news.csv": "Did you mean 'check'?",
     "": "python -m flatout: no verb is named (check, build, predict, tune,",
     "bench headline": "Did you mean 'headlines'?",

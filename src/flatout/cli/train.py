@@ -21,6 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from flatout.cli.kept_help import read_help
 from flatout.cli.words import conf_folder, conf_words, refuse_forbidden_options, translate_command
 from flatout.distributed.engine import Place
 from flatout.distributed.imports import importing
@@ -58,6 +59,10 @@ def start_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
     sys.argv[1:] = typed = translate_command(words)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors whole, and prints none
     try:
+        kept = read_help(typed, conf_folder())
+        if kept is not None:
+            print_line(kept)
+            return
         with importing():
             if any(map(_needs_processes, typed)):
                 warm_start()  # imports in the background what later processes need
