@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -387,3 +388,9 @@ def test_a_delimiter_is_found_in_rows_of_any_length(tmp_path, words):
     rows = [{"text": "so, so " * words, "label": labels[i % 3]} for i in range(300)]
     table = open_source(str(put(tmp_path / "rows.csv", csv_of(rows, ";"))), where="data.train")
     assert (list(table.columns), len(texts_and_labels(table))) == (["text", "label"], 300)
+
+
+def test_without_the_package_of_the_hub_a_name_is_refused_with_the_way_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"no file or folder ag_news, .*'flatout\[hub\]'"):
+        open_splits("ag_news", {}, ReadingConfig())

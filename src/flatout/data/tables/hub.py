@@ -5,7 +5,7 @@ Code that comes with a data set or a model is never run. Without a network only 
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 import socket
 import sys
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from flatout.errors import UserError, did_you_mean, first_line
+from flatout.errors import UserError, did_you_mean, first_line, require
 
 T = TypeVar("T")
 _OTHER_FILE = re.compile(
@@ -39,9 +39,10 @@ def is_saved_dataset(folder: Path) -> bool:
 
 def from_hub(name: str, where: str) -> Any:
     """A data set of the Hub, or of the cache that `datasets` keeps."""
-    import datasets
-
     path, _, configuration = name.partition(":")
+    # Any word without an ending may be a name of the Hub: often it is a mistyped file.
+    near = did_you_mean(path, [file.name for file in Path().iterdir()])
+    datasets = _import_datasets(where, f"no file or folder {name}, and a data set of the Hub", near)
     ways = (
         "Name a file or a folder; or fetch it once where there is a network, and set HF_HOME to"
         " that cache."
@@ -50,8 +51,6 @@ def from_hub(name: str, where: str) -> Any:
         with _offline_without_network():
             return datasets.load_dataset(path, configuration or None)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
-        # Any word without an ending may be a name of the Hub: often it is a mistyped file.
-        near = did_you_mean(path, [file.name for file in Path().iterdir()])
         raise UserError(
             where,
             f"no file or folder {name}, and no data set of that name that could be fetched"
@@ -107,26 +106,39 @@ def _offline_without_network() -> Iterator[None]:
 
     The Hub's library would try for half a minute before it looks there.
     """
-    import datasets
     from huggingface_hub import constants
 
+    # `datasets` keeps a copy of the switch; a model alone does not load it
+    switches: list[Any] = [constants]
+    if "datasets" in sys.modules:
+        switches.append(sys.modules["datasets"].config)
     before = constants.HF_HUB_OFFLINE
     try:
         socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
     except OSError:
-        constants.HF_HUB_OFFLINE = True
-        datasets.config.HF_HUB_OFFLINE = True
+        for switch in switches:
+            switch.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
-        constants.HF_HUB_OFFLINE = before
-        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE
+        for switch in switches:
+            switch.HF_HUB_OFFLINE = before
+
+
+def _import_datasets(where: str, what: str, hint: str = "") -> Any:
+    """The package `datasets`, which is an extra; `what` needs it."""
+    require(
+        importlib.util.find_spec("datasets") is not None,
+        where,
+        f"{what} needs a package that is not installed",
+        hint=f"{hint} pip install 'flatout[hub]'.".strip(),
+    )
+    return importlib.import_module("datasets")
 
 
 def from_disk(folder: Path, where: str) -> Any:
     """A data set that `save_to_disk` wrote."""
-    import datasets
-
+    datasets = _import_datasets(where, f"{folder}, which datasets has saved,")
     try:
         return datasets.load_from_disk(str(folder))
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
