@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -225,6 +225,33 @@ def test_fit_takes_the_class_or_a_task_with_its_settings(package):
         data, mypkg.Focal(model, mypkg.FocalConfig(gamma=0.0)), folder=package / "c", **QUIET
     )
     assert other.metrics["val/loss"] != by_task.metrics["val/loss"]
+
+
+class Watched(Classifier):
+    """Notes what the newest task of this class is given."""
+
+    given: ClassVar[list[tuple[str, Any]]] = []
+
+    def __init__(self, model: Any, config: Any = None, optim: Any = None) -> None:
+        Watched.given.clear()
+        super().__init__(model, config, optim)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("optim", "total_steps"):
+            Watched.given.append((name, value))
+        super().__setattr__(name, value)
+
+
+def test_a_task_is_given_its_learning_rate_when_it_is_made_and_never_again(tmp_path):
+    sample = HeadlinesConfig(rows=96, eval_rows=8, classes=2)
+    data = TextDataConfig(sample=sample, batch_size=8, effective_batch=32)
+    optim = OptimConfig(lr=0.01, scale_lr="sqrt", base_batch=8)
+    model = BiLSTMConfig(embedding=4, hidden=4)
+    result = fit(data, model, task=Watched, optim=optim, folder=tmp_path, **QUIET)
+    (_, given), length = Watched.given
+    assert (given.lr, given.scale_lr) == (pytest.approx(0.02), "none")
+    assert length == ("total_steps", None)  # Lightning counts the steps
+    assert result.summary["training"]["steps"] == 3
 
 
 def test_a_task_that_builds_its_network_has_no_model_folder(package, capsys):

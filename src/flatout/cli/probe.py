@@ -55,7 +55,7 @@ def print_layers(config: RunConfig, overrides: Sequence[str]) -> None:
     L.seed_everything(config.seed, verbose=False)
     with unwritten_run() as folder:
         data = open_data(config, ranks, folder)
-        network = build_module(config, data, folder).model
+        network = build_module(config, data, config.optim, folder).model
     is_flat = isinstance(network, Transformer) and network.is_flat and not network.window
     require(
         is_flat,

@@ -179,6 +179,10 @@ class OptimConfig:
         lr = self.highest * (growth if self.scale_lr is ScaleRate.linear else math.sqrt(growth))
         if self.max_lr is not None:
             lr = min(lr, self.max_lr)
+        return self.at_rate(lr)
+
+    def at_rate(self, lr: float) -> OptimConfig:
+        """These settings with a learning rate that is final: rows of a step scale it no more."""
         return replace(self, lr=lr, scale_lr=ScaleRate.none)
 
     def build(self, model: nn.Module, *, fused: bool = True) -> Optimizer:

@@ -84,13 +84,14 @@ class ScaleBatch(Callback):
         if stage != "fit":
             return
         task, data = _parts_of(trainer, pl_module)
-        build = task.configure_optimizers
 
         def decide_and_build() -> Any:
             unset_method(task, "configure_optimizers")
             if self.batch_size is None:
                 self._decide(trainer, task, data)
-            return build()
+            if self.learning_rate is None:
+                return task.configure_optimizers()
+            return task.with_optim(task.optim.at_rate(self.learning_rate)).configure_optimizers()
 
         # The last moment before the optimizer. The network is built by now, and a checkpoint is
         # loaded, which may hold the decision.
@@ -105,12 +106,11 @@ class ScaleBatch(Callback):
         """Use a checkpoint's decision, before other callbacks count the steps of an epoch."""
         state = checkpoint["callbacks"].get(self.state_key)
         if trainer.state.fn == "fit" and state and state["batch_size"] is not None:
-            self._apply(
-                *_parts_of(trainer, pl_module), int(state["batch_size"]), state["learning_rate"]
-            )
+            _, data = _parts_of(trainer, pl_module)
+            self._apply(data, int(state["batch_size"]), state["learning_rate"])
 
     def _decide(self, trainer: L.Trainer, task: Task, data: StoreData[Any, Any]) -> None:
-        """Search the batch size, and set it and the learning rate."""
+        """Search the batch size and set it; the optimizer is built with the rate that it wants."""
         before = data.config.batch_size
         optim = task.optim
         device = trainer.strategy.root_device
@@ -123,7 +123,7 @@ class ScaleBatch(Callback):
             restore_random_state(random, device)
         based = replace(optim, scale_lr=self.scale_lr, base_batch=before)
         rate = None if self.scale_lr is ScaleRate.none else based.scaled(rows).highest
-        self._apply(task, data, rows, rate)
+        self._apply(data, rows, rate)
         self._report(before, optim.highest, rate)
 
     def _search(
@@ -136,7 +136,6 @@ class ScaleBatch(Callback):
         for name in ("configure_optimizers", "is_in_fast_loop"):
             unset_method(task_copy, name)
         task_copy = copy.deepcopy(task_copy)
-        task_copy.total_steps = task_copy.total_steps or 1  # the learning rate has no effect here
         clip = float(trainer.gradient_clip_val or 0.0)
         precision = by_lightning_name(str(trainer.precision))
         parts = Parts(task_copy, feed.split, feed.plan, device, data.config.workers, clip)
@@ -160,12 +159,10 @@ class ScaleBatch(Callback):
         self.answers = search.decide()
         return search.now.rows
 
-    def _apply(self, task: Task, data: StoreData[Any, Any], rows: int, rate: float | None) -> None:
+    def _apply(self, data: StoreData[Any, Any], rows: int, rate: float | None) -> None:
         self.batch_size = rows
         self.learning_rate = rate
         data.config.batch_size = rows
-        if rate is not None:
-            task.optim = replace(task.optim, lr=rate)
 
     def _report(self, before: int, rate_before: float, rate: float | None) -> None:
         """Log both decisions with their reasons."""

@@ -25,7 +25,6 @@ from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.config import RunConfig
 from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks
-from flatout.engine.optimizer import ScaleRate
 from flatout.errors import UserError
 from flatout.perf.tune.probe import Child
 from flatout.perf.tune.settings import TuneConfig, is_typed
@@ -146,7 +145,7 @@ def apply_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:
         changes["data"] = replace(config.data, **data_values)
     if "optim.lr" in values:
         # measured with the rows of a step, so it must not be scaled to them again
-        changes["optim"] = replace(config.optim, lr=values["optim.lr"], scale_lr=ScaleRate.none)
+        changes["optim"] = config.optim.at_rate(values["optim.lr"])
     for key in ("precision", "compile"):
         if key in values:
             changes[key] = values[key]

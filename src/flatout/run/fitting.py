@@ -23,16 +23,19 @@ from flatout.errors import UserError, require
 from flatout.models.encoder.transformer import Transformer
 from flatout.report.closing import EARLY_END
 from flatout.run.context import OurParts, RunParts
+from flatout.run.resolve import Settings
 from flatout.run.run_folder import OVERRIDES, RunFolder
 from flatout.run.trainer import Training, without_lightning_advice
 
 
-def fit_to_end(training: Training, parts: RunParts, folder: RunFolder, start: Start | None) -> None:
+def fit_to_end(
+    training: Training, parts: RunParts, settings: Settings, folder: RunFolder, start: Start | None
+) -> None:
     """Train to the last step, or until patience ends it; `start`: the checkpoint to resume."""
     # the Trainer may drop its callbacks, so the list is kept to close files in any case
     listeners = list(training.curves.listeners)
     if parts.ours is not None:
-        _report_start(parts.ours, folder)
+        _report_start(parts.ours, settings.total_steps or 0, folder)
     with without_lightning_advice(), others_watched(), training.checkpoints.when.signals.waiting():
         if parts.ours is not None and _reads_stored_layers(parts.ours):
             # frozen layers are in eval mode so that they drop nothing; the run has said so
@@ -64,11 +67,11 @@ def _report_skipped(training: Training, folder: RunFolder) -> None:
         )
 
 
-def _report_start(ours: OurParts, folder: RunFolder) -> None:
+def _report_start(ours: OurParts, total_steps: int, folder: RunFolder) -> None:
     count = sum(weight.numel() for weight in ours.task.model.parameters())
     plan = ours.feeds.train.plan
     rows = plan.rows_per_batch * plan.parts
-    steps = counted(ours.task.total_steps or 0, "step")
+    steps = counted(total_steps, "step")
     folder.say(f"training: {count:,} parameters, {steps} of {counted(rows, 'row')}")
 
 

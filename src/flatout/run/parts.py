@@ -22,14 +22,14 @@ from flatout.data.batches.plan import BatchLayout
 from flatout.data.store_data import Placement, StoreData
 from flatout.distributed.ranks import Ranks
 from flatout.engine.graph_choice import require_static_steps
-from flatout.engine.run_length import planned_steps, whole_steps
+from flatout.engine.optimizer import OptimConfig
 from flatout.errors import require
 from flatout.models.contract import ModelConfig
 from flatout.perf.tune.probe import Parts
 from flatout.run.context import OurParts, RunContext, RunParts
 from flatout.run.kinds import kind_of
 from flatout.run.memory import require_memory
-from flatout.run.resolve import clip_of, resolve_rate
+from flatout.run.resolve import choose_rate, clip_of
 from flatout.run.run_folder import RunFolder, unwritten_run
 from flatout.run_log import RunLog
 from flatout.tasks.networks import report_network
@@ -103,7 +103,7 @@ def require_memory_for_model(
         return
 
     def build(model: Any) -> nn.Module:
-        return make_task(config, model).build(data.info)
+        return make_task(config, model, config.optim).build(data.info)
 
     # Ranks on one CPU share its memory; ranks of FSDP hold a slice of the weights each.
     copies = ranks.local_world if device.type == "cpu" else 1
@@ -111,20 +111,23 @@ def require_memory_for_model(
     require_memory(config.model, build, device, copies / slices)
 
 
-def build_module(config: RunConfig, data: Any, log: RunLog) -> Any:
-    """The module that trains: the user's own, or the task of the data with its network built."""
+def build_module(config: RunConfig, data: Any, optim: OptimConfig, log: RunLog) -> Any:
+    """The module that trains: the user's own, or the task of the data with its network built.
+
+    `optim`: with the learning rate of the run, which the task is made with and keeps.
+    """
     if config.has_own_parts:
         return config.task
-    task = make_task(config, config.model)
+    task = make_task(config, config.model, optim)
     report_network(task.build(data.info), config.model, data.info, log)
     return task
 
 
-def make_task(config: RunConfig, model: nn.Module | ModelConfig) -> Task:
+def make_task(config: RunConfig, model: nn.Module | ModelConfig, optim: OptimConfig) -> Task:
     """The task of a run around a network or its Config: of the user's class, or the kind's own."""
     if isinstance(config.task, TaskClass):
-        return config.task.task(model, config.task.config, config.optim)
-    return kind_of(config.data).task(model, config.task, config.optim)
+        return config.task.task(model, config.task.config, optim)
+    return kind_of(config.data).task(model, config.task, optim)
 
 
 def place_feeds(
@@ -146,7 +149,10 @@ def build_run_parts(
     config: RunConfig, data: L.LightningDataModule, context: RunContext
 ) -> RunParts:
     """The module of a run beside its opened data, with feeds if both are flatout's."""
-    module = build_module(config, data, context.folder)
+    optim = config.optim
+    if not config.has_own_parts:
+        optim = choose_rate(config, context.ranks.world, context.folder)
+    module = build_module(config, data, optim, context.folder)
     if config.has_own_parts:
         return RunParts(module, data, ours=None)
     assert isinstance(data, StoreData)
@@ -163,11 +169,8 @@ def build_parts(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
     with unwritten_run() as folder:
         L.seed_everything(config.seed, verbose=False)
         data = open_data(config, Ranks(), folder)
-        task = build_module(config, data, folder)
+        task = build_module(config, data, choose_rate(config, ranks.world, folder), folder)
         feeds = place_feeds(config, data, task, device, ranks)
-        trainer = whole_steps(config.trainer, feeds.train, folder)
-        task.total_steps = planned_steps(trainer, feeds.train)
-        task.optim = resolve_rate(config, task.model_config, feeds.train.plan, folder)
         task.prepare_probe(feeds, config.seed)
         return Parts(
             task=task,

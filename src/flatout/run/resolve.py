@@ -15,12 +15,12 @@ from typing import Any
 
 import lightning as L
 import torch
+from torch import nn
 
 from flatout.checkpoints.settings import Mode
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.gather import TOKENS
-from flatout.data.batches.plan import PlanSettings
 from flatout.distributed.limits import keep_freed_memory, let_segments_grow
 from flatout.distributed.ranks import Ranks, cores_here
 from flatout.engine.compile import Passes, choose_compile, compile_in_place, compiles_layers
@@ -59,15 +59,13 @@ class Settings:
 
 
 def resolve(config: RunConfig, parts: RunParts, context: RunContext) -> Settings:
-    """Make the decisions, and give a task of ours its length and its learning rate."""
+    """Make the decisions that follow from the built network, and collect all of them."""
     if parts.ours is None:
         return _resolve_own_parts(config, context)
     task = parts.ours.task
     feed = parts.ours.feeds.train
     folder = context.folder
     trainer = whole_steps(config.trainer, feed, folder)
-    task.total_steps = planned_steps(trainer, feed)
-    task.optim = resolve_rate(config, task.model_config, feed.plan, folder)
     precision = resolve_precision(config.precision, context)
     metric = config.checkpoint.metric
     if metric is None:
@@ -85,7 +83,7 @@ def resolve(config: RunConfig, parts: RunParts, context: RunContext) -> Settings
         optim=task.optim,
         clip=clip_of(config),
         batches=batches_in_epoch(trainer, feed),
-        total_steps=task.total_steps,
+        total_steps=planned_steps(trainer, feed),
         metric=metric,
         monitor=f"val/{metric}",
         mode=mode,
@@ -162,36 +160,38 @@ def clip_of(config: RunConfig) -> float:
     return recommended_clip(config.model) if clip is None else float(clip)
 
 
-def resolve_rate(
-    config: RunConfig, model_config: object, plan: PlanSettings, folder: RunFolder
-) -> OptimConfig:
-    """The optimizer's settings with a learning rate, scaled to the rows of a step if asked.
+def choose_rate(config: RunConfig, world: int, folder: RunFolder) -> OptimConfig:
+    """The optimizer's settings with the learning rate of a run on `world` devices.
 
-    The rate is the one that was set, else the one that suits the model.
+    It is the rate that was set or measured, else the one that suits the model, scaled to the rows
+    of a step if asked. This is the only place that decides it, before the task is made:
+
+        optim.lr=0.01 optim.scale_lr=sqrt optim.base_batch=16, 64 rows a step   →   0.02
     """
     optim = config.optim
-    if optim.lr is None:
-        rate = recommended_lr(model_config)
-        if rate is not None:
-            folder.decision(
-                "optim.lr",
-                f"{rate:g}",
-                "usual for such a model",
-                "set optim.lr for another",
-                replaces=True,
-            )
-            optim = replace(optim, lr=rate)
-    if config.data.effective_batch is None and optim.scale_lr is ScaleRate.none:
+    data = config.data
+    is_built = isinstance(config.model, nn.Module)
+    recommended = None if is_built or optim.lr is not None else recommended_lr(config.model)
+    if recommended is not None:
+        folder.decision(
+            "optim.lr",
+            f"{recommended:g}",
+            "usual for such a model",
+            "set optim.lr for another",
+            replaces=True,
+        )
+        optim = replace(optim, lr=recommended)
+    if data.effective_batch is None and optim.scale_lr is ScaleRate.none:
         return optim
     require(
-        plan.tokens_per_batch is None,
+        data.tokens_per_batch is None,
         "optim.scale_lr",
         f"{optim.scale_lr.value}, but data.tokens_per_batch makes steps of unequal rows",
         hint="Leave one of them out.",
     )
-    rows = plan.rows_per_batch * plan.parts
+    rows_per_batch, accumulate = data.batches(world)
+    rows = rows_per_batch * accumulate * world
     scaled = optim.scaled(rows)
-    product = f"{plan.rows_per_batch} × {plan.accumulate} × {plan.world}"
     if scaled is optim:
         how = "not scaled"
     else:
@@ -200,7 +200,8 @@ def resolve_rate(
             how += ", capped"
     folder.decision(
         "micro × accumulation × devices",
-        f"{product} = {rows} rows, lr {optim.highest:g} → {scaled.highest:g}",
+        f"{rows_per_batch} × {accumulate} × {world} = {rows} rows,"
+        f" lr {optim.highest:g} → {scaled.highest:g}",
         "as asked",
         f"lr {how}",
     )
@@ -315,7 +316,7 @@ def compile_network(settings: Settings, parts: RunParts, context: RunContext) ->
         tokens = plan.rows_per_batch * float(feed.split.lengths(TOKENS).mean())
         if plan.tokens_per_batch:
             tokens = min(tokens, plan.tokens_per_batch)
-        passes = Passes((task.total_steps or 1) * plan.accumulate, int(tokens))
+        passes = Passes((settings.total_steps or 1) * plan.accumulate, int(tokens))
         choice = choose_compile(
             task.model, feed.device, settings.precision.value, passes, folder.say
         )

@@ -106,7 +106,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         ranks.join(device)
         with training.loggers, exact_products(settings.precision.value, parts.feeds, folder):
             compile_network(settings, parts, context)
-            fit_to_end(training, parts, folder, start)
+            fit_to_end(training, parts, settings, folder, start)
             load_best(training, parts)
             add_linear_model(config, parts, time.perf_counter() - started, folder)
             metrics = evaluate(training, parts, folder, settings.metric)

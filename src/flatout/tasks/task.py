@@ -8,11 +8,12 @@ rows. `training_step` undoes Lightning's division.
 
 from __future__ import annotations
 
+import copy
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import lightning as L
 import numpy as np
@@ -344,9 +345,15 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
     def configure_optimizers(self) -> Any:
         optimizer = self.optim.build(self.model, fused=self._may_fuse())
         total = int(self.total_steps or self.trainer.estimated_stepping_batches)
-        self.total_steps = total
         schedule = StepSchedule(optimizer, lambda step: self.optim.lr_at(step, total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def with_optim(self, optim: OptimConfig) -> Self:
+        """The same task and network with other settings of the optimizer."""
+        other = copy.copy(self)
+        other._trainer = self._trainer  # Lightning leaves it out of copies
+        other.optim = optim
+        return other
 
     def _may_fuse(self) -> bool:
         """Whether the optimizer may be one fused kernel, which also unscales the gradients."""

@@ -31,7 +31,7 @@ from flatout.data.feeding import FeedKind
 from flatout.data.store.store import StoreSplit
 from flatout.distributed.limits import keep_freed_memory
 from flatout.engine.compile import compile_in_place
-from flatout.engine.optimizer import ScaleRate, Schedule
+from flatout.engine.optimizer import Schedule
 from flatout.engine.pieces import is_out_of_memory
 from flatout.engine.precision import Precision, arithmetic, fast_fp32_products
 from flatout.errors import UserError
@@ -197,9 +197,7 @@ def range_test(parts: Parts, setting: ProbedSetting, until: float) -> dict[str, 
     way = _way_of(parts, setting)
     task = parts.task
     # The test sets the rate of each step itself.
-    optim = replace(
-        task.optim, lr=LEAST_RATE, schedule=Schedule.constant, warmup=0.0, scale_lr=ScaleRate.none
-    )
+    optim = replace(task.optim, schedule=Schedule.constant, warmup=0.0).at_rate(LEAST_RATE)
     rates: list[float] = []
     losses: list[float] = []
     with fast_fp32_products(way.precision, parts.device):
