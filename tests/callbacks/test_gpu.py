@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flatout.callbacks.gpu import CURVES, find_card, visible_entries, watched_card
-from flatout.callbacks.hardware_monitor import Watch
+from flatout.callbacks.hardware_watch import Watch
 from tests.callbacks.recorded_nvml import (
     RecordedNvml,
     a16_board,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flatout.callbacks.gpu import CURVES
-from flatout.callbacks.hardware_monitor import Host
+from flatout.callbacks.hardware_watch import Host
 from flatout.distributed.limits import Limits, cpu_periods, limits
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from flatout.callbacks.hardware_monitor import Watch
+from flatout.callbacks.hardware_watch import Watch
 
 
 class Counting:

@@ -162,7 +162,7 @@ def test_what_the_card_and_the_machine_were_like_stands_in_the_summary_and_the_c
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        "flatout.callbacks.hardware_monitor.watched_card",
+        "flatout.callbacks.hardware_watch.watched_card",
         lambda device: find_card(shared_card(), 0),
     )
     monkeypatch.setattr(
@@ -188,7 +188,7 @@ def test_a_card_that_is_lost_in_mid_run_ends_no_training(tmp_path, monkeypatch):
     machine = hot_4090()
     card = find_card(machine, 0)
     machine.cards[0].is_lost = True
-    monkeypatch.setattr("flatout.callbacks.hardware_monitor.watched_card", lambda device: card)
+    monkeypatch.setattr("flatout.callbacks.hardware_watch.watched_card", lambda device: card)
     monkeypatch.setattr(
         "flatout.run.trainer.HardwareMonitor", partial(HardwareMonitor, every_s=0.02)
     )

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.tuner import Tuner
 
 from flatout.callbacks import HardwareMonitor, ProfileSteps, ProgressLine, StepTimer, Throughput
-from flatout.callbacks.hardware_monitor import Host
+from flatout.callbacks.hardware_watch import Host
 from flatout.callbacks.run_curves import RunCurves
 from tests.callbacks.plain import Rows, Small, TwoOptimizers, loader, train
 from tests.run_files import curve

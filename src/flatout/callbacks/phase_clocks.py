@@ -17,12 +17,21 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from flatout.callbacks.clock import Clock
-from flatout.engine.lightning_internals import PHASES
+# Those of `lightning_internals`, which is not imported: transformers' Trainer needs no Lightning.
+PHASES = ("forward", "backward", "optimizer")
+
+
+class OutsideClock(Protocol):
+    """Adds up seconds that belong to no phase, such as logging."""
+
+    edge: Callable[[int], None] | None
+
+    @property
+    def not_in_phases_s(self) -> float: ...
 
 
 @dataclass(slots=True)
@@ -115,7 +124,7 @@ class HookPhaseClock:
     # the part that ends at each edge
     _PARTS = ("wait", *PHASES)
 
-    def __init__(self, clock: Clock, device_times: DevicePhaseClock | None = None) -> None:
+    def __init__(self, clock: OutsideClock, device_times: DevicePhaseClock | None = None) -> None:
         self.clock = clock
         self.spent = dict.fromkeys(self._PARTS, 0.0)
         self._device_edge = None if device_times is None else device_times.edge

@@ -20,7 +20,8 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from flatout.callbacks.hardware_monitor import HardwareMonitor, hardware_of
+from flatout.callbacks.hardware_monitor import HardwareMonitor
+from flatout.callbacks.hardware_watch import hardware_of
 from flatout.callbacks.loggers import RunLoggers, RunPlace, build_loggers
 from flatout.callbacks.profile_steps import ProfileSteps
 from flatout.callbacks.progress_line import ProgressLine
