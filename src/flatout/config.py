@@ -29,6 +29,7 @@ from flatout.errors import LARGEST_SEED, check_settings, did_you_mean, require, 
 from flatout.models import model_class
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
+from flatout.price.settings import PriceConfig
 from flatout.tasks.task import Task
 from flatout.tasks.task_class import TaskClass
 
@@ -146,6 +147,7 @@ class RunConfig:
     tune: TuneConfig = setting(
         TuneConfig, "What a run measures before training; auto: all that settings leave open."
     )
+    price: PriceConfig = setting(PriceConfig, "What an hour and a kilowatt-hour cost.")
     resume: str | None = setting(
         None,
         "auto: continue the last run of this command; a run folder: continue that run; null: a new"
@@ -176,6 +178,7 @@ class RunConfig:
         self.optim = settings_of(OptimConfig, self.optim)
         self.monitor = settings_of(MonitorConfig, self.monitor)
         self.checkpoint = settings_of(CheckpointConfig, self.checkpoint)
+        self.price = settings_of(PriceConfig, self.price)
         if self.compile == "auto":
             self.compile = None
         require(

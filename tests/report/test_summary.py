@@ -83,6 +83,7 @@ SCHEMA = {
     "calibration": None,
     "abstention": None,
     "tune": None,
+    "price": None,
     "metric": None,
     "metrics": None,
     "intervals": None,

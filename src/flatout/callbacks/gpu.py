@@ -175,6 +175,10 @@ class Card:
             self._note_link()
         return {name: value for name, value in figures.items() if value is not None}
 
+    def energy_j(self) -> float | None:
+        """Joules since the driver was loaded; None for a slice, and where nothing counts them."""
+        return None if self.is_slice else self._figure(1e-3, "TotalEnergyConsumption", self.whole)
+
     def facts(self) -> dict[str, Any]:
         """Facts that are no curve: reasons for throttling, other processes, and the bus.
 

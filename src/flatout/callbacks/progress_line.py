@@ -9,12 +9,21 @@ never in each step.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 from torch import Tensor
 
 from flatout.callbacks.each_second import EachSecond
@@ -58,6 +67,8 @@ class ProgressLine(ProgressBar):
         # Of the last batch, still on its device: reading it would wait.
         self._newest_loss: Tensor | float | None = None
         self._bar: Progress | None = None
+        # Says how much time is left, in place of a guess by the speed of the last steps.
+        self.time_left: Callable[[], str] | None = None
         self._seconds = EachSecond()
 
     def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
@@ -151,7 +162,7 @@ class ProgressLine(ProgressBar):
                 TextColumn("step"),
                 BarColumn(bar_width=24),
                 TextColumn(f"{{task.completed:.0f}}{of_total}  {{task.description}}"),
-                TimeRemainingColumn(),
+                TimeRemainingColumn() if self.time_left is None else TimeLeft(self.time_left),
                 console=console,
                 transient=True,
                 disable=not (self._is_live and console.is_terminal),
@@ -171,6 +182,19 @@ class ProgressLine(ProgressBar):
             if isinstance(callback, Throughput) and callback.volume.total.seconds:
                 values["speed/rows_per_s"] = callback.volume.total.values()["speed/rows_per_s"]
         return values
+
+
+class TimeLeft(ProgressColumn):
+    """A column that shows a text which changes."""
+
+    max_refresh = 0.5
+
+    def __init__(self, describe: Callable[[], str]) -> None:
+        super().__init__()
+        self.describe = describe
+
+    def render(self, task: Task) -> Text:
+        return Text(self.describe(), style="progress.remaining")
 
 
 def say_nothing(line: str) -> None:

@@ -44,6 +44,7 @@ _FREE = (
     *(
         "monitor",
         "checkpoint",
+        "price",
         "callbacks",
         "output",
         "name",

@@ -28,6 +28,7 @@ from flatout.engine.optimizer import OptimConfig
 from flatout.errors import RunBroke, UserError, did_you_mean, nearest
 from flatout.models import MODELS
 from flatout.perf.tune.settings import INSTEAD_OF_CUT, TuneConfig
+from flatout.price.settings import PriceConfig
 from flatout.run.kinds import KINDS
 
 _SAMPLES = {
@@ -45,6 +46,7 @@ COMPONENTS: dict[str, dict[str, type]] = {
     "checkpoint": {"best": CheckpointConfig},
     "monitor": {"default": MonitorConfig},
     "tune": {"default": TuneConfig},
+    "price": {"default": PriceConfig},
 }
 OPTIONS = [
     (group, name, kind) for group, classes in COMPONENTS.items() for name, kind in classes.items()

@@ -42,6 +42,7 @@ _LISTED = (
     "logger",
     "callbacks",
     "tune",
+    "price",
 )
 """Groups in the defaults list: Hydra refuses a plus sign, we take both forms."""
 GROUPS = (*_LISTED, *_ADDED)

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from flatout.data.checks.findings import counted
 from flatout.errors import printable
+from flatout.price.words import describe_money, describe_seconds, describe_span
 
 _MOST_CLASSES = 6  # of the best and of the worst; up to twice as many classes are all shown
 EARLY_END = "early end of training"  # name of the choice that records that patience ended training
@@ -207,6 +208,9 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         shares = ", ".join(f"{name} {share:.1%}" for name, _, share in parts if share >= 0.001)
         rows.append(("each batch", f"{sum(ms for _, ms, _ in parts):.1f} ms: {shares}"))
     rows.append(("card", gpu_text(speed["gpu"])))
+    price = summary.get("price") or {}
+    rows.append(("time", time_text(price)))
+    rows.append(("cost", cost_text(price)))
     first, *others = verdict_lines(summary["verdict"]) or [""]
     return [*rows, ("verdict", first), *(("", line) for line in others)]
 
@@ -279,6 +283,24 @@ def gpu_text(gpu: dict[str, Any]) -> str:
         texts.append(
             f"shared {others['share']:.0%} of the time (other processes: {others['processes']})"
         )
+    return ", ".join(texts)
+
+
+def time_text(price: Mapping[str, Any]) -> str:
+    """`expected 4.1 min (3.6–4.8), took 4.3 min`; empty where nothing was expected."""
+    if price.get("expected_s") is None:
+        return ""
+    took = describe_seconds(price["took_s"])
+    return f"expected {describe_span(price['expected_s'], *price['interval_s'])}, took {took}"
+
+
+def cost_text(price: Mapping[str, Any]) -> str:
+    """`0.0124 kWh (card), 0.31 EUR`; empty where neither is known."""
+    texts = []
+    if price.get("kwh") is not None:
+        texts.append(f"{price['kwh']:.3g} kWh ({', '.join(price['counted'])})")
+    if price.get("money") is not None:
+        texts.append(describe_money(price["money"], price["currency"]))
     return ", ".join(texts)
 
 

@@ -33,7 +33,7 @@ SCHEMA = 1
 FILE = "summary.json"
 # sections without fixed keys: a run adds its own
 _OPEN = ("metrics", "intervals", "artifacts", "evidence", "baseline.metrics")
-_MAPPINGS = ("versions", "tune", "verdict", "baseline", "calibration")  # or null
+_MAPPINGS = ("versions", "tune", "verdict", "baseline", "calibration", "price")  # or null
 _SECTIONS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("schema.json").read_text("utf-8")
 )

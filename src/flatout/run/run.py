@@ -48,6 +48,7 @@ from flatout.run.parts import (
     report_run,
     require_memory_for_model,
 )
+from flatout.run.pricing import close_price, expect_end
 from flatout.run.resolve import Settings, compile_network, exact_products, resolve, share_processor
 from flatout.run.resume import find_start
 from flatout.run.reuse import reuse_layers
@@ -103,6 +104,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
             if not config.is_sharded:
                 restore_micro_batches(training.loop, parts.ours, facts, ranks, folder)
             prepare_task(settings, parts.ours, training, folder)
+        end = expect_end(settings, parts, training, context, started)
         ranks.join(device)
         with training.loggers, exact_products(settings.precision.value, parts.feeds, folder):
             compile_network(settings, parts, context)
@@ -114,13 +116,15 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
             folder.summary.set("metric", metric)
             answers = keep_answers(config, parts, training, context)
             training.loggers.log_final(metrics, training.trainer.global_step)
-            write_verdict(settings, parts, training, folder)
+            with end.trying():
+                write_verdict(settings, parts, training, folder)
         end_group()
         if ranks.is_first:
             seconds = training.checkpoints.seconds_before + time.perf_counter() - started
             summarise(parts, training, seconds, folder)
             if parts.ours is not None:
                 report_kind(config, parts.ours, answers.predictor, seconds, folder)
+            close_price(end, settings, parts, training, context)
             write_reports(settings, parts, answers, folder)
         return Result(
             folder=folder.path,

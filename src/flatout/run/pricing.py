@@ -1,0 +1,180 @@
+"""What a run will take and has taken: its expected end, its energy and its price.
+
+`expect_end` is called before training and `close_price` at the end of a run. Between the two an
+`ExpectedEnd` listens to the curves. Open this file to change which runs share a note.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import lightning as L
+import psutil
+import torch
+
+from flatout.callbacks.gpu import Card
+from flatout.callbacks.hardware_monitor import HardwareMonitor
+from flatout.callbacks.progress_line import ProgressLine
+from flatout.data.store.cache import default_cache_folder
+from flatout.engine.run_length import validations
+from flatout.perf.measure.steps import peak_bytes
+from flatout.perf.notes import machine_name
+from flatout.price.costs import PlannedLengths
+from flatout.price.energy import EnergyMeter
+from flatout.price.expected_end import ExpectedEnd
+from flatout.price.notes import PriceNotes
+from flatout.price.pace import Work
+from flatout.price.settings import as_kwh
+from flatout.run.context import RunContext, RunParts
+from flatout.run.resolve import Settings
+from flatout.run.trainer import Training
+
+
+def expect_end(
+    settings: Settings, parts: RunParts, training: Training, context: RunContext, started: float
+) -> ExpectedEnd:
+    """Let a run say when it will end. `started`: when it began, by `time.perf_counter`."""
+    curves = training.curves
+    sources = curves.monitor.sources or []
+    card = next((source for source in sources if isinstance(source, Card)), None)
+    notes = notes_of(settings, parts, context)
+    end = ExpectedEnd(
+        measure_lengths=lambda: measure_lengths(settings, parts, training.trainer),
+        clock=curves.clock,
+        meter=EnergyMeter(card, settings.asked.price.watts),
+        began=started,
+        known=None if notes is None else notes.costs(),
+        ratios=[] if notes is None else notes.ratios(),
+        say=context.folder.say,
+        busy=lambda: busy_fraction(curves.monitor),
+        seconds_before=lambda: training.checkpoints.seconds_before,
+    )
+    if context.ranks.is_first:
+        for listener in curves.listeners:
+            if isinstance(listener, ProgressLine):
+                listener.time_left = end.time_left
+        end.show_next = curves.show_step
+        curves.show_step = end.show_step
+        curves.listeners.append(end)
+    return end
+
+
+def close_price(
+    end: ExpectedEnd, settings: Settings, parts: RunParts, training: Training, context: RunContext
+) -> None:
+    """Write what the run was expected to take, and took, into the summary and the notes."""
+    if not context.ranks.is_first or not end.moments:
+        return
+    price = settings.asked.price
+    facts = end.facts()
+    kwh = as_kwh(end.meter.joules(facts["took_s"]))
+    # ranks are alike, and the counter is that of one card
+    if kwh is not None and "card" in end.meter.sources:
+        kwh *= context.ranks.world
+    money = price.money(facts["took_s"], kwh)
+    facts |= {"kwh": kwh, "counted": end.meter.sources, "money": money, "currency": price.currency}
+    facts |= {"ratios": list(end.ratios), "flops_a_step": flops_a_step(training)}
+    facts |= {name: value / 1e9 for name, value in peaks(context.device).items()}
+    if end.lengths is not None:
+        work = end.lengths.work
+        facts["plan"] = {
+            "steps": work.total_steps,
+            "steps_an_epoch": len(work.ends) - 1,
+            "computed_tokens": work.total,
+            "padding_share": work.padding_share,
+            "validations": end.lengths.validations,
+        }
+    costs = end.costs()
+    notes = notes_of(settings, parts, context)
+    is_whole = end.resumed_at.steps == 0
+    if costs is not None:
+        facts["costs"] = asdict(costs)
+    if costs is not None and notes is not None and is_whole:
+        is_complete = training.trainer.global_step == settings.total_steps
+        if end.first is not None and is_complete:
+            notes.note_ratio(facts["took_s"] / end.first.raw_s)
+        notes.note_costs(costs)
+    context.folder.summary.set("price", facts)
+
+
+def flops_a_step(training: Training) -> float | None:
+    """Products of an optimizer step; None where the network does not count them."""
+    total = training.curves.throughput.volume.total
+    return total.flops / total.steps if total.flops and total.steps else None
+
+
+def peaks(device: torch.device) -> dict[str, int]:
+    """Most bytes that this process has held, and on its card."""
+    found = {"host_peak_gb": peak_bytes(torch.device("cpu"))}
+    if device.type == "cuda":
+        found["card_peak_gb"] = peak_bytes(device)
+    return {name: count for name, count in found.items() if count is not None}
+
+
+def measure_lengths(
+    settings: Settings, parts: RunParts, trainer: L.Trainer
+) -> PlannedLengths | None:
+    """How much a run has to do, by its plan; None if it has no end, as that of a stream."""
+    # None of a run without an end can be counted: Lightning says infinite, or -1
+    total_steps = settings.total_steps or trainer.estimated_stepping_batches
+    if not 0 < total_steps < math.inf:
+        return None
+    steps_an_epoch = int(trainer.num_training_batches) // trainer.accumulate_grad_batches
+    count = validations(settings.trainer)
+    if count is None:
+        count = -(-int(total_steps) // max(1, steps_an_epoch))
+    if not trainer.enable_validation:
+        count = 0
+    feed = None if parts.ours is None else parts.ours.feeds.train
+    minutes = settings.asked.checkpoint.every_minutes
+    lengths = PlannedLengths(
+        work=Work.of(feed, int(total_steps), steps_an_epoch),
+        validations=count,
+        save_every_s=math.inf if minutes is None else 60 * minutes,
+        tries=settings.asked.monitor.verdict,
+    )
+    if parts.ours is None:
+        return lengths
+    splits = parts.ours.data.store.splits
+    rows = {name: split.num_rows / splits["train"].num_rows for name, split in splits.items()}
+    validation = rows.get("validation", 0.0)
+    # the evaluation passes over the validation rows twice: to tune the answers, and to judge them
+    evaluation = 2 * validation + rows.get("test", 0.0)
+    return replace(lengths, validation_share=validation, evaluation_share=evaluation)
+
+
+def notes_of(settings: Settings, parts: RunParts, context: RunContext) -> PriceNotes | None:
+    """The notes of runs like this one; None for parts of the user's own."""
+    ours = parts.ours
+    if ours is None:
+        return None
+    plan = ours.feeds.train.plan
+    values = settings.values
+    like = {
+        "machine": machine_name(),
+        "ranks": context.ranks.world,
+        "network": type(ours.task.model).__name__,
+        "precision": settings.precision.value.value,
+    }
+    same = like | {
+        "data": ours.data.info.key,
+        "model": values["model"],
+        "rows": plan.rows_per_batch,
+        "tokens": plan.tokens_per_batch,
+        "accumulate": plan.accumulate,
+        "compile": values["compile"],
+        "threads": values["threads"],
+    }
+    cache = settings.asked.data.cache
+    return PriceNotes(Path(cache) if cache else default_cache_folder(), same, like)
+
+
+def busy_fraction(monitor: HardwareMonitor) -> float:
+    """The fraction of this machine's cores that other processes take; 0 if unknown."""
+    host = monitor.summary().get("host", {})
+    if "machine_cpu_share" not in host:
+        return 0.0
+    own = host["process_cpu_cores"] / (psutil.cpu_count() or 1)
+    return max(0.0, float(host["machine_cpu_share"]) - float(own))
