@@ -78,7 +78,7 @@ def find_rival(
     if not _test_scores(summary):
         return None
     limit_s = seconds if math.isinf(seconds) else min(_MOST_S, _SHARE * seconds)
-    return compare_with_rival(rival, _scores_within(rival, data, limit_s, log), summary)
+    return compare_with_rival(rival, scores_within(rival, data, limit_s, log), summary)
 
 
 def compare_with_rival(
@@ -107,7 +107,7 @@ def _test_scores(summary: Mapping[str, Any]) -> Scores:
     return {metric: value for metric, value in metrics if metric.startswith("test/")}
 
 
-def _scores_within(rival: Rival, data: StoreData[Any, Any], limit_s: float, log: RunLog) -> Scores:
+def scores_within(rival: Rival, data: StoreData[Any, Any], limit_s: float, log: RunLog) -> Scores:
     """Scores by metric, cached or computed now; empty, with a printed reason, if too slow."""
 
     def build(writer: StoreWriter) -> None:

@@ -1,0 +1,157 @@
+"""`python -m flatout price …`: what a run will take, before it begins.
+
+The command takes the words of `python -m train`, several values of a key among them. It begins each
+run in a process apart, ends it after a few seconds of steps, and multiplies what that took with the
+plan. It trains nothing to the end, and leaves no run folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from flatout.cli.train import add_words, start_measuring
+from flatout.cli.words import translate_word
+from flatout.distributed.processes import warm_start
+from flatout.errors import require
+from flatout.run_log import print_line
+
+if TYPE_CHECKING:  # heavy modules are imported after the command line is read
+    from flatout.config import RunConfig
+    from flatout.price.quote import Quote
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [+experiment=NAME] [key=value ...] [key=value,value ...]"
+    add_words(parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    warm_start()  # it imports beside us what the tries will need
+    choices = read_choices([word for word in arguments.words if word not in ("-m", "--multirun")])
+    varied = [choice for choice in choices if len(choice) > 1]
+    quotes: list[tuple[str, Quote]] = []
+    shown: set[str] = set()  # data whose rival is printed
+
+    def measure(config: RunConfig, overrides: Sequence[str]) -> None:
+        quote = quote_run(config, shown)
+        quotes.append((name, quote))
+        if varied:
+            print_line(f"{name}: {quote.expected}")
+
+    # Hydra composes one run at a time, as `-m` would start them
+    for words, named in zip(itertools.product(*choices), itertools.product(*varied), strict=False):
+        name = " ".join(named)
+        start_measuring(words, measure)
+    if varied:
+        print_table(quotes)
+    else:
+        print_lines(quotes[0][1].lines())
+
+
+def read_choices(words: Sequence[str]) -> list[list[str]]:
+    """The values of each word: `model=bilstm,textcnn seed=1` are two words and one.
+
+    A list in brackets is one value, as for `python -m train -m`.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    choices = []
+    for word in words:
+        try:
+            override = parser.parse_override(translate_word(word))
+        except HydraException:
+            choices.append([word])  # composing explains it
+            continue
+        if not override.is_sweep_override():
+            choices.append([word])
+            continue
+        require(
+            override.is_discrete_sweep(),
+            word.partition("=")[0],
+            f"{word.partition('=')[2]} has no end of values",
+            hint="Name some: key=value,value.",
+        )
+        key = word.partition("=")[0]
+        choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+    return choices
+
+
+def quote_run(config: RunConfig, shown: set[str]) -> Quote:
+    """Try a run, and return its quote. Prints the store and the rival of data that are new."""
+    from flatout.price.quote import quote_of
+    from flatout.run.launch import start
+    from flatout.run.short_try import try_run
+
+    if not config.has_own_parts:
+        show_data(config, shown)
+    summary = try_run(config, start)
+    minutes = config.checkpoint.every_minutes
+    save_every_s = math.inf if minutes is None else 60 * minutes
+    quote = quote_of(summary, config.price, save_every_s)
+    require(
+        quote is not None,
+        "price",
+        "the length of this run is not known: its data are a stream",
+        hint="Set +trainer.max_steps=STEPS.",
+    )
+    assert quote is not None
+    return quote
+
+
+def show_data(config: RunConfig, shown: set[str]) -> None:
+    """Open or build the store, and score the rival on it: what can be had for nothing."""
+    from flatout.distributed.ranks import Ranks
+    from flatout.run.kinds import kind_of
+    from flatout.run.parts import open_data
+    from flatout.run.rival import scores_within
+    from flatout.run.run_folder import unwritten_run
+    from flatout.run_log import RunLog
+
+    with unwritten_run() as folder:
+        data = open_data(config, Ranks(), folder)
+    if data.info.key in shown:
+        return
+    shown.add(data.info.key)
+    print_line(data.info.report.line())
+    rival = kind_of(config.data).rival
+    if rival is None or not config.monitor.rival or "test" not in data.store.splits:
+        return
+    scores = scores_within(rival, data, RIVAL_S, RunLog())
+    if scores:
+        listed = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        print_line(f"for nothing: the {rival.name} has {listed}")
+
+
+RIVAL_S = 20.0  # that the rival may take
+
+
+def print_lines(lines: Sequence[tuple[str, str]]) -> None:
+    from flatout.report.closing import plain_table
+
+    table = plain_table("", "", texts=2, show_header=False)
+    for name, text in lines:
+        table.add_row(Text(name, style="bold"), Text(text))
+    Console(highlight=False).print(table)
+
+
+def print_table(quotes: Sequence[tuple[str, Quote]]) -> None:
+    """A row for each run, the cheapest first, and their sum."""
+    from flatout.price.quote import add_quotes
+    from flatout.report.closing import plain_table
+
+    table = plain_table("settings", "time", "memory", "kWh", "money", title="cheapest first")
+    for name, quote in sorted(quotes, key=lambda pair: pair[1].expected.value_s):
+        table.add_row(Text(name), *quote.cells())
+    table.add_row(f"all {len(quotes)}", *add_quotes([quote for _, quote in quotes]).cells())
+    console = Console(highlight=False)
+    console.width = max(console.width, 100)
+    console.print(table)

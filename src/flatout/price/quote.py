@@ -1,0 +1,110 @@
+"""The price of a run that has not begun, from the summary of a short try of it.
+
+`Quote` says how long the run will take, what memory, energy and money, and in which parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flatout.price.costs import Costs, Expected, PlannedLengths, expect
+from flatout.price.pace import Work
+from flatout.price.settings import PriceConfig, as_kwh
+from flatout.price.words import describe_money, describe_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """What a run is expected to take."""
+
+    expected: Expected
+    kwh: float | None
+    counted: list[str]  # what the energy is of
+    money: float | None
+    currency: str
+    host_gb: float | None = None
+    card_gb: float | None = None
+    length: str = ""  # steps, epochs and tokens
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What to print of one run, as a name and a text each."""
+        parts = [
+            f"{name} {describe_seconds(seconds)}"
+            for name, seconds in self.expected.parts_s.items()
+            if seconds >= 0.05
+        ]
+        energy = "not known: no counter can be read here; price.watts=WATTS sets it"
+        if self.kwh is not None:
+            energy = f"{self.kwh:.3g} kWh ({', '.join(self.counted)})"
+        _, memory, _, money = self.cells()
+        rows = [
+            ("steps", self.length),
+            ("time", f"{self.expected}, 90 % interval"),
+            ("of it", ", ".join(parts)),
+            ("memory", memory),
+            ("energy", energy),
+            ("money", money),
+        ]
+        return [(name, text) for name, text in rows if text]
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """Time, memory, kWh and money; empty where unknown."""
+        memory = "" if self.host_gb is None else f"{self.host_gb:.2f} GB"
+        if self.card_gb is not None:
+            memory += f", on the card {self.card_gb:.2f} GB"
+        kwh = "" if self.kwh is None else f"{self.kwh:.3g}"
+        money = "" if self.money is None else describe_money(self.money, self.currency)
+        return str(self.expected), memory, kwh, money
+
+
+def add_quotes(quotes: Sequence[Quote]) -> Quote:
+    """What runs take one after the other."""
+    # errors of runs on one machine go together, so bounds are added
+    value_s = sum(quote.expected.value_s for quote in quotes)
+    low_s = sum(quote.expected.low_s for quote in quotes)
+    high_s = sum(quote.expected.high_s for quote in quotes)
+    kwh = [quote.kwh for quote in quotes if quote.kwh is not None]
+    money = [quote.money for quote in quotes if quote.money is not None]
+    return Quote(
+        Expected(value_s, low_s, high_s, value_s, {}),
+        sum(kwh) if kwh else None,
+        quotes[0].counted,
+        sum(money) if money else None,
+        quotes[0].currency,
+    )
+
+
+def quote_of(summary: Mapping[str, Any], price: PriceConfig, save_every_s: float) -> Quote | None:
+    """The quote of the run of which `summary` is a short try; None if the run has no end."""
+    facts = summary["price"]
+    if "costs" not in facts:
+        return None
+    plan = facts["plan"]
+    steps = plan["steps"]
+    costs = Costs.of(facts["costs"])
+    # all that is asked of the work is its sum
+    work = Work(steps, np.array([0.0, plan["computed_tokens"] / steps]))
+    lengths = PlannedLengths(work, plan["validations"], save_every_s)
+    expected = expect(costs, lengths, facts["ratios"])
+    watts = costs.watts
+    kwh = as_kwh(None if watts is None else watts * expected.value_s)
+    length = f"{steps:,} in {steps / plan['steps_an_epoch']:g} epochs"
+    padding_share = plan["padding_share"]
+    if summary["data"].get("tokens") is not None:
+        length += f", {plan['computed_tokens'] * (1 - padding_share):,.0f} tokens"
+    if padding_share >= 0.0005:
+        length += f", padding {padding_share:.1%}"
+    return Quote(
+        expected,
+        kwh,
+        facts["counted"],
+        price.money(expected.value_s, kwh),
+        price.currency,
+        host_gb=facts.get("host_peak_gb"),
+        card_gb=facts.get("card_peak_gb"),
+        length=length,
+    )

@@ -1,0 +1,79 @@
+"""Begin a run in a process apart, end it after some seconds of steps, and return its summary.
+
+What such a try has cost is multiplied with the plan of the whole run (`price/costs.py`). It is a
+real run: its feed, precision, captured steps, validations and checkpoints are those of the run.
+Only loggers, your callbacks, the verdict and the rival are left out. Nothing of it stays.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+
+from flatout.callbacks.profile_steps import ProfileConfig
+from flatout.config import RunConfig
+from flatout.errors import UserError
+from flatout.perf.measure.apart import Failed, run
+from flatout.run.closing import Result
+
+STEPS_S = 6.0  # seconds of steps in a try
+_LEAST_STEPS = 6  # or as many steps, whatever they take
+_STEPS_OF_RANKS = 40  # their clocks differ, so several ranks take a fixed number of steps
+_LONGEST_S = 300.0
+
+Begin = Callable[..., Result]  # starts a run in a folder
+
+
+class EndSoon(L.Callback):
+    """Ends training after some seconds of steps; Lightning then validates as at an epoch's end."""
+
+    def __init__(self, seconds: float = STEPS_S) -> None:
+        self.seconds = seconds
+        self._first_at = 0.0
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        now = time.perf_counter()
+        self._first_at = self._first_at or now
+        if trainer.world_size > 1:
+            is_over = trainer.global_step >= _STEPS_OF_RANKS
+        else:
+            is_over = now - self._first_at >= self.seconds and trainer.global_step >= _LEAST_STEPS
+        if is_over:
+            trainer.should_stop = True
+
+
+def try_run(config: RunConfig, begin: Begin, *, seconds: float = STEPS_S) -> dict[str, Any]:
+    """The summary of a try; `UserError` if it could not be made."""
+    with tempfile.TemporaryDirectory(prefix="flatout-price-") as folder:
+        tried = replace(
+            config,
+            callbacks={"end_soon": EndSoon(seconds)},
+            checkpoint=replace(config.checkpoint, patience=None),
+            monitor=replace(
+                config.monitor, progress=False, verdict=False, rival=False, profile=ProfileConfig()
+            ),
+            logger="none",
+            resume=None,
+            output=folder,
+        )
+        make = partial(_begin, tried, Path(folder) / "try", begin, torch.get_num_threads())
+        try:
+            return run(make, _LONGEST_S)
+        except Failed as failed:
+            hint = "python -m train with these settings shows where it fails."
+            if failed.is_memory:
+                hint = "Lower data.batch_size, or take a smaller model."
+            raise UserError("price", f"the try failed: {failed.why}", hint=hint) from None
+
+
+def _begin(config: RunConfig, folder: Path, begin: Begin, threads: int) -> dict[str, Any]:
+    torch.set_num_threads(threads)
+    return dict(begin(config, folder=folder).summary)
