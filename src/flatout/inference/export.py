@@ -544,10 +544,11 @@ def stream_onnx(path: Path, values: NDArray[np.float64], *, is_each: bool = Fals
     `is_each`: for each window.
     """
     with read_by("onnxruntime", path):
-        return _stream(open_onnx(path), values, is_each=is_each)
+        return _stream(path, values, is_each=is_each)
 
 
-def _stream(session: InferenceSession, values: NDArray[np.float64], *, is_each: bool) -> Any:
+def _stream(path: Path, values: NDArray[np.float64], *, is_each: bool) -> Any:
+    session = open_onnx(path)
     shapes = {}
     for entry in session.get_inputs():
         shape = list(entry.shape)
