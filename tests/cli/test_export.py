@@ -35,7 +35,7 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.inference.export import export, made_up_rows
-from flatout.inference.run_predictor import WEIGHTS
+from flatout.inference.model_folder import WEIGHTS
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs, TransformerConfig
 from tests.params import at_once

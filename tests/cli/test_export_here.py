@@ -32,7 +32,8 @@ from flatout.inference import here
 from flatout.inference.export import ONNX, errors_alone, export
 from flatout.inference.forms import texts_of_folder
 from flatout.inference.here import INT8, STATIC, FormMeasurement, _in_fp32, choose, remarks
-from flatout.inference.run_predictor import WEIGHTS, FileOptions
+from flatout.inference.model_folder import WEIGHTS
+from flatout.inference.run_predictor import FileOptions
 from flatout.inference.verify import Verified
 from flatout.report.page import render_text
 from tests.cli.test_export import numbers, several, trained

@@ -22,7 +22,7 @@ from flatout import (
 from flatout.config import MonitorConfig
 from flatout.data import TextData
 from flatout.errors import UserError
-from flatout.inference.run_predictor import LINEAR
+from flatout.inference.model_folder import LINEAR
 from flatout.models.linear_text import QuickModel
 from flatout.run.rival import score_linear
 from flatout.tasks.mixture import Mixture

@@ -31,11 +31,11 @@ from flatout.data.ragged import row_bounds
 from flatout.data.tables.table import Table, require_columns
 from flatout.engine.precision import answering
 from flatout.errors import UserError, require
+from flatout.inference.model_folder import ModelFolder
 from flatout.inference.run_predictor import (
     Advance,
     Answered,
     FileOptions,
-    ModelFolder,
     RunPredictor,
     Scored,
     in_order,

@@ -25,7 +25,7 @@ from flatout.cli.run_arguments import (
 )
 from flatout.data.store.progress import Progress
 from flatout.errors import UserError
-from flatout.inference.run_predictor import ModelFolder
+from flatout.inference.model_folder import ModelFolder
 from flatout.report.closing import class_table, interval_text, share_table
 from flatout.report.summary import json_safe
 from flatout.run.run_folder import require_no_link_outside

@@ -33,7 +33,8 @@ from flatout.inference.here import (
     remarks,
     write_best,
 )
-from flatout.inference.run_predictor import FileOptions, ModelFolder
+from flatout.inference.model_folder import ModelFolder
+from flatout.inference.run_predictor import FileOptions
 from flatout.run.kinds import kind_of_run, load_predictor
 from flatout.run.run_folder import require_no_link_outside
 

@@ -39,7 +39,8 @@ from flatout.data.tables.sources import files_in
 from flatout.distributed import engine
 from flatout.errors import require
 from flatout.inference.fingerprint import describe_drift
-from flatout.inference.run_predictor import WEIGHTS, FileOptions, ModelFolder, RunPredictor
+from flatout.inference.model_folder import WEIGHTS, ModelFolder
+from flatout.inference.run_predictor import FileOptions, RunPredictor
 
 _MANY = "Write --out FOLDER/ for a folder of answers."
 

@@ -25,7 +25,8 @@ from flatout.data.tables.reading import ReadingConfig
 from flatout.distributed.ranks import why_no_gpu
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, as_choice, example_columns, require, settings_of
-from flatout.inference.run_predictor import FileOptions, ModelFolder, RunPredictor
+from flatout.inference.model_folder import ModelFolder
+from flatout.inference.run_predictor import FileOptions, RunPredictor
 from flatout.run.kinds import load_predictor
 from flatout.run.run_folder import SETTINGS
 

@@ -31,7 +31,8 @@ from flatout.data.tokens.subwords import PAIR
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
 from flatout.inference.export import SIGNATURE, open_onnx, outputs_of, plain_model, read_by
-from flatout.inference.run_predictor import SETTINGS, RunPredictor
+from flatout.inference.model_folder import SETTINGS
+from flatout.inference.run_predictor import RunPredictor
 from flatout.inference.tags import TaggedRows, TagPredictor
 from flatout.inference.text import MaskedWordPredictor, Predictor
 from flatout.inference.words_onnx import encode_padded, open_tokenizer

@@ -41,7 +41,8 @@ from flatout.inference.forms import (
     is_transformers_folder,
     together,
 )
-from flatout.inference.run_predictor import WEIGHTS, FileOptions, RunPredictor, Scored
+from flatout.inference.model_folder import WEIGHTS
+from flatout.inference.run_predictor import FileOptions, RunPredictor, Scored
 from flatout.inference.text import Predictor
 from flatout.inference.verify import SplitAnswer, Verified, verify, write_certificate
 from flatout.inference.words_onnx import encode_padded, open_tokenizer

@@ -1,31 +1,26 @@
-"""The `model/` folder of a finished run, and the base class of its predictor.
+"""The base class of all predictors: a network with everything it needs to answer rows.
 
-The folder holds weights, the names of the outputs, and the settings that rebuild the model. The
-commands predict, evaluate and export ask the predictor, and so does `Result`. A file is read by the
-block, answered on every device, and given back in its order, so memory stays flat.
+The commands predict, evaluate and export ask the predictor of a run, and so does `Result`. A file
+is read by the block, answered on every device, and given back in its order, so memory stays flat.
+Open this file to change what all kinds of runs share when they answer.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from safetensors.numpy import load_file as load_arrays
-from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from flatout.data.batches.feed import Feed
@@ -39,31 +34,18 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table
 from flatout.data.tokens.long_texts import CUT
-from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, pair_separator, read_encoder
 from flatout.engine.precision import Precision
-from flatout.errors import UserError, require, settings_of
+from flatout.errors import UserError, require
 from flatout.inference.export import export_encoder
 from flatout.inference.fingerprint import Fingerprint
-from flatout.models import kind_of, model_class
+from flatout.inference.model_folder import ModelFolder
+from flatout.models import model_class
 from flatout.models.contract import ModelConfig
-from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from flatout.models.encoder.transformer import TransformerConfig
 from flatout.tasks.abstention import CALIBRATE, Abstention, HeldOutAnswers
 from flatout.tasks.score_intervals import Interval
 
-if TYPE_CHECKING:
-    from flatout.data.info import Labels
-    from flatout.models.linear_text import QuickModel
-
 _ROWS_PER_BLOCK = 16_384
-_MOST_CHARACTERS = 50_000_000
-_CHANGED = "The folder was changed, or comes from another version: train again."
-WEIGHTS = "model.safetensors"
-LINEAR = "linear.safetensors"
-SETTINGS = "config.json"
-LABELS = "labels.json"
-# of models of texts; what transformers builds an encoder by
-TOKENIZER = "tokenizer.json"
-ENCODER = "encoder.json"
 _EXACT_ROWS = {BatchLayout.flat: 16, BatchLayout.padded: 32}
 _EXACT_ENCODINGS = 128
 """Rows of a batch of exact answers: multiples of the rows that products take at once, and of a
@@ -71,151 +53,6 @@ vector's numbers."""
 Piece = TypeVar("Piece")
 Answer = TypeVar("Answer")
 Advance = Callable[[int], None]  # is called with each number of rows done
-
-
-class ModelFolder:
-    """Reads and writes one `model/` folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @classmethod
-    def find(cls, run: str | Path) -> ModelFolder:
-        """The folder of a run, given the run's folder or the folder itself."""
-        path = Path(run)
-        for folder in (path, path / "model"):
-            if (folder / SETTINGS).is_file() and (folder / WEIGHTS).is_file():
-                return cls(folder)
-        require(path.exists(), str(path), "no such run", hint="Name a folder below outputs/.")
-        inside = sorted(each.parent for each in path.glob(f"*/model/{WEIGHTS}"))
-        usual = "A run that ended well has one, unless it trained a module of your own."
-        hint = f"Did you mean {inside[-1].parent}?" if inside else usual
-        raise UserError(str(path), "no finished run: it has no model/ folder", hint=hint)
-
-    def settings(self) -> dict[str, Any]:
-        with self.read():
-            settings = self.read_json(SETTINGS)
-            require(
-                isinstance(settings, dict) and settings.get("schema") == 1,
-                str(self.path),
-                f"{SETTINGS} holds no settings of a model",
-            )
-            return settings
-
-    def labels(self) -> list[str]:
-        labels = self.read_json(LABELS)
-        is_plain = (
-            isinstance(labels, list)
-            and bool(labels)
-            and all(isinstance(name, str) for name in labels)
-        )
-        require(is_plain, f"{self.path}: {LABELS}", "is no list of names", hint=_CHANGED)
-        return labels
-
-    def read_json(self, name: str) -> Any:
-        text = (self.path / name).read_text(encoding="utf-8")
-        require(
-            len(text) <= _MOST_CHARACTERS,
-            f"{self.path}: {name}",
-            f"{len(text):,} characters",
-            hint=_CHANGED,
-        )
-        return json.loads(text)
-
-    @contextmanager
-    def read(self) -> Iterator[None]:
-        """Turn any error inside into one sentence: a folder of others may hold anything."""
-        try:
-            yield
-        except UserError:
-            raise
-        except Exception as error:
-            # no narrower class: for damaged files tokenizers raises Exception itself
-            reason = next(iter(str(error).strip().splitlines()), "")
-            raise UserError(
-                str(self.path),
-                f"no model that can be read ({type(error).__name__}: {reason})",
-                hint="It is damaged, or was not written by this program.",
-            ) from error
-
-    def config(self) -> Any:
-        """The Config of the model, without the files that only the start of training needs."""
-        described = self.settings()["model"]
-        without = {"vectors": None, "freeze_vectors": False, "pretrained": None}
-        values = {name: without.get(name, value) for name, value in described["config"].items()}
-        return settings_of(model_class(described["kind"], f"{self.path}: {SETTINGS}"), values)
-
-    def linear_model(self, labels: Labels) -> QuickModel:
-        """The linear model that answers with the network."""
-        # scikit-learn takes a second to import, and most runs have none
-        from flatout.models.linear_text import QuickModel
-
-        arrays = load_arrays(self.path / LINEAR)
-        return QuickModel.of_arrays(labels.problem, labels.num_outputs, arrays)
-
-    def write_linear_model(self, model: QuickModel) -> None:
-        save_arrays(model.arrays(), self.path / LINEAR)
-
-    def network(self, **sizes: Any) -> nn.Module:
-        """The network with its weights; `sizes`: what its Config builds it for."""
-        network = self.config().build(**sizes)
-        network.load_state_dict(load_file(self.path / WEIGHTS))
-        return network
-
-    def encoder(
-        self, outputs: Outputs, roles: Roles, window: int = 0
-    ) -> tuple[Transformer, Subwords]:
-        """The encoder with its weights, and its tokenizer."""
-        vocabulary = self.vocabulary()
-        assert isinstance(vocabulary, Subwords)
-        encoder = self.config().rebuild(
-            outputs, self.read_json(ENCODER), pair_separator(vocabulary, roles), window
-        )
-        encoder.load_state_dict(load_file(self.path / WEIGHTS))
-        return encoder, vocabulary
-
-    def vocabulary(self) -> Encoder:
-        return read_encoder((self.path / TOKENIZER).read_text(encoding="utf-8"))
-
-    def roles(self) -> Roles:
-        """The columns of the tables that a model of texts was trained on."""
-        columns = self.settings()["data"]["columns"]
-        # Before version 0.3 another character stood between the texts of a pair.
-        join = PAIR if columns["join"] == "\ue003" else columns["join"]
-        texts = columns["texts"]
-        names = [columns["label"], join, *texts]
-        is_plain = isinstance(texts, list) and all(isinstance(name, str) for name in names)
-        self.require(is_plain and bool(texts), "data.columns")
-        return Roles(tuple(texts), columns["label"], join)
-
-    def require(self, condition: bool, name: str) -> None:
-        """Refuse a setting of a folder that others have changed."""
-        require(condition, f"{self.path}: {SETTINGS}", f"{name} does not fit", hint=_CHANGED)
-
-    def write(
-        self,
-        network: nn.Module,
-        config: ModelConfig,
-        labels: list[str],
-        settings: dict[str, Any],
-        vocabulary: Encoder | None = None,
-    ) -> None:
-        """Write what is read above; `config` must be of a class in MODELS."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.contiguous().cpu() for name, tensor in network.state_dict().items()}
-        save_file(tensors, self.path / WEIGHTS)
-        self.write_json(LABELS, labels)
-        described = {"kind": kind_of(config), "config": asdict(config)}
-        self.write_json(SETTINGS, {"schema": 1, "model": described, **settings})
-        if isinstance(network, Transformer):
-            self.write_json(ENCODER, network.described.to_diff_dict())
-        if vocabulary is not None:
-            (self.path / TOKENIZER).write_text(vocabulary.to_json(), encoding="utf-8")
-
-    def write_json(self, name: str, value: object) -> None:
-        (self.path / name).write_text(
-            json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,14 +49,8 @@ from flatout.data.tables.table import Table
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError, require
 from flatout.inference.export import export_recordings, stream_onnx
-from flatout.inference.run_predictor import (
-    Advance,
-    Answered,
-    FileOptions,
-    ModelFolder,
-    RunPredictor,
-    Scored,
-)
+from flatout.inference.model_folder import ModelFolder
+from flatout.inference.run_predictor import Advance, Answered, FileOptions, RunPredictor, Scored
 from flatout.models.contract import ModelConfig, contract
 from flatout.tasks.metrics import TaskMetrics
 from flatout.tasks.sequence_scores import SequenceScores

@@ -31,11 +31,11 @@ from flatout.data.tokens.long_texts import CUT, LongTexts
 from flatout.data.tokens.subwords import Subwords
 from flatout.engine.precision import answering
 from flatout.errors import UserError, require
+from flatout.inference.model_folder import ModelFolder
 from flatout.inference.run_predictor import (
     Advance,
     Answered,
     FileOptions,
-    ModelFolder,
     RunPredictor,
     Scored,
     in_order,

@@ -37,11 +37,11 @@ from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts
 from flatout.engine.precision import answering
 from flatout.errors import UserError, require
 from flatout.inference.export import export_encoder
+from flatout.inference.model_folder import ModelFolder
 from flatout.inference.run_predictor import (
     Advance,
     Answered,
     FileOptions,
-    ModelFolder,
     RunPredictor,
     Scored,
     in_order,

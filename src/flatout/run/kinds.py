@@ -33,7 +33,8 @@ from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.vocabulary import VocabularyKind
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
-from flatout.inference.run_predictor import ModelFolder, RunPredictor
+from flatout.inference.model_folder import ModelFolder
+from flatout.inference.run_predictor import RunPredictor
 from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
 from flatout.inference.text import MaskedWordPredictor, Predictor

@@ -1,0 +1,186 @@
+"""The `model/` folder of a finished run: weights, names of the outputs, and settings.
+
+The settings rebuild the network, and tell a predictor how files are read. A folder may come from
+others: it holds data alone, and whatever is wrong with it becomes one sentence. Open this file to
+change what a run keeps of its model; the predictors say what stands in their settings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from flatout.data.tables.roles import Roles
+from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, pair_separator, read_encoder
+from flatout.errors import UserError, require, settings_of
+from flatout.models import kind_of, model_class
+from flatout.models.contract import ModelConfig
+from flatout.models.encoder.transformer import Outputs, Transformer
+
+if TYPE_CHECKING:
+    from flatout.data.info import Labels
+    from flatout.models.linear_text import QuickModel
+
+_MOST_CHARACTERS = 50_000_000
+_CHANGED = "The folder was changed, or comes from another version: train again."
+WEIGHTS = "model.safetensors"
+LINEAR = "linear.safetensors"
+SETTINGS = "config.json"
+LABELS = "labels.json"
+# of models of texts; what transformers builds an encoder by
+TOKENIZER = "tokenizer.json"
+ENCODER = "encoder.json"
+
+
+class ModelFolder:
+    """Reads and writes one `model/` folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def find(cls, run: str | Path) -> ModelFolder:
+        """The folder of a run, given the run's folder or the folder itself."""
+        path = Path(run)
+        for folder in (path, path / "model"):
+            if (folder / SETTINGS).is_file() and (folder / WEIGHTS).is_file():
+                return cls(folder)
+        require(path.exists(), str(path), "no such run", hint="Name a folder below outputs/.")
+        inside = sorted(each.parent for each in path.glob(f"*/model/{WEIGHTS}"))
+        usual = "A run that ended well has one, unless it trained a module of your own."
+        hint = f"Did you mean {inside[-1].parent}?" if inside else usual
+        raise UserError(str(path), "no finished run: it has no model/ folder", hint=hint)
+
+    def settings(self) -> dict[str, Any]:
+        with self.read():
+            settings = self.read_json(SETTINGS)
+            require(
+                isinstance(settings, dict) and settings.get("schema") == 1,
+                str(self.path),
+                f"{SETTINGS} holds no settings of a model",
+            )
+            return settings
+
+    def labels(self) -> list[str]:
+        labels = self.read_json(LABELS)
+        is_plain = (
+            isinstance(labels, list)
+            and bool(labels)
+            and all(isinstance(name, str) for name in labels)
+        )
+        require(is_plain, f"{self.path}: {LABELS}", "is no list of names", hint=_CHANGED)
+        return labels
+
+    def read_json(self, name: str) -> Any:
+        text = (self.path / name).read_text(encoding="utf-8")
+        require(
+            len(text) <= _MOST_CHARACTERS,
+            f"{self.path}: {name}",
+            f"{len(text):,} characters",
+            hint=_CHANGED,
+        )
+        return json.loads(text)
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """Turn any error inside into one sentence: a folder of others may hold anything."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            # no narrower class: for damaged files tokenizers raises Exception itself
+            reason = next(iter(str(error).strip().splitlines()), "")
+            raise UserError(
+                str(self.path),
+                f"no model that can be read ({type(error).__name__}: {reason})",
+                hint="It is damaged, or was not written by this program.",
+            ) from error
+
+    def config(self) -> Any:
+        """The Config of the model, without the files that only the start of training needs."""
+        described = self.settings()["model"]
+        without = {"vectors": None, "freeze_vectors": False, "pretrained": None}
+        values = {name: without.get(name, value) for name, value in described["config"].items()}
+        return settings_of(model_class(described["kind"], f"{self.path}: {SETTINGS}"), values)
+
+    def linear_model(self, labels: Labels) -> QuickModel:
+        """The linear model that answers with the network."""
+        # scikit-learn takes a second to import, and most runs have none
+        from flatout.models.linear_text import QuickModel
+
+        arrays = load_arrays(self.path / LINEAR)
+        return QuickModel.of_arrays(labels.problem, labels.num_outputs, arrays)
+
+    def write_linear_model(self, model: QuickModel) -> None:
+        save_arrays(model.arrays(), self.path / LINEAR)
+
+    def network(self, **sizes: Any) -> nn.Module:
+        """The network with its weights; `sizes`: what its Config builds it for."""
+        network = self.config().build(**sizes)
+        network.load_state_dict(load_file(self.path / WEIGHTS))
+        return network
+
+    def encoder(
+        self, outputs: Outputs, roles: Roles, window: int = 0
+    ) -> tuple[Transformer, Subwords]:
+        """The encoder with its weights, and its tokenizer."""
+        vocabulary = self.vocabulary()
+        assert isinstance(vocabulary, Subwords)
+        encoder = self.config().rebuild(
+            outputs, self.read_json(ENCODER), pair_separator(vocabulary, roles), window
+        )
+        encoder.load_state_dict(load_file(self.path / WEIGHTS))
+        return encoder, vocabulary
+
+    def vocabulary(self) -> Encoder:
+        return read_encoder((self.path / TOKENIZER).read_text(encoding="utf-8"))
+
+    def roles(self) -> Roles:
+        """The columns of the tables that a model of texts was trained on."""
+        columns = self.settings()["data"]["columns"]
+        # Before version 0.3 another character stood between the texts of a pair.
+        join = PAIR if columns["join"] == "\ue003" else columns["join"]
+        texts = columns["texts"]
+        names = [columns["label"], join, *texts]
+        is_plain = isinstance(texts, list) and all(isinstance(name, str) for name in names)
+        self.require(is_plain and bool(texts), "data.columns")
+        return Roles(tuple(texts), columns["label"], join)
+
+    def require(self, condition: bool, name: str) -> None:
+        """Refuse a setting of a folder that others have changed."""
+        require(condition, f"{self.path}: {SETTINGS}", f"{name} does not fit", hint=_CHANGED)
+
+    def write(
+        self,
+        network: nn.Module,
+        config: ModelConfig,
+        labels: list[str],
+        settings: dict[str, Any],
+        vocabulary: Encoder | None = None,
+    ) -> None:
+        """Write what is read above; `config` must be of a class in MODELS."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in network.state_dict().items()}
+        save_file(tensors, self.path / WEIGHTS)
+        self.write_json(LABELS, labels)
+        described = {"kind": kind_of(config), "config": asdict(config)}
+        self.write_json(SETTINGS, {"schema": 1, "model": described, **settings})
+        if isinstance(network, Transformer):
+            self.write_json(ENCODER, network.described.to_diff_dict())
+        if vocabulary is not None:
+            (self.path / TOKENIZER).write_text(vocabulary.to_json(), encoding="utf-8")
+
+    def write_json(self, name: str, value: object) -> None:
+        (self.path / name).write_text(
+            json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8"
+        )
