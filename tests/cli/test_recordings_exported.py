@@ -22,8 +22,8 @@ from flatout import (
     fit,
 )
 from flatout.data.tables.formats.in_memory import table_of
-from flatout.inference.export import stream_onnx
 from flatout.inference.forms import exported
+from flatout.inference.recordings_onnx import stream_onnx
 from flatout.inference.sequences import SequencePredictor
 from flatout.run.kinds import load_predictor
 from tests.cli.cells import SETTINGS, cells_of, train

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from flatout.bits.encodings import Packed, Sets
 from flatout.bits.info import GramLabels
 from flatout.bits.ridge import finished_answers
-from flatout.inference.export import (
+from flatout.inference.onnx_file import (
     MOST_APART,
     ONNX,
     open_onnx,

@@ -22,7 +22,6 @@ from flatout.cli.run_arguments import FILES, add_reading, choose_reading, input_
 from flatout.distributed.limits import processor_name
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
-from flatout.inference.export import ONNX
 from flatout.inference.here import (
     BEST,
     HEAD,
@@ -34,6 +33,7 @@ from flatout.inference.here import (
     write_best,
 )
 from flatout.inference.model_folder import ModelFolder
+from flatout.inference.onnx_file import ONNX
 from flatout.inference.run_predictor import FileOptions
 from flatout.run.kinds import kind_of_run, load_predictor
 from flatout.run.run_folder import require_no_link_outside

@@ -30,8 +30,9 @@ from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.subwords import PAIR
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
-from flatout.inference.export import SIGNATURE, open_onnx, outputs_of, plain_model, read_by
+from flatout.inference.export import outputs_of, plain_model
 from flatout.inference.model_folder import SETTINGS
+from flatout.inference.onnx_file import SIGNATURE, open_onnx, read_by
 from flatout.inference.run_predictor import RunPredictor
 from flatout.inference.tags import TaggedRows, TagPredictor
 from flatout.inference.text import MaskedWordPredictor, Predictor

@@ -31,7 +31,6 @@ from flatout.data.tokens.subwords import PAIR
 from flatout.distributed.limits import processor_name
 from flatout.engine.precision import bf16_is_native_on_cpu
 from flatout.errors import UserError, require
-from flatout.inference.export import ONNX, errors_alone
 from flatout.inference.forms import (
     FolderPredictor,
     Form,
@@ -42,6 +41,7 @@ from flatout.inference.forms import (
     together,
 )
 from flatout.inference.model_folder import WEIGHTS
+from flatout.inference.onnx_file import ONNX, errors_alone
 from flatout.inference.run_predictor import FileOptions, RunPredictor, Scored
 from flatout.inference.text import Predictor
 from flatout.inference.verify import SplitAnswer, Verified, verify, write_certificate

@@ -48,8 +48,8 @@ from flatout.data.tables.sources import open_source
 from flatout.data.tables.table import Table
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError, require
-from flatout.inference.export import export_recordings, stream_onnx
 from flatout.inference.model_folder import ModelFolder
+from flatout.inference.recordings_onnx import export_recordings, stream_onnx
 from flatout.inference.run_predictor import Advance, Answered, FileOptions, RunPredictor, Scored
 from flatout.models.contract import ModelConfig, contract
 from flatout.tasks.metrics import TaskMetrics

@@ -28,7 +28,7 @@ from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.subwords import Encoder, Subwords
 from flatout.data.tokens.vocabulary import PADDING, SEPARATOR, UNKNOWN_ID
 from flatout.errors import require
-from flatout.inference.export import (
+from flatout.inference.onnx_file import (
     MOST_APART,
     ONNX,
     open_onnx,
