@@ -31,11 +31,12 @@ from flatout.data.tokens.subwords import PAIR
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
 from flatout.inference.export import outputs_of, plain_model
+from flatout.inference.masked_words import MaskedWordPredictor
 from flatout.inference.model_folder import SETTINGS
 from flatout.inference.onnx_file import SIGNATURE, open_onnx, read_by
 from flatout.inference.run_predictor import RunPredictor
 from flatout.inference.tags import TaggedRows, TagPredictor
-from flatout.inference.text import MaskedWordPredictor, Predictor
+from flatout.inference.text import Predictor
 from flatout.inference.words_onnx import encode_padded, open_tokenizer
 from flatout.models.encoder.families import FLAT_FAMILIES, read_setting
 from flatout.models.encoder.transformer import Compute, Outputs, Transformer, quiet_library

@@ -1,9 +1,8 @@
-"""The predictors of runs on texts: `Predictor` answers classes, labels and numbers.
+"""The predictor of a run on texts: it answers classes, several labels, or numbers.
 
-`MaskedWordPredictor` fills in masked words. Both read the `model/` folder of a run: the tokenizer,
-the weights, the class names and the settings that rebuild the model. Rows are sorted by length
-inside a block, so prediction pads as little as training does. Answers come in the order of the
-rows.
+It reads the `model/` folder of the run: the tokenizer, the weights, the class names and the
+settings that rebuild the model. Rows are sorted by length inside a block, so prediction pads as
+little as training does. Answers come in the order of the rows.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +20,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor, nn
 
-from flatout.data.batches.flat_batch import flat_batch, multi_hot
+from flatout.data.batches.flat_batch import multi_hot
 from flatout.data.checks.characters import decode_escapes
 from flatout.data.checks.cleaning import BlockRules, Escapes, clean_block, read_texts
 from flatout.data.checks.findings import Findings
@@ -29,11 +28,10 @@ from flatout.data.checks.labels import normalise_labels, simplify_label
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.data.ragged import row_bounds
-from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, as_texts, decoded, require_columns
 from flatout.data.tokens.long_texts import CUT, LongTexts
-from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, encode_texts
+from flatout.data.tokens.subwords import PAIR, Encoder, encode_texts
 from flatout.engine.precision import answering
 from flatout.errors import UserError, require
 from flatout.inference.export import export_encoder
@@ -49,13 +47,12 @@ from flatout.inference.run_predictor import (
 from flatout.inference.words_onnx import export_words
 from flatout.models import model_class
 from flatout.models.contract import ModelConfig
-from flatout.models.encoder.transformer import Outputs, Transformer
+from flatout.models.encoder.transformer import Outputs
 from flatout.models.lean import even_sigmoid
 from flatout.models.words import WordsConfig
 from flatout.tasks.abstention import HeldOutAnswers, sureness_of
 from flatout.tasks.calibration import Sureness
 from flatout.tasks.classification import Classifier
-from flatout.tasks.masked_language import MaskedLanguageModel
 from flatout.tasks.metrics import MultiMetrics, TaskMetrics
 from flatout.tasks.mixture import ALONE, Mixture, log_shares
 from flatout.tasks.score_intervals import describe_drawn_groups
@@ -64,7 +61,6 @@ if TYPE_CHECKING:
     from flatout.models.linear_text import QuickModel
 
 _MOST = 1 << 31  # no number of a model's settings is as large
-_ROWS_AT_ONCE = 64  # in which masked words are filled in
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,91 +485,3 @@ def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
         return numbers
     counts = pc.list_value_length(labels).to_numpy(zero_copy_only=False).astype(np.int64)
     return multi_hot(numbers, torch.from_numpy(row_bounds(counts)), len(classes))
-
-
-@dataclass(frozen=True, slots=True)
-class Filling:
-    """A word that may stand at a mask token."""
-
-    word: str
-    probability: float
-
-
-@dataclass(slots=True)
-class MaskedWordPredictor(RunPredictor):
-    """Fills in masked words; made by `MaskedWordPredictor.load(RUN)` or from a run's Result."""
-
-    problems = ("none",)
-    answers_to = "masked words"
-
-    model: Transformer
-    vocabulary: Subwords
-    max_length: int
-    roles: Roles
-
-    @classmethod
-    def of(cls, task: MaskedLanguageModel) -> MaskedWordPredictor:
-        info = task.info
-        return cls(
-            cast(Transformer, task.model.eval()), info.vocabulary, info.max_length, info.roles
-        )
-
-    @classmethod
-    def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> MaskedWordPredictor:
-        roles = folder.roles()
-        model, vocabulary = folder.encoder(Outputs([], "words"), roles)
-        return cls(model, vocabulary, settings["data"]["max_length"], roles)
-
-    def save(self, folder: Path, model_config: ModelConfig) -> None:
-        settings = {
-            "problem": self.problems[0],
-            "data": {"max_length": self.max_length, "columns": asdict(self.roles)},
-        }
-        ModelFolder(folder).write(self.model, model_config, [], settings, self.vocabulary)
-
-    @torch.inference_mode()
-    def predict(self, texts: Sequence[str] | str, most: int = 5) -> list[list[list[Filling]]]:
-        """For each text and each of its mask tokens the likeliest words, the likeliest first."""
-        given = texts_in_memory(texts, self.roles)
-        found: list[list[list[Filling]]] = []
-        self.model.eval()
-        with answering(self.precision, self.device):
-            for start in range(0, len(given), _ROWS_AT_ONCE):
-                found += self._fill(given[start : start + _ROWS_AT_ONCE], most)
-        return found
-
-    def _fill(self, texts: list[str], most: int) -> list[list[list[Filling]]]:
-        encoded = self.vocabulary.encode(pa.array(texts, pa.string()), max_length=self.max_length)
-        rows = [row.tolist() for row in np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1])]
-        batch = flat_batch(rows).to(self.device)
-        is_mask_T = batch.tokens == self.vocabulary.require_mask("the tokenizer")
-        batch.places = is_mask_T.nonzero().flatten()
-        found: list[list[list[Filling]]] = [[] for _ in texts]
-        if not len(batch.places):
-            return found
-        shares, ids = self.model(batch).float().softmax(-1).topk(min(most, self.vocabulary.size))
-        row_of_mask = torch.repeat_interleave(batch.rows, batch.lengths)[is_mask_T.cpu()].tolist()
-        masks = zip(row_of_mask, ids.tolist(), shares.tolist(), strict=True)
-        for row, words, probabilities in masks:
-            fillings = []
-            for word, probability in zip(words, probabilities, strict=True):
-                text = self.vocabulary.tokenizer.decode([word])
-                fillings.append(Filling(text, probability))
-            found[row].append(fillings)
-        return found
-
-    def open(self, file: str, verb: str, reading: ReadingConfig | None = None) -> NoReturn:
-        raise UserError(
-            verb,
-            "a run of task=mlm answers masked words, not rows",
-            hint=(
-                "Fine-tune it: python -m train model=transformer model.pretrained=RUN, or"
-                " export it."
-            ),
-        )
-
-    def rows(self, *_: Any, **__: Any) -> NoReturn:
-        raise AssertionError("every verb opens its file first, which is refused")
-
-    score_table = rows
-    answer_table = score_table

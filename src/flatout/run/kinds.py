@@ -33,11 +33,12 @@ from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.vocabulary import VocabularyKind
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
+from flatout.inference.masked_words import MaskedWordPredictor
 from flatout.inference.model_folder import ModelFolder
 from flatout.inference.run_predictor import RunPredictor
 from flatout.inference.sequences import SequencePredictor
 from flatout.inference.tags import TagPredictor
-from flatout.inference.text import MaskedWordPredictor, Predictor
+from flatout.inference.text import Predictor
 from flatout.models import MODELS, OF_BITS, OF_RECORDINGS, OF_TEXTS
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.encoder.windows import Windows
