@@ -91,7 +91,7 @@ class UsualLoop:
             metrics.reset()
             metrics.update(self.network(torch.from_numpy(bits)).sigmoid(), labels)
             values = metrics.compute()
-            metrics.given = metrics.threshold
+            metrics.fixed_threshold = metrics.threshold
         return values["dice"]
 
 

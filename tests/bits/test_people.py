@@ -12,7 +12,7 @@ import pytest
 import xxhash
 from tests.data.whole_tables import whole_table
 
-from flatout.bits.people import FIELDS, GENERATOR_VERSION, PeopleConfig, PeopleTable, _names
+from flatout.bits.people import FIELDS, GENERATOR_VERSION, PeopleConfig, PeopleTable, _make_names
 from flatout.errors import UserError
 
 
@@ -61,7 +61,7 @@ def test_a_few_names_are_common_and_most_are_rare():
 
 
 def test_typing_errors_change_one_letter_of_the_share_asked_for():
-    given, surnames = (set(names.to_pylist()) for names in _names())
+    given, surnames = (set(names.to_pylist()) for names in _make_names())
     rows = read(rows=16_000, typos=0.3)
     odd = [
         row["GivenName"] not in given or row["Surname"] not in surnames

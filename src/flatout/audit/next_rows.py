@@ -30,17 +30,20 @@ def write_next_rows(rows: AuditRows, texts: list[str], file: str, top: int, path
     head = Head(Problem.single, len(rows.classes)).fit(reader.fit(list(rows.texts)), rows.labels)
     features = reader.read(texts)
     answers = head.predict(features)
-    # A margin of 0 between the two likeliest classes makes an answer as unsure as can be:
-    # probabilities 0.5 0.4 0.1 → 1 - (0.5 - 0.4) = 0.9.
-    sorted_answers = np.sort(answers, axis=1)
-    unsure = 1 - (sorted_answers[:, -1] - sorted_answers[:, -2])
-    unsure[[not text.strip() for text in texts]] = -1  # nothing to label there
-    table: list[list[object]] = [["row", "file", "text", "likely", "unsure"]]
+    # An answer is as unsure as can be where the two likeliest classes have no margin between them.
+    # Probabilities 0.5 0.4 0.1 → 1 - (0.5 - 0.4) = 0.9.
+    by_probability = np.sort(answers, axis=1)
+    margin = by_probability[:, -1] - by_probability[:, -2]
+    unsure = 1 - margin
+    is_blank = [not text.strip() for text in texts]
+    unsure[is_blank] = -1  # nothing to label there
+    heads = ["row", "file", "text", "likely", "unsure"]
+    lines = list[list[object]]()
     for row in choose_rows(features, unsure, top):
         likely = rows.classes[answers[row].argmax()]
-        table.append([row + 1, file, shorten(texts[row]), likely, f"{unsure[row]:.3f}"])
-    write_table(path, table)
-    return len(table) - 1
+        lines.append([row + 1, file, shorten(texts[row]), likely, f"{unsure[row]:.3f}"])
+    write_table(path, [heads, *lines])
+    return len(lines)
 
 
 def choose_rows(features: csr_matrix, unsure: NDArray[np.float64], top: int) -> list[int]:
@@ -65,8 +68,9 @@ def choose_rows(features: csr_matrix, unsure: NDArray[np.float64], top: int) -> 
         best = int(worth.argmax())
         chosen.append(best)
         products = (in_pool @ in_pool[[best]].T).toarray().ravel()
-        likeness = np.maximum(likeness, products / np.maximum(1e-12, norms * norms[best]))
-    return [int(pool[place]) for place in chosen]
+        cosines = products / np.maximum(1e-12, norms * norms[best])
+        likeness = np.maximum(likeness, cosines)
+    return pool[chosen].tolist()
 
 
 def shorten(text: str) -> str:

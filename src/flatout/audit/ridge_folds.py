@@ -44,6 +44,7 @@ class RidgeFolds:
             f"{counted(num_groups, thing)} for {num_folds} folds",
             hint="Set folds to fewer, or name more data.",
         )
+        # Groups are dealt in a random order, like cards: the folds differ by one group at most.
         position_G = np.random.default_rng(0).permutation(num_groups)
         position_R = position_G[group_R]
         self.rows = rows
@@ -51,6 +52,7 @@ class RidgeFolds:
         self.group_R = torch.from_numpy(group_R)
         self.fold_R = torch.from_numpy(position_R % num_folds)
         self.fold_N = self.fold_R[rows.row_N]
+        # Parts of the curve end at an eighth, a quarter and a half: of 16 rows, at 2, 4 and 8.
         rank_R = torch.from_numpy(_rank_rows(group_R, position_R))
         ends = torch.tensor(PARTS[:-1]) * num_rows
         part_R = torch.bucketize(rank_R.float(), ends, right=True)
@@ -58,12 +60,13 @@ class RidgeFolds:
 
     def _add_up(self, part_N: Tensor) -> dict[tuple[int, int], Sums]:
         """Sums over the samples of each fold and each part of the curve."""
-        cells = dict[tuple[int, int], Sums]()
+        sums = dict[tuple[int, int], Sums]()
         for fold, part in itertools.product(range(self.num_folds), range(len(PARTS))):
             is_in_N = (self.fold_N == fold) & (part_N == part)
             inputs_ND = self.rows.inputs_ND[is_in_N].double()
-            cells[fold, part] = ridge_sums(inputs_ND, self.rows.answers_NO[is_in_N].double())
-        return cells
+            answers_NO = self.rows.answers_NO[is_in_N].double()
+            sums[fold, part] = ridge_sums(inputs_ND, answers_NO)
+        return sums
 
     def losses(self, penalty: float, part: int) -> tuple[Floats, Tensor]:
         """Mean loss of each row, and `[N, O]` answers, by models of the other folds.
@@ -93,8 +96,9 @@ class RidgeFolds:
                 others.append(sums)
         total = tuple(sum(terms) for terms in zip(*others, strict=True))
         weight_DO, mean_D, mean_O = solve_ridge(total, penalty)
-        inputs_ND = (self.rows.inputs_ND[self.fold_N == fold] - mean_D).float()
-        return inputs_ND @ weight_DO.float() + mean_O.float()
+        inputs_ND = self.rows.inputs_ND[self.fold_N == fold]
+        distances_ND = (inputs_ND - mean_D).float()
+        return distances_ND @ weight_DO.float() + mean_O.float()
 
     def _mean_of_rows(self, loss_N: Tensor, row_N: Tensor) -> Floats:
         """Each row's mean over its samples, so that a long recording counts once; 0 for others."""
@@ -115,13 +119,22 @@ def _rank_rows(group_R: NDArray[np.int64], position_R: NDArray[np.int64]) -> NDA
 
     `position_R`: place of each row's group in the random order of groups.
     """
-    # Groups a, a, a, b, b in the order b, a: the first row of b and of a come first, then what is
-    # left of b, then of a. So the smallest part has a row of two groups, which are in two folds:
-    # each fold has others to learn from, however large the first group is.
+    # Rows a0 a1 a2 b0 b1 of the groups a and b, and b is first in the random order:
+    #
+    #     within      0  1  2  0  1      number of each row within its group
+    #     position    1  1  1  0  0
+    #     is_later    0  1  1  0  1
+    #     order       b0 a0 b1 a1 a2     by is_later, then position, then within
+    #     rank        1  3  4  0  2
+    #
+    # So the smallest part has a row of two groups, which are in two folds: each fold has others to
+    # learn from, however large the first group is.
     num_rows = len(group_R)
     by_group = np.argsort(group_R, kind="stable")
     sorted_groups = group_R[by_group]
-    within_R = np.empty(num_rows, np.int64)  # number of each row within its group
-    within_R[by_group] = np.arange(num_rows) - np.searchsorted(sorted_groups, sorted_groups)
+    begin_of_group = np.searchsorted(sorted_groups, sorted_groups)
+    within_R = np.empty(num_rows, np.int64)
+    within_R[by_group] = np.arange(num_rows) - begin_of_group
     is_later_R = (within_R > 0) | (position_R > 1)
-    return np.argsort(np.lexsort((within_R, position_R, is_later_R)))
+    order = np.lexsort((within_R, position_R, is_later_R))
+    return np.argsort(order)

@@ -80,10 +80,8 @@ class BitColumn:
         `rows`: the numbers of the records in the source, from 0, for messages.
         """
         if column.null_count:
-            self._fail(
-                rows[int(np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))[0])],
-                "no value",
-            )
+            first = int(mask_of(pc.is_null(column)).argmax())
+            self._fail(rows[first], "no value")
         if is_list(column.type) and column.flatten().null_count:
             self._fail(rows[0], "a list without one of its values, in this row or below")
         if self.form is Form.auto:
@@ -133,15 +131,17 @@ class BitColumn:
         texts = self._without_prefix(texts)
         lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
         # All rows must be as long as those before; in the first block, as long as most of them. A
-        # store's bits are whole bytes: binary and hex digits are filled up to them, and of base64
-        # the digits that do not fill a byte are left out.
+        # store's bits are whole bytes. Binary and hex digits are filled up to them; of base64,
+        # digits that do not fill a byte are left out.
         bits = BITS_A_CHARACTER[self.form]
+        filled_up = 7 if bits < 6 else 0
+        all_lengths = lengths.tolist()
         fitting = [
-            each
-            for each in lengths.tolist()
-            if self.num_bits == (each * bits + 7 * (bits < 6)) // 8 * 8
+            length
+            for length in all_lengths
+            if self.num_bits == (length * bits + filled_up) // 8 * 8
         ]
-        width = self._width or Counter(fitting or lengths.tolist()).most_common(1)[0][0]
+        width = self._width or Counter(fitting or all_lengths).most_common(1)[0][0]
         if (odd := np.flatnonzero(lengths != width)).size:
             self._fail(
                 rows[odd[0]],
@@ -180,10 +180,10 @@ class BitColumn:
             self._fail(
                 rows[odd[0]], f"{int(lengths[odd[0]])} values where others have {int(lengths[0])}"
             )
-        table = values.reshape(len(column), -1)
-        if not has_bytes and table.size and table.max() <= 1:
-            table = np.packbits(table, axis=1)
-        return self._alike(table, rows)
+        packed = values.reshape(len(column), -1)
+        if not has_bytes and packed.size and packed.max() <= 1:
+            packed = np.packbits(packed, axis=1)
+        return self._alike(packed, rows)
 
     def _alike(self, packed: Packed, rows: NDArray[np.int64]) -> Packed:
         found = packed.shape[1] * 8
@@ -240,10 +240,14 @@ def _packed_digits(digits: NDArray[np.uint8], bits: int) -> Packed:
     if bits == 1:
         return np.packbits(digits, axis=1)
     if bits == 4:
-        even = digits if digits.shape[1] % 2 == 0 else np.pad(digits, ((0, 0), (0, 1)))
+        # An odd digit is followed by zeros.
+        even = np.pad(digits, ((0, 0), (0, digits.shape[1] % 2)))
         return (even[:, ::2] << 4 | even[:, 1::2]).astype(np.uint8)
-    spread = np.unpackbits(digits[:, :, None], axis=2)[:, :, 2:].reshape(len(digits), -1)
-    return np.packbits(spread[:, : spread.shape[1] // 8 * 8], axis=1)
+    # Of a digit's eight bits the first two are zeros, and are left out.
+    six_bits = np.unpackbits(digits[:, :, None], axis=2)[:, :, 2:]
+    all_bits = six_bits.reshape(len(digits), -1)
+    num_whole = all_bits.shape[1] // 8 * 8
+    return np.packbits(all_bits[:, :num_whole], axis=1)
 
 
 def write_bits(packed: Packed, form: Form) -> pa.Array:
@@ -253,12 +257,15 @@ def write_bits(packed: Packed, form: Form) -> pa.Array:
         buffers = [None, pa.py_buffer(data.tobytes())]
         return pa.FixedSizeBinaryArray.from_buffers(pa.binary(data.shape[1]), len(data), buffers)
     if form is Form.hex:
-        digits = np.stack([data >> 4, data & 15], axis=2).reshape(len(data), -1)
+        halves = np.stack([data >> 4, data & 15], axis=2)
+        digits = halves.reshape(len(data), -1)
     else:
         digits = np.unpackbits(data, axis=1)
     if form is Form.base64:
-        sixes = np.pad(digits, ((0, 0), (0, -digits.shape[1] % 6))).reshape(len(data), -1, 6)
-        digits = np.packbits(sixes, axis=2)[:, :, 0] >> 2
+        # Six bits a digit; the last digit is filled up with zeros.
+        filled = np.pad(digits, ((0, 0), (0, -digits.shape[1] % 6)))
+        six_bits = filled.reshape(len(data), -1, 6)
+        digits = np.packbits(six_bits, axis=2)[:, :, 0] >> 2
     characters = np.frombuffer(_DIGITS[form], dtype=np.uint8)[digits]
     offsets = np.arange(len(data) + 1, dtype=np.int64) * characters.shape[1]
     return pa.LargeStringArray.from_buffers(
@@ -282,12 +289,12 @@ def known_numbers(encoding: Sets, numbers: NDArray[np.int64] | None) -> Sets:
     values, lengths = encoding
     if numbers is None:
         raise UserError("data.source", "no training record has a number in its set", hint=_NAME_IT)
+    # Known numbers [3, 8], sets {8, 5} and {3}: places 1 1 0, of which 5 is not at its place.
     places = np.minimum(np.searchsorted(numbers, values), len(numbers) - 1)
     is_known = numbers[places] == values
-    row = np.repeat(np.arange(len(lengths)), lengths)[is_known]
-    return places[is_known].astype(np.int32), np.bincount(row, minlength=len(lengths)).astype(
-        np.int32
-    )
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    counts = np.bincount(row[is_known], minlength=len(lengths))
+    return places[is_known].astype(np.int32), counts.astype(np.int32)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
@@ -189,15 +189,14 @@ class Encoder(ABC):
         self._hash_new_grams()
         offsets = row_bounds(lengths)
         encoded = np.zeros((len(raw), self.config.num_bits // 8), dtype=np.uint8)
-        step = max(
-            16, _BYTES_AT_ONCE // (_GRAMS_A_RECORD * self._table.shape[1] * self._table.itemsize)
-        )
+        bytes_of_gram = self._table.shape[1] * self._table.itemsize
+        step = max(16, _BYTES_AT_ONCE // (_GRAMS_A_RECORD * bytes_of_gram))
         for start in range(0, len(raw), step):
             bounds = offsets[start : start + step + 1]
-            if len(filled := np.flatnonzero(np.diff(bounds))):
-                encoded[start + filled] = self._unite_grams(
-                    ids[bounds[0] : bounds[-1]], bounds[filled] - bounds[0]
-                )
+            filled = np.flatnonzero(np.diff(bounds))
+            if len(filled):
+                block_ids = ids[bounds[0] : bounds[-1]]
+                encoded[start + filled] = self._unite_grams(block_ids, bounds[filled] - bounds[0])
         return encoded
 
     @abstractmethod
@@ -215,16 +214,14 @@ class BloomEncoder(Encoder):
     def __init__(self, config: EncodingConfig) -> None:
         super().__init__(config)
         keys = derived_keys(config.secret, 2)
-        keyed, double = partial(keyed_positions, key=keys[0]), partial(double_positions, keys=keys)
-        self._positions = keyed if config.hashing is Hashing.keyed else double
+        self._positions: Callable[..., list[int]] = partial(double_positions, keys=keys)
+        if config.hashing is Hashing.keyed:
+            self._positions = partial(keyed_positions, key=keys[0])
         self._table = np.zeros((0, config.size // 8), dtype=np.uint8)
         self._sources: NDArray[np.int64] | None = None
         if config.diffusion:
-            order = (
-                random_stream(config.secret, "diffusion")
-                .random((config.num_bits,) * 2)
-                .argsort(axis=1)
-            )
+            random = random_stream(config.secret, "diffusion")
+            order = random.random((config.num_bits, config.num_bits)).argsort(axis=1)
             self._sources = order[:, : config.diffusion]
 
     def _hash_new_grams(self) -> None:
@@ -276,7 +273,8 @@ class MinHashEncoder(Encoder):
         self._hashes = np.concatenate([self._hashes, [self.hashes(gram) for gram in new]])
         narrow = np.uint16 if len(self._hashes) < 1 << 15 else np.uint32
         ranks = self._hashes.argsort(axis=0).argsort(axis=0).astype(narrow)
-        self._table = ranks << np.array(1, narrow) | (self._hashes & np.uint64(1)).astype(narrow)
+        lowest_bits = (self._hashes & np.uint64(1)).astype(narrow)
+        self._table = ranks << np.array(1, narrow) | lowest_bits
 
     def hashes(self, gram: str) -> NDArray[np.uint64]:
         """`[functions]` independent 64-bit hashes by simple tabulation.
@@ -287,9 +285,8 @@ class MinHashEncoder(Encoder):
         return np.bitwise_xor.reduce(self._tables[np.arange(8), list(digest)], axis=0)
 
     def _unite_grams(self, ids: NDArray[np.int32], starts: NDArray[np.int64]) -> Packed:
-        return np.packbits(
-            (np.minimum.reduceat(self._table[ids], starts, axis=0) & 1).astype(np.uint8), axis=1
-        )
+        least = np.minimum.reduceat(self._table[ids], starts, axis=0)
+        return np.packbits((least & 1).astype(np.uint8), axis=1)
 
 
 class TwoStepEncoder:
@@ -311,23 +308,19 @@ class TwoStepEncoder:
         self._hash_new_grams()
         blocks = [(np.empty(0, np.int32), np.empty(0, np.int32))]
         for start in range(0, len(raw), _ROWS_AT_ONCE):
-            own = lengths[start : start + _ROWS_AT_ONCE]
-            block, ids = np.split(ids, [own.sum()])
-            blocks.append(self._block(block, own))
-        values, counts = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+            block_lengths = lengths[start : start + _ROWS_AT_ONCE]
+            block_ids, ids = np.split(ids, [block_lengths.sum()])
+            blocks.append(self._block(block_ids, block_lengths))
+        values, counts = map(np.concatenate, zip(*blocks, strict=True))
         return values, counts
 
     def _hash_new_grams(self) -> None:
-        new = self.grams.names[len(self._columns) :]
         size = self.config.size
-        found = [
-            keyed_positions(gram, key=key, hashes=1, size=size)
-            for gram in new
-            for key in self._keys
-        ]
-        self._columns = np.concatenate(
-            [self._columns, np.array(found, np.int64).reshape(-1, self.config.hashes)]
-        )
+        found = list[list[int]]()
+        for gram in self.grams.names[len(self._columns) :]:
+            found += [keyed_positions(gram, key=key, hashes=1, size=size) for key in self._keys]
+        new_columns = np.array(found, np.int64).reshape(-1, self.config.hashes)
+        self._columns = np.concatenate([self._columns, new_columns])
 
     def _block(self, ids: NDArray[np.int32], lengths: NDArray[np.int32]) -> Sets:
         """The sets of some texts, from the grams of each."""
@@ -354,11 +347,14 @@ class TwoStepEncoder:
 def derived_keys(secret: str, count: int) -> list[bytes]:
     """Keys of 64 bytes from a secret, by HKDF with SHA-256 (RFC 5869) without salt."""
     extracted = hmac.new(bytes(32), secret.encode(), hashlib.sha256).digest()
-    made, block = b"", b""
-    while len(made) < count * _KEY_BYTES:
-        block = hmac.new(extracted, block + bytes([len(made) // 32 + 1]), hashlib.sha256).digest()
-        made += block
-    return [made[start : start + _KEY_BYTES] for start in range(0, count * _KEY_BYTES, _KEY_BYTES)]
+    expanded = b""
+    block = b""
+    wanted = count * _KEY_BYTES
+    while len(expanded) < wanted:
+        number = len(expanded) // len(extracted) + 1
+        block = hmac.new(extracted, block + bytes([number]), hashlib.sha256).digest()
+        expanded += block
+    return [expanded[start : start + _KEY_BYTES] for start in range(0, wanted, _KEY_BYTES)]
 
 
 def keyed_positions(gram: str, *, key: bytes, hashes: int, size: int) -> list[int]:
@@ -367,9 +363,12 @@ def keyed_positions(gram: str, *, key: bytes, hashes: int, size: int) -> list[in
     Where `size` does not divide 65,536, the first positions come up more often: by 1.5 % at 1,000,
     by 1/8 at 8,191.
     """
-    salts = (str(digest).encode() for digest in range(-(-hashes // _NUMBERS_A_DIGEST)))
-    made = b"".join(hashlib.blake2b(gram.encode(), key=key, salt=salt).digest() for salt in salts)
-    return [number % size for number in np.frombuffer(made, dtype="<u2")[:hashes].tolist()]
+    digests = b""
+    for number in range(-(-hashes // _NUMBERS_A_DIGEST)):
+        salt = str(number).encode()
+        digests += hashlib.blake2b(gram.encode(), key=key, salt=salt).digest()
+    numbers = np.frombuffer(digests, dtype="<u2")[:hashes].tolist()
+    return [number % size for number in numbers]
 
 
 def double_positions(gram: str, *, keys: Sequence[bytes], hashes: int, size: int) -> list[int]:
@@ -377,16 +376,17 @@ def double_positions(gram: str, *, keys: Sequence[bytes], hashes: int, size: int
 
     First 5, step 3 and size 8 → 5, 0, 3, 6, …
     """
-    start = int.from_bytes(hmac.new(keys[0], gram.encode(), hashlib.sha1).digest(), "big")
-    step = int.from_bytes(hmac.new(keys[1], gram.encode(), hashlib.md5).digest(), "big")
+    sha1 = hmac.new(keys[0], gram.encode(), hashlib.sha1).digest()
+    md5 = hmac.new(keys[1], gram.encode(), hashlib.md5).digest()
+    start = int.from_bytes(sha1, "big")
+    step = int.from_bytes(md5, "big")
     return [(start + number * step) % size for number in range(hashes)]
 
 
 def random_stream(secret: str, purpose: str) -> np.random.Generator:
     """Random numbers that follow from a secret, another stream for each purpose."""
-    seed = hashlib.blake2b(
-        purpose.encode(), key=hashlib.sha256(secret.encode()).digest(), digest_size=16
-    ).digest()
+    key = hashlib.sha256(secret.encode()).digest()
+    seed = hashlib.blake2b(purpose.encode(), key=key, digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(seed, "big")))
 
 
@@ -396,9 +396,8 @@ def mixed(values: NDArray[np.uint64], secret: str) -> NDArray[np.uint64]:
     They stand for the random numbers of a real encoder. This is no cipher.
     """
     keys = random_stream(secret, "mixed").integers(0, 2**64, 3, dtype=np.uint64)
-    for key, factor in zip(
-        keys, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15), strict=True
-    ):
+    factors = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15)
+    for key, factor in zip(keys, factors, strict=True):
         values = (values ^ key) * np.uint64(factor)
         values ^= values >> np.uint64(31)
     return values

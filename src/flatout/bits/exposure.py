@@ -45,12 +45,15 @@ from flatout.tasks.task import real_rows
 
 Counts = NDArray[np.int64]
 Rows = list[dict[str, Any]]
-_FREQUENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536, 1 << 40)
-_GRAMS_SHOWN = 24
-_LEAST_SUPPORT = 5
-_JUDGED = 10_000
-_SIZES = 6
-_FEWEST = 64
+# Training records that hold a gram: grams between two of these bounds are gathered.
+_FREQUENCIES = (*(1 << power for power in range(11)), 1 << 12, 1 << 14, 1 << 16, 1 << 40)
+_GRAMS_SHOWN = 24  # that leak most, and as many that leak least
+_LEAST_SUPPORT = 5  # judged records that hold a gram which is shown
+_JUDGED = 10_000  # records, at most
+_SIZES = 6  # of the learning curve: all records, a half, a quarter and so on
+_FEWEST = 64  # records of its smallest size
+# Shares of what there is to gain over guessing, below which the conclusion says hardly anything,
+# some, and much.
 _NOTHING = 0.1
 _LITTLE = 0.35
 _MUCH = 0.8
@@ -61,9 +64,10 @@ def count_grams(probabilities: Tensor, targets: Tensor, threshold: float) -> Cou
 
     `probabilities` and `targets` are `[N, C]`.
     """
-    answered = probabilities >= threshold
-    there = targets > 0
-    return np.stack([each.sum(0).cpu().numpy() for each in (there, answered, answered & there)])
+    is_answered = probabilities >= threshold
+    is_there = targets > 0
+    masks = torch.stack([is_there, is_answered, is_answered & is_there])
+    return masks.sum(1).cpu().numpy()
 
 
 def dice_of(counts: Counts) -> NDArray[np.float64]:
@@ -74,20 +78,26 @@ def dice_of(counts: Counts) -> NDArray[np.float64]:
 def by_frequency(counts: Counts, train_counts: Counts) -> Rows:
     """Dice of grams, gathered by how many training records hold them."""
     rows = []
+    is_judged = counts[0] > 0
     for low, high in pairwise((0, *_FREQUENCIES)):
-        if (chosen := (train_counts >= low) & (train_counts < high) & (counts[0] > 0)).any():
-            dice = float(dice_of(counts[:, chosen].sum(1)))
-            rows.append({"from": low, "to": high - 1, "grams": int(chosen.sum()), "dice": dice})
+        is_between = is_judged & (train_counts >= low) & (train_counts < high)
+        num_grams = int(is_between.sum())
+        if num_grams:
+            dice = float(dice_of(counts[:, is_between].sum(1)))
+            rows.append({"from": low, "to": high - 1, "grams": num_grams, "dice": dice})
     return rows
 
 
 def most_and_least(names: tuple[str, ...], counts: Counts) -> tuple[Rows, Rows]:
     """The grams that leak most and least, among those some records hold."""
-    there = counts[0]
+    num_records = counts[0]
     dice = dice_of(counts)
-    chosen = np.flatnonzero(there >= _LEAST_SUPPORT)
-    order = chosen[np.lexsort((-there[chosen], -dice[chosen]))]
-    rows = [{"gram": names[i], "dice": float(dice[i]), "records": int(there[i])} for i in order]
+    grams = np.flatnonzero(num_records >= _LEAST_SUPPORT)
+    by_dice = grams[np.lexsort((-num_records[grams], -dice[grams]))]
+    rows: Rows = []
+    for gram in by_dice.tolist():
+        records = int(num_records[gram])
+        rows.append({"gram": names[gram], "dice": float(dice[gram]), "records": records})
     return rows[:_GRAMS_SHOWN], rows[::-1][:_GRAMS_SHOWN]
 
 
@@ -176,12 +186,8 @@ class ExposureStudy:
             targets = batch.multi_hot(self.labels.num_outputs)
             answers = self.task.answers(batch).sigmoid()
             detected = model.detect(batch).float().sigmoid()
-            found.append(
-                tuple(
-                    real_rows(values, batch).cpu()
-                    for values in (batch.rows, answers, detected, targets)
-                )
-            )
+            of_batch = (batch.rows, answers, detected, targets)
+            found.append(tuple(real_rows(values, batch).cpu() for values in of_batch))
             if sum(len(rows) for rows, *_ in found) >= _JUDGED:
                 break
         return [torch.cat(parts)[:_JUDGED] for parts in zip(*found, strict=True)]
@@ -228,7 +234,7 @@ class ExposureStudy:
                     model(batch)[:, :num_labels].float().sigmoid(), batch.multi_hot(num_labels)
                 )
             values = metrics.compute()
-            metrics.given = metrics.threshold
+            metrics.fixed_threshold = metrics.threshold
         return values["dice"]
 
     def _rebuilt(self, rows: Tensor, detected: Tensor) -> Rates:

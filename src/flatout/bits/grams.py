@@ -102,9 +102,9 @@ class GramIndex:
         keys, lengths = _pair_keys(texts)
         ids = self._number(keys)
         is_numbered = ids >= 0
-        num_texts = len(lengths)
-        row = np.repeat(np.arange(num_texts), lengths)[is_numbered]
-        return sort_distinct(ids[is_numbered], np.bincount(row, minlength=num_texts))
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        numbered_of_row = np.bincount(row[is_numbered], minlength=len(lengths))
+        return sort_distinct(ids[is_numbered], numbered_of_row)
 
     def _number(self, keys: Keys) -> Ids:
         """The number of each key, -1 where a frozen index has none."""
@@ -113,13 +113,14 @@ class GramIndex:
         first = keys >> _HALF
         second = keys & _LOWER_HALF
         is_ascii = (first < _ASCII) & (second < _ASCII)
-        ascii_places = np.where(is_ascii, first * np.uint64(_ASCII) + second, 0)
-        ids = np.where(is_ascii, self._ascii[ascii_places.astype(np.int64)], _UNNUMBERED)
+        cells = np.where(is_ascii, first * np.uint64(_ASCII) + second, 0)
+        numbers_in_table = self._ascii[cells.astype(np.int64)]
+        ids = np.where(is_ascii, numbers_in_table, _UNNUMBERED)
         # Each key that the table does not know is looked up once, however many rows hold it.
         is_missing = ids < 0
-        missing_keys, inverse = np.unique(keys[is_missing], return_inverse=True)
+        missing_keys, place_of_key = np.unique(keys[is_missing], return_inverse=True)
         numbers = [self._look_up(key) for key in missing_keys.tolist()]
-        ids[is_missing] = np.array(numbers, dtype=np.int32)[inverse]
+        ids[is_missing] = np.array(numbers, dtype=np.int32)[place_of_key]
         return ids
 
     def _look_up(self, key: int) -> int:
@@ -145,15 +146,18 @@ LABEL_INDEX = GramIndex(LABELS, is_frozen=True)
 def sort_distinct(ids: NDArray[np.integer], lengths: NDArray[np.integer]) -> RaggedIds:
     """Sort the ids of each row and drop repeats; `lengths` says how many ids each row has."""
     # Row and id together are one number, so that one sort orders all rows:
-    # ids [2, 0, 2 | 1], lengths [3, 1], width 3 -> keys [2, 0, 2, 4] -> sorted [0, 2, 2, 4]
-    # -> without repeats [0, 2, 4] -> rows [0, 0, 1], ids [0, 2, 1]
+    #
+    #     ids              2 0 2   1      lengths 3 and 1; width 3, one more than the largest id
+    #     row * 3 + id     2 0 2   4
+    #     sorted           0 2 2   4
+    #     each once        0 2     4      rows 0 0 1, ids 0 2 1
     width = int(ids.max(initial=0)) + 1
     row = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
     keys = np.sort(row * width + ids)
     is_new = np.diff(keys, prepend=-1) > 0
-    row, ids = np.divmod(keys[is_new], width)
-    counts = np.bincount(row, minlength=len(lengths))
-    return ids.astype(np.int32), counts.astype(np.int32)
+    new_row, new_ids = np.divmod(keys[is_new], width)
+    counts = np.bincount(new_row, minlength=len(lengths))
+    return new_ids.astype(np.int32), counts.astype(np.int32)
 
 
 def code_points(texts: pa.Array) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
@@ -175,10 +179,12 @@ def _pair_keys(texts: pa.Array) -> tuple[Keys, NDArray[np.int64]]:
     lengths = np.diff(offsets)
     # The last character of a text begins no pair: "abc", "de" -> ab, bc, de, but not cd.
     begins_pair = np.ones(len(points), dtype=np.bool_)
-    begins_pair[offsets[1:][lengths > 0] - 1] = False
-    first = np.flatnonzero(begins_pair)
-    keys = points[first].astype(np.uint64) << _HALF | points[first + 1].astype(np.uint64)
-    return keys, np.maximum(lengths - 1, 0)
+    last = offsets[1:][lengths > 0] - 1
+    begins_pair[last] = False
+    begins = np.flatnonzero(begins_pair)
+    first = points[begins].astype(np.uint64)
+    second = points[begins + 1].astype(np.uint64)
+    return first << _HALF | second, np.maximum(lengths - 1, 0)
 
 
 def encode_targets(raw: pa.Array, hashed: GramIndex) -> RaggedIds:

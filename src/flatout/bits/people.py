@@ -27,18 +27,21 @@ from flatout.errors import LARGEST_SEED, setting
 
 GENERATOR_VERSION = 1
 FIELDS = ("GivenName", "Surname", "Birthday")
-_BLOCK = 16_384
+_BLOCK = 16_384  # rows that are made from one random stream
 _FIRST_UID = 100_001
 _NUM_GIVEN = 1_500
 _NUM_SURNAMES = 12_000
+# How fast names become rare: the nearer to 1, the more rows have one of the commonest names.
+_COMMON_GIVEN = 0.85
+_COMMON_SURNAMES = 0.75
 
 _WRITTEN = tomllib.loads(Path(__file__).with_name("people.toml").read_text(encoding="utf-8"))
 _GIVEN = _WRITTEN["given"].split()
 _SURNAMES = _WRITTEN["surnames"].split()
 _SYLLABLES = _WRITTEN["syllables"]
-_YOUNGEST = 2006
+_YOUNGEST = 2006  # the last year of birth, and how many years there are
 _YEARS = 72
-_DAYS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
+_DAYS_OF_MONTH = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,40 +73,42 @@ class PeopleTable(Table):
     def blocks(
         self, columns: Sequence[str], rows_per_block: int = 65_536
     ) -> Iterator[pa.RecordBatch]:
-        for number in range(-(-self.num_rows // _BLOCK)):
-            block = (
-                _block(self.config, number)
-                .slice(0, self.num_rows - number * _BLOCK)
-                .select(list(columns))
-            )
-            yield from pa.Table.from_batches([block]).to_batches(rows_per_block)
+        for start in range(0, self.num_rows, _BLOCK):
+            people = _make_people(self.config, start // _BLOCK)
+            wanted = people.slice(0, self.num_rows - start).select(list(columns))
+            yield from pa.Table.from_batches([wanted]).to_batches(rows_per_block)
 
 
-def _block(config: PeopleConfig, number: int) -> pa.RecordBatch:
-    random = np.random.Generator(np.random.Philox(key=[config.seed, number]))
-    given, surnames = _names()
-    made = {
-        "GivenName": given.take(pa.array(draw_long_tailed(random, _BLOCK, len(given), 0.85))),
-        "Surname": surnames.take(pa.array(draw_long_tailed(random, _BLOCK, len(surnames), 0.75))),
-        "Birthday": _birthdays(random),
-    }
+def _make_people(config: PeopleConfig, block: int) -> pa.RecordBatch:
+    """The people of one block; each block has a random stream of its own."""
+    random = np.random.Generator(np.random.Philox(key=[config.seed, block]))
+    all_given, all_surnames = _make_names()
+    given = _draw_names(random, all_given, _COMMON_GIVEN)
+    surnames = _draw_names(random, all_surnames, _COMMON_SURNAMES)
+    birthdays = _draw_birthdays(random)
     if config.typos:
         has_typo = random.random(_BLOCK) < config.typos
         in_surname = random.random(_BLOCK) < 0.5
-        made["GivenName"] = _mistype(made["GivenName"], has_typo & ~in_surname, random)
-        made["Surname"] = _mistype(made["Surname"], has_typo & in_surname, random)
-    uids = np.arange(_BLOCK) + number * _BLOCK + _FIRST_UID
-    return pa.RecordBatch.from_pydict({**made, "uid": pa.array(uids).cast(pa.string())})
+        given = _mistype(given, has_typo & ~in_surname, random)
+        surnames = _mistype(surnames, has_typo & in_surname, random)
+    uids = pa.array(np.arange(_BLOCK) + block * _BLOCK + _FIRST_UID).cast(pa.string())
+    return pa.RecordBatch.from_arrays(
+        [given, surnames, birthdays, uids], names=list(PeopleTable.columns)
+    )
 
 
-def _birthdays(random: np.random.Generator) -> pa.Array:
+def _draw_names(random: np.random.Generator, names: pa.Array, common: float) -> pa.Array:
+    return names.take(pa.array(draw_long_tailed(random, _BLOCK, len(names), common)))
+
+
+def _draw_birthdays(random: np.random.Generator) -> pa.Array:
     """Month, day and year, as M/D/YYYY."""
     months = random.integers(0, 12, _BLOCK)
-    days = (random.random(_BLOCK) * _DAYS[months]).astype(np.int64) + 1
-    years = _YOUNGEST - (random.beta(1.4, 1.6, _BLOCK) * _YEARS).astype(np.int64)
-    return pc.binary_join_element_wise(
-        *(pa.array(each).cast(pa.string()) for each in (months + 1, days, years)), "/"
-    )
+    days = (random.random(_BLOCK) * _DAYS_OF_MONTH[months]).astype(np.int64)
+    years_before = (random.beta(1.4, 1.6, _BLOCK) * _YEARS).astype(np.int64)
+    numbers = (months + 1, days + 1, _YOUNGEST - years_before)
+    texts = [pa.array(parts).cast(pa.string()) for parts in numbers]
+    return pc.binary_join_element_wise(*texts, "/")
 
 
 def _mistype(names: pa.Array, chosen: NDArray[np.bool_], random: np.random.Generator) -> pa.Array:
@@ -115,28 +120,32 @@ def _mistype(names: pa.Array, chosen: NDArray[np.bool_], random: np.random.Gener
     #     swapped    M a y r B o b
     #     kept       x x x x x . x     letters left out before each offset [0, 0, 1]
     #     result     M a y r B b       offsets [0, 4, 6]
+    _, offset_buffer, letter_buffer = names.buffers()
     own = slice(names.offset, names.offset + len(names) + 1)
-    offsets = np.frombuffer(names.buffers()[1], dtype=np.int32)[own]
-    letters = np.frombuffer(names.buffers()[2], dtype=np.uint8)[: offsets[-1]].copy()
+    offsets = np.frombuffer(offset_buffer, dtype=np.int32)[own]
+    letters = np.frombuffer(letter_buffer, dtype=np.uint8)[: offsets[-1]].copy()
     rows = np.flatnonzero(chosen)
     lengths = np.diff(offsets)[rows]
     kind = random.integers(0, 3, len(rows))
-    # The first letter stays, as it is the one that people get right.
-    place = offsets[rows] + 1 + (random.random(len(rows)) * (lengths - 2)).astype(np.int32)
+    # The first letter of a name stays: people get it right. The last one stays too, so that any
+    # chosen letter has another behind it to swap with.
+    letter_of_name = 1 + (random.random(len(rows)) * (lengths - 2)).astype(np.int32)
+    place = offsets[rows] + letter_of_name
     replaced, swapped, left_out = (place[kind == number] for number in range(3))
     letters[replaced] = random.integers(ord("a"), ord("z") + 1, len(replaced))
     first = letters[swapped].copy()
     letters[swapped] = letters[swapped + 1]
     letters[swapped + 1] = first
-    kept = np.ones(len(letters), dtype=np.bool_)
-    kept[left_out] = False
-    shorter = offsets - np.append(0, np.cumsum(~kept))[offsets].astype(np.int32)
-    buffers = [None, pa.py_buffer(shorter.astype(np.int32)), pa.py_buffer(letters[kept].tobytes())]
+    is_kept = np.ones(len(letters), dtype=np.bool_)
+    is_kept[left_out] = False
+    num_left_out_before = np.append(0, np.cumsum(~is_kept))[offsets]
+    new_offsets = (offsets - num_left_out_before).astype(np.int32)
+    buffers = [None, pa.py_buffer(new_offsets), pa.py_buffer(letters[is_kept].tobytes())]
     return pa.Array.from_buffers(pa.string(), len(names), buffers)
 
 
 @lru_cache
-def _names() -> tuple[pa.Array, pa.Array]:
+def _make_names() -> tuple[pa.Array, pa.Array]:
     """Given names and surnames, the commonest first."""
     random = np.random.Generator(np.random.Philox(key=[2009, 0]))
     maker = WordMaker(random, [*_GIVEN, *_SURNAMES], _SYLLABLES)

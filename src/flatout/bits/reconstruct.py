@@ -114,16 +114,18 @@ def _log_of_next(texts: pa.Array, grams: Sequence[str], letters: Sequence[str]) 
 
     # P(third | second letter), counted over all triples as one number each: with 3 letters, the
     # pair (2, 1) is cell 2 * 3 + 1 = 7.
-    pairs = np.bincount(triples[1] * num_letters + triples[2], minlength=num_letters**2)
-    after_letter = pairs.reshape(num_letters, num_letters) + _SMOOTHING
+    first_of_triple, second_of_triple, third_of_triple = triples
+    pairs = second_of_triple * num_letters + third_of_triple
+    counts_of_pairs = np.bincount(pairs, minlength=num_letters**2)
+    after_letter = counts_of_pairs.reshape(num_letters, num_letters) + _SMOOTHING
     after_letter /= after_letter.sum(axis=1, keepdims=True)
 
     # The same for whole grams. A pair that is no hashed gram has no row to count in.
-    gram_of = np.full(num_letters * num_letters, -1)
-    gram_of[first * num_letters + second] = np.arange(num_grams)
-    gram_of_triple = gram_of[triples[0] * num_letters + triples[1]]
+    gram_of_pair = np.full(num_letters**2, -1)
+    gram_of_pair[first * num_letters + second] = np.arange(num_grams)
+    gram_of_triple = gram_of_pair[first_of_triple * num_letters + second_of_triple]
     is_hashed = gram_of_triple >= 0
-    cells = gram_of_triple[is_hashed] * num_letters + triples[2][is_hashed]
+    cells = gram_of_triple[is_hashed] * num_letters + third_of_triple[is_hashed]
     after_gram = np.bincount(cells, minlength=num_grams * num_letters)
 
     counts = _PRIOR * after_letter[second]
@@ -139,6 +141,7 @@ def _letter_triples(texts: pa.Array, number_of: Ints) -> Ints:
     ends = offsets[1:][np.diff(offsets) > 0]
     begins_triple[ends - 1] = False
     begins_triple[np.maximum(ends - 2, 0)] = False
+    # Triples that begin at 0 and 1 have the places [[0, 1], [1, 2], [2, 3]].
     places = np.flatnonzero(begins_triple) + np.arange(3)[:, None]
     triples = number_of[points][places]
     is_numbered = (triples >= 0).all(axis=0)
@@ -170,17 +173,18 @@ class Reconstructor:
 
     def _search(self, gains_RH: Floats) -> Iterator[tuple[NDArray[np.int32], Floats]]:
         """The best finished walks of each record, as numbers of grams (-1: none), and scores."""
-        # An edge is one of the most probable grams of its record: R records search over E edges
-        # each, all at once, though these are other grams in each record.
+        # An edge is one of the most probable grams of its record. R records search over E edges
+        # each, all at once, though the edges of each record are other grams.
         count = min(_EDGES, gains_RH.shape[1])
-        edges_RE = np.argpartition(-gains_RH, count - 1, axis=1)[:, :count].astype(np.int32)
+        edges_RE = _find_largest(gains_RH, count).astype(np.int32)
         gain_RE = np.take_along_axis(gains_RH, edges_RE, axis=1)
         first_RE = self._first_H[edges_RE]
         second_RE = self._second_H[edges_RE]
-        # What a step from one edge to another is worth for the order of letters alone.
+        # What a step from one edge to another is worth for the order of letters alone: "an" can be
+        # followed by "nn", not by " a".
         follows_REE = second_RE[:, :, None] == first_RE[:, None, :]
-        usual_REE = _USUAL * self.order.log_next[edges_RE[:, :, None], second_RE[:, None, :]]
-        step_REE = np.where(follows_REE, usual_REE, _NEVER).astype(np.float32)
+        log_next_REE = self.order.log_next[edges_RE[:, :, None], second_RE[:, None, :]]
+        step_REE = np.where(follows_REE, _USUAL * log_next_REE, _NEVER).astype(np.float32)
         starts_RE = np.where(first_RE == self._blank, gain_RE, _NEVER)
         ends_RE = second_RE == self._blank
         most_steps = self.order.longest + 2
@@ -249,7 +253,7 @@ class _Beam:
         self.walks = min(_WALKS, count)
         # One bit an edge, so that the set of a walk's edges is one number.
         self.bit_E = np.uint64(1) << np.arange(count, dtype=np.uint64)
-        self.last_RW = np.argpartition(-starts_RE, self.walks - 1, axis=1)[:, : self.walks]
+        self.last_RW = _find_largest(starts_RE, self.walks)
         self.score_RW = np.take_along_axis(starts_RE, self.last_RW, axis=1).astype(np.float32)
         self.used_RW = self.bit_E[self.last_RW]
         self.path_RWL = np.full((records, self.walks, longest), -1, dtype=np.int8)
@@ -262,19 +266,21 @@ class _Beam:
 
         Walks that end are put aside.
         """
-        # A name such as "anna" holds a gram twice, so an edge may be used again, at a price: else
-        # the best walk would go round the surest grams for ever.
-        is_new = (self.used_RW[:, :, None] & self.bit_E) == 0
-        worth = np.where(is_new, self.gain_RE[:, None, :], _REPEAT)
-        rows = np.arange(len(self.gain_RE))[:, None]
-        reached = self.score_RW[:, :, None] + worth + self.step_REE[rows, self.last_RW]
+        # A name such as "anna" holds a gram twice, so an edge may be used again. That has a price:
+        # else the best walk would go round the surest grams for ever.
+        is_new_RWE = (self.used_RW[:, :, None] & self.bit_E) == 0
+        gain_RWE = np.where(is_new_RWE, self.gain_RE[:, None, :], _REPEAT)
+        records = np.arange(len(self.gain_RE))[:, None]
+        step_RWE = self.step_REE[records, self.last_RW]
+        score_RWE = self.score_RW[:, :, None] + gain_RWE + step_RWE
         # Of W * E longer walks the best W stay: place 5 with 4 edges is walk 1, edge 1.
-        reached = reached.reshape(len(rows), -1)
-        best = np.argpartition(-reached, self.walks - 1, axis=1)[:, : self.walks]
-        parent, self.last_RW = np.divmod(best, len(self.bit_E))
-        self.score_RW = np.take_along_axis(reached, best, axis=1)
-        self.used_RW = np.take_along_axis(self.used_RW, parent, axis=1) | self.bit_E[self.last_RW]
-        self.path_RWL = np.take_along_axis(self.path_RWL, parent[:, :, None], axis=1)
+        scores = score_RWE.reshape(len(records), -1)
+        best = _find_largest(scores, self.walks)
+        parent_RW, self.last_RW = np.divmod(best, len(self.bit_E))
+        self.score_RW = np.take_along_axis(scores, best, axis=1)
+        used_before_RW = np.take_along_axis(self.used_RW, parent_RW, axis=1)
+        self.used_RW = used_before_RW | self.bit_E[self.last_RW]
+        self.path_RWL = np.take_along_axis(self.path_RWL, parent_RW[:, :, None], axis=1)
         self.path_RWL[:, :, length] = self.last_RW
         self._put_ended_aside()
 
@@ -286,10 +292,15 @@ class _Beam:
         ended_RW = np.where(is_end, self.score_RW, _NEVER)
         scores = np.concatenate([self.done_score_RK, ended_RW], axis=1)
         paths = np.concatenate([self.done_path_RKL, self.path_RWL], axis=1)
-        best = np.argpartition(-scores, _CANDIDATES - 1, axis=1)[:, :_CANDIDATES]
+        best = _find_largest(scores, _CANDIDATES)
         self.done_score_RK = np.take_along_axis(scores, best, axis=1)
         self.done_path_RKL = np.take_along_axis(paths, best[:, :, None], axis=1)
         self.score_RW = np.where(is_end, _NEVER, self.score_RW)
+
+
+def _find_largest(scores: Floats, count: int) -> NDArray[np.intp]:
+    """Places of the `count` largest scores in each row, in any order: [3, 9, 7], 2 → [1, 2]."""
+    return np.argpartition(-scores, count - 1, axis=1)[:, :count]
 
 
 def shape_of(text: str) -> str:

@@ -34,14 +34,14 @@ class GramMetrics(Metric):
         `is_alone`: each rank sees all rows, so nothing is added up over ranks.
         """
         super().__init__(sync_on_compute=not is_alone)
-        self.given = threshold
-        self.of_rows = RowSums(len(NAMES) + 1)
+        self.fixed_threshold = threshold
         self.threshold = _DEFAULT_THRESHOLD if threshold is None else threshold
         """Least probability that counts as an answer."""
+        # each record's scores at the threshold, and a column of ones
+        self.sums_of_rows = RowSums(len(NAMES) + 1)
         sums = torch.zeros(len(NAMES), THRESHOLDS, dtype=torch.float64)
-        total = torch.zeros((), dtype=torch.long)
         self.add_state("sums", sums, dist_reduce_fx="sum")
-        self.add_state("total", total, dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, scores: Tensor, targets: Tensor, rows: Tensor | None = None) -> None:
         """Add records with probabilities `[B, G]` and targets `[B, G]` of zeros and ones.
@@ -59,26 +59,30 @@ class GramMetrics(Metric):
         # A probability of 1 would lie in a bucket beyond the last one, so it is held in that one.
         buckets_BG = (scores.float() * THRESHOLDS).long().clamp_(0, THRESHOLDS - 1)
         zeros_BT = torch.zeros(len(scores), THRESHOLDS, device=scores.device)
-        answered_BT = _sum_from_above(zeros_BT.scatter_add(1, buckets_BG, torch.ones_like(targets)))
-        correct_BT = _sum_from_above(zeros_BT.scatter_add(1, buckets_BG, targets))
-        present_B1 = targets.sum(1, keepdim=True)
-        scores_BT = record_scores(correct_BT, answered_BT, present_B1)
+        answered_by_bucket_BT = zeros_BT.scatter_add(1, buckets_BG, torch.ones_like(targets))
+        correct_by_bucket_BT = zeros_BT.scatter_add(1, buckets_BG, targets)
+        scores_BT = record_scores(
+            correct=_sum_from_above(correct_by_bucket_BT),
+            answered=_sum_from_above(answered_by_bucket_BT),
+            present=targets.sum(1, keepdim=True),
+        )
         # Double precision: a sum over millions of records would lose small scores in fp32.
-        sums = torch.stack([values.sum(0).double() for values in scores_BT])
+        sums = torch.stack([values_BT.sum(0).double() for values_BT in scores_BT])
         self.sums += sums.to(self.sums.device)
         self.total += len(scores)
         if rows is not None:
-            at_threshold = [values[:, self._bucket()] for values in scores_BT]
-            ones = torch.ones_like(at_threshold[0])  # the last column counts records
-            self.of_rows.add(rows, torch.stack([*at_threshold, ones], 1))
+            at_threshold = [values_BT[:, self._bucket()] for values_BT in scores_BT]
+            ones = torch.ones_like(at_threshold[0])
+            self.sums_of_rows.add(rows, torch.stack([*at_threshold, ones], 1))
 
     def compute(self) -> dict[str, float]:
         """Mean scores; chooses the threshold first if none is fixed."""
         means = (self.sums / self.total.clamp(min=1)).cpu()
-        if self.given is None:
-            self.threshold = int(means[0].argmax()) / THRESHOLDS
-        bucket = self._bucket()
-        return {name: float(means[row, bucket]) for row, name in enumerate(NAMES)}
+        if self.fixed_threshold is None:
+            dice_by_threshold = means[0]
+            self.threshold = int(dice_by_threshold.argmax()) / THRESHOLDS
+        at_threshold = means[:, self._bucket()]
+        return dict(zip(NAMES, at_threshold.tolist(), strict=True))
 
     def intervals(self, over_ranks: OverRanks | None = None) -> dict[str, Interval]:
         """The 95 % interval of each score, from the records that came with numbers.
@@ -86,14 +90,15 @@ class GramMetrics(Metric):
         A collective: all ranks call it together.
         """
 
-        def values_of(sums: Tensor) -> dict[str, Tensor]:
-            return {name: sums[..., row] / sums[..., -1] for row, name in enumerate(NAMES)}
+        def mean_scores(sums: Tensor) -> dict[str, Tensor]:
+            means = sums[..., :-1] / sums[..., -1:]
+            return dict(zip(NAMES, means.unbind(-1), strict=True))
 
-        return bootstrap(self.of_rows.gathered(over_ranks), values_of)
+        return bootstrap(self.sums_of_rows.gathered(over_ranks), mean_scores)
 
     def reset(self) -> None:
         super().reset()
-        self.of_rows.reset()
+        self.sums_of_rows.reset()
 
     def _bucket(self) -> int:
         return min(THRESHOLDS - 1, round(self.threshold * THRESHOLDS))

@@ -252,7 +252,7 @@ class GramDecoder(Task):
 
     def start_judging(self, split: str) -> None:
         # The test has no say in the threshold: it is judged at that of the last validation.
-        self.metrics.given = self.threshold if split == "test" else None
+        self.metrics.fixed_threshold = self.threshold if split == "test" else None
         self.metrics.reset()
 
     def answers(self, batch: FlatBatch) -> Tensor:

@@ -21,12 +21,9 @@ from flatout.distributed.collectives import of_all_ranks
 from flatout.tasks.score_intervals import Interval, bootstrap
 
 NAMES = ("rmse", "mae", "max_error", "r2", "mse_scaled", "mae_scaled")
-# what is added up, by its place in the first axis of the sums
-_COUNT = 0  # of answers
-_SQUARES = 1  # of errors
-_ABSOLUTE = 2  # errors without their sign
-_TRUTH = 3  # what the answers should be
-_TRUTH_SQUARES = 4
+# What is added up, in the first axis of the sums: count of answers, squares of errors, errors
+# without their sign, what the answers should be (the truth), and its squares.
+_NUM_SUMS = 5
 
 
 class SequenceScores:
@@ -37,8 +34,8 @@ class SequenceScores:
         self._factor = torch.tensor(list(factor), dtype=torch.float64)
         # each one's errors over all recordings, of the last `values`
         self.of_targets: dict[str, dict[str, float]] = {}
-        shape = recordings, len(self.targets)
-        self._sums = torch.zeros(5, *shape, dtype=torch.float64)
+        shape = (recordings, len(self.targets))
+        self._sums = torch.zeros(_NUM_SUMS, *shape, dtype=torch.float64)
         self._largest = torch.zeros(shape, dtype=torch.float64)
 
     def reset(self) -> None:
@@ -56,13 +53,14 @@ class SequenceScores:
         #     truths     1.0   NaN   8.0        squares    1    0    9
         #     recording  0     0     1          sums of recording 0: count 1, squares 1
         is_known_NK = ~truths_NK.isnan()
-        errors_NK = (answers_NK.double() - truths_NK.double()).where(is_known_NK, 0.0)
-        truths_NK = truths_NK.double().where(is_known_NK, 0.0)
+        truths_NK = truths_NK.double()
+        errors_NK = (answers_NK.double() - truths_NK).where(is_known_NK, 0.0)
+        truths_NK = truths_NK.where(is_known_NK, 0.0)
         absolute_NK = errors_NK.abs()
-        parts = is_known_NK.double(), errors_NK**2, absolute_NK, truths_NK, truths_NK**2
-        self._sums.index_add_(1, recording_N, torch.stack(parts))
-        index_NK = recording_N.unsqueeze(1).expand_as(absolute_NK)
-        self._largest.scatter_reduce_(0, index_NK, absolute_NK, "amax")
+        terms = [is_known_NK.double(), errors_NK**2, absolute_NK, truths_NK, truths_NK**2]
+        self._sums.index_add_(1, recording_N, torch.stack(terms))
+        recording_NK = recording_N.unsqueeze(1).expand_as(absolute_NK)
+        self._largest.scatter_reduce_(0, recording_NK, absolute_NK, "amax")
 
     def values(self, *, is_alone: bool = False) -> dict[str, float]:
         """Each metric over the answers of all ranks; `is_alone`: over this rank's.
@@ -74,28 +72,28 @@ class SequenceScores:
             largest = self._largest.cpu()
         else:
             sums, largest = self._of_all_ranks()
-        sums = sums.sum(1)
-        largest = largest.amax(0)
-        by_target = _errors(sums, largest, self._factor)
+        sums_of_targets = sums.sum(1)
+        largest_of_targets = largest.amax(0)
+        errors = _errors(sums_of_targets, largest_of_targets, self._factor)
         for number, target in enumerate(self.targets):
-            self.of_targets[target] = {
-                name: float(errors[number]) for name, errors in by_target.items()
-            }
-        values = self._values_of(sums, largest)
+            self.of_targets[target] = {name: float(errors[name][number]) for name in errors}
+        values = self._values_of(sums_of_targets, largest_of_targets)
         return {name: float(value) for name, value in values.items()}
 
     def _values_of(self, sums: Tensor, largest: Tensor) -> dict[str, Tensor]:
         """Each metric from `[5, …, K]` sums; each `…` is a draw of a bootstrap."""
         # Metrics in units are means over targets. Scaled ones have no unit, so all answers to all
         # targets are one mean.
-        by_target = _errors(sums, largest, self._factor)
-        values = {name: by_target[name].mean(-1) for name in ("rmse", "mae", "max_error", "r2")}
-        count = sums[_COUNT].sum(-1)
-        values["mse_scaled"] = sums[_SQUARES].sum(-1) / count
-        values["mae_scaled"] = sums[_ABSOLUTE].sum(-1) / count
+        errors = _errors(sums, largest, self._factor)
+        values = {name: of_targets.mean(-1) for name, of_targets in errors.items()}
+        count, squares, absolute, *_ = sums
+        num_answers = count.sum(-1)
+        values["mse_scaled"] = squares.sum(-1) / num_answers
+        values["mae_scaled"] = absolute.sum(-1) / num_answers
         if len(self.targets) > 1:
-            for number, name in enumerate(self.targets):
-                values[f"rmse_{name}"] = by_target["rmse"][..., number]
+            rmse_of_targets = errors["rmse"].unbind(-1)
+            for target, rmse in zip(self.targets, rmse_of_targets, strict=True):
+                values[f"rmse_{target}"] = rmse
         return values
 
     def intervals(self) -> dict[str, Interval]:
@@ -104,16 +102,19 @@ class SequenceScores:
         All ranks must call this at the same time.
         """
 
-        # A bootstrap draws rows of sums whose last column counts. Here a row is a recording: its
-        # `[5, K]` sums flat, turned round so that the count, which comes first, is the last.
-        def values_of(flat_sums: Tensor) -> dict[str, Tensor]:
-            sums = flat_sums.unflatten(-1, (5, -1)).movedim(-2, 0).flip(0)
+        # A bootstrap draws rows of sums whose last column counts. Here a row is a recording, and
+        # its `[5, K]` sums lie flat, in reverse order: the count, which comes first, is then the
+        # last. With one target: truth's squares, truth, absolute, squares, count.
+        def values_of(rows_of_sums: Tensor) -> dict[str, Tensor]:
+            reversed_sums = rows_of_sums.unflatten(-1, (_NUM_SUMS, -1)).movedim(-2, 0)
+            sums = reversed_sums.flip(0)
             values = self._values_of(sums, torch.zeros_like(sums[0]))
             del values["max_error"]  # a largest error cannot be drawn
             return values
 
         sums, _ = self._of_all_ranks()
-        return bootstrap(sums.flip(0).movedim(0, 1).flatten(1), values_of)
+        sums_of_recordings = sums.flip(0).movedim(0, 1)
+        return bootstrap(sums_of_recordings.flatten(1), values_of)
 
     def by_recording(self) -> dict[str, Tensor]:
         """`[R, K]` of each error; NaN where a recording has no answer."""
@@ -134,13 +135,16 @@ def _errors(sums: Tensor, largest: Tensor, factor: Tensor) -> dict[str, Tensor]:
 
     NaN without an answer, and an r2 of NaN where all true values are equal.
     """
-    # The spread is the sum of the true values' squared distances from their mean, without a second
-    # pass: of 1, 2 and 3, squares 14 less 6² / 3 leave 2. Rounding may leave it just below 0.
-    count = sums[_COUNT].masked_fill(sums[_COUNT] == 0, float("nan"))
-    spread = sums[_TRUTH_SQUARES] - sums[_TRUTH] ** 2 / count
+    # The spread is the sum of squared distances of the true values from their mean. It needs no
+    # second pass: the truths 1, 2 and 3 have squares 14, less 6² / 3 leaves 2. Rounding may leave
+    # it just below 0.
+    count, squares, absolute, truth, truth_squares = sums
+    count = count.masked_fill(count == 0, float("nan"))
+    spread = truth_squares - truth**2 / count
+    spread = spread.masked_fill(spread <= 0, float("nan"))
     return {
-        "rmse": (sums[_SQUARES] / count).sqrt() * factor,
-        "mae": sums[_ABSOLUTE] / count * factor,
+        "rmse": (squares / count).sqrt() * factor,
+        "mae": absolute / count * factor,
         "max_error": largest * factor,
-        "r2": 1 - sums[_SQUARES] / spread.masked_fill(spread <= 0, float("nan")),
+        "r2": 1 - squares / spread,
     }
