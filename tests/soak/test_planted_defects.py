@@ -135,8 +135,8 @@ DEFECTS = [
     Defect(
         "answers and labels are swapped in the metrics",
         "tasks/metrics.py",
-        "torch.cat([counts.diag(), counts.sum(1), counts.sum(0)",
-        "torch.cat([counts.diag(), counts.sum(0), counts.sum(1)",
+        "torch.cat([correct, targets, answers, counts.sum()",
+        "torch.cat([correct, answers, targets, counts.sum()",
         "tests/tasks/test_metrics.py",
     ),
     Defect(

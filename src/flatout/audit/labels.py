@@ -69,11 +69,12 @@ def find_suspects(probabilities: Floats, labels: Integers, least: int = 1) -> Su
     # last one (0.8, 0.2) reaches both; 0.8 is more, so it is a suspect, too.
     num_rows, num_classes = probabilities.shape
     class_sizes = np.bincount(labels, minlength=num_classes)
+    takes_part = class_sizes >= least
     thresholds = np.full(num_classes, np.inf)
-    for number in np.flatnonzero(class_sizes >= least):
+    for number in np.flatnonzero(takes_part):
         thresholds[number] = probabilities[labels == number, number].mean()
     reached = np.where(probabilities >= thresholds, probabilities, 0.0)
-    is_counted = reached.any(axis=1) & (class_sizes >= least)[labels]
+    is_counted = reached.any(axis=1) & takes_part[labels]
     likely = np.where(is_counted, reached.argmax(axis=1), labels)
     counts = np.zeros((num_classes, num_classes))
     np.add.at(counts, (labels[is_counted], likely[is_counted]), 1)
@@ -104,7 +105,9 @@ def plant_errors(
     class_sizes = np.bincount(labels, minlength=len(weights))
     takes_part = class_sizes >= least
     weights *= np.outer(takes_part, takes_part)
-    weight_of_row = weights.sum(axis=1)[labels] / class_sizes[labels]
+    # The weight of a class is shared by its rows: each is as likely to get a wrong label.
+    weight_of_class = weights.sum(axis=1)
+    weight_of_row = weight_of_class[labels] / class_sizes[labels]
     wanted = max(2 * _LEAST_PLANTED, round(share * len(labels)))
     number = min(wanted, int(np.count_nonzero(weight_of_row)) // 2)
     chances = weight_of_row / weight_of_row.sum()
@@ -132,8 +135,10 @@ def estimate_noise(observed: Floats, planted: Floats) -> tuple[float, float, flo
         num_planted_above = len(planted) - np.searchsorted(planted, threshold)
         share_found = num_planted_above / len(planted)
         rate = num_above / len(observed) / share_found
-        variance = 1 / max(1, num_above) + (1 - share_found) / num_planted_above + _UNLIKE**2
-        error = _SURE * np.sqrt(variance)  # of the logarithm of the rate
+        # relative variances, of the logarithm of the rate
+        of_rows = 1 / max(1, num_above)
+        of_planted = (1 - share_found) / num_planted_above
+        error = _SURE * np.sqrt(of_rows + of_planted + _UNLIKE**2)
         low = rate * np.exp(-error)
         high = rate * np.exp(error)
         if not num_above:
@@ -166,9 +171,8 @@ def find_rare_suspects(labels: Integers, suspects: Suspects) -> list[tuple[int, 
     num_suspects = np.bincount(labels[suspects.rows], minlength=len(class_sizes))
     is_rare = class_sizes < _RARE * class_sizes[class_sizes > 0].mean()
     usual_share = len(suspects.rows) / len(labels)
-    are_piled_up = num_suspects >= np.maximum(
-        _LEAST_PILED_UP, _PILED_UP * usual_share * class_sizes
-    )
-    classes = np.flatnonzero(is_rare & are_piled_up)
-    found = [(int(each), int(num_suspects[each]), int(class_sizes[each])) for each in classes]
+    piled_up_from = np.maximum(_LEAST_PILED_UP, _PILED_UP * usual_share * class_sizes)
+    found = list[tuple[int, int, int]]()
+    for number in np.flatnonzero(is_rare & (num_suspects >= piled_up_from)).tolist():
+        found.append((number, int(num_suspects[number]), int(class_sizes[number])))
     return sorted(found, key=lambda counts: -counts[1])

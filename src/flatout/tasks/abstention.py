@@ -137,12 +137,15 @@ class WordAnswers:
 
     def judge_entities(self, found: Entities) -> tuple[Array, Array]:
         """How sure each entity is, and `[N, K]` what its words may be: of its least sure word."""
-        # reduceat takes the words of all entities as one list, and answers for what lies between
-        # two of them as well: 0 2 5 6 gives the words 0–1, 2–4, 5. It reads the last place, too.
+        # `reduceat` takes the bounds of all entities in one list. It answers for what lies between
+        # two of them as well: bounds 0 2 5 6 give the words 0–1, 2–4 and 5, of which every other
+        # one is an entity. It reads the last bound too, which may lie behind the last word.
         first = self.offsets[found.row] + found.start
-        bounds = np.stack([first, first + found.stop - found.start], 1).ravel()
+        stop = self.offsets[found.row] + found.stop
+        bounds = np.stack([first, stop], 1).ravel()
         values = np.column_stack([self.probabilities, self.types])
-        least = np.minimum.reduceat(np.pad(values, ((0, 1), (0, 0))), bounds)[::2]
+        padded = np.pad(values, ((0, 1), (0, 0)))
+        least = np.minimum.reduceat(padded, bounds)[::2]
         return least[:, 0], least[:, 1:]
 
 
@@ -187,7 +190,8 @@ class HeldOutAnswers(KeptArrays):
             least = shares_BC.amax(-1, keepdim=True)
             targets = F.one_hot(targets.long(), shares_BC.shape[1])
         has_BC = targets > 0.5
-        wrong_B = ((shares_BC >= least) != has_BC).any(-1)
+        is_answered_BC = shares_BC >= least
+        wrong_B = (is_answered_BC != has_BC).any(-1)
         # all labels of a row are possible from its least likely one on
         truth_B = shares_BC.masked_fill(~has_BC, 1).amin(-1)
         return cls.of_rows(sureness_of(shares_BC, least_C), wrong_B, truth_B)
@@ -203,23 +207,30 @@ class HeldOutAnswers(KeptArrays):
         found = answers.entities()
         marked = find_entities(tags, answers.offsets, is_plain=answers.is_plain)
         # What is right for the words of an entity: the type that is marked there, from 1, or else
-        # no entity, 0. The last place stands for "not marked". Plain tags count from 0: each word
-        # is marked.
+        # no entity, 0. Plain tags count from 0: each word is marked. With marked spans 10 and 30:
+        #
+        #     spans          10   30   end of all        types   1   2   0
+        #     found spans    10   20                     place   0   1
+        #     right          1    0                      span 20 is not marked
         first = 0 if answers.is_plain else 1
         spans = np.append(marked.keys() - marked.kind, np.iinfo(np.int64).max)
+        types = np.append(marked.kind + first, 0)
         found_spans = found.keys() - found.kind
         place = np.searchsorted(spans, found_spans)
-        types = np.append(marked.kind + first, 0)[place]
-        right = np.where(spans[place] == found_spans, types, 0)
+        is_marked = spans[place] == found_spans
+        right = np.where(is_marked, types[place], 0)
         sureness, shares = answers.judge_entities(found)
         truth = shares[np.arange(len(right)), right]
         return cls(sureness, right != found.kind + first, truth, found.row)
 
     @classmethod
     def joined(cls, parts: Sequence[HeldOutAnswers]) -> HeldOutAnswers:
-        """Parts of a file, each with rows of its own."""
-        apart = [replace(part, rows=part.rows + (n << 32)) for n, part in enumerate(parts)]
-        return cls(*map(np.concatenate, zip(*map(astuple, apart), strict=True)))
+        """Parts of a file, whose rows get numbers that no other part has."""
+        apart = [
+            astuple(replace(part, rows=part.rows + (number << 32)))
+            for number, part in enumerate(parts)
+        ]
+        return cls(*map(np.concatenate, zip(*apart, strict=True)))
 
     def write(self, folder: Path) -> None:
         KeptArrays.write(self, folder)
@@ -242,21 +253,24 @@ class HeldOutAnswers(KeptArrays):
         # independent draws of surer rows, so the number of wrong ones is binomial, and has the
         # bound of Clopper and Pearson. The shares are fixed beforehand, and each bound has its part
         # of the risk: they hold together, whichever is chosen later.
-        ordered = np.append(np.sort(_by_row(np.maximum, self.sureness, self.rows))[::-1], _ALL)
-        num_rows = len(ordered) - 1
+        sureness_R = _by_row(np.maximum, self.sureness, self.rows)
+        num_rows = len(sureness_R)
+        surest_first = np.append(np.sort(sureness_R)[::-1], _ALL)
         # Bentkus (On Hoeffding's inequalities, 2004): the mean of rows that are wrong in part has
         # at most e times the tail of the count.
         risk = _RISK if num_rows == len(self.rows) else _RISK / math.e
         cuts = []
         for share in _SHARES:
-            above = float(ordered[round(share * num_rows)])
+            above = float(surest_first[round(share * num_rows)])
             is_given = self.sureness > above
-            errors = _by_row(np.add, 1.0 * self.wrong[is_given], self.rows[is_given])
-            errors /= _by_row(np.add, 1.0 * is_given[is_given], self.rows[is_given])
-            wrong = math.ceil(errors.sum() - 1e-9)
-            right = len(errors) - wrong
+            rows = self.rows[is_given]
+            num_wrong_R = _by_row(np.add, 1.0 * self.wrong[is_given], rows)
+            num_answers_R = _by_row(np.add, np.ones(len(rows)), rows)
+            errors_R = num_wrong_R / num_answers_R
+            wrong = math.ceil(errors_R.sum() - 1e-9)
+            right = len(errors_R) - wrong
             at_most = float(betaincinv(wrong + 1, right, 1 - risk)) if right else 1.0
-            error = float(errors.mean()) if right else 1.0
+            error = float(errors_R.mean()) if right else 1.0
             cuts.append({"share": share, "above": above, "error": error, "at_most": at_most})
         return cuts
 
@@ -286,7 +300,8 @@ class HeldOutAnswers(KeptArrays):
         least_R = _by_row(np.minimum, self.truth[is_left], self.rows[is_left])
         places = np.arange(1, len(least_R) + 1)
         is_rare = betainc(places, places[::-1], error) >= 1 - _RISK
-        return float(np.sort(least_R)[is_rare.sum() - 1]) if is_rare.any() else -math.inf
+        largest_place = is_rare.sum()
+        return float(np.sort(least_R)[largest_place - 1]) if largest_place else -math.inf
 
 
 def _by_row(combine: np.ufunc, values: Array, rows: Array) -> Array:

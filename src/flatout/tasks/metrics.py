@@ -36,8 +36,8 @@ BEST_MODE = (
     | {"masked_accuracy": "max"}
 )
 # Scores are ranked as log-odds. Near 0 thresholds are 0.008 apart, as a weak model's scores lie
-# close together; further out they are apart in proportion, up to 300, so that a confident model's
-# scores are told apart, too.
+# close together. Further out, up to 300, they are apart in proportion: so a confident model's
+# scores differ, too.
 _FARTHEST = 300.0
 _NEAR = 2.0
 _STEPS = torch.linspace(-1, 1, 3_001, dtype=torch.float64)
@@ -110,14 +110,14 @@ class TaskMetrics(nn.Module, ABC):
 
     def compute(self) -> dict[str, float]:
         """Each metric since the last reset."""
-        # An area under a curve is a mean over the classes that some rows have and some have not:
-        # the others have no curve.
         totals = self._totals()
-        count = len(self.classes)
         values = {name: float(value) for name, value in self.values_of(totals).items()}
         if self.auroc is not None:
-            targets = totals[count : 2 * count]
-            is_mixed = (targets > 0) & (targets < totals[-1])
+            count = len(self.classes)
+            # An area under a curve is a mean over the classes that some rows have and some have
+            # not: the others have no curve.
+            rows_of_class = totals[count : 2 * count]
+            is_mixed = (rows_of_class > 0) & (rows_of_class < totals[-1])
             # two classes share one value
             areas = self.auroc.compute().flatten().double().cpu().expand(count)
             values["auroc"] = float(areas[is_mixed].mean())
@@ -144,17 +144,20 @@ class TaskMetrics(nn.Module, ABC):
         if self.auroc is None or not found:
             return found
         area = self.compute()["auroc"]
-        at_least = self._binned()
+        binned = self._binned()
+        assert binned is not None
+        # Rows that reach each threshold, less those that reach the next one: [9, 4, 1] → [5, 3, 1].
+        counts_TC2 = torch.from_numpy(binned.reshape(len(binned), -1, 2, 2)[..., 1])
+        counts_TC2[:-1] -= counts_TC2[1:].clone()
         moves = RowSums(2)
-        assert at_least is not None
-        counts_TC2 = torch.from_numpy(at_least.reshape(len(at_least), -1, 2, 2)[..., 1])
-        counts_TC2[:-1] -= counts_TC2[1:].clone()  # of each bucket of the score alone
         for rows, buckets, is_theirs in self._ranked:
             influence = auroc_influence(buckets.cpu(), is_theirs.cpu(), counts_TC2)
             moves.add(rows, torch.stack([influence, torch.ones_like(influence)], 1))
-        return found | bootstrap(
-            moves.gathered(over_ranks), lambda sums: {"auroc": (area + sums[..., 0]).clamp(0, 1)}
-        )
+
+        def moved_area(sums: Tensor) -> dict[str, Tensor]:
+            return {"auroc": (area + sums[..., 0]).clamp(0, 1)}
+
+        return found | bootstrap(moves.gathered(over_ranks), moved_area)
 
     def per_class(self) -> list[dict[str, Any]]:
         """Precision, recall and F1 of each class, the commonest first; empty for numbers."""
@@ -227,14 +230,16 @@ class _Areas(of_classes.MultilabelAUROC):
         """Count rows by how many thresholds their scores reach, and whether they have the class."""
         classes = reached_BC.shape[1]
         bins = len(self.edges) + 1
-        # a number for each class and whether a row has it, then for the bin within
+        # One number for a class, whether a row has it, and the bin within. With 4 bins: a row that
+        # has class 1 and reaches 3 thresholds is kind 2 * 1 + 1 = 3, and number 3 * 4 + 3 = 15.
         kinds_BC = 2 * torch.arange(classes, device=reached_BC.device) + is_theirs_BC.long()
-        counts_C2T = _counted(kinds_BC * bins + reached_BC, 2 * classes * bins).view(
-            classes, 2, bins
-        )
+        counts = _count_numbers(kinds_BC * bins + reached_BC, 2 * classes * bins)
+        counts_C2T = counts.view(classes, 2, bins)
         answered_C2T = counts_C2T.flip(-1).cumsum(-1).flip(-1)
-        whole_C2T = torch.stack([answered_C2T[..., :1] - answered_C2T, answered_C2T], -1)[:, :, 1:]
-        self.confmat += whole_C2T.permute(2, 0, 1, 3)
+        not_answered_C2T = answered_C2T[..., :1] - answered_C2T
+        # The first bin reaches no threshold, so it has no place in the result.
+        both_C2T2 = torch.stack([not_answered_C2T, answered_C2T], -1)[:, :, 1:]
+        self.confmat += both_C2T2.permute(2, 0, 1, 3)
 
 
 class _Confusion(of_classes.MulticlassConfusionMatrix):
@@ -243,12 +248,11 @@ class _Confusion(of_classes.MulticlassConfusionMatrix):
     confmat: Tensor
 
     def update(self, answers: Tensor, targets: Tensor) -> None:
-        self.confmat += _counted(targets * self.num_classes + answers, self.num_classes**2).view_as(
-            self.confmat
-        )
+        pairs = targets * self.num_classes + answers
+        self.confmat += _count_numbers(pairs, self.num_classes**2).view_as(self.confmat)
 
 
-def _counted(values: Tensor, length: int) -> Tensor:
+def _count_numbers(values: Tensor, length: int) -> Tensor:
     """How often each number occurs; unlike torch's `bincount` it does not wait for a GPU."""
     counts = torch.zeros(length, dtype=torch.long, device=values.device)
     return counts.index_add_(0, values.flatten(), torch.ones_like(values.flatten()))
@@ -282,29 +286,29 @@ class SingleMetrics(TaskMetrics):
         answers = outputs.argmax(-1)
         count = len(self.classes)
         self.counts.update(answers, targets)
-        # A row adds to four sums. Of 3 classes, one of class 1 that was answered as class 2 adds 0
-        # to the right ones of class 1 (place 1), 1 to the targets of class 1 (3 + 1), 1 to the
-        # answers of class 2 (6 + 2), and 1 to the rows (9).
+        # A row adds to four sums. Of 3 classes, one of class 1 that was answered as class 2 adds:
+        #
+        #     0 to the right answers of class 1    place 1
+        #     1 to the targets of class 1          place 3 + 1
+        #     1 to the answers of class 2          place 6 + 2
+        #     1 to the rows                        place 9
         if rows is not None:
-            sums = (
-                targets,
-                targets + count,
-                answers + 2 * count,
-                torch.full_like(targets, 3 * count),
-            )
-            places = torch.stack(sums, 1)
-            ones = torch.ones_like(places)
-            ones[:, 0] = answers == targets
-            self.sums.add(rows, ones, places)
+            place_of_rows = torch.full_like(targets, 3 * count)
+            places = torch.stack([targets, targets + count, answers + 2 * count, place_of_rows], 1)
+            added = torch.ones_like(places)
+            added[:, 0] = answers == targets
+            self.sums.add(rows, added, places)
         if self.auroc is not None:
-            is_theirs = targets.unsqueeze(1) == torch.arange(
-                self.first, count, device=targets.device
-            )
+            ranked_classes = torch.arange(self.first, count, device=targets.device)
+            is_theirs = targets.unsqueeze(1) == ranked_classes
             self._rank(_log_odds(outputs)[:, self.first :], is_theirs, rows)
 
     def _totals(self) -> Tensor:
         counts = self.counts.compute().cpu().double()
-        return torch.cat([counts.diag(), counts.sum(1), counts.sum(0), counts.sum().unsqueeze(0)])
+        correct = counts.diag()
+        targets = counts.sum(1)
+        answers = counts.sum(0)
+        return torch.cat([correct, targets, answers, counts.sum().unsqueeze(0)])
 
     def values_of(self, sums: Tensor) -> dict[str, Tensor]:
         correct, targets, answers = sums[..., :-1].unflatten(-1, (3, -1)).unbind(-2)
@@ -360,17 +364,17 @@ class MultiMetrics(TaskMetrics):
         if self.auroc is not None:
             self._rank(outputs.double(), whole > 0, rows)
         if rows is not None:
-            exact = (answered == whole).all(1, keepdim=True)
-            self.sums.add(
-                rows,
-                torch.cat([answered * whole, whole, answered, exact, torch.ones_like(exact)], 1),
-            )
+            correct = answered * whole
+            is_exact = (answered == whole).all(1, keepdim=True)
+            ones = torch.ones_like(is_exact)
+            self.sums.add(rows, torch.cat([correct, whole, answered, is_exact, ones], 1))
 
     def _totals(self) -> Tensor:
-        counts = self.counts.compute().double().cpu()  # [C, 5]: tp, fp, tn, fn, support
-        rows = counts[:1, :4].sum(1)
+        counts_C5 = self.counts.compute().double().cpu()
+        correct, false_positives, _, _, targets = counts_C5.unbind(1)
+        rows = counts_C5[:1, :4].sum(1)  # each row is one of the first four, for any class
         exact = self.exact.compute().double().cpu() * rows
-        return torch.cat([counts[:, 0], counts[:, 4], counts[:, 0] + counts[:, 1], exact, rows])
+        return torch.cat([correct, targets, correct + false_positives, exact, rows])
 
     def values_of(self, sums: Tensor) -> dict[str, Tensor]:
         correct, targets, answers = sums[..., :-2].unflatten(-1, (3, -1)).unbind(-2)
@@ -406,10 +410,10 @@ class NumberMetrics(TaskMetrics):
             metric.update(answers, truths)
         if rows is not None:
             errors = answers - truths
-            products = [truths, truths**2, answers, answers**2, answers * truths]
-            self.sums.add(
-                rows, torch.stack([errors.abs(), errors**2, *products, torch.ones_like(errors)], 1)
-            )
+            terms = [errors.abs(), errors**2]
+            terms += [truths, truths**2, answers, answers**2, answers * truths]
+            terms.append(torch.ones_like(errors))
+            self.sums.add(rows, torch.stack(terms, 1))
 
     def compute(self) -> dict[str, float]:
         # numbers that are all alike have no correlation: nan says so
@@ -426,18 +430,17 @@ class NumberMetrics(TaskMetrics):
         return []
 
     def values_of(self, sums: Tensor) -> dict[str, Tensor]:
-        absolute, squares, truth, truth_2, answer, answer_2, both = (
-            sums[..., :-1] / sums[..., -1:]
-        ).unbind(-1)
+        means = sums[..., :-1] / sums[..., -1:]
+        absolute, squares, truth, truth_2, answer, answer_2, both = means.unbind(-1)
         # With means over rows, a variance is the mean of squares less the squared mean.
-        of_truth = truth_2 - truth**2
-        of_answer = answer_2 - answer**2
-        pearson = (both - truth * answer) / (of_truth * of_answer).sqrt()
+        variance_of_truth = truth_2 - truth**2
+        variance_of_answer = answer_2 - answer**2
+        covariance = both - truth * answer
         return {
             "mae": absolute,
             "rmse": squares.sqrt(),
-            "r2": 1 - squares / of_truth,
-            "pearson": pearson,
+            "r2": 1 - squares / variance_of_truth,
+            "pearson": covariance / (variance_of_truth * variance_of_answer).sqrt(),
         }
 
 

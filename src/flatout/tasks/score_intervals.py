@@ -66,12 +66,13 @@ class RowSums:
             self._sums = torch.zeros(
                 self._most, self.columns, dtype=torch.float64, device=values.device
             )
-        # Each of the first rows has a group of its own; a hash of a later row's number says which
+        # Each of the first rows has a group for itself; a hash of a later row's number says which
         # group it joins.
-        mixed = ((rows.long() * _FACTOR) & 0xFFFFFFFF) >> 12
-        groups = torch.where(rows < self._most, rows, mixed % self._most).long()
-        flat = groups.to(values.device).unsqueeze(1) * self.columns + places
-        self._sums.view(-1).index_add_(0, flat.flatten(), values.double().flatten())
+        hashes = ((rows.long() * _FACTOR) & 0xFFFFFFFF) >> 12
+        groups = torch.where(rows < self._most, rows, hashes % self._most).long()
+        # Group 2 and sum 1 of 4 columns are cell 2 * 4 + 1 = 9.
+        cells = groups.to(values.device).unsqueeze(1) * self.columns + places
+        self._sums.view(-1).index_add_(0, cells.flatten(), values.double().flatten())
 
     def gathered(self, over_ranks: OverRanks | None = None) -> Tensor:
         """`[G, S]` on the host: added up over all ranks, which must all call this at once.
@@ -103,10 +104,11 @@ def bootstrap(sums_GS: Tensor, values_of: ValuesOf) -> dict[str, Interval]:
     resampled = list[Mapping[str, Tensor]]()
     for _ in range(0, _RESAMPLES, _AT_ONCE):
         drawn = random.integers(0, num_groups, (_AT_ONCE, num_groups))
-        # Numbered on from resample to resample, so that one count over all gives their weights.
+        # Numbered on from resample to resample, so that one count over all gives their weights. Of
+        # 3 groups, resamples [0 0 2] and [1 2 2] → 0 0 2 4 5 5 → weights [2 0 1] and [0 1 2].
         drawn += np.arange(_AT_ONCE)[:, None] * num_groups
-        weights = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
-        weights_RG = torch.from_numpy(weights).double()
+        weights = np.bincount(drawn.ravel(), minlength=drawn.size)
+        weights_RG = torch.from_numpy(weights.reshape(drawn.shape)).double()
         resampled.append(values_of(weights_RG @ sums_GS))
         if few is not None:
             few.add(weights_RG)
@@ -153,9 +155,8 @@ class _FewGroups:
     def interval(self, name: str) -> Interval | None:
         """None where some resamples have no standard error, as all their groups score the same."""
         value, error = self._whole[name]
-        values_R, errors_R = map(
-            torch.cat, zip(*(part[name] for part in self._resampled), strict=True)
-        )
+        parts = [part[name] for part in self._resampled]
+        values_R, errors_R = map(torch.cat, zip(*parts, strict=True))
         off_R = (values_R - value) / errors_R
         is_finite_R = off_R.isfinite()
         if not error.isfinite() or is_finite_R.double().mean() < _LEAST_MEASURED:
@@ -176,17 +177,19 @@ class _FewGroups:
         # The squares of these moves add up to nearly the squared standard error.
         num_groups = weights_RG.shape[1]
         sums_RS = weights_RG @ self._sums_GS
-        without_RGS = sums_RS[:, None] - self._sums_GS
-        left_out = self._values_of(without_RGS.flatten(0, 1))
+        without_group_RGS = sums_RS[:, None] - self._sums_GS
+        values_without_group = self._values_of(without_group_RGS.flatten(0, 1))
         measured = {}
         for name, values_R in self._values_of(sums_RS).items():
-            left_out_RG = left_out[name].view(-1, num_groups)
+            without_RG = values_without_group[name].view(-1, num_groups)
             # a group that was not drawn cannot be left out
-            left_out_RG = torch.where(weights_RG > 0, left_out_RG, 0.0)
-            mean_R1 = (weights_RG * left_out_RG).sum(1, keepdim=True) / num_groups
-            squares_R = (weights_RG * (left_out_RG - mean_R1) ** 2).sum(1)
-            errors_R = torch.where(squares_R > _ROUNDING * values_R**2, squares_R, 0.0).sqrt()
-            measured[name] = (values_R, errors_R * ((num_groups - 1) / num_groups) ** 0.5)
+            without_RG = torch.where(weights_RG > 0, without_RG, 0.0)
+            mean_R1 = (weights_RG * without_RG).sum(1, keepdim=True) / num_groups
+            squares_R = (weights_RG * (without_RG - mean_R1) ** 2).sum(1)
+            is_above_rounding_R = squares_R > _ROUNDING * values_R**2
+            deviations_R = torch.where(is_above_rounding_R, squares_R, 0.0).sqrt()
+            errors_R = deviations_R * ((num_groups - 1) / num_groups) ** 0.5
+            measured[name] = (values_R, errors_R)
         return measured
 
 

@@ -62,20 +62,23 @@ def read_characters(texts: pa.Array) -> Characters:
     words = _count(_find_word_starts(data, is_letter, offsets), offsets)
     alike = _hash_letters(data, offsets, is_letter)
     # A bit lowers ASCII capitals. The few rows with other capitals take arrow's slower way.
-    if len(rows := _rows_with_other_capitals(data, offsets)):
-        small, small_offsets = bytes_of(pc.utf8_lower(texts.take(pa.array(rows))))
-        alike[rows] = _hash_letters(small, small_offsets, _find_letters(small))
+    rows = _rows_with_other_capitals(data, offsets)
+    if len(rows):
+        lowered = pc.utf8_lower(texts.take(pa.array(rows)))
+        data, offsets = bytes_of(lowered)
+        alike[rows] = _hash_letters(data, offsets, _find_letters(data))
     return Characters(_hash_texts_exactly(texts), alike, words, _find_odd_rows(texts))
 
 
 def hash_words(texts: pa.Array) -> NDArray[np.uint64]:
     """A hash of every word and mark, text after text."""
+    # "I am." without its blank is "Iam."; its words begin at 0, 1 and 3, and the last ends at 4.
     data, offsets = bytes_of(texts)
-    starts = _find_word_starts(data, _find_letters(data), offsets)
+    is_start = _find_word_starts(data, _find_letters(data), offsets)
     is_ink = _find_ink(data)
     ink = np.compress(is_ink, data)
-    word_offsets = np.append(np.flatnonzero(np.compress(is_ink, starts)), len(ink))
-    return hash_bytes(ink, word_offsets)
+    begins = np.flatnonzero(np.compress(is_ink, is_start))
+    return hash_bytes(ink, np.append(begins, len(ink)))
 
 
 def _within(data: Bytes, low: int, high: int) -> Mask:
@@ -90,9 +93,9 @@ def _within(data: Bytes, low: int, high: int) -> Mask:
 def _find_letters(data: Bytes) -> Mask:
     """Letters, digits, the underscore, and whatever is beyond ASCII."""
     is_letter = _within(data | _CASE_BIT, ord("a"), ord("z"))
-    is_letter |= _within(data, ord("0"), ord("9"))
-    is_letter |= data >= 128
-    return is_letter | (data == ord("_"))
+    is_digit = _within(data, ord("0"), ord("9"))
+    is_beyond_ascii = data >= 128
+    return is_letter | is_digit | is_beyond_ascii | (data == ord("_"))
 
 
 def _rows_with_other_capitals(data: Bytes, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -106,7 +109,9 @@ def _rows_with_other_capitals(data: Bytes, offsets: NDArray[np.int64]) -> NDArra
     may_be |= data >= 0xF0
     # C3 begins À to ÿ; its capitals are those with a second byte up to 9E.
     may_be[:-1] |= (data[:-1] == 0xC3) & _within(data[1:], 0x80, 0x9E)
-    return np.unique(np.searchsorted(offsets, np.flatnonzero(may_be), "right") - 1)
+    # With rows that begin at 0, 5 and 9, a capital at 6 is one of row 1.
+    places = np.flatnonzero(may_be)
+    return np.unique(np.searchsorted(offsets, places, "right") - 1)
 
 
 def _find_ink(data: Bytes) -> Mask:
@@ -130,9 +135,8 @@ def _count(mask: Mask, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     counts = np.zeros(len(offsets) - 1, np.int64)
     # `reduceat` of an empty run gives the byte at its start, not 0.
     is_filled = np.diff(offsets) > 0
-    counts[is_filled] = np.add.reduceat(
-        mask.view(np.uint8), offsets[:-1][is_filled], dtype=np.int32
-    )
+    begins = offsets[:-1][is_filled]
+    counts[is_filled] = np.add.reduceat(mask.view(np.uint8), begins, dtype=np.int32)
     return counts
 
 
@@ -164,8 +168,12 @@ def _find_odd_rows(texts: pa.Array) -> dict[str, NDArray[np.int64]]:
     # One pass over all texts for all oddities: most texts have none.
     rows = _rows_with("|".join(ODDITIES.values()), texts)
     odd_texts = texts.take(pa.array(rows))
-    found = {name: rows[_rows_with(pattern, odd_texts)] for name, pattern in ODDITIES.items()}
-    return {name: rows for name, rows in found.items() if len(rows)}
+    rows_of_oddity = {}
+    for name, pattern in ODDITIES.items():
+        places = _rows_with(pattern, odd_texts)
+        if len(places):
+            rows_of_oddity[name] = rows[places]
+    return rows_of_oddity
 
 
 def _rows_with(pattern: str, texts: pa.Array) -> NDArray[np.int64]:
@@ -179,12 +187,12 @@ def decode_escapes(texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
     if not len(rows):
         return texts, rows
     # A run of escapes is decoded as one: two of them may be the halves of one character.
-    plain = [
-        re.sub(f"(?:{_ESCAPED})+", _decode_run, text)
-        for text in texts.take(pa.array(rows)).to_pylist()
-    ]
-    decoded = pa.array(map(html.unescape, plain), pa.large_string())
-    return pc.replace_with_mask(texts.cast(pa.large_string()), is_odd, decoded), rows
+    decoded = []
+    for text in texts.take(pa.array(rows)).to_pylist():
+        without_escapes = re.sub(f"(?:{_ESCAPED})+", _decode_run, text)
+        decoded.append(html.unescape(without_escapes))
+    replacements = pa.array(decoded, pa.large_string())
+    return pc.replace_with_mask(texts.cast(pa.large_string()), is_odd, replacements), rows
 
 
 def _decode_run(escapes: re.Match[str]) -> str:

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from flatout.data.text_source import TextSource
 
 _DROPPED = -1  # the fate of a row that is in no split
-# Text and label look swapped where there are at least so many rows, at least so many of them for
-# each distinct text, and a class of its own for most of them.
+# Text and label look swapped where most rows have a class that no other row has. There must be at
+# least so many rows, and at least so many for each distinct text.
 _LEAST_ROWS = 20
 _ROWS_A_TEXT = 10
 # Average bytes of a source's files from which each file's findings are cached. To read a smaller
@@ -151,8 +151,9 @@ class TextSurvey:
         changed = [np.empty(0, np.bool_)]
         for seen in self._seen(name, advance):
             places = seen.rows["row"] - seen.begin
+            stays = self._record_rows(name, seen, files)
             fate = np.full(seen.num_rows, _DROPPED, np.int8)
-            fate[places[self._record_rows(name, seen, files)]] = SPLITS.index(name)
+            fate[places[stays]] = SPLITS.index(name)
             fates.append(fate)
             is_changed = np.zeros(seen.num_rows, np.bool_)
             is_changed[places] = seen.rows["is_changed"]
@@ -236,7 +237,8 @@ class TextSurvey:
         Equal texts lie in the same file of records, so one file after the other is enough.
         """
         stands_for = self.census.unify(self._rows_by_code)
-        assign = assigner(self.splitting, files, self.census.strata(self._rows_by_code)[stands_for])
+        strata = self.census.strata(self._rows_by_code)
+        assign = assigner(self.splitting, files, strata[stands_for])
         # Without classes there is nothing to count for the census: a table without rows.
         has_classes = self.problem.has_classes
         rows_by_split = np.zeros((len(SPLITS) * has_classes, len(stands_for)), np.int64)
@@ -258,9 +260,8 @@ class TextSurvey:
                 self.fates[name][rows] = np.where(is_dropped, _DROPPED, splits)[of_table]
                 self._is_changed[name][rows] |= is_merged[of_table]
             for number, rows_by_code in enumerate(rows_by_split):
-                rows_by_code += np.bincount(
-                    codes[~is_dropped & (splits == number)], minlength=len(rows_by_code)
-                )
+                is_of_split = ~is_dropped & (splits == number)
+                rows_by_code += np.bincount(codes[is_of_split], minlength=len(rows_by_code))
         for split, rows_by_code in zip(SPLITS, rows_by_split, strict=False):
             if rows_by_code.any():
                 self.census.settle(split, rows_by_code)

@@ -104,14 +104,15 @@ class TagCensus:
         block = self.numbered(tags, rows)
         counts = self.entities.setdefault(split, {})
         self.tokens += len(block.types)
-        starts = find_starts(block)
+        is_start = find_starts(block)
+        is_inside_begin = is_start & (block.letters == _INSIDE)
         is_free_begin = (block.letters == _BEGIN) & ~_follows_same_type(block)
-        self._has_inside_begins |= bool((starts & (block.letters == _INSIDE)).any())
+        self._has_inside_begins |= bool(is_inside_begin.any())
         self._has_free_begins |= bool(is_free_begin.any())
-        entities = np.bincount(block.types[starts], minlength=len(self.types) + 1)
+        entities_of_type = np.bincount(block.types[is_start], minlength=len(self.types) + 1)
         for name, number in self.types.items():
-            if entities[number]:
-                counts[name] = counts.get(name, 0) + int(entities[number])
+            if entities_of_type[number]:
+                counts[name] = counts.get(name, 0) + int(entities_of_type[number])
         return block
 
     def numbered(self, tags: pa.Array, rows: NDArray[np.int64]) -> TagBlock:
@@ -131,15 +132,18 @@ class TagCensus:
             first = np.argmax(codes == names.index(wrong[0]))
             row = rows[np.searchsorted(offsets, first, "right") - 1] + 1
             raise self._explain(wrong, int(row))
+        num_types = len({*self.types, *names})
         require(
-            len(set(names) - set(self.types)) + len(self.types) < _MOST_KINDS or not self.is_plain,
+            num_types < _MOST_KINDS or not self.is_plain,
             "data.label",
             f"{self.source} has {len(names):,} different tags",
             allowed=f"fewer than {_MOST_KINDS:,}",
             hint="Name the column of the tags: data.label=COLUMN.",
         )
+        # The letter and the type of each different tag, then of each word.
         parsed = np.array([self._parse(name) for name in names] or [(0, 0)], np.int32)
-        return TagBlock(parsed[codes, 0].astype(np.int8), parsed[codes, 1], offsets)
+        letters = parsed[codes, 0].astype(np.int8)
+        return TagBlock(letters, parsed[codes, 1], offsets)
 
     def names(self) -> list[str]:
         """The plain tags, or those of BIO for every type: `O`, then B and I of each."""
@@ -156,7 +160,8 @@ class TagCensus:
         if self._letters & set("LU"):
             return Scheme.bilou
         # Only IOB1 begins entities with I, and only IOB1 never writes B where nothing touches it.
-        return Scheme.iob1 if self._has_inside_begins and not self._has_free_begins else Scheme.bio
+        is_iob1 = self._has_inside_begins and not self._has_free_begins
+        return Scheme.iob1 if is_iob1 else Scheme.bio
 
     def _parse(self, name: str) -> tuple[int, int]:
         """The numbers of a tag's letter and type."""
@@ -199,8 +204,9 @@ def find_starts(block: TagBlock) -> NDArray[np.bool_]:
     """
     letters = block.letters
     is_inside = (letters == _INSIDE) | (letters == _END)
-    has_ended = np.append(False, (letters == _END) | (letters == _SINGLE))[:-1]
-    continues = is_inside & _follows_same_type(block) & ~has_ended
+    is_last = (letters == _END) | (letters == _SINGLE)
+    is_after_last = np.append(False, is_last)[:-1]
+    continues = is_inside & _follows_same_type(block) & ~is_after_last
     return (letters != _OUTSIDE) & ~continues
 
 
@@ -228,10 +234,13 @@ def find_misplaced(block: TagBlock, scheme: Scheme) -> NDArray[np.bool_]:
     continues_nothing = is_start & ((letters == _INSIDE) | (letters == _END))
     if scheme is Scheme.bio:
         return continues_nothing
+    # A tag is continued where the next one continues: of B-x I-x O in IOBES, the first is, and the
+    # second should have been E-x. The last tag of a row is continued by none.
     is_open = (letters == _BEGIN) | (letters == _INSIDE)
-    is_continued = np.append((~is_start & (block.types > 0))[1:], False)[: len(letters)]
-    ends = block.offsets[1:] - 1
-    is_continued[ends[ends >= 0]] = False
+    continues = ~is_start & (block.types > 0)
+    is_continued = np.append(continues[1:], False)[: len(letters)]
+    last = block.offsets[1:] - 1
+    is_continued[last[last >= 0]] = False
     return continues_nothing | (is_open & ~is_continued)
 
 
@@ -284,7 +293,8 @@ class TaggedTable(Table):
             lists = {name: block.column(name) for name in read}
             lists |= {"tokens": words, "tags": tags}
             if "label" in columns:  # the first pass; what it counts is counted once
-                self._note(self.census.read(tags, rows, self.split), words, rows)
+                tag_block = self.census.read(tags, rows, self.split)
+                self._note(tag_block, words, rows)
                 lists["text"] = pc.binary_join(words, _BLANK)
                 lists["label"] = pc.binary_join(tags, _BLANK)
             yield pa.RecordBatch.from_arrays([lists[name] for name in columns], names=list(columns))
@@ -301,9 +311,11 @@ class TaggedTable(Table):
     def _note(self, tags: TagBlock, words: pa.Array, rows: NDArray[np.int64]) -> None:
         """Remember rows with misplaced tags or blank words."""
         row_of = tags.row_of()
-        for scheme, rows_misplaced in self._misplaced.items():
-            rows_misplaced.append(rows[np.unique(row_of[find_misplaced(tags, scheme)])])
-        self._blank.append(rows[np.unique(row_of[mask_of(is_blank(pc.list_flatten(words)))])])
+        for scheme, misplaced in self._misplaced.items():
+            is_misplaced = find_misplaced(tags, scheme)
+            misplaced.append(rows[np.unique(row_of[is_misplaced])])
+        is_blank_word = mask_of(is_blank(pc.list_flatten(words)))
+        self._blank.append(rows[np.unique(row_of[is_blank_word])])
 
     def _require_pairs(self, words: pa.Array, tags: pa.Array, rows: NDArray[np.int64]) -> None:
         num_words = pc.list_value_length(words).to_numpy()
@@ -362,9 +374,9 @@ class Entities:
 
     def keys(self) -> NDArray[np.int64]:
         """One number an entity; equal where all of it is equal."""
-        return (
-            (self.row * _MOST_WORDS + self.start) * _MOST_WORDS + self.stop
-        ) * _MOST_KINDS + self.kind
+        first_words = self.row * _MOST_WORDS + self.start
+        spans = first_words * _MOST_WORDS + self.stop
+        return spans * _MOST_KINDS + self.kind
 
 
 def find_entities(
@@ -388,13 +400,15 @@ def find_entities(
     #     breaks  0         2  3    4    where an entity ends, if one is open
     #     length  2            1         to the next break: entities 0–2 of x and 3–4 of y
     types = (ids.astype(np.int64) + 1) // 2
-    letters = np.where(types == 0, _OUTSIDE, np.where(ids % 2 == 1, _BEGIN, _INSIDE))
+    letter_of_entity = np.where(ids % 2 == 1, _BEGIN, _INSIDE)
+    letters = np.where(types == 0, _OUTSIDE, letter_of_entity)
     block = TagBlock(letters, types, np.asarray(offsets, np.int64))
     is_first = find_starts(block)
     first = np.flatnonzero(is_first)
     row = block.row_of()[is_first]
     # An entity runs until the next word that does not continue it.
     breaks = np.append(np.flatnonzero(is_first | (types == 0)), len(ids))
-    length = breaks[np.searchsorted(breaks, first, side="right")] - first
+    next_break = np.searchsorted(breaks, first, side="right")
+    length = breaks[next_break] - first
     start = first - offsets[row]
     return Entities(row, start, start + length, types[first] - 1)
