@@ -96,9 +96,8 @@ class BatteryProgram(UsualProgram[BatteryOptions]):
             for end in range(length, len(part) + 1):
                 inputs.append(features[end - length : end])
                 targets.append(answers[end - 1])
-        return torch.from_numpy(np.array(inputs, np.float32)), torch.from_numpy(
-            np.array(targets, np.float32)
-        )
+        windows = torch.from_numpy(np.array(inputs, np.float32))
+        return windows, torch.from_numpy(np.array(targets, np.float32))
 
     def train_epoch(self, watch: Stopwatch) -> None:
         how = self.how
@@ -132,9 +131,11 @@ class BatteryProgram(UsualProgram[BatteryOptions]):
         """Share of the variance of the targets that is explained."""
         self.model.eval()
         inputs, targets = self.windows("test")
-        answers = torch.cat([self.model(part.to(self.device)).cpu() for part in inputs.split(512)])
-        error = ((answers - targets) ** 2).sum(0) / ((targets - targets.mean(0)) ** 2).sum(0)
-        return {"r2": float((1 - error).mean())}
+        parts = [self.model(part.to(self.device)).cpu() for part in inputs.split(512)]
+        squared_errors = (torch.cat(parts) - targets) ** 2
+        squared_distances = (targets - targets.mean(0)) ** 2
+        unexplained = squared_errors.sum(0) / squared_distances.sum(0)
+        return {"r2": float((1 - unexplained).mean())}
 
 
 # The ladder finds both under these names in each usual program.

@@ -26,7 +26,8 @@ from flatout.ladder.usual.program import Case, Stopwatch, UsualProgram
 
 log = logging.getLogger("usual.bloom")
 GRAMS = [a + b for a in ascii_lowercase for b in ascii_lowercase]
-GRAMS += [a + b for a in ascii_lowercase for b in digits] + [a + b for a in digits for b in digits]
+GRAMS += [a + b for a in ascii_lowercase for b in digits]
+GRAMS += [a + b for a in digits for b in digits]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +81,12 @@ def labels_by_apply(texts: pd.Series) -> list[list[float]]:
 def labels_at_once(texts: pd.Series) -> list[list[float]]:
     """The same by one table: numbers of characters, numbers of pairs, one assignment."""
     numbers = {gram: number for number, gram in enumerate(GRAMS)}
-    grams = ((row, "".join(pair)) for row, text in enumerate(texts) for pair in pairwise(text))
-    pairs = [(row, numbers[gram]) for row, gram in grams if gram in numbers]
+    cells = list[tuple[int, int]]()  # row and number of each gram
+    for row, text in enumerate(texts):
+        grams = map("".join, pairwise(text))
+        cells += [(row, numbers[gram]) for gram in grams if gram in numbers]
     labels = np.zeros((len(texts), len(GRAMS)), np.float32)
-    labels[tuple(np.array(pairs).T)] = 1.0
+    labels[tuple(np.array(cells).T)] = 1.0
     return labels.tolist()
 
 
@@ -173,7 +176,7 @@ class BloomProgram(UsualProgram[BloomOptions]):
             for some, wanted in zip(bits.split(512), labels.split(512), strict=True):
                 metrics.update(self.network(some.to(self.device)).sigmoid().cpu(), wanted)
             values = metrics.compute()
-            metrics.given = metrics.threshold
+            metrics.fixed_threshold = metrics.threshold
         return {"dice": values["dice"]}
 
 

@@ -81,18 +81,21 @@ class UsualBiLSTM(nn.Module):
     def __init__(self, words: int, classes: int, sizes: Mapping[str, Any]) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, sizes["embedding"], padding_idx=0)
-        options: dict[str, Any] = {
-            "batch_first": True,
-            "bidirectional": True,
-            "num_layers": sizes["layers"],
-        }
-        # of one layer torch warns
-        options["dropout"] = sizes["dropout"] if sizes["layers"] > 1 else 0.0
-        self.lstm = nn.LSTM(sizes["embedding"], sizes["hidden"], **options)
+        hidden = sizes["hidden"]
+        layers = sizes["layers"]
+        dropout = sizes["dropout"]
+        self.lstm = nn.LSTM(
+            sizes["embedding"],
+            hidden,
+            layers,
+            batch_first=True,
+            bidirectional=True,
+            dropout=dropout if layers > 1 else 0.0,  # of one layer torch warns
+        )
         share = sizes["embedding_dropout"]
-        self.embedding_dropout = nn.Dropout(sizes["dropout"] if share is None else share)
-        self.dropout = nn.Dropout(sizes["dropout"])
-        self.output = nn.Linear(2 * sizes["hidden"], classes)
+        self.embedding_dropout = nn.Dropout(dropout if share is None else share)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(2 * hidden, classes)
 
     def forward(self, tokens_BL: Tensor) -> Tensor:
         states_BLD, _ = self.lstm(self.embedding_dropout(self.embedding(tokens_BL)))
@@ -108,14 +111,15 @@ class HeadlinesProgram(UsualProgram[HeadlinesOptions]):
         self.names = sorted(set(train["label"]))
         self.texts = train["text"].tolist()
         self.targets = torch.tensor([self.names.index(label) for label in train["label"]])
-        size, least = case.reading["words"], case.reading["min_frequency"]
-        words, limit = (
-            (KerasWords, self.length) if how.tokenise == "keras" else (WordVocabulary, least)
-        )
-        self.vocabulary: Any = words(self.texts, size, limit)
-        self.tokens = (
-            self.vocabulary.padded(self.texts, self.length) if how.tokenise == "once" else None
-        )
+        size = case.reading["words"]
+        self.vocabulary: Any = None
+        if how.tokenise == "keras":
+            self.vocabulary = KerasWords(self.texts, size, self.length)
+        else:
+            self.vocabulary = WordVocabulary(self.texts, size, case.reading["min_frequency"])
+        self.tokens: Tensor | None = None
+        if how.tokenise == "once":
+            self.tokens = self.vocabulary.padded(self.texts, self.length)
         self.model = UsualBiLSTM(len(self.vocabulary), len(self.names), case.model).to(self.device)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=case.lr, fused=how.fused or None
@@ -129,12 +133,10 @@ class HeadlinesProgram(UsualProgram[HeadlinesOptions]):
             if not isinstance(rows, Tensor):
                 with watch.waiting():  # the device has nothing to do meanwhile
                     tokens_BL = self.vocabulary.padded(rows, self.length)
-            with torch.autocast(
-                self.device.type, torch.bfloat16, enabled=self.how.precision == "bf16"
-            ):
-                loss = nn.functional.cross_entropy(
-                    self.model(tokens_BL.to(self.device)), targets_B.to(self.device)
-                )
+            is_bf16 = self.how.precision == "bf16"
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=is_bf16):
+                logits_BC = self.model(tokens_BL.to(self.device))
+                loss = nn.functional.cross_entropy(logits_BC, targets_B.to(self.device))
             loss.backward()
             self.update(self.model)
             total += loss.item()
@@ -144,9 +146,8 @@ class HeadlinesProgram(UsualProgram[HeadlinesOptions]):
     def batches(self) -> Iterator[tuple[Any, Tensor]]:
         """Rows and targets: texts where the model makes numbers of them, else ids."""
         if self.how.feed != "gather":
-            rows: Any = list(
-                zip(self.texts if self.tokens is None else self.tokens, self.targets, strict=True)
-            )
+            inputs = self.texts if self.tokens is None else self.tokens
+            rows: Any = list(zip(inputs, self.targets, strict=True))
             yield from DataLoader(rows, batch_size=self.case.batch, shuffle=True)
             return
         assert self.tokens is not None, "rows are gathered once they are numbers"
@@ -173,15 +174,12 @@ class HeadlinesProgram(UsualProgram[HeadlinesOptions]):
     def test(self) -> dict[str, float]:
         self.model.eval()
         test = self.case.read_texts("test")
-        answers = []
+        answers = list[str]()
         for start in range(0, len(test), 512):
-            tokens_BL = self.vocabulary.padded(
-                test["text"].iloc[start : start + 512].tolist(), self.length
-            )
-            answers += [
-                self.names[place]
-                for place in self.model(tokens_BL.to(self.device)).argmax(-1).tolist()
-            ]
+            texts = test["text"].iloc[start : start + 512].tolist()
+            tokens_BL = self.vocabulary.padded(texts, self.length)
+            logits_BC = self.model(tokens_BL.to(self.device))
+            answers += [self.names[place] for place in logits_BC.argmax(-1).tolist()]
         return {"accuracy": float(np.mean(np.array(answers) == test["label"].to_numpy()))}
 
 
