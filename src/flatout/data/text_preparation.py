@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
 
 import numpy as np
@@ -24,10 +24,11 @@ import xxhash
 
 from flatout.data.checks.cleaning import TextBlock
 from flatout.data.checks.findings import Remark, all_remarks, lines_of
-from flatout.data.checks.lengths import Lengths, loss_remarks
+from flatout.data.checks.lengths import loss_remarks
 from flatout.data.checks.seen import WHOLE, Advance, BuildPart
 from flatout.data.checks.survey import TextSurvey
-from flatout.data.decisions import decide, given_labels
+from flatout.data.decisions import given_labels
+from flatout.data.encoded_totals import EncodedTotals
 from flatout.data.encoded_units import ALL_UNITS, EncodedUnits, Turn, Unit, WaitingRows, least_rows
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, CacheReport, Recipe, differences, recipe_key
@@ -42,16 +43,13 @@ from flatout.data.store.store import (
     StoreWriter,
     smallest_token_type,
 )
-from flatout.data.tables.prints import NOTES, heads_noted
-from flatout.data.tables.roles import Roles, find_roles
-from flatout.data.tables.sources import open_splits
-from flatout.data.tables.splits import SPLITS, SplitBy, hash_texts
-from flatout.data.tables.table import Table, require_columns
-from flatout.data.text import SAMPLES, TextDataConfig
-from flatout.data.text_source import TOPIC, Piece, Pieces, TextSource
+from flatout.data.tables.prints import NOTES
+from flatout.data.tables.roles import Roles
+from flatout.data.tables.splits import SplitBy, hash_texts
+from flatout.data.text import TextDataConfig
+from flatout.data.text_source import TOPIC, Piece, Pieces, TextSource, open_source
 from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.subwords import (
-    PAIR,
     Encoder,
     Subwords,
     encode_texts,
@@ -80,49 +78,6 @@ _TARGET_COLUMNS = {
     Problem.tags: {"targets": Column("int32", ragged=True)},
     Problem.none: {},
 }
-
-
-def open_tables(config: TextDataConfig) -> dict[str, Table]:
-    """Open the table of each split that settings name, or those of the built-in sample."""
-    if not config.is_sample:
-        with heads_noted(Cache(config.cache).folder, [config.source, *config.given.values()]):
-            return open_splits(config.source, config.given, config.read)
-    return {split: SAMPLES[type(config.sample)](config.sample, split) for split in SPLITS}
-
-
-def open_source(config: TextDataConfig) -> TextSource:
-    """Open the tables of texts, find their columns, and check all that settings name."""
-    tables = open_tables(config)
-    join = PAIR if config.pair else config.join
-    is_labelled = config.problem is not Problem.none
-    roles = find_roles(
-        tables["train"], text=config.text, label=config.label, join=join, is_labelled=is_labelled
-    )
-    for table in tables.values():
-        wanted = {"data.text": roles.texts[0]}
-        wanted |= {
-            f"data.text[{number}]": name for number, name in enumerate(roles.texts) if number
-        }
-        if is_labelled:
-            wanted["data.label"] = roles.label
-        require_columns(table, wanted)
-    if config.group is not None and any(config.taken_shares(tables)):
-        require_columns(tables["train"], {"data.group": config.group})
-    if config.exclude is not None or config.relabel is not None:
-        tables = decide(tables, roles, (config.exclude, config.relabel), config.clean.escapes)
-    return TextSource(config, tables, roles, config.group)
-
-
-def why_rows_are_encoded_again(config: TextDataConfig) -> str:
-    """Why more rows make a source be encoded again as a whole; empty where only new rows are."""
-    if config.is_sample:
-        return ""
-    if config.tokenizer is None:
-        return "the vocabulary is made from them; data.tokenizer=FOLDER names a fixed one"
-    is_dealt = config.split_by is not SplitBy.content
-    return (
-        "they may change the split of old rows; data.split_by=content keeps it" if is_dealt else ""
-    )
 
 
 def encode_part(config: TextDataConfig, number: int, count: int) -> tuple[int, int]:
@@ -434,10 +389,10 @@ class TextPreparation:
         blocks: Blocks,
         plan: EncodingPlan,
         first: int = 0,
-    ) -> dict[str, _Totals]:
+    ) -> dict[str, EncodedTotals]:
         """Third pass: write tokens, targets and row numbers. Numbers count from row `first`."""
         writers = {split: writer.split(split, self._columns(plan)) for split in splits}
-        totals = {split: _Totals() for split in writers}
+        totals = {split: EncodedTotals() for split in writers}
         for split, block, encoded, targets in self._encode_blocks(blocks, plan):
             writers[split].append(
                 tokens=(encoded.tokens, encoded.lengths),
@@ -507,13 +462,13 @@ class TextPreparation:
 
     def _join(
         self, writer: StoreWriter, pieces: Pieces, plan: EncodingPlan, advance: Advance
-    ) -> dict[str, _Totals]:
+    ) -> dict[str, EncodedTotals]:
         """Third pass, by units: their tokens stay where they are, all else is copied."""
         splits = self.config.split_names(self.source.tables)
         units = self._units(plan)
         columns = self._columns(plan)
         writers = {split: writer.split(split, columns, sharded="tokens") for split in splits}
-        totals = {split: _Totals() for split in splits}
+        totals = {split: EncodedTotals() for split in splits}
         for piece in pieces:
             for shard in self._open_units(piece, units, plan, advance):
                 # A unit numbers the classes that were known when it was encoded. Its classes
@@ -547,7 +502,7 @@ class TextPreparation:
             return {}
         return {"targets": targets}
 
-    def _lines(self, totals: dict[str, _Totals]) -> list[str]:
+    def _lines(self, totals: dict[str, EncodedTotals]) -> list[str]:
         """What a run prints of its rows, its vocabulary and its windows."""
         rows = ", ".join(f"{split} {total.lengths.rows:,}" for split, total in totals.items())
         if taken := [split for split in totals if split not in self.source.tables]:
@@ -569,7 +524,7 @@ class TextPreparation:
             )
         return lines
 
-    def _remarks(self, surveyed: TextSurvey, totals: dict[str, _Totals]) -> list[Remark]:
+    def _remarks(self, surveyed: TextSurvey, totals: dict[str, EncodedTotals]) -> list[Remark]:
         account = [] if self.config.is_sample else surveyed.account()
         found = all_remarks(surveyed.findings.values())
         losses = {
@@ -577,48 +532,3 @@ class TextPreparation:
         }
         lost = loss_remarks(losses, self.config.max_length, are_given=self.tokenizer is not None)
         return [*self.source.remarks(), *account, *self._class_remarks(surveyed), *found, *lost]
-
-
-@dataclass(slots=True)
-class _Totals:
-    """What encoding has counted in the rows of one split."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    """Of tokens, unknown tokens, windows, rows and tokens cut; `clean`: rows of a sample whose
-    label is the true one."""
-    lengths: Lengths = field(default_factory=Lengths)  # lengths before anything is cut
-
-    def add(self, block: EncodedBlock, long: LongTexts) -> None:
-        self.counts.update(
-            tokens=len(block.tokens),
-            unknown=block.unknown,
-            windows=long.count_windows(block.lengths),
-            truncated_rows=block.truncated_rows,
-            truncated_tokens=block.truncated_tokens,
-        )
-        self.lengths.add(block.whole_lengths)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, as the facts of a unit keep them."""
-        return {"counts": dict(self.counts), "lengths": self.lengths.noted()}
-
-    def merge(self, other: dict[str, Any]) -> None:
-        """Add the counts of other rows, as `as_dict` wrote them."""
-        self.counts.update(other["counts"])
-        self.lengths.take_in(other["lengths"])
-
-    def facts(self) -> dict[str, Any]:
-        """What the facts of a store say of a split."""
-        counts = self.counts
-        rows = max(1, self.lengths.rows)
-        facts = {
-            "rows": self.lengths.rows,
-            "tokens": counts["tokens"],
-            "mean_length": counts["tokens"] / rows,
-            "unknown_share": counts["unknown"] / max(1, counts["tokens"]),
-            "truncated_rows": counts["truncated_rows"],
-            "truncated_tokens": counts["truncated_tokens"],
-        }
-        if "clean" in counts:
-            facts["ceiling"] = counts["clean"] / rows
-        return facts
