@@ -41,7 +41,9 @@ class WordRow:
 def find_word_rows(census: TagCensus, blocks: Blocks) -> Iterator[WordRow]:
     """All rows of tagged sentences: of each block its entities, then the words like them."""
     tags_of_blocks = [census.numbered(block.labels, block.rows) for _, block in blocks]
-    words_of_blocks = [_flatten_words(block) for _, block in blocks]
+    words_of_blocks = [
+        np.array(pc.list_flatten(block.texts).to_pylist(), object) for _, block in blocks
+    ]
     entity_words = set[str]()
     for tags, words in zip(tags_of_blocks, words_of_blocks, strict=True):
         entity_words.update(word.lower() for word in words[tags.types > 0])
@@ -64,11 +66,6 @@ def find_word_rows(census: TagCensus, blocks: Blocks) -> Iterator[WordRow]:
                 stop=stop - begin,
             )
         first_sentence += len(tags.offsets) - 1
-
-
-def _flatten_words(block: TextBlock) -> NDArray[np.object_]:
-    """The words of all sentences of a block, one after the other."""
-    return np.array(pc.list_flatten(block.texts).to_pylist(), object)
 
 
 Span = tuple[int, int, int, int]  # sentence, first word, word behind the last, label

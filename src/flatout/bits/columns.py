@@ -174,7 +174,7 @@ class BitColumn:
             lengths = np.array(list(map(len, data)))
             values = np.frombuffer(b"".join(data), dtype=np.uint8)
         else:
-            lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+            lengths = pc.list_value_length(column).to_numpy()
             values = column.flatten().cast(pa.uint8()).to_numpy(zero_copy_only=False)
         if (odd := np.flatnonzero(lengths != lengths[0])).size:
             self._fail(
@@ -194,7 +194,7 @@ class BitColumn:
 
     def _numbers(self, column: pa.Array, rows: NDArray[np.int64]) -> Sets:
         lists = self._written_numbers(column, rows) if is_text(column.type) else column
-        lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int32)
+        lengths = pc.list_value_length(lists).to_numpy().astype(np.int32)
         return lists.flatten().cast(pa.int32()).to_numpy(zero_copy_only=False), lengths
 
     def _written_numbers(self, column: pa.Array, rows: NDArray[np.int64]) -> pa.Array:

@@ -87,9 +87,31 @@ def encode_part(config: TextDataConfig, number: int, count: int) -> tuple[int, i
 
 def compare_with_part_before(config: TextDataConfig, count: int) -> str:
     """A line that says which settings differ from those of the part that was encoded before this
-    one. Empty where none does, or where those parts were joined to a store.
+    one, of `count` parts. Empty where none does, or where those parts were joined to a store.
+
+    The settings of this part are noted for the next one.
     """
-    return TextPreparation(open_source(config)).compare_with_part_before(count)
+    source = open_source(config)
+    recipe = TextPreparation(source).recipe()
+    cache = Cache(config.cache).folder
+    note = cache / NOTES / f"parts-{recipe_key(recipe['source'])}"
+    asked: Recipe = json.loads(json.dumps(recipe | {"parts": count}))
+    try:
+        before: Recipe = dict(json.loads(note.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        before = asked
+    # A cache that cannot be written to fails later, with a message.
+    with suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(note, json.dumps(asked))
+    key_before = recipe_key({name: before[name] for name in before.keys() - {"parts"}})
+    changes = "; ".join(differences(before, asked))
+    if not changes or (cache / key_before).is_dir():
+        return ""
+    return (
+        f"other parts of {source.name} were asked for with other settings ({changes}):"
+        " only parts of the same settings are joined"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +185,7 @@ class TextPreparation:
         source = self.source
         config = self.config
         cache = Cache(config.cache)
-        store, report = cache.open_or_build(source.name, self._recipe(), self._build)
+        store, report = cache.open_or_build(source.name, self.recipe(), self._build)
         # The store may come from a run that named a column of numbers; this one may not have.
         source.require_words(store.facts.get("has_words", True))
         return {
@@ -176,7 +198,7 @@ class TextPreparation:
             "long_texts": config.long_texts,
         }
 
-    def _recipe(self) -> Recipe:
+    def recipe(self) -> Recipe:
         """All that the store depends on: its hash is the key of the store."""
         config = self.config
         recipe = {
@@ -202,29 +224,6 @@ class TextPreparation:
         if self._has_groups:
             recipe[GROUPS] = self.source.splitting.group
         return recipe | {"schema": SCHEMA}
-
-    def compare_with_part_before(self, count: int) -> str:
-        """See the function of this name; the settings of this part are noted for the next one."""
-        recipe = self._recipe()
-        cache = Cache(self.config.cache).folder
-        note = cache / NOTES / f"parts-{recipe_key(recipe['source'])}"
-        asked: Recipe = json.loads(json.dumps(recipe | {"parts": count}))
-        try:
-            before: Recipe = dict(json.loads(note.read_bytes()))
-        except (OSError, ValueError, TypeError):
-            before = asked
-        # A cache that cannot be written to fails later, with a message.
-        with suppress(OSError):
-            note.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(note, json.dumps(asked))
-        key_before = recipe_key({name: before[name] for name in before.keys() - {"parts"}})
-        changes = "; ".join(differences(before, asked))
-        if not changes or (cache / key_before).is_dir():
-            return ""
-        return (
-            f"other parts of {self.source.name} were asked for with other settings ({changes}):"
-            " only parts of the same settings are joined"
-        )
 
     def encode_part(self, number: int, count: int) -> tuple[int, int]:
         """Encode part `number` of `count`, counted from 1.
@@ -359,7 +358,7 @@ class TextPreparation:
         """The vocabulary from the cache if another part, or a build that was killed, has trained
         it; else train it.
         """
-        recipe = self._recipe()
+        recipe = self.recipe()
         key = recipe_key({name: recipe[name] for name in recipe.keys() - {"max_length", "long"}})
 
         def build(writer: StoreWriter) -> None:
@@ -428,7 +427,7 @@ class TextPreparation:
         # A unit depends on what its rows are and how they are encoded, not on the rest of the
         # source: new files, another split or other classes leave its tokens as they were.
         elsewhere = ("source", "split", "vocabulary", "max_classes")
-        recipe = {name: value for name, value in self._recipe().items() if name not in elsewhere}
+        recipe = {name: value for name, value in self.recipe().items() if name not in elsewhere}
         recipe["encoder"] = plan.encoder.to_json()
         return EncodedUnits(Cache(self.config.cache), self.source.name, recipe)
 

@@ -123,15 +123,15 @@ class TagPredictor(RunPredictor):
     def of(cls, task: Tagger) -> TagPredictor:
         info = task.info
         model = cast(Transformer, task.model.eval())
-        own = (
+        return cls(
             model,
             info.vocabulary,
             task.labels.names,
             info.max_length,
             info.roles,
             info.long_texts,
+            task.temperature,
         )
-        return cls(*own, temperature=task.temperature)
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> TagPredictor:
@@ -139,8 +139,9 @@ class TagPredictor(RunPredictor):
         roles = folder.roles()
         long_texts = LongTexts(**settings["data"].get("long_texts", {}))  # runs before had none
         model, vocabulary = folder.encoder(Outputs(names, "tags"), roles, long_texts.window)
-        own = (model, vocabulary, names, settings["data"]["max_length"], roles, long_texts)
-        return cls(*own, temperature=settings.get("temperature", 1.0))
+        max_length = settings["data"]["max_length"]
+        temperature = settings.get("temperature", 1.0)
+        return cls(model, vocabulary, names, max_length, roles, long_texts, temperature)
 
     def save(self, folder: Path, model_config: ModelConfig) -> None:
         data = {
@@ -155,18 +156,14 @@ class TagPredictor(RunPredictor):
         """Tags and entities of each row: a list of words, or a text that `words_of` parts."""
         given = self.rows_in_memory(rows, self.roles.texts)
         for number, row in enumerate(given):
-            is_words = isinstance(row, str) or (
-                row is not None and all(isinstance(word, str) for word in row)
-            )
+            # the letters of a text are texts, too
             require(
-                is_words,
+                row is not None and all(isinstance(word, str) for word in row),
                 "predict",
                 f"row {number} is {row!r}",
                 allowed="a text, or a list of words",
             )
-        words = []
-        for row in given:
-            words.append(words_of(row) if isinstance(row, str) else list(row))
+        words = [words_of(row) if isinstance(row, str) else list(row) for row in given]
         if not words:
             return []
         return self.read(words, self.tags(pa.array(words, pa.list_(pa.large_string()))))
@@ -185,22 +182,21 @@ class TagPredictor(RunPredictor):
         ids = np.zeros(len(encoded.block.tokens), np.int64)
         shares = np.zeros(len(encoded.block.tokens), np.float32)
         types = np.zeros((len(ids), len(_possible_types(self.names))), np.float32)
+        rows = (encoded.block.tokens, encoded.block.lengths)
+        is_plain = are_plain(self.names)
         with answering(self.precision, self.device):
-            for batch in self.batches(
-                (encoded.block.tokens, encoded.block.lengths), len(words), rows_per_batch
-            ):
+            for batch in self.batches(rows, len(words), rows_per_batch):
                 shares_TN = (self.model(batch).float() / self.temperature).softmax(-1)
+                lengths = batch.lengths.numpy()
                 answers = WordAnswers.of_tags(
-                    shares_TN.cpu(),
-                    row_bounds(batch.lengths.numpy()),
-                    is_plain=are_plain(self.names),
+                    shares_TN.cpu(), row_bounds(lengths), is_plain=is_plain
                 )
-                there = row_indices(starts[batch.rows.numpy()], batch.lengths.numpy())
-                ids[there] = answers.ids
-                shares[there] = answers.probabilities
-                types[there] = answers.types
+                places = row_indices(starts[batch.rows.numpy()], lengths)
+                ids[places] = answers.ids
+                shares[places] = answers.probabilities
+                types[places] = answers.types
         # A word has the answer of its first token. Words behind the longest row have none.
-        counts = pa.compute.list_value_length(words).to_numpy(zero_copy_only=False).astype(np.int64)
+        counts = pc.list_value_length(words).to_numpy()
         offsets = row_bounds(counts)
         is_seen = np.arange(offsets[-1]) < np.repeat(offsets[:-1] + encoded.words, counts)
         found = TaggedRows.untagged(offsets, self.names, lost=int((~is_seen).sum()))
@@ -311,10 +307,8 @@ class TagPredictor(RunPredictor):
             given = block.column(column)
             # Sentences as people write them are parted, unlike those of the run's own column.
             if column not in self.roles.texts and is_text(given.type):
-                given = pa.array(
-                    [words_of(text or "") for text in given.to_pylist()],
-                    pa.list_(pa.large_string()),
-                )
+                words = [words_of(text or "") for text in given.to_pylist()]
+                given = pa.array(words, pa.list_(pa.large_string()))
             yield split_words(given, name=column, table=table.name, key="--text"), block
 
     def rows(self, table: Table, options: FileOptions) -> Iterator[list[str]]:
@@ -370,8 +364,13 @@ class TagPredictor(RunPredictor):
         return [*RunPredictor.notes(self), *([what] if self.lost_words else [])]
 
 
-_PLACES = [("start", pa.int64()), ("stop", pa.int64())]
-_FIELDS = [("type", pa.string()), ("text", pa.string()), *_PLACES, ("probability", pa.float32())]
+_FIELDS = [
+    ("type", pa.string()),
+    ("text", pa.string()),
+    ("start", pa.int64()),
+    ("stop", pa.int64()),
+    ("probability", pa.float32()),
+]
 _ENTITIES = pa.list_(pa.struct(_FIELDS))
 _UNSURE = pa.list_(pa.struct([*_FIELDS, ("possible", pa.list_(pa.string()))]))
 _WORD = re.compile(r"""[(\[{"'«“]|[^\s]+?(?=[.,;:!?)\]}"'»”…]*(?:\s|$))|\S""")

@@ -483,5 +483,5 @@ def _targets(predictor: Predictor, labels: pa.Array, source: str) -> Tensor:
     numbers = torch.from_numpy(ids.to_numpy(zero_copy_only=False).astype(np.int64))
     if not is_multi:
         return numbers
-    counts = pc.list_value_length(labels).to_numpy(zero_copy_only=False).astype(np.int64)
-    return multi_hot(numbers, torch.from_numpy(row_bounds(counts)), len(classes))
+    bounds = row_bounds(pc.list_value_length(labels))
+    return multi_hot(numbers, torch.from_numpy(bounds), len(classes))

@@ -351,7 +351,7 @@ class LabelCensus:
         targets = self.targets_of(self._codes)[ids.to_numpy(zero_copy_only=False)]
         if self.problem is Problem.single:
             return targets
-        return targets, pc.list_value_length(labels).to_numpy(zero_copy_only=False)
+        return targets, pc.list_value_length(labels).to_numpy()
 
     def targets_of(self, names: Iterable[str]) -> NDArray[np.int32]:
         """The target of each label: its place in `classes`, or -1 if no row has it any more."""
@@ -442,7 +442,7 @@ class LabelCensus:
         """The number of the set of labels that each row has."""
         # Rows [b, a], [a, b] and [a] with a = 0 and b = 1: sorted in each row, 0 1 · 0 1 · 0. The
         # hashes of the first two are equal: the sets are (0, 1) and (0,), the rows get 0, 0, 1.
-        counts = pc.list_value_length(labels).to_numpy(zero_copy_only=False)
+        counts = pc.list_value_length(labels).to_numpy()
         flat = self._code_names(pc.list_flatten(labels))
         row = np.repeat(np.arange(len(labels)), counts)
         flat = flat[np.lexsort((flat, row))]

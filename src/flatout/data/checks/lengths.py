@@ -50,12 +50,10 @@ class Lengths:
         self._add_counts(np.bincount(lengths, counts), tokens, longest)
 
     def _add_counts(self, counts: NDArray[np.generic], tokens: int, longest: int) -> None:
-        # One of the two arrays is longer: it is copied, and the shorter one is added to its start.
-        total = counts.astype(np.int64)
-        shorter = self.counts
-        if len(total) < len(shorter):
-            total, shorter = shorter.copy(), total
-        total[: len(shorter)] += shorter
+        # One of the two arrays may be longer: [1, 2] and [0, 0, 5] → [1, 2, 5].
+        total = np.zeros(max(len(counts), len(self.counts)), np.int64)
+        total[: len(counts)] = counts
+        total[: len(self.counts)] += self.counts
         self.counts = total
         self.tokens += tokens
         self.longest = max(self.longest, longest)
