@@ -336,7 +336,7 @@ def test_a_large_dated_file_is_answered_in_blocks_as_a_small_one_is(tmp_path, mo
     monkeypatch.setattr("flatout.inference.sequences._SAMPLES_A_BLOCK", 7)
     answers = []
     for least in (1 << 40, 0):
-        monkeypatch.setattr("flatout.data.sequences.recordings.LEAST_BYTES", least)
+        monkeypatch.setattr("flatout.data.sequences.scratch.LEAST_BYTES", least)
         assert (
             verb(
                 "predict", result.folder, tmp_path / "r.csv", "--out", tmp_path / "answers.parquet"

@@ -78,7 +78,7 @@ def test_a_check_of_recordings_prints_lengths_and_columns_and_a_command_that_tra
 def test_the_longest_gap_is_named_in_check_in_training_and_in_predict(
     tmp_path, monkeypatch, capsys, least_bytes
 ):
-    monkeypatch.setattr("flatout.data.sequences.recordings.LEAST_BYTES", least_bytes)
+    monkeypatch.setattr("flatout.data.sequences.scratch.LEAST_BYTES", least_bytes)
     folder = write_csv(tmp_path / "runs")
     place = np.delete(np.arange(300), slice(40, 240))
     holed = {

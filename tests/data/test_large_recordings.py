@@ -12,7 +12,7 @@ import pyarrow.csv
 import pytest
 from tests.data.recordings import open_data, recording, refusal, write_files
 
-from flatout.data.sequences import recordings
+from flatout.data.sequences import scratch
 from flatout.data.sequences.recordings import ReadingNotes, RecordingRules
 from flatout.data.sequences.settings import Missing
 from flatout.data.tables.formats import csv_file
@@ -82,7 +82,7 @@ def test_a_large_file_is_read_in_blocks_to_the_same_bits(tmp_path, monkeypatch, 
     path = write_long_file(tmp_path / "long.csv")
     stores = []
     for least in (1 << 40, 0):
-        monkeypatch.setattr(recordings, "LEAST_BYTES", least)
+        monkeypatch.setattr(scratch, "LEAST_BYTES", least)
         data = open_data(
             path, lookback=9, split_by="time", cache=str(tmp_path / f"{least}"), **settings
         )
@@ -103,7 +103,7 @@ def columns_of_store(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_large_file_that_is_not_whole_is_read_and_refused_as_a_small_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(recordings, "LEAST_BYTES", 0)
+    monkeypatch.setattr(scratch, "LEAST_BYTES", 0)
     lacking = write_long_file(tmp_path / "lacking.csv", missing=25_000)
     assert "1 row without a (row 25001)" in refusal(lacking, split_by="time")
     filled = open_data(lacking, split_by="time", missing="fill", cache=str(tmp_path / "cache"))
@@ -113,7 +113,7 @@ def test_a_large_file_that_is_not_whole_is_read_and_refused_as_a_small_one(tmp_p
 
 
 def test_only_a_plain_recording_is_read_in_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(recordings, "LEAST_BYTES", 0)
+    monkeypatch.setattr(scratch, "LEAST_BYTES", 0)
     table = open_table(write_long_file(tmp_path / "long.csv"), where="data.source")
     rules = RecordingRules(
         columns=["a", "b", "y"],
@@ -125,10 +125,10 @@ def test_only_a_plain_recording_is_read_in_blocks(tmp_path, monkeypatch):
         missing=Missing.refuse,
     )
     notes = ReadingNotes()
-    found = recordings.Scratch(tmp_path, rules).read(table, notes)
+    found = scratch.Scratch(tmp_path, rules).read(table, notes)
     assert found is not None
     assert notes.steps == [1.0]
     assert found.values[29_998:40_000].shape == (2, 3)
     assert found.values[5:5].shape == (0, 3)
     for change in ({"step": 2.0}, {"max_gap": 5.0}, {"cumulate": ["a"]}, {"group": ["t"]}):
-        assert recordings.Scratch(tmp_path, replace(rules, **change)).read(table, notes) is None
+        assert scratch.Scratch(tmp_path, replace(rules, **change)).read(table, notes) is None

@@ -34,12 +34,10 @@ from flatout.data.sequences.recordings import (
     OTHER_RATE,
     ReadingNotes,
     Recording,
-    Scratch,
-    ScratchValues,
-    blocks_of,
     measured_targets,
     read_recordings,
 )
+from flatout.data.sequences.scratch import Scratch, ScratchValues, blocks_of
 from flatout.data.sequences.settings import Missing
 from flatout.data.sequences.views import Cut, RowPlaces, Segments
 from flatout.data.store.store import Ragged

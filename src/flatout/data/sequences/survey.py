@@ -29,12 +29,10 @@ from flatout.data.sequences.odd_units import describe_odd_units
 from flatout.data.sequences.recordings import (
     ReadingNotes,
     Recording,
-    Scratch,
-    ScratchValues,
-    blocks_of,
     measured_targets,
     read_recordings,
 )
+from flatout.data.sequences.scratch import Scratch, ScratchValues, blocks_of
 from flatout.data.sequences.settings import PartBy, SequenceDataConfig, SequenceProblem
 from flatout.data.sequences.splitting import RecordingEntry, Segment, Splitter
 from flatout.data.sequences.views import MEASURED, RECORDINGS, SEGMENTS
