@@ -77,8 +77,10 @@ def mask_settings(value: object, key: str = "") -> Any:
     is_secret = _IS_SECRET.fullmatch(key.rpartition(".")[2]) is not None
     if isinstance(value, Mapping):
         # all of a mapping is secret where its own name is
-        names = {name: key if is_secret else str(name) for name in value}
-        return {name: mask_settings(item, names[name]) for name, item in value.items()}
+        masked = {}
+        for name, item in value.items():
+            masked[name] = mask_settings(item, key if is_secret else str(name))
+        return masked
     if isinstance(value, list | tuple):
         return [mask_settings(item, key) for item in value]
     if is_secret and type(value) in (int, float):

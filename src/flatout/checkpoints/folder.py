@@ -318,7 +318,10 @@ def _is_as_written(path: Path, written: dict[str, Any]) -> bool:
 
 def by_texts(states: Mapping[Any, Any]) -> dict[str, Any]:
     """States of callbacks by texts: a key that is none, such as a class, gives its `repr`."""
-    return {key if isinstance(key, str) else repr(key): states[key] for key in states}
+    by_text = {}
+    for key, state in states.items():
+        by_text[key if isinstance(key, str) else repr(key)] = state
+    return by_text
 
 
 class Unwritable(UserError):

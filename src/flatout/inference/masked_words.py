@@ -23,8 +23,7 @@ from flatout.data.tokens.subwords import Subwords
 from flatout.engine.precision import answering
 from flatout.errors import UserError
 from flatout.inference.model_folder import ModelFolder
-from flatout.inference.run_predictor import RunPredictor
-from flatout.inference.text import texts_in_memory
+from flatout.inference.run_predictor import RunPredictor, texts_in_memory
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.tasks.masked_language import MaskedLanguageModel

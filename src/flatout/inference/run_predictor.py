@@ -7,6 +7,7 @@ Open this file to change what all kinds of runs share when they answer.
 
 from __future__ import annotations
 
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -34,6 +35,7 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table
 from flatout.data.tokens.long_texts import CUT
+from flatout.data.tokens.subwords import PAIR
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
 from flatout.inference.export import export_encoder
@@ -399,3 +401,24 @@ def in_order(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+
+
+def texts_in_memory(given: object, roles: Roles) -> list[str]:
+    """Texts in their order; each row is a text, or a pair of texts."""
+    rows = RunPredictor.rows_in_memory(given, roles.texts)
+    texts = []
+    for number, row in enumerate(rows):
+        parts = row if isinstance(row, list | tuple) and row else [row]
+        require(
+            all(map(_is_whole_text, parts)),
+            "predict",
+            f"row {number} is {row!r}",
+            allowed="a text, or a pair of texts, of whole characters",
+        )
+        texts.append(row if isinstance(row, str) else PAIR.join(row))
+    return texts
+
+
+def _is_whole_text(value: object) -> bool:
+    """Whether a value is a text without halves of surrogate pairs, which UTF-8 cannot hold."""
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)

@@ -163,7 +163,9 @@ class TagPredictor(RunPredictor):
                 f"row {number} is {row!r}",
                 allowed="a text, or a list of words",
             )
-        words = [words_of(row) if isinstance(row, str) else list(row) for row in given]
+        words = []
+        for row in given:
+            words.append(words_of(row) if isinstance(row, str) else list(row))
         if not words:
             return []
         return self.read(words, self.tags(pa.array(words, pa.list_(pa.large_string()))))

@@ -7,7 +7,6 @@ little as training does. Answers come in the order of the rows.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -31,7 +30,7 @@ from flatout.data.ragged import row_bounds
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import Table, as_texts, decoded, require_columns
 from flatout.data.tokens.long_texts import CUT, LongTexts
-from flatout.data.tokens.subwords import PAIR, Encoder, encode_texts
+from flatout.data.tokens.subwords import Encoder, encode_texts
 from flatout.engine.precision import answering
 from flatout.errors import UserError, require
 from flatout.inference.export import export_encoder
@@ -43,6 +42,7 @@ from flatout.inference.run_predictor import (
     RunPredictor,
     Scored,
     in_order,
+    texts_in_memory,
 )
 from flatout.inference.words_onnx import export_words
 from flatout.models import model_class
@@ -401,27 +401,6 @@ def require_text_columns(table: Table, texts: Sequence[str], **others: str) -> N
     for option, name in others.items():
         columns[f"--{option}"] = name
     require_columns(table, columns)
-
-
-def texts_in_memory(given: object, roles: Roles) -> list[str]:
-    """Texts in their order; each row is a text, or a pair of texts."""
-    rows = RunPredictor.rows_in_memory(given, roles.texts)
-    texts = []
-    for number, row in enumerate(rows):
-        parts = row if isinstance(row, list | tuple) and row else [row]
-        require(
-            all(map(_is_whole_text, parts)),
-            "predict",
-            f"row {number} is {row!r}",
-            allowed="a text, or a pair of texts, of whole characters",
-        )
-        texts.append(row if isinstance(row, str) else PAIR.join(row))
-    return texts
-
-
-def _is_whole_text(value: object) -> bool:
-    """Whether a value is a text without halves of surrogate pairs, which UTF-8 cannot hold."""
-    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
 
 
 def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dict[str, pa.Array]:

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatout.data.batches.kept_tensors import count_up, shifts_of_bits
+from flatout.data.batches.kept_tensors import count_up, on_device, shifts_of_bits
 
 DEVICE_FIELDS = ("tokens", "offsets", "targets", "target_offsets", "places", "states")
 
@@ -132,16 +132,6 @@ class FlatBatch:
             if tensor is not None:
                 moved[name] = function(tensor)
         return replace(self, **moved)
-
-
-def on_device(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
-    """Copy values of the host to a device.
-
-    They go through page-locked memory, so the host does not wait until the device has done its
-    earlier work.
-    """
-    tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def rows_on_device(batch: FlatBatch) -> Tensor:

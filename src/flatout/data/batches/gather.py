@@ -26,7 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatout.data.batches.flat_batch import FlatBatch, on_device
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.kept_tensors import on_device
 from flatout.data.batches.plan import BatchRows
 from flatout.data.ragged import row_bounds, row_indices
 from flatout.data.store.store import Array, Ragged, StoreSplit

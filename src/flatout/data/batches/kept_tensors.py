@@ -6,7 +6,7 @@ them. On a CPU they are made each time, as an exported model must not fix their 
 
 Sizes are rounded up to powers of two, so few tensors are kept: states of 5, 6 or 8 rows of 16
 numbers are views of the same 128 zeros. A kept tensor never moves or ends, so a CUDA graph may
-read it.
+read it. What differs from step to step is copied by `on_device`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -37,6 +39,16 @@ def count_up(count: int, device: torch.device, dtype: torch.dtype = torch.int64)
 def shifts_of_bits(device: torch.device) -> Tensor:
     """`[8]` uint8: 7, 6, …, 0, by which the bits of a byte are shifted; only to be read."""
     return _make_shifts(device) if _is_made_each_time(device) else _keep_shifts(device)
+
+
+def on_device(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
+    """Copy values of the host to a device.
+
+    They go through page-locked memory, so the host does not wait until the device has done its
+    earlier work.
+    """
+    tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _is_made_each_time(device: torch.device) -> bool:

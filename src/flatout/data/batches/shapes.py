@@ -24,7 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatout.data.batches.flat_batch import FlatBatch, on_device, rows_on_device
+from flatout.data.batches.flat_batch import FlatBatch, rows_on_device
+from flatout.data.batches.kept_tensors import on_device
 from flatout.data.problem import NO_TAG
 
 if TYPE_CHECKING:

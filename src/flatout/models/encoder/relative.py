@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from flatout.data.batches.flat_batch import on_device
+from flatout.data.batches.kept_tensors import on_device
 from flatout.models.encoder.attention import Scores
 from flatout.models.lean import drop
 

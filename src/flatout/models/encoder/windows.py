@@ -21,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatout.data.batches.flat_batch import FlatBatch, on_device
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.kept_tensors import on_device
 from flatout.data.tokens.long_texts import CUT
 
 Windows = StrEnum("Windows", "mean max attention")  # how answers are joined
