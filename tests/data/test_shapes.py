@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,7 @@ from flatout.data.batches.shapes import MOST_SHAPES, Shape, Shapes, choose_sizes
 from flatout.data.store_data import Placement
 from flatout.models.encoder.attention import Kernel
 from flatout.models.encoder.network import Transformer as Encoder
+from flatout.models.encoder.window_shapes import WindowShapes
 from flatout.tasks import Classifier, MaskedLanguageModel, SequenceRegressor, Tagger
 
 NO_DROPOUT: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "head_dropout": 0.0}
@@ -105,10 +107,28 @@ def short_windows(missing: float) -> Any:
     return data, SequenceRegressor(WindowMLPConfig(widths=[8], dropout=0.0))
 
 
+def long_texts(how: str) -> Any:
+    """Texts of one to three windows."""
+    cut: dict[str, Any] = {"long": "windows", "window": 8, "overlap": 2, "max_length": 24}
+    sample = HeadlinesConfig(rows=300, eval_rows=20, classes=4)
+    pieces = VocabularyConfig(kind="wordpiece")
+    data = TextData(sample=sample, batch_size=16, vocabulary=pieces, **cut)
+    return data, Classifier(replace(MODELS["transformer"], windows=how))
+
+
+def long_tagged_texts() -> Any:
+    cut: dict[str, Any] = {"long": "windows", "window": 8, "overlap": 2, "max_length": 24}
+    data = TagData(sample=TaggedTweetsConfig(rows=200, eval_rows=20), batch_size=16, **cut)
+    return data, Tagger(MODELS["transformer"])
+
+
 OTHERS: dict[str, Callable[[], Any]] = {
     "tags": tags,
     "masked words": masked_words,
     "recordings": recordings,
+    "means of windows": partial(long_texts, "mean"),
+    "windows by attention": partial(long_texts, "attention"),
+    "tags in windows": long_tagged_texts,
     "several labels": several_labels,
     "windows": windows,
     "short windows": partial(short_windows, 0.0),
@@ -134,6 +154,9 @@ def placed(data: Any, task: Any) -> Any:
 
 
 def shapes_of(data: Any, task: Any) -> Shapes:
+    if task.network.window:
+        tags = task.labels_are_of_tokens
+        return WindowShapes.planned_windows(data.feeds.train, task.network.window, tags=tags)
     is_padded = BatchLayout.of(task.model) is BatchLayout.padded
     return Shapes.planned(
         data.feeds.train,

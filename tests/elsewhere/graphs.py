@@ -76,6 +76,11 @@ def _bits_alone(times: int) -> Parts:
     return data, GramDecoder(BitMLPConfig(widths=[8]), settings, OPTIM)
 
 
+def _deberta(times: int) -> Parts:
+    """Rows of distances, whose activations are kept."""
+    return every_model._encoder(times, family="deberta-v2")
+
+
 def _recordings_of_any_length(times: int) -> Parts:
     """Chunks whose last ones are shorter, as recordings differ in length."""
     random = np.random.default_rng(3)
@@ -98,6 +103,7 @@ def _by_sgd(times: int) -> Parts:
 CASES = {
     **every_model.CASES,
     "sgd": Case(_by_sgd),
+    "deberta whose activations are kept": Case(_deberta),
     "recordings of any length": Case(_recordings_of_any_length),
     "several labels": Case(_several_labels),
     "bits without recombined texts": Case(_bits_alone),
@@ -105,10 +111,12 @@ CASES = {
 IN_SOAK = (
     "bert in fp32",
     "bits without recombined texts",
+    "deberta whose activations are kept",
     "eurobert",
     "forecast",
     "gru",
     "labels of recordings",
+    "largest of windows",
     "modernbert",
     "sgd",
 )

@@ -17,8 +17,6 @@ from tests.warm import begin_function
 REASONS = {
     "an optimizer that is not fused": "does not step on the device alone",
     "deberta": "which activations are computed again",
-    "means of windows": "where long texts are cut into windows",
-    "largest of windows": "where long texts are cut into windows",
 }
 """Cases that no graph takes, with the words that say why."""
 

@@ -77,13 +77,21 @@ def choose_graphs(
         feed = trainer.train_dataloader
         assert feed is not None
         task = cast("_TaskOfOurs", module)
-        shapes = Shapes.planned(
-            feed,
-            is_padded=contract(module.model).layout == "padded",
-            tags=task.labels_are_of_tokens,
-            reads_rows=task.reads_rows,
-            fillers_count=task.leaves_out_unlabelled,
-        )
+        tags = task.labels_are_of_tokens
+        network = contract(module.model)
+        shapes: Shapes
+        if network.window:
+            from flatout.models.encoder.window_shapes import WindowShapes  # only long texts need it
+
+            shapes = WindowShapes.planned_windows(feed, network.window, tags=tags)
+        else:
+            shapes = Shapes.planned(
+                feed,
+                is_padded=network.layout == "padded",
+                tags=tags,
+                reads_rows=task.reads_rows,
+                fillers_count=task.leaves_out_unlabelled,
+            )
         must_gain = asked is GraphUse.auto and not captured_before
         return StepGraphs(step, shapes, CAPTURES[device.type](device), must_gain=must_gain)
     if asked is GraphUse.on:

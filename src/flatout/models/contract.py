@@ -97,6 +97,8 @@ class Network:
     layout: str = "flat"
     # Epochs over which frozen weights join the training; the optimizer holds them from the start.
     unfreeze_epochs: float = 0.0
+    # Tokens of the windows that a row holds, one after the other; 0: a row is read at once.
+    window: int = 0
     # Fraction of the vocabulary that a file of word vectors held; None: no file was read.
     vectors_found: float | None = None
     # For chunks of recordings: hidden states from one training batch to the next.

@@ -145,11 +145,15 @@ class Feed:
 
     def planned_sizes(self, most: int) -> tuple[Ints, Ints, Ints]:
         """Rows, tokens and the longest row of the first batches of the first epoch."""
-        planned = self._make_plan(0).batches(0, min(most, len(self)))
-        lengths = self._lengths[planned.rows]
-        begins = planned.bounds[:-1]
+        lengths, bounds = self.planned_lengths(most)
+        begins = bounds[:-1]
         tokens = np.add.reduceat(lengths, begins)
-        return np.diff(planned.bounds), tokens, np.maximum.reduceat(lengths, begins)
+        return np.diff(bounds), tokens, np.maximum.reduceat(lengths, begins)
+
+    def planned_lengths(self, most: int) -> tuple[Ints, Ints]:
+        """Lengths of the rows of the first batches of the first epoch, and where batches begin."""
+        planned = self._make_plan(0).batches(0, min(most, len(self)))
+        return self._lengths[planned.rows], planned.bounds
 
     def rows_of_step(self, epoch: int, step: int) -> Rows:
         """Numbers of the rows that all ranks train in one optimizer step of an epoch."""

@@ -52,6 +52,9 @@ class FlatBatch:
     states: Tensor | None = None
     """[T, H], or [B, H] where only first tokens are read: outputs of frozen layers for these rows,
     from a store."""
+    texts: Tensor | None = None
+    """[B] int64, in the buffer of a captured step whose rows are windows: the text of each. Rows
+    that are no windows are of a text behind all others."""
     num_real: int  # rows that count; any after them only keep a rank in step
     step_rows: int | Tensor
     """Real rows of the whole optimizer step, over all ranks and micro-batches: the loss is divided

@@ -89,7 +89,6 @@ class Transformer(FreezableEncoder):
         self.facts = read_facts(net)
         # whether flat layers compute activations again in the backward pass, to save memory
         self.recomputes = False
-        self.window = 0  # tokens of the windows that a row holds; 0: a row is read at once
         self.joins = Windows.mean  # how the answers of a row's windows are joined
         self.window_query: nn.Parameter | None = None
         self._waiting: list[list[str]] = []
@@ -145,7 +144,7 @@ class Transformer(FreezableEncoder):
         return self.facts.attention_dropout
 
     def decides_on_host(self) -> str:
-        if self.window:
+        if self.window and (self.predicts_words or not self.is_flat):
             return "where long texts are cut into windows"
         if self.answers_tokens and not self.is_flat:
             return "which tokens are answered"
@@ -164,6 +163,11 @@ class Transformer(FreezableEncoder):
         read = self._flat if self.is_flat else self._padded
         if not self.window:
             return read(batch)
+        if batch.texts is not None:  # its rows are windows already, in the order of the texts
+            answers = read(batch)
+            if self.is_tagging:
+                return answers
+            return join_answers(answers, batch.texts, batch.num_real + 1, self.joins)
         windows, texts_W, places_T = cut_windows(batch, self.window)
         answers = read(windows)
         if self.is_tagging:  # back in the order of the row
