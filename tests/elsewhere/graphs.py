@@ -118,6 +118,8 @@ IN_SOAK = (
     "labels of recordings",
     "largest of windows",
     "modernbert",
+    "rnn",
+    "rnn with a carried state",
     "sgd",
 )
 """Cases whose kinds of batches and layers others have as well."""
