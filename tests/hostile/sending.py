@@ -95,6 +95,7 @@ PARTS = (
     "mlflow under another name",
     "a log that Hydra opens before a run begins",
     "an environment beside +hydra.job.env_set.A=1",
+    "a secret that Hydra keeps in a file",
 )
 """Names of cases that put together what is harmless in each part, one of each kind."""
 
@@ -391,3 +392,8 @@ def _of_parts() -> Iterator[Case]:
     text += "hydra: {mode: MULTIRUN, launcher: {additional_parameters: {wrap: 'touch <canary>'}}}\n"
     word = "+hydra.launcher.additional_parameters.nodes=1"
     yield _file("words of a scheduler beside a typed one", text, word, is_whole=True)
+    words = ("model=transformer", "+model.settings.api_key=sw0rdfish")
+    settings = {"hydra": {"output_subdir": ".hydra"}}
+    yield _file("a secret that Hydra keeps in a file", settings, *words)
+    settings = {"hydra": {"run": {"dir": "${output}/${hydra.job.override_dirname}"}}}
+    yield _file("a secret that Hydra keeps in a name", settings, *words)

@@ -42,6 +42,7 @@ from flatout.config import NAMES, RunConfig
 from flatout.data.tables.hub import never_ask_to_run_code
 from flatout.errors import UserError, first_line, require
 from flatout.files import is_plain_part, require_inside
+from flatout.masking import mask_words
 
 # classes and texts that settings of Python's logging may name
 _LOGGING_CLASSES = (
@@ -249,6 +250,7 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     for name in ("hydra_logging", "job_logging"):
         _check_logging(plain[name], f"hydra.{name}")
     _check_folders(cfg, overrides)
+    _require_no_secret_in_clear(cfg, overrides)
 
 
 def _require_typed_parts(key: str, value: object, overrides: Sequence[str]) -> None:
@@ -303,6 +305,22 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
             key,
             repr(part),
             allowed="a name below the run folder",
+        )
+
+
+def _require_no_secret_in_clear(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Refuse what lets Hydra write the typed words, secrets too, into files or names of folders."""
+    if mask_words(overrides) == list(overrides):
+        return
+    words = _value(cfg, "hydra.job.override_dirname")
+    for key in ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir"):
+        value = _value(cfg, key)
+        is_kept = key == "hydra.output_subdir" or (words and words in str(value))
+        require(
+            value is None or not is_kept,
+            key,
+            "Hydra would keep your secrets there in clear",
+            hint="Leave it out: config.yaml and overrides.txt of the run hold all settings.",
         )
 
 
