@@ -64,9 +64,10 @@ def make_app(run: Any, *, exact: bool = False) -> FastAPI:
 
     @app.middleware("http")
     async def limit(request: Request, answer: Any) -> Any:
-        size = request.headers.get("content-length", "")
-        is_small = request.method == "GET" or (size.isdecimal() and int(size) <= MOST_BYTES)
-        if not is_small:
+        size = request.headers.get("content-length", "0" if request.method == "GET" else "")
+        # a body in chunks has no size, whatever the other header says
+        is_sized = size.isdecimal() and "transfer-encoding" not in request.headers
+        if not is_sized or int(size) > MOST_BYTES:
             return Response(f"more than {MOST_BYTES:,} bytes", 413)
         try:
             await asyncio.wait_for(request.body(), MOST_SECONDS)

@@ -144,14 +144,27 @@ def test_the_server_gives_up_on_a_body_that_does_not_come_and_refuses_half_a_cha
             assert post(address, b'{"texts": ["\\ud800"]}') == 422
             assert post(address, b'{"texts": ["' + b"\\ud800" * 100_001 + b'"]}') == 422
             assert post(address, b'{"texts": ["\\ud83d\\ude00 smiles"]}') == 200
+            assert post(address, b"5\r\nhello\r\n", length=5, more=CHUNKS) == 413
+            assert post(address, b"5\r\nhello\r\n", length=0, more=CHUNKS, verb="GET") == 413
+            assert post(address, b"hello", length=10**9, verb="GET") == 413
         finally:
             server.should_exit = True
             thread.join()
 
 
-def post(address: tuple[str, int], body: bytes, *, length: int | None = None) -> int:
+CHUNKS = "transfer-encoding: chunked\r\n"
+
+
+def post(
+    address: tuple[str, int],
+    body: bytes,
+    *,
+    length: int | None = None,
+    more: str = "",
+    verb: str = "POST",
+) -> int:
     """The status of an answer; a `length` beyond the body's leaves the server waiting."""
-    head = "POST /predict HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n"
+    head = f"{verb} /predict HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\n{more}"
     head += f"content-length: {len(body) if length is None else length}\r\n\r\n"
     with socket.create_connection(address, timeout=10) as client:
         client.sendall(head.encode() + body)
