@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
@@ -11,12 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import BertConfig
 
 import train
 from flatout.data.problem import Problem
 from flatout.errors import UserError
 from flatout.inference.fingerprint import Fingerprint
+from flatout.models.encoder.transformer import _require_no_code
 from flatout.models.linear_text import Arrays, QuickModel
+from flatout.report.page import as_markdown
 from flatout.run.kinds import load_predictor
 from flatout.tasks.abstention import HeldOutAnswers
 from tests.composed import run_train
@@ -113,6 +117,7 @@ HOSTILE_MODELS = [
     ("encoder", "encoder.json", put("attn_implementation", "somebody/kernels")),
     ("encoder", "encoder.json", put("_attn_implementation", "somebody/kernels:x")),
     ("encoder", "encoder.json", put("quantization_config", {"quant_method": "x"})),
+    ("encoder", "encoder.json", put("text_config", {"attn_implementation": "somebody/kernels"})),
     ("encoder", "encoder.json", put("model_type", "os.system")),
     ("encoder", "encoder.json", put("model_type", None)),
     ("encoder", "encoder.json", put("vocab_size", -3)),
@@ -146,6 +151,22 @@ def test_a_model_folder_that_nobody_changed_is_read(models):
     assert all(
         load_predictor(models / name).predict(["some words"]) for name in ("lstm", "encoder")
     )
+
+
+def test_the_parts_of_an_encoder_name_no_code_either():
+    for part in ({"auto_map": {"AutoModel": "evil.Evil"}}, {"x": {"_attn_implementation": "a/b"}}):
+        with pytest.raises(UserError, match="names code of others"):
+            _require_no_code({"model_type": "bert", "text_config": part}, "encoder.json")
+        with pytest.raises(UserError, match="names code of others"):
+            _require_no_code({"text_config": BertConfig(**part)}, "encoder.json")
+
+
+def test_names_of_classes_are_no_markup_in_a_model_card():
+    name = "# <b>a</b>\n\n![x](http://y) `c` | d"
+    shown = as_markdown(name)
+    assert "\n" not in shown
+    assert not re.search(r"(?<!\\)[<>\[\]`|!#]", shown)
+    assert as_markdown("health and fitness, 24-7") == "health and fitness, 24-7"
 
 
 KEPT_ARRAYS = {

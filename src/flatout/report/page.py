@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -222,13 +223,20 @@ def render_text(template: str, **values: Any) -> str:
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("flatout.report"),
         autoescape=select_autoescape(disabled_extensions=("md.jinja", "py.jinja"), default=True),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["as_markdown"] = as_markdown
+    return environment
+
+
+def as_markdown(text: object) -> str:
+    """A text on one line that Markdown shows as it is: names of classes come with the data."""
+    return re.sub(r"([\\`*_{}\[\]<>#|!~&$])", r"\\\1", " ".join(str(text).split()))
 
 
 def draw_answers(task: SequenceRegressor, feeds: Feeds, folder: Path) -> list[Chart]:

@@ -441,8 +441,14 @@ def _recompute(model: Transformer) -> None:
 
 
 def _require_no_code(described: Mapping[str, Any], where: str) -> None:
-    """Refuse a configuration that names code to be run: a module beside it, or a kernel."""
-    for name, value in described.items():
+    """Refuse a configuration that names code to be run: a module beside it, or a kernel.
+
+    Those of the parts of a composed encoder stand within its own.
+    """
+    for name, value in ((str(key), item) for key, item in described.items()):
+        within = vars(value) if hasattr(value, "to_diff_dict") else value
+        if isinstance(within, Mapping):
+            _require_no_code(within, f"{where}: {name}")
         is_named = value is not None and name.removeprefix("_").removesuffix("_internal") in _CODE
         is_local = isinstance(value, str) and name != "auto_map" and not re.search(r"[/|:]", value)
         require(
