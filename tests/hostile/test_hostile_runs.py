@@ -19,6 +19,7 @@ from flatout.errors import UserError
 from flatout.ladder.rungs import ladder_of
 from flatout.report.summary import read_summary, versions
 from flatout.run.run_folder import require_no_link_outside
+from flatout.sweep.searched import read_asked
 from flatout.sweep.settings import SweeperSettings
 from flatout.sweep.space import SettingInterval, SettingValues
 from flatout.sweep.study import Study
@@ -247,6 +248,29 @@ def test_odd_settings_in_a_run_s_folder_are_refused_by_predict(text, tmp_path):
         run_arguments._reading_of_run(file)
     file.write_text("data: {read: {delimiter: ;, of_another_version: 1}}", encoding="utf-8")
     assert run_arguments._reading_of_run(file)["delimiter"] == ";"
+
+
+def test_json_without_end_in_a_run_s_folder_is_refused(tmp_path):
+    run_of_others(tmp_path / "run", [], {})
+    for file in ("summary.json", "sweep.json"):
+        (tmp_path / "run" / file).write_text('{"schema": ' + "[" * 100_000)
+    for read in (read_summary, read_asked):
+        with pytest.raises(UserError, match="not valid JSON"):
+            read(tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text("data: " + "[" * 500)
+    with pytest.raises(UserError, match="holds no settings"):
+        run_arguments._reading_of_run(tmp_path / "run" / "config.yaml")
+
+
+def test_settings_of_a_run_of_others_write_no_escape_codes(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text('data: {read: {quote: "\\e", columns: ["a\\e[2J"]}}')
+    (tmp_path / "model").mkdir()
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / "model" / file).touch()
+    run_arguments.choose_reading(argparse.Namespace(run=tmp_path, read=[]))
+    said = capsys.readouterr().err
+    assert "read as in training" in said
+    assert "\x1b" not in said
 
 
 @pytest.mark.parametrize("section", ["tune", "metrics", "evidence", "choices", "training"])

@@ -7,7 +7,6 @@ The files are checked before their folder gets its name: their answers must equa
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -35,6 +34,7 @@ from flatout.inference.here import (
 from flatout.inference.model_folder import ModelFolder
 from flatout.inference.onnx_file import ONNX
 from flatout.inference.run_predictor import FileOptions
+from flatout.report.summary import read_summary
 from flatout.run.kinds import kind_of_run, load_predictor
 from flatout.run.run_folder import require_no_link_outside
 
@@ -144,15 +144,16 @@ def _keep_abstention(run: Path, folder: Path) -> None:
 
 def _read_model_card(run: Path) -> dict[str, Any]:
     """What the model card says of the run: its name, its data, and the rows of each split."""
-    file = run / "summary.json"
     # an exported `model` folder may lie without its run
-    summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    summary = read_summary(run) if (run / "summary.json").is_file() else {}
     data = summary.get("data") or {}
     name = summary.get("experiment") or run.resolve().name
+    rows = data.get("rows")
+    counts = rows.items() if isinstance(rows, dict) else ()
     return {
-        "name": name,
+        "name": str(name),
         "data": Path(str(data.get("source", "a table"))).name,
-        "rows": data.get("rows", {}),
+        "rows": {split: count for split, count in counts if type(count) is int},
     }
 
 

@@ -24,7 +24,14 @@ import yaml
 from flatout.data.tables.reading import ReadingConfig
 from flatout.distributed.ranks import why_no_gpu
 from flatout.engine.precision import Precision
-from flatout.errors import UserError, as_choice, example_columns, require, settings_of
+from flatout.errors import (
+    UserError,
+    as_choice,
+    example_columns,
+    printable,
+    require,
+    settings_of,
+)
 from flatout.inference.model_folder import ModelFolder
 from flatout.inference.run_predictor import FileOptions, RunPredictor
 from flatout.run.kinds import load_predictor
@@ -126,10 +133,8 @@ def choose_reading(arguments: argparse.Namespace) -> ReadingConfig:
     of_run = _reading_of_run(file) if file.is_file() else {}
     values = {name: value for name, value in of_run.items() if name in known and name != "format"}
     if named := [f"{name}={value}" for name, value in values.items() if value != usual[name]]:
-        print(
-            f"read as in training: {', '.join(named)} (--read KEY=VALUE changes it)",
-            file=sys.stderr,
-        )
+        line = f"read as in training: {', '.join(named)} (--read KEY=VALUE changes it)"
+        print(printable(line), file=sys.stderr)
     for word in arguments.read:
         name, _, value = word.partition("=")
         require(name in known, "--read", f"no setting {name!r}", allowed=", ".join(known))
@@ -156,7 +161,7 @@ def _reading_of_run(file: Path) -> dict[str, object]:
         return asdict(settings_of(ReadingConfig, known))
     except UserError:
         raise
-    except (ValueError, TypeError, AttributeError, yaml.YAMLError):
+    except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
         hint = "Name another run, or remove the file: then --read names all that is unusual."
         raise UserError(str(file), "holds no settings of a run", hint=hint) from None
 

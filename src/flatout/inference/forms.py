@@ -191,7 +191,7 @@ def is_transformers_folder(folder: Path) -> bool:
     """Whether a folder is one of transformers, and no run's."""
     try:
         described = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(described, dict) and "model_type" in described
 

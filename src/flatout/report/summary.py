@@ -125,7 +125,7 @@ def read_json(folder: Path, name: str, if_missing: str, if_broken: str) -> dict[
         raise UserError(
             str(path), f"cannot be read: {error.strerror}", hint="Check that you may read it."
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(
             str(path), f"cannot be read, it is not valid JSON: {error}", hint=if_broken
         ) from None
