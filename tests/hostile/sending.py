@@ -96,6 +96,7 @@ PARTS = (
     "a log that Hydra opens before a run begins",
     "an environment beside +hydra.job.env_set.A=1",
     "a secret that Hydra keeps in a file",
+    "a sweep in a file of a folder",
 )
 """Names of cases that put together what is harmless in each part, one of each kind."""
 
@@ -274,6 +275,9 @@ def _of_sweeps() -> Iterator[Case]:
             "+callbacks.x._target_": "evil.Evil,evil.call",
         },
         "MLflow": {"logger": "mlflow", "logger.mlflow.tracking_uri": "databricks"},
+        "a folder": {"hydra.sweep.dir": "<outside>/a,<outside>/b"},
+        "commands for a cluster": {"launcher.setup": "[evil],[call]"},
+        "a run to resume": {"resume": "<outside>/a,<outside>/b"},
         "W&B": {"logger": "wandb", "logger.wandb.entity": "somebody,others"},
     }
     for name, params in searched.items():
