@@ -401,3 +401,24 @@ def _of_parts() -> Iterator[Case]:
     yield _file("a secret that Hydra keeps in a file", settings, *words)
     settings = {"hydra": {"run": {"dir": "${output}/${hydra.job.override_dirname}"}}}
     yield _file("a secret that Hydra keeps in a name", settings, *words)
+    for number, (source, more) in enumerate(
+        (
+            ("${.label}//bucket/x", {}),
+            ("${data[label]}//bucket/x", {}),
+            ("s3:/${data.join}bucket/x", {"join": "/"}),
+        )
+    ):
+        data = {"label": "s3:", "source": source, **more}
+        yield _file(f"an address of parts by reference {number}", {"data": data})
+    copied = {"_target_": "torch.nn.Identity", "p": "s3:", "u": "${.p}//bucket"}
+    yield _file("an address of parts in a callback", {"callbacks": {"a": copied}})
+    inner = {"_target_": "functools.partial", "_args_": ["os.mkdir", "<canary>"]}
+    outer = {"_target_": "torch.nn.Sequential", "_args_": "${trainer.plugins}"}
+    settings = {"trainer": {"plugins": [inner]}, "callbacks": {"x": outer}}
+    yield _file("a partial in arguments by reference", settings)
+    for package, text in {
+        "hydra": "runtime: {output_dir: <outside>}\n",
+        "hydra.job.env_set": "LD_PRELOAD: <bait>/evil.so\n",
+    }.items():
+        files = {"experiment/evil.yaml": f"# @package {package}\n{text}"}
+        yield Case(f"a file that is a part of {package}", ("+experiment=evil",), files, ENVIRONMENT)
