@@ -21,7 +21,7 @@ from torch.utils.data import get_worker_info
 
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.batches.gather import Gatherer, Run
+from flatout.data.batches.gather import GatheredRun, Gatherer
 from flatout.data.batches.plan import BatchRows
 from flatout.distributed.ranks import Ranks
 
@@ -32,7 +32,7 @@ class SlowSource(L.Callback):
     def __init__(self, us_a_row: float) -> None:
         gather = Gatherer.run
 
-        def slow(gatherer: Gatherer, batches: BatchRows) -> Run:
+        def slow(gatherer: Gatherer, batches: BatchRows) -> GatheredRun:
             time.sleep(us_a_row * 1e-6 * len(batches.rows))
             return gather(gatherer, batches)
 
@@ -136,7 +136,7 @@ class SlowDisk(L.Callback):
         gather = Gatherer.run
         disk = Path(tempfile.mkdtemp()) / "disk.lock"
 
-        def slow(gatherer: Gatherer, batches: BatchRows) -> Run:
+        def slow(gatherer: Gatherer, batches: BatchRows) -> GatheredRun:
             run = gather(gatherer, batches)
             is_resident = (
                 get_worker_info() is None and not threading.current_thread().name.startswith("feed")

@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.batches.gather import TOKENS, Gatherer, Run, await_run, cut_run, move_run
+from flatout.data.batches.gather import TOKENS, GatheredRun, Gatherer, await_run, cut_run, move_run
 from flatout.data.batches.large_plan import LargePlan, is_large
 from flatout.data.batches.plan import (
     FeedKind,
@@ -191,18 +191,18 @@ class Feed:
         if self.kind is FeedKind.workers:
             return self._load_in_workers(plan, start)
         planned = (plan.batches(first, stop) for first, stop in self._spans(plan, start))
-        runs: Iterator[Run] = map(self._gatherer.run, planned)
+        runs: Iterator[GatheredRun] = map(self._gatherer.run, planned)
         if self.kind is FeedKind.threaded:
             runs = self._gather_ahead(runs)
         batches = (batch for run in runs for batch in cut_run(run))
         return batches if self.transform is None else map(self.transform, batches)
 
-    def _gather_ahead(self, runs: Iterator[Run]) -> Iterator[Run]:
+    def _gather_ahead(self, runs: Iterator[GatheredRun]) -> Iterator[GatheredRun]:
         """The runs on the device; a thread gathers and copies the next one during the steps of this
         one.
         """
 
-        def gather_next() -> Run | None:
+        def gather_next() -> GatheredRun | None:
             run = next(runs, None)
             return None if run is None else move_run(run, self.device)
 

@@ -139,7 +139,7 @@ def column_on(
 
 
 @dataclass(slots=True)
-class Run:
+class GatheredRun:
     """The gathered rows of consecutive batches, before they are cut apart."""
 
     batches: BatchRows
@@ -166,7 +166,7 @@ class Gatherer:
             torch.from_numpy(targets).to(device) if isinstance(targets, np.ndarray) else None
         )
 
-    def run(self, batches: BatchRows) -> Run:
+    def run(self, batches: BatchRows) -> GatheredRun:
         rows = batches.rows
         lengths = self.tokens.lengths[rows].astype(np.int64)
         tokens_T, offsets_R = self.tokens.gather(rows, lengths)
@@ -181,7 +181,7 @@ class Gatherer:
             targets = self.targets[on_device(rows, self.device)]
             # Losses of torch take class ids as int64 alone.
             targets = targets if targets.is_floating_point() else targets.long()
-        return Run(
+        return GatheredRun(
             batches=batches,
             lengths_R=torch.from_numpy(lengths),
             tokens_T=tokens_T,
@@ -192,7 +192,7 @@ class Gatherer:
         )
 
 
-def move_run(run: Run, device: torch.device) -> Run:
+def move_run(run: GatheredRun, device: torch.device) -> GatheredRun:
     """Copy a run to `device`, from page-locked memory. A GPU copies while it computes steps: the
     copy has a stream of its own.
     """
@@ -207,7 +207,7 @@ def move_run(run: Run, device: torch.device) -> Run:
     return run
 
 
-def await_run(run: Run, device: torch.device) -> Run:
+def await_run(run: GatheredRun, device: torch.device) -> GatheredRun:
     """Let the stream of the steps wait until a run is copied; the host does not wait."""
     if run.copied is not None:
         here = torch.cuda.current_stream(device)
@@ -225,7 +225,7 @@ def _copying(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def cut_run(run: Run) -> Iterator[FlatBatch]:
+def cut_run(run: GatheredRun) -> Iterator[FlatBatch]:
     """The batches of a gathered run, as views of it; each batch has at least one row."""
     # Views are made by one split of each tensor: slicing batch by batch would cost more than the
     # gather.
@@ -278,7 +278,7 @@ def _cut_offsets(
 
 
 def _cut_targets(
-    run: Run, sizes: NDArray[np.int64]
+    run: GatheredRun, sizes: NDArray[np.int64]
 ) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]:
     """The targets of each batch, and where the labels of its rows begin where rows have several."""
     nothing = [None] * len(sizes)
