@@ -29,7 +29,7 @@ from flatout.errors import LARGEST_SEED, check_settings, did_you_mean, require, 
 from flatout.models import model_class
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.perf.tune.settings import StepRows, TuneConfig, tune_of
-from flatout.price.settings import PriceConfig
+from flatout.price.settings import Budget, PriceConfig, Target
 from flatout.tasks.task import Task
 from flatout.tasks.task_class import TaskClass
 
@@ -148,6 +148,18 @@ class RunConfig:
         TuneConfig, "What a run measures before training; auto: all that settings leave open."
     )
     price: PriceConfig = setting(PriceConfig, "What an hour and a kilowatt-hour cost.")
+    budget: str | None = setting(
+        None,
+        "What the whole run may take; epochs and schedule are planned to end there.",
+        allowed="a time, an energy or a sum, such as 20min, 0.5kWh, 2EUR",
+        example="20min",
+    )
+    until: str | None = setting(
+        None,
+        "A validation metric and its value, at which training ends.",
+        allowed="METRIC:VALUE",
+        example="val/accuracy:0.90",
+    )
     resume: str | None = setting(
         None,
         "auto: continue the last run of this command; a run folder: continue that run; null: a new"
@@ -179,6 +191,10 @@ class RunConfig:
         self.monitor = settings_of(MonitorConfig, self.monitor)
         self.checkpoint = settings_of(CheckpointConfig, self.checkpoint)
         self.price = settings_of(PriceConfig, self.price)
+        if self.budget is not None:
+            Budget.of(str(self.budget), self.price)
+        if self.until is not None:
+            Target.of(self.until)
         if self.compile == "auto":
             self.compile = None
         require(
@@ -238,6 +254,12 @@ class RunConfig:
                 "tune",
                 "measures no modules of your own",
                 hint="Set tune=off.",
+            )
+            require(
+                self.budget is None and self.until is None,
+                "budget" if self.until is None else "until",
+                "does not serve modules of your own",
+                hint="Set +trainer.max_time, or add EarlyStopping to callbacks.",
             )
 
     def _require_classes(self) -> None:

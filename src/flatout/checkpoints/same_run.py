@@ -45,6 +45,8 @@ _FREE = (
         "monitor",
         "checkpoint",
         "price",
+        "budget",
+        "until",
         "callbacks",
         "output",
         "name",

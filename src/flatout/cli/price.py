@@ -11,6 +11,7 @@ import argparse
 import itertools
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -25,6 +26,7 @@ from flatout.run_log import print_line
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
     from flatout.price.quote import Quote
+    from flatout.run.closing import Result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,12 +90,11 @@ def read_choices(words: Sequence[str]) -> list[list[str]]:
 def quote_run(config: RunConfig, shown: set[str]) -> Quote:
     """Try a run, and return its quote. Prints the store and the rival of data that are new."""
     from flatout.price.quote import quote_of
-    from flatout.run.launch import start
     from flatout.run.short_try import try_run
 
     if not config.has_own_parts:
         show_data(config, shown)
-    summary = try_run(config, start)
+    summary = try_run(config, begin)
     minutes = config.checkpoint.every_minutes
     save_every_s = math.inf if minutes is None else 60 * minutes
     quote = quote_of(summary, config.price, save_every_s)
@@ -105,6 +106,13 @@ def quote_run(config: RunConfig, shown: set[str]) -> Quote:
     )
     assert quote is not None
     return quote
+
+
+def begin(config: RunConfig, folder: Path) -> Result:
+    """Begin a run, on as many devices as its settings say."""
+    from flatout.run.launch import start
+
+    return start(config, folder=folder)
 
 
 def show_data(config: RunConfig, shown: set[str]) -> None:

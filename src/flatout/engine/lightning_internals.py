@@ -85,6 +85,19 @@ def datamodule_of(trainer: L.Trainer) -> L.LightningDataModule | None:
     return vars(trainer).get("datamodule")
 
 
+def set_epoch_length(trainer: L.Trainer, batches: int) -> None:
+    """Let the epoch that begins, and those after it, have so many batches.
+
+    Lightning reads the limit of its loader once, when training starts.
+    """
+    loop = trainer.fit_loop
+    if loop._combined_loader is not None:
+        loop._combined_loader.limits = [batches]
+    loop.max_batches = batches
+    if isinstance(trainer.val_check_interval, float):
+        trainer.val_check_batch = max(1, int(batches * trainer.val_check_interval))
+
+
 def is_dry_run(trainer: L.Trainer) -> bool:
     """Whether the trainer runs a few batches to find mistakes, by `fast_dev_run`."""
     return bool(getattr(trainer, "fast_dev_run", False))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flatout.callbacks.clock import Clock
@@ -96,7 +96,8 @@ class ExpectedEnd:
         self.began -= self.seconds_before()
         self.resumed_at = Done(max(0, step - 1), self.clock.counts["validation"])
         if self.known is not None and self.lengths is not None:
-            self._tell(self.known, "by the last run of these steps")
+            known = replace(self.known, start_s=self._first_step_at - self.began)
+            self._tell(known, "by the last run of these steps")
 
     def _tell(self, costs: Costs, source: str) -> None:
         assert self.lengths is not None

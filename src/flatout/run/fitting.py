@@ -12,6 +12,7 @@ import warnings
 from contextlib import suppress
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -21,6 +22,7 @@ from flatout.distributed.ranks import others_watched
 from flatout.distributed.signals import requeue_with_slurm
 from flatout.errors import UserError, require
 from flatout.models.encoder.transformer import Transformer
+from flatout.price.words import describe_seconds
 from flatout.report.closing import EARLY_END
 from flatout.run.context import OurParts, RunParts
 from flatout.run.resolve import Settings
@@ -108,7 +110,7 @@ def _user_error(error: Exception, parts: RunParts) -> UserError:
 
 
 def report_early_end(training: Training, folder: RunFolder) -> None:
-    """Report after which epoch patience has ended training, and which setting decided.
+    """Report after which epoch patience or a target has ended training, and which setting decided.
 
     A run that reached its last epoch has nothing to report.
     """
@@ -117,9 +119,30 @@ def report_early_end(training: Training, folder: RunFolder) -> None:
         return
     for stopping in trainer.early_stopping_callbacks:
         value = float(trainer.callback_metrics.get(stopping.monitor, 0.0))
+        if is_reached(stopping, value):
+            _report_target(stopping, value, training, folder)
+            return
         has_ended = not math.isfinite(value) or stopping.wait_count >= stopping.patience
         if trainer.should_stop and has_ended:
             _report_stopping(stopping, value, training, folder)
+
+
+def is_reached(stopping: EarlyStopping, value: float) -> bool:
+    """Whether a value is at least as good as the one at which training ends."""
+    threshold = stopping.stopping_threshold
+    return threshold is not None and bool(stopping.monitor_op(torch.tensor(value), threshold))
+
+
+def _report_target(
+    stopping: EarlyStopping, value: float, training: Training, folder: RunFolder
+) -> None:
+    """The decision `early end` where the value of `until` is reached: after which step."""
+    steps = counted(training.trainer.global_step, "step")
+    seconds = training.curves.timer.times.total.seconds
+    target = f"until={stopping.monitor}:{stopping.stopping_threshold:g}"
+    why = f"{stopping.monitor} is {value:.4f}, {target}"
+    evidence = f"it took {describe_seconds(seconds)} of training"
+    folder.decision(EARLY_END, f"after {steps}", why, evidence)
 
 
 def _report_stopping(

@@ -29,6 +29,7 @@ from flatout.engine.precision import Precision, choose_precision, fast_fp32_prod
 from flatout.engine.run_length import batches_in_epoch, planned_steps, whole_steps
 from flatout.errors import require
 from flatout.models.contract import recommended_clip, recommended_lr
+from flatout.price.settings import Target
 from flatout.report.summary import plain
 from flatout.run.context import RunContext, RunParts
 from flatout.run.own_parts import plain_name
@@ -72,6 +73,8 @@ def resolve(config: RunConfig, parts: RunParts, context: RunContext) -> Settings
         metric = task.usual_metric
     else:
         require_metric(metric, [*task.all_metric_names, "loss"], "checkpoint.metric")
+    if config.until is not None:
+        require_metric(Target.of(config.until).metric, [*task.all_metric_names, "loss"], "until")
     mode = config.checkpoint.mode_of(metric)
     if metric in task.own_metrics:
         _report_mode(config, mode, metric, folder)

@@ -26,6 +26,7 @@ from flatout.engine.graph_choice import require_captures
 from flatout.engine.precision import LIGHTNING_NAMES, product_type
 from flatout.perf.verdict.gathering import report_early
 from flatout.run.answers import tune
+from flatout.run.budget import keep_budget, settle_budget
 from flatout.run.closing import (
     Result,
     keep_answers,
@@ -89,6 +90,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
         require_mixable(config, data)
         config = settle_length(config, data, ranks, folder)
         config = tune(config, data, context, overrides)
+        config = settle_budget(config, context, overrides, run, started)
         parts = build_run_parts(config, data, context)
         settings = resolve(config, parts, context)
         facts = collect_facts(settings, parts, ranks, overrides)
@@ -105,6 +107,7 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
                 restore_micro_batches(training.loop, parts.ours, facts, ranks, folder)
             prepare_task(settings, parts.ours, training, folder)
         end = expect_end(settings, parts, training, context, started)
+        keep_budget(settings, parts.ours, training, end)
         ranks.join(device)
         with training.loggers, exact_products(settings.precision.value, parts.feeds, folder):
             compile_network(settings, parts, context)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -22,14 +22,16 @@ from flatout.callbacks.profile_steps import ProfileConfig
 from flatout.config import RunConfig
 from flatout.errors import UserError
 from flatout.perf.measure.apart import Failed, run
-from flatout.run.closing import Result
+
+if TYPE_CHECKING:
+    from flatout.run.closing import Result
 
 STEPS_S = 6.0  # seconds of steps in a try
 _LEAST_STEPS = 6  # or as many steps, whatever they take
 _STEPS_OF_RANKS = 40  # their clocks differ, so several ranks take a fixed number of steps
 _LONGEST_S = 300.0
 
-Begin = Callable[..., Result]  # starts a run in a folder
+Begin = Callable[[RunConfig, Path], "Result"]  # begins a run in a folder
 
 
 class EndSoon(L.Callback):
@@ -62,6 +64,8 @@ def try_run(config: RunConfig, begin: Begin, *, seconds: float = STEPS_S) -> dic
             ),
             logger="none",
             resume=None,
+            budget=None,
+            until=None,
             output=folder,
         )
         make = partial(_begin, tried, Path(folder) / "try", begin, torch.get_num_threads())
@@ -76,4 +80,4 @@ def try_run(config: RunConfig, begin: Begin, *, seconds: float = STEPS_S) -> dic
 
 def _begin(config: RunConfig, folder: Path, begin: Begin, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    return dict(begin(config, folder=folder).summary)
+    return dict(begin(config, folder).summary)

@@ -8,6 +8,7 @@ user's own. Open this file to add a callback to every run.
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ from flatout.engine.precision import LIGHTNING_NAMES, Precision
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError
 from flatout.masking import mask_settings
+from flatout.price.settings import Target
 from flatout.report.dashboard import compared_settings, layout
 from flatout.report.summary import hardware
 from flatout.run.context import OurParts, RunContext, RunParts
@@ -188,18 +190,28 @@ def _planned_arguments(settings: Settings, ours: OurParts | None) -> dict[str, A
 
 
 def _build_stopping(settings: Settings) -> list[EarlyStopping]:
-    """Early stopping where `checkpoint.patience` is set and a metric decides."""
+    """Early stopping by `checkpoint.patience`, and where `until` is reached."""
     checkpoint = settings.asked.checkpoint
-    if checkpoint.patience is None or settings.monitor is None:
-        return []
-    stopping = EarlyStopping(
-        settings.monitor,
-        mode=settings.mode,
-        patience=checkpoint.patience,
-        min_delta=checkpoint.min_delta,
-        check_on_train_epoch_end=False,
-    )
-    return [stopping]
+    until = settings.asked.until
+    target = None if until is None else Target.of(until)
+    patience: dict[str, int] = {}  # by the metric that is watched
+    if target is not None:
+        patience[f"val/{target.metric}"] = sys.maxsize
+    if checkpoint.patience is not None and settings.monitor is not None:
+        patience[settings.monitor] = checkpoint.patience
+    return [
+        EarlyStopping(
+            monitor,
+            mode=checkpoint.mode_of(monitor.removeprefix("val/")),
+            patience=most,
+            min_delta=checkpoint.min_delta,
+            stopping_threshold=(
+                target.value if target and monitor == f"val/{target.metric}" else None
+            ),
+            check_on_train_epoch_end=False,
+        )
+        for monitor, most in patience.items()
+    ]
 
 
 def _build_profiler(settings: Settings, folder: RunFolder) -> list[L.Callback]:

@@ -1,0 +1,192 @@
+"""Plan a run that ends within its budget: as many epochs as fit, the schedule at its end.
+
+A short try of the run says what an epoch takes (`run/short_try.py`). Of 7.6 epochs that fit, 8 are
+trained on 95 % of the batches each, so that every epoch ends with a validation and the last one
+ends where the budget does. Each epoch draws other rows. At the start of each later epoch
+`KeepBudget` plans the rest anew by the pace of the steps so far, and the schedule with it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import lightning as L
+import numpy as np
+
+from flatout.config import RunConfig
+from flatout.engine.lightning_internals import callbacks_of, set_callbacks, set_epoch_length
+from flatout.engine.schedule import StepSchedule
+from flatout.errors import require
+from flatout.perf.tune.settings import is_typed
+from flatout.price.costs import Costs, PlannedLengths, expect
+from flatout.price.expected_end import ExpectedEnd
+from flatout.price.pace import Work
+from flatout.price.settings import Budget
+from flatout.price.words import describe_seconds
+from flatout.run.context import OurParts, RunContext
+from flatout.run.short_try import Begin, try_run
+
+if TYPE_CHECKING:
+    from flatout.run.resolve import Settings
+    from flatout.run.trainer import Training
+
+_LENGTH = ("max_epochs", "limit_train_batches")
+_HALVINGS = 40
+_MOST_EPOCHS = 1e5
+
+
+def settle_budget(
+    config: RunConfig, context: RunContext, overrides: Sequence[str], begin: Begin, started: float
+) -> RunConfig:
+    """The settings with the length that fits into the budget; a resumed run keeps its own.
+
+    `begin`: begins a run. `started`: when this one began, by `time.perf_counter`.
+    """
+    if config.budget is None:
+        return config
+    for key in (f"trainer.{name}" for name in (*_LENGTH, "max_steps")):
+        require(
+            not is_typed(key, overrides),
+            key,
+            f"is set, and budget={config.budget} too",
+            hint="Leave one of them out.",
+        )
+    require(
+        not context.ranks.are_several,
+        "budget",
+        f"{config.budget}, which plans runs on one device",
+        hint="Set trainer.devices=1, or +trainer.max_time.",
+    )
+    folder = context.folder
+    before = folder.before.get("budget")
+    if before is not None:
+        words = str(before["value"])
+        why = "as at the beginning of this run"
+        evidence = str(before["evidence"])
+    else:
+        folder.say("budget: a short try of the run, in a process apart")
+        words, evidence = _plan(config, begin, started)
+        why = f"ends within {config.budget}"
+    folder.decision("budget", words, why, evidence)
+    counts = dict(zip(_LENGTH, map(int, re.findall(r"\d+", words)), strict=True))
+    return replace(config, trainer={**config.trainer, **counts})
+
+
+def _plan(config: RunConfig, begin: Begin, started: float) -> tuple[str, str]:
+    """The words that set the length, and what they rest on."""
+    summary = try_run(config, begin)["price"]
+    costs = Costs.of(summary["costs"])
+    plan = summary["plan"]
+    limit_s = Budget.of(str(config.budget), config.price).seconds(config.price, costs.watts)
+    steps = plan["steps_an_epoch"]
+    epoch = Epoch(
+        steps=steps,
+        tokens=plan["computed_tokens"] * steps / plan["steps"],
+        validations=plan["validations"] * steps / plan["steps"],
+        tries=config.monitor.verdict,
+        save_every_s=60 * (config.checkpoint.every_minutes or math.inf),
+    )
+    left_s = limit_s - (time.perf_counter() - started)
+    least_s = epoch.seconds(costs, 1.0, summary["ratios"])
+    require(
+        least_s <= left_s,
+        "budget",
+        f"{config.budget}, but one epoch with its evaluation takes {describe_seconds(least_s)}",
+        hint="Allow more, or take a smaller model or fewer rows.",
+    )
+    # The time grows with the epochs, but not evenly: what the verdict may try is bounded.
+    low = 1.0
+    high = _MOST_EPOCHS
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        if epoch.seconds(costs, middle, summary["ratios"]) <= left_s:
+            low = middle
+        else:
+            high = middle
+    epochs = math.ceil(low)
+    batches = max(1, math.floor(low / epochs * steps)) * config.data.batches(1)[1]
+    words = f"trainer.max_epochs={epochs} trainer.limit_train_batches={batches}"
+    return words, f"an epoch takes {describe_seconds(epoch.seconds(costs, 2.0) - least_s)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """What one epoch has to do."""
+
+    steps: int
+    tokens: float
+    validations: float
+    tries: bool
+    save_every_s: float
+
+    def seconds(self, costs: Costs, epochs: float, ratios: Sequence[float] = ()) -> float:
+        """How long a whole run of so many epochs takes."""
+        total_steps = math.ceil(epochs * self.steps)
+        lengths = PlannedLengths(
+            Work(total_steps, np.array([0.0, self.tokens / self.steps])),
+            math.ceil(epochs * self.validations),
+            self.save_every_s,
+            self.tries,
+        )
+        return expect(costs, lengths, ratios).value_s
+
+
+def keep_budget(
+    settings: Settings, ours: OurParts | None, training: Training, end: ExpectedEnd
+) -> None:
+    """Let a run with a budget plan its later epochs anew."""
+    if ours is not None and settings.asked.budget is not None:
+        callbacks = callbacks_of(training.trainer)
+        set_callbacks(training.trainer, [*callbacks, KeepBudget(settings, ours, end)])
+
+
+class KeepBudget(L.Callback):
+    """Sets length and schedule of the epochs that are left, so that the run ends in time."""
+
+    def __init__(self, settings: Settings, ours: OurParts, end: ExpectedEnd) -> None:
+        self.settings = settings
+        self.ours = ours
+        self.end = end
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        costs = self.end.costs()
+        lengths = self.end.lengths
+        if trainer.current_epoch == 0 or costs is None or lengths is None:
+            return
+        left_s = self._seconds_left(costs)
+        feed = self.ours.feeds.train
+        most = len(feed) // feed.plan.accumulate
+        tokens = lengths.work.total / lengths.work.total_steps
+        step_s = costs.pace.seconds(1, tokens)
+        validation_s = costs.validation_s + costs.saves_a_validation * costs.save_s
+        epochs = max(1, math.ceil(left_s / (most * step_s + validation_s)))
+        steps = math.floor((left_s / epochs - validation_s) / step_s)
+        steps = min(most, max(1, steps))
+        total = trainer.global_step + epochs * steps
+        set_epoch_length(trainer, steps * feed.plan.accumulate)
+        trainer.fit_loop.max_epochs = trainer.current_epoch + epochs
+        for config in trainer.lr_scheduler_configs:
+            schedule = config.scheduler
+            if isinstance(schedule, StepSchedule):
+                schedule.rate_at = partial(self.ours.task.optim.lr_at, total_steps=total)
+        self.end.lengths = replace(
+            lengths,
+            work=replace(lengths.work, total_steps=total),
+            validations=self.end.clock.counts["validation"] + epochs,
+        )
+
+    def _seconds_left(self, costs: Costs) -> float:
+        """Seconds of training that are left, without those of the evaluation."""
+        asked = self.settings.asked
+        watts = self.end.watts or asked.price.watts
+        limit_s = Budget.of(str(asked.budget), asked.price).seconds(asked.price, watts)
+        known = self.end.known or costs
+        assert self.end.lengths is not None
+        whole = expect(replace(costs, evaluation_s=known.evaluation_s), self.end.lengths)
+        return limit_s - (time.perf_counter() - self.end.began) - whole.parts_s["evaluation"]

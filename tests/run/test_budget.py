@@ -1,0 +1,83 @@
+"""A run ends within its budget, with its schedule at its end; or where a target is reached."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from flatout import TextCNNConfig, TextDataConfig
+from flatout.errors import UserError
+from flatout.price.costs import Costs
+from flatout.price.pace import Pace
+from flatout.report.closing import early_end
+from flatout.run import budget
+from flatout.run.budget import Epoch
+from tests.fitting import own_cache, quiet_fit
+
+TABLE = {
+    "text": [f"word{number % 9} and nr{number}" for number in range(80)],
+    "label": ["x", "y"] * 40,
+}
+DATA = TextDataConfig(source=TABLE, batch_size=8)
+MODEL = TextCNNConfig(embedding=4, filters=4, ngrams="off")
+COSTS = Costs(start_s=2.0, pace=Pace(1.0, 0.0, 0.0), validation_s=1.0, save_s=0.5, evaluation_s=3.0)
+TRIED = {
+    "costs": asdict(COSTS),
+    "plan": {"steps": 20, "steps_an_epoch": 10, "computed_tokens": 200.0, "validations": 2},
+    "ratios": [],
+}
+
+
+def test_the_time_of_a_run_grows_with_its_epochs():
+    epoch = Epoch(steps=10, tokens=100.0, validations=1.0, tries=False, save_every_s=1e9)
+    assert epoch.seconds(COSTS, 1.0) == pytest.approx(2 + 10 + 1.5 + 3)
+    assert epoch.seconds(COSTS, 4.0) == pytest.approx(2 + 4 * 11.5 + 3)
+
+
+def test_a_budget_in_which_not_one_epoch_fits_is_refused_and_leaves_no_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(budget, "try_run", lambda config, begin: {"price": TRIED})
+    with pytest.raises(UserError, match=r"budget: 5s, but one epoch with its evaluation takes 1\d"):
+        quiet_fit(DATA, MODEL, budget="5s", folder=tmp_path / "run")
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_wrong_budget_and_a_wrong_target_are_refused_before_anything_is_read():
+    with pytest.raises(UserError, match=r"budget: 'soon' is no budget \(such as 20min"):
+        quiet_fit(DATA, MODEL, budget="soon")
+    with pytest.raises(UserError, match=r"until: 'fast' is no target \(such as val/accuracy"):
+        quiet_fit(DATA, MODEL, until="fast")
+
+
+def test_training_ends_where_its_target_is_reached_and_says_so(tmp_path):
+    with own_cache(tmp_path):
+        result = quiet_fit(DATA, MODEL, epochs=3, until="val/accuracy:0.1", folder=tmp_path / "run")
+    assert result.summary["training"]["epochs"] == 1
+    ended = early_end(result.summary)
+    assert ended.startswith("after ")
+    assert "until=val/accuracy:0.1" in ended
+
+
+def test_patience_and_a_target_watch_one_metric_together(tmp_path):
+    with own_cache(tmp_path):
+        result = quiet_fit(
+            DATA,
+            MODEL,
+            epochs=3,
+            until="accuracy:2",
+            checkpoint={"patience": 1, "metric": "accuracy", "min_delta": 1.0},
+            folder=tmp_path / "run",
+        )
+    assert "checkpoint.patience=1" in early_end(result.summary)
+
+
+@pytest.mark.soak(seconds=30)
+def test_a_run_ends_within_its_budget_with_the_rate_at_its_end(tmp_path):
+    with own_cache(tmp_path):
+        result = quiet_fit(DATA, MODEL, budget="12s", folder=tmp_path / "run")
+    assert result.summary["price"]["took_s"] == pytest.approx(12, rel=0.1)
+    with Path(tmp_path, "run", "metrics.csv").open(encoding="utf-8") as file:
+        rates = [float(row["train/lr"]) for row in csv.DictReader(file) if row["train/lr"]]
+    assert rates[-1] < 0.01 * max(rates)
