@@ -26,7 +26,13 @@ MODEL = TextCNNConfig(embedding=4, filters=4, ngrams="off")
 COSTS = Costs(start_s=2.0, pace=Pace(1.0, 0.0, 0.0), validation_s=1.0, save_s=0.5, evaluation_s=3.0)
 TRIED = {
     "costs": asdict(COSTS),
-    "plan": {"steps": 20, "steps_an_epoch": 10, "computed_tokens": 200.0, "validations": 2},
+    "plan": {
+        "steps": 20,
+        "steps_an_epoch": 10,
+        "computed_tokens": 200.0,
+        "validations": 2,
+        "save_every_s": None,
+    },
     "ratios": [],
 }
 

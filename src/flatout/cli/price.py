@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from flatout.cli.train import add_words, start_measuring
 from flatout.cli.words import translate_word
 from flatout.distributed.processes import warm_start
 from flatout.errors import require
+from flatout.price.cards import CARDS, require_card
 from flatout.run_log import print_line
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
@@ -32,9 +32,18 @@ if TYPE_CHECKING:  # heavy modules are imported after the command line is read
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [+experiment=NAME] [key=value ...] [key=value,value ...]"
     add_words(parser)
+    parser.add_argument(
+        "--on",
+        metavar="CARD",
+        help=f"a card that is not here, by arithmetic alone: {', '.join(CARDS)}",
+    )
+    parser.add_argument("--devices", metavar="N", type=int, default=1, help="so many such cards")
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if arguments.on is not None:
+        require_card(arguments.on)
+        print_line(f"on {arguments.on}: by arithmetic from data sheets, not measured there")
     warm_start()  # it imports beside us what the tries will need
     choices = read_choices([word for word in arguments.words if word not in ("-m", "--multirun")])
     varied = [choice for choice in choices if len(choice) > 1]
@@ -42,7 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
     shown: set[str] = set()  # data whose rival is printed
 
     def measure(config: RunConfig, overrides: Sequence[str]) -> None:
-        quote = quote_run(config, shown)
+        quote = quote_run(config, shown, arguments.on, arguments.devices)
         quotes.append((name, quote))
         if varied:
             print_line(f"{name}: {quote.expected}")
@@ -87,25 +96,15 @@ def read_choices(words: Sequence[str]) -> list[list[str]]:
     return choices
 
 
-def quote_run(config: RunConfig, shown: set[str]) -> Quote:
+def quote_run(config: RunConfig, shown: set[str], card: str | None, devices: int) -> Quote:
     """Try a run, and return its quote. Prints the store and the rival of data that are new."""
     from flatout.price.quote import quote_of
     from flatout.run.short_try import try_run
 
     if not config.has_own_parts:
         show_data(config, shown)
-    summary = try_run(config, begin)
-    minutes = config.checkpoint.every_minutes
-    save_every_s = math.inf if minutes is None else 60 * minutes
-    quote = quote_of(summary, config.price, save_every_s)
-    require(
-        quote is not None,
-        "price",
-        "the length of this run is not known: its data are a stream",
-        hint="Set +trainer.max_steps=STEPS.",
-    )
-    assert quote is not None
-    return quote
+    summary = try_run(config, begin, counts=card is not None)
+    return quote_of(summary, config.price, card=card, devices=devices)
 
 
 def begin(config: RunConfig, folder: Path) -> Result:

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from flatout.errors import require
 from flatout.price.costs import Costs, Expected, PlannedLengths, expect
+from flatout.price.elsewhere import move_costs
 from flatout.price.pace import Work
 from flatout.price.settings import PriceConfig, as_kwh
 from flatout.price.words import describe_money, describe_seconds
@@ -78,18 +81,36 @@ def add_quotes(quotes: Sequence[Quote]) -> Quote:
     )
 
 
-def quote_of(summary: Mapping[str, Any], price: PriceConfig, save_every_s: float) -> Quote | None:
-    """The quote of the run of which `summary` is a short try; None if the run has no end."""
+def quote_of(
+    summary: Mapping[str, Any],
+    price: PriceConfig,
+    *,
+    card: str | None = None,
+    devices: int = 1,
+) -> Quote:
+    """The quote of the run of which `summary` is a short try.
+
+    `card`, `devices`: cards that are not here, by arithmetic.
+    """
     facts = summary["price"]
-    if "costs" not in facts:
-        return None
+    require(
+        "costs" in facts,
+        "price",
+        "the length of this run is not known: its data are a stream",
+        hint="Set +trainer.max_steps=STEPS.",
+    )
     plan = facts["plan"]
     steps = plan["steps"]
     costs = Costs.of(facts["costs"])
+    counted = facts["counted"]
+    if card is not None:
+        costs = move_costs(costs, card, devices, facts)
+        counted = ["data sheet"]
     # all that is asked of the work is its sum
     work = Work(steps, np.array([0.0, plan["computed_tokens"] / steps]))
-    lengths = PlannedLengths(work, plan["validations"], save_every_s)
-    expected = expect(costs, lengths, facts["ratios"])
+    lengths = PlannedLengths(work, plan["validations"], plan["save_every_s"] or math.inf)
+    # what runs here have taken says nothing of another machine
+    expected = expect(costs, lengths, facts["ratios"] if card is None else ())
     watts = costs.watts
     kwh = as_kwh(None if watts is None else watts * expected.value_s)
     length = f"{steps:,} in {steps / plan['steps_an_epoch']:g} epochs"
@@ -101,10 +122,10 @@ def quote_of(summary: Mapping[str, Any], price: PriceConfig, save_every_s: float
     return Quote(
         expected,
         kwh,
-        facts["counted"],
+        counted,
         price.money(expected.value_s, kwh),
         price.currency,
-        host_gb=facts.get("host_peak_gb"),
-        card_gb=facts.get("card_peak_gb"),
+        host_gb=facts.get("host_peak_gb") if card is None else None,
+        card_gb=facts.get("card_peak_gb") if card is None else None,
         length=length,
     )

@@ -90,7 +90,7 @@ def _plan(config: RunConfig, begin: Begin, started: float) -> tuple[str, str]:
         tokens=plan["computed_tokens"] * steps / plan["steps"],
         validations=plan["validations"] * steps / plan["steps"],
         tries=config.monitor.verdict,
-        save_every_s=60 * (config.checkpoint.every_minutes or math.inf),
+        save_every_s=plan["save_every_s"] or math.inf,
     )
     left_s = limit_s - (time.perf_counter() - started)
     least_s = epoch.seconds(costs, 1.0, summary["ratios"])

@@ -85,6 +85,9 @@ def close_price(
             "computed_tokens": work.total,
             "padding_share": work.padding_share,
             "validations": end.lengths.validations,
+            "save_every_s": None
+            if math.isinf(end.lengths.save_every_s)
+            else end.lengths.save_every_s,
         }
     costs = end.costs()
     notes = notes_of(settings, parts, context)

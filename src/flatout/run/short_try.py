@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from flatout.callbacks.profile_steps import ProfileConfig
 from flatout.config import RunConfig
@@ -30,34 +34,75 @@ STEPS_S = 6.0  # seconds of steps in a try
 _LEAST_STEPS = 6  # or as many steps, whatever they take
 _STEPS_OF_RANKS = 40  # their clocks differ, so several ranks take a fixed number of steps
 _LONGEST_S = 300.0
+_COUNTED_STEP = 3
 
 Begin = Callable[[RunConfig, Path], "Result"]  # begins a run in a folder
+
+
+class CountOperators(TorchDispatchMode):
+    """Counts operators of a step that are kernels on a card, and the bytes they read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches = 0
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [part for part in tree_leaves((args, result)) if isinstance(part, Tensor)]
+        # a view or an allocation moves nothing
+        if not func.is_view and not str(func).startswith(("aten.empty", "aten.detach")):
+            self.launches += 1
+            self.bytes += sum(tensor.nbytes for tensor in tensors)
+        return result
 
 
 class EndSoon(L.Callback):
     """Ends training after some seconds of steps; Lightning then validates as at an epoch's end."""
 
-    def __init__(self, seconds: float = STEPS_S) -> None:
-        self.seconds = seconds
+    def __init__(self, *, counts: bool = False) -> None:
+        self.counts = counts
+        self.step = CountOperators()
         self._first_at = 0.0
+        self._is_counting = False
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        on_cpu = trainer.strategy.root_device.type == "cpu"
+        is_step = trainer.global_step == _COUNTED_STEP and not self.step.launches
+        if self.counts and on_cpu and is_step:
+            self.step.__enter__()
+            self._is_counting = True
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if self._is_counting:
+            self.step.__exit__(None, None, None)
+            self._is_counting = False
         now = time.perf_counter()
         self._first_at = self._first_at or now
         if trainer.world_size > 1:
             is_over = trainer.global_step >= _STEPS_OF_RANKS
         else:
-            is_over = now - self._first_at >= self.seconds and trainer.global_step >= _LEAST_STEPS
+            is_over = now - self._first_at >= STEPS_S and trainer.global_step >= _LEAST_STEPS
         if is_over:
             trainer.should_stop = True
 
 
-def try_run(config: RunConfig, begin: Begin, *, seconds: float = STEPS_S) -> dict[str, Any]:
-    """The summary of a try; `UserError` if it could not be made."""
+def try_run(config: RunConfig, begin: Begin, *, counts: bool = False) -> dict[str, Any]:
+    """The summary of a try; `UserError` if it could not be made.
+
+    `counts`: whether the operators of a step are counted, on the CPU; they stand under `price`.
+    """
     with tempfile.TemporaryDirectory(prefix="flatout-price-") as folder:
         tried = replace(
             config,
-            callbacks={"end_soon": EndSoon(seconds)},
+            callbacks={"end_soon": EndSoon(counts=counts)},
+            compile=False if counts else config.compile,
             checkpoint=replace(config.checkpoint, patience=None),
             monitor=replace(
                 config.monitor, progress=False, verdict=False, rival=False, profile=ProfileConfig()
@@ -80,4 +125,8 @@ def try_run(config: RunConfig, begin: Begin, *, seconds: float = STEPS_S) -> dic
 
 def _begin(config: RunConfig, folder: Path, begin: Begin, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    return dict(begin(config, folder).summary)
+    summary = begin(config, folder).summary
+    ending = config.callbacks["end_soon"]
+    flops = summary["price"]["flops_a_step"] or 0.0
+    step = {"flops": flops, "launches": ending.step.launches, "bytes": ending.step.bytes}
+    return {**summary, "price": {**summary["price"], "step": step}}
