@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flatout import TextCNNConfig, TextDataConfig
+from flatout.ladder.compare_runs import describe_spent
+from flatout.price.words import spent_by
 from flatout.report.closing import cost_text, time_text
 from tests.fitting import quiet_fit
 
@@ -35,6 +37,16 @@ def test_parts_add_up_to_what_the_run_took(runs):
     assert price["money"] == pytest.approx(price["took_s"] / 1_000)
     assert price["kwh"] == pytest.approx(price["took_s"] * 100 / 3.6e6)
     assert cost_text(price).endswith("EUR")
+    assert "kWh (price.watts)" in cost_text(price)
+    assert spent_by({"price": price}) == {"kwh": price["kwh"], "money": price["money"]}
+
+
+def test_two_groups_are_compared_by_what_their_runs_took(runs):
+    first, second = ([{"price": price}] for price in runs)
+    sentence = describe_spent([first, second])
+    assert sentence.startswith("a run took ")
+    assert [unit in sentence for unit in (" s,", " kWh,", " EUR")] == [True] * 3
+    assert describe_spent([first, [{"price": None}]]) == ""
 
 
 def test_the_second_run_of_equal_steps_is_expected_by_the_first(runs):

@@ -36,6 +36,7 @@ class ScriptResult:
 
     objective: float | None
     metrics: dict[str, float] = field(default_factory=dict)
+    spent: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

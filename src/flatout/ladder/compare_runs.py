@@ -43,13 +43,14 @@ class Comparison:
     # runs that are left out, each with the reason; and other rows that the groups were judged on
     notes: list[str]
     unit: str
+    spent: str = ""  # what a run of each group took
 
     def lines(self, first: str = "the first", second: str = "the second") -> list[str]:
         """What to print below the table; the two groups by these names."""
         # of the second group, and positive where that group is better
         gain = self.difference if self.unit else self.difference.reverse()
         if gain.value == 0:
-            return [*self.notes, "both are equal"]
+            return [*filter(None, [*self.notes, self.spent]), "both are equal"]
         better = first
         if gain.value > 0:
             better = second
@@ -57,7 +58,7 @@ class Comparison:
             gain = gain.reverse()
         unit = f" {self.unit}" if self.unit else f" in {self.metric}, where less is better"
         sentence = f"{better} is better by {gain.value:.3g}{unit} ({_describe_certainty(gain)})"
-        return [*self.notes, sentence]
+        return [*filter(None, [*self.notes, self.spent]), sentence]
 
 
 def _describe_certainty(gain: Estimate) -> str:
@@ -102,7 +103,21 @@ def compare_groups(first: Path, second: Path) -> Comparison:
     values_there = [factor * _value(others[seed], metric) for seed in seeds]
     difference = paired_difference(values, values_there)
     means = Group.of(values), Group.of(values_there)
-    return Comparison(metric, seeds, *means, difference, notes, unit)
+    spent = describe_spent([[group[seed] for seed in seeds] for group in (runs, others)])
+    return Comparison(metric, seeds, *means, difference, notes, unit, spent)
+
+
+def describe_spent(groups: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    """`a run took 12.3 and 15.1 s, 0.0021 and 0.0026 kWh`: means of what all runs know."""
+    texts = []
+    units = {"took_s": "s", "kwh": "kWh", "money": ""}
+    prices = [[summary.get("price") or {} for summary in group] for group in groups]
+    for name, unit in units.items():
+        values = [[price.get(name) for price in group] for group in prices]
+        if all(value is not None for group in values for value in group):
+            first, second = (f"{statistics.fmean(group):.3g}" for group in values)
+            texts.append(f"{first} and {second} {unit or prices[0][0]['currency']}")
+    return f"a run took {', '.join(texts)}" if texts else ""
 
 
 def summaries_in(folder: Path) -> list[Path]:

@@ -299,6 +299,8 @@ def cost_text(price: Mapping[str, Any]) -> str:
     texts = []
     if price.get("kwh") is not None:
         texts.append(f"{price['kwh']:.3g} kWh ({', '.join(price['counted'])})")
+    if price.get("kwh_per_million_tokens") is not None:
+        texts.append(f"{price['kwh_per_million_tokens']:.2g} kWh per million tokens")
     if price.get("money") is not None:
         texts.append(describe_money(price["money"], price["currency"]))
     return ", ".join(texts)

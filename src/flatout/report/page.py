@@ -177,6 +177,10 @@ def _speed_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     if training["seconds"]:
         steps = "" if training["steps"] is None else counted(training["steps"], "step")
         tiles.append(tile(f"{training['seconds']:.0f} s", "in all", steps))
+    price = summary.get("price") or {}
+    cost = closing.cost_text(price)
+    if cost:
+        tiles.append(tile(cost, "energy and money", closing.time_text(price)))
     return tiles
 
 

@@ -41,6 +41,7 @@ from flatout.perf.verdict.experiments import MOST_S, SHARE, alone_ms, try_out, t
 from flatout.perf.verdict.gathering import evidence_of, evidence_of_own
 from flatout.perf.verdict.own_tries import try_own
 from flatout.perf.verdict.rules import verdict
+from flatout.price.words import spent_by
 from flatout.report.closing import print_closing
 from flatout.report.dashboard import write_dashboard
 from flatout.report.figures import Chart
@@ -91,6 +92,11 @@ class Result:
         logs none.
         """
         return self.metrics.get(f"val/{self.metric}", math.nan)
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """`kwh` and `money` of the run, as far as they are known."""
+        return spent_by(self.summary)
 
     def predict(self, rows: Sequence[Any]) -> list[Any]:
         """Answers for new texts, or for new encodings."""

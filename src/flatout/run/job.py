@@ -15,6 +15,7 @@ from flatout.config import RunConfig
 from flatout.engine.run_length import validations
 from flatout.errors import UserError
 from flatout.masking import mask_words
+from flatout.price.words import spent_by
 from flatout.report.summary import read_summary
 from flatout.run.closing import Result
 from flatout.run.kinds import kind_of
@@ -120,4 +121,4 @@ class RunJob:
         summary = read_summary(folder)
         metrics = summary["metrics"]
         known = {name: metrics[name] for name in metrics if metrics[name] is not None}
-        return summary["training"]["seconds"] or 0.0, known
+        return summary["training"]["seconds"] or 0.0, known | spent_by(summary)

@@ -89,6 +89,9 @@ def close_price(
             if math.isinf(end.lengths.save_every_s)
             else end.lengths.save_every_s,
         }
+    tokens = training.curves.throughput.volume.total.tokens
+    if kwh is not None and tokens:
+        facts["kwh_per_million_tokens"] = kwh / (tokens / 1e6)
     costs = end.costs()
     notes = notes_of(settings, parts, context)
     is_whole = end.resumed_at.steps == 0

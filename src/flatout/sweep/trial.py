@@ -32,6 +32,10 @@ class TrialResult(Protocol):
     @property
     def metrics(self) -> dict[str, float]: ...
 
+    @property
+    def spent(self) -> dict[str, float]:
+        """`kwh` and `money`, as far as they are known."""
+
 
 class TrialJob(Protocol):
     """What a trial trains: `RunJob`, a run of ours, or `ScriptJob`, a script of the user's own."""

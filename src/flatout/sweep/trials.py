@@ -333,7 +333,7 @@ def _train(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]:
         # a defect of any class: the sweep gets its name, and the output its traceback
         traceback.print_exc()
         return 1, {"note": f"{type(error).__name__}: {last_line(error)}"}
-    return 0, {"value": result.objective, "metrics": result.metrics}
+    return 0, {"value": result.objective, "metrics": result.metrics | result.spent}
 
 
 def _train_in_ray(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]:
