@@ -42,6 +42,9 @@ BENCHES = {
         "a card: kernels, steps that never wait, whole runs in three precisions, speed, ranks on"
         " two cards"
     ),
+    "price": (
+        "runs that are priced and trained: error, intervals, memory (--data for published sets)"
+    ),
     "tune": "what tune=auto chooses against what is set, and what choosing takes",
     "scale": (
         "two processes against one, balance of ranks, what trials cost, a sweep that is crashed and"

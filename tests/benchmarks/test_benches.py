@@ -90,6 +90,10 @@ FIRST_ROWS = {
         "an epoch that reads 4 of 6 layers, against computing them",
     ],
     "gpu": ["fork server: its processes find no CUDA context", "python -m train: test accuracy"],
+    "price": [
+        "BiLSTM, 4,000 headlines, batches of 64",
+        "BiLSTM, 4,000 headlines, batches of 256",
+    ],
     "tune": ["BiLSTM, defaults: chosen against as set", "BiLSTM, defaults: time to choose"],
     "scale": [
         "bert_tiny: two processes, one thread each",

@@ -38,6 +38,7 @@ TRIED = {
         },
         "ratios": [],
         "counted": ["processor"],
+        "busy": 0.0,
         "host_peak_gb": 0.5,
         "step": {"flops": 1e12, "bytes": 1e9, "launches": 300},
     },

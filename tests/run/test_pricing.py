@@ -43,10 +43,10 @@ def test_parts_add_up_to_what_the_run_took(runs):
 
 def test_two_groups_are_compared_by_what_their_runs_took(runs):
     first, second = ([{"price": price}] for price in runs)
-    sentence = describe_spent([first, second])
+    sentence = describe_spent(first, second)
     assert sentence.startswith("a run took ")
     assert [unit in sentence for unit in (" s,", " kWh,", " EUR")] == [True] * 3
-    assert describe_spent([first, [{"price": None}]]) == ""
+    assert describe_spent(first, [{"price": None}]) == ""
 
 
 def test_the_second_run_of_equal_steps_is_expected_by_the_first(runs):

@@ -11,7 +11,7 @@ import argparse
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -25,6 +25,7 @@ from flatout.run_log import print_line
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
+    from flatout.data.store_data import StoreData
     from flatout.price.quote import Quote
     from flatout.run.closing import Result
 
@@ -101,9 +102,13 @@ def quote_run(config: RunConfig, shown: set[str], card: str | None, devices: int
     from flatout.price.quote import quote_of
     from flatout.run.short_try import try_run
 
-    if not config.has_own_parts:
-        show_data(config, shown)
+    # the store first: a run that is tried must find it
+    data = None if config.has_own_parts else open_store(config)
     summary = try_run(config, begin, counts=card is not None)
+    if data is not None and data.info.key not in shown:
+        shown.add(data.info.key)
+        print_line(data.info.report.line())
+        show_rival(config, data)
     return quote_of(summary, config.price, card=card, devices=devices)
 
 
@@ -114,21 +119,22 @@ def begin(config: RunConfig, folder: Path) -> Result:
     return start(config, folder=folder)
 
 
-def show_data(config: RunConfig, shown: set[str]) -> None:
-    """Open or build the store, and score the rival on it: what can be had for nothing."""
+def open_store(config: RunConfig) -> StoreData[Any, Any]:
     from flatout.distributed.ranks import Ranks
-    from flatout.run.kinds import kind_of
     from flatout.run.parts import open_data
-    from flatout.run.rival import scores_within
     from flatout.run.run_folder import unwritten_run
-    from flatout.run_log import RunLog
 
     with unwritten_run() as folder:
-        data = open_data(config, Ranks(), folder)
-    if data.info.key in shown:
-        return
-    shown.add(data.info.key)
-    print_line(data.info.report.line())
+        data: StoreData[Any, Any] = open_data(config, Ranks(), folder)
+    return data
+
+
+def show_rival(config: RunConfig, data: StoreData[Any, Any]) -> None:
+    """Score the rival on the data: what can be had for nothing."""
+    from flatout.run.kinds import kind_of
+    from flatout.run.rival import scores_within
+    from flatout.run_log import RunLog
+
     rival = kind_of(config.data).rival
     if rival is None or not config.monitor.rival or "test" not in data.store.splits:
         return

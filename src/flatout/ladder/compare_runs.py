@@ -103,21 +103,24 @@ def compare_groups(first: Path, second: Path) -> Comparison:
     values_there = [factor * _value(others[seed], metric) for seed in seeds]
     difference = paired_difference(values, values_there)
     means = Group.of(values), Group.of(values_there)
-    spent = describe_spent([[group[seed] for seed in seeds] for group in (runs, others)])
+    spent = describe_spent([runs[seed] for seed in seeds], [others[seed] for seed in seeds])
     return Comparison(metric, seeds, *means, difference, notes, unit, spent)
 
 
-def describe_spent(groups: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+def describe_spent(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> str:
     """`a run took 12.3 and 15.1 s, 0.0021 and 0.0026 kWh`: means of what all runs know."""
     texts = []
-    units = {"took_s": "s", "kwh": "kWh", "money": ""}
-    prices = [[summary.get("price") or {} for summary in group] for group in groups]
-    for name, unit in units.items():
-        values = [[price.get(name) for price in group] for group in prices]
-        if all(value is not None for group in values for value in group):
-            first, second = (f"{statistics.fmean(group):.3g}" for group in values)
-            texts.append(f"{first} and {second} {unit or prices[0][0]['currency']}")
+    for name, unit in (("took_s", "s"), ("kwh", "kWh"), ("money", "")):
+        means = [_mean_price(group, name) for group in (first, second)]
+        if None not in means:
+            shown = unit or first[0]["price"]["currency"]
+            texts.append(f"{means[0]:.3g} and {means[1]:.3g} {shown}")
     return f"a run took {', '.join(texts)}" if texts else ""
+
+
+def _mean_price(group: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [(summary.get("price") or {}).get(name) for summary in group]
+    return None if None in values else statistics.fmean(values)
 
 
 def summaries_in(folder: Path) -> list[Path]:

@@ -22,11 +22,16 @@ _ERROR_OF_GUESS = 0.6
 # The pace differs so much from one run to the next, and counts as so many noted runs.
 _DRIFT = 0.05
 _EARLIER = 2
-# What the verdict tries at a run's end: at most a share of training and some seconds, and how much
-# of that it usually uses.
+# What the verdict tries at a run's end, as `perf/verdict/experiments.py` allows it: a share of the
+# training, in short runs a larger one; how much of that it usually uses; beside other processes
+# nothing is tried.
 _TRIES_SHARE = 0.1
 _TRIES_MOST_S = 20.0
-_TRIES_USED = 0.4
+_TRIES_LEAST_S = 0.2
+_SHORT_S = 3.0
+_SHORT_SHARE = 0.3
+_TRIES_USED = 0.7
+_TOO_BUSY = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +108,8 @@ def expect(
     validations = max(0, lengths.validations - at.validations)
     saves = validations * costs.saves_a_validation + training_s / lengths.save_every_s
     tries_s = 0.0
-    if lengths.tries:
-        whole_s = costs.pace.seconds(work.total_steps, work.total)
-        tries_s = _TRIES_USED * min(_TRIES_SHARE * whole_s, _TRIES_MOST_S)
+    if lengths.tries and busy < _TOO_BUSY:
+        tries_s = _TRIES_USED * _allowed_tries_s(costs.pace.seconds(work.total_steps, work.total))
     parts = {
         "start": 0.0 if at.is_started else costs.start_s,
         "training": training_s,
@@ -116,15 +120,22 @@ def expect(
     bias, drift = correction(ratios)
     error = _ERROR_OF_GUESS if costs.is_guessed else _ERROR
     errors = [
-        training_s * math.hypot(costs.pace.spread, drift + busy / 4),
+        training_s * math.hypot(costs.pace.spread, drift + busy / 2),
         error * parts["validation"],
-        error * costs.evaluation_s + tries_s,
+        error * costs.evaluation_s + tries_s / 2,
         _ERROR * (parts["start"] + parts["checkpoints"]),
     ]
     raw_s = sum(parts.values())
     widening = 1 + Z_90 * math.hypot(*errors) / max(raw_s, 1e-9)
     value_s = bias * raw_s
     return Expected(value_s, value_s / widening, value_s * widening, raw_s, parts)
+
+
+def _allowed_tries_s(training_s: float) -> float:
+    seconds = min(_TRIES_SHARE * training_s, _TRIES_MOST_S)
+    if seconds < _TRIES_LEAST_S:
+        return 0.0
+    return max(seconds, min(_SHORT_S, _SHORT_SHARE * training_s))
 
 
 def correction(ratios: Sequence[float]) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from flatout.run_log import Say
 _FIRST_S = 2.0  # of steps, after which the first estimate is made
 _LEAST_MOMENTS = 3
 _MOST_MOMENTS = 400  # every second one is dropped beyond them
-_BUSY = 0.1  # fraction of the machine that other processes take, from which on it is said
+BUSY = 0.1  # fraction of the machine that other processes take, from which on it is said
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class ExpectedEnd:
         self.first = expect(costs, self.lengths, self.ratios, done=self.resumed_at, busy=busy)
         end = time.localtime(time.time() + self.first.value_s + self.began - time.perf_counter())
         others = ""
-        if busy >= _BUSY:
+        if busy >= BUSY:
             others = f"; other processes take {busy:.0%} of this machine, which may change"
         moment = time.strftime("%H:%M", end)
         self.say(f"expected: {self.first} in all, until {moment} ({source}{others})")

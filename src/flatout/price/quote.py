@@ -15,6 +15,7 @@ import numpy as np
 from flatout.errors import require
 from flatout.price.costs import Costs, Expected, PlannedLengths, expect
 from flatout.price.elsewhere import move_costs
+from flatout.price.expected_end import BUSY
 from flatout.price.pace import Work
 from flatout.price.settings import PriceConfig, as_kwh
 from flatout.price.words import describe_money, describe_seconds
@@ -32,6 +33,7 @@ class Quote:
     host_gb: float | None = None
     card_gb: float | None = None
     length: str = ""  # steps, epochs and tokens
+    busy: float = 0.0  # fraction of the machine that other processes took in the try
 
     def lines(self) -> list[tuple[str, str]]:
         """What to print of one run, as a name and a text each."""
@@ -44,10 +46,14 @@ class Quote:
         if self.kwh is not None:
             energy = f"{self.kwh:.3g} kWh ({', '.join(self.counted)})"
         _, memory, _, money = self.cells()
+        others = ""
+        if self.busy >= BUSY:
+            others = f"other processes take {self.busy:.0%} of this machine"
         rows = [
             ("steps", self.length),
             ("time", f"{self.expected}, 90 % interval"),
             ("of it", ", ".join(parts)),
+            ("beside it", others),
             ("memory", memory),
             ("energy", energy),
             ("money", money),
@@ -110,7 +116,10 @@ def quote_of(
     work = Work(steps, np.array([0.0, plan["computed_tokens"] / steps]))
     lengths = PlannedLengths(work, plan["validations"], plan["save_every_s"] or math.inf)
     # what runs here have taken says nothing of another machine
-    expected = expect(costs, lengths, facts["ratios"] if card is None else ())
+    if card is None:
+        expected = expect(costs, lengths, facts["ratios"], busy=facts["busy"])
+    else:
+        expected = expect(costs, lengths)
     watts = costs.watts
     kwh = as_kwh(None if watts is None else watts * expected.value_s)
     length = f"{steps:,} in {steps / plan['steps_an_epoch']:g} epochs"
@@ -128,4 +137,5 @@ def quote_of(
         host_gb=facts.get("host_peak_gb") if card is None else None,
         card_gb=facts.get("card_peak_gb") if card is None else None,
         length=length,
+        busy=facts["busy"] if card is None else 0.0,
     )

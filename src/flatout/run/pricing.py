@@ -76,6 +76,7 @@ def close_price(
     money = price.money(facts["took_s"], kwh)
     facts |= {"kwh": kwh, "counted": end.meter.sources, "money": money, "currency": price.currency}
     facts |= {"ratios": list(end.ratios), "flops_a_step": flops_a_step(training)}
+    facts["busy"] = end.busy()
     facts |= {name: value / 1e9 for name, value in peaks(context.device).items()}
     if end.lengths is not None:
         work = end.lengths.work

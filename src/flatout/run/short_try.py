@@ -26,6 +26,7 @@ from flatout.callbacks.profile_steps import ProfileConfig
 from flatout.config import RunConfig
 from flatout.errors import UserError
 from flatout.perf.measure.apart import Failed, run
+from flatout.perf.measure.steps import held_bytes
 
 if TYPE_CHECKING:
     from flatout.run.closing import Result
@@ -98,6 +99,7 @@ def try_run(config: RunConfig, begin: Begin, *, counts: bool = False) -> dict[st
 
     `counts`: whether the operators of a step are counted, on the CPU; they stand under `price`.
     """
+    own_bytes = held_bytes(torch.device("cpu"))
     with tempfile.TemporaryDirectory(prefix="flatout-price-") as folder:
         tried = replace(
             config,
@@ -113,7 +115,9 @@ def try_run(config: RunConfig, begin: Begin, *, counts: bool = False) -> dict[st
             until=None,
             output=folder,
         )
-        make = partial(_begin, tried, Path(folder) / "try", begin, torch.get_num_threads())
+        make = partial(
+            _begin, tried, Path(folder) / "try", begin, torch.get_num_threads(), own_bytes
+        )
         try:
             return run(make, _LONGEST_S)
         except Failed as failed:
@@ -123,10 +127,17 @@ def try_run(config: RunConfig, begin: Begin, *, counts: bool = False) -> dict[st
             raise UserError("price", f"the try failed: {failed.why}", hint=hint) from None
 
 
-def _begin(config: RunConfig, folder: Path, begin: Begin, threads: int) -> dict[str, Any]:
+def _begin(
+    config: RunConfig, folder: Path, begin: Begin, threads: int, own_bytes: int
+) -> dict[str, Any]:
+    """`own_bytes`: what a process of a command holds before a run, with more modules than here."""
     torch.set_num_threads(threads)
+    more_gb = (own_bytes - held_bytes(torch.device("cpu"))) / 1e9
     summary = begin(config, folder).summary
     ending = config.callbacks["end_soon"]
     flops = summary["price"]["flops_a_step"] or 0.0
     step = {"flops": flops, "launches": ending.step.launches, "bytes": ending.step.bytes}
-    return {**summary, "price": {**summary["price"], "step": step}}
+    price = {**summary["price"], "step": step}
+    if price.get("host_peak_gb") is not None:
+        price["host_peak_gb"] += max(0.0, more_gb)
+    return {**summary, "price": price}

@@ -199,19 +199,19 @@ def _build_stopping(settings: Settings) -> list[EarlyStopping]:
         patience[f"val/{target.metric}"] = sys.maxsize
     if checkpoint.patience is not None and settings.monitor is not None:
         patience[settings.monitor] = checkpoint.patience
-    return [
-        EarlyStopping(
+    stopping = []
+    for monitor, most in patience.items():
+        is_target = target is not None and monitor == f"val/{target.metric}"
+        one = EarlyStopping(
             monitor,
             mode=checkpoint.mode_of(monitor.removeprefix("val/")),
             patience=most,
             min_delta=checkpoint.min_delta,
-            stopping_threshold=(
-                target.value if target and monitor == f"val/{target.metric}" else None
-            ),
+            stopping_threshold=target.value if target is not None and is_target else None,
             check_on_train_epoch_end=False,
         )
-        for monitor, most in patience.items()
-    ]
+        stopping.append(one)
+    return stopping
 
 
 def _build_profiler(settings: Settings, folder: RunFolder) -> list[L.Callback]:

@@ -1,0 +1,181 @@
+"""Runs that are priced and then trained: how far off the price was, and whether its interval held.
+
+Each row is measured in a process apart, and kept in the cache folder (`bench/price.jsonl`) under
+the name of the machine. A bench that was stopped begins where it ended; delete the file to measure
+all rows again. `--only` takes rows by a part of their names, `--data` names the folder of published
+sets. Rows that were measured beside other processes say so, and count apart.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.claim import Claim, Options, bounded, measured_apart, not_here, reaching
+from flatout.cli.price import begin, quote_run
+from flatout.cli.train import start_measuring
+from flatout.config import RunConfig
+from flatout.data.store.cache import default_cache_folder
+from flatout.distributed.processes import warm_start
+from flatout.errors import require
+from flatout.perf.notes import machine_name
+from flatout.price.expected_end import BUSY
+
+_NEAR = 0.1  # of the time, and of the memory
+_MEMORY_BELOW = 0.03
+_MODELS = {
+    "BiLSTM": "model=bilstm model.hidden=64",
+    "TextCNN": "model=textcnn",
+    "encoder": "model=transformer model.hidden=64 model.layers=2 model.heads=4",
+}
+
+
+def _built_in() -> dict[str, str]:
+    rows = {}
+    for model, words in _MODELS.items():
+        for size in (4_000, 16_000):
+            for batch in (64, 256):
+                name = f"{model}, {size:,} headlines, batches of {batch}"
+                sample = f"data.sample.rows={size} data.batch_size={batch}"
+                rows[name] = f"{words} {sample} trainer.max_epochs=3"
+        rows[f"{model}, tweets"] = f"data=tweets {words} data.batch_size=64 trainer.max_epochs=2"
+        rows[f"{model}, one epoch"] = f"{words} data.sample.rows=8000 trainer.max_epochs=1"
+    for experiment, epochs in (
+        ("bloom_bigrams", 3),
+        ("minhash_bigrams", 3),
+        ("twostep_bigrams", 2),
+        ("battery_soc", 10),
+        ("battery_soc", 30),
+        ("battery_voltage", 10),
+        ("tweets_ner", 2),
+        ("mlm_tiny", 1),
+    ):
+        words = f"experiment={experiment} trainer.max_epochs={epochs}"
+        rows[f"{experiment}, {epochs} epochs"] = words
+    return rows
+
+
+def _published(folder: Path) -> dict[str, str]:
+    rows = {}
+    for name, ending in (("subj", "csv"), ("tweeteval_emotion", "csv"), ("cr", "csv")):
+        files = [
+            f"data.{split}={folder / name / split}.{ending}"
+            for split in ("train", "validation", "test")
+        ]
+        for model, words in _MODELS.items():
+            rows[f"{name}, {model}"] = f"{' '.join(files)} {words} trainer.max_epochs=3"
+    forecast = f"experiment=etth1_forecast data.source={folder / 'etth1' / 'ETTh1.csv'}"
+    rows["etth1, 3 epochs"] = f"{forecast} trainer.max_epochs=3"
+    rows["etth1, 10 epochs"] = f"{forecast} trainer.max_epochs=10"
+    return rows
+
+
+def claims(options: Options) -> Iterator[Claim]:
+    """A row for each run, then how many held."""
+    rows = _built_in()
+    if options.data is not None:
+        rows |= _published(options.data)
+    names = [name for name in rows if (options.only or "") in name]
+    require(bool(names), "--only", f"no row with {options.only!r}", allowed=", ".join(rows))
+    names = names[: options.choose(len(names), 3, 1)]
+    path = default_cache_folder() / "bench" / "price.jsonl"
+    kept = _read_kept(path)
+    measured = []
+    for name in names:
+        row = kept.get(name)
+        if row is None:
+            words = [*rows[name].split(), "logger=none"]
+            if options.tiny:
+                words = [*words, "data.sample.rows=200", "trainer.max_epochs=1"]
+            row = measured_apart("benchmarks.price:measure_row", {"words": words})
+            row |= {"name": name, "machine": machine_name()}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{json.dumps(row)}\n")
+        measured.append(row)
+        yield _claim_of(row)
+    quiet = [row for row in measured if row["busy"] < BUSY]
+    busy = [row for row in measured if row["busy"] >= BUSY]
+    yield from _sums(quiet, "", 0.9)
+    yield from _sums(busy, ", beside other processes", 0.8)
+
+
+def _read_kept(path: Path) -> dict[str, dict[str, Any]]:
+    """Rows that were measured on this machine, by name."""
+    if not path.is_file():
+        return {}
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return {row["name"]: row for row in rows if row["machine"] == machine_name()}
+
+
+def measure_row() -> None:
+    """Price a run and train it, by words on standard input; the figures are the last line."""
+    words = json.load(sys.stdin)["words"]
+    warm_start()
+    figures: dict[str, Any] = {}
+
+    def measure(config: RunConfig, overrides: Sequence[str]) -> None:
+        with redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
+            quote = quote_run(config, set(), None, 1)
+            summary = begin(replace(config, output=folder), Path(folder) / "run").summary
+        price = summary["price"]
+        expected = quote.expected
+        figures.update(
+            expected_s=expected.value_s,
+            low_s=expected.low_s,
+            high_s=expected.high_s,
+            took_s=price["took_s"],
+            first_s=price.get("expected_s"),
+            parts_s=expected.parts_s,
+            took_parts_s=price["took_parts_s"],
+            expected_gb=quote.host_gb,
+            took_gb=price["host_peak_gb"],
+            busy=max(quote.busy, price["busy"]),
+        )
+
+    start_measuring(words, measure)
+    print(json.dumps(figures))
+
+
+def _holds(row: dict[str, Any]) -> bool:
+    return bool(row["low_s"] <= row["took_s"] <= row["high_s"])
+
+
+def _claim_of(row: dict[str, Any]) -> Claim:
+    ratio = row["expected_s"] / row["took_s"]
+    interval = f"interval {row['low_s']:.1f}–{row['high_s']:.1f} s"
+    held = "holds it" if _holds(row) else "misses it"
+    memory = f"memory {row['expected_gb']:.2f} of {row['took_gb']:.2f} GB"
+    others = f", other processes take {row['busy']:.0%}" if row["busy"] >= BUSY else ""
+    note = f"{interval} {held}, {memory}{others}"
+    is_near = abs(ratio - 1) <= _NEAR
+    return Claim(
+        row["name"], row["expected_s"], row["took_s"], "s", ratio, "0.9–1.1", is_near, note
+    )
+
+
+def _sums(rows: list[dict[str, Any]], where: str, held: float) -> Iterator[Claim]:
+    """How many rows came near, and how many intervals held."""
+    if not rows:
+        yield not_here(f"runs within ±10 %{where}", "no row was measured so")
+        return
+    count = len(rows)
+    near = sum(abs(row["expected_s"] / row["took_s"] - 1) <= _NEAR for row in rows)
+    yield reaching(f"runs of {count} within ±10 %{where}", near, "", least=0.9 * count)
+    hold = sum(map(_holds, rows))
+    yield reaching(f"intervals of {count} that hold{where}", hold, "", least=held * count)
+    widths = [(row["high_s"] - row["low_s"]) / row["expected_s"] for row in rows]
+    width = statistics.median(widths)
+    yield bounded(f"median width of an interval{where}", 100 * width, "%", most=25)
+    ratios = [row["expected_gb"] / row["took_gb"] for row in rows]
+    near = sum(abs(ratio - 1) <= _NEAR for ratio in ratios)
+    yield reaching(f"peak memory of {count} within ±10 %{where}", near, "", least=0.9 * count)
+    below = sum(ratio < 1 - _MEMORY_BELOW for ratio in ratios)
+    yield bounded(f"peak memory below by more than 3 %{where}", below, "", most=0)
