@@ -10,11 +10,10 @@ import pytest
 
 from flatout import TextCNNConfig, TextDataConfig
 from flatout.errors import UserError
-from flatout.price.costs import Costs
+from flatout.price.costs import Costs, PlannedLengths, expect
 from flatout.price.pace import Pace
 from flatout.report.closing import early_end
 from flatout.run import budget
-from flatout.run.budget import Epoch
 from tests.fitting import own_cache, quiet_fit
 
 TABLE = {
@@ -38,9 +37,12 @@ TRIED = {
 
 
 def test_the_time_of_a_run_grows_with_its_epochs():
-    epoch = Epoch(steps=10, tokens=100.0, validations=1.0, tries=False, save_every_s=1e9)
-    assert epoch.seconds(COSTS, 1.0) == pytest.approx(2 + 10 + 1.5 + 3)
-    assert epoch.seconds(COSTS, 4.0) == pytest.approx(2 + 4 * 11.5 + 3)
+    def seconds_of(epochs):
+        return expect(COSTS, PlannedLengths.of_plan(TRIED["plan"], epochs, tries=False)).value_s
+
+    assert seconds_of(1.0) == pytest.approx(2 + 10 + 1 + 3 + 0.5, rel=0.01)
+    assert seconds_of(4.0) == pytest.approx(2 + 4 * 11.5 + 3, rel=0.01)
+    assert seconds_of(2.0) == seconds_of(None)
 
 
 def test_a_budget_in_which_not_one_epoch_fits_is_refused_and_leaves_no_run(tmp_path, monkeypatch):

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from flatout.price.pace import Pace, Work
 from flatout.price.words import describe_span
 
@@ -64,6 +66,19 @@ class PlannedLengths:
     # Rows of a validation, and of the evaluation, for each training row.
     validation_share: float = 0.1
     evaluation_share: float = 0.2
+
+    @staticmethod
+    def of_plan(
+        plan: Mapping[str, Any], epochs: float | None = None, *, tries: bool = True
+    ) -> PlannedLengths:
+        """The lengths that a summary keeps, or those of the same run with other `epochs`."""
+        steps = plan["steps"]
+        if epochs is not None:
+            steps = math.ceil(epochs * plan["steps_an_epoch"])
+        # sums are all that is asked of this work
+        work = Work(steps, np.array([0.0, plan["computed_tokens"] / plan["steps"]]))
+        validations = math.ceil(plan["validations"] * steps / plan["steps"])
+        return PlannedLengths(work, validations, plan["save_every_s"] or math.inf, tries)
 
 
 @dataclass(frozen=True, slots=True)

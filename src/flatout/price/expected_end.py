@@ -149,28 +149,23 @@ class ExpectedEnd:
             is_guessed=not self._fit_ended_at,
         )
 
-    def taken_s(self) -> dict[str, float]:
-        """Seconds of each part; called at the end of the run."""
-        spent = self.clock.spent
+    def facts(self) -> dict[str, Any]:
+        """What the summary keeps under `price`, at the end of the run."""
+        now = time.perf_counter()
+        whole_s = now - self.began
         parts = {
             "start": self._first_step_at - self.began,
-            "validation": spent["validation"],
-            "checkpoints": spent["checkpoint"],
-            "evaluation": time.perf_counter() - self._fit_ended_at,
+            "validation": self.clock.spent["validation"],
+            "checkpoints": self.clock.spent["checkpoint"],
+            "evaluation": now - self._fit_ended_at,
         }
-        whole_s = time.perf_counter() - self.began
-        return parts | {"training": max(0.0, whole_s - sum(parts.values()))}
-
-    def facts(self) -> dict[str, Any]:
-        """What the summary keeps under `price`."""
-        whole_s = time.perf_counter() - self.began
-        facts: dict[str, Any] = {"took_s": whole_s, "took_parts_s": self.taken_s()}
-        first = self.first
-        if first is not None:
+        parts["training"] = max(0.0, whole_s - sum(parts.values()))
+        facts: dict[str, Any] = {"took_s": whole_s, "took_parts_s": parts}
+        if self.first is not None:
             facts |= {
-                "expected_s": first.value_s,
-                "interval_s": [first.low_s, first.high_s],
-                "raw_s": first.raw_s,
-                "parts_s": first.parts_s,
+                "expected_s": self.first.value_s,
+                "interval_s": [self.first.low_s, self.first.high_s],
+                "raw_s": self.first.raw_s,
+                "parts_s": self.first.parts_s,
             }
         return facts

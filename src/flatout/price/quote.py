@@ -5,18 +5,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from flatout.errors import require
 from flatout.price.costs import Costs, Expected, PlannedLengths, expect
 from flatout.price.elsewhere import move_costs
 from flatout.price.expected_end import BUSY
-from flatout.price.pace import Work
 from flatout.price.settings import PriceConfig, as_kwh
 from flatout.price.words import describe_money, describe_seconds
 
@@ -112,10 +108,7 @@ def quote_of(
     if card is not None:
         costs = move_costs(costs, card, devices, facts)
         counted = ["data sheet"]
-    # all that is asked of the work is its sum
-    work = Work(steps, np.array([0.0, plan["computed_tokens"] / steps]))
-    lengths = PlannedLengths(work, plan["validations"], plan["save_every_s"] or math.inf)
-    # what runs here have taken says nothing of another machine
+    lengths = PlannedLengths.of_plan(plan)
     if card is None:
         expected = expect(costs, lengths, facts["ratios"], busy=facts["busy"])
     else:

@@ -12,12 +12,11 @@ import math
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import lightning as L
-import numpy as np
 
 from flatout.config import RunConfig
 from flatout.engine.lightning_internals import callbacks_of, set_callbacks, set_epoch_length
@@ -26,7 +25,6 @@ from flatout.errors import require
 from flatout.perf.tune.settings import is_typed
 from flatout.price.costs import Costs, PlannedLengths, expect
 from flatout.price.expected_end import ExpectedEnd
-from flatout.price.pace import Work
 from flatout.price.settings import Budget
 from flatout.price.words import describe_seconds
 from flatout.run.context import OurParts, RunContext
@@ -84,16 +82,13 @@ def _plan(config: RunConfig, begin: Begin, started: float) -> tuple[str, str]:
     costs = Costs.of(summary["costs"])
     plan = summary["plan"]
     limit_s = Budget.of(str(config.budget), config.price).seconds(config.price, costs.watts)
-    steps = plan["steps_an_epoch"]
-    epoch = Epoch(
-        steps=steps,
-        tokens=plan["computed_tokens"] * steps / plan["steps"],
-        validations=plan["validations"] * steps / plan["steps"],
-        tries=config.monitor.verdict,
-        save_every_s=plan["save_every_s"] or math.inf,
-    )
+
+    def seconds_of(epochs: float) -> float:
+        lengths = PlannedLengths.of_plan(plan, epochs, tries=config.monitor.verdict)
+        return expect(costs, lengths, summary["ratios"]).value_s
+
     left_s = limit_s - (time.perf_counter() - started)
-    least_s = epoch.seconds(costs, 1.0, summary["ratios"])
+    least_s = seconds_of(1.0)
     require(
         least_s <= left_s,
         "budget",
@@ -105,36 +100,14 @@ def _plan(config: RunConfig, begin: Begin, started: float) -> tuple[str, str]:
     high = _MOST_EPOCHS
     for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)
-        if epoch.seconds(costs, middle, summary["ratios"]) <= left_s:
+        if seconds_of(middle) <= left_s:
             low = middle
         else:
             high = middle
     epochs = math.ceil(low)
-    batches = max(1, math.floor(low / epochs * steps)) * config.data.batches(1)[1]
+    batches = max(1, math.floor(low / epochs * plan["steps_an_epoch"])) * config.data.batches(1)[1]
     words = f"trainer.max_epochs={epochs} trainer.limit_train_batches={batches}"
-    return words, f"an epoch takes {describe_seconds(epoch.seconds(costs, 2.0) - least_s)}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Epoch:
-    """What one epoch has to do."""
-
-    steps: int
-    tokens: float
-    validations: float
-    tries: bool
-    save_every_s: float
-
-    def seconds(self, costs: Costs, epochs: float, ratios: Sequence[float] = ()) -> float:
-        """How long a whole run of so many epochs takes."""
-        total_steps = math.ceil(epochs * self.steps)
-        lengths = PlannedLengths(
-            Work(total_steps, np.array([0.0, self.tokens / self.steps])),
-            math.ceil(epochs * self.validations),
-            self.save_every_s,
-            self.tries,
-        )
-        return expect(costs, lengths, ratios).value_s
+    return words, f"an epoch takes {describe_seconds(seconds_of(2.0) - least_s)}"
 
 
 def keep_budget(
