@@ -119,8 +119,13 @@ def describe_spent(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[
 
 
 def _mean_price(group: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    values = [(summary.get("price") or {}).get(name) for summary in group]
-    return None if None in values else statistics.fmean(values)
+    values = []
+    for summary in group:
+        value = (summary.get("price") or {}).get(name)
+        if value is None:
+            return None
+        values.append(float(value))
+    return statistics.fmean(values)
 
 
 def summaries_in(folder: Path) -> list[Path]:
