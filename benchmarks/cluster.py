@@ -49,7 +49,8 @@ from flatout.data.store.cache import Cache
 from flatout.data.store.store import Ragged
 from flatout.data.tables.formats import file
 from flatout.data.text_data import TextData
-from flatout.data.text_preparation import TextPreparation, encode_part
+from flatout.data.text_parts import encode_part
+from flatout.data.text_preparation import TextPreparation
 from flatout.data.tokens.long_texts import CUT
 from flatout.data.tokens.subwords import Subwords, encode_texts
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind

@@ -29,7 +29,7 @@ from flatout.data.checks.survey import TextSurvey
 from flatout.data.checkup import check
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.text import TextDataConfig
-from flatout.data.text_source import open_source
+from flatout.data.text_opening import open_source
 from flatout.distributed.limits import keep_freed_memory
 
 _COLUMNS = ["text", "label"]

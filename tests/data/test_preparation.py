@@ -18,7 +18,7 @@ from flatout.data.checks.survey import TextSurvey
 from flatout.data.problem import Problem
 from flatout.data.tag_data import TagData
 from flatout.data.text import TextDataConfig
-from flatout.data.text_source import open_source
+from flatout.data.text_opening import open_source
 from flatout.errors import UserError
 
 

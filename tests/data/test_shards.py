@@ -30,7 +30,7 @@ from flatout.data.batches.plan import FeedKind, PlanSettings
 from flatout.data.store.cache import Cache
 from flatout.data.store.store import Column, DamagedStore, Store, StoreWriter, read_manifest
 from flatout.data.text_data import TextData
-from flatout.data.text_preparation import encode_part
+from flatout.data.text_parts import encode_part
 from flatout.errors import UserError
 from flatout.tasks.frozen_outputs import rows_between
 

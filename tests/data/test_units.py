@@ -25,7 +25,7 @@ from flatout.data.store.cache import Cache, shards_of
 from flatout.data.store.store import Ragged, Store, read_manifest
 from flatout.data.tables.formats import csv_file
 from flatout.data.text_data import TextData
-from flatout.data.text_preparation import encode_part
+from flatout.data.text_parts import encode_part
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.distributed.engine import in_processes
 from flatout.distributed.processes import wait_until_warm, warm_start

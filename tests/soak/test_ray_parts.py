@@ -36,9 +36,9 @@ if __name__ == "__main__":
     else:
         here = sys.modules["only_here"] = types.ModuleType("only_here")
         here.mine, mine.__module__ = mine, "only_here"
-        import flatout.data.text_preparation
+        import flatout.data.text_parts
 
-        flatout.data.text_preparation.encode_part = mine
+        flatout.data.text_parts.encode_part = mine
     words = ["data.sample.rows=100", "data.sample.eval_rows=20", "data.cache=cache"]
     main(["build", *words, "--on", "ray", "--parts", "1"])
 """

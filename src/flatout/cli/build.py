@@ -37,8 +37,11 @@ def run(arguments: argparse.Namespace) -> None:
 def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Namespace) -> None:
     """Build or open the store, and print what a run would print about its data."""
     from flatout.data.store.cache import Cache
-    from flatout.data.text_preparation import compare_with_part_before, encode_part
-    from flatout.data.text_source import why_rows_are_encoded_again
+    from flatout.data.text_parts import (
+        compare_with_part_before,
+        encode_part,
+        why_rows_are_encoded_again,
+    )
     from flatout.run.kinds import kind_of
     from flatout.run_log import RunLog
 

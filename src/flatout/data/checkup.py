@@ -30,7 +30,8 @@ from flatout.data.sequences.views import require_rows
 from flatout.data.store.progress import Progress
 from flatout.data.tables.roles import has_tags
 from flatout.data.text import TextDataConfig
-from flatout.data.text_source import TagSource, TextSource, open_source, open_tables
+from flatout.data.text_opening import open_source, open_tables
+from flatout.data.text_source import TagSource, TextSource
 from flatout.data.tokens.subwords import Subwords, train_encoder
 from flatout.data.tokens.vocabulary import NUM_SPECIAL, VocabularyConfig, VocabularyKind
 from flatout.errors import UserError

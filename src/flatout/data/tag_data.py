@@ -20,8 +20,9 @@ from flatout.data.problem import NO_TAG, Problem
 from flatout.data.ragged import numbers_in_row
 from flatout.data.store_data import StoreData
 from flatout.data.text import TextDataConfig
+from flatout.data.text_opening import open_tables
 from flatout.data.text_preparation import Blocks, EncodedRows, EncodingPlan, TextPreparation
-from flatout.data.text_source import TagSource, open_tables
+from flatout.data.text_source import TagSource
 from flatout.data.tokens.subwords import Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError, require

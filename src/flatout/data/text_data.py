@@ -21,8 +21,8 @@ from flatout.data.store_data import StoreData
 from flatout.data.tables import sources
 from flatout.data.tables.table import require_columns
 from flatout.data.text import TextDataConfig
+from flatout.data.text_opening import open_source
 from flatout.data.text_preparation import TextPreparation
-from flatout.data.text_source import open_source
 from flatout.data.tokens.subwords import encode_texts
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import require

@@ -9,11 +9,9 @@ what happens between a source and its store; `TagPreparation` is the same for ta
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
 
@@ -31,7 +29,7 @@ from flatout.data.decisions import given_labels
 from flatout.data.encoded_totals import EncodedTotals
 from flatout.data.encoded_units import ALL_UNITS, EncodedUnits, Turn, Unit, WaitingRows, least_rows
 from flatout.data.problem import Problem
-from flatout.data.store.cache import Cache, CacheReport, Recipe, differences, recipe_key
+from flatout.data.store.cache import Cache, CacheReport, Recipe, recipe_key
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import (
     GROUPS,
@@ -43,11 +41,9 @@ from flatout.data.store.store import (
     StoreWriter,
     smallest_token_type,
 )
-from flatout.data.tables.prints import NOTES
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.splits import SplitBy, hash_texts
-from flatout.data.text import TextDataConfig
-from flatout.data.text_source import TOPIC, Piece, Pieces, TextSource, open_source
+from flatout.data.text_source import TOPIC, Piece, Pieces, TextSource
 from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.subwords import (
     Encoder,
@@ -58,7 +54,6 @@ from flatout.data.tokens.subwords import (
 )
 from flatout.data.tokens.vocabulary import EncodedBlock, VocabularyKind
 from flatout.errors import require
-from flatout.files import write_atomically
 
 Targets = Array | tuple[Array, Array]
 """One value a row; or values, and how many of them each row has."""
@@ -78,40 +73,6 @@ _TARGET_COLUMNS = {
     Problem.tags: {"targets": Column("int32", ragged=True)},
     Problem.none: {},
 }
-
-
-def encode_part(config: TextDataConfig, number: int, count: int) -> tuple[int, int]:
-    """Encode the units of part `number` of `count` (see `TextPreparation.encode_part`)."""
-    return TextPreparation(open_source(config)).encode_part(number, count)
-
-
-def compare_with_part_before(config: TextDataConfig, count: int) -> str:
-    """A line that says which settings differ from those of the part that was encoded before this
-    one, of `count` parts. Empty where none does, or where those parts were joined to a store.
-
-    The settings of this part are noted for the next one.
-    """
-    source = open_source(config)
-    recipe = TextPreparation(source).recipe()
-    cache = Cache(config.cache).folder
-    note = cache / NOTES / f"parts-{recipe_key(recipe['source'])}"
-    asked: Recipe = json.loads(json.dumps(recipe | {"parts": count}))
-    try:
-        before: Recipe = dict(json.loads(note.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        before = asked
-    # A cache that cannot be written to fails later, with a message.
-    with suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(note, json.dumps(asked))
-    key_before = recipe_key({name: before[name] for name in before.keys() - {"parts"}})
-    changes = "; ".join(differences(before, asked))
-    if not changes or (cache / key_before).is_dir():
-        return ""
-    return (
-        f"other parts of {source.name} were asked for with other settings ({changes}):"
-        " only parts of the same settings are joined"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +386,7 @@ class TextPreparation:
 
     def _units(self, plan: EncodingPlan) -> EncodedUnits:
         # A unit depends on what its rows are and how they are encoded, not on the rest of the
-        # source: new files, another split or other classes leave its tokens as they were.
+        # source. New files, another split or other classes leave its tokens as they were.
         elsewhere = ("source", "split", "vocabulary", "max_classes")
         recipe = {name: value for name, value in self.recipe().items() if name not in elsewhere}
         recipe["encoder"] = plan.encoder.to_json()

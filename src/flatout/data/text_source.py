@@ -1,8 +1,8 @@
-"""The tables of texts, or of words and tags: opened, and read as often as a build needs them.
+"""The tables of texts, or of words and tags, whose columns are known.
 
-`open_source` opens the tables that settings name and finds their columns. A `TextSource` then reads
-them block by block, split by split, again in each pass of a build. Fingerprints make sure that each
-pass sees the same bytes. Open this file to change what a build reads of a row.
+They are read block by block, split by split, as often as it takes: each pass of a build reads them
+again. Fingerprints make sure that each pass sees the same bytes. Open this file to change what a
+build reads of a row.
 """
 
 from __future__ import annotations
@@ -20,18 +20,14 @@ from flatout.data.checks.cleaning import TextBlock, labels_of, read_texts
 from flatout.data.checks.findings import Findings, Level, Remark, counted
 from flatout.data.checks.labels import normalise_labels
 from flatout.data.checks.tags import COLUMNS, LISTS, TagCensus, TaggedTable
-from flatout.data.decisions import decide
-from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache
 from flatout.data.tables.prints import (
     fingerprints_of,
-    heads_noted,
     prints_of,
     require_unchanged,
 )
 from flatout.data.tables.roles import Roles, find_roles
-from flatout.data.tables.sources import open_splits
-from flatout.data.tables.splits import SPLITS, SplitBy, Splitting, hash_texts, reseeded
+from flatout.data.tables.splits import SPLITS, Splitting, hash_texts, reseeded
 from flatout.data.tables.table import (
     Entries,
     Table,
@@ -41,8 +37,7 @@ from flatout.data.tables.table import (
     mask_of,
     require_columns,
 )
-from flatout.data.text import SAMPLES, TextDataConfig
-from flatout.data.tokens.subwords import PAIR
+from flatout.data.text import TextDataConfig
 from flatout.errors import require
 
 Tables = Mapping[str, Table]
@@ -52,49 +47,6 @@ Piece = tuple[str, range, Table]
 Pieces = Sequence[Piece]
 TOPIC = "topic"  # the column of the built-in headlines with the true label of each row
 _COLUMNS_LISTED = 8
-
-
-def open_tables(config: TextDataConfig) -> dict[str, Table]:
-    """Open the table of each split that settings name, or those of the built-in sample."""
-    if not config.is_sample:
-        with heads_noted(Cache(config.cache).folder, [config.source, *config.given.values()]):
-            return open_splits(config.source, config.given, config.read)
-    return {split: SAMPLES[type(config.sample)](config.sample, split) for split in SPLITS}
-
-
-def open_source(config: TextDataConfig) -> TextSource:
-    """Open the tables of texts, find their columns, and check all that settings name."""
-    tables = open_tables(config)
-    join = PAIR if config.pair else config.join
-    is_labelled = config.problem is not Problem.none
-    roles = find_roles(
-        tables["train"], text=config.text, label=config.label, join=join, is_labelled=is_labelled
-    )
-    for table in tables.values():
-        wanted = {"data.text": roles.texts[0]}
-        wanted |= {
-            f"data.text[{number}]": name for number, name in enumerate(roles.texts) if number
-        }
-        if is_labelled:
-            wanted["data.label"] = roles.label
-        require_columns(table, wanted)
-    if config.group is not None and any(config.taken_shares(tables)):
-        require_columns(tables["train"], {"data.group": config.group})
-    if config.exclude is not None or config.relabel is not None:
-        tables = decide(tables, roles, (config.exclude, config.relabel), config.clean.escapes)
-    return TextSource(config, tables, roles, config.group)
-
-
-def why_rows_are_encoded_again(config: TextDataConfig) -> str:
-    """Why more rows make a source be encoded again as a whole; empty where only new rows are."""
-    if config.is_sample:
-        return ""
-    if config.tokenizer is None:
-        return "the vocabulary is made from them; data.tokenizer=FOLDER names a fixed one"
-    is_dealt = config.split_by is not SplitBy.content
-    return (
-        "they may change the split of old rows; data.split_by=content keeps it" if is_dealt else ""
-    )
 
 
 class TextSource:

@@ -28,7 +28,7 @@ from flatout.data.sequence_data import SequenceData
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.tables.splits import SPLITS
 from flatout.data.text import TextDataConfig
-from flatout.data.text_source import open_source
+from flatout.data.text_opening import open_source
 from flatout.errors import require
 from flatout.run_log import RunLog
 

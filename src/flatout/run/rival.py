@@ -27,7 +27,8 @@ from flatout.data.checks.tags import LISTS, as_bio
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache
 from flatout.data.store.store import StoreWriter
-from flatout.data.text_source import TagSource, open_source, open_tables
+from flatout.data.text_opening import open_source, open_tables
+from flatout.data.text_source import TagSource
 from flatout.run.linear import TooSlow, fit_linear, require_time, rows_of, targets_of, texts_of
 from flatout.run_log import RunLog
 from flatout.tasks.calibration import best_thresholds

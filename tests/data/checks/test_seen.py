@@ -25,8 +25,8 @@ from flatout.data.store.cache import Cache
 from flatout.data.tables.formats.csv_file import CsvTable
 from flatout.data.text import TextDataConfig
 from flatout.data.text_data import TextData
-from flatout.data.text_preparation import encode_part
-from flatout.data.text_source import open_source
+from flatout.data.text_opening import open_source
+from flatout.data.text_parts import encode_part
 from flatout.errors import UserError
 
 FILES = 6
