@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flatout.data.checks.findings import counted, name_few
+from flatout.data.checks.findings import counted
 from flatout.data.problem import Problem
 from flatout.data.sequences.columns import RecordingRules, dates_of
 from flatout.data.sequences.info import (
@@ -28,15 +28,9 @@ from flatout.data.sequences.info import (
     Scaler,
     SequenceInfo,
     SequenceShape,
-    describe_units,
 )
-from flatout.data.sequences.recordings import (
-    OTHER_RATE,
-    ReadingNotes,
-    Recording,
-    measured_targets,
-    read_recordings,
-)
+from flatout.data.sequences.recording import Recording, measured_targets
+from flatout.data.sequences.recordings import OTHER_RATE, ReadingNotes, read_recordings
 from flatout.data.sequences.scratch import Scratch, ScratchValues, blocks_of
 from flatout.data.sequences.settings import Missing
 from flatout.data.sequences.views import Cut, RowPlaces, Segments
@@ -49,6 +43,7 @@ from flatout.errors import UserError, require
 from flatout.inference.model_folder import ModelFolder
 from flatout.inference.recordings_onnx import export_recordings, stream_onnx
 from flatout.inference.run_predictor import Advance, Answered, FileOptions, RunPredictor, Scored
+from flatout.inference.unit_check import UnitCheck
 from flatout.models.contract import ModelConfig, contract
 from flatout.tasks.metrics import TaskMetrics
 from flatout.tasks.sequence_scores import SequenceScores
@@ -75,82 +70,78 @@ class SequencePredictor(RunPredictor):
     scaler: Scaler  # of the columns that are read, then of the targets that are not
     names: list[str]  # of the targets, or of the classes
     step_s: float | None  # median seconds between two samples of the training recordings
+    units: UnitCheck  # compares what is read with the training samples
     label: str | None = None
-    sizes: list[float] = field(default_factory=list)
-    """Root mean square of each column that is read, over the training samples."""
-    ranges: ColumnRanges | None = None
-    """Range of the training samples of each column that is read; None for runs of older versions,
-    which did not note it."""
     label_scale: tuple[float, float] = (0.0, 1.0)
     has_classes: bool = False
     precision: Precision = field(default=Precision.fp32, kw_only=True)
     found: ReadingNotes = field(default_factory=ReadingNotes)
-    # of each column, summed over all answered samples
-    _squares: Floats = field(default_factory=lambda: np.zeros(()))
-    _samples: int = 0
-    _apart: dict[str, list[str]] = field(default_factory=dict)
-    """For each column the recordings whose values lie apart from the training samples, with their
-    range."""
     _group: list[str] | None = None  # the group's columns in the files that were trained on
 
     @classmethod
     def of(cls, task: Task) -> SequencePredictor:
         info: SequenceInfo = task.info
         shape = info.shape
-        labels = info.labels if info.shape.labels else None
         inputs = info.columns[: shape.inputs]
-        given = RecordingRules.of(info.config)
-        rules = replace(
-            given, columns=[name for name in given.columns if name in inputs], label=None
-        )
-        names = info.targets if labels is None else labels.classes
-        scale = (0.0, 1.0)
+        rules = RecordingRules.of(info.config)
+        columns_read = [name for name in rules.columns if name in inputs]
+        names = info.targets
+        label_scale = (0.0, 1.0)
+        sizes = info.facts.get("sizes", [])
         has_classes = bool(info.facts["classes"])
-        if labels is not None:  # the temperature of classes, or the unit of numbers
-            scale = (
-                (0.0, 1 / cast(Any, task).temperature)
-                if has_classes
-                else (labels.mean, labels.spread)
-            )
-        settings: dict[str, Any] = {"label_scale": scale, "has_classes": has_classes}
-        settings |= {"label": given.label, "sizes": info.facts.get("sizes", [])[: shape.inputs]}
-        settings["ranges"] = info.read_ranges()
+        if shape.labels:
+            labels = info.labels
+            names = labels.classes
+            label_scale = (labels.mean, labels.spread)
+            if has_classes:
+                label_scale = (0.0, 1 / cast(Any, task).temperature)
         return cls(
-            task.model.eval(), shape, rules, info.scaler, names, info.facts["step"], **settings
+            model=task.model.eval(),
+            shape=shape,
+            rules=replace(rules, columns=columns_read, label=None),
+            scaler=info.scaler,
+            names=names,
+            step_s=info.facts["step"],
+            units=UnitCheck(inputs, sizes[: shape.inputs], info.read_ranges()),
+            label=rules.label,
+            label_scale=label_scale,
+            has_classes=has_classes,
         )
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> SequencePredictor:
         data = settings["data"]
-        shape = SequenceShape(**settings["data"]["shape"])
+        shape = SequenceShape(**data["shape"])
         rules = RecordingRules(**{**data["rules"], "missing": Missing(data["rules"]["missing"])})
-        own = (
-            folder.network(shape=shape),
-            shape,
-            rules,
-            Scaler(**data["scaler"]),
-            folder.labels(),
-            data["step_s"],
-        )
-        scale = tuple(data["label_scale"])
+        # runs of older versions did not note where their columns lie
         ranges = ColumnRanges(**data["ranges"]) if "ranges" in data else None
-        notes = (data.get("label"), data.get("sizes", []), ranges)
-        return cls(*own, *notes, scale, has_classes=data["has_classes"])
+        return cls(
+            model=folder.network(shape=shape),
+            shape=shape,
+            rules=rules,
+            scaler=Scaler(**data["scaler"]),
+            names=folder.labels(),
+            step_s=data["step_s"],
+            units=UnitCheck(rules.names, data.get("sizes", []), ranges),
+            label=data.get("label"),
+            label_scale=tuple(data["label_scale"]),
+            has_classes=data["has_classes"],
+        )
 
     def save(self, folder: Path, model_config: ModelConfig) -> None:
-        rules = {**asdict(self.rules), "missing": self.rules.missing.value}
         data: dict[str, Any] = {
             "shape": asdict(self.shape),
-            "rules": rules,
+            "rules": {**asdict(self.rules), "missing": self.rules.missing.value},
             "scaler": asdict(self.scaler),
+            "step_s": self.step_s,
+            "label": self.label,
+            "sizes": self.units.sizes,
         }
-        data |= {"step_s": self.step_s, "label": self.label, "sizes": self.sizes}
-        if self.ranges is not None:
-            data["ranges"] = asdict(self.ranges)
+        if self.units.ranges is not None:
+            data["ranges"] = asdict(self.units.ranges)
         data |= {"label_scale": list(self.label_scale), "has_classes": self.has_classes}
-        ModelFolder(folder).write(
-            self.model, model_config, self.names, {"problem": self.problems[0], "data": data}
-        )
+        settings = {"problem": self.problems[0], "data": data}
+        ModelFolder(folder).write(self.model, model_config, self.names, settings)
 
     @property
     def columns(self) -> list[str]:
@@ -220,7 +211,7 @@ class SequencePredictor(RunPredictor):
             f"{count} columns",
             allowed=", ".join(self.columns),
         )
-        self._look_at(values, name)
+        self.units.add(blocks_of(values, _SAMPLES_A_BLOCK), name)
         with answering(self.precision, self.device):
             if self.shape.labels:
                 yield self._label(self._scale(values[:]))
@@ -228,29 +219,6 @@ class SequencePredictor(RunPredictor):
                 yield self._forecast(values)
             else:
                 yield from map(self._in_units, self._estimates(values, self._scale))
-
-    def _look_at(self, values: Values, name: str) -> None:
-        """Note how large the values of a recording are, and how many lie outside the training's."""
-        # A column in another unit (millivolts instead of volts) is found by both: its size differs
-        # by a factor, and its values lie where the network has never learned.
-        outside = np.zeros(self.shape.inputs, np.int64)
-
-        def read_inputs() -> Iterator[Floats]:
-            for block in blocks_of(values, _SAMPLES_A_BLOCK):
-                inputs = block[:, : self.shape.inputs]
-                with np.errstate(over="ignore"):
-                    self._squares = self._squares + np.square(inputs).sum(axis=0)
-                if self.ranges is not None:
-                    outside[:] += self.ranges.count_outside(inputs)
-                yield inputs
-
-        found = ColumnRanges.of(read_inputs())
-        self._samples += len(values)
-        if self.ranges is None:
-            return
-        for number in self.ranges.find_apart(found, outside, len(values)):
-            line = f"{name} ({found.least[number]:.4g} to {found.most[number]:.4g})"
-            self._apart.setdefault(self.columns[number], []).append(line)
 
     @torch.inference_mode()
     def compare(self, recording: Recording) -> Iterator[tuple[Tensor, Tensor]]:
@@ -266,13 +234,13 @@ class SequencePredictor(RunPredictor):
         with answering(self.precision, self.device):
             if shape.horizon:
                 rows = Cut(shape.lookback, shape.horizon).rows(Segments.of_one(len(scaled)))
+                # Of each window the samples behind it: with a lookback of 2 and a horizon of 2,
+                # samples 0 to 4 have the windows 0 1 and 1 2, and behind them 2 3 and 3 4.
                 behind = truths[shape.lookback :].unfold(0, shape.horizon, 1).transpose(1, 2)
                 for first in range(0, len(rows.start), _SAMPLES_A_BLOCK):
-                    chosen = slice(first, first + _SAMPLES_A_BLOCK)
-                    yield (
-                        self._of_rows(scaled, rows, chosen).flatten(0, 1),
-                        behind[chosen].flatten(0, 1),
-                    )
+                    block = slice(first, first + _SAMPLES_A_BLOCK)
+                    answers = self._of_rows(scaled, rows, block)
+                    yield answers.flatten(0, 1), behind[block].flatten(0, 1)
                 return
             for answers in self._estimates(scaled, lambda block: block):
                 yield answers, truths[start : start + len(answers)]
@@ -282,8 +250,8 @@ class SequencePredictor(RunPredictor):
         self, values: Values, scale: Callable[[NDArray[Any]], NDArray[np.float32]]
     ) -> Iterator[Tensor]:
         """`[N, K]` scaled answers, block after block."""
-        # Windows of 3 samples, blocks of 4: the second block answers the samples 4 to 7, and reads
-        # from sample 2 on, since the window of sample 4 begins there.
+        # With windows of 3 samples and blocks of 4, the second block answers the samples 4 to 7. It
+        # reads from sample 2 on, as the window of sample 4 begins there.
         lookback = self.shape.lookback
         model = contract(self.model)
         state = model.make_state(1, self.device)
@@ -313,7 +281,8 @@ class SequencePredictor(RunPredictor):
             hint="Name a longer recording.",
         )
         scaled = self._scale(values[-lookback:])
-        window = np.concatenate([scaled, np.zeros((horizon, scaled.shape[1]), np.float32)])
+        unknown = np.zeros((horizon, scaled.shape[1]), np.float32)
+        window = np.concatenate([scaled, unknown])
         return self._in_units(self._of_rows(window, _whole(window))[0])
 
     def _label(self, scaled: NDArray[np.float32]) -> NDArray[Any]:
@@ -324,22 +293,26 @@ class SequencePredictor(RunPredictor):
     def _of_rows(
         self, scaled: NDArray[np.float32], rows: RowPlaces, chosen: slice = slice(None)
     ) -> Tensor:
-        found = []
-        order = []
+        """The network's answers to some rows of scaled samples, in the order of the rows."""
+        answers_of_batches = []
+        rows_of_batches = []
         tokens = Ragged(scaled, rows.start[chosen], rows.length[chosen])
         for batch in self.batches(tokens, len(tokens.lengths), _ROWS_A_BATCH):
-            found.append(self.model(batch).float().cpu())
-            order.append(batch.rows)
-        answers = torch.cat(found)
-        return answers if self.shape.is_each_step else answers[torch.cat(order).argsort()]
+            answers_of_batches.append(self.model(batch).float().cpu())
+            rows_of_batches.append(batch.rows)
+        answers = torch.cat(answers_of_batches)
+        if self.shape.is_each_step:  # one recording, whose samples are in order
+            return answers
+        return answers[torch.cat(rows_of_batches).argsort()]
 
     def _scale(self, values: Floats) -> NDArray[np.float32]:
         """Columns that are read, scaled; zeros for targets that are not."""
-        others = self.shape.targets if not (self.shape.horizon or self.shape.labels) else 0
-        inputs = Scaler(
-            self.scaler.shift[: self.shape.inputs], self.scaler.factor[: self.shape.inputs]
-        ).scale(values)
-        return np.concatenate([inputs, np.zeros((len(inputs), others), np.float32)], axis=1)
+        shape = self.shape
+        of_inputs = Scaler(self.scaler.shift[: shape.inputs], self.scaler.factor[: shape.inputs])
+        inputs = of_inputs.scale(values)
+        num_unread = 0 if shape.horizon or shape.labels else shape.targets
+        unread = np.zeros((len(inputs), num_unread), np.float32)
+        return np.concatenate([inputs, unread], axis=1)
 
     def _in_units(self, scaled: Tensor) -> NDArray[Any]:
         shift, factor = self.scaler.of_targets(self.shape.targets)
@@ -352,9 +325,8 @@ class SequencePredictor(RunPredictor):
         if self._group is None:
             self._group = self.rules.group
         # Without it the file is one recording of a run whose files held several.
-        self.rules = replace(
-            self.rules, group=self._group if set(self._group) & set(table.columns) else []
-        )
+        has_group = bool(set(self._group) & set(table.columns))
+        self.rules = replace(self.rules, group=self._group if has_group else [])
         return table
 
     def rows(self, table: Table, options: FileOptions) -> Iterator[Floats]:
@@ -427,17 +399,19 @@ class SequencePredictor(RunPredictor):
         """
         if self.shape.labels:
             return self._score_labels(table, options.label, advance)
-        shape, targets = self.shape, self.names
-        needed = (shape.lookback or 1) + shape.horizon if shape.horizon else 0
-        rules = replace(
-            self.rules, columns=[*self.rules.columns, *(() if shape.horizon else targets)]
-        )
-        scores = SequenceScores(_GROUPS, targets, self.scaler.of_targets(shape.targets)[1])
+        shape = self.shape
+        needed = 0
+        columns = self.rules.columns
+        if shape.horizon:
+            needed = (shape.lookback or 1) + shape.horizon
+        else:  # a forecast reads its targets anyhow
+            columns = [*columns, *self.names]
+        recordings = self.read(table, replace(self.rules, columns=columns))
+        _, factor = self.scaler.of_targets(shape.targets)
+        scores = SequenceScores(_GROUPS, self.names, factor)
         total = 0
-        for number, recording in enumerate(
-            self._long_enough(self.read(table, rules), needed, "evaluate")
-        ):
-            self._look_at(recording.values, recording.name)
+        for number, recording in enumerate(self._long_enough(recordings, needed, "evaluate")):
+            self.units.add(blocks_of(recording.values, _SAMPLES_A_BLOCK), recording.name)
             for answers, truths in self.compare(recording):
                 scores.add(answers, truths, torch.full((len(answers),), number % _GROUPS))
                 total += int((~truths.isnan()).any(1).sum())
@@ -464,10 +438,12 @@ class SequencePredictor(RunPredictor):
             total += 1
             advance(len(recording.times))
         self.require_rows(total, table)
-        lines = self.notes()
-        intervals = metrics.intervals()
         return Scored(
-            {"rows": total}, metrics.compute(), metrics.per_class(), lines, intervals=intervals
+            {"rows": total},
+            metrics.compute(),
+            metrics.per_class(),
+            remarks=self.notes(),
+            intervals=metrics.intervals(),
         )
 
     def _labelled(self, recording: Recording) -> tuple[Tensor, Tensor]:
@@ -498,34 +474,7 @@ class SequencePredictor(RunPredictor):
         return export_recordings(cls.load(run), folder)
 
     def notes(self) -> list[str]:
-        lines = self.found.lines()
-        if not self._samples or not self.sizes:
-            return lines
-        ratios = np.sqrt(self._squares / self._samples) / np.maximum(self.sizes, 1e-30)
-        for number, column in enumerate(self.columns):
-            of_column = describe_units([column], ratios[number : number + 1], self._samples)
-            # A column that lies apart is named with its recordings, which says more than its size.
-            if column in self._apart:
-                ratio = ratios[number] if of_column else None
-                of_column = self._describe_apart(number, ratio)
-            lines += [f"warning {line}" for line in of_column]
-        return lines
-
-    def _describe_apart(self, number: int, ratio: float | None) -> list[str]:
-        """A line for a column that lies apart from the training samples; `ratio`: how many times as
-        large it is, where that is many.
-        """
-        column = self.columns[number]
-        recordings = self._apart[column]
-        if self.ranges is None:
-            return []
-        trained = f"{self.ranges.least[number]:.4g} to {self.ranges.most[number]:.4g}"
-        size = "" if ratio is None else f" and is {ratio:.3g} times as large"
-        what = (
-            f"{column} lies elsewhere than in training ({trained}){size} in"
-            f" {counted(len(recordings), 'recording')}"
-        )
-        return [f"{what}: {name_few(recordings)}; is it in another unit?"]
+        return self.found.lines() + self.units.lines()
 
     def _require_same_rate(self, recording: Recording) -> None:
         if self.rules.step is not None or self.step_s is None or self.rules.time is None:

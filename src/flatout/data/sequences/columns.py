@@ -60,18 +60,18 @@ class RecordingRules:
     def of(cls, config: SequenceDataConfig) -> RecordingRules:
         """Features are read, then targets; labels are no column of a recording."""
         targets = config.targets
-        label = config.label
-        group = list(config.group or [])
-        columns = [name for name in config.features or [] if name not in targets] + (
-            [] if label else targets
-        )
-        shared = {
-            name: getattr(config, name)
-            for name in ("time", "step", "max_gap", "missing", "targets")
-        }
-        shared["past_only"] = label is None  # a label is answered after the whole recording
+        columns = [name for name in config.features or [] if name not in targets]
         return cls(
-            columns=columns, group=group, label=label, cumulate=list(config.cumulate), **shared
+            columns=columns if config.label else [*columns, *targets],
+            time=config.time,
+            group=list(config.group or []),
+            label=config.label,
+            step=config.step,
+            max_gap=config.max_gap,
+            missing=config.missing,
+            cumulate=list(config.cumulate),
+            targets=targets,
+            past_only=config.label is None,  # a label is answered after the whole recording
         )
 
     @property

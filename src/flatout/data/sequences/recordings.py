@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,42 +25,10 @@ from flatout.data.sequences.columns import (
     name_rows,
     read_blocks,
 )
+from flatout.data.sequences.recording import Recording, measured_columns
 from flatout.data.sequences.settings import Missing
 from flatout.data.tables.table import Table, as_texts, decoded, is_blank, mask_of
 from flatout.errors import UserError, require
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
-    """One run of samples."""
-
-    name: str  # of its file and its group
-    part: str  # what splits keep together: its file, or the first column of its group
-    values: Any  # [samples, columns] float64; of a large file `ScratchValues`
-    times: Any  # [samples] seconds; numbers from 0 where there is no column of times
-    # [samples] rows in their file, from 0. A resampled one has the row at or before it; a large
-    # file has none.
-    rows: NDArray[np.int64]
-    step: float = 1.0  # median seconds between two samples, as they were written
-    longest_s: float = 0.0  # of a large file with times: the most seconds between two samples
-    label: str | None = None
-    whole: str = ""  # of a recording with a group: its name before gaps part it
-    # the type that `times` are written in if they were dates, and count from 1970
-    dates: pa.DataType | None = None
-    group: dict[str, object] = field(default_factory=dict)  # its values in the columns of groups
-    # [samples, columns] False where a value repeats one that was measured before; None where all
-    # were measured.
-    measured: NDArray[np.bool_] | None = None
-
-    def take(self, chosen: slice | NDArray[np.int64]) -> Recording:
-        """The recording with some of its samples."""
-        return replace(
-            self,
-            values=self.values[chosen],
-            times=self.times[chosen],
-            rows=self.rows[chosen],
-            measured=None if self.measured is None else self.measured[chosen],
-        )
 
 
 @dataclass(slots=True)
@@ -189,8 +156,8 @@ def _split_by_group(file: Table, rules: RecordingRules) -> Iterator[Recording]:
     )
     rows_of_groups: list[slice | NDArray[np.int64]] = [slice(None)]
     if rules.group:
-        # Groups 0 1 0 2 of four rows: order 0 2 1 3, where groups 1 and 2 begin at 2 and 3, so the
-        # rows are [0, 2], [1] and [3].
+        # Four rows of the groups 0 1 0 2 have the order 0 2 1 3. In it groups 1 and 2 begin at 2
+        # and 3, so the rows are [0, 2], [1] and [3].
         code = np.concatenate(codes)
         order = np.argsort(code, kind="stable")
         begins = np.searchsorted(code[order], np.arange(1, len(groups.part_of)))
@@ -405,18 +372,6 @@ def resample(recording: Recording, step: float, *, past_only: bool = False) -> R
     return replace(
         recording, values=np.stack(columns, axis=1), times=new_times, rows=recording.rows[source]
     )
-
-
-def measured_columns(recording: Recording) -> NDArray[np.bool_]:
-    """`[samples, columns]`, read only: whether each value was measured, and repeats none before."""
-    if recording.measured is None:
-        return np.broadcast_to(np.True_, recording.values.shape)
-    return recording.measured
-
-
-def measured_targets(recording: Recording, targets: int) -> NDArray[np.bool_]:
-    """`measured_columns` of the targets, which are the last columns."""
-    return measured_columns(recording)[:, -targets:].copy()
 
 
 # A sample may stand behind the time that it was written for by this part of a step, and by so many

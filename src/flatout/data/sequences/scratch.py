@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from flatout.data.sequences.columns import Floats, RecordingRules, read_blocks
-from flatout.data.sequences.recordings import ReadingNotes, Recording
+from flatout.data.sequences.recording import Recording
 from flatout.data.store.store import written
 from flatout.data.tables.formats.file import FileTable
 from flatout.data.tables.table import Table
+
+if TYPE_CHECKING:
+    from flatout.data.sequences.recordings import ReadingNotes
 
 # Smaller files are read as a whole: a copy on disk would cost more than it saves.
 LEAST_BYTES = 1 << 24

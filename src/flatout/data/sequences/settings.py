@@ -122,8 +122,8 @@ class SequenceDataConfig(FeedingConfig):
     split_by: PartBy = setting(
         PartBy.auto,
         "What stays whole when splits are taken: file, group (by the first column of data.group) or"
-        " time, which cuts each recording; auto: groups where there are three, else files, else"
-        " time.",
+        " time, which cuts each recording. With auto: groups where there are three, else files,"
+        " else time.",
         example="time data.split_at=[8640,11520,14400]",
     )
     split_at: list[int] | None = setting(

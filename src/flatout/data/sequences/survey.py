@@ -26,12 +26,8 @@ from flatout.data.sequences.info import ROWS_A_BLOCK, Scaler, describe_units
 from flatout.data.sequences.leaks import CopyFinder, find_overlaps, hash_runs
 from flatout.data.sequences.moments import Moments
 from flatout.data.sequences.odd_units import describe_odd_units
-from flatout.data.sequences.recordings import (
-    ReadingNotes,
-    Recording,
-    measured_targets,
-    read_recordings,
-)
+from flatout.data.sequences.recording import Recording, measured_targets
+from flatout.data.sequences.recordings import ReadingNotes, read_recordings
 from flatout.data.sequences.scratch import Scratch, ScratchValues, blocks_of
 from flatout.data.sequences.settings import PartBy, SequenceDataConfig, SequenceProblem
 from flatout.data.sequences.splitting import RecordingEntry, Segment, Splitter
