@@ -136,8 +136,9 @@ class GramPredictor(RunPredictor):
             "is_set": self.numbers is not None,
             "num_inputs": self.num_inputs,
             "bits_column": self.bits_column,
+            "text_columns": self.text_columns,
+            "form": self.form.value,
         }
-        data |= {"text_columns": self.text_columns, "form": self.form.value}
         settings = {"problem": self.problems[0], "threshold": self.threshold, "data": data}
         written = ModelFolder(folder)
         written.write(self.model, model_config, list(self.labels.names), settings)
@@ -152,22 +153,18 @@ class GramPredictor(RunPredictor):
         An encoding is a text of bits (0 and 1, hex, base64), bytes, or a set of numbers.
         """
         given = self.rows_in_memory(rows, [self.bits_column])
-        return (
-            self.read(self.outputs(self.encodings(pa.array(given), np.arange(len(given)), "rows")))
-            if given
-            else []
-        )
+        if not given:
+            return []
+        encodings = self.encodings(pa.array(given), np.arange(len(given)), "rows")
+        return self.read(self.outputs(encodings))
 
     def encodings(
         self, column: pa.Array, rows: NDArray[np.int64], source: str, name: str = ""
     ) -> Packed | Sets:
         """A column of encodings as the model reads them; what does not fit is named by row."""
-        reader = BitColumn(
-            name or self.bits_column,
-            source,
-            Form.numbers if self.numbers is not None else self.form,
-        )
+        reader = BitColumn(name or self.bits_column, source, Form.numbers)
         if self.numbers is None:
+            reader.form = self.form
             reader.num_bits = self.num_inputs
         return reader.read(column, rows)
 
@@ -194,11 +191,10 @@ class GramPredictor(RunPredictor):
         """Probabilities as the grams that are there."""
         found = []
         for row in probabilities:
-            places = torch.nonzero(row >= self.threshold).squeeze(1)
-            order = places[row[places].argsort(descending=True, stable=True)]
-            found.append(
-                GramPrediction([self.labels.names[int(i)] for i in order], row[order].tolist())
-            )
+            answered = torch.nonzero(row >= self.threshold).squeeze(1)
+            surest_first = answered[row[answered].argsort(descending=True, stable=True)]
+            grams = [self.labels.names[number] for number in surest_first.tolist()]
+            found.append(GramPrediction(grams, row[surest_first].tolist()))
         return found
 
     @torch.inference_mode()
@@ -275,9 +271,8 @@ class GramPredictor(RunPredictor):
 
     def _labelled(self, table: Table, bits: str) -> Iterator[tuple[Any, Tensor]]:
         for rows, block in self.blocks(table, [bits, *self.text_columns]):
-            ids, lengths = LABEL_INDEX.rows(
-                strip_punctuation(join_fields([block.column(name) for name in self.text_columns]))
-            )
+            raw = join_fields([block.column(name) for name in self.text_columns])
+            ids, lengths = LABEL_INDEX.rows(strip_punctuation(raw))
             offsets = torch.from_numpy(row_bounds(lengths))
             targets = multi_hot(torch.from_numpy(ids), offsets, self.labels.num_outputs)
             yield self.encodings(block.column(bits), rows, table.name, bits), targets

@@ -320,7 +320,8 @@ def by_texts(states: Mapping[Any, Any]) -> dict[str, Any]:
     """States of callbacks by texts: a key that is none, such as a class, gives its `repr`."""
     by_text = {}
     for key, state in states.items():
-        by_text[key if isinstance(key, str) else repr(key)] = state
+        text = key if isinstance(key, str) else repr(key)
+        by_text[text] = state
     return by_text
 
 

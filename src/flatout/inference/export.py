@@ -50,17 +50,10 @@ _JOINED = {
 class EncoderRun(Protocol):
     """What an export asks of the predictor of an encoder."""
 
-    @property
-    def model(self) -> Transformer: ...
-
-    @property
-    def vocabulary(self) -> Subwords: ...
-
-    @property
-    def max_length(self) -> int: ...
-
-    @property
-    def long_texts(self) -> LongTexts: ...
+    model: Transformer
+    vocabulary: Subwords
+    max_length: int
+    long_texts: LongTexts
 
     def logit_scale(self) -> tuple[float, float]: ...
 

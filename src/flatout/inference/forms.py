@@ -19,12 +19,14 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
+from flatout.data.ragged import row_bounds
 from flatout.data.tables.roles import Roles
 from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.subwords import PAIR
@@ -85,9 +87,8 @@ def mixed(predictor: RunPredictor, rows: list[Any], seed: int = 0) -> list[Any]:
     start = 0
     while start < len(order):
         places = order[start : start + int(random.integers(1, _MOST_MIXED + 1))]
-        for place, answer in zip(
-            places, predictor.predict([rows[place] for place in places]), strict=True
-        ):
+        answers = predictor.predict([rows[place] for place in places])
+        for place, answer in zip(places, answers, strict=True):
             found[place] = answer
         start += len(places)
     return found
@@ -104,27 +105,19 @@ def forms_of_run(
     `beside`: the same run on other devices. `files`: the predictors of its exports, by name.
     """
     library = through_library(predictor)
-    reference = Form(
-        "alone" if library is predictor else "the library's layers, alone", library, alone
-    )
     is_flat = isinstance(predictor.model, Transformer) and predictor.model.is_flat
     own = "flat" if is_flat else "its own layers"
+    reference = Form("alone", predictor, alone)
     forms = [Form(f"{own}, {name}", predictor, order) for name, order in _ORDERS.items()]
     if library is not predictor:
-        forms = [
-            Form(f"{own}, alone", predictor, alone),
-            *forms,
-            Form("padded, in batches", library, together),
-        ]
+        reference = Form("the library's layers, alone", library, alone)
+        forms.insert(0, Form(f"{own}, alone", predictor, alone))
+        forms.append(Form("padded, in batches", library, together))
     for other in beside:
-        forms.append(
-            Form(
-                f"{own}, on {other.device}, fp32",
-                replace(other, precision=Precision.fp32),
-                together,
-            )
-        )
-        forms.append(Form(f"{own}, on {other.device}", other, together, is_exact=False))
+        name = f"{own}, on {other.device}"
+        in_fp32 = replace(other, precision=Precision.fp32)
+        forms.append(Form(f"{name}, fp32", in_fp32, together))
+        forms.append(Form(name, other, together, is_exact=False))
     return reference, forms + [_of_file(name, each) for name, each in files.items()]
 
 
@@ -147,20 +140,17 @@ def forms_of_folder(folder: Path, text: str) -> tuple[Form, list[Form]]:
         f"its model is a {heads}, and only one that classifies texts is verified without its run",
         hint="Name its run, with --form.",
     )
-    who = (
-        "transformers" if "SequenceClassification" in heads else "transformers with a made-up head"
-    )
+    who = "transformers"
+    if "SequenceClassification" not in heads:
+        who = "transformers with a made-up head"
     forms = [Form(f"{who}, {name}", plain, order) for name, order in _ORDERS.items()]
-    if (flat := plain.run_flat()) is not None:
-        forms += [
-            Form(f"flat, {name}", flat, order)
-            for name, order in {"alone": alone, **_ORDERS}.items()
-        ]
-    forms += [
-        _of_file(name, each)
-        for name, each in plain.answering(folder).items()
-        if name.endswith(".onnx")
-    ]
+    flat = plain.run_flat()
+    if flat is not None:
+        orders = {"alone": alone, **_ORDERS}
+        forms += [Form(f"flat, {name}", flat, order) for name, order in orders.items()]
+    for name, answering in plain.answering(folder).items():
+        if name.endswith(".onnx"):
+            forms.append(_of_file(name, answering))
     return Form(f"{who}, alone", plain, alone), forms
 
 
@@ -238,36 +228,36 @@ class FolderPredictor(Predictor):
         model = Outputs([], "single").wrap(net, Compute.flat, None).eval()
 
         def ask(given: Mapping[str, Tensor]) -> Tensor:
-            masks = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
-            batch = flat_batch(
-                [row[mask] for row, mask in zip(given["input_ids"], masks, strict=True)]
-            )
+            ids = given["input_ids"]
+            masks = given.get("attention_mask", torch.ones_like(ids)).bool()
+            batch = flat_batch([row[mask] for row, mask in zip(ids, masks, strict=True)])
             return model(batch)[batch.rows.argsort()]
 
         return replace(self, ask=ask)
 
     @torch.inference_mode()
-    def outputs(self, texts: pa.Array, rows_per_batch: int = _ROWS_AT_ONCE) -> Tensor:
+    def outputs(self, texts: pa.Array) -> Tensor:
         """`[N, C]` logits, in batches in the order of the texts."""
         rows = [text.split(PAIR) for text in texts.to_pylist()]
-        found = []
-        for start in range(0, len(rows), rows_per_batch):
-            columns = map(list, zip(*rows[start : start + rows_per_batch], strict=True))
-            found.append(self.ask(self.tokenizer(*columns, **_AS_USUAL)).float())
-            own = self.labels.num_outputs
-            outputs = found[-1].shape[1]
+        num_outputs = self.labels.num_outputs
+        found = [torch.empty(0, num_outputs)]
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            columns = map(list, zip(*rows[start : start + _ROWS_AT_ONCE], strict=True))
+            answers = self.ask(self.tokenizer(*columns, **_AS_USUAL)).float()
             require(
-                found[-1].ndim == 2,
+                answers.ndim == 2,
                 self.where,
                 "answers each token, not each row",
                 hint="Take it out of the folder to judge the rest.",
             )
+            answered = answers.shape[1]
             require(
-                outputs == own,
+                answered == num_outputs,
                 self.where,
-                f"answers {outputs} numbers a row, {own} are named in config.json",
+                f"answers {answered} numbers a row, {num_outputs} are named in config.json",
             )
-        return torch.cat(found) if found else torch.empty(0, self.labels.num_outputs)
+            found.append(answers)
+        return torch.cat(found)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -278,29 +268,27 @@ class FolderTagger(TagPredictor):
     ask: Ask
 
     @torch.inference_mode()
-    def tags(self, words: pa.Array, rows_per_batch: int = _ROWS_AT_ONCE) -> TaggedRows:
+    def tags(self, words: pa.Array) -> TaggedRows:
         rows = words.to_pylist()
-        offsets = np.append(0, np.cumsum([len(row) for row in rows])).astype(np.int64)
+        offsets = row_bounds(pc.list_value_length(words))
         found = TaggedRows.untagged(offsets, self.names)
-        for start in range(0, len(rows), rows_per_batch):
-            batch = rows[start : start + rows_per_batch]
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            batch = rows[start : start + _ROWS_AT_ONCE]
             given = self.tokenizer(batch, is_split_into_words=True, **_AS_USUAL)
             shares = self.ask(given).float().softmax(-1)
             for number in range(len(batch)):
-                of_tokens = given.word_ids(number)
-                firsts = {
-                    word: place
-                    for place, word in reversed(list(enumerate(of_tokens)))
-                    if word is not None
-                }
-                there = offsets[start + number] + np.array(list(firsts), np.int64)
-                places = list(firsts.values())
+                # The first token of each word: tokens of the words None 0 0 1 None → {0: 1, 1: 3}.
+                firsts = dict[int, int]()
+                for place, word in enumerate(given.word_ids(number)):
+                    if word is not None:
+                        firsts.setdefault(word, place)
+                of_row = offsets[start + number] + np.array(list(firsts), np.int64)
                 answers = WordAnswers.of_tags(
-                    shares[number, places], offsets, is_plain=found.is_plain
+                    shares[number, list(firsts.values())], offsets, is_plain=found.is_plain
                 )
-                found.ids[there] = answers.ids
-                found.probabilities[there] = answers.probabilities
-                found.types[there] = answers.types
+                found.ids[of_row] = answers.ids
+                found.probabilities[of_row] = answers.probabilities
+                found.types[of_row] = answers.types
         return found
 
 
@@ -369,17 +357,18 @@ def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
         return answering(predictor, folder)
     if type(predictor) is TagPredictor:
         net, tokenizer = open_folder(folder, Outputs([], "tags"))
-        own = (
-            predictor.model,
-            predictor.vocabulary,
-            names_of(net),
-            predictor.max_length,
-            predictor.roles,
-        )
-        asks = _asks_of(folder, net)
-        return {
-            name: FolderTagger(*own, tokenizer=tokenizer, ask=ask) for name, ask in asks.items()
-        }
+        found: dict[str, RunPredictor] = {}
+        for name, ask in _asks_of(folder, net).items():
+            found[name] = FolderTagger(
+                model=predictor.model,
+                vocabulary=predictor.vocabulary,
+                names=names_of(net),
+                max_length=predictor.max_length,
+                roles=predictor.roles,
+                tokenizer=tokenizer,
+                ask=ask,
+            )
+        return found
     if type(predictor) is MaskedWordPredictor:
         raise UserError(
             str(folder), f"no exported form of a run on {predictor.answers_to} answers rows"
@@ -445,12 +434,15 @@ def onnx_files(folder: Path) -> list[Path]:
 
 
 def _asks_of(folder: Path, net: nn.Module) -> dict[str, Ask]:
-    kept_in = str(json.loads((folder / SETTINGS).read_text(encoding="utf-8")).get("dtype"))
-    name = f"{folder}: transformers{f', {kept_in}' if kept_in.endswith('16') else ''}"
-    own: dict[str, Ask] = {name: lambda given: net(**given).logits}
-    return (own if has_weights(folder) else {}) | {
-        str(file): ask_onnx(file) for file in onnx_files(folder)
-    }
+    """Each way to ask a folder, by name: its weights in `net`, and its ONNX files."""
+    asks: dict[str, Ask] = {}
+    if has_weights(folder):
+        kept_in = str(json.loads((folder / SETTINGS).read_text(encoding="utf-8")).get("dtype"))
+        few_bits = f", {kept_in}" if kept_in.endswith("16") else ""
+        asks[f"{folder}: transformers{few_bits}"] = lambda given: net(**given).logits
+    for file in onnx_files(folder):
+        asks[str(file)] = ask_onnx(file)
+    return asks
 
 
 def ask_onnx(file: Path) -> Ask:
@@ -465,9 +457,9 @@ def ask_onnx(file: Path) -> Ask:
                 str(file),
                 f"asks for {', '.join(missing)}, which the tokenizer beside it does not give",
             )
+        inputs = {name: given[name].numpy() for name in names}
         with read_by("onnxruntime", file):
-            return torch.from_numpy(
-                session.run(None, {name: given[name].numpy() for name in names})[0]
-            )
+            logits = session.run(None, inputs)[0]
+        return torch.from_numpy(logits)
 
     return ask

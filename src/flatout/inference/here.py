@@ -308,12 +308,9 @@ def write_best(
     about: dict[str, Any],
 ) -> None:
     """Leave one form in the folder, with its certificate, a program and a model card."""
-    for path in (
-        path
-        for file in {WEIGHTS, ONNX, INT8, STATIC} - {chosen.file}
-        for path in folder.glob(f"{file}*")
-    ):
-        path.unlink()
+    for file in {WEIGHTS, ONNX, INT8, STATIC} - {chosen.file}:
+        for path in folder.glob(f"{file}*"):
+            path.unlink()
     if chosen.name.endswith(BF16):
         cast(Any, _in_bf16(FolderPredictor.of_folder(folder)).model).save_pretrained(folder)
     problem = predictor.labels.problem
@@ -326,21 +323,24 @@ def write_best(
     measured = {"form": chosen.name, "measured": [asdict(each) for each in found]}
     changed = chosen.verified.rows - chosen.verified.same
     write_certificate(folder / "verify.json", {**about, **measured}, [chosen.verified], changed)
-    asked = {
-        "onnx": chosen.file.endswith(".onnx"),
-        "is_encoder": is_encoder,
-        "file": chosen.file,
-        "problem": problem.value,
-    }
-    program = render_text("predict.py", **asked, least=predictor.least_shares().tolist())
+    program = render_text(
+        "predict.py",
+        onnx=chosen.file.endswith(".onnx"),
+        is_encoder=is_encoder,
+        file=chosen.file,
+        problem=problem.value,
+        least=predictor.least_shares().tolist(),
+    )
     (folder / "predict.py").write_text(f"{program}\n", encoding="utf-8")
-    about |= {
-        "problem": problem.value,
-        "network": network,
-        "max_length": predictor.max_length,
-    }
-    about |= {"classes": [] if problem is Problem.regression else predictor.labels.classes}
     card = render_text(
-        "card.md", **about, metric=monitored_metric(problem), found=found, chosen=chosen
+        "card.md",
+        **about,
+        problem=problem.value,
+        network=network,
+        max_length=predictor.max_length,
+        classes=[] if problem is Problem.regression else predictor.labels.classes,
+        metric=monitored_metric(problem),
+        found=found,
+        chosen=chosen,
     )
     (folder / "README.md").write_text(f"{card}\n", encoding="utf-8")

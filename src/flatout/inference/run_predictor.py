@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -40,12 +40,14 @@ from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
 from flatout.inference.export import export_encoder
 from flatout.inference.fingerprint import Fingerprint
-from flatout.inference.model_folder import ModelFolder
 from flatout.models import model_class
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.tasks.abstention import CALIBRATE, Abstention, HeldOutAnswers
 from flatout.tasks.score_intervals import Interval
+
+if TYPE_CHECKING:
+    from flatout.inference.model_folder import ModelFolder
 
 _ROWS_PER_BLOCK = 16_384
 _EXACT_ROWS = {BatchLayout.flat: 16, BatchLayout.padded: 32}
@@ -98,19 +100,16 @@ class Answered:
         unlike: NDArray[Any] | None = None,
     ) -> Answered:
         """A block with its answers, in place of columns of the same names."""
-        kept = [number for number, name in enumerate(block.schema.names) if name not in added]
-        columns = [*(block.column(number) for number in kept), *added.values()]
-        names = [*(block.schema.names[number] for number in kept), *added]
-        replaced = [name for name in block.schema.names if name in added]
-        beside = pa.RecordBatch.from_arrays(columns, names=names)
-        return cls(
-            beside,
-            replaced,
-            done=block.num_rows,
-            given=given,
-            answers=answers,
-            unlike=unlike,
+        file_columns = block.schema.names
+        # by number, as two columns of a file may have one name
+        kept = block.select(
+            [number for number, name in enumerate(file_columns) if name not in added]
         )
+        beside = pa.RecordBatch.from_arrays(
+            [*kept.columns, *added.values()], names=[*kept.schema.names, *added]
+        )
+        replaced = [name for name in file_columns if name in added]
+        return cls(beside, replaced, block.num_rows, given, answers, unlike=unlike)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +235,9 @@ class RunPredictor(ABC):
     @classmethod
     def load(cls, run: str | Path, device: str | torch.device = "cpu") -> Self:
         """The best model of a run, from the run's folder or its `model` folder."""
+        # here, as the folder knows every model
+        from flatout.inference.model_folder import ModelFolder
+
         folder = ModelFolder.find(run)
         with folder.read():
             settings = folder.settings()
@@ -366,6 +368,27 @@ class RunPredictor(ABC):
             "probability": pa.array(scores[row, column]),
         }
         return {name: pa.ListArray.from_arrays(offsets, values) for name, values in found.items()}
+
+
+def texts_in_memory(given: object, roles: Roles) -> list[str]:
+    """Texts in their order; each row is a text, or a pair of texts."""
+    rows = RunPredictor.rows_in_memory(given, roles.texts)
+    texts = []
+    for number, row in enumerate(rows):
+        parts = row if isinstance(row, list | tuple) and row else [row]
+        require(
+            all(map(_is_whole_text, parts)),
+            "predict",
+            f"row {number} is {row!r}",
+            allowed="a text, or a pair of texts, of whole characters",
+        )
+        texts.append(row if isinstance(row, str) else PAIR.join(row))
+    return texts
+
+
+def _is_whole_text(value: object) -> bool:
+    """Whether a value is a text without halves of surrogate pairs, which UTF-8 cannot hold."""
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
 
 
 def fill_batches(lengths: NDArray[Any], size: int) -> NDArray[np.int64]:

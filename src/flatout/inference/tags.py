@@ -45,6 +45,8 @@ from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.tasks.abstention import HeldOutAnswers, WordAnswers
 from flatout.tasks.tagging import EntityScores, Tagger
 
+_ROWS_A_BATCH = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Entity:
@@ -171,14 +173,14 @@ class TagPredictor(RunPredictor):
         return self.read(words, self.tags(pa.array(words, pa.list_(pa.large_string()))))
 
     @torch.inference_mode()
-    def tags(self, words: pa.Array, rows_per_batch: int = 256) -> TaggedRows:
+    def tags(self, words: pa.Array) -> TaggedRows:
         """A tag for each word of rows of words, in their order."""
         self.model.eval()
         encoded = self.vocabulary.encode_words(
             words, max_length=self.max_length, long=self.long_texts
         )
         # A batch has its rows by length, the results are in their order: each token of a batch is
-        # written to its place there. Rows of 2, 3 and 1 tokens begin at 0, 2 and 5; a batch with
+        # written to its place there. Rows of 2, 3 and 1 tokens begin at 0, 2 and 5. A batch with
         # the rows 2 and 1 writes to 5, then to 2 3 4.
         starts = row_begins(encoded.block.lengths)
         ids = np.zeros(len(encoded.block.tokens), np.int64)
@@ -187,7 +189,7 @@ class TagPredictor(RunPredictor):
         rows = (encoded.block.tokens, encoded.block.lengths)
         is_plain = are_plain(self.names)
         with answering(self.precision, self.device):
-            for batch in self.batches(rows, len(words), rows_per_batch):
+            for batch in self.batches(rows, len(words), _ROWS_A_BATCH):
                 shares_TN = (self.model(batch).float() / self.temperature).softmax(-1)
                 lengths = batch.lengths.numpy()
                 answers = WordAnswers.of_tags(
@@ -325,34 +327,25 @@ class TagPredictor(RunPredictor):
         scores = EntityScores(types_of_tags(self.names), is_plain=are_plain(self.names))
         held_out = list[HeldOutAnswers]()
         total = 0
-        asked = in_order(
-            lambda one, piece: (one.tags(piece[0]), piece[1]),
-            others,
-            _read_tags(table, roles, self.names),
-        )
-        for found, given in asked:
+        labelled = _read_tags(table, roles, self.names)
+        for found, given in in_order(
+            lambda one, piece: (one.tags(piece[0]), piece[1]), others, labelled
+        ):
             rows = len(found.offsets) - 1
-            scores.add(
-                found.ids,
-                given,
-                found.offsets,
-                np.zeros(rows, np.bool_),
-                torch.arange(total, total + rows),
-            )
+            numbers = torch.arange(total, total + rows)
+            is_cut = np.zeros(rows, np.bool_)
+            scores.add(found.ids, given, found.offsets, is_cut, numbers)
             held_out.append(HeldOutAnswers.of_words(found, given))
             total += rows
             self.lost_words += found.lost
             advance(rows)
         self.require_rows(total, table)
-        counts = {"rows": total, "lost_words": self.lost_words}
-        notes = self.notes()
-        intervals = scores.intervals()
         return Scored(
-            counts,
+            {"rows": total, "lost_words": self.lost_words},
             scores.values(),
             scores.per_type(),
-            warnings=notes,
-            intervals=intervals,
+            warnings=self.notes(),
+            intervals=scores.intervals(),
             held_out=HeldOutAnswers.joined(held_out),
         )
 

@@ -63,6 +63,9 @@ if TYPE_CHECKING:
 _MOST = 1 << 31  # no number of a model's settings is as large
 
 
+_ROWS_A_BATCH = 512
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What a model says of one text."""
@@ -184,7 +187,7 @@ class Predictor(RunPredictor):
         return self.read(self.outputs(pa.array(rows, pa.string()))) if rows else []
 
     @torch.inference_mode()
-    def outputs(self, texts: pa.Array, rows_per_batch: int = 512) -> Tensor:
+    def outputs(self, texts: pa.Array) -> Tensor:
         """`[N, C]` logits, or values of a regression, on the host and in the order of the texts."""
         self.model.eval()
         if self.escapes is Escapes.decode:
@@ -192,9 +195,7 @@ class Predictor(RunPredictor):
         found = torch.empty(len(texts), self.labels.num_outputs)
         encoded = encode_texts(self.vocabulary, texts, self.max_length, self.long_texts)
         with answering(self.precision, self.device):
-            for batch in self.batches(
-                (encoded.tokens, encoded.lengths), len(texts), rows_per_batch
-            ):
+            for batch in self.batches((encoded.tokens, encoded.lengths), len(texts), _ROWS_A_BATCH):
                 found[batch.rows] = self.model(batch).float().cpu()
         if self.linear is not None and len(texts):
             shares = self.linear.predict(texts.to_pylist())
@@ -311,14 +312,12 @@ class Predictor(RunPredictor):
         remarks = [f"{remark.source}: {remark.what}" for remark in findings.remarks()]
         if group is not None:
             remarks.append(describe_drawn_groups(numbers.count, group))
-        counts = {"rows": findings.rows_kept}
-        intervals = metrics.intervals()
         return Scored(
-            counts,
+            {"rows": findings.rows_kept},
             values,
             metrics.per_class(),
             remarks,
-            intervals=intervals,
+            intervals=metrics.intervals(),
             held_out=HeldOutAnswers.joined(held_out),
         )
 

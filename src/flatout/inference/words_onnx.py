@@ -191,9 +191,9 @@ def _save_tokenizer(predictor: WordsRun, file: Path) -> None:
     """Write the run's tokenizer, which then pads and cuts as well."""
     vocabulary = predictor.vocabulary
     described = json.loads(vocabulary.tokenizer.to_str())
-    padding = {"pad_id": 0}
+    padding = 0
     if isinstance(vocabulary, Subwords):
-        padding = {"pad_id": vocabulary.frame.padding}
+        padding = vocabulary.frame.padding
     else:
         # No text may hold a special token of ours. The run removes them from texts; here they are
         # replaced by blanks first, and known as tokens no more.
@@ -206,7 +206,7 @@ def _save_tokenizer(predictor: WordsRun, file: Path) -> None:
         described["normalizer"]["normalizers"].insert(0, blank)
     tokenizer = Tokenizer.from_str(json.dumps(described))
     tokenizer.enable_truncation(predictor.max_length)
-    tokenizer.enable_padding(**padding)
+    tokenizer.enable_padding(pad_id=padding)
     tokenizer.save(str(file))
 
 
