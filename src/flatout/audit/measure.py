@@ -2,9 +2,8 @@
 
 All of it comes from the quick model in folds, which is trained several times. It is trained on the
 data as they are, without the suspects, with planted errors, on fewer rows, on cut texts, and in
-other folds. So a
-figure costs one linear model for each fold. Open this file to add a figure; `findings` decides what
-the figures are worth, `text_report` shows them.
+other folds. So a figure costs one linear model for each fold. Open this file to add a figure;
+`findings` decides what the figures are worth, `text_report` shows them.
 """
 
 from __future__ import annotations
@@ -243,8 +242,8 @@ def bootstrap_mean(values: Floats, groups: Integers) -> Interval:
     """
     numbers = np.unique(groups, return_inverse=True)[1]
     sums = np.stack([np.bincount(numbers, values), np.bincount(numbers)], axis=1)
-    # Groups with equal sums are drawn together, as often as chance has it: 20,000 rows that are
-    # right or wrong are two kinds, so a resample is two numbers instead of 20,000.
+    # Groups with equal sums are drawn together, as often as chance has it. With 20,000 rows, each
+    # right or wrong, there are two kinds: a resample is two numbers instead of 20,000.
     kinds, counts = np.unique(sums, axis=0, return_counts=True)
     draws = np.random.default_rng(0).multinomial(len(sums), counts / len(sums), _RESAMPLES)
     resampled = draws @ kinds

@@ -185,7 +185,7 @@ class ExactCheckpoint(InBothLightnings, Checkpoint):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         # Links are compared and set again by the first rank of a fit alone: a validation or a
-        # prediction from a checkpoint leaves the folder as it is.
+        # prediction from a checkpoint changes nothing in the folder.
         self._may_link = stage == "fit" and trainer.is_global_zero
         self._loop = fast_loop_of(trainer)
         route_folders(trainer, self.folder)
@@ -400,7 +400,7 @@ class ExactCheckpoint(InBothLightnings, Checkpoint):
         self.boundary.load(checkpoint, trainer)
         self._saved = self.boundary.at
         self.seconds_before = float(about.get("seconds", 0.0))
-        # Whoever asks for more than before starts patience again.
+        # A training that was extended starts patience again.
         self._is_extended = about.get("asked") != facts.get("asked")
         trainer.should_stop = checkpoint["should_stop"] and not self._is_extended
 

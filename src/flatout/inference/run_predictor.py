@@ -424,24 +424,3 @@ def in_order(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-
-def texts_in_memory(given: object, roles: Roles) -> list[str]:
-    """Texts in their order; each row is a text, or a pair of texts."""
-    rows = RunPredictor.rows_in_memory(given, roles.texts)
-    texts = []
-    for number, row in enumerate(rows):
-        parts = row if isinstance(row, list | tuple) and row else [row]
-        require(
-            all(map(_is_whole_text, parts)),
-            "predict",
-            f"row {number} is {row!r}",
-            allowed="a text, or a pair of texts, of whole characters",
-        )
-        texts.append(row if isinstance(row, str) else PAIR.join(row))
-    return texts
-
-
-def _is_whole_text(value: object) -> bool:
-    """Whether a value is a text without halves of surrogate pairs, which UTF-8 cannot hold."""
-    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)

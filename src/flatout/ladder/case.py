@@ -37,6 +37,8 @@ from flatout.models.encoder.families import read_setting
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.rnn import RNNConfig
 
+# The usual program of each model, and which of its settings the program follows. All others must
+# have their default.
 _PROGRAMS: dict[type, tuple[str, tuple[str, ...]]] = {
     BiLSTMConfig: ("headlines", ("embedding", "hidden", "layers", "dropout", "embedding_dropout")),
     TransformerConfig: (
@@ -45,7 +47,7 @@ _PROGRAMS: dict[type, tuple[str, tuple[str, ...]]] = {
     ),
     BitMLPConfig: (OF_BITS, ("widths", "dropout", "detectors", "straight", "blend", "start")),
     RNNConfig: ("battery", ("hidden", "layers")),
-}  # the usual program of each model, and what it can follow of it; all else must have its default
+}
 
 
 def program_of(model: object) -> str:
@@ -72,9 +74,14 @@ def describe(
         optim.scale_lr is ScaleRate.none, "optim.scale_lr", "is a rung's own", hint="Leave it out."
     )
     lr = recommended_lr(model) if optim.lr is None else optim.lr
-    about |= {"batch": data.batches(1)[0], "lr": float(optim.highest if lr is None else lr)}
-    sizes = {name: getattr(model, name) for name in _PROGRAMS[type(model)][1]}
-    return Case(model=sizes, reading={**way_of(data).reading(data), **reading}, **about)
+    rows_at_once, _ = data.batches(1)
+    return Case(
+        model={name: getattr(model, name) for name in _PROGRAMS[type(model)][1]},
+        reading={**way_of(data).reading(data), **reading},
+        batch=rows_at_once,
+        lr=float(optim.highest if lr is None else lr),
+        **about,
+    )
 
 
 def require_followed(model: ModelConfig) -> None:
@@ -143,26 +150,20 @@ def choose_ladder(data: ProgramData, model: ModelConfig, folders: Sequence[Path]
     title = f"{type(model).__name__.removesuffix('Config')} on your data"
     # The larger batch of `tweets`, and what is only learned otherwise, belong to the guide's batch
     # sizes.
+    rows_at_once, _ = data.batches(1)
     rungs = list[Rung]()
     for rung in found.rungs:
-        if rung.name != "batch 64" and rung.measures != LEARNING:
-            words = [
-                word
-                for word in rung.words
-                if not word.startswith(("optim.scale_lr", "optim.base_batch"))
-            ]
-            own = replace(rung, promised="", factor=None, words=tuple(words))
-            if program == OF_ENCODERS and rung.keywords is not None:
-                # Its rungs change the batch size; your learning rate was chosen for yours.
-                batch = {"batch": data.batches(1)[0]} if "batch" in rung.keywords else {}
-                keywords = {
-                    **rung.keywords,
-                    "base_rows": data.batches(1)[0],
-                    "scale_lr": "sqrt",
-                    **batch,
-                }
-                own = replace(own, keywords=keywords)
-            rungs.append(own)
+        if rung.name == "batch 64" or rung.measures == LEARNING:
+            continue
+        of_rates = ("optim.scale_lr", "optim.base_batch")
+        words = tuple(word for word in rung.words if not word.startswith(of_rates))
+        keywords = rung.keywords
+        if program == OF_ENCODERS and keywords is not None:
+            # Its rungs change the batch size; your learning rate was chosen for yours.
+            keywords = {**keywords, "base_rows": rows_at_once, "scale_lr": "sqrt"}
+            if "batch" in keywords:
+                keywords["batch"] = rows_at_once
+        rungs.append(replace(rung, promised="", factor=None, words=words, keywords=keywords))
     return replace(
         found, name=f"own_{program}", title=title, rungs=tuple(rungs), in_all="", settings=()
     )

@@ -83,16 +83,17 @@ def run_ladder(
     say(f"{ladder.title}: {count:,} rows, {len(ladder.rungs)} rungs, rows written in {spent:.1f} s")
     before = busy_cores()
     steps = climb(ladder, rungs.make, folder, budget_s=budget_s, say=say)
-    others = {"cores": max(before, busy_cores()), "of": cpu_count()}
+    rows_at_once, _ = top.config.data.batches(1)
     about = {
         "command": command,
         "folder": str(folder),
         "date": time.strftime("%Y-%m-%d"),
         "budget_s": budget_s,
-        "others": others,
+        "others": {"cores": max(before, busy_cores()), "of": cpu_count()},
+        "batch": rows_at_once,
+        "device": machine_name(),
+        "versions": versions(),
     }
-    rows_at_once, _ = top.config.data.batches(1)
-    about |= {"batch": rows_at_once, "device": machine_name(), "versions": versions()}
     found: dict[str, Any] = json_safe(results(ladder, steps, rows=count, about=about))
     # Written now as well: trainings to the end may take hours, and the climb is done.
     write(found, folder)
@@ -200,16 +201,21 @@ class _Rungs:
             ).absolute()
             reading["pretrained"] = str(encoder)
             self.words.append(f"model.pretrained={quoted(str(encoder))}")
-        about = {"folder": rows_at, "clip": clip_of(top.config), "seed": seed}
         epochs = int(top.config.trainer.get("max_epochs") or EPOCHS)
-        about |= {"epochs": epochs}
         # The usual program takes so many steps, and answers by its network alone.
         rows_at_once, _ = data.batches(1)
         self.words += [f"data.batch_size={rows_at_once}", f"trainer.max_epochs={epochs}"]
         if asks_for_ngrams(model) != Ngrams.off:
             self.words.append("model.ngrams=off")
         self.case: Case = describe(
-            data, model, top.config.optim, reading={**read, **reading}, **about
+            data,
+            model,
+            top.config.optim,
+            reading={**read, **reading},
+            folder=rows_at,
+            clip=clip_of(top.config),
+            epochs=epochs,
+            seed=seed,
         )
         # A mistake in a rung's words shows here, before anything is measured.
         for rung in ladder.rungs:

@@ -25,8 +25,32 @@ OTHER = "other learning"
 OF_ENCODERS = "tweets"
 OF_BITS = "bloom"
 _MEASURES = ("training", STARTUP, LEARNING, OTHER)
+# what a ladder's file may hold, and each of its rungs
+_KEYS = ("title", "kind", "program", "settings", "start", "rungs", "reading", "in_all")
+_KEYS_OF_RUNG = (
+    "name",
+    "about",
+    "promised",
+    "factor",
+    "measures",
+    "needs",
+    "setting",
+    "change",
+    "run",
+)
 # the settings that a ladder's file may set
-_SETTABLE = tuple("compile tune data model task optim trainer precision seed threads".split())
+_SETTABLE = (
+    "compile",
+    "tune",
+    "data",
+    "model",
+    "task",
+    "optim",
+    "trainer",
+    "precision",
+    "seed",
+    "threads",
+)
 _OF_THE_WAY = (
     "precision compile threads tune data.batch_size data.tokens_per_batch data.accumulate"
     " data.effective_batch data.eval_batch_size data.feed data.workers optim.lr optim.scale_lr"
@@ -94,8 +118,7 @@ def find_ladder(name: str, folders: Sequence[Path]) -> Path:
 
 def ladder_of(name: str, written: object, where: str) -> Ladder:
     """A ladder from plain values, all of them checked."""
-    known = ("title", "kind", "program", "settings", "start", "rungs", "reading", "in_all")
-    values = _require_keys(written, known, ("title", "kind", "program", "rungs"), where)
+    values = _require_keys(written, _KEYS, ("title", "kind", "program", "rungs"), where)
     kind, rungs = values["kind"], values["rungs"]
     require(kind in KINDS, f"{where}: kind", repr(kind), allowed=", ".join(KINDS))
     require(isinstance(rungs, list) and len(rungs) > 1, f"{where}: rungs", "fewer than two")
@@ -144,18 +167,7 @@ def _read_rungs(listed: list[Any], start: dict[str, Any], where: str) -> list[Ru
     found = list[Rung]()
     for number, values in enumerate(listed):
         at = f"{where}: rungs[{number}]"
-        known = (
-            "name",
-            "about",
-            "promised",
-            "factor",
-            "measures",
-            "needs",
-            "setting",
-            "change",
-            "run",
-        )
-        _require_keys(values, known, ("name",), at)
+        _require_keys(values, _KEYS_OF_RUNG, ("name",), at)
         is_ours = "run" in values
         change = dict(values.get("change") or {})
         require(

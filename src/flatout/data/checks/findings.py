@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -149,15 +149,8 @@ class Remark:
 
     def as_dict(self) -> dict[str, Any]:
         """The remark as it stands in `summary.json`."""
-        return {
-            "level": self.level.value,
-            "source": self.source,
-            "what": self.what,
-            "hint": self.hint,
-            "mend": self.hint,  # the name of the hint in earlier summaries
-            "count": self.count,
-            "rows": self.rows,
-        }
+        # The hint stands there twice: programs read it by its earlier name.
+        return asdict(self) | {"level": self.level.value, "mend": self.hint}
 
 
 @dataclass(slots=True)

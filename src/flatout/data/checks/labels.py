@@ -202,8 +202,8 @@ class LabelCensus:
 
         Returns the number that each of its sets has here.
         """
-        # The other has the labels b = 0, a = 1 and the set [0]; here a is 0, and b becomes 1. So
-        # the set is (1,) here, and gets the number that this set has here.
+        # The other has the labels b = 0, a = 1 and the set [0]. Here a is 0, and b becomes 1. So
+        # its set is (1,) here, and gets the number that this set has here.
         numbers_here = [self._codes.setdefault(name, len(self._codes)) for name in names]
         return self._number_sets(sets, numbers_here)
 

@@ -162,8 +162,11 @@ def _by_group(splitting: Splitting, files: RecordFiles) -> Assigner:
     """Assign whole groups, after all records were read once to count the rows of each."""
     groups = np.empty(0, np.uint64)
     rows_of_group = np.empty(0, np.int64)
-    # Groups [4, 9] with [2, 1] rows, and a file whose records add 9 and 7 with 5 rows and 1:
-    # groups [4, 7, 9], number [0, 2, 2, 1] of 4, 9, 9, 7, rows [2, 1, 6].
+    # Two files going through:
+    #
+    #     so far            groups [4, 9]       rows [2, 1]
+    #     a file adds       groups [7, 9]       rows [1, 5]
+    #     together          groups [4, 7, 9]    rows [2, 1, 6]    number of 4 9 7 9: 0 2 1 2
     for records in files.parts():
         is_of_training_table = records["table"] == 0
         new_groups, counts = np.unique(records["group"][is_of_training_table], return_counts=True)

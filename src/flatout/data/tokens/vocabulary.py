@@ -134,8 +134,8 @@ class Vocabulary:
         edges = np.append(np.arange(0, len(texts), _ROWS_A_DOCUMENT), len(texts)).astype(np.int32)
         groups = pa.ListArray.from_arrays(edges, _without_special(texts).cast(pa.large_string()))
         documents = pc.binary_join(groups, pa.scalar(SEPARATOR, pa.large_string())).to_pylist()
-        # Two rows `a b` and `c`, joined by the separator | and ended by one → ids 5 6 2 7 2, which
-        # are lengths 2 1 and tokens 5 6 7.
+        # Two rows `a b` and `c` become the document `a b|c`, and get one more separator at the end:
+        # ids 5 6 2 7 2 → lengths 2 1, tokens 5 6 7.
         encodings = self.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
         runs = [np.array([*encoding.ids, SEPARATOR_ID], np.int32) for encoding in encodings]
         ids = np.concatenate([*runs, np.empty(0, np.int32)])
