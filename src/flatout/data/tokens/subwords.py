@@ -62,35 +62,34 @@ _KIND = "subwords"
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Token ids of several rows, one row after the other: lengths [3, 1] → [a0 a1 a2 b0]."""
+    """Runs of token ids, one for each row: `lengths` of `tokens`, from `starts` on.
+
+    Rows [a0 a1 a2] and [b0] one after the other: starts [0, 3], lengths [3, 1].
+    """
 
     tokens: NDArray[np.int32]
+    starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, tokens: NDArray[np.int32], lengths: NDArray[np.int64]) -> Runs:
+        """Runs that lie one after the other."""
+        return cls(tokens, row_begins(lengths), lengths)
 
     @classmethod
     def of_rows(cls, rows: list[NDArray[Any]]) -> Runs:
         tokens = np.concatenate([*rows, np.empty(0, np.int32)], dtype=np.int32)
-        return cls(tokens, np.array([len(row) for row in rows], np.int64))
-
-
-@dataclass(frozen=True, slots=True)
-class RowPart:
-    """One part of each row that is put together: `counts` tokens, from `starts` on."""
-
-    tokens: NDArray[np.int32]
-    starts: NDArray[np.int64]  # where the part of each row begins in `tokens`
-    counts: NDArray[np.int64]  # tokens of the part in each row
+        return cls.of(tokens, np.array([len(row) for row in rows], np.int64))
 
     @classmethod
-    def same(cls, ids: list[int], num_rows: int) -> RowPart:
+    def same(cls, ids: list[int], num_rows: int) -> Runs:
         """The same ids in each row, such as those that open it."""
         starts = np.zeros(num_rows, np.int64)
-        return cls(np.asarray(ids, np.int32), starts, np.full(num_rows, len(ids), np.int64))
+        return cls(np.asarray(ids, np.int32), starts, np.full(num_rows, len(ids)))
 
-    @classmethod
-    def beginnings(cls, runs: Runs, counts: NDArray[np.int64]) -> RowPart:
-        """The first `counts` tokens of each run."""
-        return cls(runs.tokens, row_begins(runs.lengths), counts.astype(np.int64))
+    def cut(self, lengths: NDArray[np.int64]) -> Runs:
+        """The beginning of each run."""
+        return replace(self, lengths=lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +317,7 @@ class Subwords:
             long = CUT
         block = self._frame_texts(runs, max_length, long)
         # The marks are cut and framed as their tokens are. Special tokens begin no word.
-        marks = Runs(Runs.of_rows(begins_word_rows).tokens, runs.lengths)
+        marks = Runs.of_rows(begins_word_rows)
         begins_word = self._frame_texts(marks, max_length, long, are_marks=True).tokens == 1
         row_ends = np.cumsum(block.lengths, dtype=np.int64)
         words_before = np.append(0, np.cumsum(begins_word))
@@ -347,28 +346,23 @@ class Subwords:
             frame = replace(frame, opening=opening, closing=[0] * len(frame.closing))
         lengths = runs.lengths
         kept = np.minimum(lengths, max(1, max_length - frame.size))
-        pieces = runs
-        framed_counts = kept
+        pieces = runs.cut(kept)
         row_lengths = kept + frame.size
         if long.kind is not Long.cut:
             picked = long.pick(lengths, kept, frame.size)
-            starts = row_begins(lengths)[picked.text] + picked.starts
+            starts = runs.starts[picked.text] + picked.starts
             tokens = runs.tokens[row_indices(starts, picked.sizes)]
             if are_marks:
                 tokens = tokens * long.is_answered(picked)
             # Each window gets a frame. The two ends of a text stand in one frame, side by side.
+            pieces = Runs.of(tokens, kept)
             if long.window:
-                framed_counts = picked.sizes
+                pieces = Runs.of(tokens, picked.sizes)
                 row_lengths = np.bincount(picked.text, picked.sizes + frame.size, len(lengths))
-            pieces = Runs(tokens, framed_counts)
-        num_frames = len(framed_counts)
-        tokens = _join_parts(
-            [
-                RowPart.same(frame.opening, num_frames),
-                RowPart.beginnings(pieces, framed_counts),
-                RowPart.same(frame.closing, num_frames),
-            ]
-        )
+        num_frames = len(pieces.lengths)
+        opening = Runs.same(frame.opening, num_frames)
+        closing = Runs.same(frame.closing, num_frames)
+        tokens = _join_runs([opening, pieces, closing])
         block = EncodedBlock.of(tokens, kept + frame.size, lengths + frame.size, frame.unknown)
         return replace(block, lengths=row_lengths.astype(np.int32))
 
@@ -384,14 +378,11 @@ class Subwords:
         first_counts = np.minimum(first.lengths, np.maximum(room - second.lengths, (room + 1) // 2))
         second_counts = np.minimum(second.lengths, room - first_counts)
         num_rows = len(first_counts)
-        tokens = _join_parts(
-            [
-                RowPart.same(frame.opening, num_rows),
-                RowPart.beginnings(first, first_counts),
-                RowPart.same(frame.parting, num_rows),
-                RowPart.beginnings(second, second_counts),
-                RowPart.same(frame.closing, num_rows),
-            ]
+        opening = Runs.same(frame.opening, num_rows)
+        parting = Runs.same(frame.parting, num_rows)
+        closing = Runs.same(frame.closing, num_rows)
+        tokens = _join_runs(
+            [opening, first.cut(first_counts), parting, second.cut(second_counts), closing]
         )
         kept = first_counts + second_counts + num_special
         whole = first.lengths + second.lengths + num_special
@@ -425,8 +416,8 @@ def read_encoder(text: str) -> Encoder:
     return Vocabulary.from_json(text)
 
 
-def _join_parts(parts: list[RowPart]) -> NDArray[np.int32]:
-    """Rows of several parts each, one row after the other.
+def _join_runs(parts: list[Runs]) -> NDArray[np.int32]:
+    """Rows of several runs each, one row after the other.
 
     Two rows, opened by 1 and closed by 2, with the tokens [7 8] and [9] between:
 
@@ -436,13 +427,13 @@ def _join_parts(parts: list[RowPart]) -> NDArray[np.int32]:
         closing       written at [3, 6]
         result        [1 7 8 2, 1 9 2]
     """
-    row_lengths = np.stack([part.counts for part in parts]).sum(axis=0)
+    row_lengths = np.stack([part.lengths for part in parts]).sum(axis=0)
     position = row_begins(row_lengths)  # where the next part of each row is written
     joined = np.empty(int(row_lengths.sum()), np.int32)
     for part in parts:
-        counts = part.counts
-        joined[row_indices(position, counts)] = part.tokens[row_indices(part.starts, counts)]
-        position = position + counts
+        lengths = part.lengths
+        joined[row_indices(position, lengths)] = part.tokens[row_indices(part.starts, lengths)]
+        position = position + lengths
     return joined
 
 
