@@ -37,19 +37,6 @@ def save_onnx(
     file: Path,
 ) -> None:
     """Write a model as an ONNX file; `free_axes`: the axes of the inputs that may have any size."""
-    program = _trace(model, inputs, outputs, free_axes)
-    for node in program.model.graph.all_nodes():
-        node.metadata_props.clear()  # paths of this machine, of use to the exporter alone
-    weights = sum(weight.nbytes for weight in model.parameters())
-    program.save(file, external_data=weights > _MOST_IN_ONE_FILE)
-
-
-def _trace(
-    model: nn.Module,
-    inputs: dict[str, Tensor],
-    outputs: list[str],
-    free_axes: tuple[object, ...],
-) -> Any:
     with errors_alone("torch.onnx"), warnings.catch_warnings():
         # The exporter warns of torch's own code and of packages that are not needed.
         warnings.filterwarnings("ignore", module=r"(torch|copyreg|onnxscript|transformers)\b")
@@ -58,7 +45,7 @@ def _trace(
         warnings.filterwarnings(
             "ignore", message="The tensor attributes .*_flat_weights|_check_is_size will be"
         )
-        return torch.onnx.export(
+        program: Any = torch.onnx.export(
             model,
             tuple(inputs.values()),
             input_names=list(inputs),
@@ -67,6 +54,10 @@ def _trace(
             dynamo=True,
             verbose=False,
         )
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # paths of this machine, of use to the exporter alone
+    weights = sum(weight.nbytes for weight in model.parameters())
+    program.save(file, external_data=weights > _MOST_IN_ONE_FILE)
 
 
 @contextmanager
@@ -112,7 +103,8 @@ def require_close(
 
     It is a share of the largest value where that is above 1: numbers of a regression may be large.
     """
-    apart = float((found - expected).abs().max() / expected.abs().max().clamp_min(1))
+    largest = expected.abs().max().clamp_min(1)
+    apart = float((found - expected).abs().max() / largest)
     require(
         apart <= most,
         "export",

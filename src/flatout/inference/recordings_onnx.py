@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flatout.data.sequences.info import Scaler, SequenceShape
 from flatout.errors import require
 from flatout.inference.onnx_file import (
     DEFECT,
@@ -41,8 +42,8 @@ class RecordingsRun(Protocol):
     """What an export asks of the predictor of a network on recordings."""
 
     model: nn.Module
-    shape: Any  # a SequenceShape and a Scaler, which belong to a module further up
-    scaler: Any
+    shape: SequenceShape
+    scaler: Scaler
     names: list[str]
     step_s: float | None
     label_scale: tuple[float, float]
@@ -62,15 +63,12 @@ def export_recordings(predictor: RecordingsRun, folder: Path) -> list[str]:
         "a bidirectional network reads a recording from its end too, which a device does not have",
         hint="Train with model.bidirectional=false.",
     )
-    module: _Window | _Sample = (
-        _Window(predictor) if predictor.shape.lookback else _Sample(predictor)
-    )
-    free_axes: list[object] = []
-    first, *others = module.row_axes.values()
-    free_axes.append({first: torch.export.Dim.DYNAMIC})
-    if others:  # states come as one argument
-        free_axes.append(tuple({axis: torch.export.Dim.DYNAMIC} for axis in others))
-    save_onnx(module.eval(), module.inputs, module.outputs, tuple(free_axes), folder / ONNX)
+    module: _Window | _Sample
+    module = _Window(predictor) if predictor.shape.lookback else _Sample(predictor)
+    first, *of_states = [{axis: torch.export.Dim.DYNAMIC} for axis in module.row_axes.values()]
+    # states come as one argument
+    free_axes = (first, tuple(of_states)) if of_states else (first,)
+    save_onnx(module.eval(), module.inputs, module.outputs, free_axes, folder / ONNX)
     write_signature(folder, _signature(predictor, module))
     apart = _compare(predictor, folder / ONNX)
     require(
@@ -123,16 +121,22 @@ class _Sample(_Scaled):
 
     def __init__(self, predictor: RecordingsRun) -> None:
         super().__init__(predictor)
-        what = "a network of your own has no state that is known to us"
-        alone, states = (contract(self.model).make_state(rows) for rows in (1, _TRACED))
-        require(states is not None, "export", what, hint="Export it with torch.onnx.")
-        state = {f"state_{number}": each.clone() for number, each in enumerate(states or ())}
-        self.inputs = {"sample": torch.zeros(_TRACED, predictor.shape.inputs), **state}
-        self.outputs = ["answer", *(f"next_{name}" for name in state)]
-        row_axes = [0]
-        for of_one_row, of_two_rows in zip(alone or (), states or (), strict=True):
-            row_axes.append(_differing_axis(of_one_row.shape, of_two_rows.shape))
-        self.row_axes = dict(zip(self.inputs, row_axes, strict=True))
+        of_one_row, of_two_rows = (contract(self.model).make_state(rows) for rows in (1, _TRACED))
+        require(
+            of_two_rows is not None,
+            "export",
+            "a network of your own has no state that is known to us",
+            hint="Export it with torch.onnx.",
+        )
+        self.inputs = {"sample": torch.zeros(_TRACED, predictor.shape.inputs)}
+        self.outputs = ["answer"]
+        self.row_axes = {"sample": 0}
+        states = zip(of_one_row or (), of_two_rows or (), strict=True)
+        for number, (alone, state) in enumerate(states):
+            name = f"state_{number}"
+            self.inputs[name] = state.clone()
+            self.outputs.append(f"next_{name}")
+            self.row_axes[name] = _differing_axis(alone.shape, state.shape)
 
     def forward(self, sample_BF: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         answers_BLK, after = self.model.run(self.scale(sample_BF).unsqueeze(1), state)
@@ -184,23 +188,23 @@ def _compare(predictor: RecordingsRun, path: Path) -> float:
     # A random walk looks like a recording of a sensor. A device gives its samples in fp32, so both
     # read such samples, and a difference of one rounding of the answer is none.
     random = np.random.default_rng(0)
-    shape, scaler = predictor.shape, predictor.scaler
-    values = (
-        random.standard_normal((max(_SAMPLES, shape.lookback or 0), shape.inputs)).cumsum(0) / 10
-    )
-    values = values * np.array(scaler.factor[: shape.inputs]) + np.array(
-        scaler.shift[: shape.inputs]
-    )
-    values = values.astype(np.float32).astype(np.float64)
+    shape = predictor.shape
+    scaler = predictor.scaler
+    num_samples = max(_SAMPLES, shape.lookback or 0)
+    walk = random.standard_normal((num_samples, shape.inputs)).cumsum(0) / 10
+    factor = np.array(scaler.factor[: shape.inputs])
+    shift = np.array(scaler.shift[: shape.inputs])
+    values = (walk * factor + shift).astype(np.float32).astype(np.float64)
     expected = predictor.answer(values)
     found = stream_onnx(path, values)
     if shape.labels:
         scale = 1.0 if predictor.has_classes else predictor.label_scale[1]
         return float(np.abs((found[-1] - expected) / scale).max())
-    factor = np.array(scaler.of_targets(shape.targets)[1])
+    _, factors = scaler.of_targets(shape.targets)
     expected = expected[-len(found) :]
     rounding = 2 * np.spacing(np.abs(expected).astype(np.float32))
-    return float((np.maximum(0, np.abs(found - expected) - rounding) / factor).max())
+    difference = np.maximum(0, np.abs(found - expected) - rounding)
+    return float((difference / np.array(factors)).max())
 
 
 def stream_onnx(path: Path, values: NDArray[np.float64], *, is_each: bool = False) -> Any:
