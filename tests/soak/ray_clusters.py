@@ -40,7 +40,7 @@ from ray.cluster_utils import Cluster
 
 from flatout.data import encoded_units
 from flatout.data.text import TextDataConfig
-from flatout.data.text_preparation import encode_part
+from flatout.data.text_parts import encode_part
 from flatout.distributed.engine import on_ray
 
 
