@@ -59,9 +59,14 @@ def _parse(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
             hint=_hint_for(first),
         )
     verb = first if first in VERBS else parser.parse_args(words).verb
+    about = VERBS[verb]
+    # `doctor run SCRIPT WORDS` is a verb of two words. `doctor run` asks for a run folder `run`.
+    if words[:2] == ["doctor", "run"] and len(words) > 2:
+        verb = "doctor_run"
+        words = words[1:]
     # only the verb that is used: --help stays quick
     command = importlib.import_module(f"flatout.cli.{verb}")
-    verb_parser = Parser(prog=f"python -m flatout {verb}", description=VERBS[verb])
+    verb_parser = Parser(prog=f"python -m flatout {verb.replace('_', ' ')}", description=about)
     command.add_arguments(verb_parser)
     try:
         return command, verb_parser.parse_intermixed_args(words[1:])  # options may stand anywhere

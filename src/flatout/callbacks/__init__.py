@@ -16,6 +16,7 @@ _PLACES = {
     "checkpoints.exact": "ExactCheckpoint",
     "perf.scale_batch": "ScaleBatch",
     "perf.verdict.anywhere": "Verdict",
+    "perf.verdict.transformers_trainer": "HFVerdict",
 }
 __all__ = sorted(" ".join(_PLACES.values()).split())
 __getattr__ = importer(__name__, _PLACES)

@@ -7,13 +7,12 @@ ways, in turn and over the same batches. The module, random numbers and the load
 
 from __future__ import annotations
 
-import json
 import re
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
 
@@ -24,15 +23,21 @@ from flatout.callbacks.run_curves import EARLY, RunCurves
 from flatout.callbacks.step_timer import StepTimer
 from flatout.callbacks.throughput import FetchTimes, Throughput
 from flatout.distributed.both_lightnings import either
+from flatout.distributed.collectives import are_several, of_all_ranks
 from flatout.engine.lightning_internals import callbacks_of, set_callbacks
 from flatout.engine.precision import LIGHTNING_NAMES, Precision
 from flatout.errors import require
-from flatout.files import write_atomically
-from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
+from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence, split_line
 from flatout.perf.verdict.gathering import evidence_of_own
+from flatout.perf.verdict.kept import KeptVerdict, Pace, describe_machine
 from flatout.perf.verdict.own_tries import try_own
 from flatout.perf.verdict.rules import plain_finding, verdict
 from flatout.run_log import RunLog
+
+if TYPE_CHECKING:
+    from transformers import Trainer as HFTrainer
+
+    from flatout.perf.verdict.transformers_trainer import HFVerdict
 
 # Seconds between samples of the hardware. A sample takes 2 ms of a core, more than all the rest.
 _SAMPLE_S = 2.0
@@ -69,6 +74,11 @@ class Verdict(RunCurves):
         self.verdict: dict[str, Any] | None = None
         self.evidence: Evidence | None = None
         self.why_none = "no training has ended yet"
+        self.kept: KeptVerdict | None = None
+        """What `verdict.json` has of the last training, on the first rank."""
+        self.gathers_ranks = True
+        """Whether each rank has a verdict like this one, and hands its times to the first."""
+        self._pace = Pace()
         self.is_judging = False
         self._is_early = True
         self._fetches = FetchTimes()
@@ -76,12 +86,7 @@ class Verdict(RunCurves):
 
     def save(self, path: str | Path) -> None:
         """Write the verdict and its evidence as JSON; without a verdict, why there is none."""
-        values = {
-            "verdict": self.verdict,
-            "evidence": None if self.evidence is None else asdict(self.evidence),
-            "why_none": None if self.verdict else self.why_none,
-        }
-        write_atomically(Path(path), json.dumps(values, indent=1, ensure_ascii=False))
+        (self.kept or KeptVerdict(why_none=self.why_none)).save(path)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -90,6 +95,8 @@ class Verdict(RunCurves):
         self.is_judging = False
         self.verdict = None
         self.evidence = None
+        self.kept = None
+        self._pace = Pace()
         if trainer.barebones:
             self._leave("the Trainer is barebones, and runs without clocks")
         elif any(isinstance(other, Verdict) and other.is_judging for other in others):
@@ -110,6 +117,7 @@ class Verdict(RunCurves):
     def _leave(self, why: str) -> None:
         """Do without a verdict, and say why."""
         self.why_none = why
+        self.kept = KeptVerdict(why_none=why)
         self.parts = ()
         self._log.say(f"verdict: none, {why}")
 
@@ -134,10 +142,15 @@ class Verdict(RunCurves):
             self._is_early = False
             evidence = self._evidence(trainer) if trainer.is_global_zero else None
             if evidence is not None:
-                self._log.say(f"verdict: after {evidence.steps} steps, {split_line(evidence)}")
+                self._log.say(f"verdict: after {evidence.steps} steps, {split_line(evidence.ms)}")
                 finding = plain_finding(evidence)
                 if finding is not None:
                     self._log.say(f"verdict: {finding.in_words(in_python).sentence()}")
+
+    def end_step(self, step: int) -> None:
+        super().end_step(step)
+        if step >= FIRST_STEPS and self.is_judging:
+            self._pace.note_step(time.perf_counter(), self.clock.outside_s)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Without `RunCurves`: metrics of a validation are logged by the module itself.
@@ -156,9 +169,13 @@ class Verdict(RunCurves):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Judge now: the last checkpoint is written, and the loader's workers have ended."""
-        if not (self.is_judging and trainer.is_global_zero):
+        if not self.is_judging:
             return
         evidence = self._evidence(trainer)
+        if evidence is not None and self.gathers_ranks and are_several():
+            evidence.ranks = of_all_ranks(evidence.ms)
+        if not trainer.is_global_zero:
+            return
         if evidence is None:
             needed = f"{LEAST_STEPS} steps after the first {FIRST_STEPS}"
             had = self.throughput.volume.total.steps
@@ -173,8 +190,13 @@ class Verdict(RunCurves):
         )
         self.evidence = evidence
         self.verdict = verdict(evidence, in_python)
-        lines = [*evidence.notes, f"{evidence.steps:,} steps, {split_line(evidence)}"]
-        for line in (*lines, self.verdict["sentence"]):
+        self.kept = KeptVerdict(
+            verdict=self.verdict,
+            evidence=evidence,
+            pace=self._pace.steps_per_s(),
+            machine=describe_machine(trainer.strategy.root_device, trainer.world_size),
+        )
+        for line in self.kept.lines():
             self._log.say(f"verdict: {line}")
 
     @property
@@ -199,13 +221,6 @@ class Verdict(RunCurves):
         return evidence
 
 
-def split_line(evidence: Evidence) -> str:
-    """The time of a batch and the shares of its parts: "5.1 ms a batch: wait 60%, forward 40%"."""
-    shares = {part: evidence.share(part) for part in evidence.ms}
-    parts = [f"{part} {share:.0%}" for part, share in shares.items() if share >= 0.005]
-    return f"{evidence.total_ms:.1f} ms a batch: {', '.join(parts)}"
-
-
 def in_python(words: str) -> str:
     """Rewrite overrides for a script: "+trainer.max_epochs=2" is "Trainer(max_epochs=2)"."""
     for pattern, replacement in _IN_PYTHON.items():
@@ -213,19 +228,26 @@ def in_python(words: str) -> str:
     return words
 
 
-def attach(trainer: L.Trainer) -> Verdict:
+def attach(trainer: L.Trainer | HFTrainer) -> Verdict | HFVerdict:
     """Add a verdict and the callbacks that it reads to an existing Trainer; return the verdict.
 
-    Callbacks of a class that the Trainer has already are not added.
+    Callbacks of a class that the Trainer has already are not added. A Trainer of transformers gets
+    an `HFVerdict`.
     """
+    theirs = sys.modules.get("transformers.trainer")
+    if theirs is not None and isinstance(trainer, theirs.Trainer):
+        from flatout.perf.verdict.transformers_trainer import attach_to  # imports transformers
+
+        return attach_to(trainer)
     require(
         isinstance(trainer, either(L.Trainer)),
         "attach",
         f"takes a Trainer, not {type(trainer).__name__}",
     )
-    callbacks = callbacks_of(trainer)
+    lightning_trainer = cast("L.Trainer", trainer)  # of either package
+    callbacks = callbacks_of(lightning_trainer)
     classes = {type(callback) for callback in callbacks}
     ours = (StepTimer(), Throughput(), HardwareMonitor(), Verdict())
     callbacks = [callback for callback in ours if type(callback) not in classes] + callbacks
-    set_callbacks(trainer, callbacks)
+    set_callbacks(lightning_trainer, callbacks)
     return next(callback for callback in callbacks if isinstance(callback, Verdict))

@@ -151,6 +151,14 @@ class Evidence:
         return Evidence(**arguments)
 
 
+def split_line(ms: Mapping[str, float]) -> str:
+    """The time of a batch and the shares of its parts: "5.1 ms a batch: wait 60%, forward 40%"."""
+    total_ms = max(sum(ms.values()), 1e-9)
+    shares = {part: spent / total_ms for part, spent in ms.items()}
+    parts = [f"{part} {share:.0%}" for part, share in shares.items() if share >= 0.005]
+    return f"{total_ms:.1f} ms a batch: {', '.join(parts)}"
+
+
 def _select_fields(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in fields(record)}
     return {name: value for name, value in values.items() if name in names}

@@ -49,6 +49,7 @@ class VerdictFinding:
     comes_last: bool = False
     # Whether others use the cores: those cores are missing whatever else limits the run.
     takes_cores: bool = False
+    is_predicted: bool = False  # whether the gain was predicted, not measured
 
     @property
     def is_recommended(self) -> bool:
@@ -81,7 +82,8 @@ class VerdictFinding:
         elif self.fix and self.is_recommended:
             text += f"; {self.fix}: the run would be ≈ {self.gain} as fast"
         elif self.fix and self.gain:
-            text += f"; {self.fix}: {self.gain} measured, too uncertain to promise"
+            how = "predicted" if self.is_predicted else "measured"
+            text += f"; {self.fix}: {self.gain} {how}, too uncertain to promise"
         elif self.fix:
             text += f"; {self.fix}" + (" (untested)" if self.override else "")
         return f"{text} ({self.evidence})"

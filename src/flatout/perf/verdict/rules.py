@@ -9,7 +9,7 @@ To add a rule, write a function and put it into `RULES`; a way that it tries is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import fmean as mean
 from typing import Any
@@ -48,12 +48,17 @@ _OTHERS = 0.2  # fraction of the machine's cores in other processes that counts,
 _ALL_IT_ASKED = 0.9  # fraction of its threads' cores with which a run lacks none
 
 
-def verdict(evidence: Evidence, in_words: Callable[[str], str] = str) -> dict[str, Any]:
+def verdict(
+    evidence: Evidence,
+    in_words: Callable[[str], str] = str,
+    predicted: Sequence[VerdictFinding] | None = None,
+) -> dict[str, Any]:
     """What limits the run, as the dict of `summary.json`.
 
-    `in_words` rewrites overrides, such as for a script that has no command line.
+    `in_words` rewrites overrides, such as for a script that has no command line. `predicted`: see
+    `findings`.
     """
-    ordered = [finding.in_words(in_words) for finding in findings(evidence)]
+    ordered = [finding.in_words(in_words) for finding in findings(evidence, predicted)]
     if not ordered or ordered[0].comes_last:
         ordered.insert(0, _nothing_left(evidence))
     first, *others = ordered
@@ -70,10 +75,17 @@ def verdict(evidence: Evidence, in_words: Callable[[str], str] = str) -> dict[st
     }
 
 
-def findings(evidence: Evidence) -> list[VerdictFinding]:
-    """All causes that count; first the one whose fix gains most."""
-    found = [rule(evidence) for rule in RULES]
+def findings(
+    evidence: Evidence, predicted: Sequence[VerdictFinding] | None = None
+) -> list[VerdictFinding]:
+    """All causes that count; first the one whose fix gains most.
+
+    `predicted`: findings of another kind of training, in the place of the rules that know runs of
+    flatout and Lightning only.
+    """
+    found = [rule(evidence) for rule in RULES if predicted is None or rule not in _RACED]
     found += _by_other_ways(evidence)
+    found += predicted or []
     return sorted(
         filter(None, found),
         key=lambda finding: (not finding.comes_last, finding.weight),
@@ -526,3 +538,5 @@ RULES = [
     framework,
     tuning_whole,
 ]
+# Rules whose causes `predicted.py` judges in trainings by transformers' Trainer.
+_RACED = (waiting, padding, host_reads)

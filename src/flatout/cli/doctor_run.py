@@ -1,0 +1,120 @@
+"""`python -m flatout doctor run SCRIPT`: what limits the trainings of somebody's script.
+
+The script runs in this process as it does by itself. At its end the verdict is printed and kept as
+`verdict.json` and a page. With `--against` its pace is compared with that of an earlier training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from flatout.errors import UserError, require
+from flatout.perf.verdict.kept import KeptVerdict, compare_with, read_baseline
+from flatout.perf.verdict.watched_script import (
+    JudgedTraining,
+    ScriptWatch,
+    cut_traceback,
+    run_script,
+)
+from flatout.run_log import print_line
+
+_SLOWER = 1  # the exit code of a training that is slower than allowed
+_WHERE = "doctor run"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "script", type=Path, help="a script with a Trainer of Lightning or transformers"
+    )
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="the script's own arguments")
+    about = "folder of verdict.json and verdict.html (default: doctor)"
+    parser.add_argument("--output", type=Path, default=Path("doctor"), metavar="FOLDER", help=about)
+    about = "compare steps a second with those in an earlier verdict.json"
+    parser.add_argument("--against", type=Path, metavar="FILE", help=about)
+    about = "exit with code 1 below this fraction of the earlier steps a second, such as 0.9"
+    parser.add_argument("--fail-below", type=float, metavar="RATIO", help=about)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    script: Path = arguments.script
+    require(script.is_file(), _WHERE, f"there is no script {script}", hint="Name a file of Python.")
+    limit: float | None = arguments.fail_below
+    require(limit is None or limit > 0, "--fail-below", f"{limit}", allowed="above 0")
+    needs_baseline = limit is not None and arguments.against is None
+    hint = "Add --against verdict.json."
+    require(not needs_baseline, "--fail-below", f"{limit} of nothing", hint=hint)
+    baseline = None if arguments.against is None else read_baseline(arguments.against)
+    watch = ScriptWatch()
+    with watch.watching():
+        ended_by = run_script(script, arguments.words)
+    is_first_rank = os.environ.get("RANK", "0") == "0"
+    training = _report(watch.trainings, arguments) if is_first_rank else None
+    _end_as_the_script(script, ended_by)
+    if baseline is not None and is_first_rank:
+        _compare(training, baseline, limit)
+
+
+def _report(trainings: list[JudgedTraining], arguments: argparse.Namespace) -> KeptVerdict | None:
+    """Write the verdict of the longest training; None if there was no training."""
+    from flatout.report.verdict_page import write_verdict_page
+
+    script: Path = arguments.script
+    finished = [training for training in trainings if training.kept is not None]
+    if not finished:
+        why = "no training in it came to its end" if trainings else "nothing was trained in it"
+        print_line(f"doctor: no verdict of {script}: {why} by Lightning's or transformers' Trainer")
+        return None
+    longest = max(finished, key=lambda training: training.seconds)
+    kept = longest.kept
+    assert kept is not None
+    if len(trainings) > 1:
+        number = trainings.index(longest) + 1
+        about = f"{longest.seconds:.0f} s"
+        print_line(
+            f"doctor: {len(trainings)} trainings in {script}; the verdict is of number {number},"
+            f" the longest ({about})"
+        )
+    folder: Path = arguments.output
+    folder.mkdir(parents=True, exist_ok=True)
+    kept.save(folder / "verdict.json")
+    command = shlex.join([str(script), *arguments.words])
+    page = write_verdict_page(folder / "verdict.html", command, kept.as_dict())
+    sentence = kept.why_none if kept.verdict is None else kept.verdict["sentence"]
+    print_line(f"doctor: {sentence}")
+    print_line(f"doctor: kept in {folder / 'verdict.json'} and {page}")
+    return kept
+
+
+def _end_as_the_script(script: Path, ended_by: BaseException | None) -> None:
+    """End with the script's own exit code, and with its own traceback where it has failed."""
+    if ended_by is None or (isinstance(ended_by, SystemExit) and not ended_by.code):
+        return
+    if not isinstance(ended_by, Exception):  # SystemExit, KeyboardInterrupt
+        raise ended_by
+    cut_traceback(script, ended_by)
+    sys.excepthook(type(ended_by), ended_by, ended_by.__traceback__)
+    sys.exit(1)
+
+
+def _compare(kept: KeptVerdict | None, baseline: dict[str, Any], limit: float | None) -> None:
+    """Print how the pace compares with the baseline's; exit with code 1 below the limit."""
+    if kept is None or kept.pace is None:
+        why = "no training was long enough" if kept is not None else "nothing was trained"
+        raise UserError("--against", f"nothing to compare: {why}", hint="Train 50 steps or more.")
+    found = compare_with(kept.pace, kept.machine, baseline)
+    if isinstance(found, str):
+        print_line(f"doctor: {found}")
+        return
+    before = baseline["steps_per_s"]["value"]
+    print_line(
+        f"doctor: {kept.pace.value:,.1f} steps/s, {before:,.1f} before: {found.ratio} as fast"
+    )
+    if limit is not None and found.fell_below(limit):
+        bound = f"the upper bound {found.ratio.high:.2f}"
+        print_line(f"doctor: slower than allowed: {bound} is below {limit:g}")
+        sys.exit(_SLOWER)

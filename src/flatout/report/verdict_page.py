@@ -1,0 +1,65 @@
+"""`verdict.html`: what limited a training of somebody's script, on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flatout.files import write_atomically
+from flatout.report.figures import COLOURS
+from flatout.report.page import render_text, tile
+
+
+def write_verdict_page(path: Path, command: str, kept: Mapping[str, Any]) -> Path:
+    """Write the page of a verdict.
+
+    `command`: the script and its arguments; `kept`: what `verdict.json` has.
+    """
+    verdict = kept["verdict"]
+    evidence = kept["evidence"] or {"ms": {}, "ranks": []}
+    findings = []
+    if verdict is not None:
+        findings = [[verdict["cause"], verdict["sentence"]]]
+        findings += [[other["cause"], other["sentence"]] for other in verdict["others"]]
+    page = render_text(
+        "verdict.html",
+        command=command,
+        why_none=kept["why_none"] or "",
+        figures=_tiles(kept),
+        times=_parts(evidence["ms"]),
+        findings=findings,
+        ranks=[[str(rank), _split(ms)] for rank, ms in enumerate(evidence["ranks"])],
+        machine=[[name, str(value)] for name, value in kept["machine"].items()],
+    )
+    write_atomically(path, page)
+    return path
+
+
+def _tiles(kept: Mapping[str, Any]) -> list[dict[str, str]]:
+    tiles = []
+    if (pace := kept["steps_per_s"]) is not None:
+        bounds = f"{pace['low']:,.2f} to {pace['high']:,.2f}"
+        tiles.append(tile(f"{pace['value']:,.2f}", "steps/s", bounds))
+    if (evidence := kept["evidence"]) is not None:
+        tiles.append(tile(f"{evidence['steps']:,}", "steps", "without the first few"))
+        tiles.append(tile(f"{evidence['rows_per_batch']:,.0f}", "rows a batch"))
+        if evidence["padding_share"]:
+            tiles.append(tile(f"{evidence['padding_share']:.0%}", "padding", "of the tokens"))
+    return tiles
+
+
+def _parts(ms: Mapping[str, float]) -> list[dict[str, object]]:
+    """The parts of a batch's time, the longest first, as a bar of a page shows them."""
+    total = max(sum(ms.values()), 1e-9)
+    longest_first = sorted(ms.items(), key=lambda part: part[1], reverse=True)
+    shown = [part for part in longest_first if part[1] >= 0.005 * total]
+    parts = list[dict[str, object]]()
+    for (name, spent), colour in zip(shown, COLOURS, strict=False):
+        text = f"{name} {spent:.2f} ms ({spent / total:.0%})"
+        parts.append({"share": spent / total, "colour": colour, "text": text})
+    return parts
+
+
+def _split(ms: Mapping[str, float]) -> str:
+    return ", ".join(str(part["text"]) for part in _parts(ms))

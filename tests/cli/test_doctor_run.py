@@ -1,0 +1,155 @@
+"""`python -m flatout doctor run SCRIPT`: verdicts of scripts that know nothing of flatout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.perf.measure.intervals import SpeedupInterval
+from flatout.perf.verdict.kept import Pace, PaceComparison, compare_with
+from tests.verbs import verb
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*",
+    "ignore:.*number of training batches.*",
+    "ignore:.*isinstance.treespec, LeafSpec.*",
+)
+OF_TRANSFORMERS = """
+import sys
+from tests.perf.verdict.transformers_trainings import trainer_of
+for steps in sys.argv[1:]:
+    trainer_of("classification", "out", max_steps=int(steps)).train()
+"""
+OF_LIGHTNING = """
+import pytorch_lightning
+from tests.callbacks.plain import loader
+from tests.plain_trainer.test_both_lightnings import module_of
+settings = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
+trainer = pytorch_lightning.Trainer(max_epochs=4, accelerator="cpu", **settings)
+trainer.fit(module_of(pytorch_lightning), loader())
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANK", raising=False)
+
+
+def run(text: str, *words: object, options: tuple[object, ...] = ()) -> int:
+    Path("script.py").write_text(text, encoding="utf-8")
+    return verb("doctor", "run", *options, "script.py", *words)
+
+
+def test_a_script_with_transformers_trainer_leaves_a_verdict_and_a_page(capsys):
+    assert run(OF_TRANSFORMERS, 50) == 0
+    kept = json.loads(Path("doctor/verdict.json").read_text(encoding="utf-8"))
+    assert kept["evidence"]["steps"] == 45
+    assert kept["machine"]["device"] == "cpu"
+    page = Path("doctor/verdict.html").read_text(encoding="utf-8")
+    assert "script.py 50" in page
+    assert "forward" in page
+    said = capsys.readouterr().out
+    assert f"doctor: {kept['verdict']['sentence']}" in said
+    kept["steps_per_s"] = {"value": 1e6, "low": 1e6, "high": 1e6}
+    write("faster.json", kept)
+    options = ("--against", "faster.json", "--fail-below", 0.9)
+    assert run(OF_TRANSFORMERS, 40, options=options) == 1
+    assert "doctor: slower than allowed" in capsys.readouterr().out
+
+
+def write(name: str, kept: dict[str, Any]) -> None:
+    Path(name).write_text(json.dumps(kept), encoding="utf-8")
+
+
+def test_a_script_with_lightning_leaves_a_verdict(capsys):
+    assert run(OF_LIGHTNING) == 0
+    kept = json.loads(Path("doctor/verdict.json").read_text(encoding="utf-8"))
+    assert kept["evidence"]["steps"] == 35
+    assert kept["steps_per_s"]["value"] > 0
+    assert "doctor: kept in doctor/verdict.json and doctor/verdict.html" in capsys.readouterr().out
+
+
+def test_of_two_trainings_the_longest_is_judged(capsys):
+    assert run(OF_TRANSFORMERS, 2, 45) == 0
+    said = capsys.readouterr().out
+    assert "doctor: 2 trainings in script.py; the verdict is of number 2, the longest" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("print('hello')", 0, "no verdict of script.py: nothing was trained in it"),
+        ("import sys\nsys.exit(7)", 7, "nothing was trained in it"),
+        ("def f():\n    1 / 0\nf()", 1, "ZeroDivisionError"),
+        ("1 +", 1, "SyntaxError"),
+    ],
+)
+def test_a_script_without_a_training_keeps_its_exit_code_and_its_traceback(text, code, said, capfd):
+    assert run(text) == code
+    printed = "".join(capfd.readouterr())
+    assert said in printed
+    assert "runpy" not in printed
+    assert "watched_script" not in printed
+    assert not Path("doctor").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--fail-below", 0.9), "--fail-below: 0.9 of nothing"),
+        (("--fail-below", 0, "--against", "a"), "--fail-below: 0.0"),
+        (("--against", "none.json"), "--against: there is no none.json"),
+        (("--against", "script.py"), "--against: script.py cannot be read"),
+    ],
+)
+def test_a_mistake_is_refused_before_the_script_runs(options, said, capsys):
+    assert run("print('it ran')", options=options) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert "it ran" not in printed.out
+
+
+def test_a_gate_has_nothing_to_compare_where_nothing_was_trained(capsys):
+    pace = {"value": 1.0, "low": 1.0, "high": 1.0}
+    write("before.json", {"machine": {}, "steps_per_s": pace})
+    assert run("", options=("--against", "before.json")) == 2
+    assert "nothing to compare: nothing was trained" in capsys.readouterr().err
+
+
+def test_a_pace_is_the_median_of_blocks_without_what_lies_between_steps():
+    pace = Pace()
+    now_s = 0.0
+    outside_s = 0.0
+    for step in range(121):
+        is_disturbed = 30 < step <= 40
+        now_s += 0.5 if is_disturbed else 0.1
+        if step % 20 == 0:  # a validation
+            now_s += 3.0
+            outside_s += 3.0
+        pace.note_step(now_s, outside_s)
+    found = pace.steps_per_s()
+    assert found is not None
+    assert (found.value, found.low) == pytest.approx((10.0, 10.0))
+    assert Pace().steps_per_s() is None
+
+
+def test_a_pace_of_another_machine_is_not_compared():
+    before = {"machine": {"device": "cpu", "threads": 8}, "steps_per_s": {}}
+    found = compare_with(SpeedupInterval(8.0, 7.8, 8.2), {"device": "cpu", "threads": 2}, before)
+    assert found == "not compared: another machine (threads 2 now, 8 then)"
+
+
+def test_a_pace_fell_only_where_the_whole_interval_did():
+    machine = {"device": "cpu"}
+    before = {"machine": machine, "steps_per_s": {"value": 10.0, "low": 9.5, "high": 10.5}}
+    slower = compare_with(SpeedupInterval(8.0, 7.8, 8.2), machine, before)
+    unsteady = compare_with(SpeedupInterval(8.0, 6.0, 10.0), machine, before)
+    assert isinstance(slower, PaceComparison)
+    assert isinstance(unsteady, PaceComparison)
+    assert slower.fell_below(0.9)
+    assert not unsteady.fell_below(0.9)
+    assert str(slower.ratio) == "0.80× (0.74–0.86)"
