@@ -224,7 +224,9 @@ def parse(command: str, words: list[str]) -> None:
         return
     if words[0] == "VERB":
         words = ["check", *words[1:]]
-    assert words[0] in VERBS, command
+    if words[:2] == ["doctor", "run"] and len(words) > 2:  # a verb of two words
+        words = ["doctor_run", *words[2:]]
+    assert words[0] in {*VERBS, "doctor_run"}, command
     module = importlib.import_module(f"flatout.cli.{words[0]}")
     parser = ArgumentParser(exit_on_error=False)
     module.add_arguments(parser)

@@ -125,6 +125,12 @@ class Evidence:
         return self.ms_of(*parts) / max(self.total_ms, 1e-9)
 
     @property
+    def own_ms_of_ranks(self) -> list[float]:
+        """Of each rank the milliseconds of a batch in which it does not wait for the others."""
+        own_parts = ("wait", "forward", "callbacks", "other")
+        return [sum(ms.get(part, 0.0) for part in own_parts) for ms in self.ranks]
+
+    @property
     def readers_to_keep_up(self) -> int:
         """How many times as many workers would have a batch ready whenever the model needs one.
 

@@ -75,7 +75,13 @@ class KeptVerdict:
         if evidence is None or self.verdict is None:
             return [f"none, {self.why_none}"]
         lines = [*evidence.notes, f"{evidence.steps:,} steps, {split_line(evidence.ms)}"]
-        lines += [f"rank {rank}: {split_line(ms)}" for rank, ms in enumerate(evidence.ranks)]
+        own_ms = evidence.own_ms_of_ranks
+        for rank, ms in enumerate(evidence.ranks):
+            is_slowest = own_ms[rank] == max(own_ms)
+            line = f"rank {rank}: {split_line(ms)}"
+            lines.append(
+                f"{line}; the slowest: {own_ms[rank]:.1f} ms of its own" if is_slowest else line
+            )
         return [*lines, self.verdict["sentence"]]
 
     def save(self, path: str | Path) -> None:

@@ -468,8 +468,7 @@ def starved(evidence: Evidence) -> VerdictFinding | None:
 
 def uneven_ranks(evidence: Evidence) -> VerdictFinding | None:
     """Ranks wait for the slowest of them."""
-    # Parts in which a rank does not wait for the others.
-    own_ms = [_sum_of(parts, "wait", "forward", "callbacks", "other") for parts in evidence.ranks]
+    own_ms = evidence.own_ms_of_ranks
     if len(own_ms) < 2:
         return None
     most_ms = max(own_ms)
