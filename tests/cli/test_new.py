@@ -148,6 +148,11 @@ def test_what_cannot_be_a_project_is_refused_and_nothing_is_written(
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "file"]
 
 
+def test_the_page_for_other_templates_shows_the_script_of_a_project():
+    page = (TEMPLATE.parents[2] / "docs/from_lightning_hydra_template.md").read_text()
+    assert (TEMPLATE / "train.py").read_text() in page
+
+
 def test_a_project_takes_an_empty_folder_and_its_name(tmp_path):
     (tmp_path / "my-waves").mkdir()
     make_project(tmp_path / "my-waves")
