@@ -74,6 +74,13 @@ def test_every_page_has_a_place_in_the_navigation():
     assert yaml.safe_load(text)["theme"]["font"] is False
 
 
+def test_the_reading_order_names_files_that_are_there():
+    page = (ROOT / "docs" / "reading_order.md").read_text(encoding="utf-8")
+    files = re.findall(r"^\| `([\w/]+\.py)` \| \d+ \|", page, re.MULTILINE)
+    assert len(files) == len(set(files)) > 50
+    assert [file for file in files if not (ROOT / "src" / "flatout" / file).is_file()] == []
+
+
 def test_every_metric_and_every_curve_is_explained_on_one_page():
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert [name for name in (*BEST_MODE, *CURVES) if f"`{name}`" not in page] == []

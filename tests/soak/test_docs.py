@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import logging
+import re
 from pathlib import Path
 
 import pytest
 
 from flatout.data.samples.cells import CellsConfig
 from tests.composed import only_folder, run_train
-from tests.docs.blocks import all_commands, blocks, words_of_train
+from tests.docs.blocks import ROOT, all_commands, blocks, words_of_train
+from tests.docs.lines_run import count_lines
 from tests.docs.test_blocks import LIGHTNINGS_HINTS, TINY, put_package_of_own_parts, write_tables
 from tests.run_files import read_csv
 from tests.verbs import verb
@@ -146,3 +148,16 @@ def write_more_tables(folder: Path) -> None:
             writer = csv.DictWriter(file, list(made[0]))
             writer.writeheader()
             writer.writerows(made)
+
+
+@pytest.mark.soak(seconds=40)
+def test_about_as_many_lines_run_as_the_reading_order_says():
+    page = (ROOT / "docs" / "reading_order.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|", page, re.MULTILINE))
+    counts = count_lines()
+    found = {path: count for phase in counts.values() for path, count in phase.items()}
+    assert set(listed) <= set(found)
+    intro = page.split("\n", 1)[1]
+    totals = re.findall(r"(\d),(\d{3}) (?:lines|more)", intro)
+    for phase, (thousands, rest) in zip(counts.values(), totals, strict=True):
+        assert sum(phase.values()) == pytest.approx(int(thousands + rest), rel=0.15)
