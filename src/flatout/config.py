@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -216,9 +216,13 @@ class RunConfig:
         # YAML reads `name=7` as a number
         self.name = str(self.name)
         self.output = str(self.output)
-        self._require_classes()
+        self._name_classes()
+        for name, part in {"data": self.data, "model": self.model, "task": self.task}.items():
+            _require_lightning(name, part)
         # Parts of your own have no settings that could be completed.
-        if not self.has_own_parts:
+        if self.has_own_parts:
+            self._check_own_parts()
+        else:
             self._complete_parts()
         require(
             bool(re.fullmatch(r"\w[\w.+-]*", self.name)), "name", f"{self.name!r}", allowed=NAMES
@@ -232,52 +236,13 @@ class RunConfig:
                 f"{type(callback).__name__} is no callback of Lightning",
                 hint="Name a subclass of lightning.Callback.",
             )
-        self._require_trainer_settings()
-        if self.has_own_parts:
-            _require_own_parts(self.task, self.data)
-            _require_no_optimizer(self.optim)
-            require(
-                # the settings of the command line choose a BiLSTM where nothing is typed
-                self.model in (None, BiLSTMConfig()),
-                "model",
-                "a module of your own builds its network itself",
-                hint="Leave it out, and pass its arguments as task.NAME=VALUE.",
-            )
-            require(
-                not self.is_sharded,
-                _OF_FSDP,
-                "does not serve modules of your own",
-                hint="Set trainer.strategy=ddp.",
-            )
-            require(
-                not self.tune.enabled,
-                "tune",
-                "measures no modules of your own",
-                hint="Set tune=off.",
-            )
-            require(
-                self.budget is None and self.until is None,
-                "budget" if self.until is None else "until",
-                "does not serve modules of your own",
-                hint="Set +trainer.max_time, or add EarlyStopping to callbacks.",
-            )
 
-    def _require_classes(self) -> None:
-        """Refuse a value of another class, which a Python user may pass by mistake."""
+    def _name_classes(self) -> None:
+        """Replace names and classes, which a Python user may pass, by settings."""
         if isinstance(self.model, str):
             self.model = model_class(self.model, "model")()
         if isinstance(self.task, type):
             self.task = TaskClass(self.task)
-        parts = {"data": self.data, "model": self.model, "task": self.task}
-        for name, part in parts.items():
-            _require_lightning(name, part)
-            is_part = part is None or is_dataclass(part) or isinstance(part, _BASES[name])
-            require(
-                self.has_own_parts or is_part,
-                name,
-                f"{type(part).__name__} is no {_BASES[name].__name__}",
-                allowed="one of your own, or settings of flatout",
-            )
         mappings: dict[str, object] = {"trainer": self.trainer, "callbacks": self.callbacks}
         for name, value in mappings.items():
             require(
@@ -287,17 +252,63 @@ class RunConfig:
                 hint=f"Write fit({name}={{…: …}}).",
             )
 
+    def _check_own_parts(self) -> None:
+        """Refuse the user's own parts where they lack something, and settings that they ignore."""
+        # With a module of your own Lightning clips and accumulates, as our step does not run. DDP
+        # may have to look for unused weights.
+        self._require_trainer_settings(OWN_PARTS_MAY_SET, (str(self.trainer.get("strategy")),))
+        _require_own_parts(self.task, self.data)
+        _require_no_optimizer(self.optim)
+        require(
+            # the settings of the command line choose a BiLSTM where nothing is typed
+            self.model in (None, BiLSTMConfig()),
+            "model",
+            "a module of your own builds its network itself",
+            hint="Leave it out, and pass its arguments as task.NAME=VALUE.",
+        )
+        require(
+            not self.is_sharded,
+            _OF_FSDP,
+            "does not serve modules of your own",
+            hint="Set trainer.strategy=ddp.",
+        )
+        require(
+            not self.tune.enabled,
+            "tune",
+            "measures no modules of your own",
+            hint="Set tune=off.",
+        )
+        require(
+            self.budget is None and self.until is None,
+            "budget" if self.until is None else "until",
+            "does not serve modules of your own",
+            hint="Set +trainer.max_time, or add EarlyStopping to callbacks.",
+        )
+
     @property
     def has_own_parts(self) -> bool:
         """Whether the user's own LightningModule or DataModule trains."""
         is_own_data = isinstance(self.data, L.LightningDataModule)
         return is_own_data or isinstance(self.task, L.LightningModule)
 
+    def require_ours(self, verb: str, message: str, hint: str) -> None:
+        """Refuse parts of the user's own for a verb that cannot use them."""
+        require(not self.has_own_parts, verb, message, hint=hint)
+
     def _complete_parts(self) -> None:
         """Fill in what the data imply, and refuse parts that do not fit each other."""
         # every part of every kind: a run needs them
         from flatout.run.kinds import complete_parts, kind_of
 
+        parts = {"data": self.data, "model": self.model, "task": self.task}
+        for name, part in parts.items():
+            is_part = part is None or is_dataclass(part) or isinstance(part, _BASES[name])
+            require(
+                is_part,
+                name,
+                f"{type(part).__name__} is no {_BASES[name].__name__}",
+                allowed="one of your own, or settings of flatout",
+            )
         metric = self.checkpoint.metric
         if metric is not None:
             self.checkpoint = replace(self.checkpoint, metric=metric.removeprefix("val/"))
@@ -311,6 +322,7 @@ class RunConfig:
             hint="Leave one of them out.",
         )
         self.data, self.model, self.task = complete_parts(self.data, self.model, self.task)
+        self._require_trainer_settings()
         if self.is_sharded:
             why_whole = kind_of(self.data).why_whole
             require(not why_whole, _OF_FSDP, why_whole, hint="Leave it out.")
@@ -345,8 +357,13 @@ class RunConfig:
             hint="Leave one of them out.",
         )
 
-    def _require_trainer_settings(self) -> None:
-        """Refuse arguments that Lightning's Trainer lacks, or that a setting of ours replaces."""
+    def _require_trainer_settings(
+        self, free: Sequence[str] = (), strategies: Sequence[str] = _STRATEGIES
+    ) -> None:
+        """Refuse arguments that Lightning's Trainer lacks, or that a setting of ours replaces.
+
+        `free`: those that may be set although one of ours replaces them.
+        """
         for name in self.trainer:
             where = f"trainer.{name}"
             require(
@@ -355,23 +372,19 @@ class RunConfig:
                 "no argument of Lightning's Trainer",
                 hint=did_you_mean(name, TRAINER_ARGUMENTS),
             )
-            # With a module of your own Lightning clips and accumulates, as our step does not run.
-            is_free = name not in REPLACED or (self.has_own_parts and name in OWN_PARTS_MAY_SET)
             require(
-                is_free,
+                name not in REPLACED or name in free,
                 where,
                 "flatout passes this argument",
                 hint=f"Set {REPLACED.get(name)} instead.",
             )
         strategy = self.trainer.get("strategy")
-        is_known = not isinstance(strategy, str) or strategy in _STRATEGIES
-        is_known = is_known or self.has_own_parts  # DDP may have to look for unused weights
         require(
-            is_known,
+            not isinstance(strategy, str) or strategy in strategies,
             "trainer.strategy",
             f"{strategy}",
-            allowed=", ".join(_STRATEGIES),
-            hint=did_you_mean(str(strategy), _STRATEGIES),
+            allowed=", ".join(strategies),
+            hint=did_you_mean(str(strategy), strategies),
         )
         epochs = self.trainer.get("max_epochs")
         is_count = epochs is None or (isinstance(epochs, int) and epochs >= 1)

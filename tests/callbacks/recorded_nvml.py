@@ -38,6 +38,7 @@ class Record:
     """By their place on the card, with gaps; None for a card that cannot be cut."""
     instance: tuple[int, int] = (0, 0)
     is_lost: bool = False
+    energy_mj: int | None = 5_000
 
 
 @dataclass
@@ -96,6 +97,7 @@ class RecordedNvml:
             ),
             "MemoryInfo": lambda card: _named(card.memory, used=card.memory, total=2**34),
             "PowerUsage": lambda card: card.power_mw,
+            "TotalEnergyConsumption": lambda card: card.energy_mj,
             "Temperature": lambda card, kind: card.temperature,
             "ClockInfo": lambda card, kind: (card.clocks or {}).get(kind),
             "MaxClockInfo": lambda card, kind: (card.most_clocks or {}).get(kind),

@@ -62,14 +62,14 @@ def trained(folder: Path, epochs: int = 2, resume: str | None = None):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run, and what it has counted of its validation rows."""
-    from flatout.run import closing
+    from flatout.run import our_parts
 
     folder = tmp_path_factory.mktemp("finished")
     kept = []
-    write = closing.write_dashboard
+    write = our_parts.write_dashboard
     with own_cache(folder) as patch:
         patch.setattr(
-            closing, "write_dashboard", lambda *given: (kept.append(given[-1]), write(*given))
+            our_parts, "write_dashboard", lambda *given: (kept.append(given[-1]), write(*given))
         )
         result = trained(folder)
     return result, kept[0]

@@ -8,6 +8,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from flatout import TextCNNConfig
 from flatout.engine.precision import Precision
 from flatout.run.context import RunContext
+from flatout.run.run import run
 from flatout.run.strategy import choose_strategy
 from flatout.run_log import RunLog
 from flatout.tasks import Classifier
@@ -24,7 +25,7 @@ class Two:
 
 def chosen(asked: str, device: str) -> dict:
     task = Classifier(TextCNNConfig())
-    context = RunContext(Two(), torch.device(device), RunLog())
+    context = RunContext(Two(), torch.device(device), RunLog(), began=0.0, begin=run)
     return choose_strategy(asked, task, Precision.fp32, context)
 
 

@@ -177,7 +177,12 @@ class Card:
 
     def energy_j(self) -> float | None:
         """Joules since the driver was loaded; None for a slice, and where nothing counts them."""
-        return None if self.is_slice else self._figure(1e-3, "TotalEnergyConsumption", self.whole)
+        if self.is_slice:
+            return None
+        try:
+            return self._figure(1e-3, "TotalEnergyConsumption", self.whole)
+        except self.nvml.NVMLError:
+            return None  # the card is lost, which the monitor says
 
     def facts(self) -> dict[str, Any]:
         """Facts that are no curve: reasons for throttling, other processes, and the bus.

@@ -23,7 +23,7 @@ from flatout.callbacks.curve_source import CurveSource
 from flatout.callbacks.running_sums import RunningSums, Sums
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine.lightning_internals import set_fetch_hooks
-from flatout.engine.peaks import Peak, known_peak
+from flatout.engine.peaks import Peak, known_peak, measured_peak
 from flatout.models.contract import contract
 
 
@@ -65,6 +65,11 @@ class Throughput(CurveSource):
         if self.peak is None or not volume.flops or not volume.seconds:
             return None
         return volume.flops / volume.seconds / (self.peak.tflops * 1e12 * self._world)
+
+    def measure_missing_peak(self, device: torch.device, precision: str) -> None:
+        """Time what a device can do that no table has, where MFU needs it; after training."""
+        if self.peak is None and self.volume.total.flops:
+            self.peak = measured_peak(device, precision)
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._world = trainer.world_size

@@ -181,8 +181,7 @@ def audit(settings: RunConfig, config: AuditConfig, command: str, summary: dict[
     from flatout.audit.texts import PAGE
     from flatout.run.kinds import kind_of
 
-    require(
-        not settings.has_own_parts,
+    settings.require_ours(
         "audit",
         "reads no data of your own",
         hint="Name data.source=FILE.",

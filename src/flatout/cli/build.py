@@ -45,8 +45,7 @@ def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Names
     from flatout.run.kinds import kind_of
     from flatout.run_log import RunLog
 
-    require(
-        not config.has_own_parts,
+    config.require_ours(
         "build",
         "a module or data of your own have no store",
         hint="Call prepare_data of your DataModule.",

@@ -130,8 +130,7 @@ def climb(
     from flatout.run.job import RunJob
     from flatout.run.run_folder import name_folder
 
-    require(
-        not config.has_own_parts,
+    config.require_ours(
         "ladder",
         "parts of your own have no usual program",
         hint="Leave them out.",

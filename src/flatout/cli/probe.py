@@ -40,7 +40,7 @@ def print_layers(config: RunConfig, overrides: Sequence[str]) -> None:
     from flatout.engine.precision import choose_precision, fast_fp32_products
     from flatout.models.encoder.transformer import Transformer
     from flatout.run.kinds import gives_one_class
-    from flatout.run.parts import build_module, open_data
+    from flatout.run.parts import build_task, open_data
     from flatout.run.run_folder import unwritten_run
     from flatout.tasks.layer_scores import choose_cut, score_layers
 
@@ -55,7 +55,7 @@ def print_layers(config: RunConfig, overrides: Sequence[str]) -> None:
     L.seed_everything(config.seed, verbose=False)
     with unwritten_run() as folder:
         data = open_data(config, ranks, folder)
-        network = build_module(config, data, config.optim, folder).model
+        network = build_task(config, data, config.optim, folder).model
     is_flat = isinstance(network, Transformer) and network.is_flat and not network.window
     require(
         is_flat,
@@ -63,6 +63,7 @@ def print_layers(config: RunConfig, overrides: Sequence[str]) -> None:
         "has no flat layers to look at",
         hint="Name an encoder with model.pretrained=FOLDER.",
     )
+    assert isinstance(network, Transformer)
     device = ranks.device(str(config.trainer.get("accelerator", "auto")))
     splits = [data.store.splits[name] for name in ("train", "validation")]
     precision = choose_precision(config.precision, device).value

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
 
 from flatout.checkpoints.kept import CHECKPOINTS
@@ -37,12 +36,7 @@ from flatout.run.tuning import Question, measure_on_all_devices, override_line
 _SETTABLE = (*CONFIRMABLE, "optim.lr")
 
 
-def tune(
-    config: RunConfig,
-    data: L.LightningDataModule,
-    context: RunContext,
-    overrides: Sequence[str],
-) -> RunConfig:
+def tune(config: RunConfig, data: StoreData[Any, Any], context: RunContext) -> RunConfig:
     """The settings with measured values where they were left open.
 
     A resumed run keeps the answers of its beginning; without `tune` the settings return unchanged.
@@ -50,6 +44,7 @@ def tune(
     """
     folder = context.folder
     ranks = context.ranks
+    overrides = context.overrides
     earlier = ranks.agreed("earlier answers", lambda: read_answers(config.resume, folder.path))
     if earlier:
         folder.summary.set("tune", earlier)
@@ -64,8 +59,6 @@ def tune(
     if config.resume is not None and any((folder.path / CHECKPOINTS).glob("step-*")):
         folder.say("tune: this run began without it and continues without it")
         return config
-    # modules of your own are refused with `tune`, so the data have a store
-    assert isinstance(data, StoreData)
     question = build_question(config, data, ranks, context.device, overrides)
     measured = measure_on_all_devices(question, folder.say)
     for line in measured.lines:

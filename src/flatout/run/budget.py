@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import lightning as L
 
 from flatout.config import RunConfig
+from flatout.data.batches.feed import Feed
 from flatout.engine.lightning_internals import callbacks_of, set_callbacks, set_epoch_length
 from flatout.engine.schedule import StepSchedule
 from flatout.errors import require
@@ -27,30 +26,21 @@ from flatout.price.costs import Costs, PlannedLengths, expect
 from flatout.price.expected_end import ExpectedEnd
 from flatout.price.settings import Budget
 from flatout.price.words import describe_seconds
-from flatout.run.context import OurParts, RunContext
-from flatout.run.short_try import Begin, try_run
-
-if TYPE_CHECKING:
-    from flatout.run.resolve import Settings
-    from flatout.run.trainer import Training
+from flatout.run.context import Run, RunContext, Settings, Training
+from flatout.run.short_try import try_run
 
 _LENGTH = ("max_epochs", "limit_train_batches")
 _HALVINGS = 40
 _MOST_EPOCHS = 1e5
 
 
-def settle_budget(
-    config: RunConfig, context: RunContext, overrides: Sequence[str], begin: Begin, started: float
-) -> RunConfig:
-    """The settings with the length that fits into the budget; a resumed run keeps its own.
-
-    `begin`: begins a run. `started`: when this one began, by `time.perf_counter`.
-    """
+def settle_budget(config: RunConfig, context: RunContext) -> RunConfig:
+    """The settings with the length that fits into the budget; a resumed run keeps its own."""
     if config.budget is None:
         return config
     for key in (f"trainer.{name}" for name in (*_LENGTH, "max_steps")):
         require(
-            not is_typed(key, overrides),
+            not is_typed(key, context.overrides),
             key,
             f"is set, and budget={config.budget} too",
             hint="Leave one of them out.",
@@ -69,16 +59,16 @@ def settle_budget(
         evidence = str(before["evidence"])
     else:
         folder.say("budget: a short try of the run, in a process apart")
-        words, evidence = _plan(config, begin, started)
+        words, evidence = _plan(config, context)
         why = f"ends within {config.budget}"
     folder.decision("budget", words, why, evidence)
     counts = dict(zip(_LENGTH, map(int, re.findall(r"\d+", words)), strict=True))
     return replace(config, trainer={**config.trainer, **counts})
 
 
-def _plan(config: RunConfig, begin: Begin, started: float) -> tuple[str, str]:
+def _plan(config: RunConfig, context: RunContext) -> tuple[str, str]:
     """The words that set the length, and what they rest on."""
-    summary = try_run(config, begin)["price"]
+    summary = try_run(config, context.begin)["price"]
     costs = Costs.of(summary["costs"])
     plan = summary["plan"]
     limit_s = Budget.of(str(config.budget), config.price).seconds(config.price, costs.watts)
@@ -87,7 +77,7 @@ def _plan(config: RunConfig, begin: Begin, started: float) -> tuple[str, str]:
         lengths = PlannedLengths.of_plan(plan, epochs, tries=config.monitor.verdict)
         return expect(costs, lengths, summary["ratios"]).value_s
 
-    left_s = limit_s - (time.perf_counter() - started)
+    left_s = limit_s - (time.perf_counter() - context.began)
     least_s = seconds_of(1.0)
     require(
         least_s <= left_s,
@@ -110,21 +100,20 @@ def _plan(config: RunConfig, begin: Begin, started: float) -> tuple[str, str]:
     return words, f"an epoch takes {describe_seconds(seconds_of(2.0) - least_s)}"
 
 
-def keep_budget(
-    settings: Settings, ours: OurParts | None, training: Training, end: ExpectedEnd
-) -> None:
+def keep_budget(run: Run, training: Training, end: ExpectedEnd) -> None:
     """Let a run with a budget plan its later epochs anew."""
-    if ours is not None and settings.asked.budget is not None:
+    feed = run.parts.train_feed()
+    if feed is not None and run.settings.asked.budget is not None:
         callbacks = callbacks_of(training.trainer)
-        set_callbacks(training.trainer, [*callbacks, KeepBudget(settings, ours, end)])
+        set_callbacks(training.trainer, [*callbacks, KeepBudget(run.settings, feed, end)])
 
 
 class KeepBudget(L.Callback):
     """Sets length and schedule of the epochs that are left, so that the run ends in time."""
 
-    def __init__(self, settings: Settings, ours: OurParts, end: ExpectedEnd) -> None:
+    def __init__(self, settings: Settings, feed: Feed, end: ExpectedEnd) -> None:
         self.settings = settings
-        self.ours = ours
+        self.feed = feed
         self.end = end
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -133,7 +122,7 @@ class KeepBudget(L.Callback):
         if trainer.current_epoch == 0 or costs is None or lengths is None:
             return
         left_s = self._seconds_left(costs)
-        feed = self.ours.feeds.train
+        feed = self.feed
         most = len(feed) // feed.plan.accumulate
         tokens = lengths.work.total / lengths.work.total_steps
         step_s = costs.pace.seconds(1, tokens)
@@ -147,7 +136,7 @@ class KeepBudget(L.Callback):
         for config in trainer.lr_scheduler_configs:
             schedule = config.scheduler
             if isinstance(schedule, StepSchedule):
-                schedule.rate_at = partial(self.ours.task.optim.lr_at, total_steps=total)
+                schedule.rate_at = partial(self.settings.optim.lr_at, total_steps=total)
         self.end.lengths = replace(
             lengths,
             work=replace(lengths.work, total_steps=total),

@@ -1,8 +1,8 @@
 """The end of a run: keep its model, fill its summary, judge what limited it, write its reports.
 
-`run/run.py` calls the stages in this order: `keep_answers`, `write_verdict`, `summarise`,
-`report_kind`, `write_reports`. Ranks compute the first two together; the others are for the first
-rank alone. `Result` is what Python users get back.
+`run/run.py` calls the stages in this order: answers are kept (`keep_task`), then `write_verdict`,
+`summarise`, `report_kind`, `write_reports`. Ranks compute the first two together; the others are
+for the first rank alone. `Result` is what Python users get back.
 """
 
 from __future__ import annotations
@@ -19,45 +19,34 @@ from torch import nn
 
 from flatout.callbacks.profile_steps import TABLE, TRACE
 from flatout.callbacks.step_timer import StepTimer
-from flatout.callbacks.throughput import FetchTimes
 from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.config import ALWAYS, RunConfig
-from flatout.data.batches.feed import Feeds
 from flatout.distributed.collectives import of_all_ranks
 from flatout.distributed.ranks import others_watched
 from flatout.engine.compile import is_compiled
-from flatout.engine.lightning_internals import callbacks_of, overrides
-from flatout.engine.peaks import measured_peak
+from flatout.engine.lightning_internals import overrides
 from flatout.engine.pieces import TRAINING
 from flatout.engine.precision import LIGHTNING_NAMES, Precision, choose_precision
 from flatout.engine.run_length import EPOCHS
 from flatout.inference.fingerprint import Fingerprint
-from flatout.inference.run_predictor import RunPredictor
 from flatout.models.contract import is_pretrained
 from flatout.models.encoder.transformer import Transformer
 from flatout.perf.notes import measured_before
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
-from flatout.perf.verdict.experiments import MOST_S, SHARE, alone_ms, try_out, try_safely
-from flatout.perf.verdict.gathering import evidence_of, evidence_of_own
-from flatout.perf.verdict.own_tries import try_own
+from flatout.perf.verdict.experiments import SHARE, alone_ms, try_out, try_safely
+from flatout.perf.verdict.gathering import evidence_of
 from flatout.perf.verdict.rules import verdict
 from flatout.price.words import spent_by
 from flatout.report.closing import print_closing
-from flatout.report.dashboard import write_dashboard
-from flatout.report.figures import Chart
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import read_summary
-from flatout.run.context import OurParts, RunContext, RunParts
-from flatout.run.kinds import kind_of, load_predictor
-from flatout.run.own_parts import NoAnswers
-from flatout.run.resolve import Settings
+from flatout.run.context import Answers, OurParts, Run, RunAnswers, Settings, Training
+from flatout.run.kinds import kind_of
 from flatout.run.result_findings import find_in_result
 from flatout.run.rival import compare_with_rival, find_rival, score_beside
 from flatout.run.run_folder import RunFolder
-from flatout.run.trainer import Training, settings_to_compare
 from flatout.tasks.task import Task
 
-Answers = RunPredictor | NoAnswers  # what answers for new rows after training
 _MOST_ALONE_S = 5.0  # that a rank trains alone, to time it
 
 
@@ -103,22 +92,6 @@ class Result:
         return self.predictor.predict(rows)
 
 
-@dataclass(frozen=True, slots=True)
-class RunAnswers:
-    """The trained network, ready to answer, with what is shown of its answers."""
-
-    predictor: Answers
-    per_class: list[dict[str, Any]]  # scores of each class
-    charts: list[Chart]
-
-
-def open_answers(config: RunConfig, folder: Path) -> Answers:
-    """What answers for new rows with the model of a finished run."""
-    if config.has_own_parts:
-        return NoAnswers(type(config.task).__name__)
-    return load_predictor(folder)
-
-
 def finished_result(folder: Path, answers: Answers) -> Result:
     """The result of a run that has finished before, from its folder."""
     summary = read_summary(folder)
@@ -129,25 +102,20 @@ def finished_result(folder: Path, answers: Answers) -> Result:
     return Result(folder, metrics, [], answers, summary, summary["metric"] or "loss")
 
 
-def keep_answers(
-    config: RunConfig, parts: RunParts, training: Training, context: RunContext
-) -> RunAnswers:
+def keep_task(run: Run, ours: OurParts, training: Training) -> RunAnswers:
     """Save the trained network in `model/`, and collect what is shown of its answers.
 
-    Every rank takes part. For a module of the user's own there is nothing to save.
+    Every rank takes part.
     """
-    ours = parts.ours
-    if ours is None:
-        return RunAnswers(NoAnswers(type(parts.module).__name__), [], [])
+    config = run.settings.asked
+    folder = run.folder
     task = ours.task
     kind = kind_of(config.data)
-    folder = context.folder
     if task.is_sharded:
         # Each rank gathers all slices on its host, to answer and to save them.
         strategy = cast(Any, training.trainer.strategy)
         with others_watched():
-            task.model = strategy.gathered(task.model)
-        task.is_sharded = False
+            task.take_whole(strategy.gathered(task.model))
     per_class = task.per_class()
     predictor = kind.predictor.of(task)
     predictor.held_out = task.held_out
@@ -155,7 +123,7 @@ def keep_answers(
         splits = (ours.feeds.train.split, ours.feeds.validation.split)
         predictor.fingerprint = Fingerprint.of(*splits, task.info.vocabulary.unknown)
     charts = [] if kind.draw is None else kind.draw(task, ours.feeds, folder.path)
-    if context.ranks.is_first:
+    if run.ranks.is_first:
         if isinstance(config.model, nn.Module):
             folder.say("model/ is not written: the settings of your own model are not known")
         elif overrides(task, "build_model", kind.task):
@@ -164,44 +132,32 @@ def keep_answers(
             predictor.save(folder.path / "model", config.model)
             for kept in filter(None, (predictor.held_out, predictor.fingerprint)):
                 kept.write(folder.path / "model")
-        _measure_missing_peak(ours.feeds, training)
+        # A CPU has its MFU in the summary, and no curve of it: no first step waited to time it.
+        # Threads and precision are still the run's.
+        training.curves.throughput.measure_missing_peak(
+            ours.feeds.train.device, str(training.trainer.precision)
+        )
     return RunAnswers(predictor, per_class, charts)
 
 
-def _measure_missing_peak(feeds: Feeds, training: Training) -> None:
-    """Time what the device can do, for its MFU, where no table has it.
-
-    It is timed now so that no first step waits for it; threads and precision are still the run's.
-    So a CPU has its MFU in the summary, and no curve of it.
-    """
-    throughput = training.curves.throughput
-    if throughput.peak is None and throughput.volume.total.flops:
-        throughput.peak = measured_peak(feeds.train.device, str(training.trainer.precision))
-
-
-def summarise(parts: RunParts, training: Training, seconds: float, folder: RunFolder) -> None:
+def summarise(run: Run, training: Training, seconds: float) -> None:
     """Fill the summary with what was trained, and how fast; `seconds`: of the whole run."""
-    put = folder.summary.set
+    put = run.folder.summary.set
     trainer = training.trainer
     loop = training.loop
     timer = training.curves.timer
     throughput = training.curves.throughput
     total = throughput.volume.total
-    put("model", _summarise_model(parts))
+    put("model", _summarise_model(run.parts.network))
     peak = throughput.peak
     if peak is not None:
         put("hardware", {"peak_tflops": peak.tflops, "peak_source": peak.source})
-    if parts.ours is None:
-        rows_per_step = round(total.rows / max(1, total.steps))
-    else:
-        plan = parts.ours.feeds.train.plan
-        rows_per_step = plan.rows_per_batch * plan.parts
     put(
         "training",
         {
             "epochs": trainer.current_epoch,
             "steps": trainer.global_step,
-            "rows_per_step": rows_per_step,
+            "rows_per_step": run.parts.rows_per_step(training),
             "seconds": round(seconds, 2),
             "best_epoch": training.checkpoints.best_so_far.epoch,
             "seconds_to_first_step": timer.seconds_to_first_step,
@@ -212,10 +168,7 @@ def summarise(parts: RunParts, training: Training, seconds: float, folder: RunFo
     if loop.graph_facts:
         put("step_graph", loop.graph_facts)
     rates = total.values()
-    rate_names = ["rows_per_s"]
-    if parts.ours is not None and parts.ours.task.counts_tokens:
-        rate_names += ["tokens_per_s", "padding_share"]
-    for name in rate_names:
+    for name in run.parts.rate_names():
         put(f"speed.{name}", rates.get(f"speed/{name}", 0.0))
     for name, value in timer.times.total.values().items():
         put(f"speed.step_ms.{name.removeprefix('time/').removesuffix('_ms')}", value or None)
@@ -227,12 +180,11 @@ def summarise(parts: RunParts, training: Training, seconds: float, folder: RunFo
         put(f"speed.{group}", values)
 
 
-def _summarise_model(parts: RunParts) -> dict[str, Any]:
+def _summarise_model(network: nn.Module) -> dict[str, Any]:
     """The section `model` of `summary.json`."""
-    model = parts.module if parts.ours is None else parts.ours.task.model
-    weights = list(model.parameters())
+    weights = list(network.parameters())
     return {
-        "name": type(model).__name__,
+        "name": type(network).__name__,
         "parameters": sum(weight.numel() for weight in weights),
         "trainable": sum(weight.numel() for weight in weights if weight.requires_grad),
     }
@@ -247,16 +199,12 @@ def _percentiles_ms(timer: StepTimer) -> dict[str, float | None]:
     return percentiles
 
 
-def write_verdict(
-    settings: Settings, parts: RunParts, training: Training, folder: RunFolder
-) -> None:
+def write_verdict(run: Run, training: Training) -> None:
     """Judge what limited the run, and write evidence and verdict into the summary."""
-    if parts.ours is None:
-        evidence = _judge_own_parts(settings.asked, training, folder)
-    else:
-        evidence = judge(parts.ours, settings, training, folder)
+    folder = run.folder
+    evidence = run.parts.find_evidence(run, training)
     if evidence is None:
-        if settings.asked.monitor.verdict:
+        if run.settings.asked.monitor.verdict:
             folder.say(
                 f"verdict: none; what limits the speed is judged from {LEAST_STEPS} steps on"
             )
@@ -345,28 +293,13 @@ def _times_of_ranks(
     return of_all_ranks(times_ms)
 
 
-def _judge_own_parts(config: RunConfig, training: Training, folder: RunFolder) -> Evidence | None:
-    """The evidence of a run of the user's own module, with trials of what could be faster."""
-    trainer = training.trainer
-    fetches = next(
-        callback for callback in callbacks_of(trainer) if isinstance(callback, FetchTimes)
-    )
-    evidence = evidence_of_own(training.curves, trainer, fetches.ms)
-    if evidence is not None and config.monitor.verdict:
-        trained_s = evidence.total_ms * evidence.batches / 1000
-        try_own(trainer, fetches.loader, evidence, seconds=MOST_S, trained_s=trained_s)
-        for note in evidence.notes:
-            folder.say(f"verdict: {note}")
-    return evidence
-
-
-def report_kind(
-    config: RunConfig, ours: OurParts, predictor: Answers, seconds: float, folder: RunFolder
-) -> None:
+def report_kind(run: Run, ours: OurParts, predictor: Answers, seconds: float) -> None:
     """Add what this kind of data has beside each result.
 
     That are the scores of a simple model, and a study of its own; `seconds`: of the whole run.
     """
+    config = run.settings.asked
+    folder = run.folder
     kind = kind_of(config.data)
     values = folder.summary.values
     if kind.rival is not None and config.monitor.rival:
@@ -381,27 +314,16 @@ def report_kind(
         kind.report(ours.task, predictor, ours.feeds, values, folder.path, folder)
 
 
-def _batch_size_sets_steps(settings: Settings, parts: RunParts) -> bool:
-    """Whether steps are one batch of `data.batch_size` rows, and epochs alone end the run."""
-    if parts.ours is None:
-        return False
-    plan = parts.ours.feeds.train.plan
-    is_one_batch = plan.parts == 1 and plan.tokens_per_batch is None
-    limits = ("max_steps", "limit_train_batches", "max_time")
-    is_limited = any(settings.trainer.get(name) not in (None, -1) for name in limits)
-    return is_one_batch and not is_limited
-
-
-def write_reports(
-    settings: Settings, parts: RunParts, answers: RunAnswers, folder: RunFolder
-) -> None:
+def write_reports(run: Run, answers: RunAnswers) -> None:
     """Write the page, print the closing table, and complete what TensorBoard shows."""
+    settings = run.settings
+    folder = run.folder
     max_epochs = int(settings.trainer.get("max_epochs") or EPOCHS)
     findings = find_in_result(
         folder.summary.values,
         answers.per_class,
         max_epochs,
-        batch_size_sets_steps=_batch_size_sets_steps(settings, parts),
+        batch_size_sets_steps=run.parts.batch_size_sets_steps(settings),
     )
     folder.summary.set("findings", findings)
     values = {**folder.summary.values, "status": "finished"}
@@ -420,6 +342,4 @@ def write_reports(
     # the page and the summary have the verdict in any case, for whoever looks
     verdict_shown = values["verdict"] if settings.asked.monitor.verdict else None
     print_closing({**values, "verdict": verdict_shown}, folder.path, answers.per_class)
-    if parts.ours is not None and "tensorboard" in settings.asked.logger:
-        counted = parts.ours.task.counted
-        write_dashboard(folder.path, values, settings_to_compare(settings), counted)
+    run.parts.write_dashboard(run, values)

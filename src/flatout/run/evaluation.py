@@ -7,33 +7,26 @@ temperature), lets Lightning judge each split, and adds intervals to the scores 
 from __future__ import annotations
 
 import warnings
-from typing import Any, cast
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from flatout.checkpoints.folder import read_weights
-from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import others_watched
 from flatout.errors import UserError
 from flatout.report.closing import truncation_text
-from flatout.run.context import OurParts, RunParts
-from flatout.run.own_parts import has_own, plain_name
+from flatout.run.context import OurParts, Run, Training
+from flatout.run.lightning_advice import without_lightning_advice
 from flatout.run.run_folder import RunFolder
-from flatout.run.trainer import Training, without_lightning_advice
 from flatout.tasks.score_intervals import LEAST_ROWS, describe_drawn_groups
 
 
-def load_best(training: Training, parts: RunParts) -> None:
+def load_best(run: Run, training: Training) -> None:
     """Put the weights of the best checkpoint into the module; of the last one, without a best."""
-    ours = parts.ours
+    strategy = training.trainer.strategy
     with others_watched():
-        training.trainer.strategy.barrier()  # the first rank may still be linking it
-    state = _read_best_weights(training)
-    if ours is not None and ours.task.is_sharded:
-        strategy = cast(Any, training.trainer.strategy)
-        strategy.hand_out(ours.task, state)
-    elif state is not None:
-        parts.module.load_state_dict(state)
+        strategy.barrier()  # the first rank may still be linking it
+    run.parts.take_weights(_read_best_weights(training), strategy)
 
 
 def _read_best_weights(training: Training) -> dict[str, Tensor] | None:
@@ -51,62 +44,32 @@ def _read_best_weights(training: Training) -> dict[str, Tensor] | None:
     return None
 
 
-def evaluate(
-    training: Training, parts: RunParts, folder: RunFolder, metric: str | None
-) -> dict[str, float]:
-    """Metrics by name: `val/…`, and `test/…` where there are test rows.
-
-    `metric`: the one by which rows that were cut are compared with whole ones.
-    """
+def evaluate(run: Run, training: Training) -> dict[str, float]:
+    """Metrics by name: `val/…`, and `test/…` where there are test rows."""
     device = training.trainer.strategy.root_device
-    ours = parts.ours
-    if ours is not None:
-        ours.task.to(device)  # Lightning has taken it back to the host
-        folder.put(ours.task.tune_answers(ours.feeds, folder))
-        if ours.task.held_out is not None:
-            folder.summary.set("abstention", ours.task.held_out.facts())
+    parts = run.parts
+    parts.tune_answers(run, device)
     metrics: dict[str, float] = {}
     for split in ("val", "test"):
-        if _can_judge(parts, split):
-            scores = _judge_split(training, parts, split)
+        if parts.can_judge(split):
+            scores = parts.scores_of(split, _judge_split(run, training, split))
             metrics |= {f"{split}/{name}": value for name, value in scores.items()}
     # Lightning has taken it to the host once more, and the next stages compute on the device
     parts.module.to(device)
-    if ours is not None and ours.feeds.test is not None:
-        _add_intervals(ours, folder)
-        _add_truncation(ours, folder, metric)
-    folder.summary.set("metrics", metrics)
+    parts.report_test(run)
+    run.folder.summary.set("metrics", metrics)
     return metrics
 
 
-def _can_judge(parts: RunParts, split: str) -> bool:
-    """Whether there are rows of a split, `val` or `test`, and steps that judge them."""
-    # Our stores know their splits. Of your own data only the hooks that they define are known.
-    data = parts.data
-    has_rows = split == "val" or not isinstance(data, StoreData) or split in data.store.splits
-    return has_rows and has_own(parts.module, data, split)
-
-
-def _judge_split(training: Training, parts: RunParts, split: str) -> dict[str, float]:
-    """Metrics of one split, by plain name (`loss`)."""
+def _judge_split(run: Run, training: Training, split: str) -> list[Mapping[str, float]]:
+    """What Lightning logs of one split, for each loader."""
     trainer = training.trainer
     judge = trainer.validate if split == "val" else trainer.test
     with without_lightning_advice(), others_watched():
-        logged = judge(parts.module, datamodule=parts.data, verbose=False)
-    if parts.ours is not None:
-        task = parts.ours.task
-        if split == "val":
-            task.count_answers()
-        return task.results
-    # A module of your own logs under names of its choice, and may have several loaders a split.
-    scores = {}
-    for metrics_of_loader in logged:
-        for name, value in metrics_of_loader.items():
-            scores[plain_name(name, split)] = float(value)
-    return scores
+        return judge(run.parts.module, datamodule=run.parts.data, verbose=False)
 
 
-def _add_intervals(ours: OurParts, folder: RunFolder) -> None:
+def add_intervals(ours: OurParts, folder: RunFolder) -> None:
     """Write the 95 % intervals of the test scores into the summary; say why there are none."""
     intervals = ours.task.intervals()
     ends = {f"test/{name}": list(interval) for name, interval in intervals.items()}
@@ -121,9 +84,12 @@ def _add_intervals(ours: OurParts, folder: RunFolder) -> None:
         )
 
 
-def _add_truncation(ours: OurParts, folder: RunFolder, metric: str | None) -> None:
-    """Write into the summary how test rows that were cut scored beside whole ones, if any were."""
-    truncation = ours.task.truncation(metric)
+def add_truncation(ours: OurParts, run: Run) -> None:
+    """Write into the summary how test rows that were cut scored beside whole ones, if any were.
+
+    The metric of the run compares them.
+    """
+    truncation = ours.task.truncation(run.settings.metric)
     if truncation:
-        folder.summary.set("truncation", truncation)
-        folder.say(truncation_text(folder.summary.values))
+        run.folder.summary.set("truncation", truncation)
+        run.folder.say(truncation_text(run.folder.summary.values))

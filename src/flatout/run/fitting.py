@@ -21,29 +21,24 @@ from flatout.data.checks.findings import counted
 from flatout.distributed.ranks import others_watched
 from flatout.distributed.signals import requeue_with_slurm
 from flatout.errors import UserError, require
-from flatout.models.encoder.transformer import Transformer
 from flatout.price.words import describe_seconds
 from flatout.report.closing import EARLY_END
-from flatout.run.context import OurParts, RunParts
-from flatout.run.resolve import Settings
+from flatout.run.context import OurParts, Run, Training
+from flatout.run.lightning_advice import without_lightning_advice
 from flatout.run.run_folder import OVERRIDES, RunFolder
-from flatout.run.trainer import Training, without_lightning_advice
 
 
-def fit_to_end(
-    training: Training, parts: RunParts, settings: Settings, folder: RunFolder, start: Start | None
-) -> None:
+def fit_to_end(run: Run, training: Training, start: Start | None) -> None:
     """Train to the last step, or until patience ends it; `start`: the checkpoint to resume."""
     # the Trainer may drop its callbacks, so the list is kept to close files in any case
     listeners = list(training.curves.listeners)
-    if parts.ours is not None:
-        _report_start(parts.ours, settings.total_steps or 0, folder)
+    folder = run.folder
+    run.parts.report_start(run)
     with without_lightning_advice(), others_watched(), training.checkpoints.when.signals.waiting():
-        if parts.ours is not None and _reads_stored_layers(parts.ours):
-            # frozen layers are in eval mode so that they drop nothing; the run has said so
-            warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")
+        for pattern in run.parts.expected_warnings():
+            warnings.filterwarnings("ignore", message=pattern)
         try:
-            _fit(training, parts, folder, start)
+            _fit(run, training, start)
         finally:
             for listener in listeners:
                 with suppress(OSError):
@@ -69,44 +64,39 @@ def _report_skipped(training: Training, folder: RunFolder) -> None:
         )
 
 
-def _report_start(ours: OurParts, total_steps: int, folder: RunFolder) -> None:
+def report_start(run: Run, ours: OurParts) -> None:
+    """Say how many weights a task trains, and in how many steps."""
     count = sum(weight.numel() for weight in ours.task.model.parameters())
     plan = ours.feeds.train.plan
     rows = plan.rows_per_batch * plan.parts
-    steps = counted(total_steps, "step")
-    folder.say(f"training: {count:,} parameters, {steps} of {counted(rows, 'row')}")
+    steps = counted(run.settings.total_steps or 0, "step")
+    run.folder.say(f"training: {count:,} parameters, {steps} of {counted(rows, 'row')}")
 
 
-def _reads_stored_layers(ours: OurParts) -> bool:
-    network = ours.task.model
-    return isinstance(network, Transformer) and bool(network.stored_layers)
-
-
-def _fit(training: Training, parts: RunParts, folder: RunFolder, start: Start | None) -> None:
+def _fit(run: Run, training: Training, start: Start | None) -> None:
     """Lightning's `fit`; its errors become ours."""
     trainer = training.trainer
     checkpoint = None if start is None else start.checkpoint
     try:
-        trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint)
+        trainer.fit(run.parts.module, datamodule=run.parts.data, ckpt_path=checkpoint)
     except SystemExit:
         signal_number = training.checkpoints.when.stopped_by
         if signal_number:
-            report_signal(signal_number, training, folder)
+            report_signal(signal_number, training, run.folder)
         elif trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
             raise KeyboardInterrupt from None
         raise
     except MisconfigurationException as error:
-        raise _user_error(error, parts) from None
+        raise _user_error(error, run) from None
     except RuntimeError as error:
         # Lightning refuses several optimizers in automatic optimisation by a RuntimeError
         if not str(error).startswith("Training with multiple optimizers"):
             raise
-        raise _user_error(error, parts) from None
+        raise _user_error(error, run) from None
 
 
-def _user_error(error: Exception, parts: RunParts) -> UserError:
-    key = "task" if parts.ours is None else "trainer"
-    return UserError(key, " ".join(str(error).split()))
+def _user_error(error: Exception, run: Run) -> UserError:
+    return UserError(run.parts.blames, " ".join(str(error).split()))
 
 
 def report_early_end(training: Training, folder: RunFolder) -> None:

@@ -18,13 +18,9 @@ from flatout.masking import mask_words
 from flatout.price.words import spent_by
 from flatout.report.summary import read_summary
 from flatout.run.closing import Result
-from flatout.run.kinds import kind_of
-from flatout.run.own_parts import plain_name, require_picklable
-from flatout.run.resolve import trainer_of_own
 from flatout.run.resume import find_run
 from flatout.run.run_folder import OVERRIDES
-from flatout.tasks.metrics import BEST_MODE, require_metric
-from flatout.tasks.task_class import TaskClass
+from flatout.run.whose_parts import parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +30,8 @@ class RunJob:
     config: RunConfig
 
     def __post_init__(self) -> None:
-        if self.config.has_own_parts:
-            require_picklable(self.config.task, self.config.data)
-            trainer_of_own(self.config, 1)
+        # its trials may train in other processes, on one device each
+        parts_of(self.config).require_startable(self.config, 1, is_here=False)
 
     @property
     def name(self) -> str:
@@ -51,34 +46,24 @@ class RunJob:
     @property
     def metric(self) -> str:
         """The validation metric that the settings name, else the usual one of the data's kind."""
-        name = self.config.checkpoint.metric
-        if self.config.has_own_parts:
-            return plain_name(name or "loss", "val")
-        return name or kind_of(self.config.data).usual_metric(self.config.data)
+        return parts_of(self.config).metric_of(self.config)
 
     @property
     def mode(self) -> str:
         """Whether its metric is better when higher (`max`) or lower (`min`)."""
-        if not self.config.has_own_parts and not isinstance(self.config.task, TaskClass):
-            require_metric(self.metric, [*BEST_MODE, "loss"], "checkpoint.metric")
-        return self.config.checkpoint.mode_of(self.metric)
+        return parts_of(self.config).mode_of(self.config)
 
     @property
     def metrics(self) -> list[str]:
         """The metrics to choose from; some depend on the data, as those of two classes do."""
-        if self.config.has_own_parts:  # others are those that the module logs
-            return [self.metric]
-        return kind_of(self.config.data).metrics(self.config.data)
+        return parts_of(self.config).metrics_of(self.config)
 
     @property
     def validations(self) -> int | None:
         """How many times it validates, if nothing stops it early; None: the data decide."""
-        config = self.config
-        if config.trainer.get("max_epochs") is None and not config.has_own_parts:
-            follows_rows = kind_of(config.data).length_by_rows and not config.data.is_sample
-            if follows_rows:
-                return None
-        return validations(config.trainer)
+        if parts_of(self.config).leaves_length_open(self.config):
+            return None
+        return validations(self.config.trainer)
 
     def train(self, folder: Path, overrides: Sequence[str], *, resumes: bool) -> Result:
         """Train it in a folder, from the beginning or from its last checkpoint."""

@@ -8,7 +8,6 @@ a new one, or that of the run to resume.
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import signal
 import sys
@@ -48,11 +47,9 @@ from flatout.errors import (
     write_for_launcher,
 )
 from flatout.report.summary import mark_broken
-from flatout.run.closing import Result, finished_result, open_answers
+from flatout.run.closing import Result, finished_result
 from flatout.run.devices import choose_devices
 from flatout.run.kinds import KINDS
-from flatout.run.own_parts import require_picklable
-from flatout.run.resolve import trainer_of_own
 from flatout.run.resume import find_run, unfinished_before
 from flatout.run.run import run
 from flatout.run.run_folder import claim_folder, list_numbered, name_folder
@@ -62,6 +59,7 @@ from flatout.run.spawn import (
     run_on_ranks,
     take_environment,
 )
+from flatout.run.whose_parts import parts_of
 from flatout.tasks.task import Task
 from flatout.tasks.task_class import TaskClass
 
@@ -112,7 +110,7 @@ def _start(
     agreed = ranks.agreed("folder", lambda: asdict(choose()))
     path = Path(agreed["folder"])
     if agreed["is_finished"]:
-        return finished_result(path, open_answers(config, path))
+        return finished_result(path, parts_of(config).open_answers(config, path))
     config = replace(config, resume=agreed["resume"])
     if is_here:
         return run(config, path, overrides=overrides, number=devices[0])
@@ -151,12 +149,8 @@ def _require_startable(
         "a model of your own cannot be handed to other processes",
         hint="Start your script with torchrun, or name the model's settings.",
     )
-    if isinstance(config.task, TaskClass) and not is_here:
-        require_picklable(config.task.task, None)
-    if config.has_own_parts:
-        if not is_here:
-            require_picklable(config.task, config.data)
-        trainer_of_own(config, max(ranks.world, len(devices)))
+    world = max(ranks.world, len(devices))
+    parts_of(config).require_startable(config, world, is_here=is_here)
 
 
 def _choose_folder(
@@ -194,8 +188,7 @@ def start_on_ray(
     named: Sequence[Path] = (),
 ) -> Result:
     """One run whose ranks are workers of Ray Train, on any machines that see the run's folder."""
-    if config.has_own_parts:
-        require_picklable(config.task, config.data)
+    parts_of(config).require_startable(config, workers, is_here=False)
     device = device_of(workers)  # what the cluster lacks is refused before there is a folder
     chosen = _choose_folder(config, folder, overrides, claim, named)
     path = Path(chosen.folder)
@@ -209,7 +202,7 @@ def start_on_ray(
             is_asked = isinstance(error, KeyboardInterrupt | SystemExit)
             mark_broken(path, started, "interrupted" if is_asked else "failed")
             raise
-    return finished_result(path, open_answers(config, path))
+    return finished_result(path, parts_of(config).open_answers(config, path))
 
 
 def _begin_or_resume(config: RunConfig, folder: Path, overrides: Sequence[str]) -> None:
@@ -248,7 +241,7 @@ def _train_on_ranks(
         if stopped.sigval is signal.SIGINT:
             raise KeyboardInterrupt from None
         raise SystemExit(128 + stopped.sigval) from None
-    return Result(predictor=open_answers(config, folder), **facts)
+    return Result(predictor=parts_of(config).open_answers(config, folder), **facts)
 
 
 @record
@@ -262,11 +255,8 @@ def _run_rank(
     redirect_output()
     ranks = Ranks.here()
     try:
-        if config.has_own_parts:
-            # a module that came from another process shares its memory
-            config = copy.deepcopy(config)
         with ranks.train_together():
-            result = run(config, folder, overrides=overrides)
+            result = run(parts_of(config).of_this_process(config), folder, overrides=overrides)
     except UserError as mistake:
         if isinstance(mistake, OtherRankEnded):
             time.sleep(_WAIT_FOR_CAUSE_S)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-
-import lightning as L
+from typing import Any
 
 from flatout.config import RunConfig
 from flatout.data.feeding import ROWS, FeedingConfig
@@ -24,13 +23,12 @@ from flatout.run.run_folder import RunFolder
 
 
 def settle_length(
-    config: RunConfig, data: L.LightningDataModule, ranks: Ranks, folder: RunFolder
+    config: RunConfig, data: StoreData[Any, Any], ranks: Ranks, folder: RunFolder
 ) -> RunConfig:
     """The settings with a batch size and a number of epochs; both are printed where chosen here."""
     batch = None
     epochs = config.trainer.get("max_epochs")
     if _follows_rows(config, data):
-        assert isinstance(data, StoreData)
         rows = data.store.splits["train"].num_rows
         if _leaves_batch_open(config.data):
             batch = _choose_batch(config, rows, ranks.world, folder)
@@ -71,9 +69,7 @@ def _leaves_batch_open(data: FeedingConfig) -> bool:
     return is_open and data.effective_batch is None and data.accumulate == 1
 
 
-def _follows_rows(config: RunConfig, data: L.LightningDataModule) -> bool:
+def _follows_rows(config: RunConfig, data: StoreData[Any, Any]) -> bool:
     """Whether the rule is for this run: texts or tagged words of the user's, with labels."""
-    if config.has_own_parts or not isinstance(data, StoreData):
-        return False
     is_given = not config.data.is_sample and not data.is_stream
     return is_given and kind_of(config.data).length_by_rows

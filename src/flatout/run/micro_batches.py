@@ -22,24 +22,23 @@ from flatout.engine.fast_loop import FastLoop
 from flatout.engine.pieces import EVALUATION, TRAINING, running_statistics
 from flatout.engine.precision import by_lightning_name
 from flatout.perf.notes import Limit, MicroBatches, micro_batch_key
-from flatout.run.context import OurParts
+from flatout.run.context import OurParts, Run
 from flatout.run.run_folder import RunFolder
 
 _NAMES = {TRAINING: "micro-batch", EVALUATION: "evaluation batch"}
 
 
-def restore_micro_batches(
-    loop: FastLoop, ours: OurParts, facts: dict[str, Any], ranks: Ranks, folder: RunFolder
-) -> None:
+def restore_micro_batches(loop: FastLoop, ours: OurParts, run: Run) -> None:
     """Start with the micro-batches that fitted into memory in an earlier run like this one.
 
-    Log and note each change from now on. `facts` are those that resumed runs are compared by.
+    Log and note each change from now on.
     """
+    folder = run.folder
     plans = {TRAINING: ours.feeds.train.plan, EVALUATION: ours.feeds.validation.plan}
     notes = MicroBatches(
-        Cache(ours.data.config.cache).folder, facts_about_memory(ours.feeds, facts)
+        Cache(ours.data.config.cache).folder, facts_about_memory(ours.feeds, run.facts)
     )
-    limits = _read_on_first_rank(notes, ranks, folder)
+    limits = _read_on_first_rank(notes, run.ranks, folder)
     for name, plan in plans.items():
         whole, unit = capacity(plan)
         limit = limits.get(f"{name} {unit}")
@@ -58,7 +57,7 @@ def restore_micro_batches(
             f"noted in {notes.path}; delete it to try whole batches again",
             replaces=True,
         )
-    precision = str(facts["precision"])
+    precision = str(run.facts["precision"])
     loop.pieces.report = _MemoryReporter(ours, plans, notes, precision, folder)
 
 

@@ -20,7 +20,7 @@ from flatout.data.text_opening import open_source
 from flatout.errors import require
 from flatout.models.contract import asks_for_ngrams
 from flatout.models.words import Ngrams
-from flatout.run.context import OurParts, RunParts
+from flatout.run.context import OurParts, Run
 from flatout.run.kinds import kind_of
 from flatout.run.linear import TooSlow, fit_linear, targets_of, texts_of
 from flatout.run.run_folder import RunFolder
@@ -47,14 +47,15 @@ def require_mixable(config: RunConfig, data: object) -> None:
         require(not reason, "model.ngrams", f"on, but {reason}", hint=hint)
 
 
-def add_linear_model(config: RunConfig, parts: RunParts, seconds: float, folder: RunFolder) -> None:
+def add_linear_model(run: Run, ours: OurParts, seconds: float) -> None:
     """Fit the linear model, and let it answer with the network where that helps.
 
     `seconds`: of the run so far. Every rank does the same, as each has all texts.
     """
-    ours = parts.ours
+    config = run.settings.asked
+    folder = run.folder
     ngrams = asks_for_ngrams(config.model)
-    if ours is None or _why_not(ngrams, config, ours):
+    if _why_not(ngrams, config, ours):
         return
     # What was asked for takes its time.
     limit_s = math.inf if ngrams == Ngrams.on else max(_LEAST_S, _SHARE * seconds)
@@ -71,7 +72,7 @@ def add_linear_model(config: RunConfig, parts: RunParts, seconds: float, folder:
         return
     is_used = fitted.helps or ngrams == Ngrams.on
     if is_used:
-        ours.task.beside = beside
+        ours.task.answer_beside(beside)
     _report(fitted, len(beside.answers["validation"]), folder, is_used=is_used)
 
 
@@ -95,8 +96,7 @@ def _why_not(ngrams: str, config: RunConfig, ours: OurParts) -> str:
 
 def _why_impossible(config: RunConfig, data: object) -> str:
     """Why the answers of both cannot be mixed; empty if they can."""
-    is_ours = not config.has_own_parts and not isinstance(config.task, TaskClass)
-    if not is_ours or not kind_of(config.data).mixes_ngrams:
+    if isinstance(config.task, TaskClass) or not kind_of(config.data).mixes_ngrams:
         return "that is for flatout's own classifier of texts"
     assert isinstance(data, TextData)
     if data.info.problem not in (Problem.single, Problem.multi):

@@ -1,15 +1,14 @@
-"""Build the parts of a run from its settings: the opened data, the module, and its feeds.
+"""Build the parts of a run from its settings: the opened data, the task, and its feeds.
 
-`open_data` opens or builds the store, `build_module` makes the task with its network, `place_feeds`
-gives each split a feed for this rank. A run opens its data first and decides what its settings
-leave open before it builds the rest (`build_run_parts`). `build_parts` does everything at once, to
-measure training steps in another process. Open this file to change
-how a part comes from the settings; what differs between kinds of data is in `run/kinds.py`.
+`open_data` opens or builds the store, `build_task` makes the task with its network, `place_feeds`
+gives each split a feed for this rank. A run opens its data first, and decides what its settings
+leave open before it builds the rest (`run/our_parts.py`). `build_parts` does everything at once, to
+measure training steps in another process. Open this file to change how a part comes from the
+settings; what differs between kinds of data is in `run/kinds.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -21,12 +20,10 @@ from flatout.data.batches.feed import Feeds
 from flatout.data.batches.plan import BatchLayout
 from flatout.data.store_data import Placement, StoreData
 from flatout.distributed.ranks import Ranks
-from flatout.engine.graph_choice import require_static_steps
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import require
 from flatout.models.contract import ModelConfig
 from flatout.perf.tune.probe import Parts
-from flatout.run.context import OurParts, RunContext, RunParts
 from flatout.run.kinds import kind_of
 from flatout.run.memory import require_memory
 from flatout.run.resolve import choose_rate, clip_of
@@ -37,21 +34,11 @@ from flatout.tasks.task import Task
 from flatout.tasks.task_class import TaskClass
 
 
-def report_run(config: RunConfig, folder: RunFolder) -> None:
-    """Say first what is trained, and where."""
-    part = config.task if config.has_own_parts else config.model
-    name = type(part).__name__.removesuffix("Config")
-    folder.say(f"run: {name}, seed {config.seed}, in {folder.path}")
-
-
-def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> Any:
+def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> StoreData[Any, Any]:
     """The DataModule with its store open; the first rank builds a missing store.
 
-    With parts of the user's own, the data are not opened here: Lightning does that. The summary
-    gets the section `data`.
+    The summary gets the section `data`.
     """
-    if config.has_own_parts:
-        return _data_beside_own_parts(config, folder)
     data = kind_of(config.data).data.of(config.data, seed=config.seed, log=folder)
 
     def prepare_store() -> str:
@@ -67,19 +54,6 @@ def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> Any:
         hint="Every machine needs the same files, or one folder that all can read.",
     )
     folder.summary.set("data", _summarise_data(data))
-    return data
-
-
-def _data_beside_own_parts(config: RunConfig, folder: RunFolder) -> L.LightningDataModule:
-    """The user's own DataModule, or ours for the user's own module."""
-    data: L.LightningDataModule
-    if isinstance(config.data, L.LightningDataModule):
-        data = config.data
-    else:
-        # The Trainer accumulates `data.accumulate` batches, so the DataModule must not do it too.
-        settings = replace(config.data, accumulate=1)
-        data = kind_of(config.data).data.of(settings, seed=config.seed)
-    folder.summary.set("data", {"source": type(data).__name__})
     return data
 
 
@@ -99,8 +73,6 @@ def require_memory_for_model(
     config: RunConfig, data: Any, ranks: Ranks, device: torch.device
 ) -> None:
     """Refuse a model that this device cannot train, before it is built."""
-    if config.has_own_parts:
-        return
 
     def build(model: Any) -> nn.Module:
         return make_task(config, model, config.optim).build(data.info)
@@ -111,13 +83,11 @@ def require_memory_for_model(
     require_memory(config.model, build, device, copies / slices)
 
 
-def build_module(config: RunConfig, data: Any, optim: OptimConfig, log: RunLog) -> Any:
-    """The module that trains: the user's own, or the task of the data with its network built.
+def build_task(config: RunConfig, data: Any, optim: OptimConfig, log: RunLog) -> Task:
+    """The task of the data with its network built.
 
     `optim`: with the learning rate of the run, which the task is made with and keeps.
     """
-    if config.has_own_parts:
-        return config.task
     task = make_task(config, config.model, optim)
     report_network(task.build(data.info), config.model, data.info, log)
     return task
@@ -145,22 +115,6 @@ def place_feeds(
     return data.feeds
 
 
-def build_run_parts(
-    config: RunConfig, data: L.LightningDataModule, context: RunContext
-) -> RunParts:
-    """The module of a run beside its opened data, with feeds if both are flatout's."""
-    optim = config.optim
-    if not config.has_own_parts:
-        optim = choose_rate(config, context.ranks.world, context.folder)
-    module = build_module(config, data, optim, context.folder)
-    if config.has_own_parts:
-        return RunParts(module, data, ours=None)
-    assert isinstance(data, StoreData)
-    feeds = place_feeds(config, data, module, context.device, context.ranks)
-    require_static_steps(config.graph, module, feeds.train)
-    return RunParts(module, data, OurParts(module, data, feeds))
-
-
 def build_parts(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
     """Task and feed as a run of these settings has them, to measure its training steps.
 
@@ -169,7 +123,7 @@ def build_parts(config: RunConfig, ranks: Ranks, device: torch.device) -> Parts:
     with unwritten_run() as folder:
         L.seed_everything(config.seed, verbose=False)
         data = open_data(config, Ranks(), folder)
-        task = build_module(config, data, choose_rate(config, ranks.world, folder), folder)
+        task = build_task(config, data, choose_rate(config, ranks.world, folder), folder)
         feeds = place_feeds(config, data, task, device, ranks)
         task.prepare_probe(feeds, config.seed)
         return Parts(

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import lightning as L
@@ -27,31 +27,27 @@ from flatout.price.expected_end import ExpectedEnd
 from flatout.price.notes import PriceNotes
 from flatout.price.pace import Work
 from flatout.price.settings import as_kwh
-from flatout.run.context import RunContext, RunParts
-from flatout.run.resolve import Settings
-from flatout.run.trainer import Training
+from flatout.run.context import Run, Training
 
 
-def expect_end(
-    settings: Settings, parts: RunParts, training: Training, context: RunContext, started: float
-) -> ExpectedEnd:
-    """Let a run say when it will end. `started`: when it began, by `time.perf_counter`."""
+def expect_end(run: Run, training: Training) -> ExpectedEnd:
+    """Let a run say when it will end."""
     curves = training.curves
     sources = curves.monitor.sources or []
     card = next((source for source in sources if isinstance(source, Card)), None)
-    notes = notes_of(settings, parts, context)
+    notes = notes_of(run)
     end = ExpectedEnd(
-        measure_lengths=lambda: measure_lengths(settings, parts, training.trainer),
+        measure_lengths=lambda: measure_lengths(run, training.trainer),
         clock=curves.clock,
-        meter=EnergyMeter(card, settings.asked.price.watts),
-        began=started,
+        meter=EnergyMeter(card, run.settings.asked.price.watts),
+        began=run.began,
         known=None if notes is None else notes.costs(),
         ratios=[] if notes is None else notes.ratios(),
-        say=context.folder.say,
+        say=run.folder.say,
         busy=lambda: busy_fraction(curves.monitor),
         seconds_before=lambda: training.checkpoints.seconds_before,
     )
-    if context.ranks.is_first:
+    if run.ranks.is_first:
         for listener in curves.listeners:
             if isinstance(listener, ProgressLine):
                 listener.time_left = end.time_left
@@ -61,23 +57,21 @@ def expect_end(
     return end
 
 
-def close_price(
-    end: ExpectedEnd, settings: Settings, parts: RunParts, training: Training, context: RunContext
-) -> None:
+def close_price(run: Run, training: Training, end: ExpectedEnd) -> None:
     """Write what the run was expected to take, and took, into the summary and the notes."""
-    if not context.ranks.is_first or not end.moments:
+    if not run.ranks.is_first or not end.moments:
         return
-    price = settings.asked.price
+    price = run.settings.asked.price
     facts = end.facts()
     kwh = as_kwh(end.meter.joules(facts["took_s"]))
     # ranks are alike, and the counter is that of one card
     if kwh is not None and "card" in end.meter.sources:
-        kwh *= context.ranks.world
+        kwh *= run.ranks.world
     money = price.money(facts["took_s"], kwh)
     facts |= {"kwh": kwh, "counted": end.meter.sources, "money": money, "currency": price.currency}
     facts |= {"ratios": list(end.ratios), "flops_a_step": flops_a_step(training)}
     facts["busy"] = end.busy()
-    facts |= {name: value / 1e9 for name, value in peaks(context.device).items()}
+    facts |= {name: value / 1e9 for name, value in peaks(run.device).items()}
     if end.lengths is not None:
         work = end.lengths.work
         facts["plan"] = {
@@ -94,16 +88,16 @@ def close_price(
     if kwh is not None and tokens:
         facts["kwh_per_million_tokens"] = kwh / (tokens / 1e6)
     costs = end.costs()
-    notes = notes_of(settings, parts, context)
+    notes = notes_of(run)
     is_whole = end.resumed_at.steps == 0
     if costs is not None:
         facts["costs"] = asdict(costs)
     if costs is not None and notes is not None and is_whole:
-        is_complete = training.trainer.global_step == settings.total_steps
+        is_complete = training.trainer.global_step == run.settings.total_steps
         if end.first is not None and is_complete:
             notes.note_ratio(facts["took_s"] / end.first.raw_s)
         notes.note_costs(costs)
-    context.folder.summary.set("price", facts)
+    run.folder.summary.set("price", facts)
 
 
 def flops_a_step(training: Training) -> float | None:
@@ -120,10 +114,9 @@ def peaks(device: torch.device) -> dict[str, int]:
     return {name: count for name, count in found.items() if count is not None}
 
 
-def measure_lengths(
-    settings: Settings, parts: RunParts, trainer: L.Trainer
-) -> PlannedLengths | None:
+def measure_lengths(run: Run, trainer: L.Trainer) -> PlannedLengths | None:
     """How much a run has to do, by its plan; None if it has no end, as that of a stream."""
+    settings = run.settings
     # None of a run without an end can be counted: Lightning says infinite, or -1
     total_steps = settings.total_steps or trainer.estimated_stepping_batches
     if not 0 < total_steps < math.inf:
@@ -134,48 +127,33 @@ def measure_lengths(
         count = -(-int(total_steps) // max(1, steps_an_epoch))
     if not trainer.enable_validation:
         count = 0
-    feed = None if parts.ours is None else parts.ours.feeds.train
     minutes = settings.asked.checkpoint.every_minutes
-    lengths = PlannedLengths(
-        work=Work.of(feed, int(total_steps), steps_an_epoch),
+    rows = run.parts.shares_of_rows()
+    validation = rows.get("validation", 0.0)
+    return PlannedLengths(
+        work=Work.of(run.parts.train_feed(), int(total_steps), steps_an_epoch),
         validations=count,
         save_every_s=math.inf if minutes is None else 60 * minutes,
         tries=settings.asked.monitor.verdict,
+        validation_share=validation,
+        # it passes over the validation rows twice: to tune the answers, and to judge them
+        evaluation_share=2 * validation + rows.get("test", 0.0),
     )
-    if parts.ours is None:
-        return lengths
-    splits = parts.ours.data.store.splits
-    rows = {name: split.num_rows / splits["train"].num_rows for name, split in splits.items()}
-    validation = rows.get("validation", 0.0)
-    # the evaluation passes over the validation rows twice: to tune the answers, and to judge them
-    evaluation = 2 * validation + rows.get("test", 0.0)
-    return replace(lengths, validation_share=validation, evaluation_share=evaluation)
 
 
-def notes_of(settings: Settings, parts: RunParts, context: RunContext) -> PriceNotes | None:
+def notes_of(run: Run) -> PriceNotes | None:
     """The notes of runs like this one; None for parts of the user's own."""
-    ours = parts.ours
-    if ours is None:
+    facts = run.parts.pace_facts(run.settings)
+    if not facts:
         return None
-    plan = ours.feeds.train.plan
-    values = settings.values
     like = {
         "machine": machine_name(),
-        "ranks": context.ranks.world,
-        "network": type(ours.task.model).__name__,
-        "precision": settings.precision.value.value,
+        "ranks": run.ranks.world,
+        "network": facts["network"],
+        "precision": run.settings.precision.value.value,
     }
-    same = like | {
-        "data": ours.data.info.key,
-        "model": values["model"],
-        "rows": plan.rows_per_batch,
-        "tokens": plan.tokens_per_batch,
-        "accumulate": plan.accumulate,
-        "compile": values["compile"],
-        "threads": values["threads"],
-    }
-    cache = settings.asked.data.cache
-    return PriceNotes(Path(cache) if cache else default_cache_folder(), same, like)
+    cache = run.settings.asked.data.cache
+    return PriceNotes(Path(cache) if cache else default_cache_folder(), like | facts, like)
 
 
 def busy_fraction(monitor: HardwareMonitor) -> float:

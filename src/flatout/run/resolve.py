@@ -10,16 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, astuple, dataclass, replace
+from dataclasses import astuple, replace
 from typing import Any
 
-import lightning as L
 import torch
 from torch import nn
 
 from flatout.checkpoints.settings import Mode
 from flatout.config import RunConfig
-from flatout.data.batches.feed import Feeds
 from flatout.data.batches.gather import TOKENS
 from flatout.distributed.limits import keep_freed_memory, let_segments_grow
 from flatout.distributed.ranks import Ranks, cores_here
@@ -31,40 +29,16 @@ from flatout.errors import require
 from flatout.models.contract import recommended_clip, recommended_lr
 from flatout.price.settings import Target
 from flatout.report.summary import plain
-from flatout.run.context import RunContext, RunParts
-from flatout.run.own_parts import plain_name
+from flatout.run.context import OurParts, Run, RunContext, Settings
 from flatout.run.run_folder import RunFolder
 from flatout.run_log import Choice
 from flatout.tasks.metrics import require_metric
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a run has decided; the rest of its settings is as they were asked for."""
-
-    asked: RunConfig
-    # all settings as plain values, as checkpoints and dashboards compare them
-    values: dict[str, Any]
-    # arguments of Lightning's Trainer; epochs and validations end where an optimizer step does
-    trainer: dict[str, Any]
-    precision: Choice[Precision]
-    optim: OptimConfig
-    _: KW_ONLY
-    clip: float | None = None  # the longest gradient; None: as the Trainer's arguments say
-    batches: int | None = None  # of an epoch; None where the user's own DataModule decides
-    total_steps: int | None = None
-    # the plain name of the validation metric that decides which checkpoint is best; None: none does
-    metric: str | None
-    monitor: str | None  # the name under which it is logged
-    mode: str  # whether it is better when higher (`max`) or lower (`min`)
-
-
-def resolve(config: RunConfig, parts: RunParts, context: RunContext) -> Settings:
+def resolve(config: RunConfig, ours: OurParts, context: RunContext) -> Settings:
     """Make the decisions that follow from the built network, and collect all of them."""
-    if parts.ours is None:
-        return _resolve_own_parts(config, context)
-    task = parts.ours.task
-    feed = parts.ours.feeds.train
+    task = ours.task
+    feed = ours.feeds.train
     folder = context.folder
     trainer = whole_steps(config.trainer, feed, folder)
     precision = resolve_precision(config.precision, context)
@@ -77,7 +51,7 @@ def resolve(config: RunConfig, parts: RunParts, context: RunContext) -> Settings
         require_metric(Target.of(config.until).metric, [*task.all_metric_names, "loss"], "until")
     mode = config.checkpoint.mode_of(metric)
     if metric in task.own_metrics:
-        _report_mode(config, mode, metric, folder)
+        report_mode(config, mode, metric, folder)
     return Settings(
         asked=config,
         values=plain(replace(config, trainer=trainer)),
@@ -93,68 +67,11 @@ def resolve(config: RunConfig, parts: RunParts, context: RunContext) -> Settings
     )
 
 
-def _resolve_own_parts(config: RunConfig, context: RunContext) -> Settings:
-    """The user's own module has an optimizer of its own; its Trainer clips and counts epochs."""
-    checkpoint = config.checkpoint
-    precision = resolve_precision(config.precision, context)
-    trainer = trainer_of_own(config, context.ranks.world)
-    logged_name = checkpoint.metric
-    metric = None if logged_name is None else plain_name(logged_name, "val")
-    mode = checkpoint.mode_of(metric or "")
-    if logged_name is not None:
-        _report_mode(config, mode, logged_name, context.folder)
-    return Settings(
-        asked=config,
-        values=plain(config),
-        trainer=trainer,
-        precision=precision,
-        optim=config.optim,
-        metric=metric,
-        monitor=logged_name,
-        mode=mode,
-    )
-
-
-def _report_mode(config: RunConfig, mode: str, metric: str, folder: RunFolder) -> None:
+def report_mode(config: RunConfig, mode: str, metric: str, folder: RunFolder) -> None:
     """Say of a metric of the user's whether a higher value is better, if nothing was set."""
     if config.checkpoint.mode is Mode.auto:
         why = f"by the name of {metric}"
         folder.decision("checkpoint.mode", mode, why, "checkpoint.mode=min or max sets it")
-
-
-def trainer_of_own(config: RunConfig, world: int) -> dict[str, Any]:
-    """The Trainer's arguments for the user's own module, which neither clips nor accumulates.
-
-    `optim.clip` and `data.accumulate` are passed on to Lightning. Set twice they are refused, and
-    so are they for a module that optimises by itself.
-    """
-    accumulate = None
-    if not isinstance(config.data, L.LightningDataModule):
-        _, batches = config.data.batches(world)
-        accumulate = batches if batches > 1 else None
-    ours = (
-        ("gradient_clip_val", "optim.clip", config.optim.clip),
-        ("accumulate_grad_batches", "data.accumulate", accumulate),
-    )
-    trainer = dict(config.trainer)
-    for argument, key, value in ours:
-        if value:
-            require(
-                argument not in config.trainer,
-                key,
-                f"is set, and trainer.{argument} too",
-                hint="Leave one of them out.",
-            )
-            trainer[argument] = value
-        if argument in trainer:
-            require(
-                config.task.automatic_optimization,
-                key if value else f"trainer.{argument}",
-                f"{type(config.task).__name__} uses manual optimisation: it clips and accumulates"
-                " by itself",
-                hint="Leave it out.",
-            )
-    return trainer
 
 
 def clip_of(config: RunConfig) -> float:
@@ -275,32 +192,28 @@ def _keep_memory(device: torch.device, folder: RunFolder) -> None:
 
 
 @contextmanager
-def exact_products(precision: Precision, feeds: Feeds | None, folder: RunFolder) -> Iterator[None]:
+def exact_products(run: Run, device: torch.device) -> Iterator[None]:
     """Inside it, products of fp32 are made in the faster of the ways that are exact.
 
-    Afterwards torch is set as before. The user's own module keeps torch's settings.
+    Afterwards torch is set as before.
     """
-    if feeds is None:
-        yield
-        return
-    with fast_fp32_products(precision, feeds.train.device) as choice:
+    with fast_fp32_products(run.settings.precision.value, device) as choice:
         if choice is not None:
-            folder.decision("fp32 products", choice.value, choice.why, choice.evidence)
+            run.folder.decision("fp32 products", choice.value, choice.why, choice.evidence)
         yield
 
 
-def compile_network(settings: Settings, parts: RunParts, context: RunContext) -> None:
+def compile_network(run: Run, ours: OurParts) -> None:
     """Compile as asked; by default the layers of a flat encoder where that pays.
 
     A resumed run keeps its choice.
     """
-    if parts.ours is None:
-        return
-    task = parts.ours.task
+    settings = run.settings
+    task = ours.task
     asked = settings.asked.compile
-    folder = context.folder
+    folder = run.folder
     if asked:
-        compile_in_place(task.model, context.device)
+        compile_in_place(task.model, run.device)
         folder.decision("compile", True, "asked for", "the first step waits for it")
     if asked is not None or not compiles_layers(task.model):
         return
@@ -308,13 +221,13 @@ def compile_network(settings: Settings, parts: RunParts, context: RunContext) ->
     if before:
         choice = Choice(before["value"], before["why"], before["evidence"])
         if choice.value:
-            compile_in_place(task.model, context.device)
-    elif context.ranks.are_several:
+            compile_in_place(task.model, run.device)
+    elif run.ranks.are_several:
         choice = Choice(
             False, "compile=auto measures on one device", "compile=true compiles on several"
         )
     else:
-        feed = parts.ours.feeds.train
+        feed = ours.feeds.train
         plan = feed.plan
         tokens = plan.rows_per_batch * float(feed.split.lengths(TOKENS).mean())
         if plan.tokens_per_batch:

@@ -25,14 +25,14 @@ from flatout.checkpoints.same_run import (
     require_same_run,
 )
 from flatout.config import RunConfig
-from flatout.distributed.ranks import Ranks
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
 from flatout.masking import mask_words
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import plain, read_summary
-from flatout.run.resolve import Settings
-from flatout.run.run_folder import OVERRIDES, SETTINGS, RunFolder, newest_runs, sort_runs
+from flatout.run.context import Run
+from flatout.run.run_folder import OVERRIDES, SETTINGS, newest_runs, sort_runs
+from flatout.run.whose_parts import parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ def find_run(config: RunConfig, overrides: Sequence[str], named: Sequence[Path] 
             )
         folder = same[0]
     folder = folder.absolute()
-    is_same = not config.has_own_parts or _is_same_command(folder, settings, overrides)
+    compares_words = parts_of(config).compares_words
+    is_same = not compares_words or _is_same_command(folder, settings, overrides)
     if is_same and read_summary(folder)["status"] == "finished" and _is_all_done(settings, folder):
         return Found(
             folder,
@@ -137,11 +138,11 @@ def unfinished_before(
     )
 
 
-def find_start(
-    settings: Settings, about: dict[str, Any], ranks: Ranks, folder: RunFolder
-) -> Start | None:
+def find_start(run: Run) -> Start | None:
     """The checkpoint to resume from, where the run is still the same; None at the beginning."""
-    config = settings.asked
+    config = run.settings.asked
+    about = run.facts
+    folder = run.folder
     found = list[Start]()
 
     def look() -> str:
@@ -171,11 +172,11 @@ def find_start(
 
     # The first rank looks for all: every rank must resume from the same step.
     start = None
-    if path := ranks.agreed("checkpoint", look):
-        start = found[0] if found else read_same_start(Path(path), ranks.rank)
+    if path := run.ranks.agreed("checkpoint", look):
+        start = found[0] if found else read_same_start(Path(path), run.ranks.rank)
         for line in require_same_run(start.about, about, anyway=config.resume_anyway):
             folder.say(line)
-        _require_more_to_train(settings.trainer, start)
+        _require_more_to_train(run.settings.trainer, start)
         folder.summary.set("training.resumed_from", start.step)
         position = start.about["position"]
         folder.say(

@@ -24,8 +24,7 @@ from flatout.data.store.store import StoreSplit
 from flatout.distributed.limits import give_back_freed_memory
 from flatout.errors import disk_free, require
 from flatout.models.encoder.transformer import ReuseFormat, Transformer
-from flatout.run.context import RunContext, RunParts
-from flatout.run.resolve import Settings
+from flatout.run.context import OurParts, Run, Settings
 from flatout.run.run_folder import RunFolder
 from flatout.tasks.frozen_outputs import FrozenPart, StoredStates, rows_between
 
@@ -45,18 +44,15 @@ class _Reuse:
     is_stored: bool  # whether an earlier run has computed them
 
 
-def reuse_layers(
-    settings: Settings, parts: RunParts, context: RunContext, start: Start | None
-) -> None:
+def reuse_layers(run: Run, ours: OurParts, start: Start | None) -> None:
     """Let batches bring outputs of frozen layers, where that is asked for or pays.
 
     A run that resumes from a checkpoint (`start`) does as it did before.
     """
-    if parts.ours is None:
-        return
-    task = parts.ours.task
-    feeds = parts.ours.feeds
-    folder = context.folder
+    settings = run.settings
+    task = ours.task
+    feeds = ours.feeds
+    folder = run.folder
     model = settings.asked.model
     network = task.model
     if task.model_config is None or not isinstance(network, Transformer):
@@ -80,20 +76,20 @@ def reuse_layers(
     kind = torch.bfloat16 if model.reuse_format is ReuseFormat.bf16 else None
     part = FrozenPart(network, layers, feeds.train.device, settings.precision.value, kind)
     cache = Cache(settings.asked.data.cache)
-    recipe = _recipe(part, parts.ours.data.info.key)
+    recipe = _recipe(part, ours.data.info.key)
     is_stored = cache.opened(recipe_key(recipe)) is not None
     splits = [feeds.train.split, feeds.validation.split]
     reuse = _Reuse(part, splits, cache.folder, is_asked, is_stored)
-    if not context.ranks.agreed(REUSE, lambda: _decide(reuse, folder)):
+    if not run.ranks.agreed(REUSE, lambda: _decide(reuse, folder)):
         return
     network.keep_layers_still(layers)
-    name = f"{parts.ours.data.info.source}: outputs of {layers} layers"
+    name = f"{ours.data.info.source}: outputs of {layers} layers"
     store, report = cache.open_or_build(name, recipe, lambda writer: part.write(writer, splits))
     give_back_freed_memory()
     folder.say(report.line())
     for split, feed in zip(splits, (feeds.train, feeds.validation), strict=True):
         if split.num_rows:
-            feed.complete = StoredStates(store, split.name, network, feed.device)
+            feed.complete_by(StoredStates(store, split.name, network, feed.device))
 
 
 def _why_too_few_epochs(settings: Settings, feeds: Feeds, network: Transformer) -> str:

@@ -67,6 +67,10 @@ class Classifier(Task[Labels]):
     # scores of the last test by whether a row was cut, where rows were
     cut_scores: CutScores | None = None
 
+    def answer_beside(self, beside: LinearBeside) -> None:
+        """Answer together with a linear model from now on."""
+        self.beside = beside
+
     def take_labels(self, labels: Labels) -> None:
         if labels.problem is Problem.regression:
             what = "targets are numbers"

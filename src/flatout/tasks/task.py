@@ -294,6 +294,11 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
             share_out(self.model)
             self.is_sharded = True
 
+    def take_whole(self, model: nn.Module) -> None:
+        """Take a network with whole weights, where this rank held slices of them."""
+        self.model = model
+        self.is_sharded = False
+
     def build(self, info: DataInfo) -> nn.Module:
         """Build the network for some data, once; a network that was given stays."""
         self.info = info

@@ -110,6 +110,10 @@ class Feed:
             self._make_plan(0).num_batches if plan.is_stream else count_batches(self._lengths, plan)
         )
 
+    def complete_by(self, complete: Transform) -> None:
+        """Change all batches from now on, where they lie on the device."""
+        self.complete = complete
+
     def __len__(self) -> int:
         return self._num_batches
 
