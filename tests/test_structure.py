@@ -126,6 +126,64 @@ def test_no_chain_of_imports_is_longer_than_twelve_modules():
     assert len(longest) <= LONGEST_CHAIN, " -> ".join(longest)
 
 
+HANDED_ON = ("RunConfig", "RunContext", "Settings", "OurParts", "OwnParts", "Run", "Training")
+"""Records that a stage of a run gets from earlier ones."""
+
+
+def chain_root(node: ast.AST) -> str:
+    """`run.parts.task` begins with `run`; empty where an expression is no chain of a name."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def given_records(function: ast.FunctionDef, owner: str) -> set[str]:
+    """Names of the parameters that hold such a record; `owner`: the class of a method."""
+    names = {"self"} if owner in ("OurRunParts", "OwnRunParts") else set()
+    for argument in [*function.args.args, *function.args.kwonlyargs]:
+        if argument.annotation is not None and ast.unparse(argument.annotation) in HANDED_ON:
+            names.add(argument.arg)
+    return names
+
+
+def changes_of_records(tree: ast.AST) -> Iterator[str]:
+    """Assignments into a record that a function is given, or into a part that it takes of one."""
+    for parent in ast.walk(tree):
+        for function in ast.iter_child_nodes(parent):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            records = given_records(
+                function, parent.name if isinstance(parent, ast.ClassDef) else ""
+            )
+            for node in ast.walk(function):
+                if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+                    continue
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    is_whole = isinstance(target, ast.Name)
+                    if not is_whole and chain_root(target) in records:
+                        yield f"{function.name}: {ast.unparse(target)}"
+                    # `task = ours.task` is a part of the record
+                    if is_whole and node.value is not None and chain_root(node.value) in records:
+                        records.add(chain_root(target))
+
+
+def test_no_stage_of_a_run_changes_what_an_earlier_one_made():
+    changes = []
+    for path in (PACKAGE / "run").glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        changes += [f"{path.name}: {change}" for change in changes_of_records(tree)]
+    assert changes == []
+    planted = "def stage(run: Run, rate: float):\n    task = run.parts.task\n    task.optim = rate"
+    assert list(changes_of_records(ast.parse(planted))) == ["stage: task.optim"]
+
+
+def test_what_stages_hand_on_is_frozen():
+    from flatout.run import context
+
+    for name in ("RunContext", "Settings", "OurParts", "Run", "Training", "RunAnswers"):
+        assert vars(context)[name].__dataclass_params__.frozen, name
+
+
 def names_of(path: Path) -> set[str]:
     return {
         node.id
