@@ -12,7 +12,7 @@ from tests.stores import open_store
 
 from flatout import BitsDataConfig, EncodingConfig, PeopleConfig
 from flatout.bits.grams import LABELS
-from flatout.bits.ridge import PENALTIES, RidgeSums
+from flatout.bits.ridge import PENALTIES, GramSums
 from flatout.bits.scores import NAMES, GramMetrics
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import PlanSettings
@@ -33,7 +33,7 @@ def feeds(request) -> tuple[Feed, Feed, tuple]:
 
 def test_the_closed_form_is_that_of_scikit_learn(feeds):
     train, _, about = feeds
-    sums = RidgeSums(*about)
+    sums = GramSums(*about)
     next(sums.read(train))
     blocks = list(sums.blocks(train))
     inputs, grams = (torch.cat(parts).numpy() for parts in zip(*blocks, strict=True))
@@ -48,20 +48,20 @@ def test_records_are_added_up_to_each_size_and_the_feed_stays_where_it_was(feeds
     train, _, about = feeds
     next(iter(train))
     before = train.state_dict()
-    sums = RidgeSums(*about)
+    sums = GramSums(*about)
     assert list(sums.read(train, [10, 64, 65, 5_000])) == [10, 64, 65, train.split.num_rows]
     assert train.state_dict() == before
-    at_ten = RidgeSums(*about)
-    first_ten = RidgeSums(*about)
+    at_ten = GramSums(*about)
+    first_ten = GramSums(*about)
     next(at_ten.read(train, [10]))
     inputs, grams = next(first_ten.blocks(train))
-    assert torch.equal(at_ten.inputs_DD, inputs[:10].T @ inputs[:10])
-    assert torch.equal(at_ten.grams_DG, inputs[:10].T @ grams[:10])
+    assert torch.equal(at_ten.sums.inputs_DD, inputs[:10].T @ inputs[:10])
+    assert torch.equal(at_ten.sums.crossed_DO, inputs[:10].T @ grams[:10])
 
 
 def test_the_best_penalty_is_the_one_that_validation_records_like_best(feeds):
     train, validation, about = feeds
-    sums = RidgeSums(*about)
+    sums = GramSums(*about)
     next(sums.read(train))
     (best,) = sums.best(validation, [slice(0, len(LABELS))])
     for penalty in PENALTIES[:4]:

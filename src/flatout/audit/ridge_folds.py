@@ -16,7 +16,9 @@ Shapes: N samples, D inputs, O answers, R rows, G groups of rows.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 
 import numpy as np
 import torch
@@ -27,7 +29,7 @@ from flatout.audit.forecast import PARTS, Floats
 from flatout.audit.number_rows import NumberRows
 from flatout.data.checks.findings import counted
 from flatout.errors import require
-from flatout.models.series import Sums, ridge_sums, solve_ridge
+from flatout.models.ridge import RidgeSums
 
 
 class RidgeFolds:
@@ -58,14 +60,14 @@ class RidgeFolds:
         part_R = torch.bucketize(rank_R.float(), ends, right=True)
         self._sums = self._add_up(part_R[rows.row_N])
 
-    def _add_up(self, part_N: Tensor) -> dict[tuple[int, int], Sums]:
+    def _add_up(self, part_N: Tensor) -> dict[tuple[int, int], RidgeSums]:
         """Sums over the samples of each fold and each part of the curve."""
-        sums = dict[tuple[int, int], Sums]()
+        sums = dict[tuple[int, int], RidgeSums]()
         for fold, part in itertools.product(range(self.num_folds), range(len(PARTS))):
             is_in_N = (self.fold_N == fold) & (part_N == part)
             inputs_ND = self.rows.inputs_ND[is_in_N].double()
             answers_NO = self.rows.answers_NO[is_in_N].double()
-            sums[fold, part] = ridge_sums(inputs_ND, answers_NO)
+            sums[fold, part] = RidgeSums.of(inputs_ND, answers_NO)
         return sums
 
     def losses(self, penalty: float, part: int) -> tuple[Floats, Tensor]:
@@ -90,12 +92,12 @@ class RidgeFolds:
 
     def _answer(self, fold: int, penalty: float, last_part: int) -> Tensor:
         """Answers of a fold's samples by a model of the other folds."""
-        others = list[Sums]()
+        others = list[RidgeSums]()
         for (other, part), sums in self._sums.items():
             if other != fold and part <= last_part:
                 others.append(sums)
-        total = tuple(sum(terms) for terms in zip(*others, strict=True))
-        weight_DO, mean_D, mean_O = solve_ridge(total, penalty)
+        total = functools.reduce(operator.add, others)
+        weight_DO, mean_D, mean_O = total.solve(total.growing(penalty))
         inputs_ND = self.rows.inputs_ND[self.fold_N == fold]
         distances_ND = (inputs_ND - mean_D).float()
         return distances_ND @ weight_DO.float() + mean_O.float()

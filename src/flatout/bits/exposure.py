@@ -33,7 +33,7 @@ from flatout.bits.ridge import (
     EVERYBODY,
     MOST_RECORDS,
     PENALTIES,
-    RidgeSums,
+    GramSums,
     start_detectors,
 )
 from flatout.bits.scores import NAMES, GramMetrics
@@ -203,7 +203,7 @@ class ExposureStudy:
         assert isinstance(model, BitMLP)
         total = min(train.split.num_rows, MOST_RECORDS)
         sizes = sorted({min(total, max(_FEWEST, total >> halvings)) for halvings in range(_SIZES)})
-        sums = RidgeSums(self.data, self.labels, train.device)
+        sums = GramSums(self.data, self.labels, train.device)
         refits = (
             model.detectors is not None and model.starts_at_ridge and not model.trains_detectors
         )

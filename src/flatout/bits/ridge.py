@@ -1,15 +1,10 @@
 """Ridge regression from encodings to grams.
 
 It is the baseline of a run, the start of the network's detectors, and a vote in the end. It has a
-closed form: one pass over the batches and a solve. On Bloom filters it is very good, as the bits of
-a gram are always on together, which a linear function sees. Only sums are kept, so records need no
-memory; those beyond some hundred thousand change nothing, and are not read. With inputs X, grams Y,
-their means x and y, n records and the penalty p:
-
-    W = (X'X - n x'x + p I)^-1 (X'Y - n x'y)        bias = y - x W
-
-The sums X'X, X'Y, x and y do not depend on p, so all penalties are solved from one pass. The
-validation records choose among them.
+closed form (`models/ridge.py`): one pass over the batches and a solve for each penalty, among which
+the validation records choose. On Bloom filters it is very good, as the bits of a gram are always on
+together, which a linear function sees. Records beyond some hundred thousand change nothing, and are
+not read.
 
 Shapes: N records, D inputs, G grams.
 """
@@ -28,10 +23,10 @@ from flatout.bits.scores import GramMetrics
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot
 from flatout.models.bit_mlp import BitMLP
+from flatout.models.ridge import RidgeSums
 from flatout.run_log import RunLog
 
 MOST_RECORDS = 131_072
-_MOST_INPUTS_IN_DOUBLE = 2_048
 _MOST_TO_CHOOSE_BY = 8_192
 PENALTIES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 COMMONEST = 20
@@ -62,18 +57,18 @@ class Ridge:
         return PENALTIES[max(0, place - 1) : place + 2]
 
 
-class RidgeSums:
-    """The sums over training records that the solution needs; more records can be added."""
+class GramSums:
+    """Sums over training records that ridge regression needs; more records can be added."""
 
     def __init__(self, info: BitInfo, labels: GramLabels, device: torch.device) -> None:
         self.num_inputs = info.num_inputs
         self.is_set = info.is_set
         self.num_grams = labels.num_targets
-        self.inputs_DD = torch.zeros(self.num_inputs, self.num_inputs, device=device)
-        self.grams_DG = torch.zeros(self.num_inputs, self.num_grams, device=device)
-        self.sum_D = self.inputs_DD.new_zeros(self.num_inputs)
-        self.sum_G = self.grams_DG.new_zeros(self.num_grams)
-        self.num_records = 0
+        self.sums = RidgeSums.zeros(self.num_inputs, self.num_grams, torch.float32, device)
+
+    @property
+    def num_records(self) -> int:
+        return self.sums.num_rows
 
     def blocks(self, feed: Feed) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs `[B, D]` and grams `[B, G]` of each batch of a feed, as zeros and ones."""
@@ -93,7 +88,7 @@ class RidgeSums:
             start = 0
             while start < len(inputs_ND):
                 stop = min(len(inputs_ND), start + waiting[0] - self.num_records)
-                self._add(inputs_ND[start:stop], grams_NG[start:stop])
+                self.sums.add(inputs_ND[start:stop], grams_NG[start:stop])
                 start = stop
                 if self.num_records == waiting[0]:
                     yield waiting.pop(0)
@@ -101,29 +96,9 @@ class RidgeSums:
                         return
         yield self.num_records
 
-    def _add(self, inputs_ND: Tensor, grams_NG: Tensor) -> None:
-        self.inputs_DD.addmm_(inputs_ND.T, inputs_ND)
-        self.grams_DG.addmm_(inputs_ND.T, grams_NG)
-        self.sum_D += inputs_ND.sum(0)
-        self.sum_G += grams_NG.sum(0)
-        self.num_records += len(inputs_ND)
-
     def solve(self, penalty: float) -> tuple[Tensor, Tensor]:
         """Weights `[D, G]` and bias `[G]` for one penalty."""
-        count = self.num_records
-        wide = torch.float64
-        mean_D = self.sum_D.to(wide) / count
-        mean_G = self.sum_G.to(wide) / count
-        products_DD = self.inputs_DD.to(wide) - count * torch.outer(mean_D, mean_D)
-        products_DD.diagonal().add_(penalty)
-        products_DG = self.grams_DG.to(wide) - count * torch.outer(mean_D, mean_G)
-        # Inputs are nearly dependent, so the system is solved in double precision. For many inputs
-        # that takes too long: fp32 is tried first, and double precision where it fails.
-        if self.num_inputs > _MOST_INPUTS_IN_DOUBLE:
-            factor_DD, failed = torch.linalg.cholesky_ex(products_DD.float())
-        if self.num_inputs <= _MOST_INPUTS_IN_DOUBLE or failed:
-            factor_DD = torch.linalg.cholesky(products_DD)
-        weight_DG = torch.cholesky_solve(products_DG.to(factor_DD.dtype), factor_DD).to(wide)
+        weight_DG, mean_D, mean_G = self.sums.solve(penalty)
         return weight_DG.float(), (mean_G - mean_D @ weight_DG).float()
 
     def best(
@@ -175,7 +150,7 @@ def start_at_ridge(
     network: nn.Module, labels: GramLabels, info: BitInfo, feeds: Feeds, log: RunLog
 ) -> dict[str, Any]:
     """Solve ridge regression, start a network's detectors there, and return the baseline."""
-    sums = RidgeSums(info, labels, feeds.train.device)
+    sums = GramSums(info, labels, feeds.train.device)
     next(sums.read(feeds.train))
     baseline, hashed = sums.best(feeds.validation, labels.parts)
     evidence = (
@@ -232,7 +207,7 @@ def choose_ridge_share(
     log.decision("ridge's vote", best, "best Dice on the validation records", evidence)
 
 
-def _baselines(labels: GramLabels, sums: RidgeSums, ridge: Ridge, feeds: Feeds) -> dict[str, float]:
+def _baselines(labels: GramLabels, sums: GramSums, ridge: Ridge, feeds: Feeds) -> dict[str, float]:
     """Scores of ridge, and of the same commonest grams for every record, on both splits."""
     everybody = torch.zeros(labels.num_outputs)
     everybody[torch.tensor(labels.counts).argsort(descending=True)[:COMMONEST]] = 1.0

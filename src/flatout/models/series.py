@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 # of which the best one on the validation recordings is used
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)
-# of products of inputs, of inputs with answers, of inputs, of answers; and of rows
-Sums = tuple[Tensor, ...]
 Residual = StrEnum("Residual", "none ridge")
 
 
@@ -139,31 +137,6 @@ class WindowRidge(nn.Module):
             return windows_BLF.flatten(1) @ self.weight + self.bias
         series_BKL, last_BK1 = own_pasts(windows_BLF, self.shape)
         return (series_BKL @ self.weight + self.bias + last_BK1).transpose(1, 2)
-
-
-def ridge_sums(inputs_ND: Tensor, answers_NO: Tensor) -> Sums:
-    """What ridge regression needs to know of some rows: those of several parts add up."""
-    count = torch.tensor(len(inputs_ND))
-    return (
-        inputs_ND.T @ inputs_ND,
-        inputs_ND.T @ answers_NO,
-        inputs_ND.sum(0),
-        answers_NO.sum(0),
-        count,
-    )
-
-
-def solve_ridge(sums: Sums, penalty: float) -> Sums:
-    """`[D, O]` weights for centred inputs, and the means of inputs and of answers."""
-    products_DD, crossed_DO, sum_D, sum_O, count = sums
-    mean_D, mean_O = sum_D / count, sum_O / count
-    centred_DD = products_DD - count * torch.outer(mean_D, mean_D)
-    centred_DD.diagonal().add_(penalty * max(1.0, float(count) / 1000))
-    return (
-        torch.linalg.solve(centred_DD, crossed_DO - count * torch.outer(mean_D, mean_O)),
-        mean_D,
-        mean_O,
-    )
 
 
 def own_pasts(windows_BLF: Tensor, shape: SequenceShape) -> tuple[Tensor, Tensor]:

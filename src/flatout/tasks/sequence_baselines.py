@@ -14,6 +14,7 @@ recordings.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +27,8 @@ from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.views import Cut
 from flatout.errors import require
-from flatout.models.series import PENALTIES, Sums, WindowRidge, own_pasts, ridge_sums, solve_ridge
+from flatout.models.ridge import RidgeSums
+from flatout.models.series import PENALTIES, WindowRidge, own_pasts
 from flatout.tasks.sequence_scores import SequenceScores
 
 _WINDOWS_A_BLOCK = 4096
@@ -100,11 +102,11 @@ def _solve(info: SequenceInfo, lookback: int) -> WindowRidge:
     ridge = WindowRidge(replace(info.shape, lookback=lookback))
     # one set of sums for all outputs; one for each where some of their truths were not measured
     is_complete = info.measured("train") is None
-    sums = list[Sums]()
+    sums = list[RidgeSums]()
     for windows, answers, _ in _blocks(info, ridge, "train", _MOST_WINDOWS):
         rows = _rows_of_ridge(ridge, windows, answers)
-        of_block = [ridge_sums(*rows)] if is_complete else _sums_of_outputs(*rows)
-        sums = list(map(_add, sums, of_block)) if sums else of_block
+        of_block = [RidgeSums.of(*rows)] if is_complete else _sums_of_outputs(*rows)
+        sums = list(map(operator.add, sums, of_block)) if sums else of_block
     held_out = list[tuple[Tensor, Tensor]]()
     for windows, answers, _ in _blocks(info, ridge, "validation", _MOST_WINDOWS // 4):
         held_out.append(_rows_of_ridge(ridge, windows, answers))
@@ -113,7 +115,7 @@ def _solve(info: SequenceInfo, lookback: int) -> WindowRidge:
         weights = list[Tensor]()
         biases = list[Tensor]()
         for own_sums in sums:
-            own_weight, input_means, answer_means = solve_ridge(own_sums, penalty)
+            own_weight, input_means, answer_means = own_sums.solve(own_sums.growing(penalty))
             weights.append(own_weight)
             biases.append(answer_means - input_means @ own_weight)
         weight = torch.cat(weights, 1)
@@ -128,17 +130,13 @@ def _solve(info: SequenceInfo, lookback: int) -> WindowRidge:
     return ridge
 
 
-def _add(total: Sums, more: Sums) -> Sums:
-    return tuple(map(torch.add, total, more))
-
-
-def _sums_of_outputs(inputs_ND: Tensor, answers_NO: Tensor) -> list[Sums]:
+def _sums_of_outputs(inputs_ND: Tensor, answers_NO: Tensor) -> list[RidgeSums]:
     """The sums of each output by itself, over the rows where its truth was measured."""
     sums = []
     for number in range(answers_NO.shape[1]):
         answer_N1 = answers_NO[:, number : number + 1]
         known_N = ~answer_N1[:, 0].isnan()
-        sums.append(ridge_sums(inputs_ND[known_N], answer_N1[known_N]))
+        sums.append(RidgeSums.of(inputs_ND[known_N], answer_N1[known_N]))
     return sums
 
 
@@ -225,13 +223,8 @@ def judge_label_ridge(info: SequenceInfo) -> dict[str, Any]:
     def error(weight_DK: Tensor) -> float:
         return float((answer("validation", weight_DK) - labels["validation"]).square().mean())
 
-    products_DD = scaled_RD.T @ scaled_RD
-    crossed_DK = scaled_RD.T @ (labels["train"] - mean_K)
-    diagonal_DD = torch.eye(scaled_RD.shape[1]).double()
-    solutions = list[Tensor]()
-    for penalty in PENALTIES:
-        solutions.append(torch.linalg.solve(products_DD + penalty * diagonal_DD, crossed_DK))
-    best = min(solutions, key=error)
+    sums = RidgeSums.of(scaled_RD, labels["train"])
+    best = min((sums.solve(penalty)[0] for penalty in PENALTIES), key=error)
     is_class = info.labels.problem is Problem.single
     simplest = "accuracy of the commonest class" if is_class else "rmse of the mean"
     metrics: dict[str, float] = {}
