@@ -240,7 +240,7 @@ class RunParts:
 
     @abstractmethod
     def wrap_loggers(self, loggers: dict[str, Any], run: Run, *, has_card: bool) -> RunLoggers:
-        """The loggers of a run with what they are told at its beginning."""
+        """The loggers of a run, with what they log at its beginning."""
 
     def connect(self, run: Run, loop: FastLoop, curves: RunCurves) -> None:
         """Let a new loop and its curves know the rows of a step, and what fits into memory."""

@@ -69,6 +69,12 @@ def _judge_split(run: Run, training: Training, split: str) -> list[Mapping[str, 
         return judge(run.parts.module, datamodule=run.parts.data, verbose=False)
 
 
+def metric_among(metrics: dict[str, float]) -> str | None:
+    """The metric of a run whose settings name none: the validation loss, else the first by name."""
+    names = [name.removeprefix("val/") for name in metrics if name.startswith("val/")]
+    return next(iter(sorted(names, key="loss".__ne__)), None)
+
+
 def add_intervals(ours: OurParts, folder: RunFolder) -> None:
     """Write the 95 % intervals of the test scores into the summary; say why there are none."""
     intervals = ours.task.intervals()

@@ -294,12 +294,6 @@ def require_picklable(task: object, data: object) -> None:
             ) from None
 
 
-def metric_among(metrics: dict[str, float]) -> str | None:
-    """The metric of a run whose settings name none: the validation loss, else the first by name."""
-    names = [name.removeprefix("val/") for name in metrics if name.startswith("val/")]
-    return next(iter(sorted(names, key="loss".__ne__)), None)
-
-
 def plain_name(name: str, split: str) -> str:
     """The name of a metric without its split: `val_loss`, `val/loss`, `valid_loss` → `loss`."""
     return re.sub(rf"(?i)^{split}(id|idation)?[/_.-]+(?=.)", "", name)

@@ -23,9 +23,8 @@ from flatout.engine.graph_choice import require_captures
 from flatout.run.budget import keep_budget
 from flatout.run.closing import Result, summarise, write_reports, write_verdict
 from flatout.run.context import Run, RunContext
-from flatout.run.evaluation import evaluate, load_best
+from flatout.run.evaluation import evaluate, load_best, metric_among
 from flatout.run.fitting import fit_to_end
-from flatout.run.own_parts import metric_among
 from flatout.run.pricing import close_price, expect_end
 from flatout.run.resolve import share_processor
 from flatout.run.resume import find_start
