@@ -6,7 +6,11 @@ import re
 
 import pytest
 
+from flatout import RunConfig
+from flatout.cli.probe import print_layers
 from flatout.tasks.layer_scores import LayerScore, choose_cut
+from tests.callbacks.plain import Small
+from tests.refusals import refused
 from tests.run_files import write_jsonl
 from tests.verbs import verb
 
@@ -74,3 +78,8 @@ def test_the_first_layer_near_the_best_is_chosen_never_the_embeddings_and_never_
 def test_what_has_no_layers_or_no_classes_is_refused(words, message, rows, capfd):
     assert verb("probe", f"data.source={rows}", *words) == 2
     assert message in capfd.readouterr().err
+
+
+def test_a_module_of_ones_own_has_no_layers_to_score():
+    with refused("probe", "scores no module of your own", fix="Leave task out"):
+        print_layers(RunConfig(task=Small()), [])

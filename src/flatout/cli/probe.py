@@ -45,6 +45,7 @@ def print_layers(config: RunConfig, overrides: Sequence[str]) -> None:
     from flatout.tasks.layer_scores import choose_cut, score_layers
 
     began = time.perf_counter()
+    config.require_ours("probe", "scores no module of your own", hint="Leave task out.")
     require(
         gives_one_class(config.data),
         "probe",
