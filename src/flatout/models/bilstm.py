@@ -16,13 +16,14 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.kept_tensors import count_up
 from flatout.errors import setting
 from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.lean import LeanDropout
-from flatout.models.recurrent import reversed_places, run_both, start_layer
+from flatout.models.recurrent import cast_layers, reversed_places, run_both, start_layer
 from flatout.models.words import Pool, Pooling, WordsConfig
 
 
@@ -87,16 +88,20 @@ class BiLSTM(Network, nn.Module):
         turned = None if is_even else reversed_places(lengths_B, tokens_BL.shape[1])
         # time first: torch's LSTM then copies less
         states_LBD = self.embedding_dropout(self.embedding(tokens_BL.t()))
-        for depth, layer in enumerate(self.layers):
-            ahead, back = layer.children()
+        sides = [side for layer in self.layers for side in layer.children()]
+        *weights, output = cast_layers([*sides, self.output], tokens_BL.device)
+        for depth in range(len(self.layers)):
+            both = slice(2 * depth, 2 * depth + 2)
+            ahead, back = sides[both]
             states_LBD = self.dropout(states_LBD) if depth else states_LBD
-            states_LBD = torch.cat(run_both(ahead, back, states_LBD, turned), -1)
+            states_LBD = torch.cat(run_both(ahead, back, states_LBD, turned, weights[both]), -1)
         padding_BL = None
         if not is_even:
             places_L = count_up(tokens_BL.shape[1], tokens_BL.device)
             padding_BL = places_L >= lengths_B.unsqueeze(1)
         pooled_BD = self.pool(states_LBD.transpose(0, 1), lengths_B, padding_BL)
-        return self.output(self.dropout(pooled_BD))
+        pooled_BD = self.dropout(pooled_BD)
+        return self.output(pooled_BD) if output is None else linear(pooled_BD, *output)
 
     def products(self, lengths: Lengths) -> list[Product]:
         """A token meets 4H(E + H) weights in each direction of each layer; a row meets 2H x C."""

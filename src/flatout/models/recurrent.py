@@ -64,16 +64,19 @@ def run_layer(
 def cast_layers(layers: list[nn.Module], device: torch.device) -> list[list[Tensor] | None]:
     """The weights of each layer for `run_layer`, cast by one operator; None where none is cast.
 
-    Those of a layer lie in one piece of memory. cuDNN reads the weights of inputs and of states,
-    then both biases, one after the other. Others it would copy in each pass, and warn.
+    A linear layer may be among them. The weights of each layer lie in one piece of memory. cuDNN
+    reads those of inputs and of states, then both biases, one after the other. Others it would copy
+    in each pass, and warn.
     """
     dtype = _kernel_dtype(device)
     if dtype is None:
         return [None] * len(layers)
     groups = list[list[Tensor]]()
     for layer in layers:
-        assert isinstance(layer, nn.RNNBase)
-        groups.append(list(layer.all_weights[0]))
+        if isinstance(layer, nn.RNNBase):
+            groups.append(list(layer.all_weights[0]))
+        else:
+            groups.append([layer.get_parameter("weight"), layer.get_parameter("bias")])
     return list(cast_weights(dtype, groups))
 
 
@@ -131,15 +134,19 @@ def start_layer(layer: nn.RNNBase) -> None:
 
 
 def run_both(
-    ahead: nn.Module, back: nn.Module, inputs: Tensor, places: Tensor | None
+    ahead: nn.Module,
+    back: nn.Module,
+    inputs: Tensor,
+    places: Tensor | None,
+    weights: list[list[Tensor] | None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The states of both directions at each place.
 
     `back` runs over reversed rows, on a GPU on its own stream. `places` are `reversed_places`; None
-    where all rows have one length.
+    where all rows have one length. `weights`: of both, if they have been cast already.
     """
     device = inputs.device
-    ahead_weights, back_weights = cast_layers([ahead, back], device)
+    ahead_weights, back_weights = weights or cast_layers([ahead, back], device)
     turned = inputs
     dtype = _kernel_dtype(device)
     if dtype is not None:
