@@ -189,22 +189,20 @@ class BitsPreparation:
             survey.without_label += int((lengths == 0).sum())
             survey.num_rows += len(raw)
             if encode is not None:
-                found, times = np.unique(encode(record)[0], return_counts=True)
-                counts.update(dict(zip(found.tolist(), times.tolist(), strict=True)))
+                counts.update(encode(record)[0].tolist())
         survey.hashed = GramIndex(survey.hashed.names[:_MOST_HASHED], is_frozen=True)
         # A model has an input for each of the commonest numbers; the others are left out of its
         # sets. They are sorted, so that an input is found by bisection.
         if counts:
-            commonest = sorted(counts, key=lambda number: (-counts[number], number))[
-                : self.config.vocabulary
-            ]
+            commonest_first = sorted(counts, key=lambda number: (-counts[number], number))
+            commonest = commonest_first[: self.config.vocabulary]
             survey.numbers = np.sort(np.array(commonest))
             survey.numbers_met = len(counts)
             survey.num_inputs = len(commonest)
         elif encode is None:
-            survey.num_inputs = (
-                self.config.encoding.num_bits if self.bits is None else self._column.num_bits or 0
-            )
+            encoding = self.config.encoding
+            num_bits = encoding.num_bits if self.bits is None else self._column.num_bits
+            survey.num_inputs = num_bits or 0
         require(
             bool(survey.num_rows),
             "data.source",
@@ -234,26 +232,34 @@ class BitsPreparation:
         Return for each split the rows, and the bytes of bits or the numbers of all sets.
         """
         is_set = survey.numbers is not None
-        kind = smallest_token_type(survey.num_inputs)
-        tokens = (
-            Column(kind, ragged=True) if is_set else Column("uint8", width=survey.num_inputs // 8)
-        )
-        targets, texts = Column("uint16", ragged=True), Column("uint8", ragged=True)
-        columns = {"tokens": tokens, "targets": targets, "texts": texts, "rows": Column("int64")}
-        writers = {
-            split: writer.split(split, columns) for split in self.config.split_names(self.tables)
+        tokens = Column("uint8", width=survey.num_inputs // 8)
+        if is_set:
+            tokens = Column(smallest_token_type(survey.num_inputs), ragged=True)
+        columns = {
+            "tokens": tokens,
+            "targets": Column("uint16", ragged=True),
+            "texts": Column("uint8", ragged=True),
+            "rows": Column("int64"),
         }
-        totals = {split: {"rows": 0, "tokens": 0} for split in writers}
-        # A column where all records have the same bits is surely not the one that was meant.
+        splits = self.config.split_names(self.tables)
+        writers = {split: writer.split(split, columns) for split in splits}
+        totals = {split: {"rows": 0, "tokens": 0} for split in splits}
         encode = self._reader()
+        # A column where all records have the same bits is surely not the one that was meant.
         differ = is_set
         firsts = list[Packed]()
         for split, record in self.records(progress.task("writing")):
             raw = record.raw
-            encoding = encode(record)
-            encoded = (
-                known_numbers(encoding, survey.numbers) if isinstance(encoding, tuple) else encoding
-            )
+            encoded = encode(record)
+            if isinstance(encoded, tuple):
+                encoded = known_numbers(encoded, survey.numbers)
+                totals[split]["tokens"] += len(encoded[0])
+            else:
+                totals[split]["tokens"] += encoded.size
+                if split == "train":
+                    survey.bits_set += int(np.bitwise_count(encoded).sum())
+                    firsts = firsts or [*encoded[:1]]
+                    differ = differ or bool(len(encoded) and (encoded != firsts[0]).any())
             # Texts are the fields of each record, lower-cased and parted, as UTF-8.
             parted = pc.binary_join_element_wise(
                 *record.fields, pa.scalar(FIELD_END, pa.large_string())
@@ -263,13 +269,6 @@ class BitsPreparation:
             grams = encode_targets(raw, survey.hashed)
             writers[split].append(tokens=encoded, targets=grams, texts=stored, rows=record.rows)
             totals[split]["rows"] += len(raw)
-            totals[split]["tokens"] += (
-                len(encoded[0]) if isinstance(encoded, tuple) else encoded.size
-            )
-            if split == "train" and not is_set:
-                survey.bits_set += int(np.bitwise_count(encoded).sum())
-                firsts = firsts or [*encoded[:1]]
-                differ = differ or bool(len(encoded) and np.not_equal(encoded, firsts[0]).any())
         require(
             differ or totals["train"]["rows"] < 2,
             "data.bits",
@@ -290,7 +289,7 @@ class BitsPreparation:
         return totals
 
     def _reader(self) -> Callable[[Record], Packed | Sets]:
-        """What turns a block of records into encodings: the bits they came with, or an encoder."""
+        """A function from a block of records to encodings: their bits, or those of an encoder."""
         if self.bits is None:
             encoder = self.config.encoding.build()
             return lambda record: encoder.encode(record.raw)
@@ -353,15 +352,13 @@ class BitsPreparation:
                     self._text(block.column(column), column, table.name) for column in self.columns
                 ]
                 bits = block.column(bits_column) if bits_column else None
-                for split, mask in self._assign_splits(name, fields):
-                    keep = pa.array(mask)
-                    own = [column.filter(keep) for column in fields]
-                    yield (
-                        split,
-                        Record(
-                            own, None if bits is None else bits.filter(keep), rows[mask], table.name
-                        ),
-                    )
+                for split, is_of_split in self._assign_splits(name, fields):
+                    mask = pa.array(is_of_split)
+                    fields_of_split = [column.filter(mask) for column in fields]
+                    bits_of_split = None if bits is None else bits.filter(mask)
+                    rows_of_split = rows[is_of_split]
+                    record = Record(fields_of_split, bits_of_split, rows_of_split, table.name)
+                    yield split, record
                 advance(block.num_rows)
 
     def _bits_column(self, table: Table) -> str | None:
@@ -452,18 +449,17 @@ class BitsPreparation:
 
     def _text(self, column: pa.Array, name: str, source: str) -> pa.Array:
         column = decoded(column)
-        if not (is_text(column.type) or pa.types.is_null(column.type)):
-            require(
-                is_plain(column.type),
-                "data.columns",
-                f"column {name!r} of {source} holds {column.type}",
-                allowed="texts",
-                hint=_NAME_TEXTS,
-            )
-        # The character that parts fields in the store would part a name in two.
-        return pc.replace_substring(
-            pc.fill_null(column.cast(pa.large_string()), ""), FIELD_END, " "
+        kind = column.type
+        require(
+            is_text(kind) or is_plain(kind) or pa.types.is_null(kind),
+            "data.columns",
+            f"column {name!r} of {source} holds {kind}",
+            allowed="texts",
+            hint=_NAME_TEXTS,
         )
+        texts = pc.fill_null(column.cast(pa.large_string()), "")
+        # The character that parts fields in the store would part a name in two.
+        return pc.replace_substring(texts, FIELD_END, " ")
 
     def _require_uids(self, uids: pa.Array, rows: NDArray[np.int64], source: str) -> None:
         without = rows[mask_of(is_missing(uids, Problem.single))]
@@ -484,11 +480,10 @@ class BitsPreparation:
             return
         hashes = hash_texts(join_fields(fields), self.config.split_seed)
         splits = split_by_hash(hashes, validation_share=validation_share, test_share=test_share)
-        yield from (
-            (split, splits == number)
-            for number, split in enumerate(SPLITS)
-            if (splits == number).any()
-        )
+        for number, split in enumerate(SPLITS):
+            is_of_split = splits == number
+            if is_of_split.any():
+                yield split, is_of_split
 
 
 class _Survey:

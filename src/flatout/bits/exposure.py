@@ -230,9 +230,8 @@ class ExposureStudy:
         for feed in (self.feeds.validation, self.held):
             metrics.reset()
             for batch in feed.all_rows():
-                metrics.update(
-                    model(batch)[:, :num_labels].float().sigmoid(), batch.multi_hot(num_labels)
-                )
+                probabilities = model(batch)[:, :num_labels].float().sigmoid()
+                metrics.update(probabilities, batch.multi_hot(num_labels))
             values = metrics.compute()
             metrics.fixed_threshold = metrics.threshold
         return values["dice"]

@@ -115,27 +115,23 @@ class GramSums:
             if sum(len(inputs_ND) for inputs_ND, _ in held) >= _MOST_TO_CHOOSE_BY:
                 break  # some thousand records are enough to choose by
         for penalty in penalties:
-            weight, bias = self.solve(penalty)
+            weight_DG, bias_G = self.solve(penalty)
             for part, rising in zip(parts, found, strict=True):
+                weight = weight_DG[:, part]
+                bias = bias_G[part]
                 metrics = GramMetrics()
                 for inputs_ND, grams_NG in held:
-                    metrics.update(inputs_ND @ weight[:, part] + bias[part], grams_NG[:, part])
+                    metrics.update(inputs_ND @ weight + bias, grams_NG[:, part])
                 dice = metrics.compute()["dice"]
                 rising.append(
-                    Ridge(
-                        weight[:, part],
-                        bias[part],
-                        penalty,
-                        metrics.threshold,
-                        dice,
-                        self.num_records,
-                    )
+                    Ridge(weight, bias, penalty, metrics.threshold, dice, self.num_records)
                 )
+            # Scores rise to one best penalty and fall from there.
             if all(
                 len(rising) > 2 and rising[-1].dice < rising[-2].dice < rising[-3].dice
                 for rising in found
             ):
-                break  # scores rise to one best penalty and fall from there
+                break
         return [max(rising, key=lambda ridge: ridge.dice) for rising in found]
 
 

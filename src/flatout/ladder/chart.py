@@ -61,7 +61,7 @@ def promise_chart(rungs: Sequence[Mapping[str, Any]]) -> Chart | None:
 
 
 def write_figure(folder: Path, rungs: Sequence[Mapping[str, Any]]) -> None:
-    """The same chart for TensorBoard."""
+    """Draw promised and measured speed-ups into a file of TensorBoard."""
     if not (shown := _select_rungs(rungs)):
         return
     height = _TOP + _BOTTOM + _ROW * len(shown)

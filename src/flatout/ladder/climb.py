@@ -121,12 +121,12 @@ def measure_run(
     saved_ms = parts.pop("checkpoint", 0.0)
     steps_ms = max(sum(parts.values()), 1e-9)
     trained_s = whole_s * steps_ms / (steps_ms + saved_ms)
-    gain = (
-        whole_s
-        / max(trained_s, 1e-9)
-        * slow_start(trained_s, training["steps"], speed["first_steps_ms"] or [])
-    )
-    tested = {name[5:]: value for name, value in result.metrics.items() if name.startswith("test/")}
+    without_first = slow_start(trained_s, training["steps"], speed["first_steps_ms"] or [])
+    gain = whole_s / max(trained_s, 1e-9) * without_first
+    tested = {}
+    for name, value in result.metrics.items():
+        if name.startswith("test/"):
+            tested[name.removeprefix("test/")] = value
     return RungMeasurement(
         rows_per_s=speed["rows_per_s"] * gain,
         tokens_per_s=speed["tokens_per_s"] * gain if speed["tokens_per_s"] else None,
@@ -145,15 +145,17 @@ def slow_start(trained_s: float, steps: int, first_ms: list[float]) -> float:
     then 0.2 s a step become 1 / 7 s, a factor of 1.4.
     """
     warm_ms = first_ms[:WARM_STEPS]
-    later, later_s = steps - len(warm_ms), trained_s - sum(warm_ms) / 1000
-    return trained_s / steps * later / later_s if later > 0 and later_s > 0 else 1.0
+    later_steps = steps - len(warm_ms)
+    later_s = trained_s - sum(warm_ms) / 1000
+    if later_steps <= 0 or later_s <= 0:
+        return 1.0
+    return trained_s / steps * later_steps / later_s
 
 
 def peak_memory_gb() -> float | None:
     """Most memory that this process has held, on its GPU or the host; None if unknown."""
-    peak = peak_bytes(
-        torch.device("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
-    )
+    uses_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    peak = peak_bytes(torch.device("cuda" if uses_gpu else "cpu"))
     return None if peak is None else peak / 1e9
 
 
@@ -231,7 +233,8 @@ def top_of(rungs: Sequence[Rung]) -> int:
 
 def rounds_of(count: int, top: int) -> Iterator[list[int]]:
     """The order of rungs in each round: the foot and the top first, then down and up again."""
-    yield [0, *([top] if top else []), *(place for place in range(1, count) if place != top)]
+    ends = [0, top] if top else [0]
+    yield [*ends, *(place for place in range(count) if place not in ends)]
     for number in range(1, ROUNDS):
         yield list(range(count))[:: -1 if number % 2 else 1]
 

@@ -46,7 +46,7 @@ class Comparison:
     spent: str = ""  # what a run of each group took
 
     def lines(self, first: str = "the first", second: str = "the second") -> list[str]:
-        """What to print below the table; the two groups by these names."""
+        """The lines below the table, which call the two groups by these names."""
         # of the second group, and positive where that group is better
         gain = self.difference if self.unit else self.difference.reverse()
         if gain.value == 0:
@@ -213,7 +213,7 @@ class Estimate:
     high: float | None = None
 
     def reverse(self) -> Estimate:
-        """The same difference, of the first over the second."""
+        """The difference the other way round: of the first over the second."""
         if self.low is None or self.high is None:
             return Estimate(-self.value)
         return Estimate(-self.value, -self.high, -self.low)

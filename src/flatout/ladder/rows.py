@@ -24,6 +24,7 @@ from flatout.bits.grams import FIELD_END
 from flatout.bits.settings import BitsDataConfig
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.problem import Problem
+from flatout.data.ragged import row_indices
 from flatout.data.sequence_data import SequenceData
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.tables.splits import SPLITS
@@ -162,21 +163,18 @@ def _records(config: BitsDataConfig) -> Written:
         hint="Use Bloom filters.",
     )
     tables = {}
-    for split in (name for name in SPLITS if name in data.store.splits):
-        view = data.store.splits[split]
+    for split, view in data.store.splits.items():
         fields = pc.split_pattern(info.texts(split), FIELD_END)
         columns = {
             name: pc.list_element(fields, place) for place, name in enumerate(info.text_columns)
         }
-        bits = np.unpackbits(view.fixed("tokens"), axis=1)[:, : info.num_inputs] + ord("0")
-        columns[_BITS] = pa.array([row.tobytes().decode() for row in bits], _CELL)
+        bits = np.unpackbits(view.fixed("tokens"), axis=1)[:, : info.num_inputs]
+        digits = bits + ord("0")  # their characters
+        columns[_BITS] = pa.array([row.tobytes().decode() for row in digits], _CELL)
         tables[split] = pa.table(columns)
     texts = [name for name in info.text_columns if name != _BITS]
-    return (
-        tables,
-        [f"data.columns={_listed(texts)}", f"data.bits={_BITS}", "data.form=binary"],
-        {"columns": texts},
-    )
+    words = [f"data.columns={_listed(texts)}", f"data.bits={_BITS}", "data.form=binary"]
+    return tables, words, {"columns": texts}
 
 
 def _recordings(config: SequenceDataConfig) -> Written:
@@ -194,22 +192,18 @@ def _recordings(config: SequenceDataConfig) -> Written:
     data = SequenceData.of(config, log=Silent())
     data.setup()
     info = data.info
-    scaler = data.info.scaler
+    factor = np.array(info.scaler.factor)
+    shift = np.array(info.scaler.shift)
     tables = {}
     for split, segments in info.segments.items():
-        values = info.rows_of(split).values.astype(np.float64) * np.array(scaler.factor) + np.array(
-            scaler.shift
-        )
-        places = [
-            np.arange(first, stop)
-            for first, stop in zip(segments.first, segments.stop, strict=True)
-        ]
-        number = np.repeat(np.arange(len(places)), [len(part) for part in places])
-        rows = values[np.concatenate(places)]
+        values = info.rows_of(split).values.astype(np.float64) * factor + shift
+        lengths = segments.stop - segments.first
+        rows = values[row_indices(segments.first, lengths)]
         columns: dict[str, Any] = {
             name: rows[:, column] for column, name in enumerate(info.columns)
         }
-        columns[_RECORDING] = [f"{split} {each}" for each in number]
+        recordings = np.repeat(np.arange(len(lengths)), lengths)
+        columns[_RECORDING] = [f"{split} {number}" for number in recordings]
         tables[split] = pa.table(columns)
     features = [name for name in info.columns if name not in (_RECORDING, *config.targets)]
     words = [f"data.features={_listed(features)}", f"data.target={_listed(config.targets)}"]

@@ -79,7 +79,7 @@ def labels_by_apply(texts: pd.Series) -> list[list[float]]:
 
 
 def labels_at_once(texts: pd.Series) -> list[list[float]]:
-    """The same by one table: numbers of characters, numbers of pairs, one assignment."""
+    """The labels of all texts by one table of numbers and one assignment."""
     numbers = {gram: number for number, gram in enumerate(GRAMS)}
     cells = list[tuple[int, int]]()  # row and number of each gram
     for row, text in enumerate(texts):
@@ -127,14 +127,14 @@ class BloomProgram(UsualProgram[BloomOptions]):
         )
         self.trained = torch.compile(self.network) if how.compiled else self.network
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=case.lr)
-        settings: dict[str, Any] = {
-            "pin_memory": how.transfers == "async" and torch.cuda.is_available()
-        }
-        settings |= {
-            "num_workers": how.workers,
-            "multiprocessing_context": "fork" if how.workers else None,
-        }
-        self.loader = DataLoader(data, case.reading["usual_batch"], shuffle=True, **settings)
+        self.loader = DataLoader(
+            data,
+            case.reading["usual_batch"],
+            shuffle=True,
+            pin_memory=how.transfers == "async" and torch.cuda.is_available(),
+            num_workers=how.workers,
+            multiprocessing_context="fork" if how.workers else None,
+        )
 
     def train_epoch(self, watch: Stopwatch) -> None:
         self.network.train()

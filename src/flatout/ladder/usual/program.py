@@ -75,9 +75,9 @@ class Stopwatch:
                 self._since = time.perf_counter()
             return
         spent = self.spent
-        spent.rows = spent.rows + rows
-        spent.tokens = spent.tokens + tokens
-        spent.computed = spent.computed + computed
+        spent.rows += rows
+        spent.tokens += tokens
+        spent.computed += computed
         if self.limit_s is not None and time.perf_counter() - self._since >= self.limit_s:
             wait_for_device()
             self.is_over = True

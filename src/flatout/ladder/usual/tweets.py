@@ -65,9 +65,9 @@ class TweetsProgram(UsualProgram[TweetsOptions]):
             getattr(self.model, "activation_checkpointing_enable", old)({"use_reentrant": False})
         self.model.to(self.device)
         self.network = nn.DataParallel(self.model) if how.devices != 1 else self.model
-        lr = case.lr * (
-            math.sqrt(how.batch * how.accumulate / how.base_rows) if how.scale_lr == "sqrt" else 1.0
-        )
+        lr = case.lr
+        if how.scale_lr == "sqrt":
+            lr *= math.sqrt(how.batch * how.accumulate / how.base_rows)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, fused=how.fused or None)
         # a list serves as a data set
         rows: Any = list(zip(self.encoded(), self.targets, strict=True))
@@ -75,15 +75,17 @@ class TweetsProgram(UsualProgram[TweetsOptions]):
         self.schedule = get_linear_schedule_with_warmup(
             self.optimizer, math.ceil(0.06 * steps), steps
         )
-        settings: dict[str, Any] = {
-            "pin_memory": how.pinned and torch.cuda.is_available(),
-            "num_workers": how.workers,
-        }
-        if how.workers:
-            settings |= {"prefetch_factor": how.prefetch, "persistent_workers": how.persistent}
-            settings |= {"multiprocessing_context": "fork"}
+        has_workers = how.workers > 0
         self.loader: Any = DataLoader(
-            rows, how.batch, shuffle=True, collate_fn=self.collate, **settings
+            rows,
+            how.batch,
+            shuffle=True,
+            collate_fn=self.collate,
+            pin_memory=how.pinned and torch.cuda.is_available(),
+            num_workers=how.workers,
+            prefetch_factor=how.prefetch if has_workers else None,
+            persistent_workers=how.persistent and has_workers,
+            multiprocessing_context="fork" if has_workers else None,
         )
 
     def encoded(self) -> list[Any]:
@@ -128,9 +130,9 @@ class TweetsProgram(UsualProgram[TweetsOptions]):
         number = 0
         for number, batch in enumerate(watch.batches(self.loader), 1):
             mask = batch["attention_mask"]
-            rows = rows + len(mask)
-            tokens = tokens + int(mask.sum())
-            computed = computed + mask.numel()
+            rows += len(mask)
+            tokens += int(mask.sum())
+            computed += mask.numel()
             batch = {
                 name: values.to(self.device, non_blocking=how.pinned)
                 for name, values in batch.items()
@@ -171,9 +173,8 @@ class TweetsProgram(UsualProgram[TweetsOptions]):
         answers = list[str]()
         for start in range(0, len(texts), 64):
             batch = self.tokenizer(texts[start : start + 64], padding=True, **cut).to(self.device)
-            answers += [
-                self.names[place] for place in self.model(**batch).logits.argmax(-1).tolist()
-            ]
+            likeliest = self.model(**batch).logits.argmax(-1)
+            answers += [self.names[place] for place in likeliest.tolist()]
         return {"accuracy": float(np.mean(np.array(answers) == test["label"].to_numpy()))}
 
 
