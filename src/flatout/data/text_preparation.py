@@ -463,7 +463,7 @@ class TextPreparation:
         return {"targets": targets}
 
     def _lines(self, totals: dict[str, EncodedTotals]) -> list[str]:
-        """What a run prints of its rows, its vocabulary and its windows."""
+        """Lines about rows, vocabulary and windows, which a run prints."""
         rows = ", ".join(f"{split} {total.lengths.rows:,}" for split, total in totals.items())
         if taken := [split for split in totals if split not in self.source.tables]:
             how = _HOW_TAKEN[self.config.split_by]

@@ -115,7 +115,7 @@ def _rows_with_other_capitals(data: Bytes, offsets: NDArray[np.int64]) -> NDArra
 
 
 def _find_ink(data: Bytes) -> Mask:
-    """Whatever is no white space."""
+    """Which bytes are no white space."""
     return ~((data == ord(" ")) | _within(data, 9, 13) | _within(data, 28, 31))
 
 

@@ -92,7 +92,7 @@ class TextBlock:
     block: pa.RecordBatch
 
     def rows_from(self, start: int) -> TextBlock:
-        """The same without its first rows."""
+        """The rows of the block from one on: `rows_from(2)` leaves out the first two."""
         return TextBlock(
             self.texts.slice(start),
             self.labels.slice(start),

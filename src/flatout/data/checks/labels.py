@@ -251,7 +251,8 @@ class LabelCensus:
         if self._merge:
             total = self._count_labels(rows_by_code)
             for group in self._groups_alike():
-                common = max(group, key=lambda name: (total[self._codes[name]], -self._codes[name]))
+                # the one with most rows; of equals the one that was met first
+                common = max(group, key=lambda name: total[self._codes[name]])
                 self._others |= {name: common for name in group if name != common}
         codes = [self._codes[self._others.get(name, name)] for name in self._codes]
         # A copy: new sets are added while these are read.
@@ -356,10 +357,11 @@ class LabelCensus:
     def targets_of(self, names: Iterable[str]) -> NDArray[np.int32]:
         """The target of each label: its place in `classes`, or -1 if no row has it any more."""
         targets = {name: number for number, name in enumerate(self.classes())}
-        return np.array([targets.get(self._others.get(name, name), -1) for name in names], np.int32)
+        common = [self._others.get(name, name) for name in names]
+        return np.array([targets.get(name, -1) for name in common], np.int32)
 
     def remarks(self, source: str, decided: Mapping[str, int] | None = None) -> list[Remark]:
-        """What stands out of the classes.
+        """Remarks about the classes: how many rows each has, and what looks like a mistake.
 
         `decided` has, for each label that data.relabel gives, how many rows get it.
         """

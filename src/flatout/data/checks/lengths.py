@@ -86,7 +86,7 @@ class Lengths:
         return f"tokens a row: mean {mean:,.1f}, {shares}, longest {self.longest:,}"
 
     def truncation(self, longest: int) -> str:
-        """What cutting at `longest` loses, and a length that loses little; "" if nothing is cut."""
+        """A line about what a cut at `longest` loses, and a length that loses little; or ""."""
         rows = self.cut_rows(longest)
         if not rows:
             return ""

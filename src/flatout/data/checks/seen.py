@@ -182,7 +182,7 @@ class KeptFiles:
     def look(
         self, table: ManyFiles, census: LabelCensus, findings: Findings, advance: Advance
     ) -> Iterator[Seen]:
-        """As `Rules.look`, of the rows of several files.
+        """Measure every row of several files, by the block; labels are numbered by `census`.
 
         First every file is measured that is not in the cache yet; then all are read from there.
         """

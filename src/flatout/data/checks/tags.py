@@ -245,7 +245,7 @@ def find_misplaced(block: TagBlock, scheme: Scheme) -> NDArray[np.bool_]:
 
 
 def as_bio(block: TagBlock) -> NDArray[np.int32]:
-    """The same entities with B at each start and I behind it, as places in `TagCensus.names`.
+    """The tags of a block in BIO, each as its place in `TagCensus.names`.
 
     Plain tags stay as they are.
     """

@@ -94,8 +94,9 @@ class RecordFiles:
         file_numbers = (records["alike"] >> np.uint64(64 - _FILE_BITS)).astype(np.uint8)
         records = records.take(np.argsort(file_numbers, kind="stable"))
         ends = np.cumsum(np.bincount(file_numbers, minlength=_NUM_FILES))
-        for file, of_file in zip(self._files, np.split(records, ends[:-1]), strict=True):
-            file.write(of_file.tobytes())
+        parts = np.split(records, ends[:-1])
+        for file, part in zip(self._files, parts, strict=True):
+            file.write(part.tobytes())
 
 
 @contextmanager
@@ -263,7 +264,8 @@ def _starts(*columns: NDArray[np.generic]) -> Mask:
     """Where a run of rows with equal values in all columns begins: [4, 4, 9] → [yes, no, yes]."""
     starts = np.ones(len(columns[0]), np.bool_)
     if len(starts):
-        starts[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+        differs = [column[1:] != column[:-1] for column in columns]
+        starts[1:] = np.logical_or.reduce(differs)
     return starts
 
 

@@ -16,7 +16,7 @@ from flatout.data.sequences.columns import Floats
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What is added up of some samples; each array has a number for each column."""
+    """Count, mean, spread and range of some samples; arrays have a number for each column."""
 
     count: Floats
     mean: Floats

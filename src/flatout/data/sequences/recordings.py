@@ -363,12 +363,14 @@ def resample(recording: Recording, step: float, *, past_only: bool = False) -> R
     """
     times = recording.times
     # The last time counts even where its distance is a rounding less than a whole step.
-    count = int(np.floor((times[-1] - times[0]) / step * (1 + 1e-12))) + 1
+    num_steps = (times[-1] - times[0]) / step * (1 + 1e-12)
+    count = int(np.floor(num_steps)) + 1
     new_times = times[0] + step * np.arange(count)
     if past_only:
         return _hold(recording, new_times, step)
     columns = [np.interp(new_times, times, column) for column in recording.values.T]
-    source = np.clip(np.searchsorted(times, new_times, side="right") - 1, 0, len(times) - 1)
+    at_or_before = np.searchsorted(times, new_times, side="right") - 1
+    source = np.clip(at_or_before, 0, len(times) - 1)
     return replace(
         recording, values=np.stack(columns, axis=1), times=new_times, rows=recording.rows[source]
     )
@@ -387,7 +389,8 @@ def _hold(recording: Recording, new_times: Floats, step: float) -> Recording:
     """
     # times 0 2 4, new_times 0 1 2 3 4 → source 0 0 1 1 2, measured yes no yes no yes
     times = recording.times
-    slack = step * _STEPS_OFF + _ROUNDINGS_OFF * np.spacing(np.abs(times[[0, -1]]).max())
+    largest = np.abs(times[[0, -1]]).max()
+    slack = step * _STEPS_OFF + _ROUNDINGS_OFF * np.spacing(largest)
     source = np.searchsorted(times, new_times + slack, side="right") - 1
     source_before = np.append(-1, source[:-1])
     is_new = _last_measured(measured_columns(recording))[source] > source_before[:, None]

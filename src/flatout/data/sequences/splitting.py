@@ -106,7 +106,7 @@ class Splitter:
         return [(segment.first, segment.stop) for segment in self._cut(0, entry)]
 
     def _choose(self, to_split: list[RecordingEntry]) -> PartBy | None:
-        """What stays whole; None: each recording by itself."""
+        """Choose what stays whole in a split; None: each recording by itself."""
         wanted = self.config.split_by
         if wanted is not PartBy.auto:
             has_files = self.num_files >= self.num_splits
@@ -165,7 +165,7 @@ class Splitter:
         return dict(zip(samples_of_name, names_of_splits, strict=True))
 
     def _kind(self) -> str:
-        """What stays whole, in words."""
+        """The name of what stays whole in a split: files, groups or recordings."""
         if self.by is PartBy.file:
             return "files"
         if self.by is PartBy.group:
@@ -207,7 +207,5 @@ class Splitter:
 
 def _whole_segments(recordings: list[RecordingEntry], splits: list[str]) -> list[Segment]:
     """A segment of all samples for each recording."""
-    segments = []
-    for number, (entry, split) in enumerate(zip(recordings, splits, strict=True)):
-        segments.append(Segment(split, number, 0, entry.samples))
-    return segments
+    pairs = zip(recordings, splits, strict=True)
+    return [Segment(split, number, 0, entry.samples) for number, (entry, split) in enumerate(pairs)]

@@ -258,7 +258,7 @@ class Survey:
             raise mistake
 
     def find_mistakes(self) -> Iterator[UserError]:
-        """The same, but yields each mistake, and continues where what follows does not need it."""
+        """Decide as `finish` does; yields each mistake, and continues where it can."""
         cuts = {"step": self.config.step, "max_gap": self.config.max_gap}
         hint = "Name longer recordings"
         if settings := [f"data.{name}={value:g}" for name, value in cuts.items() if value]:

@@ -52,7 +52,7 @@ Nested = Tensor | None | dict[str, "Nested"] | tuple["Nested", ...] | list["Nest
 
 
 class Normalizer(Protocol):
-    """What is used of a normalizer of pytorch-forecasting."""
+    """The methods of a normalizer of pytorch-forecasting that are called here."""
 
     def fit(self, y: Tensor) -> Normalizer: ...
 
@@ -64,7 +64,7 @@ class Normalizer(Protocol):
 
 
 class ForecastingDataset(Protocol):
-    """What is used of a `TimeSeriesDataSet` of pytorch-forecasting."""
+    """The attributes of a `TimeSeriesDataSet` of pytorch-forecasting that are read here."""
 
     data: dict[str, Any]
     index: Any  # a pandas table with a row for each window
@@ -268,7 +268,8 @@ class TableWindows(WindowBatches):
         _require_long_enough(lengths, cut)
         end = np.cumsum(list(lengths.values()))
         self.begin = np.append(0, end[:-1])
-        self.start = cut.rows(Segments(self.begin, self.begin, end, np.arange(len(end)))).start
+        segments = Segments(self.begin, self.begin, end, np.arange(len(end)))
+        self.start = cut.rows(segments).start
         self.lookback = cut.lookback or 0
         self.horizon = cut.horizon
         self.static = np.stack(statics)
@@ -399,7 +400,7 @@ class ForecastingWindows(WindowBatches):
         self.start = self.columns["start"]
 
     def batch(self, numbers: NDArray[np.int64]) -> Any:
-        """What `TimeSeriesDataSet._collate_fn` makes of the same windows."""
+        """The batch that `TimeSeriesDataSet._collate_fn` makes of windows with these numbers."""
         columns = self.columns
         about = self.about
         start = self.start[numbers]
@@ -494,7 +495,8 @@ def _scale(target: Tensor, past: Lengths, normalizer: Normalizer) -> Tensor:
 
 def _blank(values: Tensor, length: Lengths) -> Tensor:
     """`[B, T]` with zeros behind the end of each window."""
-    return values.where(torch.from_numpy(np.arange(values.shape[1]) < length[:, None]), 0)
+    is_inside = np.arange(values.shape[1]) < length[:, None]
+    return values.where(torch.from_numpy(is_inside), 0)
 
 
 def _read(source: ForecastingDataset, before: int) -> Columns:
@@ -516,7 +518,8 @@ def _read(source: ForecastingDataset, before: int) -> Columns:
     _require(is_whole, "allow_missing_timesteps", what, "Write a row for each step")
     future = source.calculate_decoder_length(columns["time"][last], rows)
     groups = columns["groups"]
-    begin = np.append(0, np.flatnonzero((groups[1:] != groups[:-1]).any(axis=1)) + 1)
+    is_new = (groups[1:] != groups[:-1]).any(axis=1)
+    begin = np.append(0, np.flatnonzero(is_new) + 1)
     columns["begin"] = begin + before
     columns["groups"] = groups[begin]
     columns["start"] = first + before

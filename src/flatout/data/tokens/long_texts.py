@@ -45,7 +45,10 @@ class LongTexts:
 
     def count_windows(self, lengths: NDArray[np.integer]) -> int:
         """Windows in all rows of these lengths, special tokens included."""
-        return int((-(-lengths.astype(np.int64) // self.window)).sum()) if self.window else 0
+        if not self.window:
+            return 0
+        rounded_up = -(-lengths.astype(np.int64) // self.window)
+        return int(rounded_up.sum())
 
     def pick(self, lengths: Counts, kept: Counts, frame: int) -> TextPieces:
         """The pieces of texts that are read.
@@ -61,7 +64,8 @@ class LongTexts:
         tail = kept - head
         starts = np.stack([np.zeros_like(head), lengths - tail], 1)
         sizes = np.stack([head, tail], 1)
-        return TextPieces(starts.ravel(), sizes.ravel(), np.repeat(np.arange(len(lengths)), 2))
+        text = np.repeat(np.arange(len(lengths)), 2)
+        return TextPieces(starts.ravel(), sizes.ravel(), text)
 
     def cut_windows(self, kept: Counts, room: int) -> TextPieces:
         """The windows of texts of `kept` tokens each; a window has room for `room` of them."""

@@ -131,8 +131,10 @@ class Vocabulary:
 
         A text without a word becomes one unknown token.
         """
-        edges = np.append(np.arange(0, len(texts), _ROWS_A_DOCUMENT), len(texts)).astype(np.int32)
-        groups = pa.ListArray.from_arrays(edges, _without_special(texts).cast(pa.large_string()))
+        begins = np.arange(0, len(texts), _ROWS_A_DOCUMENT)
+        bounds = np.append(begins, len(texts)).astype(np.int32)
+        rows = _without_special(texts).cast(pa.large_string())
+        groups = pa.ListArray.from_arrays(bounds, rows)
         documents = pc.binary_join(groups, pa.scalar(SEPARATOR, pa.large_string())).to_pylist()
         # Two rows `a b` and `c` become the document `a b|c`, and get one more separator at the end:
         # ids 5 6 2 7 2 → lengths 2 1, tokens 5 6 7.
