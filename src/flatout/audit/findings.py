@@ -98,7 +98,7 @@ def describe_rare_suspects(measured: AuditMeasurement) -> str:
 
 
 def _worth_of_labels(measured: AuditMeasurement) -> float:
-    """What right labels would bring, at the careful end of what was measured."""
+    """The share of rows that right labels would win, at the careful end of what was measured."""
     # Each wrong label costs its row. No more is won than there are suspects.
     wrong = min(measured.noise[1], measured.suspect_share)
     if not is_noise_known(measured.noise):

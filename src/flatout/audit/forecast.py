@@ -74,7 +74,7 @@ def forecast(
 
 
 def _find_gains(sizes: Floats, errors: Floats, rows_now: int, more: int) -> list[float]:
-    """What each of the three laws says."""
+    """The gain of `more` rows by each of the three laws."""
     shares = sizes / sizes[-1]
     errors = np.maximum(errors, _LEAST_ERROR)
     laws = [

@@ -158,7 +158,8 @@ def _deal_again(folds: TextFolds, rows: AuditRows, num_folds: int) -> Floats:
     scores = list[float]()
     for seed in _OTHER_DEALS:
         others = replace(folds, folds=deal_folds(rows, num_folds, seed))
-        scores.append((others.answer(rows.labels).argmax(axis=1) == rows.labels).mean())
+        answers = others.answer(rows.labels).argmax(axis=1)
+        scores.append((answers == rows.labels).mean())
     return np.array(scores)
 
 
@@ -190,7 +191,8 @@ def _learning_curve(folds: TextFolds, rows: AuditRows, is_right: Bools) -> tuple
     """
     errors = list[list[float]]()
     # Rows join in a random order of groups, which is the same for all folds.
-    position = np.random.default_rng(0).random(int(rows.groups.max()) + 1)[rows.groups]
+    position_of_group = np.random.default_rng(0).random(int(rows.groups.max()) + 1)
+    position = position_of_group[rows.groups]
     for fold in np.unique(folds.folds):
         is_judged = folds.folds == fold
         others = np.flatnonzero(~is_judged)

@@ -27,7 +27,8 @@ _SHOWN_CHARACTERS = 120  # of a text in a table
 def write_next_rows(rows: AuditRows, texts: list[str], file: str, top: int, path: Path) -> int:
     """Write the `top` texts to label next as a table, the first one first; returns how many."""
     reader = Features()
-    head = Head(Problem.single, len(rows.classes)).fit(reader.fit(list(rows.texts)), rows.labels)
+    labelled = reader.fit(list(rows.texts))
+    head = Head(Problem.single, len(rows.classes)).fit(labelled, rows.labels)
     features = reader.read(texts)
     answers = head.predict(features)
     # An answer is as unsure as can be where the two likeliest classes have no margin between them.

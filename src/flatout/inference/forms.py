@@ -221,7 +221,7 @@ class FolderPredictor(Predictor):
         }
 
     def run_flat(self) -> FolderPredictor | None:
-        """The same weights through our flat layers; None for other families."""
+        """A predictor with these weights in our flat layers; None for other families."""
         net: Any = deepcopy(self.model)
         if net.config.model_type not in FLAT_FAMILIES:
             return None
@@ -293,7 +293,7 @@ class FolderTagger(TagPredictor):
 
 
 def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:
-    """What answers texts from an exported folder of a run, by name."""
+    """Predictors of texts from an exported folder of an encoder, by name."""
     opened = FolderPredictor.of_folder(folder)
     own = predictor.labels.classes
     found = opened.labels.classes
@@ -306,7 +306,7 @@ def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
 
 
 def words_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:
-    """What answers texts from the exported folder of a network on words, by name."""
+    """Predictors of texts from the exported folder of a network on words, by name."""
     files = onnx_files(folder)
     require(bool(files), str(folder), "no ONNX file in it", hint="Name an exported folder.")
     with read_by("tokenizers", folder):
@@ -343,7 +343,7 @@ def _require_own_labels(predictor: Predictor, folder: Path, found: list[str]) ->
 
 
 def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
-    """What answers from a folder that a run was exported as, by name."""
+    """Predictors that answer from a folder, as which a run was exported, by name."""
     kind = predictor.long_texts.kind
     require(
         kind is Long.cut,
@@ -446,7 +446,7 @@ def _asks_of(folder: Path, net: nn.Module) -> dict[str, Ask]:
 
 
 def ask_onnx(file: Path) -> Ask:
-    """What an ONNX file answers to what a tokenizer gives."""
+    """A function from the tensors that a tokenizer makes to the logits of an ONNX file."""
     with read_by("onnxruntime", file):
         session = open_onnx(file)
     names = [each.name for each in session.get_inputs()]

@@ -162,7 +162,7 @@ def quantise(folder: Path, texts: Iterable[str]) -> list[str]:
 
 
 def _encoder_of(folder: Path) -> Callable[[list[str]], Mapping[str, Tensor]]:
-    """What makes inputs of texts in an exported folder: its tokenizer, cutting long texts."""
+    """A function from texts to inputs, by the tokenizer of a folder; long texts are cut."""
     if not is_transformers_folder(folder):
         return partial(encode_padded, open_tokenizer(folder))
     from transformers import AutoTokenizer

@@ -84,15 +84,18 @@ class MaskedWordPredictor(RunPredictor):
 
     def _fill(self, texts: list[str], most: int) -> list[list[list[Filling]]]:
         encoded = self.vocabulary.encode(pa.array(texts, pa.string()), max_length=self.max_length)
-        rows = [row.tolist() for row in np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1])]
+        ends = np.cumsum(encoded.lengths)
+        rows = [row.tolist() for row in np.split(encoded.tokens, ends[:-1])]
         batch = flat_batch(rows).to(self.device)
         is_mask_T = batch.tokens == self.vocabulary.require_mask("the tokenizer")
         batch.places = is_mask_T.nonzero().flatten()
         found: list[list[list[Filling]]] = [[] for _ in texts]
         if not len(batch.places):
             return found
-        shares, ids = self.model(batch).float().softmax(-1).topk(min(most, self.vocabulary.size))
-        row_of_mask = torch.repeat_interleave(batch.rows, batch.lengths)[is_mask_T.cpu()].tolist()
+        logits = self.model(batch).float()
+        shares, ids = logits.softmax(-1).topk(min(most, self.vocabulary.size))
+        row_of_token = torch.repeat_interleave(batch.rows, batch.lengths)
+        row_of_mask = row_of_token[is_mask_T.cpu()].tolist()
         masks = zip(row_of_mask, ids.tolist(), shares.tolist(), strict=True)
         for row, words, probabilities in masks:
             fillings = []

@@ -78,7 +78,7 @@ class FileOptions:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Rows with what the run answers."""
+    """A block of a file with the run's answers as further columns."""
 
     block: pa.RecordBatch
     # columns of the file that gave way to answers of the same name
@@ -163,7 +163,7 @@ class RunPredictor(ABC):
     @classmethod
     @abstractmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> Self:
-        """What `save` has written, on the CPU."""
+        """The predictor that `save` has written into a folder, on the CPU."""
 
     @abstractmethod
     def save(self, folder: Path, model_config: ModelConfig) -> None:
@@ -291,12 +291,13 @@ class RunPredictor(ABC):
             if self.fingerprint is not None:
                 self.unlike = self.fingerprint.compare(*tokens)
             tokens = Ragged.of(*tokens)
+        layout = BatchLayout.of(self.model)
         order = np.arange(count)
         # For exact answers rows are repeated until each length fills its batches, and the repeated
         # ones are answered twice. `batch.rows` names the row that each of them is.
         if self.exact:
             if isinstance(tokens, Ragged):
-                rows_per_batch = _EXACT_ROWS[BatchLayout.of(self.model)]
+                rows_per_batch = _EXACT_ROWS[layout]
                 order = fill_batches(tokens.lengths, rows_per_batch)
                 tokens = Ragged(tokens.values, tokens.offsets[order], tokens.lengths[order])
             else:
@@ -305,12 +306,9 @@ class RunPredictor(ABC):
                 tokens = tokens[order]
             self.asked += count
             self.computed += len(order)
-        plan = PlanSettings(
-            rows_per_batch=rows_per_batch, layout=BatchLayout.of(self.model), shuffle=False
-        )
-        for batch in Feed(
-            StoreSplit("rows", len(order), {"tokens": tokens}), plan, device=self.device
-        ):
+        plan = PlanSettings(rows_per_batch=rows_per_batch, layout=layout, shuffle=False)
+        rows = StoreSplit("rows", len(order), {"tokens": tokens})
+        for batch in Feed(rows, plan, device=self.device):
             yield replace(batch, rows=torch.from_numpy(order)[batch.rows])
 
     @staticmethod
@@ -327,6 +325,7 @@ class RunPredictor(ABC):
         )
         if not (isinstance(given, Mapping) or hasattr(given, "columns")):
             return list(given)
+        values_of_columns = []
         for name in columns:
             require(
                 name in given,
@@ -334,8 +333,6 @@ class RunPredictor(ABC):
                 f"no column {name!r}",
                 hint="Pass a list, or a table as in training.",
             )
-        values_of_columns = []
-        for name in columns:
             column = given[name]
             values = [column] if isinstance(column, str | bytes) else column  # one row
             values_of_columns.append(pa.array(values).to_pylist())
@@ -362,12 +359,14 @@ class RunPredictor(ABC):
         """The classes of each row at or above the threshold, and their probabilities, as lists."""
         scores = probabilities.numpy()
         row, column = np.nonzero((probabilities >= threshold).numpy())
-        offsets = pa.array(row_bounds(np.bincount(row, minlength=len(scores))).astype(np.int32))
-        found = {
-            "prediction": classes.take(pa.array(column)),
-            "probability": pa.array(scores[row, column]),
+        counts = np.bincount(row, minlength=len(scores))
+        offsets = pa.array(row_bounds(counts).astype(np.int32))
+        names = classes.take(pa.array(column))
+        values = pa.array(scores[row, column])
+        return {
+            "prediction": pa.ListArray.from_arrays(offsets, names),
+            "probability": pa.ListArray.from_arrays(offsets, values),
         }
-        return {name: pa.ListArray.from_arrays(offsets, values) for name, values in found.items()}
 
 
 def texts_in_memory(given: object, roles: Roles) -> list[str]:

@@ -163,7 +163,7 @@ class SequencePredictor(RunPredictor):
                 yield recording
 
     def read_long(self, table: Table) -> Iterator[Recording]:
-        """The same; a large file that is one recording stays out of memory."""
+        """The recordings of a table; a large file that is one recording stays out of memory."""
         with _naming_training(), TemporaryDirectory(prefix="flatout-") as folder:
             scratch = Scratch(Path(folder), self.rules, keeps_times=True)
             for file in table.tables or [table]:
@@ -199,7 +199,7 @@ class SequencePredictor(RunPredictor):
 
     @torch.inference_mode()
     def stream(self, values: Values, name: str = "a recording") -> Iterator[NDArray[Any]]:
-        """The same in blocks, one after the other.
+        """The answer to one recording in blocks, one after the other.
 
         `values` may lie in a file: a block at a time is read.
         """

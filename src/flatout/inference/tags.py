@@ -290,7 +290,7 @@ class TagPredictor(RunPredictor):
             yield answered
 
     def _columns_beside(self, rows: Sequence[TagPrediction]) -> dict[str, pa.Array]:
-        """What a file has beside tags: entities, or the possible tags of words left out."""
+        """Columns that a file has beside tags: entities, or the possible tags of words left out."""
         if not are_plain(self.names):
             records = []
             for row in rows:
@@ -351,12 +351,16 @@ class TagPredictor(RunPredictor):
 
     def notes(self) -> list[str]:
         """A line about words that the model did not see, if there are any."""
-        longest = f"data.max_length={self.max_length} of this run"
-        what = (
-            f"words beyond {longest}: {self.lost_words:,}; each is answered"
-            f" {UNANSWERED if are_plain(self.names) else 'O, entities among them are missed'}"
-        )
-        return [*RunPredictor.notes(self), *([what] if self.lost_words else [])]
+        lines = RunPredictor.notes(self)
+        if self.lost_words:
+            answer = UNANSWERED
+            if not are_plain(self.names):
+                answer = "O, entities among them are missed"
+            lines.append(
+                f"words beyond data.max_length={self.max_length} of this run: {self.lost_words:,};"
+                f" each is answered {answer}"
+            )
+        return lines
 
 
 _FIELDS = [

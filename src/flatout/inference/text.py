@@ -230,7 +230,7 @@ class Predictor(RunPredictor):
         return torch.full((self.labels.num_outputs,), 0.5)
 
     def least_if_several(self) -> Tensor | None:
-        """The same; None where each row has one class."""
+        """`least_shares` where a row may have several labels; None where each has one class."""
         return None if self.labels.problem is Problem.single else self.least_shares()
 
     @classmethod
@@ -336,7 +336,7 @@ class Predictor(RunPredictor):
         problem = self.labels.problem
         delimiter = self.label_delimiter or "|"
         rules = BlockRules(roles, problem, is_train=False)
-        columns = dict.fromkeys([*roles.columns, *([group] if group else [])])
+        columns = dict.fromkeys(filter(None, [*roles.columns, group]))
         for rows, block in self.blocks(table, list(columns)):
             clean = clean_block(block, rows, rules, findings)
             labels = normalise_labels(
@@ -429,12 +429,15 @@ def answer_columns(predictor: Predictor, outputs: Tensor, top_k: int = 0) -> dic
         answered["prediction"] = pc.if_else(is_given, answered["prediction"], None)
         answered["possible"] = pc.if_else(is_given, None, possible["prediction"])
     if top_k:  # the likeliest classes of each row, the best first
-        values, ids = shares.topk(min(top_k, shares.shape[1]), dim=-1)
-        offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * ids.shape[1])
-        names = classes.take(pa.array(ids.flatten().numpy()))
-        probabilities_of_names = pa.array(values.flatten().numpy())
-        answered["top_labels"] = pa.ListArray.from_arrays(offsets, names)
-        answered["top_probabilities"] = pa.ListArray.from_arrays(offsets, probabilities_of_names)
+        most = min(top_k, shares.shape[1])
+        values, ids = shares.topk(most, dim=-1)
+        offsets = pa.array(np.arange(len(ids) + 1, dtype=np.int32) * most)
+        tops = {
+            "top_labels": classes.take(pa.array(ids.flatten().numpy())),
+            "top_probabilities": pa.array(values.flatten().numpy()),
+        }
+        for name, top in tops.items():
+            answered[name] = pa.ListArray.from_arrays(offsets, top)
     return answered
 
 

@@ -84,7 +84,8 @@ def export_words(predictor: WordsRun, folder: Path) -> list[str]:
     )
     network = _PaddedWords(predictor).eval()
     # Rows of two lengths; the file takes any others.
-    inputs = {"tokens": torch.ones(2, 3, dtype=torch.int64), "lengths": torch.tensor([3, 2])}
+    tokens = torch.ones(2, 3, dtype=torch.int64)
+    inputs = {"tokens": tokens, "lengths": torch.tensor([3, 2])}
     axes = ({0: "rows", 1: "length"}, {0: "rows"})
     save_onnx(network, inputs, ["logits"], axes, folder / ONNX)
     _save_tokenizer(predictor, folder / TOKENS)

@@ -87,7 +87,7 @@ class Abstention:
     """Above which sureness a predictor answers, and what is possible where it does not."""
 
     error: float  # that was asked for
-    above: float
+    above: float  # sureness; an answer that is no surer is left out
     possible_from: float
     """Least probability of a possible class; for numbers, minus the distance to the ends of their
     interval."""
@@ -290,7 +290,7 @@ class HeldOutAnswers(KeptArrays):
         return Abstention(error, above, self._least_truth(max(above, 0.0), error))
 
     def _least_truth(self, above: float, error: float) -> float:
-        """What the truth of other rows that are left out is below at most so often."""
+        """The limit that the truth of left-out rows falls below in at most `error` of all cases."""
         # The k-th smallest truth of R rows is a limit that a share of Beta(k, R + 1 - k) of other
         # rows falls below. The largest k is taken for which that is at most `error`, but for the
         # risk. Take 1,000 rows and an error of 0.05: k is 32, not 50.

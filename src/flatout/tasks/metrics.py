@@ -164,7 +164,7 @@ class TaskMetrics(nn.Module, ABC):
         return class_rows(self.classes, *self._totals()[: 3 * len(self.classes)].view(3, -1))
 
     def counted(self) -> Counted | None:
-        """What the answers since the last reset were; None for numbers. On every rank at once."""
+        """Counts of the answers since the last reset; None for numbers. On every rank at once."""
         return None
 
     def reset(self) -> None:

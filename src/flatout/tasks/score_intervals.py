@@ -135,9 +135,11 @@ class _FewGroups:
     many of them it lies off the value of all groups. The interval holds the values from which that
     of all groups is as far off, by its own standard error.
 
-        value of all groups 0.80, standard error 0.02
-        95 % of the resamples lie -2.6 to +2.1 of their standard errors off
-        interval 0.80 - 2.1 * 0.02 to 0.80 + 2.6 * 0.02
+        all groups             value 0.80, standard error 0.02
+
+        95 % of the resamples  lie -2.6 to +2.1 of their standard errors off
+
+        interval               0.80 - 2.1 * 0.02 to 0.80 + 2.6 * 0.02
     """
 
     def __init__(self, sums_GS: Tensor, values_of: ValuesOf) -> None:
