@@ -342,8 +342,9 @@ class Subwords:
         """
         frame = self.frame
         if are_marks:
-            opening = [0] * len(frame.opening)
-            frame = replace(frame, opening=opening, closing=[0] * len(frame.closing))
+            zeros = [0] * frame.size
+            num_opening = len(frame.opening)
+            frame = replace(frame, opening=zeros[:num_opening], closing=zeros[num_opening:])
         lengths = runs.lengths
         kept = np.minimum(lengths, max(1, max_length - frame.size))
         pieces = runs.cut(kept)
