@@ -92,7 +92,7 @@ def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
 
 def _choose_penalty(folds: RidgeFolds, part: int) -> float:
     """The penalty with the least loss on the first fold."""
-    losses = [folds.total_loss(penalty, part, fold=0) for penalty in PENALTIES]
+    losses = [folds.first_fold_loss(penalty, part) for penalty in PENALTIES]
     return PENALTIES[int(np.argmin(losses))]
 
 
@@ -107,7 +107,7 @@ def _average_folds(losses_by_part: list[Floats], folds: RidgeFolds) -> Floats:
 
 
 def _forecast(rows: NumberRows, sizes: Floats, mean_losses: Floats) -> Forecast:
-    """What half as many more training rows bring, at most what there is to gain."""
+    """The gain of half as many more training rows, at most what there is to gain."""
     errors = mean_losses**0.5 if rows.unit else mean_losses
     # The laws of a forecast are for shares, which are 1 at most.
     largest = max(1.0, float(errors.max()))

@@ -227,11 +227,10 @@ class ExactCheckpoint(InBothLightnings, Checkpoint):
         as_plain(by_texts(states), "/callbacks", {})
         # More epochs than before were asked for: patience starts again, and may have changed.
         if self._is_extended:
-            for stopping in (
-                each for each in callbacks_of(trainer) if isinstance(each, either(EarlyStopping))
-            ):
-                stopping.wait_count = 0
-                stopping.patience = self._patience.get(stopping.state_key, stopping.patience)
+            for each in callbacks_of(trainer):
+                if isinstance(each, either(EarlyStopping)):
+                    each.wait_count = 0
+                    each.patience = self._patience.get(each.state_key, each.patience)
         if store_data(trainer) is None and not loader_states(trainer) and trainer.is_global_zero:
             name = type(datamodule_of(trainer) or pl_module).__name__
             what = (

@@ -411,7 +411,7 @@ def _as_builtin(value: object) -> Any:
 
 
 def _with_tensors(value: object, tensors: dict[str, Tensor]) -> Any:
-    """Undo `as_plain`."""
+    """The value that `as_plain` made JSON of, with its tensors in their places."""
     if isinstance(value, list):
         return [_with_tensors(item, tensors) for item in value]
     if not isinstance(value, dict):

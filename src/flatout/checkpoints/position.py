@@ -26,7 +26,7 @@ from flatout.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Between two optimizer steps."""
+    """A place between two optimizer steps, as counts of epochs and steps."""
 
     epoch: int = 0  # the epoch that is under way, counted from 0
     step_in_epoch: int = 0  # optimizer steps taken in it
@@ -119,13 +119,11 @@ class Boundary:
 
     def begin_validation(self, trainer: L.Trainer) -> None:
         """Keep what a validation changes: a run that ends inside of it begins it again."""
-        states = {
-            each.state_key: copy.deepcopy(each.state_dict()) for each in callbacks_of(trainer)
-        }
-        self._before_validation = (
-            {key: state for key, state in states.items() if state},
-            _position_states(trainer),
-        )
+        states = {}
+        for each in callbacks_of(trainer):
+            if state := each.state_dict():
+                states[each.state_key] = copy.deepcopy(state)
+        self._before_validation = (states, _position_states(trainer))
 
     def is_inside_step(self, trainer: L.Trainer) -> bool:
         """Whether a batch has ended since, of a step that has not."""
