@@ -49,8 +49,7 @@ class UnitCheck:
         found = ColumnRanges.of(read_inputs())
         if self.ranges is None:
             return
-        num_samples = self._samples - samples_before
-        for number in self.ranges.find_apart(found, outside, num_samples):
+        for number in self.ranges.find_apart(found, outside, self._samples - samples_before):
             line = f"{name} ({found.least[number]:.4g} to {found.most[number]:.4g})"
             self._apart.setdefault(self.columns[number], []).append(line)
 
