@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from flatout.callbacks.clock import Clock
+from flatout.callbacks.progress_line import ProgressLine
 from flatout.price.costs import Costs, Done, PlannedLengths, correction, expect
 from flatout.price.energy import EnergyMeter
 from flatout.price.expected_end import ExpectedEnd
@@ -170,3 +171,12 @@ def test_durations_have_the_largest_unit_of_which_there_are_two():
     assert describe_span(246, 216, 288) == "4.1 min (3.6–4.8)"
     assert describe_span(90, 80, 100) == "90.0 s (80.0–100.0)"
     assert describe_span(7_200, 7_000, 8_000) == "2.0 h (1.9–2.2)"
+
+
+def test_the_progress_line_shows_the_time_that_is_left():
+    line = ProgressLine(total_steps=10, say=str)
+    line.time_left = lambda: "3.7 min (3.4–4.1) left"
+    progress = line._open()
+    column = progress.columns[-1]
+    assert str(column.render(progress.tasks[0])) == "3.7 min (3.4–4.1) left"
+    line.close()

@@ -14,6 +14,7 @@ from flatout.price.costs import Costs, PlannedLengths, expect
 from flatout.price.pace import Pace
 from flatout.report.closing import early_end
 from flatout.run import budget
+from tests.faults.plants import Planted, RaiseAt
 from tests.fitting import own_cache, quiet_fit
 
 TABLE = {
@@ -22,6 +23,7 @@ TABLE = {
 }
 DATA = TextDataConfig(source=TABLE, batch_size=8)
 MODEL = TextCNNConfig(embedding=4, filters=4, ngrams="off")
+PATIENT = {"checkpoint": {"patience": None}}
 COSTS = Costs(start_s=2.0, pace=Pace(1.0, 0.0, 0.0), validation_s=1.0, save_s=0.5, evaluation_s=3.0)
 TRIED = {
     "costs": asdict(COSTS),
@@ -46,7 +48,7 @@ def test_the_time_of_a_run_grows_with_its_epochs():
 
 
 def test_a_budget_in_which_not_one_epoch_fits_is_refused_and_leaves_no_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(budget, "try_run", lambda config, begin: {"price": TRIED})
+    monkeypatch.setattr(budget, "try_run", lambda config, begin, seconds: {"price": TRIED})
     with pytest.raises(UserError, match=r"budget: 5s, but one epoch with its evaluation takes 1\d"):
         quiet_fit(DATA, MODEL, budget="5s", folder=tmp_path / "run")
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -81,11 +83,24 @@ def test_patience_and_a_target_watch_one_metric_together(tmp_path):
     assert "checkpoint.patience=1" in early_end(result.summary)
 
 
-@pytest.mark.soak(seconds=30)
+@pytest.mark.soak(seconds=90)
 def test_a_run_ends_within_its_budget_with_the_rate_at_its_end(tmp_path):
     with own_cache(tmp_path):
-        result = quiet_fit(DATA, MODEL, budget="12s", folder=tmp_path / "run")
-    assert result.summary["price"]["took_s"] == pytest.approx(12, rel=0.1)
+        result = quiet_fit(DATA, MODEL, budget="60s", folder=tmp_path / "run", **PATIENT)
+    assert result.summary["price"]["took_s"] == pytest.approx(60, rel=0.1)
     with Path(tmp_path, "run", "metrics.csv").open(encoding="utf-8") as file:
         rates = [float(row["train/lr"]) for row in csv.DictReader(file) if row["train/lr"]]
     assert rates[-1] < 0.01 * max(rates)
+
+
+@pytest.mark.soak(seconds=120)
+def test_a_run_that_was_broken_resumes_with_its_budget(tmp_path):
+    folder = tmp_path / "run"
+    with own_cache(tmp_path):
+        breaking = {"raise": RaiseAt("on_train_batch_end", 60)}
+        with pytest.raises(Planted):
+            quiet_fit(DATA, MODEL, budget="60s", folder=folder, callbacks=breaking, **PATIENT)
+        result = quiet_fit(DATA, MODEL, budget="60s", folder=folder, resume=str(folder), **PATIENT)
+    budgets = [choice for choice in result.summary["choices"] if choice["name"] == "budget"]
+    assert budgets[0]["why"] == "as at the beginning of this run"
+    assert result.summary["status"] == "finished"

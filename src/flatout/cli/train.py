@@ -90,7 +90,8 @@ def add_words(parser: argparse.ArgumentParser) -> None:
 
 def _needs_processes(word: str) -> bool:
     """Whether a word asks for several runs, measured settings, or ranks on this machine."""
-    return word in ("-m", "--multirun", "tune=auto") or "trainer.devices=" in word
+    is_measured = word in ("-m", "--multirun", "tune=auto") or word.startswith("budget=")
+    return is_measured or "trainer.devices=" in word
 
 
 def start_measuring(words: Sequence[str], measure: Callable[[RunConfig, list[str]], None]) -> None:

@@ -27,9 +27,10 @@ from flatout.price.expected_end import ExpectedEnd
 from flatout.price.settings import Budget
 from flatout.price.words import describe_seconds
 from flatout.run.context import Run, RunContext, Settings, Training
-from flatout.run.short_try import try_run
+from flatout.run.short_try import STEPS_S, try_run
 
 _LENGTH = ("max_epochs", "limit_train_batches")
+_TRY_SHARE = 0.05  # of the budget, for the steps of the try
 _HALVINGS = 40
 _MOST_EPOCHS = 1e5
 
@@ -68,21 +69,26 @@ def settle_budget(config: RunConfig, context: RunContext) -> RunConfig:
 
 def _plan(config: RunConfig, context: RunContext) -> tuple[str, str]:
     """The words that set the length, and what they rest on."""
-    summary = try_run(config, context.begin)["price"]
+    budget = Budget.of(str(config.budget), config.price)
+    # the try is part of the run, and must be short beside it
+    seconds = min(STEPS_S, _TRY_SHARE * budget.amount) if budget.unit == "s" else STEPS_S
+    summary = try_run(config, context.begin, seconds=seconds)["price"]
     costs = Costs.of(summary["costs"])
     plan = summary["plan"]
-    limit_s = Budget.of(str(config.budget), config.price).seconds(config.price, costs.watts)
+    limit_s = budget.seconds(config.price, costs.watts)
 
     def seconds_of(epochs: float) -> float:
         lengths = PlannedLengths.of_plan(plan, epochs, tries=config.monitor.verdict)
         return expect(costs, lengths, summary["ratios"]).value_s
 
-    left_s = limit_s - (time.perf_counter() - context.began)
+    begun_s = time.perf_counter() - context.began
+    left_s = limit_s - begun_s
     least_s = seconds_of(1.0)
     require(
         least_s <= left_s,
         "budget",
-        f"{config.budget}, but one epoch with its evaluation takes {describe_seconds(least_s)}",
+        f"{config.budget}, but one epoch with its evaluation takes {describe_seconds(least_s)}"
+        f" beside {describe_seconds(begun_s)} to begin",
         hint="Allow more, or take a smaller model or fewer rows.",
     )
     # The time grows with the epochs, but not evenly: what the verdict may try is bounded.

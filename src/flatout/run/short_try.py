@@ -67,7 +67,8 @@ class CountOperators(TorchDispatchMode):
 class EndSoon(L.Callback):
     """Ends training after some seconds of steps; Lightning then validates as at an epoch's end."""
 
-    def __init__(self, *, counts: bool = False) -> None:
+    def __init__(self, seconds: float, *, counts: bool = False) -> None:
+        self.seconds = seconds
         self.counts = counts
         self.step = CountOperators()
         self._first_at = 0.0
@@ -89,12 +90,14 @@ class EndSoon(L.Callback):
         if trainer.world_size > 1:
             is_over = trainer.global_step >= _STEPS_OF_RANKS
         else:
-            is_over = now - self._first_at >= STEPS_S and trainer.global_step >= _LEAST_STEPS
+            is_over = now - self._first_at >= self.seconds and trainer.global_step >= _LEAST_STEPS
         if is_over:
             trainer.should_stop = True
 
 
-def try_run(config: RunConfig, begin: Begin, *, counts: bool = False) -> dict[str, Any]:
+def try_run(
+    config: RunConfig, begin: Begin, *, seconds: float = STEPS_S, counts: bool = False
+) -> dict[str, Any]:
     """The summary of a try; `UserError` if it could not be made.
 
     `counts`: whether the operators of a step are counted, on the CPU; they stand under `price`.
@@ -103,7 +106,7 @@ def try_run(config: RunConfig, begin: Begin, *, counts: bool = False) -> dict[st
     with tempfile.TemporaryDirectory(prefix="flatout-price-") as folder:
         tried = replace(
             config,
-            callbacks={"end_soon": EndSoon(counts=counts)},
+            callbacks={"end_soon": EndSoon(seconds, counts=counts)},
             compile=False if counts else config.compile,
             checkpoint=replace(config.checkpoint, patience=None),
             monitor=replace(
@@ -122,7 +125,9 @@ def try_run(config: RunConfig, begin: Begin, *, counts: bool = False) -> dict[st
             return run(make, _LONGEST_S)
         except Failed as failed:
             hint = "python -m train with these settings shows where it fails."
-            if failed.is_memory:
+            if failed.is_unread:  # a script of yours that begins a run as it is imported
+                hint = "Put the training below: if __name__ == '__main__':"
+            elif failed.is_memory:
                 hint = "Lower data.batch_size, or take a smaller model."
             raise UserError("price", f"the try failed: {failed.why}", hint=hint) from None
 

@@ -1,0 +1,60 @@
+"""`python -m flatout price`: what a run takes, before it begins."""
+
+from __future__ import annotations
+
+import pytest
+
+from flatout.cli.price import read_choices
+from tests.verbs import verb
+
+SMALL = (
+    "model=textcnn",
+    "data.sample.rows=300",
+    "data.sample.eval_rows=100",
+    "trainer.max_epochs=2",
+    "logger=none",
+)
+
+
+def test_several_values_are_runs_and_a_list_is_one_value():
+    words = ["model=bilstm,textcnn", "logger=[csv,tensorboard]", "+experiment=a", "seed=1,2"]
+    assert read_choices(words) == [
+        ["model=bilstm", "model=textcnn"],
+        ["logger=[csv,tensorboard]"],
+        ["+experiment=a"],
+        ["seed=1", "seed=2"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--on", "h10"), "--on: no card 'h10' (h100, a100, 4090, a16, l4, t4). Did you mean"),
+        (("optim.lr=interval(1,2)",), "optim.lr: interval(1,2) has no end of values."),
+    ],
+)
+def test_what_cannot_be_priced_is_refused_before_anything_is_tried(words, message, capsys):
+    assert verb("price", *words) == 2
+    assert capsys.readouterr().err.startswith(message)
+
+
+@pytest.mark.soak(seconds=40)
+def test_one_run_is_priced_in_lines(capsys):
+    assert verb("price", *SMALL, "price.watts=50", "price.per_hour=2") == 0
+    printed = capsys.readouterr().out
+    assert "for nothing: the linear model on words and n-grams has test/accuracy" in printed
+    for name in ("steps", "time", "of it", "memory", "energy", "money"):
+        assert f"\n{name} " in printed
+    assert "90 % interval" in printed
+
+
+@pytest.mark.soak(seconds=60)
+def test_several_runs_are_a_table_with_their_sum_and_a_card_is_marked(capsys):
+    assert verb("price", *SMALL, "data.batch_size=8,64") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("cheapest first") for line in lines)
+    assert lines[-1].startswith("all 2 ")
+    assert verb("price", *SMALL, "data.batch_size=16", "--on", "l4") == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("on l4: by arithmetic from data sheets, not measured there")
+    assert "(data sheet)" in printed
