@@ -49,13 +49,16 @@ def _built_in() -> dict[str, str]:
         rows[f"{model}, one epoch"] = f"{words} data.sample.rows=8000 trainer.max_epochs=1"
     for experiment, epochs in (
         ("bloom_bigrams", 3),
+        ("bloom_bigrams", 6),
         ("minhash_bigrams", 3),
         ("twostep_bigrams", 2),
         ("battery_soc", 10),
         ("battery_soc", 30),
         ("battery_voltage", 10),
+        ("tweets_ner", 1),
         ("tweets_ner", 2),
         ("mlm_tiny", 1),
+        ("mlm_tiny", 2),
     ):
         words = f"experiment={experiment} trainer.max_epochs={epochs}"
         rows[f"{experiment}, {epochs} epochs"] = words
