@@ -176,7 +176,7 @@ MISTAKES = [
         ["bench", "spin"],
         (
             "no bench 'spin' (spine, shortcuts, operators, sources, headlines, bits, sequences,"
-            " loaders, bert, answers, abstention, drift, audit, reuse, gpu, tune, scale, cluster,"
+            " loaders, bert, answers, abstention, drift, audit, reuse, gpu, price, tune, scale, cluster,"
             " doctor, protections, defaults, quality). Did you mean 'spine'?"
         ),
     ),
