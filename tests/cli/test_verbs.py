@@ -176,8 +176,8 @@ MISTAKES = [
         ["bench", "spin"],
         (
             "no bench 'spin' (spine, shortcuts, operators, sources, headlines, bits, sequences,"
-            " loaders, bert, answers, abstention, drift, audit, reuse, gpu, price, tune, scale, cluster,"
-            " doctor, protections, defaults, quality). Did you mean 'spine'?"
+            " loaders, bert, answers, abstention, drift, audit, reuse, gpu, price, tune, scale,"
+            " cluster, doctor, protections, defaults, quality). Did you mean 'spine'?"
         ),
     ),
     (["bench", "spine", "--only", "waiting"], "--only: bench spine cannot leave rows out"),
