@@ -31,9 +31,11 @@ _SMALL: dict[str, Any] = {
     "intermediate_size": 16,
 }
 
+_LARGER: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 3, "intermediate_size": 384}
+
 
 def bert(kind: type, **more: Any) -> nn.Module:
-    return kind(BertConfig(**_SMALL, **more))
+    return kind(BertConfig(**(_SMALL | more)))
 
 
 def small_bart() -> nn.Module:
@@ -59,13 +61,16 @@ class Rows(Dataset[Any]):
     label: Callable[[Tensor, int], Any]
     rows: int = 400
     slow_s: float = 0.0
+    are_full: bool = False
+    """Whether each row has 24 tokens instead, so that there is no padding."""
 
     def __len__(self) -> int:
         return self.rows
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        time.sleep(self.slow_s)
-        length = 4 + number % 9
+        if self.slow_s:  # a sleep of no time would still give the core away
+            time.sleep(self.slow_s)
+        length = LENGTH if self.are_full else 4 + number % 9
         ids = torch.zeros(LENGTH, dtype=torch.long)
         ids[:length] = 3 + (torch.arange(length) * (number + 7)) % 50
         mask = (torch.arange(LENGTH) < length).long()
@@ -76,6 +81,15 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor, int], Any]]] =
     "classification": (
         lambda: bert(BertForSequenceClassification, num_labels=3),
         lambda ids, number: number % 3,
+    ),
+    "a larger classification": (
+        lambda: bert(
+            BertForSequenceClassification,
+            hidden_size=96,
+            num_hidden_layers=3,
+            intermediate_size=384,
+        ),
+        lambda ids, number: number % 2,
     ),
     "tags": (
         lambda: bert(BertForTokenClassification, num_labels=4),
@@ -96,8 +110,15 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor, int], Any]]] =
 }
 
 
-def trainer_of(kind: str, folder: Path, *callbacks: Any, slow_s: float = 0.0, **more: Any) -> Any:
-    """A Trainer of 50 steps of 8 rows on the CPU."""
+def trainer_of(
+    kind: str,
+    folder: Path | str,
+    *callbacks: Any,
+    slow_s: float = 0.0,
+    are_full: bool = False,
+    **more: Any,
+) -> Any:
+    """A Trainer of 50 steps of 8 rows on the CPU; `more`: arguments of it."""
     make_model, label = KINDS[kind]
     torch.manual_seed(3)
     settings: dict[str, Any] = {
@@ -114,7 +135,7 @@ def trainer_of(kind: str, folder: Path, *callbacks: Any, slow_s: float = 0.0, **
     return Trainer(
         make_model(),
         TrainingArguments(**(settings | more)),
-        train_dataset=Rows(label, slow_s=slow_s),
+        train_dataset=Rows(label, slow_s=slow_s, are_full=are_full),
         eval_dataset=Rows(label, rows=16),
         callbacks=list(callbacks),
     )

@@ -109,11 +109,11 @@ def _ms_with_workers(evidence: Evidence, facts: TransformersFacts, workers: int)
 def _padding(evidence: Evidence, facts: TransformersFacts) -> VerdictFinding | None:
     """The model computes padding: up to a fixed length, or up to the longest row of a batch."""
     passes_ms = evidence.ms_of("forward", "backward")
-    share = evidence.padding_share * evidence.share("forward", "backward")
     why = f"{evidence.padding_share:.0%} of the computed tokens were padding"
     if facts.fixed_padding >= _LEAST_PADDING:
         # What lies beyond the longest row of each batch can go without grouping any rows.
-        removed_ms = facts.fixed_padding * passes_ms
+        removable = facts.fixed_padding
+        removed_ms = removable * passes_ms
         low, value = (part * removed_ms for part in _SAVED_BY_PADDING)
         fix = "DataCollatorWithPadding in place of padding='max_length'"
     else:
@@ -123,6 +123,7 @@ def _padding(evidence: Evidence, facts: TransformersFacts) -> VerdictFinding | N
         removed_ms = evidence.padding_share * passes_ms
         low, value = (part * removed_ms for part in _SAVED_BY_GROUPS)
         fix = "TrainingArguments(train_sampling_strategy='group_by_length')"
+    share = removable * evidence.share("forward", "backward")
     # Attention over a shorter row saves more than its share of the tokens.
     gain = _gain(evidence, (low, value, min(1.3 * removed_ms, 0.95 * passes_ms)))
     return VerdictFinding(
