@@ -80,6 +80,22 @@ def test_a_short_training_has_no_verdict_and_says_why(tmp_path, capsys):
     assert "verdict: none, a verdict needs 30 steps after the first 5" in capsys.readouterr().out
 
 
+class Breaks(TrainerCallback):
+    def on_optimizer_step(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        if state.global_step == 21:
+            raise RuntimeError("planted")
+
+
+def test_a_training_that_fails_in_a_step_leaves_nothing_to_the_next_one(tmp_path):
+    found = HFVerdict()
+    breaking = trainer_of("tags", tmp_path, found, Breaks())
+    with pytest.raises(RuntimeError, match="planted"):
+        breaking.train()
+    trainer_of("tags", tmp_path, found, max_steps=2).train()
+    assert [*breaking.model._forward_hooks, *breaking.model._forward_pre_hooks] == []
+    assert torch.overrides._get_current_function_mode() is None
+
+
 def evidence_of(**ms: float) -> Evidence:
     return Evidence(
         device="cpu", steps=100, batches=100, rows_per_batch=8, feed="own", ms=ms, cores=8

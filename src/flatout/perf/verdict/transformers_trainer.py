@@ -121,6 +121,7 @@ class HFVerdict(TrainerCallback):
         self.kept: KeptVerdict | None = None
         self._watched: list[TrainerCallback] = []
         self._undo = ExitStack()
+        self._reading = ExitStack()
         self._is_in_step = False
 
     def save(self, path: str | Path) -> None:
@@ -140,7 +141,9 @@ class HFVerdict(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        self._undo.close()  # an error may have ended an earlier training
+        # An error may have ended an earlier training.
+        self._reading.close()
+        self._undo.close()
         self.verdict = None
         self.evidence = None
         self.kept = None
@@ -222,7 +225,7 @@ class HFVerdict(TrainerCallback):
         self._is_epoch_start = False
         self._is_in_step = True
         if self._may_look and self._steps in _STEPS_THAT_COUNT_READS:
-            self._reads.__enter__()
+            self._reading.enter_context(self._reads)
         self._begin_batch()
 
     def _begin_batch(self) -> None:
@@ -273,8 +276,7 @@ class HFVerdict(TrainerCallback):
         self._clock.edge(3)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        if self._may_look and self._steps in _STEPS_THAT_COUNT_READS:
-            self._reads.__exit__(None, None, None)
+        self._reading.close()
         self._is_in_step = False
         self._steps += 1
         self._now.steps += 1
