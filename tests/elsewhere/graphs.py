@@ -22,7 +22,7 @@ import pyarrow as pa
 import torch
 from benchmarks.card import every_model
 from benchmarks.card.every_model import BITS, OPTIM, Case, Parts
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 
@@ -40,6 +40,7 @@ from flatout.engine import FastLoop, step_graph
 from flatout.engine.device_rates import DeviceRates
 from flatout.engine.step import Step
 from flatout.engine.step_graph import StepGraphs
+from flatout.engine.step_ring import StepRing
 from flatout.engine.step_watch import find_other_number
 from flatout.errors import UserError
 from flatout.models.textcnn import TextCNN
@@ -137,6 +138,8 @@ class Trained:
     replayed: int
     steps: int
     summary: str
+    at_once: int = 0
+    skipped: tuple[int, ...] = ()
 
 
 class KeepLosses(L.Callback):
@@ -146,6 +149,7 @@ class KeepLosses(L.Callback):
         self.loop = loop
         self.losses: list[float] = []
         self.replayed = 0
+        self.at_once = 0
         self.summary = "none"
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -154,6 +158,7 @@ class KeepLosses(L.Callback):
     def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if self.loop.graphs is not None:
             self.replayed = self.loop.graphs.replayed
+            self.at_once = self.loop.graphs.at_once
             self.summary = self.loop.graphs.summary()
 
 
@@ -165,6 +170,7 @@ def train(
     epochs: int = 3,
     callbacks: Sequence[L.Callback] = (),
     resume: Path | None = None,
+    not_finite: str = "stop",
 ) -> Trained:
     """Train a case; `plain_first`: its first steps that are plain, on the buffers of graphs."""
     step_graph._PLAIN_FIRST = plain_first
@@ -176,7 +182,7 @@ def train(
         plugins = [MixedPrecision(NAMES[case.precision], "elsewhere", kept)]
     torch.manual_seed(5)
     data, task = case.make(1)
-    loop = FastLoop(graph=graph)
+    loop = FastLoop(graph=graph, not_finite=not_finite)
     keep = KeepLosses(loop)
     trainer = quiet_trainer(
         Path(tempfile.mkdtemp()),
@@ -185,6 +191,7 @@ def train(
         limit_val_batches=0,
         gradient_clip_val=0.5,
         callbacks=[loop, keep, *callbacks],
+        enable_progress_bar=any(isinstance(each, ProgressBar) for each in callbacks),
         enable_checkpointing=any(isinstance(each, Checkpoint) for each in callbacks),
         accelerator="auto",
         strategy=OneDevice(),
@@ -192,7 +199,15 @@ def train(
     )
     trainer.fit(task, datamodule=data, ckpt_path=resume)
     weights = torch.cat([weight.detach().cpu().float().flatten() for weight in task.parameters()])
-    return Trained(weights, keep.losses, keep.replayed, trainer.global_step, keep.summary)
+    return Trained(
+        weights,
+        keep.losses,
+        keep.replayed,
+        trainer.global_step,
+        keep.summary,
+        keep.at_once,
+        tuple(loop.skipped),
+    )
 
 
 def compare_some(folder: Path) -> None:
@@ -241,6 +256,7 @@ def _compare(name: str) -> dict[str, Any]:
         replayed = train(name, "on")
     plain = train(name, "on", plain_first=NEVER_REPLAYED)
     return {
+        "at_once": replayed.at_once,
         "baked": twice.baked,
         "captured_twice": len(twice.shapes),
         "outside": sorted(twice.outside),
@@ -288,6 +304,8 @@ def _addresses_that_stay(graphs: StepGraphs[Any, Any], buffer: FlatBatch) -> set
     tensors = [*step_graph._tensors_of(step), *tensors_of(buffer)]
     tensors += [*step.losses._shortenings.values(), *tensors_of(step.side._one)]
     tensors += [] if graphs._rates is None else graphs._rates._rates
+    if isinstance(graphs.ring, StepRing):
+        tensors += [*graphs.ring.tensors(), *graphs.ring.means()]
     if step.side.scaler is not None:
         tensors += tensors_of([step.side.scaler._scale, step.side.scaler._growth_tracker])
     return {address_of(tensor) for tensor in tensors}
@@ -456,7 +474,7 @@ def _read_the_device() -> dict[str, Any]:
 def _forget_a_counter() -> dict[str, Any]:
     """The steps of a replay are not counted."""
 
-    def finish(self: Step, loss: Tensor, norm: Tensor) -> None:
+    def finish(self: Step, loss: Tensor, norm: Tensor, **unused: bool) -> None:
         self.losses.values.append(loss)
         self.losses.norms.append(norm)
 

@@ -8,13 +8,13 @@ give to `self.log` there. Nothing here waits for the device.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from flatout.callbacks.clock import find_clock
+from flatout.callbacks.clock import FIRST_STEPS, find_clock
 from flatout.engine.fast_loop import FastLoop, fast_loop_of
 from flatout.engine.lightning_internals import callbacks_of, is_fitting, step_of_loggers
 from flatout.errors import require
@@ -52,6 +52,18 @@ class CurveSource(Callback):
         """Called after each batch that ended optimizer steps; `step` counts such batches from 1."""
         for part in self.parts:
             part.end_step(step)
+
+    def count_stretch(self, batches: Sequence[object], step: int) -> None:
+        """Called after batches that each ended a step, where their steps were taken at once.
+
+        `step`: how many such batches there were before.
+        """
+        for part in self.parts:
+            part.count_stretch(batches, step)
+        if not self.parts:
+            for number, batch in enumerate(batches, step + 1):
+                self.count(batch)
+                self.end_step(number)
 
     def settle(self) -> None:
         """Called when training is complete: add what came after the last flush to the total.
@@ -127,6 +139,20 @@ class CurveSource(Callback):
             self.end_step(self._ended)
             if self._steps_since >= self.every_n_steps:
                 self.flush(trainer)
+
+    def steps_to_hook(self, trainer: L.Trainer) -> int:
+        """How many steps there are up to the next flush, whose batch it must hear of."""
+        # The first steps are counted apart.
+        return 1 if self._ended < FIRST_STEPS else self.every_n_steps - self._steps_since
+
+    def end_stretch(self, trainer: L.Trainer, batches: Sequence[object]) -> None:
+        """Called after batches whose steps were taken at once."""
+        self._batches_since += len(batches)
+        self._steps_since += len(batches)
+        self._step = trainer.global_step
+        self._step_of_log = step_of_loggers(trainer)
+        self.count_stretch(batches, self._ended)
+        self._ended += len(batches)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.flush(trainer)

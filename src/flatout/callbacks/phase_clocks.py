@@ -42,6 +42,7 @@ class _BatchEvents:
     # None if the batch ends no optimizer step. Else the seconds between the step before and this
     # one that belong to neither, such as a validation.
     outside_s: float | None = None
+    steps: int = 1  # more where these were taken at once
 
 
 class DevicePhaseClock:
@@ -77,12 +78,13 @@ class DevicePhaseClock:
             self._open = []
         return time.perf_counter()
 
-    def end_step(self, outside_s: float) -> None:
-        """Note that the latest batch ends an optimizer step, `outside_s` after the one before."""
+    def end_step(self, outside_s: float, steps: int = 1) -> None:
+        """Note that the latest batch ends optimizer steps, `outside_s` after the one before."""
         # The latest batch may have no events, as it missed an edge. Its step is then measured
         # together with the next one.
         if self._unread and self._unread[-1].outside_s is None:
             self._unread[-1].outside_s = outside_s
+            self._unread[-1].steps = steps
 
     def take(self) -> tuple[dict[str, float], list[float]]:
         """Seconds since the last call: of each phase, added up, and of each optimizer step.
@@ -90,14 +92,15 @@ class DevicePhaseClock:
         Only batches that the device has finished are counted; the others stay for the next call.
         """
         seconds = dict.fromkeys(PHASES, 0.0)
-        steps_s = []
+        steps_s = list[float]()
         while self._unread and self._unread[0].events[-1].query():
             batch = self._unread.popleft()
             events = batch.events
             for phase, before, after in zip(PHASES, events, events[1:], strict=False):
                 seconds[phase] += before.elapsed_time(after) / 1000
             if batch.outside_s is not None:
-                steps_s.append(self._measure_step(events, batch.outside_s))
+                seconds_of_all = self._measure_step(events, batch.outside_s)
+                steps_s += [seconds_of_all / batch.steps] * batch.steps
             self._free += events
         return seconds, steps_s
 

@@ -9,7 +9,7 @@ never in each step.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
@@ -133,6 +133,14 @@ class ProgressLine(ProgressBar):
         elif self._seconds.is_over():
             self.show_step(step)
         self._step = step
+
+    def steps_to_hook(self, trainer: L.Trainer) -> int:
+        """How many steps there are up to the next whose loss is shown."""
+        return self.every_n_steps - trainer.global_step % self.every_n_steps
+
+    def end_stretch(self, trainer: L.Trainer, batches: Sequence[object]) -> None:
+        """Called after batches whose steps were taken at once: the next one moves the line."""
+        self._step = trainer.global_step
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_fitting(trainer):

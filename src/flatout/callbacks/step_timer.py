@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -141,21 +141,30 @@ class StepTimer(CurveSource):
         if self.seconds_to_first_step is None:
             self.seconds_to_first_step = time.perf_counter() - self._made
 
+    def count_stretch(self, batches: Sequence[object], step: int) -> None:
+        """Each step of a stretch counts with the same share of its time."""
+        self.times.now.batches += len(batches)
+        self._end_steps(len(batches))
+
     def end_step(self, step: int) -> None:
         """Note the step's time, without what lay between it and the step before."""
-        now = time.perf_counter()
-        outside = self.clock.outside_s
-        outside_s = outside - self._outside_before
-        if self._device_times is None:
-            self._steps_s.append(now - self._step_since - outside_s)
-        else:  # the host has only enqueued the step
-            self._device_times.end_step(outside_s)
-        self._step_since = now
-        self._outside_before = outside
+        self._end_steps(1)
         self.clock.note_step(step)
         if step == FIRST_STEPS:
             self.close()
             self.times.mark_first()
+
+    def _end_steps(self, steps: int) -> None:
+        now = time.perf_counter()
+        outside = self.clock.outside_s
+        outside_s = outside - self._outside_before
+        if self._device_times is None:
+            seconds = now - self._step_since - outside_s
+            self._steps_s += [seconds / steps] * steps
+        else:  # the host has only enqueued the step
+            self._device_times.end_step(outside_s, steps)
+        self._step_since = now
+        self._outside_before = outside
 
     def leave_out(self, seconds: float, *, is_validation: bool = False) -> None:
         self._since += seconds

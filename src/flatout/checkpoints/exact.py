@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ from flatout.engine.lightning_internals import (
 from flatout.errors import UserError, require
 from flatout.run_log import RunLog
 from flatout.tasks.task import Task
+
+_MOST_STEPS = 1_000_000  # stands for a checkpoint that is due after no number of steps
 
 
 class SaveSchedule:
@@ -97,6 +100,11 @@ class SaveSchedule:
         return int(asked), bool(
             asked or is_due or (self._every_steps and step % self._every_steps == 0)
         )
+
+    def steps_to_save(self, step: int) -> int:
+        """How many steps there are up to the next with a checkpoint; many where minutes decide."""
+        every = self._every_steps
+        return _MOST_STEPS if every is None else every - step % every
 
     def stop(self, number: int) -> None:
         self.stopped_by = number
@@ -259,6 +267,14 @@ class ExactCheckpoint(InBothLightnings, Checkpoint):
             self._save(trainer)
         if asked:
             self.when.stop(asked)
+
+    def steps_to_hook(self, trainer: L.Trainer) -> int:
+        """How many steps there are up to the next with a checkpoint."""
+        return self.when.steps_to_save(trainer.global_step)
+
+    def end_stretch(self, trainer: L.Trainer, batches: Sequence[object]) -> None:
+        """Called after batches whose steps were taken at once: here a checkpoint may lie."""
+        self.boundary.take(trainer)
 
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any

@@ -6,7 +6,7 @@ the optimizer steps, its groups name tensors of the same rates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -22,6 +22,8 @@ class DeviceRates:
         self._device = device
         self._rates: list[Tensor] = []
         self._last: list[float] = []
+        self.of_place: Sequence[Tensor] | None = None
+        """In the capture of a step that reads a table: the rates of its row."""
 
     def update(self) -> None:
         """Copy the rates of the coming step to the device, where they have changed."""
@@ -34,6 +36,11 @@ class DeviceRates:
                 tensor.fill_(rate)
             self._last = rates
 
+    def now(self) -> list[Tensor]:
+        """The rates of the coming step, on the device."""
+        self.update()
+        return self._rates
+
     @contextmanager
     def in_groups(self) -> Iterator[None]:
         """Let the optimizer read the rates on the device.
@@ -41,11 +48,12 @@ class DeviceRates:
         Before a capture comes `update`: a captured copy of a number would be repeated.
         """
         self.update()
+        rates = self._rates if self.of_place is None else self.of_place
         # torch refuses a capture without `capturable`, and warns of a plain step with it
         is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         groups = self._optimizer.param_groups
         before = [dict(group) for group in groups]
-        for group, rate in zip(groups, self._rates, strict=True):
+        for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
             # SGD counts no steps, and has no such setting
             if is_capturing and "capturable" in group:

@@ -20,6 +20,7 @@ size finders, which train before the training begins.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,7 @@ from flatout.engine.pieces import Pieces
 from flatout.engine.step import Step
 from flatout.engine.step_graph import StepGraphs
 from flatout.engine.step_losses import NotFinite, StepLosses
+from flatout.engine.stretch import Stretches
 from flatout.errors import UserError, require
 from flatout.models.lean import LeanEmbedding
 
@@ -217,6 +219,9 @@ class FastLoop(Callback):
         self.graphs = choose_graphs(
             trainer, pl_module, self.step, self.graph, captured_before=self._captured_before
         )
+        if self.graphs is not None and self.graphs.ring is not None:
+            stretches = Stretches(trainer, self.graphs, self._run_stretch)
+            internals.plug_turns(trainer, stretches.take_turn)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if internals.is_fitting(trainer) and self.is_active and self.losses.may_be_broken:
@@ -235,6 +240,7 @@ class FastLoop(Callback):
     ) -> None:
         # The step stays: before the last checkpoint is saved, `is_state_partial` is asked.
         internals.unplug_optimization(trainer)
+        internals.unplug_turns(trainer)
 
     def _set_active(self, reason_against: str) -> None:
         if reason_against and self.graph is GraphUse.on:
@@ -246,6 +252,7 @@ class FastLoop(Callback):
 
     def _stop(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         internals.unplug_optimization(trainer)
+        internals.unplug_turns(trainer)
         self._release_embedding_gradients()
         if self.graphs is not None:
             self.graph_facts = self.graphs.facts()
@@ -310,17 +317,30 @@ class FastLoop(Callback):
         return side.take_outputs()
 
     def _end_replay(self, started: float) -> dict[str, Any]:
-        """End a batch whose step was replayed.
-
-        Its phases are one launch, whose time counts as the forward pass.
-        """
+        """End a batch whose step was replayed."""
         assert self.step is not None
         assert self.graphs is not None
         self.last_lr = self.step.optimizer.param_groups[0]["lr"]
+        self._time_replays(started)
+        return self.graphs.take_outputs()
+
+    def _run_stretch(
+        self, batches: Sequence[Any], shapes: Sequence[Any], rates: Sequence[list[float]]
+    ) -> None:
+        """Take the steps of many batches by replays, with the rates of each step."""
+        assert self.step is not None
+        assert self.graphs is not None
+        started = self.edge(0)
+        self.graphs.replay_all(batches, shapes, rates)
+        self.last_lr = rates[-1][0]
+        self._time_replays(started)
+        self.step.is_at_once = False
+
+    def _time_replays(self, started: float) -> None:
+        """Pass the edges of replays, whose whole time counts as the forward pass."""
         self.phase_s["forward"] += self.edge(1) - started
         self.edge(2)
         self.edge(3)
-        return self.graphs.take_outputs()
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer

@@ -21,7 +21,9 @@ from flatout.distributed.both_lightnings import either
 from flatout.engine.captures import CAPTURES, GraphUse
 from flatout.engine.clipping import is_fused
 from flatout.engine.step_graph import StepGraphs
+from flatout.engine.step_ring import StepRing
 from flatout.engine.step_watch import StepWatch
+from flatout.engine.stretch import reason_against
 from flatout.errors import UserError, require
 from flatout.models.contract import Network, contract
 
@@ -93,7 +95,11 @@ def choose_graphs(
                 fillers_count=task.leaves_out_unlabelled,
             )
         must_gain = asked is GraphUse.auto and not captured_before
-        return StepGraphs(step, shapes, CAPTURES[device.type](device), must_gain=must_gain)
+        graphs = StepGraphs(step, shapes, CAPTURES[device.type](device), must_gain=must_gain)
+        graphs.why_alone = reason_against(trainer) or _reason_against_ring(feed, shapes)
+        if not graphs.why_alone:
+            graphs.ring = StepRing(step, shapes)
+        return graphs
     if asked is GraphUse.on:
         raise UserError("graph", f"on, but {reason}", hint="Leave it at auto.")
     if device.type in CAPTURES:
@@ -118,6 +124,13 @@ def require_static_steps(asked: GraphUse, task: L.LightningModule, feed: Feed) -
         require(not reason, "graph", f"on, but {reason}", hint="Leave it at auto.")
 
 
+def _reason_against_ring(feed: Feed, shapes: Shapes) -> str:
+    """Why the batches of many steps cannot stand on the device at once; empty if they can."""
+    if feed.has_ragged_labels and not shapes.tags:
+        return "as rows have several labels"
+    return f"as a step reads {shapes.steps_read_more}" if shapes.steps_read_more else ""
+
+
 def _reason_against_device(kind: str) -> str:
     if kind in CAPTURES:
         return ""
@@ -135,8 +148,8 @@ def _reason_against_trainer(trainer: L.Trainer, step: Step) -> str:
         return "several devices train"
     if trainer.accumulate_grad_batches != 1:
         return "a step has several batches"
-    if hook := side.first_hook():
-        return f"{hook} is called within each step"
+    if side.hooks:
+        return f"{min(side.hooks)} is called within each step"
     if side.clips_in_its_own_way():
         return "gradients are clipped by the module, or by value"
     name = type(optimizer).__name__

@@ -37,9 +37,11 @@ from lightning.pytorch.loops.optimization.automatic import (
     _AutomaticOptimization,
 )
 from lightning.pytorch.overrides.distributed import prepare_for_backward as prepare_for_backward
+from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.call import _call_lightning_module_hook as call_module_hook
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -216,6 +218,103 @@ def unplug_optimization(trainer: L.Trainer) -> None:
     standing = unset_method(usual, "run")
     if not (standing is None or isinstance(standing, PluggedOptimization)):
         set_method(usual, "run", standing)
+
+
+def plug_turns(trainer: L.Trainer, take_turn: Callable[[_DataFetcher], None]) -> bool:
+    """Let `take_turn` stand for `advance` of the epoch loop, which trains on one batch.
+
+    False if this version of Lightning has no such place.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    arguments = " ".join(inspect.signature(type(loop).advance).parameters)
+    if arguments != "self data_fetcher":
+        _warn_of("advance of the epoch loop")
+        return False
+    set_method(loop, "advance", take_turn)
+    return True
+
+
+def take_usual_turn(trainer: L.Trainer, fetcher: _DataFetcher) -> None:
+    """Train on one batch as Lightning does."""
+    loop = trainer.fit_loop.epoch_loop
+    type(loop).advance(loop, fetcher)
+
+
+def unplug_turns(trainer: L.Trainer) -> None:
+    """Undo `plug_turns`."""
+    unset_method(trainer.fit_loop.epoch_loop, "advance")
+
+
+class FetchedBefore:
+    """Stands for Lightning's fetcher in a turn whose batch was fetched before."""
+
+    def __init__(self, fetched: object, fetcher: _DataFetcher) -> None:
+        self._fetched = fetched
+        self._fetcher = fetcher
+
+    def __next__(self) -> object:
+        return self._fetched
+
+    @property
+    def done(self) -> bool:
+        return self._fetcher.done
+
+
+def is_profiled(trainer: L.Trainer) -> bool:
+    """Whether a profiler was asked for, which times each batch."""
+    undeclared: Any = trainer
+    return type(undeclared.profiler) is not PassThroughProfiler
+
+
+def takes_usual_turns(trainer: L.Trainer) -> bool:
+    """Whether Lightning wants each batch by itself now, whatever the callbacks want.
+
+    After a restart it repeats hooks; in its weight averaging it trains on nothing.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    is_averaging = loop.automatic_optimization._skip_backward
+    return bool(loop.restarting or is_averaging or trainer.should_stop)
+
+
+def batches_to_next_hook(trainer: L.Trainer) -> int:
+    """How many batches there are up to the next that ends an epoch, a training, or comes before a
+    validation.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    in_epoch = loop.batch_idx + 1
+    distances = [trainer.num_training_batches - in_epoch]
+    if trainer.max_steps >= 0:
+        distances.append(trainer.max_steps - trainer.global_step)
+    every = trainer.val_check_batch
+    if every is not None:
+        is_by_epoch = trainer.check_val_every_n_epoch is not None
+        done = in_epoch if is_by_epoch else loop.total_batch_idx + 1
+        distances.append(every - done % every)
+    nearest = min(distances)
+    # that of a stream without a length is infinite
+    return int(min(nearest, 1_000_000))
+
+
+def count_steps(trainer: L.Trainer, steps: int) -> None:
+    """Count batches that have each taken an optimizer step, up to the hooks of the last one."""
+    loop = trainer.fit_loop.epoch_loop
+    is_last = loop.batch_progress.is_last_batch
+    loop.batch_progress.increment_by(steps, is_last)
+    progress = loop.automatic_optimization.optim_progress.optimizer
+    progress.step.increment_by(steps)
+    progress.zero_grad.increment_by(steps)
+    loop.scheduler_progress.increment_by(steps * len(step_schedules(trainer)))
+    loop._batches_that_stepped += steps - 1
+
+
+def end_counted_steps(trainer: L.Trainer) -> None:
+    """Count the last of these batches as Lightning does behind its hooks."""
+    trainer.fit_loop.epoch_loop._batches_that_stepped += 1
+
+
+def step_schedules(trainer: L.Trainer) -> list[LRSchedulerConfig]:
+    """The schedules that go on with each optimizer step."""
+    return [config for config in trainer.lr_scheduler_configs if config.interval == "step"]
 
 
 def call_hooks(trainer: L.Trainer, name: str, *arguments: Any) -> None:

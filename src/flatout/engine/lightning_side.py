@@ -63,7 +63,7 @@ class LightningSide:
             module, "configure_gradient_clipping", L.LightningModule
         )
         self._after_optimizer_step = getattr(module, "after_optimizer_step", None)
-        self._hooks = internals.overridden_hooks(_STEP_HOOKS, module, watching)
+        self.hooks = internals.overridden_hooks(_STEP_HOOKS, module, watching)
         # Lightning drops gradients between the forward and the backward pass. Tasks of flatout
         # never read old gradients, so theirs are dropped before the forward pass. Memory use peaks
         # at the end of the forward pass; there it saves four bytes a weight.
@@ -83,14 +83,10 @@ class LightningSide:
         return float(self.trainer.gradient_clip_val or 0.0)
 
     def has_hook(self, name: str) -> bool:
-        return name in self._hooks
-
-    def first_hook(self) -> str:
-        """The name of a hook that is called within a step; empty if there is none."""
-        return min(self._hooks, default="")
+        return name in self.hooks
 
     def call_hooks(self, name: str, *arguments: Any) -> None:
-        if name in self._hooks:
+        if name in self.hooks:
             internals.call_hooks(self.trainer, name, *arguments)
 
     def begin_batch(self, arguments: tuple[Any, ...], batch_idx: int) -> bool:
@@ -190,11 +186,11 @@ class LightningSide:
         """Take the update as Lightning's precision plugin does."""
         self._strategy.optimizer_step(self.optimizer, closure=lambda: loss)
 
-    def end_step(self) -> None:
-        """Count the step, and let the module follow it."""
+    def end_step(self, *, follows: bool = True) -> None:
+        """Count the step, and let the module follow it, unless it has."""
         self.zero_gradients()  # a replay has dropped them, but did not count it
         self._optimization.usual.optim_progress.optimizer.step.increment_completed()
-        if self._after_optimizer_step is not None:
+        if self._after_optimizer_step is not None and follows:
             self._after_optimizer_step()
 
     def _root_gradient(self, loss: Tensor) -> Tensor | None:
@@ -212,5 +208,5 @@ class LightningSide:
         """Drop all gradients and count it, as Lightning does, unless this step has done it."""
         if self._must_zero_gradients:
             self._must_zero_gradients = False
-            hooked = not self._hooks.isdisjoint(_ZERO_GRAD_HOOKS)
+            hooked = not self.hooks.isdisjoint(_ZERO_GRAD_HOOKS)
             self._optimization.zero_gradients(self.optimizer, self._batch_idx, are_hooked=hooked)

@@ -142,11 +142,11 @@ class Step:
             self._update()
             return self.side.take_outputs(), self.losses.norms.pop()
 
-    def finish(self, loss: Tensor, norm: Tensor) -> None:
-        """Note and count a step that `run_at_once` or a replay of it has taken."""
+    def finish(self, loss: Tensor, norm: Tensor, *, follows: bool = True) -> None:
+        """Note and count a step that a replay has taken; `follows`: the module has to follow it."""
         self.losses.values.append(loss)
         self.losses.norms.append(norm)
-        self.side.end_step()
+        self.side.end_step(follows=follows)
         self.is_at_once = False
 
     def _begin(self) -> None:

@@ -18,6 +18,8 @@ changes from step to step lies on the device: the batch, its number of rows, the
 (`device_rates.py`), the flag of a broken step. The training stays plain where a replay gives other
 numbers than plain steps give among themselves, where it is no faster, or where a capture fails. One
 line says which, and `summary` says at the end what was replayed.
+
+With a `Ring` (`step_ring.py`) many replays follow each other without a copy between them.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -56,6 +59,7 @@ _MOST_CHANGES = 8
 _LEAST_REPLAYS = 20  # a change, as a capture takes about as long as ten plain steps
 
 ShapeT = TypeVar("ShapeT", bound=Hashable)
+AnyShapeT = TypeVar("AnyShapeT", bound=Hashable, contravariant=True)
 BatchT = TypeVar("BatchT")
 Apart = tuple[float, float]
 """The largest difference of two steps: of all numbers that they change, and of loss and norm."""
@@ -81,6 +85,36 @@ class Buffers(Protocol[ShapeT, BatchT]):
 
     def count_tokens(self, shape: ShapeT, batch: BatchT) -> tuple[int, int]:
         """Tokens of a batch, and those that a step of its shape computes."""
+
+
+class Ring(Protocol[AnyShapeT, BatchT]):
+    """Where captured steps read their batches and numbers by a counter of their own."""
+
+    def means(self) -> list[Tensor]:
+        """The running mean of the weights, which each step moves."""
+
+    def begin(self, buffer: BatchT) -> None:
+        """Prepare for a step on a buffer, by a replay or to try one."""
+
+    def follow(self) -> None:
+        """Move the running mean after the update of a step."""
+
+    def capturing(self, buffer: BatchT) -> AbstractContextManager[BatchT]:
+        """Context manager for the capture of a step; yields its batch."""
+
+    def keep(self, loss: Tensor, norm: Tensor) -> None:
+        """Write what a captured step has computed, and count on."""
+
+    def put(self, buffer: BatchT) -> None:
+        """Let the next captured step read a buffer."""
+
+    def put_all(
+        self, batches: Sequence[BatchT], shapes: Sequence[AnyShapeT], rates: Sequence[list[float]]
+    ) -> None:
+        """Let the next captured steps read these batches, with the rates of each step."""
+
+    def take(self, count: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Losses and norms of the latest steps, from the first place on."""
 
 
 @dataclass(slots=True)
@@ -158,9 +192,15 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         self._unfit: set[ShapeT] = set()  # those that could not be captured
         self._is_proven = False
         self._outputs: dict[str, Any] = {}  # of the last replay
+        self.ring: Ring[ShapeT, BatchT] | None = None
+        """Where captured steps read their batches, if many may follow each other."""
         self.why_off = ""  # why no step is replayed any more
         self.evidence = ""  # of the proof
         self.replayed = 0  # steps
+        self.at_once = 0  # of these in stretches
+        self.why_alone = "as the module is not flatout's"
+        """Why the next replay is no part of a stretch."""
+        self.alone = Counter[str]()  # such replays, by reason
         self.plain = Counter[str]()  # other steps by reason
         self._tokens = 0  # of all replayed batches
         self._computed_tokens = 0  # of their buffers
@@ -200,6 +240,38 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         self._end_replay(shape, graph, batch)
         self._shapes.release(buffer)
         return None
+
+    def may_replay_many(self) -> bool:
+        """Whether the next steps may be replays, one behind the other."""
+        if self.ring is None or not self._is_proven or self.why_off or self._reason_to_end():
+            return False
+        return not first_difference(self._facts, self._describe())
+
+    def captured_shape(self, batch: BatchT) -> ShapeT | None:
+        """The shape of a batch whose step is captured; None: its step must be taken alone."""
+        shape = self._shapes.shape_of(batch)
+        return shape if not isinstance(shape, str) and shape in self._graphs else None
+
+    def replay_all(
+        self, batches: Sequence[BatchT], shapes: Sequence[ShapeT], rates: Sequence[list[float]]
+    ) -> None:
+        """Take the steps of these batches, all by replays; who calls it counts them.
+
+        `rates`: of each step, one a group of the optimizer.
+        """
+        assert self.ring is not None
+        # an interrupt between two replays leaves no state between two counted steps
+        self._step.is_at_once = True
+        self.ring.put_all(batches, shapes, rates)
+        for shape in shapes:
+            self._graphs[shape].captured.replay()
+        losses, norms = self.ring.take(len(batches))
+        self._step.losses.values.extend(losses)
+        self._step.losses.norms.extend(norms)
+        for shape, batch in zip(shapes, batches, strict=True):
+            self._count_tokens(shape, batch)
+        self.replayed += len(batches)
+        self.at_once += len(batches)
 
     def take_outputs(self) -> dict[str, Any]:
         """What `training_step` would have returned for the batch that was replayed last."""
@@ -250,29 +322,43 @@ class StepGraphs(Generic[ShapeT, BatchT]):
 
     def _replay(self, shape: ShapeT, buffer: BatchT, batch: BatchT) -> _Graph | None:
         """Take the step by a replay, captured or proven first if need be; None: not taken."""
+        if self.ring is not None:
+            self.ring.begin(buffer)
         graph = self._graphs.get(shape)
         needs_proof = self._watch is not None or not self._is_proven
         if graph is None and needs_proof:
             return self._prove(shape, buffer, batch)
         if graph is None:
             graph = self._capture_step(shape, buffer)
-        graph.captured.replay()
+        self._launch(graph, buffer)
         return graph
+
+    def _launch(self, graph: _Graph, buffer: BatchT) -> None:
+        """Replay the step of a filled buffer."""
+        if self.ring is not None:
+            self.ring.put(buffer)
+        graph.captured.replay()
 
     def _end_replay(self, shape: ShapeT, graph: _Graph, batch: BatchT) -> None:
         """Count a replayed step, and hand on what it has computed."""
         self.replayed += 1
-        tokens, computed_tokens = self._shapes.count_tokens(shape, batch)
-        self._tokens += tokens
-        self._computed_tokens += computed_tokens
+        self.alone[self.why_alone] += 1
+        self._count_tokens(shape, batch)
         # copies, as the next replay writes to the same addresses
         self._outputs = change_tensors(graph.ran.outputs, Tensor.clone)
         if self._watch is not None:
             self._watch.log(self._step.side.trainer, graph.ran.logged)
-        self._step.finish(self._outputs["loss"], graph.ran.norm.clone())
+        # with a ring the mean of the weights is moved in the captured step
+        follows = self.ring is None
+        self._step.finish(self._outputs["loss"], graph.ran.norm.clone(), follows=follows)
         # for callbacks that read gradients
         for weight, gradient in graph.gradients:
             weight.grad = gradient
+
+    def _count_tokens(self, shape: ShapeT, batch: BatchT) -> None:
+        tokens, computed_tokens = self._shapes.count_tokens(shape, batch)
+        self._tokens += tokens
+        self._computed_tokens += computed_tokens
 
     def _give_up(self, shape: ShapeT, why: str) -> None:
         """Train batches of this shape plainly; all batches, if nothing was ever replayed."""
@@ -304,12 +390,16 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             f" {facts['graphs']} graphs, {facts['padding_share']:.1%} padding,"
             f" {facts['memory_mb']:.0f} MB"
         )
+        alone = ", ".join(f"{count:,} {reason}" for reason, count in self.alone.most_common())
+        replayed += f"; {self.at_once:,} of them in stretches, alone: {alone}"
         return f"{replayed}; plainly: {others}" if others else replayed
 
     def facts(self) -> dict[str, Any]:
         """The same as numbers."""
         return {
             "replayed_steps": self.replayed,
+            "steps_in_stretches": self.at_once,
+            "steps_alone": dict(self.alone),
             "plain_steps": dict(self.plain),
             "graphs": len(self._graphs),
             "padding_share": self._computed_tokens / max(1, self._tokens) - 1,
@@ -355,6 +445,8 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             # Where a module may read old gradients, they stay until its forward pass is over.
             self._step.optimizer.zero_grad()
             outputs, norm = self._step.run_at_once(batch)
+            if self.ring is not None:
+                self.ring.follow()
             return _Ran(outputs, norm, [])
         with self._watch.trying() as logged:
             outputs, norm = self._step.run_at_once(batch)
@@ -363,17 +455,31 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         # Detached, as outputs would keep autograd's nodes of this step.
         return _Ran(change_tensors(outputs, Tensor.detach), norm, logged)
 
+    def _run_at_place(self, buffer: BatchT) -> _Ran:
+        """A step that is captured; with a ring it reads its batch there."""
+        if self.ring is None:
+            return self._run(buffer)
+        with self.ring.capturing(buffer) as batch:
+            ran = self._run(batch)
+        self.ring.keep(ran.outputs["loss"], ran.norm)
+        return ran
+
+    def _snapshot(self) -> _Snapshot:
+        return _Snapshot(self._step, [] if self.ring is None else self.ring.means())
+
     def _capture_step(self, shape: ShapeT, buffer: BatchT) -> _Graph:
-        start = _Snapshot(self._step)
+        start = self._snapshot()
         # What is kept as long as a weight stays the same (a cast of it, say) is made again within
         # the capture: what was kept before may be freed later.
         start.restore()
+        if self.ring is not None:
+            self.ring.put(buffer)
         state = self._step.optimizer.state
         weights_with_state = set(state)
         ran = list[_Ran]()
 
         def run() -> None:
-            ran.append(self._run(buffer))
+            ran.append(self._run_at_place(buffer))
             if len(state) != len(weights_with_state):
                 raise RuntimeError("the optimizer makes state for a weight")
 
@@ -395,7 +501,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
 
         The last one counts, and is a replay. None if the step was not taken.
         """
-        start = _Snapshot(self._step)
+        start = self._snapshot()
         try:
             graph, proof = self._try(shape, buffer, batch, start)
         except BaseException:
@@ -427,11 +533,11 @@ class StepGraphs(Generic[ShapeT, BatchT]):
 
         def fill_and_replay() -> None:
             self._shapes.fill(buffer, batch)
-            graph.captured.replay()
+            self._launch(graph, buffer)
 
         first_outputs = _copy(self._run(plain_batch).tensors())
         moved = start.distance()
-        first_end = _Snapshot(self._step)
+        first_end = self._snapshot()
         start.restore()
         graph = self._capture_step(shape, buffer)
         plain_s = list[float]()
@@ -490,9 +596,10 @@ class StepGraphs(Generic[ShapeT, BatchT]):
 class _Snapshot:
     """All that a step changes, copied."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, means: Sequence[Tensor]) -> None:
+        """`means`: running means of the weights that the step moves, too."""
         self._step = step
-        self._tensors = _tensors_of(step)
+        self._tensors = [*_tensors_of(step), *means]
         self._copies = _copy(self._tensors)
         scaler = step.side.scaler
         self._scaler = None if scaler is None else scaler.state_dict()

@@ -39,13 +39,34 @@ class WeightAverage:
         self._means = {name: weight.detach().clone() for name, weight in self._weights.items()}
         self.is_in_model = False
         """Whether the mean is in the model at the moment, and the weights are kept here."""
+        self.share: Tensor | None = None
+        """The share of the new weights on the device, where steps may be captured."""
+
+    def share_at(self, step: int) -> float:
+        """The share of the weights in the mean after optimizer step `step`, counted from 0."""
+        # The first steps count more: a mean that begins at random weights would keep them for long.
+        return 1 - min(self.memory, (1 + step) / (10 + step))
 
     @torch.no_grad()
     def add(self, step: int) -> None:
         """Move the mean towards the weights after optimizer step `step`, counted from 0."""
-        # The first steps count more: a mean that begins at random weights would keep them for long.
-        memory = min(self.memory, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self._means.values()), list(self._weights.values()), 1 - memory)
+        share = self.share_at(step)
+        if self.share is None:
+            torch._foreach_lerp_(self.means(), list(self._weights.values()), share)
+        else:
+            self.add_share(self.share.fill_(share))
+
+    @torch.no_grad()
+    def add_share(self, share: Tensor) -> None:
+        """Move the mean by a share that lies on the device, as a captured step must."""
+        means = self.means()
+        steps = torch._foreach_sub(list(self._weights.values()), means)
+        torch._foreach_mul_(steps, share)
+        torch._foreach_add_(means, steps)
+
+    def means(self) -> list[Tensor]:
+        """The means, in the order of the weights."""
+        return list(self._means.values())
 
     @torch.no_grad()
     def exchange(self) -> None:

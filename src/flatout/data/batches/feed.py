@@ -24,7 +24,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.batches.gather import TOKENS, GatheredRun, Gatherer, await_run, cut_run, move_run
+from flatout.data.batches.gather import (
+    TARGETS,
+    TOKENS,
+    GatheredRun,
+    Gatherer,
+    await_run,
+    cut_run,
+    move_run,
+)
 from flatout.data.batches.large_plan import LargePlan, is_large
 from flatout.data.batches.plan import (
     FeedKind,
@@ -35,7 +43,7 @@ from flatout.data.batches.plan import (
     StreamPlan,
     count_batches,
 )
-from flatout.data.store.store import StoreSplit
+from flatout.data.store.store import Ragged, StoreSplit
 from flatout.distributed.limits import free_bytes
 from flatout.run_log import Choice
 
@@ -121,6 +129,11 @@ class Feed:
     def num_rows(self) -> int:
         """Rows of an epoch, over all ranks."""
         return len(self._lengths)
+
+    @property
+    def has_ragged_labels(self) -> bool:
+        """Whether rows may have several labels, or one for each token."""
+        return isinstance(self.split.columns.get(TARGETS), Ragged)
 
     def set_epoch(self, epoch: int) -> None:
         """Start another epoch; the present one keeps its position."""

@@ -80,6 +80,8 @@ class Shapes:
         self.tags = tags
         self.reads_rows = reads_rows
         self.fillers_count = fillers_count
+        # labels of recordings say which samples were measured: 0, none
+        self.unlabelled = NO_TAG if fillers_count else 0
         self.rows = rows
         self.is_padded = is_padded
         self.longest = longest
@@ -119,6 +121,18 @@ class Shapes:
             reads_rows=reads_rows,
             fillers_count=fillers_count,
         )
+
+    @property
+    def steps_read_more(self) -> str:
+        """What a step reads beside tokens, offsets and targets; empty if nothing."""
+        return "the numbers of its rows" if self.reads_rows else ""
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the largest buffer."""
+        if self.is_even:
+            return self.rows * self.longest
+        return self.rows * self.sizes[-1] + 1 if self.is_padded else self.sizes[-1]
 
     def shape_of(self, batch: FlatBatch) -> Shape | str:
         """The shape for a batch, or in words why there is none."""
@@ -185,15 +199,13 @@ class Shapes:
         # nothing.
         buffer.tokens[: batch.num_tokens].copy_(batch.tokens)
         if self.fillers:
-            ends = self._ends_of_fillers(buffer.num_tokens - batch.num_tokens)
-            offsets = np.concatenate((np.cumsum(batch.lengths.numpy()), batch.num_tokens + ends))
-            buffer.offsets[1:].copy_(on_device(offsets, buffer.offsets.device))
+            offsets = self.offsets_of(batch.lengths.numpy()[None], np.array([buffer.num_tokens]))
+            buffer.offsets.copy_(on_device(offsets[0], buffer.offsets.device))
         else:
             buffer.offsets.copy_(batch.offsets)
         if self.reads_rows:
             buffer.rows[: batch.num_rows].copy_(rows_on_device(batch))
-        # labels of recordings say which samples were measured: 0, none
-        _fill_labels(buffer, batch, NO_TAG if self.fillers_count else 0)
+        _fill_labels(buffer, batch, self.unlabelled)
         assert isinstance(buffer.step_rows, Tensor)
         buffer.step_rows.fill_(batch.step_rows)
         buffer.copied_from = batch
@@ -223,12 +235,23 @@ class Shapes:
             lengths[0] = min(lengths[0], shape.longest - 1)
         return torch.from_numpy(lengths)
 
-    def _ends_of_fillers(self, missing: int) -> NDArray[np.int64]:
-        """Where filler rows end behind a batch, if they hold so many tokens as evenly as they can.
+    def offsets_of(
+        self, lengths_KB: NDArray[np.int64], sizes_K: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Where rows begin in K buffers of these sizes, filler rows among them.
 
-        7 tokens in 3 rows: rows of 2, 2 and 3 tokens, which end at 2, 4, 7.
+        Fillers hold what is missing as evenly as they can: 7 tokens in 3 rows are rows of 2, 2 and
+        3 tokens, which end at 2, 4, 7.
         """
-        return np.arange(1, self.fillers + 1, dtype=np.int64) * missing // self.fillers
+        count = len(lengths_KB)
+        begins = np.zeros((count, 1), np.int64)
+        ends = lengths_KB.cumsum(axis=1)
+        if not self.fillers:
+            return np.concatenate((begins, ends), axis=1)
+        tokens = ends[:, -1:]
+        numbers = np.arange(1, self.fillers + 1, dtype=np.int64)
+        missing = sizes_K[:, None] - tokens
+        return np.concatenate((begins, ends, tokens + numbers * missing // self.fillers), axis=1)
 
 
 def _fill_labels(buffer: FlatBatch, batch: FlatBatch, unlabelled: int) -> None:

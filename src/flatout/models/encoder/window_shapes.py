@@ -60,6 +60,10 @@ class WindowShapes(Shapes):
         longest = min(window, int(feed.split.lengths("tokens").max()))
         return cls(usual_texts, most_windows, sizes, longest, tags=tags)
 
+    @property
+    def steps_read_more(self) -> str:
+        return "where texts are cut"
+
     def shape_of(self, batch: FlatBatch) -> Shape | str:
         if batch.num_rows != self.texts or batch.num_real != self.texts:
             return "of other rows"

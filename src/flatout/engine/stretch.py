@@ -1,0 +1,136 @@
+"""Stretches: many captured steps in one turn of Lightning's loop, where nobody needs each batch.
+
+Lightning's own work for a batch takes the host longer than a small step takes a card. A turn of its
+loop trains on one batch. Here a turn begins with the replays of the batches before that one:
+
+    a turn    fetch 49 batches | 49 replays | tell who counts them | Lightning's turn of the 50th
+
+In the last part Lightning calls all hooks: curves are written, checkpoints saved, validations
+begun, epochs ended. So a stretch has no rules for these. It ends one step before the next of them
+(`_steps_at_once`), and before a batch whose step is not captured.
+
+Parts of flatout are told of a stretch at its end (`HearsAtOnce`). If any other callback overrides a
+hook of batches, each batch has a turn of its own. Learning rates are computed ahead: schedules on
+the host are stepped for the whole stretch, and the steps read their rates from a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loops.fetchers import _DataFetcher
+from lightning.pytorch.plugins.precision import Precision
+
+from flatout.engine import lightning_internals as internals
+
+if TYPE_CHECKING:
+    from flatout.data.batches.flat_batch import FlatBatch
+    from flatout.data.batches.shapes import Shape
+    from flatout.engine.step_graph import StepGraphs
+
+PLACES = 50  # steps of a turn
+_BATCH_HOOKS = ("on_train_batch_start", "on_train_batch_end")
+
+
+@runtime_checkable
+class HearsAtOnce(Protocol):
+    """A callback that can hear of many batches at their end."""
+
+    def steps_to_hook(self, trainer: L.Trainer) -> int:
+        """How many steps there are up to the next whose batch hook it needs; 1: the coming one."""
+
+    def end_stretch(self, trainer: L.Trainer, batches: Sequence[object]) -> None:
+        """Called behind the steps of these batches, in place of their `on_train_batch_end`."""
+
+
+class Stretches:
+    """Takes the turns of one training."""
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        graphs: StepGraphs[Shape, FlatBatch],
+        run: Callable[[Sequence[FlatBatch], Sequence[Shape], Sequence[list[float]]], None],
+    ) -> None:
+        """`run`: takes the steps of batches of these shapes, with the rates of each step."""
+        self._trainer = trainer
+        self._graphs = graphs
+        self._run = run
+
+    def take_turn(self, fetcher: _DataFetcher) -> None:
+        """Stand for `advance` of Lightning's epoch loop."""
+        reason = reason_against(self._trainer)
+        most = 0 if reason else self._steps_at_once()
+        batches: list[FlatBatch] = []
+        shapes: list[Shape] = []
+        usual: Any = fetcher
+        while len(batches) < most:
+            fetched = next(fetcher)
+            shape = self._graphs.captured_shape(fetched[0])
+            if shape is None:
+                usual = internals.FetchedBefore(fetched, fetcher)
+                break
+            batches.append(fetched[0])
+            shapes.append(shape)
+        if batches:
+            self._take(batches, shapes)
+        self._graphs.why_alone = reason or "at the end of one"
+        internals.take_usual_turn(self._trainer, usual)
+
+    def _steps_at_once(self) -> int:
+        """How many steps may be taken before the next one that needs Lightning's turn."""
+        trainer = self._trainer
+        if internals.takes_usual_turns(trainer) or not self._graphs.may_replay_many():
+            return 0
+        steps = min(PLACES, internals.batches_to_next_hook(trainer))
+        for callback in _that_hear(trainer):
+            steps = min(steps, cast(HearsAtOnce, callback).steps_to_hook(trainer))
+        return steps - 1
+
+    def _take(self, batches: Sequence[FlatBatch], shapes: Sequence[Shape]) -> None:
+        trainer = self._trainer
+        groups = trainer.optimizers[0].param_groups
+        schedules = internals.step_schedules(trainer)
+        rates = list[list[float]]()
+        for _ in batches:
+            rates.append([group["lr"] for group in groups])
+            for schedule in schedules:
+                schedule.scheduler.step()
+        self._run(batches, shapes, rates)
+        internals.count_steps(trainer, len(batches))
+        for callback in _that_hear(trainer):
+            cast(HearsAtOnce, callback).end_stretch(trainer, batches)
+        internals.end_counted_steps(trainer)
+
+
+def reason_against(trainer: L.Trainer) -> str:
+    """Why each step needs a turn of Lightning's loop now; empty where it does not."""
+    for callback in _that_hear(trainer):
+        is_ours = type(callback).__module__.startswith("flatout.")
+        if not (is_ours and isinstance(callback, HearsAtOnce)):
+            return f"as {type(callback).__name__} hears of each batch"
+    if internals.overridden_hooks(_BATCH_HOOKS, trainer.lightning_module, []):
+        return "as the module hears of each batch"
+    if internals.is_profiled(trainer):
+        return "as a profiler times each batch"
+    data = internals.datamodule_of(trainer)
+    if not type(data).__module__.startswith("flatout."):
+        return "as a DataModule of flatout's is missing"
+    if internals.overrides(trainer.precision_plugin, "convert_input", Precision):
+        return "as the precision converts each batch"
+    for schedule in internals.step_schedules(trainer):
+        if schedule.reduce_on_plateau or schedule.frequency != 1:
+            return "as a schedule does not step with each batch"
+    return ""
+
+
+def _that_hear(trainer: L.Trainer) -> list[Callback]:
+    """The callbacks that override a hook of batches."""
+    heard = list[Callback]()
+    for callback in internals.callbacks_of(trainer):
+        if any(internals.overrides(callback, hook, Callback) for hook in _BATCH_HOOKS):
+            heard.append(callback)
+    return heard

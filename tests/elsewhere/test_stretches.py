@@ -1,0 +1,54 @@
+"""Many captured steps in one turn of Lightning's loop leave what as many plain steps leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.elsewhere import stretches
+from tests.elsewhere.test_graphs import results_of
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return results_of(stretches.compare_all, tmp_path_factory.mktemp("stretches"))
+
+
+def test_a_stretch_has_all_bits_of_plain_steps(results):
+    found = results["alone"]
+    assert found["steps"] == 24
+    assert found["at_once"] > found["steps"] / 2
+    assert found["has_equal_losses"] and found["has_equal_weights"]
+    words = f"{found['at_once']} of them in stretches, alone: 5 at the end of one"
+    assert words in found["summary"]
+
+
+def test_a_callback_that_hears_of_each_batch_ends_all_stretches_and_is_named(results):
+    found = results["with a callback"]
+    assert found["at_once"] == 0
+    assert found["has_equal_losses"] and found["has_equal_weights"]
+    assert f"alone: {found['replayed']} as Hears hears of each batch" in found["summary"]
+
+
+def test_curves_and_checkpoints_of_stretches_are_those_of_plain_steps(results):
+    found = results["with parts of flatout"]
+    assert found["at_once"] >= 9
+    assert found["rows"] == 6
+    assert found["has_equal_rows"]
+    assert found["kept"] == found["kept_of_plain"]
+    assert "step-12" in found["kept"]
+    assert found["has_equal_weights"]
+
+
+def test_a_training_is_resumed_where_other_stretches_lie_to_the_same_bits(results):
+    found = results["with parts of flatout"]
+    assert found["resumed_at_once"] > 0
+    assert found["has_equal_resumed_weights"]
+
+
+def test_a_step_within_a_stretch_that_is_not_finite_is_left_out(results):
+    found = results["broken"]
+    assert found["at_once"] > 0
+    assert found["skipped"] == [stretches.BROKEN]
+    assert found["has_equal_losses"] and found["has_equal_weights"]
