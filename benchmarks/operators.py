@@ -26,7 +26,7 @@ import lightning as L
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch._ops import OpOverload
 
-from benchmarks import claim
+from benchmarks import claim, stretches
 from benchmarks.claim import Claim, Options, bounded
 from benchmarks.dispatched import launches_kernel
 from flatout import (
@@ -136,6 +136,12 @@ def claims(options: Options) -> Iterator[Claim]:
         note = ", ".join(f"{phase} {counts[phase]:.3g}" for phase in PHASES)
         total = sum(counts.values())
         yield bounded(f"{name}: operators of a step", total, "", most=sum(MOST[name]), note=note)
+    in_stretches = claim.measured_apart("benchmarks.stretches:print_counts", {})
+    for name, counts in in_stretches.items():
+        note = f"{counts['share at once']:.0%} of the steps in stretches"
+        for what, most in stretches.MOST.items():
+            title = f"{name}: {what} of a step in a stretch, beside its replay"
+            yield bounded(title, counts[what], "", most=most, note=note)
 
 
 def print_counts() -> None:

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmarks import stretches
 from benchmarks.operators import CASES, MOST, PHASES, count_all
 
 from tests.warm import begin_function
@@ -18,6 +19,11 @@ NAME_OF_COUNTS = "counts.json"
 
 def write_counts(folder: Path) -> None:
     (folder / NAME_OF_COUNTS).write_text(json.dumps(count_all()), encoding="utf-8")
+
+
+def write_counts_of_stretches(folder: Path) -> None:
+    found = stretches.count_stretches()
+    (folder / NAME_OF_COUNTS).write_text(json.dumps(found), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +47,18 @@ def test_a_step_has_no_more_operators_than_its_ceilings(name, counts):
 @pytest.mark.parametrize("name", CASES)
 def test_each_phase_of_a_step_is_counted(name, counts):
     assert min(counts[name].values()) > 0
+
+
+@pytest.mark.soak(seconds=30)
+def test_a_step_of_a_stretch_asks_for_less_than_one_operator_beside_its_replay(tmp_path):
+    command = begin_function(
+        write_counts_of_stretches, tmp_path, FLATOUT_CACHE=str(tmp_path / "cache")
+    )
+    said, _ = command.communicate(timeout=300)
+    assert command.returncode == 0, said
+    found = json.loads((tmp_path / NAME_OF_COUNTS).read_text("utf-8"))
+    assert list(found) == list(stretches.CASES)
+    for name, counts in found.items():
+        assert counts["share at once"] == 0.98, name
+        for what, most in stretches.MOST.items():
+            assert 0 < counts[what] <= most, (name, what)

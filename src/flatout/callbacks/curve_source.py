@@ -53,17 +53,10 @@ class CurveSource(Callback):
         for part in self.parts:
             part.end_step(step)
 
-    def count_stretch(self, batches: Sequence[object], step: int) -> None:
-        """Called after batches that each ended a step, where their steps were taken at once.
-
-        `step`: how many such batches there were before.
-        """
+    def count_stretch(self, batches: Sequence[object]) -> None:
+        """Called after batches that each ended a step, where their steps were taken at once."""
         for part in self.parts:
-            part.count_stretch(batches, step)
-        if not self.parts:
-            for number, batch in enumerate(batches, step + 1):
-                self.count(batch)
-                self.end_step(number)
+            part.count_stretch(batches)
 
     def settle(self) -> None:
         """Called when training is complete: add what came after the last flush to the total.
@@ -151,7 +144,7 @@ class CurveSource(Callback):
         self._steps_since += len(batches)
         self._step = trainer.global_step
         self._step_of_log = step_of_loggers(trainer)
-        self.count_stretch(batches, self._ended)
+        self.count_stretch(batches)
         self._ended += len(batches)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -141,7 +141,7 @@ class StepTimer(CurveSource):
         if self.seconds_to_first_step is None:
             self.seconds_to_first_step = time.perf_counter() - self._made
 
-    def count_stretch(self, batches: Sequence[object], step: int) -> None:
+    def count_stretch(self, batches: Sequence[object]) -> None:
         """Each step of a stretch counts with the same share of its time."""
         self.times.now.batches += len(batches)
         self._end_steps(len(batches))

@@ -10,7 +10,7 @@ Lightning's work between two batches.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,11 @@ class Throughput(CurveSource):
         now.tokens += world * batch.num_tokens
         now.computed += world * self._count_computed(batch)
         self._lengths.append(batch.lengths[: batch.num_real])
+
+    def count_stretch(self, batches: Sequence[object]) -> None:
+        for batch in batches:
+            self.count(batch)
+        self.volume.now.steps += len(batches)
 
     def end_step(self, step: int) -> None:
         self.volume.now.steps += 1

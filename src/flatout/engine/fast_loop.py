@@ -325,13 +325,13 @@ class FastLoop(Callback):
         return self.graphs.take_outputs()
 
     def _run_stretch(
-        self, batches: Sequence[Any], shapes: Sequence[Any], rates: Sequence[list[float]]
+        self, batches: Sequence[Any], steps: Sequence[Any], rates: Sequence[list[float]]
     ) -> None:
-        """Take the steps of many batches by replays, with the rates of each step."""
+        """Take the captured steps of many batches, with the rates of each step."""
         assert self.step is not None
         assert self.graphs is not None
         started = self.edge(0)
-        self.graphs.replay_all(batches, shapes, rates)
+        self.graphs.replay_all(batches, steps, rates)
         self.last_lr = rates[-1][0]
         self._time_replays(started)
         self.step.is_at_once = False

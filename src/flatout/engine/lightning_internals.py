@@ -41,6 +41,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.call import _call_lightning_module_hook as call_module_hook
+from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -245,15 +246,28 @@ def unplug_turns(trainer: L.Trainer) -> None:
     unset_method(trainer.fit_loop.epoch_loop, "advance")
 
 
+def fetch_batch(fetcher: _DataFetcher) -> object:
+    """The next batch of the only loader, past Lightning's way to join several: saves 20 calls."""
+    joined = fetcher.combined_loader._iterator
+    if not isinstance(joined, _MaxSizeCycle) or len(joined.iterators) > 1 or not fetcher.length:
+        return next(fetcher)[0]
+    batch = next(joined.iterators[0])
+    joined._idx += 1
+    fetcher.fetched += 1
+    fetcher.done = fetcher.fetched >= fetcher.length
+    return batch
+
+
 class FetchedBefore:
     """Stands for Lightning's fetcher in a turn whose batch was fetched before."""
 
-    def __init__(self, fetched: object, fetcher: _DataFetcher) -> None:
-        self._fetched = fetched
+    def __init__(self, batch: object, fetcher: _DataFetcher) -> None:
+        self._batch = batch
         self._fetcher = fetcher
 
     def __next__(self) -> object:
-        return self._fetched
+        # Lightning has no use for the other two, the numbers of batch and loader
+        return self._batch, 0, 0
 
     @property
     def done(self) -> bool:

@@ -131,9 +131,10 @@ class _Ran:
 
 
 @dataclass(slots=True)
-class _Graph:
+class CapturedStep(Generic[ShapeT]):
     """A captured step, the numbers that it leaves, and where its gradients lie."""
 
+    shape: ShapeT
     captured: Replayable
     ran: _Ran
     gradients: list[tuple[nn.Parameter, Tensor | None]]
@@ -186,8 +187,10 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             step.rates = self._rates
         self._seen = Counter[ShapeT]()  # batches of each shape
         self._buffers: dict[ShapeT, BatchT] = {}
-        self._graphs: dict[ShapeT, _Graph] = {}
+        self._graphs: dict[ShapeT, CapturedStep[ShapeT]] = {}
         self._facts = State()  # what the graphs have fixed, see `_describe`
+        # Whether nobody can have changed it since `may_replay_many`.
+        self._is_described = False
         self._changes = 0  # of it between steps
         self._unfit: set[ShapeT] = set()  # those that could not be captured
         self._is_proven = False
@@ -245,31 +248,35 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         """Whether the next steps may be replays, one behind the other."""
         if self.ring is None or not self._is_proven or self.why_off or self._reason_to_end():
             return False
-        return not first_difference(self._facts, self._describe())
+        self._is_described = not first_difference(self._facts, self._describe())
+        return self._is_described
 
-    def captured_shape(self, batch: BatchT) -> ShapeT | None:
-        """The shape of a batch whose step is captured; None: its step must be taken alone."""
+    def captured_step(self, batch: BatchT) -> CapturedStep[ShapeT] | None:
+        """The captured step for a batch; None where it must be taken alone."""
         shape = self._shapes.shape_of(batch)
-        return shape if not isinstance(shape, str) and shape in self._graphs else None
+        return None if isinstance(shape, str) else self._graphs.get(shape)
 
     def replay_all(
-        self, batches: Sequence[BatchT], shapes: Sequence[ShapeT], rates: Sequence[list[float]]
+        self,
+        batches: Sequence[BatchT],
+        steps: Sequence[CapturedStep[ShapeT]],
+        rates: Sequence[list[float]],
     ) -> None:
-        """Take the steps of these batches, all by replays; who calls it counts them.
+        """Take the captured steps of these batches; who calls it counts them.
 
         `rates`: of each step, one a group of the optimizer.
         """
         assert self.ring is not None
         # an interrupt between two replays leaves no state between two counted steps
         self._step.is_at_once = True
-        self.ring.put_all(batches, shapes, rates)
-        for shape in shapes:
-            self._graphs[shape].captured.replay()
+        self.ring.put_all(batches, [step.shape for step in steps], rates)
+        for step in steps:
+            step.captured.replay()
         losses, norms = self.ring.take(len(batches))
         self._step.losses.values.extend(losses)
         self._step.losses.norms.extend(norms)
-        for shape, batch in zip(shapes, batches, strict=True):
-            self._count_tokens(shape, batch)
+        for step, batch in zip(steps, batches, strict=True):
+            self._count_tokens(step.shape, batch)
         self.replayed += len(batches)
         self.at_once += len(batches)
 
@@ -281,7 +288,8 @@ class StepGraphs(Generic[ShapeT, BatchT]):
 
     def _reason_for_plain(self, shape: ShapeT) -> str:
         """Why a plain step must train on the batch; empty where it may be a replay."""
-        facts = self._describe()
+        facts = self._facts if self._is_described else self._describe()
+        self._is_described = False
         changed = first_difference(self._facts, facts)
         self._facts = facts
         had_graphs = bool(self._graphs)
@@ -310,7 +318,9 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             self._seen[shape] = 1
         return "the first after a change"
 
-    def _try_to_replay(self, shape: ShapeT, buffer: BatchT, batch: BatchT) -> _Graph | None:
+    def _try_to_replay(
+        self, shape: ShapeT, buffer: BatchT, batch: BatchT
+    ) -> CapturedStep[ShapeT] | None:
         """Take the step by a replay; None if it was not taken."""
         # A module of any make may fail in its own way where a number is not known.
         kind = RuntimeError if self._watch is None else Exception
@@ -320,7 +330,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             self._give_up(shape, _first_line(error))
             return None
 
-    def _replay(self, shape: ShapeT, buffer: BatchT, batch: BatchT) -> _Graph | None:
+    def _replay(self, shape: ShapeT, buffer: BatchT, batch: BatchT) -> CapturedStep[ShapeT] | None:
         """Take the step by a replay, captured or proven first if need be; None: not taken."""
         if self.ring is not None:
             self.ring.begin(buffer)
@@ -333,13 +343,13 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         self._launch(graph, buffer)
         return graph
 
-    def _launch(self, graph: _Graph, buffer: BatchT) -> None:
+    def _launch(self, graph: CapturedStep[ShapeT], buffer: BatchT) -> None:
         """Replay the step of a filled buffer."""
         if self.ring is not None:
             self.ring.put(buffer)
         graph.captured.replay()
 
-    def _end_replay(self, shape: ShapeT, graph: _Graph, batch: BatchT) -> None:
+    def _end_replay(self, shape: ShapeT, graph: CapturedStep[ShapeT], batch: BatchT) -> None:
         """Count a replayed step, and hand on what it has computed."""
         self.replayed += 1
         self.alone[self.why_alone] += 1
@@ -467,7 +477,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
     def _snapshot(self) -> _Snapshot:
         return _Snapshot(self._step, [] if self.ring is None else self.ring.means())
 
-    def _capture_step(self, shape: ShapeT, buffer: BatchT) -> _Graph:
+    def _capture_step(self, shape: ShapeT, buffer: BatchT) -> CapturedStep[ShapeT]:
         start = self._snapshot()
         # What is kept as long as a weight stays the same (a cast of it, say) is made again within
         # the capture: what was kept before may be freed later.
@@ -492,11 +502,11 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             # A capture only records on CUDA; wherever it computes, too, nothing of it may stay.
             start.restore()
         gradients = [(weight, weight.grad) for weight in self._step.module.parameters()]
-        graph = _Graph(captured, ran[0], gradients)
+        graph = CapturedStep(shape, captured, ran[0], gradients)
         self._graphs[shape] = graph
         return graph
 
-    def _prove(self, shape: ShapeT, buffer: BatchT, batch: BatchT) -> _Graph | None:
+    def _prove(self, shape: ShapeT, buffer: BatchT, batch: BatchT) -> CapturedStep[ShapeT] | None:
         """Take the step plainly and by replays, always from the same start.
 
         The last one counts, and is a replay. None if the step was not taken.
@@ -526,7 +536,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
 
     def _try(
         self, shape: ShapeT, buffer: BatchT, batch: BatchT, start: _Snapshot
-    ) -> tuple[_Graph, _Proof]:
+    ) -> tuple[CapturedStep[ShapeT], _Proof]:
         """Capture the step, then take it plainly and by a replay in turn, some rounds."""
         # Plain steps of flatout's tasks train on the buffer, too, as padding changes bits.
         plain_batch = buffer if self._watch is None else batch
@@ -570,10 +580,14 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         Rates are left out where each replay reads them.
         """
         step = self._step
-        weights = (*step.module.parameters(), *step.module.buffers())
+        places = list[int]()
+        # one walk over the modules in place of two, which take longest here
+        for part in step.module.modules():
+            for kept in (part._parameters, part._buffers):
+                places += [tensor.data_ptr() for tensor in kept.values() if tensor is not None]
         facts: State = {
             "gradient_clip_val": step.side.longest_gradient,
-            "a weight's place": tuple(tensor.data_ptr() for tensor in weights),
+            "a weight's place": tuple(places),
             "the optimizer's state": tuple(tensor.data_ptr() for tensor in _states_of(step)),
             "the task's state": tuple(tensor.data_ptr() for tensor in _states_of_task(step)),
         }

@@ -23,13 +23,18 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.plugins.precision import Precision
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flatout.engine import lightning_internals as internals
 
 if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
     from flatout.data.batches.shapes import Shape
-    from flatout.engine.step_graph import StepGraphs
+    from flatout.engine.step_graph import CapturedStep, StepGraphs
+
+    RunStretch = Callable[
+        [Sequence[FlatBatch], Sequence[CapturedStep[Shape]], Sequence[list[float]]], None
+    ]
 
 PLACES = 50  # steps of a turn
 _BATCH_HOOKS = ("on_train_batch_start", "on_train_batch_end")
@@ -53,9 +58,9 @@ class Stretches:
         self,
         trainer: L.Trainer,
         graphs: StepGraphs[Shape, FlatBatch],
-        run: Callable[[Sequence[FlatBatch], Sequence[Shape], Sequence[list[float]]], None],
+        run: RunStretch,
     ) -> None:
-        """`run`: takes the steps of batches of these shapes, with the rates of each step."""
+        """`run`: takes captured steps of these batches, with the rates of each step."""
         self._trainer = trainer
         self._graphs = graphs
         self._run = run
@@ -65,18 +70,18 @@ class Stretches:
         reason = reason_against(self._trainer)
         most = 0 if reason else self._steps_at_once()
         batches: list[FlatBatch] = []
-        shapes: list[Shape] = []
+        steps: list[CapturedStep[Shape]] = []
         usual: Any = fetcher
         while len(batches) < most:
-            fetched = next(fetcher)
-            shape = self._graphs.captured_shape(fetched[0])
-            if shape is None:
-                usual = internals.FetchedBefore(fetched, fetcher)
+            batch = cast("FlatBatch", internals.fetch_batch(fetcher))
+            step = self._graphs.captured_step(batch)
+            if step is None:
+                usual = internals.FetchedBefore(batch, fetcher)
                 break
-            batches.append(fetched[0])
-            shapes.append(shape)
+            batches.append(batch)
+            steps.append(step)
         if batches:
-            self._take(batches, shapes)
+            self._take(batches, steps)
         self._graphs.why_alone = reason or "at the end of one"
         internals.take_usual_turn(self._trainer, usual)
 
@@ -90,7 +95,7 @@ class Stretches:
             steps = min(steps, cast(HearsAtOnce, callback).steps_to_hook(trainer))
         return steps - 1
 
-    def _take(self, batches: Sequence[FlatBatch], shapes: Sequence[Shape]) -> None:
+    def _take(self, batches: Sequence[FlatBatch], steps: Sequence[CapturedStep[Shape]]) -> None:
         trainer = self._trainer
         groups = trainer.optimizers[0].param_groups
         schedules = internals.step_schedules(trainer)
@@ -98,8 +103,10 @@ class Stretches:
         for _ in batches:
             rates.append([group["lr"] for group in groups])
             for schedule in schedules:
+                # `reason_against` lets no other kind pass, which would want a metric
+                assert not isinstance(schedule.scheduler, ReduceLROnPlateau)
                 schedule.scheduler.step()
-        self._run(batches, shapes, rates)
+        self._run(batches, steps, rates)
         internals.count_steps(trainer, len(batches))
         for callback in _that_hear(trainer):
             cast(HearsAtOnce, callback).end_stretch(trainer, batches)
