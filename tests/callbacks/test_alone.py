@@ -345,7 +345,7 @@ def test_the_live_line_moves_between_flushes_and_knows_the_time_left(tmp_path, m
     assert seen == list(range(1, 11))
     assert None not in left_s[2:]
     curves = run_curves.RunCurves([], 50)
-    curves.show_step = seen.append
+    curves.each_second.append(seen.append)
     train(tmp_path / "run", [curves])
     assert seen == [*range(1, 11), *range(1, 11)]
 

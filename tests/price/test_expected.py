@@ -11,14 +11,14 @@ from flatout.price.costs import Costs, Done, PlannedLengths, correction, expect
 from flatout.price.energy import EnergyMeter
 from flatout.price.expected_end import ExpectedEnd
 from flatout.price.notes import PriceNotes
-from flatout.price.pace import Moment, Pace, Work, fit_pace
+from flatout.price.pace import Moment, StepPace, Work, fit_pace
 from flatout.price.words import describe_span
 
 TOKENS = np.array([100, 300, 200, 400], np.float64)
 WORK = Work(8, np.concatenate(([0.0], TOKENS.cumsum())))  # two epochs of four steps
 COSTS = Costs(
     start_s=5.0,
-    pace=Pace(step_s=1.0, token_s=0.01, spread=0.02),
+    pace=StepPace(step_s=1.0, token_s=0.01, spread=0.02),
     validation_s=3.0,
     save_s=0.5,
     evaluation_s=4.0,

@@ -11,14 +11,14 @@ from flatout.errors import UserError
 from flatout.price.cards import CARDS, require_card
 from flatout.price.costs import Costs
 from flatout.price.elsewhere import step_seconds
-from flatout.price.pace import Pace
+from flatout.price.pace import StepPace
 from flatout.price.quote import add_quotes, quote_of
 from flatout.price.settings import PriceConfig
 from flatout.run.short_try import CountOperators
 
 COSTS = Costs(
     start_s=2.0,
-    pace=Pace(0.1, 0.001, 0.02),
+    pace=StepPace(0.1, 0.001, 0.02),
     validation_s=1.0,
     save_s=0.5,
     evaluation_s=3.0,

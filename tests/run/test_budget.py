@@ -11,7 +11,7 @@ import pytest
 from flatout import TextCNNConfig, TextDataConfig
 from flatout.errors import UserError
 from flatout.price.costs import Costs, PlannedLengths, expect
-from flatout.price.pace import Pace
+from flatout.price.pace import StepPace
 from flatout.report.closing import early_end
 from flatout.run import budget
 from tests.faults.plants import Planted, RaiseAt
@@ -24,7 +24,9 @@ TABLE = {
 DATA = TextDataConfig(source=TABLE, batch_size=8)
 MODEL = TextCNNConfig(embedding=4, filters=4, ngrams="off")
 PATIENT = {"checkpoint": {"patience": None}}
-COSTS = Costs(start_s=2.0, pace=Pace(1.0, 0.0, 0.0), validation_s=1.0, save_s=0.5, evaluation_s=3.0)
+COSTS = Costs(
+    start_s=2.0, pace=StepPace(1.0, 0.0, 0.0), validation_s=1.0, save_s=0.5, evaluation_s=3.0
+)
 TRIED = {
     "costs": asdict(COSTS),
     "plan": {

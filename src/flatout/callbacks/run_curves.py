@@ -59,7 +59,7 @@ class RunCurves(CurveSource):
         # Called once, at the first flush after `EARLY` steps.
         self.judge_early: Callable[[], None] | None = None
         # Called with the step about once a second, between flushes too.
-        self.show_step: Callable[[int], None] | None = None
+        self.each_second: list[Callable[[int], None]] = []
         self._seconds = EachSecond()
 
     @property
@@ -104,8 +104,9 @@ class RunCurves(CurveSource):
 
     def on_train_batch_end(self, trainer: L.Trainer, *others: Any) -> None:
         super().on_train_batch_end(trainer, *others)
-        if self.show_step is not None and self._seconds.is_over():
-            self.show_step(trainer.global_step)
+        if self.each_second and self._seconds.is_over():
+            for show_step in self.each_second:
+                show_step(trainer.global_step)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if is_fitting(trainer):

@@ -236,10 +236,10 @@ def _check_text(key: str, text: str, secrets: Sequence[str]) -> None:
 def _check_searched(key: str, text: str) -> None:
     """Refuse words of a sweep in a file that would count as typed in its trials."""
     names = [text, *(key.removeprefix(f"{searched}.") for searched in _SEARCHED)]
+    words = [name.strip().lstrip("+~") for name in names]
     # Hydra's own, too: a trial would lie where `hydra.sweep.dir` says.
     is_own = any(
-        _is_only_typed(name) or lets_code_in(name) or key_of(name) == "resume"
-        for name in (name.strip().lstrip("+~") for name in names)
+        _is_only_typed(word) or lets_code_in(word) or key_of(word) == "resume" for word in words
     )
     require(
         not is_own,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 import lightning as L
 import torch
@@ -294,10 +294,9 @@ class StoreData(InBothLightnings, L.LightningDataModule, Generic[Config, Info]):
         wanted = config.batches(placement.world)[1]
         if trainer is None or self._placement is not None:
             return wanted
-        callbacks = vars(trainer)["callbacks"]  # Lightning sets the list without declaring it
-        changes = any(
-            isinstance(callback, either(GradientAccumulationScheduler)) for callback in callbacks
-        )
+        scheduler = either(GradientAccumulationScheduler)
+        callbacks = cast(Any, trainer).callbacks  # Lightning sets the list without declaring it
+        changes = any(isinstance(callback, scheduler) for callback in callbacks)
         require(
             not changes,
             "accumulate_grad_batches",

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout.price.pace import Pace, Work
+from flatout.price.pace import StepPace, Work
 from flatout.price.words import describe_span
 
 Z_90 = 1.645  # standard deviations on each side of a 90 % interval
@@ -41,7 +41,7 @@ class Costs:
     """Seconds that parts of a run take."""
 
     start_s: float  # until the first step has ended
-    pace: Pace
+    pace: StepPace
     validation_s: float  # of one
     save_s: float  # of one checkpoint
     saves_a_validation: float = 1.0
@@ -52,7 +52,7 @@ class Costs:
     @staticmethod
     def of(values: Mapping[str, Any]) -> Costs:
         """Costs from a mapping of their fields."""
-        return Costs(**{**values, "pace": Pace(**values["pace"])})
+        return Costs(**{**values, "pace": StepPace(**values["pace"])})
 
 
 @dataclass(frozen=True, slots=True)

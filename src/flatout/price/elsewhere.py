@@ -20,7 +20,7 @@ from flatout.engine.precision import Precision
 from flatout.errors import require
 from flatout.price.cards import CARDS
 from flatout.price.costs import Costs
-from flatout.price.pace import Pace
+from flatout.price.pace import StepPace
 
 # Guesses from the notes on an H100 and an H200: fractions of the data sheet that are reached,
 # seconds of the shortest kernel, and of Lightning's own work for a captured step.
@@ -55,7 +55,7 @@ def move_costs(costs: Costs, card: str, devices: int, facts: Mapping[str, Any]) 
     step_s = step_seconds(card, facts["step"]) / devices
     return replace(
         costs,
-        pace=Pace(step_s, 0.0, _SPREAD),
+        pace=StepPace(step_s, 0.0, _SPREAD),
         validation_s=costs.validation_s * step_s / here_s,
         evaluation_s=costs.evaluation_s * step_s / here_s,
         watts=CARDS[card]["watts"] * devices,

@@ -38,7 +38,6 @@ class ExpectedEnd:
     say: Say = print
     busy: Callable[[], float] = float  # fraction of the machine that other processes take
     seconds_before: Callable[[], float] = float  # of the run before it was resumed
-    show_next: Callable[[int], None] | None = None
     resumed_at: Done = field(default_factory=Done)
     first: Expected | None = None
     lengths: PlannedLengths | None = None
@@ -48,12 +47,6 @@ class ExpectedEnd:
     _fit_ended_at: float = 0.0
     _tries_s: float = 0.0
     _first_joules: float | None = None
-
-    def show_step(self, step: int) -> None:
-        """Note a step, and pass it to the progress line."""
-        self.note(step)
-        if self.show_next is not None:
-            self.show_next(step)
 
     def note(self, step: int) -> None:
         """Note that `step` steps are done; make the first estimate when there are enough."""

@@ -53,7 +53,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StepPace:
     """Seconds of steps, fitted to some of them."""
 
     step_s: float
@@ -72,7 +72,7 @@ class Moment:
     seconds: float
 
 
-def fit_pace(work: Work, moments: Sequence[Moment]) -> Pace | None:
+def fit_pace(work: Work, moments: Sequence[Moment]) -> StepPace | None:
     """The pace between the first moment and the last; None if no step lies between them."""
     pairs = [pair for pair in itertools.pairwise(moments) if pair[1].step > pair[0].step]
     if not pairs:
@@ -86,7 +86,7 @@ def fit_pace(work: Work, moments: Sequence[Moment]) -> Pace | None:
     # A long step counts in full: what is predicted is a sum, and so is what was measured.
     factors *= seconds.sum() / max(float(fitted.sum()), 1e-12)
     step_s, token_s = map(float, factors)
-    return Pace(step_s, token_s, _spread(seconds, columns @ factors))
+    return StepPace(step_s, token_s, _spread(seconds, columns @ factors))
 
 
 def _fit_positive(columns: Floats, seconds: Floats, weights: Floats) -> Floats:

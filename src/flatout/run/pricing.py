@@ -51,8 +51,7 @@ def expect_end(run: Run, training: Training) -> ExpectedEnd:
         for listener in curves.listeners:
             if isinstance(listener, ProgressLine):
                 listener.time_left = end.time_left
-        end.show_next = curves.show_step
-        curves.show_step = end.show_step
+        curves.each_second.insert(0, end.note)  # before the progress line asks for its time
         curves.listeners.append(end)
     return end
 

@@ -65,7 +65,7 @@ def build_training(run: Run, signals: Signals, start: Start | None) -> Training:
     )
     for listener in curves.listeners:
         if isinstance(listener, ProgressLine):
-            curves.show_step = listener.show_step
+            curves.each_second.append(listener.show_step)
     loop = FastLoop(not_finite=config.optim.not_finite, graph=config.graph)
     checkpoints = _build_checkpoints(run, signals)
     stopping = _build_stopping(settings)

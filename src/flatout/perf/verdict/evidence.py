@@ -127,8 +127,11 @@ class Evidence:
     @property
     def own_ms_of_ranks(self) -> list[float]:
         """Of each rank the milliseconds of a batch in which it does not wait for the others."""
-        own_parts = ("wait", "forward", "callbacks", "other")
-        return [sum(ms.get(part, 0.0) for part in own_parts) for ms in self.ranks]
+        own_ms = []
+        for ms in self.ranks:
+            own_parts = (ms.get(part, 0.0) for part in ("wait", "forward", "callbacks", "other"))
+            own_ms.append(sum(own_parts))
+        return own_ms
 
     @property
     def readers_to_keep_up(self) -> int:
