@@ -72,9 +72,8 @@ def make_app(run: Any, *, exact: bool = False) -> FastAPI:
         try:
             await asyncio.wait_for(request.body(), MOST_SECONDS)
         except (TimeoutError, ClientDisconnect):
-            return Response(
-                f"no whole body in {MOST_SECONDS} s", 408, headers={"connection": "close"}
-            )
+            message = f"no whole body in {MOST_SECONDS} s"
+            return Response(message, 408, headers={"connection": "close"})
         return await answer(request)
 
     @app.exception_handler(RequestValidationError)

@@ -69,6 +69,7 @@ def test_benches_are_listed(capsys):
         "tune",
         "cluster",
         "doctor",
+        "price",
         "headlines",
         "bits",
         "bert",

@@ -235,7 +235,8 @@ def _check_text(key: str, text: str, secrets: Sequence[str]) -> None:
 
 def _check_searched(key: str, text: str) -> None:
     """Refuse words of a sweep in a file that would count as typed in its trials."""
-    names = [text, *(key.removeprefix(f"{searched}.") for searched in _SEARCHED)]
+    searched = next(place for place in _SEARCHED if key.startswith(place))
+    names = [text, key.removeprefix(searched).removeprefix(".")]
     words = [name.strip().lstrip("+~") for name in names]
     # Hydra's own, too: a trial would lie where `hydra.sweep.dir` says.
     is_own = any(

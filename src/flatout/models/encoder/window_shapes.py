@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from flatout.data.batches.flat_batch import FlatBatch, on_device
+from flatout.data.batches.flat_batch import FlatBatch
+from flatout.data.batches.kept_tensors import on_device
 from flatout.data.batches.shapes import MOST_SHAPES, Shape, Shapes, choose_sizes
 from flatout.models.encoder.windows import window_lengths
 
@@ -38,7 +39,15 @@ class WindowShapes(Shapes):
         self, texts: int, most_windows: int, sizes: list[int], window: int, *, tags: bool
     ) -> None:
         """`texts`: those of a batch; `sizes`: tokens of buffers; `window`: tokens of a window."""
-        super().__init__(most_windows, sizes, window, is_padded=False, is_even=False, tags=tags)
+        super().__init__(
+            most_windows,
+            sizes,
+            window,
+            is_padded=False,
+            is_even=False,
+            tags=tags,
+            fillers_count=tags,
+        )
         self.texts = texts
         self.window = window
 
