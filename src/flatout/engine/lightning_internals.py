@@ -142,7 +142,8 @@ def overrides(part: object, name: str, base: type) -> bool:
     if not hasattr(base, name):
         return False
     function = getattr(getattr(part, name), "__func__", None)
-    return all(function is not getattr(one_base, name) for one_base in either(base))
+    bases: tuple[type, ...] = either(base)
+    return all(function is not getattr(one_base, name) for one_base in bases)
 
 
 def overridden_hooks(
