@@ -41,10 +41,12 @@ from flatout.engine.device_rates import DeviceRates
 from flatout.engine.step import Step
 from flatout.engine.step_graph import StepGraphs
 from flatout.engine.step_ring import StepRing
+from flatout.engine.step_snapshot import tensors_of_step
 from flatout.engine.step_watch import find_other_number
 from flatout.errors import UserError
 from flatout.models.textcnn import TextCNN
 from flatout.tasks import Classifier, SequenceRegressor
+from tests.data.recordings import uneven_recordings
 from tests.elsewhere.capture import (
     Captured,
     ElsewhereCapture,
@@ -84,11 +86,7 @@ def _deberta(times: int) -> Parts:
 
 def _recordings_of_any_length(times: int) -> Parts:
     """Chunks whose last ones are shorter, as recordings differ in length."""
-    random = np.random.default_rng(3)
-    lengths = random.integers(10, 40, 12)
-    columns: dict[str, Any] = {"run": np.repeat(np.arange(12), lengths)}
-    for name in ("a", "y"):
-        columns[name] = random.normal(size=lengths.sum())
+    columns = uneven_recordings(12, shortest=10, longest=40)
     data = SequenceData(
         source=columns, features=["a"], target="y", group=["run"], chunk=8, batch_size=2
     )
@@ -301,7 +299,7 @@ def capturing_twice() -> Iterator[Twice]:
 def _addresses_that_stay(graphs: StepGraphs[Any, Any], buffer: FlatBatch) -> set[int]:
     """Where weights, states, the buffer and the numbers of each step lie."""
     step = graphs._step
-    tensors = [*step_graph._tensors_of(step), *tensors_of(buffer)]
+    tensors = [*tensors_of_step(step), *tensors_of(buffer)]
     tensors += [*step.losses._shortenings.values(), *tensors_of(step.side._one)]
     tensors += [] if graphs._rates is None else graphs._rates._rates
     if isinstance(graphs.ring, StepRing):

@@ -24,7 +24,6 @@ With a `Ring` (`step_ring.py`) many replays follow each other without a copy bet
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -33,7 +32,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -41,8 +39,15 @@ from flatout.data.batches.signatures import change_tensors, tensors_of
 from flatout.engine.captures import Capture, Replayable
 from flatout.engine.device_rates import DeviceRates
 from flatout.engine.host_state import State, first_difference, state_of_module
-from flatout.engine.random_state import random_state, restore_random_state
+from flatout.engine.step_snapshot import (
+    StepSnapshot,
+    copy_of,
+    distance_between,
+    optimizer_states,
+    task_states,
+)
 from flatout.engine.step_watch import Logged, StepWatch
+from flatout.errors import first_line
 
 if TYPE_CHECKING:
     from flatout.engine.step import Step
@@ -327,7 +332,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         try:
             return self._replay(shape, buffer, batch)
         except kind as error:  # out of memory, or a kernel that no graph may hold
-            self._give_up(shape, _first_line(error))
+            self._give_up(shape, first_line(error))
             return None
 
     def _replay(self, shape: ShapeT, buffer: BatchT, batch: BatchT) -> CapturedStep[ShapeT] | None:
@@ -474,8 +479,8 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         self.ring.keep(ran.outputs["loss"], ran.norm)
         return ran
 
-    def _snapshot(self) -> _Snapshot:
-        return _Snapshot(self._step, [] if self.ring is None else self.ring.means())
+    def _snapshot(self) -> StepSnapshot:
+        return StepSnapshot(self._step, [] if self.ring is None else self.ring.means())
 
     def _capture_step(self, shape: ShapeT, buffer: BatchT) -> CapturedStep[ShapeT]:
         start = self._snapshot()
@@ -535,7 +540,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         return graph
 
     def _try(
-        self, shape: ShapeT, buffer: BatchT, batch: BatchT, start: _Snapshot
+        self, shape: ShapeT, buffer: BatchT, batch: BatchT, start: StepSnapshot
     ) -> tuple[CapturedStep[ShapeT], _Proof]:
         """Capture the step, then take it plainly and by a replay in turn, some rounds."""
         # Plain steps of flatout's tasks train on the buffer, too, as padding changes bits.
@@ -545,7 +550,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             self._shapes.fill(buffer, batch)
             self._launch(graph, buffer)
 
-        first_outputs = _copy(self._run(plain_batch).tensors())
+        first_outputs = copy_of(self._run(plain_batch).tensors())
         moved = start.distance()
         first_end = self._snapshot()
         start.restore()
@@ -559,11 +564,11 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             plain_s.append(self._capture.seconds(partial(self._run, batch)))
             start.restore()
             outputs = self._run(plain_batch).tensors()
-            noise.append((first_end.distance(), _distance(outputs, first_outputs)))
+            noise.append((first_end.distance(), distance_between(outputs, first_outputs)))
             start.restore()
             replay_s.append(self._capture.seconds(fill_and_replay))
             outputs = graph.ran.tensors()
-            distances.append((first_end.distance(), _distance(outputs, first_outputs)))
+            distances.append((first_end.distance(), distance_between(outputs, first_outputs)))
         proof = _Proof(
             plain_ms=1000 * statistics.median(plain_s),
             replay_ms=1000 * statistics.median(replay_s),
@@ -588,8 +593,8 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         facts: State = {
             "gradient_clip_val": step.side.longest_gradient,
             "a weight's place": tuple(places),
-            "the optimizer's state": tuple(tensor.data_ptr() for tensor in _states_of(step)),
-            "the task's state": tuple(tensor.data_ptr() for tensor in _states_of_task(step)),
+            "the optimizer's state": tuple(tensor.data_ptr() for tensor in optimizer_states(step)),
+            "the task's state": tuple(tensor.data_ptr() for tensor in task_states(step)),
         }
         for number, group in enumerate(step.optimizer.param_groups):
             are_trained = tuple(weight.requires_grad for weight in group["params"])
@@ -605,77 +610,3 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         self._forget_graphs()
         self._buffers.clear()
         print(f"step graph: off, {why}; plain steps train", flush=True)
-
-
-class _Snapshot:
-    """All that a step changes, copied."""
-
-    def __init__(self, step: Step, means: Sequence[Tensor]) -> None:
-        """`means`: running means of the weights that the step moves, too."""
-        self._step = step
-        self._tensors = [*_tensors_of(step), *means]
-        self._copies = _copy(self._tensors)
-        scaler = step.side.scaler
-        self._scaler = None if scaler is None else scaler.state_dict()
-        self._random = random_state(step.module.device, with_others=False)
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        for tensor, copy in zip(self._tensors, self._copies, strict=True):
-            tensor.copy_(copy)
-        if self._step.side.scaler is not None and self._scaler is not None:
-            self._step.side.scaler.load_state_dict(self._scaler)
-        restore_random_state(self._random, self._step.module.device)
-
-    def distance(self) -> float:
-        """The largest difference of a number from when this was copied; waits for the device."""
-        return _distance(self._tensors, self._copies)
-
-
-def _copy(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.detach().clone() for tensor in tensors]
-
-
-@torch.no_grad()
-def _distance(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    """The largest difference of a number; waits for the device."""
-    if len(tensors) != len(others):
-        return math.inf
-    pairs = zip(tensors, others, strict=True)
-    differences = [_difference(now, before) for now, before in pairs if now.numel()]
-    return float(torch.stack(differences).max()) if differences else 0.0
-
-
-def _difference(now: Tensor, before: Tensor) -> Tensor:
-    """The largest difference of two tensors' numbers; equal infinities and NaNs have none."""
-    are_equal = (now == before) | (now.isnan() & before.isnan())
-    return (now.double() - before.double()).abs().masked_fill(are_equal, 0.0).max()
-
-
-def _tensors_of(step: Step) -> list[Tensor]:
-    """Weights, buffers, the states of optimizer and task, and the flag of a broken step."""
-    tensors: list[Tensor] = [*step.module.parameters(), *step.module.buffers()]
-    tensors += _states_of(step)
-    tensors += _states_of_task(step)
-    if step.losses.broken is not None:
-        tensors.append(step.losses.broken)
-    return tensors
-
-
-def _states_of(step: Step) -> list[Tensor]:
-    """The state that the optimizer keeps for all weights."""
-    states = step.optimizer.state.values()
-    return [value for state in states for value in state.values() if isinstance(value, Tensor)]
-
-
-def _states_of_task(step: Step) -> list[Tensor]:
-    """What a task of flatout keeps from step to step."""
-    module: Any = step.module
-    tensors: list[Tensor] = module.step_tensors() if hasattr(module, "step_tensors") else []
-    return tensors
-
-
-def _first_line(error: Exception) -> str:
-    """What went wrong, without the advice that CUDA's errors add."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:160]
