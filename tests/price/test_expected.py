@@ -84,7 +84,7 @@ def test_earlier_runs_correct_the_estimate_and_the_raw_one_is_kept():
     expected = expect(COSTS, LENGTHS, [1.2] * 8)
     assert expected.raw_s == 44.0
     assert expected.value_s == pytest.approx(44.0 * 1.2**0.8)
-    assert correction([]) == (1.0, pytest.approx(0.05))
+    assert correction([]) == (1.0, pytest.approx(0.2))
     assert correction([0.5, 2.0])[1] > 0.3
 
 
@@ -149,6 +149,8 @@ def test_a_run_says_its_end_by_the_notes_at_once_and_else_by_its_first_steps(tmp
     fresh, said = end_of(None)
     assert len(said) == 1
     assert "by its first steps" in said[0]
+    assert noted.ratio(55.0) == 1.25
+    assert fresh.ratio(55.0) is None, "what was guessed says nothing of the pace"
     assert fresh.first.parts_s["training"] == pytest.approx(8 * 1.5, rel=0.3)
     assert fresh.time_left().endswith(" left")
 

@@ -142,6 +142,15 @@ class ExpectedEnd:
             is_guessed=not self._fit_ended_at,
         )
 
+    def ratio(self, took_s: float) -> float | None:
+        """The time taken over the time expected; None where no earlier run was known.
+
+        An estimate by the first steps guesses the evaluation, so its error is not that of the pace.
+        """
+        if self.first is None or self.known is None:
+            return None
+        return took_s / self.first.raw_s
+
     def facts(self) -> dict[str, Any]:
         """What the summary keeps under `price`, at the end of the run."""
         now = time.perf_counter()

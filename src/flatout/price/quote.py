@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flatout.distributed.limits import free_bytes
 from flatout.errors import require
 from flatout.price.costs import Costs, Expected, PlannedLengths, expect
 from flatout.price.elsewhere import move_costs
@@ -28,6 +29,7 @@ class Quote:
     currency: str
     host_gb: float | None = None
     card_gb: float | None = None
+    free_gb: float | None = None  # of this machine, which a run of now could take
     length: str = ""  # steps, epochs and tokens
     busy: float = 0.0  # fraction of the machine that other processes took in the try
 
@@ -42,6 +44,10 @@ class Quote:
         if self.kwh is not None:
             energy = f"{self.kwh:.3g} kWh ({', '.join(self.counted)})"
         _, memory, _, money = self.cells()
+        if self.free_gb is not None and self.host_gb is not None:
+            memory += f"; {self.free_gb:.1f} GB are free here"
+            if self.host_gb > self.free_gb:
+                memory += ", so it does not fit: a smaller data.batch_size or model takes less"
         others = ""
         if self.busy >= BUSY:
             others = f"other processes take {self.busy:.0%} of this machine"
@@ -129,6 +135,7 @@ def quote_of(
         price.currency,
         host_gb=facts.get("host_peak_gb") if card is None else None,
         card_gb=facts.get("card_peak_gb") if card is None else None,
+        free_gb=free_bytes() / 1e9 if card is None else None,
         length=length,
         busy=facts["busy"] if card is None else 0.0,
     )

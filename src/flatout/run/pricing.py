@@ -93,8 +93,9 @@ def close_price(run: Run, training: Training, end: ExpectedEnd) -> None:
         facts["costs"] = asdict(costs)
     if costs is not None and notes is not None and is_whole:
         is_complete = training.trainer.global_step == run.settings.total_steps
-        if end.first is not None and is_complete:
-            notes.note_ratio(facts["took_s"] / end.first.raw_s)
+        ratio = end.ratio(facts["took_s"])
+        if ratio is not None and is_complete:
+            notes.note_ratio(ratio)
         notes.note_costs(costs)
     run.folder.summary.set("price", facts)
 
