@@ -27,6 +27,16 @@ def recording(samples: int = 40, phase: float = 0.0, step: float = 1.0) -> dict[
     }
 
 
+def uneven_recordings(count: int, shortest: int, longest: int) -> dict[str, Any]:
+    """Columns of noise: `count` recordings, each of `shortest` samples or more, below `longest`."""
+    random = np.random.default_rng(3)
+    lengths = random.integers(shortest, longest, count)
+    columns: dict[str, Any] = {"run": np.repeat(np.arange(count), lengths)}
+    for name in ("a", "y"):
+        columns[name] = random.normal(size=lengths.sum())
+    return columns
+
+
 def write_files(folder: Path, count: int = 6, **changes: Any) -> Path:
     """A folder of csv files, one recording each; `changes` replace columns of the second one."""
     folder.mkdir(exist_ok=True)

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from tests.data.recordings import uneven_recordings
 
 from flatout import (
     BiLSTMConfig,
@@ -69,11 +70,7 @@ def windows() -> Any:
 
 def recordings(**settings: Any) -> Any:
     """Recordings of different lengths, answered sample by sample."""
-    random = np.random.default_rng(3)
-    lengths = random.integers(5, 30, 80)
-    columns: dict[str, Any] = {"run": np.repeat(np.arange(80), lengths)}
-    for name in ("a", "y"):
-        columns[name] = random.normal(size=lengths.sum())
+    columns = uneven_recordings(80, shortest=5, longest=30)
     data = SequenceData(
         source=columns, features=["a"], target="y", group=["run"], batch_size=4, **settings
     )

@@ -37,5 +37,6 @@ def test_the_words_of_a_fix_become_options_of_the_training(measure):
 @pytest.mark.parametrize("name", ["pytorch_forecasting", "darts"])
 def test_a_case_gives_a_row_and_its_weights_are_those_of_the_project_alone(measure, name):
     if importlib.util.find_spec(name) is None:
+        # each brings some fifty packages, so none of them is in `dev`: install it to run the case
         pytest.skip(f"{name} is not installed")
     assert measure.measure(name, epochs=1).endswith("| equal |")

@@ -82,6 +82,7 @@ def test_a_table_by_its_name_is_trained_on(tmp_path, monkeypatch):
         ({"callbacks": [3]}, "callbacks: [3] is no mapping"),
         ({"epoch": 2}, "Did you mean 'epochs'?"),
         ({"epochs": 2, "trainer": {"max_epochs": 3}}, "fit: epochs=2, and trainer has max_epochs"),
+        ({"epochs": 2, "budget": "20min"}, "fit: epochs=2, and budget=20min, too"),
         ({"lr": 1e-3}, "It is one of optim: write fit(…, optim={'lr': …})."),
         (
             {"data": [{"text": "a", "label": "b"}], "batch_size": 8},

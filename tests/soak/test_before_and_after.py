@@ -29,6 +29,7 @@ SAYS = {
 @pytest.mark.parametrize("page", PAGES)
 def test_the_files_before_and_after_train(page, tmp_path, monkeypatch):
     if importlib.util.find_spec(PAGES[page]) is None:
+        # what people come from is no dependency of flatout: install it to run its page
         pytest.skip(f"{PAGES[page]} is not installed")
     make_project(tmp_path / "mine")
     monkeypatch.chdir(tmp_path / "mine")

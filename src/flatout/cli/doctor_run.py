@@ -1,4 +1,4 @@
-"""`python -m flatout doctor run SCRIPT`: what limits the trainings of somebody's script.
+"""`python -m flatout doctor run SCRIPT`: what limits the trainings of a user's script.
 
 The script runs in this process as it does by itself. At its end the verdict is printed and kept as
 `verdict.json` and a page. With `--against` its pace is compared with that of an earlier training.
@@ -106,15 +106,14 @@ def _compare(kept: KeptVerdict | None, baseline: dict[str, Any], limit: float | 
     if kept is None or kept.pace is None:
         why = "no training was long enough" if kept is not None else "nothing was trained"
         raise UserError("--against", f"nothing to compare: {why}", hint="Train 50 steps or more.")
-    found = compare_with(kept.pace, kept.machine, baseline)
-    if isinstance(found, str):
-        print_line(f"doctor: {found}")
+    ratio = compare_with(kept.pace, kept.machine, baseline)
+    if isinstance(ratio, str):
+        print_line(f"doctor: {ratio}")
         return
     before = baseline["steps_per_s"]["value"]
-    print_line(
-        f"doctor: {kept.pace.value:,.1f} steps/s, {before:,.1f} before: {found.ratio} as fast"
-    )
-    if limit is not None and found.fell_below(limit):
-        bound = f"the upper bound {found.ratio.high:.2f}"
+    print_line(f"doctor: {kept.pace.value:,.1f} steps/s, {before:,.1f} before: {ratio} as fast")
+    # Only where even the upper bound is too low: a noisy machine must not fail anybody's CI.
+    if limit is not None and ratio.high < limit:
+        bound = f"the upper bound {ratio.high:.2f}"
         print_line(f"doctor: slower than allowed: {bound} is below {limit:g}")
         sys.exit(_SLOWER)

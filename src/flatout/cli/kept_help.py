@@ -1,7 +1,7 @@
 """The text of `python -m train --help`, kept in a file: making it imports torch and much more.
 
 The first line of the file is the checksum of `conf/` as it was. With other settings files, and with
-any word beside `--help`, the text is made anew. `python -m tests.cli.renew_help` writes the file.
+any word beside `--help`, the text is made again. `python -m tests.cli.renew_help` writes the file.
 """
 
 from __future__ import annotations

@@ -78,22 +78,7 @@ def choose_graphs(
     if not reason:
         feed = trainer.train_dataloader
         assert feed is not None
-        task = cast("_TaskOfOurs", module)
-        tags = task.labels_are_of_tokens
-        network = contract(module.model)
-        shapes: Shapes
-        if network.window:
-            from flatout.models.encoder.window_shapes import WindowShapes  # only long texts need it
-
-            shapes = WindowShapes.planned_windows(feed, network.window, tags=tags)
-        else:
-            shapes = Shapes.planned(
-                feed,
-                is_padded=network.layout == "padded",
-                tags=tags,
-                reads_rows=task.reads_rows,
-                fillers_count=task.leaves_out_unlabelled,
-            )
+        shapes = _choose_shapes(feed, module)
         must_gain = asked is GraphUse.auto and not captured_before
         graphs = StepGraphs(step, shapes, CAPTURES[device.type](device), must_gain=must_gain)
         graphs.why_alone = reason_against(trainer) or _reason_against_ring(feed, shapes)
@@ -105,6 +90,24 @@ def choose_graphs(
     if device.type in CAPTURES:
         print(f"step graph: off, {reason}; plain steps train", flush=True)
     return None
+
+
+def _choose_shapes(feed: Feed, module: L.LightningModule) -> Shapes:
+    """The shapes of a task of flatout: of its rows, or of the windows of long texts."""
+    task = cast("_TaskOfOurs", module)
+    tags = task.labels_are_of_tokens
+    network = contract(module.model)
+    if network.window:
+        from flatout.models.encoder.window_shapes import WindowShapes  # only long texts need it
+
+        return WindowShapes.planned_windows(feed, network.window, tags=tags)
+    return Shapes.planned(
+        feed,
+        is_padded=network.layout == "padded",
+        tags=tags,
+        reads_rows=task.reads_rows,
+        fillers_count=task.leaves_out_unlabelled,
+    )
 
 
 def require_captures(asked: GraphUse, world: int, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Stretches: many captured steps in one turn of Lightning's loop, where nobody needs each batch.
+"""Stretches: many captured steps in one turn of Lightning's loop, where no callback needs each one.
 
 Lightning's own work for a batch takes the host longer than a small step takes a card. A turn of its
 loop trains on one batch. Here a turn begins with the replays of the batches before that one:
@@ -9,7 +9,7 @@ In the last part Lightning calls all hooks: curves are written, checkpoints save
 begun, epochs ended. So a stretch has no rules for these. It ends one step before the next of them
 (`_steps_at_once`), and before a batch whose step is not captured.
 
-Parts of flatout are told of a stretch at its end (`HearsAtOnce`). If any other callback overrides a
+Parts of flatout hear of a stretch at its end (`HearsAtOnce`). If any other callback overrides a
 hook of batches, each batch has a turn of its own. Learning rates are computed ahead: schedules on
 the host are stepped for the whole stretch, and the steps read their rates from a table.
 """

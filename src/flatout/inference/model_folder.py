@@ -21,7 +21,7 @@ from torch import nn
 
 from flatout.data.tables.roles import Roles
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, pair_separator, read_encoder
-from flatout.errors import UserError, require, settings_of
+from flatout.errors import UserError, first_line, require, settings_of
 from flatout.models import kind_of, model_class
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs, Transformer
@@ -99,10 +99,9 @@ class ModelFolder:
             raise
         except Exception as error:
             # no narrower class: for damaged files tokenizers raises Exception itself
-            reason = next(iter(str(error).strip().splitlines()), "")
             raise UserError(
                 str(self.path),
-                f"no model that can be read ({type(error).__name__}: {reason})",
+                f"no model that can be read ({type(error).__name__}: {first_line(error)})",
                 hint="It is damaged, or was not written by this program.",
             ) from error
 

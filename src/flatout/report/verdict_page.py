@@ -1,4 +1,4 @@
-"""`verdict.html`: what limited a training of somebody's script, on one page."""
+"""`verdict.html`: what limited a training of a user's script, on one page."""
 
 from __future__ import annotations
 

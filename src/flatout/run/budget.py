@@ -1,9 +1,9 @@
 """Plan a run that ends within its budget: as many epochs as fit, the schedule at its end.
 
 A short try of the run says what an epoch takes (`run/short_try.py`). Of 7.6 epochs that fit, 8 are
-trained on 95 % of the batches each, so that every epoch ends with a validation and the last one
-ends where the budget does. Each epoch draws other rows. At the start of each later epoch
-`KeepBudget` plans the rest anew by the pace of the steps so far, and the schedule with it.
+trained on 95 % of the batches each. So every epoch ends with a validation, and the last one ends
+where the budget does. Each epoch draws other rows. At the start of each later epoch
+`KeepBudget` plans the rest again by the pace of the steps so far, and the schedule with it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _plan(config: RunConfig, context: RunContext) -> tuple[str, str]:
 
 
 def keep_budget(run: Run, training: Training, end: ExpectedEnd) -> None:
-    """Let a run with a budget plan its later epochs anew."""
+    """Let a run with a budget plan its later epochs again."""
     feed = run.parts.train_feed()
     if feed is not None and run.settings.asked.budget is not None:
         callbacks = callbacks_of(training.trainer)

@@ -294,6 +294,32 @@ def _part_from_task(model: object, settings: dict[str, Any]) -> tuple[object, di
     return model, settings
 
 
+def _one_length(
+    epochs: int | None, max_epochs: int | None, settings: Mapping[str, Any]
+) -> int | None:
+    """The epochs of `fit` under either name; refused where something else says how long, too."""
+    require(
+        epochs is None or max_epochs is None,
+        "fit",
+        "epochs and max_epochs",
+        hint="Leave one of them out.",
+    )
+    asked = epochs if max_epochs is None else max_epochs
+    require(
+        asked is None or "max_epochs" not in (settings.get("trainer") or {}),
+        "fit",
+        f"epochs={asked}, and trainer has max_epochs, too",
+        hint="Leave one of them out.",
+    )
+    require(
+        asked is None or settings.get("budget") is None,
+        "fit",
+        f"epochs={asked}, and budget={settings.get('budget')}, too",
+        hint="Leave one of them out.",
+    )
+    return asked
+
+
 def _hint_for(name: str, known: Sequence[str], data: object, model: object) -> str:
     """Where a setting belongs that `fit` does not take, or the nearest one that it takes."""
     groups: dict[str, Any] = {
@@ -333,20 +359,7 @@ def fit(
     task, the Config of a network, a network, or your own LightningModule. `settings` are fields of
     RunConfig; `max_epochs` is short for `trainer.max_epochs`, and `epochs` another name for it.
     """
-    require(
-        epochs is None or max_epochs is None,
-        "fit",
-        "epochs and max_epochs",
-        hint="Leave one of them out.",
-    )
-    if max_epochs is None:
-        max_epochs = epochs
-    require(
-        max_epochs is None or "max_epochs" not in (settings.get("trainer") or {}),
-        "fit",
-        f"epochs={max_epochs}, and trainer has max_epochs, too",
-        hint="Leave one of them out.",
-    )
+    max_epochs = _one_length(epochs, max_epochs, settings)
     # A process that multiprocessing spawns reads the script once more before it begins its work.
     is_reading_script = getattr(multiprocessing.current_process(), "_inheriting", False)
     require(

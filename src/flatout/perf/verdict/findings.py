@@ -134,6 +134,29 @@ def carried_over(value: float, low: float, high: float) -> SpeedupInterval:
     return SpeedupInterval(value, low / missed, high * missed)
 
 
+def waiting_for_reads(
+    share: float,
+    evidence: str,
+    *,
+    override: str | None = None,
+    advice: str | None = None,
+    is_predicted: bool = False,
+) -> VerdictFinding:
+    """The finding that the host waits for numbers of the device, a `share` of the time."""
+    # The host may need some of that time itself: the lower bound is no gain.
+    most = 1 / max(1 - share, 1e-3)
+    return VerdictFinding(
+        "reads",
+        "waiting for numbers of the device",
+        share,
+        evidence,
+        override=override,
+        advice=advice,
+        gain=carried_over(most, 1.0, most),
+        is_predicted=is_predicted,
+    )
+
+
 def gain_without(evidence: Evidence, ms: float, *, quicker: float = _QUICKER) -> SpeedupInterval:
     """The gain if `ms` milliseconds of each batch are saved.
 

@@ -99,17 +99,6 @@ def describe_machine(device: torch.device, world: int) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class PaceComparison:
-    """The pace of a training over that of an earlier one on the same machine."""
-
-    ratio: SpeedupInterval
-
-    def fell_below(self, limit: float) -> bool:
-        """Whether even the upper bound of the ratio is below a limit."""
-        return self.ratio.high < limit
-
-
 def read_baseline(path: Path) -> dict[str, Any]:
     """A `verdict.json` to compare with; `UserError` where it is none."""
     hint = "Name a verdict.json that python -m flatout doctor run has written."
@@ -134,7 +123,7 @@ def _is_pace(value: object) -> bool:
 
 def compare_with(
     pace: SpeedupInterval, machine: Mapping[str, Any], baseline: Mapping[str, Any]
-) -> PaceComparison | str:
+) -> SpeedupInterval | str:
     """The ratio of a pace to the baseline's; a sentence where the machines differ.
 
     Bounds: 20 (19–21) steps a second after 25 (24–26) is a ratio of 0.8, from 19 / 26 to 21 / 24.
@@ -146,7 +135,6 @@ def compare_with(
         for name in differing:
             parts.append(f"{name} {machine[name]} now, {baseline['machine'].get(name)} then")
         return f"not compared: another machine ({'; '.join(parts)})"
-    ratio = SpeedupInterval(
+    return SpeedupInterval(
         pace.value / before["value"], pace.low / before["high"], pace.high / before["low"]
     )
-    return PaceComparison(ratio)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from flatout.perf.measure.intervals import SpeedupInterval
 from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence
-from flatout.perf.verdict.findings import VerdictFinding, carried_over
+from flatout.perf.verdict.findings import VerdictFinding, carried_over, waiting_for_reads
 
 PREDICTED = "predicted from the clock, nothing was raced"
 _LEAST_PADDING = 0.1  # fraction of the computed tokens
@@ -156,15 +156,4 @@ def _reading(evidence: Evidence, facts: TransformersFacts) -> VerdictFinding | N
     if place.startswith("transformers/trainer.py"):
         advice = "TrainingArguments(logging_nan_inf_filter=False)"
     why = f"{sum(reads.values()):.0f} reads a step, {reads[place]:.0f} of them at {place}"
-    # The host may need some of that time itself: the lower bound is no gain.
-    most = 1 / max(1 - share, 1e-3)
-    gain = carried_over(most, 1.0, most)
-    return VerdictFinding(
-        "reads",
-        "waiting for numbers of the device",
-        share,
-        why,
-        advice=advice,
-        gain=gain,
-        is_predicted=True,
-    )
+    return waiting_for_reads(share, why, advice=advice, is_predicted=True)

@@ -30,6 +30,7 @@ from flatout.perf.verdict.findings import (
     by_trying,
     carried_over,
     gain_without,
+    waiting_for_reads,
 )
 
 _NEAR_PEAK = 0.5  # MFU from which on a model is about as fast as it can be
@@ -167,17 +168,7 @@ def host_reads(evidence: Evidence) -> VerdictFinding | None:
         return None
     reader = max(evidence.reads, key=lambda name: evidence.reads[name])
     why = f"{reads:.0f} reads a step; the device idles {share:.0%} of the time"
-    # The host may need some of that time itself: the lower bound is no gain.
-    most = 1 / max(1 - share, 1e-3)
-    gain = carried_over(most, 1.0, most)
-    return VerdictFinding(
-        "reads",
-        "waiting for numbers of the device",
-        share,
-        why,
-        override=f"~callbacks.{reader}",
-        gain=gain,
-    )
+    return waiting_for_reads(share, why, override=f"~callbacks.{reader}")
 
 
 def logging(evidence: Evidence) -> VerdictFinding | None:

@@ -1,4 +1,4 @@
-"""Run somebody's script unchanged, and judge each training in it.
+"""Run a user's script unchanged, and judge each training in it.
 
 The Trainers of `lightning`, `pytorch_lightning` and transformers get a verdict as a callback when
 `fit` or `train` is called. Their modules are changed just after the script itself imports them, so
