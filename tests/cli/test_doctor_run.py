@@ -53,7 +53,7 @@ def test_a_script_with_transformers_trainer_leaves_a_verdict_and_a_page(capsys):
     assert "script.py 50" in page
     assert "forward" in page
     said = capsys.readouterr().out
-    assert f"doctor: {kept['verdict']['sentence']}" in said
+    assert f"verdict: {kept['verdict']['sentence']}" in said
     kept["steps_per_s"] = {"value": 1e6, "low": 1e6, "high": 1e6}
     write("faster.json", kept)
     options = ("--against", "faster.json", "--fail-below", 0.9)

@@ -79,13 +79,13 @@ def _report(trainings: list[JudgedTraining], arguments: argparse.Namespace) -> K
             f"doctor: {len(trainings)} trainings in {script}; the verdict is of number {number},"
             f" the longest ({about})"
         )
+        # of a single training it has just been printed
+        print_line(f"doctor: {kept.why_none if kept.verdict is None else kept.verdict['sentence']}")
     folder: Path = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
     kept.save(folder / "verdict.json")
     command = shlex.join([str(script), *arguments.words])
     page = write_verdict_page(folder / "verdict.html", command, kept.as_dict())
-    sentence = kept.why_none if kept.verdict is None else kept.verdict["sentence"]
-    print_line(f"doctor: {sentence}")
     print_line(f"doctor: kept in {folder / 'verdict.json'} and {page}")
     return kept
 
