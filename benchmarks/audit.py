@@ -28,7 +28,7 @@ from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.samples.tagged_tweets import TaggedTweetsConfig
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.engine.precision import Precision
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.models.linear_text import Features, Head, QuickModel

@@ -39,8 +39,8 @@ from flatout.data.feeding import FeedKind
 from flatout.data.info import TextInfo
 from flatout.data.samples.tweets import TweetsConfig
 from flatout.data.store.store import Store
-from flatout.data.text import TextDataConfig
-from flatout.data.text_data import TextData
+from flatout.data.texts.data import TextData
+from flatout.data.texts.settings import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.engine.fast_loop import fast_loop_of
 from flatout.engine.optimizer import OptimConfig

@@ -41,16 +41,16 @@ from benchmarks.claim import (
     not_here,
     quiet,
 )
-from flatout.data import encoded_units
 from flatout.data.batches.large_plan import LargePlan
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.store.cache import Cache
 from flatout.data.store.store import Ragged
 from flatout.data.tables.formats import file
-from flatout.data.text_data import TextData
-from flatout.data.text_parts import encode_part
-from flatout.data.text_preparation import TextPreparation
+from flatout.data.texts import encoded_units
+from flatout.data.texts.data import TextData
+from flatout.data.texts.parts import encode_part
+from flatout.data.texts.preparation import TextPreparation
 from flatout.data.tokens.long_texts import CUT
 from flatout.data.tokens.subwords import Subwords, encode_texts
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind

@@ -29,7 +29,7 @@ from benchmarks.usual import (
 )
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.engine.optimizer import OptimConfig, Schedule
 from flatout.ladder.usual.headlines import WordVocabulary
 from flatout.models.bilstm import BiLSTMConfig

@@ -25,7 +25,7 @@ from flatout.bits.settings import BitsDataConfig
 from flatout.checkpoints.exact import ExactCheckpoint
 from flatout.checkpoints.folder import STATE, TENSORS, FolderCheckpointIO
 from flatout.checkpoints.settings import CheckpointConfig
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.engine import step
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.step import Step

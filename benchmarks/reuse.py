@@ -35,7 +35,7 @@ from flatout.checkpoints.settings import CheckpointConfig
 from flatout.config import MonitorConfig
 from flatout.data.samples.tweets import TweetsConfig
 from flatout.data.store.cache import Cache
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import require
 from flatout.models.encoder.transformer import Compute, TransformerConfig

@@ -40,7 +40,7 @@ from flatout.checkpoints.settings import CheckpointConfig
 from flatout.config import MonitorConfig
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.samples.cells import CellsConfig
-from flatout.data.sequence_data import SequenceData
+from flatout.data.sequences.data import SequenceData
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.distributed.limits import keep_freed_memory
 from flatout.engine.fast_loop import FastLoop

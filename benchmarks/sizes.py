@@ -29,8 +29,8 @@ from flatout.checkpoints.settings import CheckpointConfig
 from flatout.config import MonitorConfig
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.samples.tweets import TweetsConfig, TweetsTable
-from flatout.data.text import TextDataConfig
-from flatout.data.text_data import TextData
+from flatout.data.texts.data import TextData
+from flatout.data.texts.settings import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.ladder.climb import peak_memory_gb
 from flatout.models.encoder.transformer import Outputs, Transformer

@@ -25,11 +25,11 @@ from benchmarks.claim import (
     peak_memory_gb,
     reaching,
 )
+from flatout.data.checks.checkup import check
 from flatout.data.checks.survey import TextSurvey
-from flatout.data.checkup import check
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
-from flatout.data.text import TextDataConfig
-from flatout.data.text_opening import open_source
+from flatout.data.texts.opening import open_source
+from flatout.data.texts.settings import TextDataConfig
 from flatout.distributed.limits import keep_freed_memory
 
 _COLUMNS = ["text", "label"]

@@ -34,8 +34,8 @@ from flatout.data.feeding import FeedKind
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.store.store import Column, Store, StoreSplit, StoreWriter
-from flatout.data.text import TextDataConfig
-from flatout.data.text_data import TextData
+from flatout.data.texts.data import TextData
+from flatout.data.texts.settings import TextDataConfig
 from flatout.distributed.limits import keep_freed_memory
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.optimizer import OptimConfig

@@ -18,7 +18,7 @@ import torch
 from benchmarks.claim import Claim, Options, at_least, bounded, in_turn
 from flatout.bits.settings import BitsDataConfig
 from flatout.config import RunConfig
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.distributed.ranks import Ranks
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.perf.tune.probe import Child, ProbedSetting, SettingMeasurement

@@ -14,7 +14,7 @@ from benchmarks.card.place import Place, losses_of, side_by_side
 from benchmarks.claim import Claim, bounded, not_here, quiet
 from flatout.config import MonitorConfig
 from flatout.data.samples.headlines import HeadlinesConfig
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.distributed.ranks import Ranks
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import RunBroke

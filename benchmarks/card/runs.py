@@ -22,7 +22,7 @@ from benchmarks.card.place import Place, Trained, losses_of, side_by_side, summa
 from benchmarks.claim import Claim, bounded, not_here, quiet, reaching
 from flatout.config import MonitorConfig
 from flatout.data.samples.headlines import HeadlinesConfig
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.distributed.processes import warm_start
 from flatout.engine.optimizer import OptimConfig
 from flatout.models.encoder.transformer import TransformerConfig

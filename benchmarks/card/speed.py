@@ -21,7 +21,7 @@ from benchmarks.claim import Claim, at_least, in_turn, quiet
 from benchmarks.sequences import Clock, Silent
 from benchmarks.usual_sequences import CLIP, TunedLoop, UsualLoop, copy_windows
 from flatout.callbacks.run_curves import RunCurves
-from flatout.data.sequence_data import SequenceData
+from flatout.data.sequences.data import SequenceData
 from flatout.engine.captures import CAPTURES, GraphUse
 from flatout.engine.fast_loop import FastLoop
 from flatout.engine.optimizer import OptimConfig

@@ -17,7 +17,7 @@ _OFFERED = {
     "perf.verdict.anywhere": "attach",
     "run.closing": "Result",
     "config": "RunConfig MonitorConfig",
-    "data.text": "TextDataConfig",
+    "data.texts.settings": "TextDataConfig",
     "bits.settings": "BitsDataConfig",
     "bits.encodings": "EncodingConfig",
     "bits.people": "PeopleConfig",

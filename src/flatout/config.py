@@ -19,8 +19,8 @@ from torch import nn
 from flatout.callbacks.loggers import chosen_loggers
 from flatout.callbacks.profile_steps import ProfileConfig
 from flatout.checkpoints.settings import CheckpointConfig
-from flatout.data.store_data import StoreData
-from flatout.data.text import TextDataConfig
+from flatout.data.batches.store_data import StoreData
+from flatout.data.texts.settings import TextDataConfig
 from flatout.distributed.both_lightnings import either
 from flatout.engine.captures import GraphUse
 from flatout.engine.optimizer import OWN, OptimConfig

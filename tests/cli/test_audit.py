@@ -15,10 +15,10 @@ from flatout.audit.measure import scale_answers
 from flatout.audit.next_rows import shorten
 from flatout.audit.read_rows import read_audit_rows
 from flatout.audit.rows import AuditRows, Sentences, deal_folds
-from flatout.data.checkup import check
+from flatout.data.checks.checkup import check
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.samples.tagged_tweets import TaggedTweetsConfig, TaggedTweetsTable
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.errors import UserError
 from tests.params import at_once
 from tests.refusals import refused, require_printed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.data import encoded_units
+from flatout.data.texts import encoded_units
 from tests.composed import run_train
 from tests.data.wordpieces import train_wordpieces
 from tests.params import at_once

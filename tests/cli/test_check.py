@@ -12,7 +12,7 @@ import pytest
 
 from flatout.cli.check import read_settings
 from flatout.data.checks.cleaning import CleaningConfig, RowRule
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.errors import UserError
 from tests.composed import compose_run
 from tests.params import at_once

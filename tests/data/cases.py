@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.errors import settings_of
 
 WORDS = "amber birch cedar delta ember fjord grove heath islet jetty knoll lagoon".split()

@@ -14,8 +14,8 @@ from tests.data.cases import Case
 from tests.data.cases_of_formats import OTHER_FORMATS
 from tests.data.cases_of_one_file import ONE_FILE
 
+from flatout.data.checks.checkup import check
 from flatout.data.checks.findings import Level
-from flatout.data.checkup import check
 from flatout.errors import UserError
 
 CASES = [*ONE_FILE, *OTHER_FORMATS]

@@ -24,9 +24,9 @@ import pyarrow.parquet as pq
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from flatout.data.checkup import check
+from flatout.data.checks.checkup import check
 from flatout.data.tables.sources import open_source
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.errors import UserError
 
 Row = dict[str, Any]

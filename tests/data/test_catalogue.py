@@ -10,7 +10,7 @@ from tests.data.catalogue import CASES
 from tests.params import at_once
 from tests.stores import open_store
 
-from flatout.data.checkup import check
+from flatout.data.checks.checkup import check
 from flatout.data.problem import Problem
 from flatout.data.tables.prints import NOTES
 from flatout.errors import UserError

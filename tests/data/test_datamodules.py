@@ -19,7 +19,7 @@ from tests.warm import begin_function
 
 from flatout.data import TagData, TextData, TextDataConfig
 from flatout.data.batches.plan import BatchLayout
-from flatout.data.store_data import Placement
+from flatout.data.batches.store_data import Placement
 from flatout.errors import UserError
 
 
@@ -83,7 +83,7 @@ def pages_read_ahead(folder: Path) -> set[bool]:
 )
 @pytest.mark.parametrize("free", [10, 10**12])
 def test_rows_that_memory_cannot_hold_are_read_by_single_pages(free, tmp_path, monkeypatch):
-    monkeypatch.setattr("flatout.data.store_data.free_bytes", lambda: free)
+    monkeypatch.setattr("flatout.data.batches.store_data.free_bytes", lambda: free)
     data = text_data(cache=str(tmp_path))
     data.setup()
     rows = [row for batch in data.train_dataloader() for row in batch.rows.tolist()]

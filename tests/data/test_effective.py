@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from tests.refusals import refused
 
 from flatout.data.feeding import divided
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.errors import UserError
 
 

@@ -16,7 +16,7 @@ from flatout.data.batches.feed import Feed
 from flatout.data.batches.large_plan import LargePlan, is_large, is_sorted_by
 from flatout.data.batches.plan import BatchLayout, Plan, PlanSettings, count_batches
 from flatout.data.store.store import Ragged, StoreSplit
-from flatout.data.text_data import TextData
+from flatout.data.texts.data import TextData
 
 WINDOW = 32
 RUN = 7

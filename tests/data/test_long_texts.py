@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refused
 
-from flatout.data.text import TextDataConfig
-from flatout.data.text_data import TextData
+from flatout.data.texts.data import TextData
+from flatout.data.texts.settings import TextDataConfig
 from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.subwords import Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind

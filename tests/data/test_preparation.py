@@ -16,9 +16,9 @@ from flatout.data import TextData
 from flatout.data.checks.cleaning import CleaningConfig
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.problem import Problem
-from flatout.data.tag_data import TagData
-from flatout.data.text import TextDataConfig
-from flatout.data.text_opening import open_source
+from flatout.data.tags.data import TagData
+from flatout.data.texts.opening import open_source
+from flatout.data.texts.settings import TextDataConfig
 from flatout.errors import UserError
 
 

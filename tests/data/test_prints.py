@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from tests.refusals import refused
 
-from flatout.data.decisions import DecidedTable
 from flatout.data.tables.formats import file
 from flatout.data.tables.formats.csv_file import CsvTable
 from flatout.data.tables.formats.file import FileTable
@@ -18,6 +17,7 @@ from flatout.data.tables.prints import NOTES, fingerprint_of, fingerprints_of, h
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.sources import open_source
+from flatout.data.texts.decisions import DecidedTable
 from flatout.files import has_time_moved
 
 

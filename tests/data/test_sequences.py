@@ -15,7 +15,7 @@ from tests.refusals import refused
 from flatout.data import SequenceData
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.tables.reading import ReadingConfig
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.errors import UserError
 
 

@@ -29,7 +29,7 @@ from flatout import (
 from flatout.data import SequenceData, TagData, TextData
 from flatout.data.batches.plan import BatchLayout
 from flatout.data.batches.shapes import MOST_SHAPES, Shape, Shapes, choose_sizes
-from flatout.data.store_data import Placement
+from flatout.data.batches.store_data import Placement
 from flatout.models.encoder.attention import Kernel
 from flatout.models.encoder.network import Transformer as Encoder
 from flatout.models.encoder.window_shapes import WindowShapes

@@ -24,13 +24,14 @@ from tests.data.wordpieces import train_wordpieces
 from tests.params import at_once
 
 from flatout.cli.cache import show, verify
-from flatout.data import encoded_units, text_preparation
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import FeedKind, PlanSettings
 from flatout.data.store.cache import Cache
 from flatout.data.store.store import Column, DamagedStore, Store, StoreWriter, read_manifest
-from flatout.data.text_data import TextData
-from flatout.data.text_parts import encode_part
+from flatout.data.texts import encoded_units
+from flatout.data.texts import preparation as text_preparation
+from flatout.data.texts.data import TextData
+from flatout.data.texts.parts import encode_part
 from flatout.errors import UserError
 from flatout.tasks.frozen_outputs import rows_between
 

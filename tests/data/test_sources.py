@@ -18,7 +18,7 @@ from tests.refusals import refused
 from tests.run_files import jsonl_of
 
 from flatout import TextDataConfig
-from flatout.data.checkup import check
+from flatout.data.checks.checkup import check
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.sources import open_source, open_splits
 from flatout.data.tables.table import Table

@@ -21,7 +21,7 @@ from flatout.bits.settings import BitsDataConfig
 from flatout.data.info import TextInfo
 from flatout.data.tables.prints import NOTES
 from flatout.data.tables.sources import open_source
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.errors import UserError
 

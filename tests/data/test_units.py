@@ -20,12 +20,13 @@ from tests.params import at_once
 from tests.refusals import refused
 
 from flatout import TextDataConfig
-from flatout.data import encoded_units, text_preparation
 from flatout.data.store.cache import Cache, shards_of
 from flatout.data.store.store import Ragged, Store, read_manifest
 from flatout.data.tables.formats import csv_file
-from flatout.data.text_data import TextData
-from flatout.data.text_parts import encode_part
+from flatout.data.texts import encoded_units
+from flatout.data.texts import preparation as text_preparation
+from flatout.data.texts.data import TextData
+from flatout.data.texts.parts import encode_part
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.distributed.engine import in_processes
 from flatout.distributed.processes import wait_until_warm, warm_start

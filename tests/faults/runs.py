@@ -38,7 +38,7 @@ from flatout.checkpoints.kept import CHECKPOINTS, newest_first
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.config import MonitorConfig
 from flatout.data.feeding import FeedKind
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.distributed.processes import end_with_parent, redirect_output, warm_start
 from flatout.distributed.ranks import cores_here
 from flatout.engine.optimizer import OptimConfig

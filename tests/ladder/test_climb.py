@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.ladder import climb as climbing
 from flatout.ladder import run_ladder
 from flatout.ladder.chart import write_figure

@@ -11,7 +11,7 @@ from flatout.bits.settings import BitsDataConfig
 from flatout.data.samples.cells import CellsConfig
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.sequences.settings import SequenceDataConfig
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.ladder.case import describe, encoder_folder
 from flatout.ladder.rows import write_rows

@@ -23,7 +23,7 @@ from torch.nn import functional
 from flatout import OptimConfig, TransformerConfig, fit
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.data.batches.flat_batch import FlatBatch, cut_batch, flat_batch
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
 from flatout.inference.forms import exported, through_library

@@ -14,8 +14,8 @@ from tests.verbs import verb
 
 from flatout import OptimConfig, fit
 from flatout.data.problem import NO_TAG
-from flatout.data.tag_data import TagData
-from flatout.data.text import TextDataConfig
+from flatout.data.tags.data import TagData
+from flatout.data.texts.settings import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
 from flatout.inference.forms import exported, through_library

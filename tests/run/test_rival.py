@@ -19,8 +19,8 @@ from flatout.data import TextData
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.samples.tagged_tweets import TaggedTweetsConfig
-from flatout.data.tag_data import TagData
-from flatout.data.text_opening import open_source
+from flatout.data.tags.data import TagData
+from flatout.data.texts.opening import open_source
 from flatout.errors import UserError
 from flatout.report.closing import rival_text
 from flatout.run import linear, rival

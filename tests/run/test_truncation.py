@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from flatout import BiLSTMConfig, CheckpointConfig, OptimConfig, fit
-from flatout.data.text import TextDataConfig
-from flatout.data.text_data import TextData
+from flatout.data.texts.data import TextData
+from flatout.data.texts.settings import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig
 from flatout.inference.text import Predictor
 from flatout.tasks.classification import Classifier

@@ -38,9 +38,9 @@ from pathlib import Path
 
 from ray.cluster_utils import Cluster
 
-from flatout.data import encoded_units
-from flatout.data.text import TextDataConfig
-from flatout.data.text_parts import encode_part
+from flatout.data.texts import encoded_units
+from flatout.data.texts.settings import TextDataConfig
+from flatout.data.texts.parts import encode_part
 from flatout.distributed.engine import on_ray
 
 

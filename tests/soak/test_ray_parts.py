@@ -10,8 +10,8 @@ import pytest
 from flatout import (
     fit,
 )
-from flatout.data import encoded_units
-from flatout.data.text_data import TextData
+from flatout.data.texts import encoded_units
+from flatout.data.texts.data import TextData
 from tests.soak.ray_clusters import CLUSTER, SETTINGS, running
 
 pytestmark = pytest.mark.soak(seconds=60)
@@ -36,9 +36,9 @@ if __name__ == "__main__":
     else:
         here = sys.modules["only_here"] = types.ModuleType("only_here")
         here.mine, mine.__module__ = mine, "only_here"
-        import flatout.data.text_parts
+        import flatout.data.texts.parts
 
-        flatout.data.text_parts.encode_part = mine
+        flatout.data.texts.parts.encode_part = mine
     words = ["data.sample.rows=100", "data.sample.eval_rows=20", "data.cache=cache"]
     main(["build", *words, "--on", "ray", "--parts", "1"])
 """

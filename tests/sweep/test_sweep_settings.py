@@ -13,7 +13,7 @@ from flatout.checkpoints.settings import CheckpointConfig
 from flatout.cli.words import expand_sweep_word, quoted
 from flatout.config import RunConfig
 from flatout.data.problem import Problem
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.run_length import validations
 from flatout.run.job import RunJob

@@ -21,8 +21,8 @@ from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.checks.tags import find_entities
 from flatout.data.problem import NO_TAG, Problem
 from flatout.data.samples.tagged_tweets import ENTITY_TYPES, TaggedTweetsConfig, TaggedTweetsTable
-from flatout.data.tag_data import TagData
-from flatout.data.text import TextDataConfig
+from flatout.data.tags.data import TagData
+from flatout.data.texts.settings import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.engine.optimizer import OptimConfig
 from flatout.tasks.tagging import EntityScores, Tagger, TaggingConfig, TagLabels

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from flatout.data.problem import Problem
-from flatout.data.text import TextDataConfig
-from flatout.data.text_data import TextData
+from flatout.data.texts.data import TextData
+from flatout.data.texts.settings import TextDataConfig
 from flatout.run.kinds import TEXTS
 from flatout.tasks import Classifier
 from flatout.tasks.classification import ClassificationConfig

@@ -21,9 +21,9 @@ from torch import Tensor
 from flatout.bits.info import BitInfo
 from flatout.bits.ridge import inputs_of
 from flatout.bits.scores import GramMetrics, record_scores
+from flatout.data.batches.store_data import StoreData
 from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
-from flatout.data.store_data import StoreData
 from flatout.tasks.sequence_baselines import labels_of, numbers_of, window_rows
 
 _MOST_BITS = 2048  # inputs of the ridge, the commonest bits: a solve costs their cube

@@ -26,9 +26,9 @@ from flatout.data.tables.roles import find_roles
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.splits import hash_texts
 from flatout.data.tables.table import Table, as_texts, decoded, require_columns
-from flatout.data.text import TextDataConfig
-from flatout.data.text_opening import open_source, open_tables
-from flatout.data.text_source import TagSource, TextSource
+from flatout.data.texts.opening import open_source, open_tables
+from flatout.data.texts.settings import TextDataConfig
+from flatout.data.texts.source import TagSource, TextSource
 from flatout.errors import require
 
 _MOST_UNLABELLED = 200_000  # texts; all are held in memory with their words and n-grams

@@ -40,12 +40,12 @@ from flatout.bits.info import BitInfo
 from flatout.bits.people import PeopleTable
 from flatout.bits.recognise import LikelyEncoding, find_encodings
 from flatout.bits.settings import KNOWN_BITS, BitsDataConfig
+from flatout.data.batches.store_data import StoreData
 from flatout.data.checks.findings import name_few
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, Recipe
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import SCHEMA, Column, StoreWriter, smallest_token_type
-from flatout.data.store_data import StoreData
 from flatout.data.tables.prints import fingerprints_of, require_unchanged
 from flatout.data.tables.sources import open_source
 from flatout.data.tables.splits import SPLITS, bytes_of, hash_texts, split_by_hash

@@ -16,7 +16,7 @@ import lightning as L
 import torch
 
 from flatout.data.batches.feed import Feed
-from flatout.data.store_data import StoreData
+from flatout.data.batches.store_data import StoreData
 from flatout.distributed.collectives import of_all_ranks, share_of, whole
 from flatout.engine.lightning_internals import callbacks_of, datamodule_of, resume_after_batch
 from flatout.engine.random_state import random_state, restore_random_state, state_of_others

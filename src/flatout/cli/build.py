@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
 def build(config: RunConfig, overrides: Sequence[str], arguments: argparse.Namespace) -> None:
     """Build or open the store, and print what a run would print about its data."""
     from flatout.data.store.cache import Cache
-    from flatout.data.text_parts import (
+    from flatout.data.texts.parts import (
         compare_with_part_before,
         encode_part,
         why_rows_are_encoded_again,

@@ -26,10 +26,10 @@ from rich.markup import escape
 from flatout.bits.recognise import has_encodings
 from flatout.bits.settings import BitsDataConfig
 from flatout.cli.words import quote_letters, quoted
+from flatout.data.checks.checkup import Checkup, SequenceCheckup, check, check_recordings
 from flatout.data.checks.findings import Level, counted, lines_of
-from flatout.data.checkup import Checkup, SequenceCheckup, check, check_recordings
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.distributed.limits import keep_freed_memory
 from flatout.errors import EXIT_CODE, UserError, require
 

@@ -25,7 +25,7 @@ from flatout.run_log import print_line
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
-    from flatout.data.store_data import StoreData
+    from flatout.data.batches.store_data import StoreData
     from flatout.price.quote import Quote
     from flatout.run.closing import Result
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from flatout import importer
 
 _PLACES = {
-    "data.text_data": "TextData",
-    "data.tag_data": "TagData",
-    "data.sequence_data": "SequenceData",
+    "data.texts.data": "TextData",
+    "data.tags.data": "TagData",
+    "data.sequences.data": "SequenceData",
     "data.sequences.settings": "SequenceDataConfig",
     "data.sequences.info": "SequenceInfo",
-    "data.text": "TextDataConfig",
+    "data.texts.settings": "TextDataConfig",
     "data.info": "TextInfo TagInfo",
     "data.sequences.window_loader": "windows",
 }

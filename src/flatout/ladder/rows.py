@@ -25,11 +25,11 @@ from flatout.bits.settings import BitsDataConfig
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.problem import Problem
 from flatout.data.ragged import row_indices
-from flatout.data.sequence_data import SequenceData
+from flatout.data.sequences.data import SequenceData
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.tables.splits import SPLITS
-from flatout.data.text import TextDataConfig
-from flatout.data.text_opening import open_source
+from flatout.data.texts.opening import open_source
+from flatout.data.texts.settings import TextDataConfig
 from flatout.errors import require
 from flatout.run_log import RunLog
 

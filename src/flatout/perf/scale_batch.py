@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from flatout.data.batches.feed import free_memory
-from flatout.data.store_data import StoreData
+from flatout.data.batches.store_data import StoreData
 from flatout.engine.lightning_internals import datamodule_of, set_method, unset_method
 from flatout.engine.optimizer import ScaleRate
 from flatout.engine.precision import LIGHTNING_NAMES, by_lightning_name

@@ -22,7 +22,7 @@ import torch
 
 from flatout.checkpoints.kept import CHECKPOINTS
 from flatout.config import RunConfig
-from flatout.data.store_data import StoreData
+from flatout.data.batches.store_data import StoreData
 from flatout.distributed.ranks import Ranks
 from flatout.errors import UserError
 from flatout.perf.tune.probe import Child

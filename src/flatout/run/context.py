@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from flatout.checkpoints.kept import Start
     from flatout.config import RunConfig
     from flatout.data.batches.feed import Feed, Feeds
-    from flatout.data.store_data import StoreData
+    from flatout.data.batches.store_data import StoreData
     from flatout.distributed.ranks import Ranks
     from flatout.engine.fast_loop import FastLoop
     from flatout.engine.optimizer import OptimConfig

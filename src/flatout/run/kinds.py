@@ -21,14 +21,14 @@ from flatout.bits.scores import NAMES
 from flatout.bits.settings import BitsDataConfig
 from flatout.bits.task import GramDecoder
 from flatout.data.batches.feed import Feeds
+from flatout.data.batches.store_data import StoreData
 from flatout.data.feeding import FeedingConfig
 from flatout.data.problem import Problem
-from flatout.data.sequence_data import SequenceData
+from flatout.data.sequences.data import SequenceData
 from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
-from flatout.data.store_data import StoreData
-from flatout.data.tag_data import TagData
-from flatout.data.text import TextDataConfig
-from flatout.data.text_data import TextData
+from flatout.data.tags.data import TagData
+from flatout.data.texts.data import TextData
+from flatout.data.texts.settings import TextDataConfig
 from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.vocabulary import VocabularyKind
 from flatout.engine.precision import Precision

@@ -27,10 +27,10 @@ from flatout.bits.settings import BitsDataConfig
 from flatout.checkpoints.kept import CHECKPOINTS, find_checkpoint
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.config import MonitorConfig, RunConfig
+from flatout.data.batches.store_data import StoreData
 from flatout.data.sequences.settings import SequenceDataConfig
-from flatout.data.store_data import StoreData
 from flatout.data.tables.sources import is_rows
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.distributed.engine import device_of, train_on_ray
 from flatout.distributed.processes import end_with_parent, interrupt_once, redirect_output
 from flatout.distributed.ranks import Ranks

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from flatout.config import RunConfig
+from flatout.data.batches.store_data import StoreData
 from flatout.data.feeding import ROWS, FeedingConfig
-from flatout.data.store_data import StoreData
 from flatout.distributed.ranks import Ranks
 from flatout.engine.run_length import EPOCHS, MANY_ROWS, STEPS, choose_batch, choose_epochs
 from flatout.models.contract import is_pretrained

@@ -20,11 +20,11 @@ from flatout.data.checks.findings import Findings
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.data.tables.table import changed
-from flatout.data.text_source import TextSource
+from flatout.data.texts.source import TextSource
 
 if TYPE_CHECKING:
-    from flatout.data.tag_data import TagData
-    from flatout.data.text_data import TextData
+    from flatout.data.tags.data import TagData
+    from flatout.data.texts.data import TextData
     from flatout.models.linear_text import QuickModel
 
 _TRIED_ROWS = 2_048  # rows whose training is timed

@@ -15,8 +15,8 @@ from torch import Tensor
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds
 from flatout.data.problem import Problem
-from flatout.data.text_data import TextData
-from flatout.data.text_opening import open_source
+from flatout.data.texts.data import TextData
+from flatout.data.texts.opening import open_source
 from flatout.errors import require
 from flatout.models.contract import asks_for_ngrams
 from flatout.models.words import Ngrams

@@ -25,7 +25,7 @@ from flatout.callbacks.loggers import RunLoggers
 from flatout.callbacks.throughput import FetchTimes
 from flatout.checkpoints.same_run import facts_of_run
 from flatout.config import RunConfig
-from flatout.data.store_data import StoreData
+from flatout.data.batches.store_data import StoreData
 from flatout.engine.lightning_internals import callbacks_of, overrides
 from flatout.engine.precision import LIGHTNING_NAMES
 from flatout.engine.run_length import EPOCHS

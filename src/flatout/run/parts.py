@@ -18,7 +18,7 @@ from torch import nn
 from flatout.config import RunConfig
 from flatout.data.batches.feed import Feeds
 from flatout.data.batches.plan import BatchLayout
-from flatout.data.store_data import Placement, StoreData
+from flatout.data.batches.store_data import Placement, StoreData
 from flatout.distributed.ranks import Ranks
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import require

@@ -27,8 +27,8 @@ from flatout.data.checks.tags import LISTS, as_bio
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache
 from flatout.data.store.store import StoreWriter
-from flatout.data.text_opening import open_source, open_tables
-from flatout.data.text_source import TagSource
+from flatout.data.texts.opening import open_source, open_tables
+from flatout.data.texts.source import TagSource
 from flatout.run.linear import TooSlow, fit_linear, require_time, rows_of, targets_of, texts_of
 from flatout.run_log import RunLog
 from flatout.tasks.calibration import best_thresholds
@@ -39,9 +39,9 @@ from flatout.tasks.tagging import EntityScores
 from flatout.tasks.task import Task
 
 if TYPE_CHECKING:
-    from flatout.data.store_data import StoreData
-    from flatout.data.tag_data import TagData
-    from flatout.data.text_data import TextData
+    from flatout.data.batches.store_data import StoreData
+    from flatout.data.tags.data import TagData
+    from flatout.data.texts.data import TextData
 
 _MOST_S = 20.0  # the longest that a rival may take
 _SHARE = 0.1  # fraction of the run's time that it may take

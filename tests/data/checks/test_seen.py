@@ -17,16 +17,16 @@ from tests.params import at_once
 from tests.refusals import refused
 
 from flatout.cli.cache import show
-from flatout.data import encoded_units
 from flatout.data.checks import seen, survey
 from flatout.data.checks.cleaning import CleaningConfig
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.store.cache import Cache
 from flatout.data.tables.formats.csv_file import CsvTable
-from flatout.data.text import TextDataConfig
-from flatout.data.text_data import TextData
-from flatout.data.text_opening import open_source
-from flatout.data.text_parts import encode_part
+from flatout.data.texts import encoded_units
+from flatout.data.texts.data import TextData
+from flatout.data.texts.opening import open_source
+from flatout.data.texts.parts import encode_part
+from flatout.data.texts.settings import TextDataConfig
 from flatout.errors import UserError
 
 FILES = 6

@@ -13,6 +13,7 @@ from tests.data.whole_tables import rows_of
 from tests.refusals import refused
 from tests.run_files import write_jsonl
 
+from flatout.data.checks.checkup import check
 from flatout.data.checks.cleaning import CleaningConfig
 from flatout.data.checks.findings import Level
 from flatout.data.checks.tags import (
@@ -24,10 +25,9 @@ from flatout.data.checks.tags import (
     find_misplaced,
     split_words,
 )
-from flatout.data.checkup import check
 from flatout.data.problem import Problem
 from flatout.data.tables.sources import open_source
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.errors import UserError
 
 

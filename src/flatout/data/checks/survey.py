@@ -31,16 +31,16 @@ from flatout.data.checks.twins import (
     assigner,
     find_twins,
 )
-from flatout.data.decisions import DecidedTable
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache
 from flatout.data.tables.prints import prints_of
 from flatout.data.tables.splits import SPLITS, reseeded
 from flatout.data.tables.table import ManyFiles
+from flatout.data.texts.decisions import DecidedTable
 from flatout.errors import UserError
 
 if TYPE_CHECKING:
-    from flatout.data.text_source import TextSource
+    from flatout.data.texts.source import TextSource
 
 _DROPPED = -1  # the fate of a row that is in no split
 # Text and label look swapped where most rows have a class that no other row has. There must be at

@@ -13,9 +13,9 @@ from contextlib import suppress
 from flatout.data.store.cache import Cache, Recipe, differences, recipe_key
 from flatout.data.tables.prints import NOTES
 from flatout.data.tables.splits import SplitBy
-from flatout.data.text import TextDataConfig
-from flatout.data.text_opening import open_source
-from flatout.data.text_preparation import TextPreparation
+from flatout.data.texts.opening import open_source
+from flatout.data.texts.preparation import TextPreparation
+from flatout.data.texts.settings import TextDataConfig
 from flatout.files import write_atomically
 
 

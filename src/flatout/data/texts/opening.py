@@ -6,7 +6,6 @@ row is read. Open this file to let a setting name another table or column.
 
 from __future__ import annotations
 
-from flatout.data.decisions import decide
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache
 from flatout.data.tables.prints import heads_noted
@@ -14,8 +13,9 @@ from flatout.data.tables.roles import find_roles
 from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS
 from flatout.data.tables.table import Table, require_columns
-from flatout.data.text import SAMPLES, TextDataConfig
-from flatout.data.text_source import TextSource
+from flatout.data.texts.decisions import decide
+from flatout.data.texts.settings import SAMPLES, TextDataConfig
+from flatout.data.texts.source import TextSource
 from flatout.data.tokens.subwords import PAIR
 
 

@@ -21,7 +21,6 @@ from flatout.data.checks.characters import hash_words
 from flatout.data.checks.findings import CheckReport, Level, Remark, all_remarks, counted
 from flatout.data.checks.lengths import Lengths, loss_remarks, unknown_remarks
 from flatout.data.checks.survey import TextSurvey
-from flatout.data.decisions import given_labels
 from flatout.data.problem import Problem
 from flatout.data.sequences.recordings import ReadingNotes
 from flatout.data.sequences.settings import Missing, SequenceDataConfig, SequenceProblem
@@ -29,9 +28,10 @@ from flatout.data.sequences.survey import SequencePreparation
 from flatout.data.sequences.views import require_rows
 from flatout.data.store.progress import Progress
 from flatout.data.tables.roles import has_tags
-from flatout.data.text import TextDataConfig
-from flatout.data.text_opening import open_source, open_tables
-from flatout.data.text_source import TagSource, TextSource
+from flatout.data.texts.decisions import given_labels
+from flatout.data.texts.opening import open_source, open_tables
+from flatout.data.texts.settings import TextDataConfig
+from flatout.data.texts.source import TagSource, TextSource
 from flatout.data.tokens.subwords import Subwords, train_encoder
 from flatout.data.tokens.vocabulary import NUM_SPECIAL, VocabularyConfig, VocabularyKind
 from flatout.errors import UserError

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.data.batches.store_data import StoreData
 from flatout.data.checks.findings import Remark
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.checks.tags import TagCensus, as_bio, find_entities
 from flatout.data.info import TagInfo, TagLabels
 from flatout.data.problem import NO_TAG, Problem
 from flatout.data.ragged import numbers_in_row
-from flatout.data.store_data import StoreData
-from flatout.data.text import TextDataConfig
-from flatout.data.text_opening import open_tables
-from flatout.data.text_preparation import Blocks, EncodedRows, EncodingPlan, TextPreparation
-from flatout.data.text_source import TagSource
+from flatout.data.texts.opening import open_tables
+from flatout.data.texts.preparation import Blocks, EncodedRows, EncodingPlan, TextPreparation
+from flatout.data.texts.settings import TextDataConfig
+from flatout.data.texts.source import TagSource
 from flatout.data.tokens.subwords import Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError, require

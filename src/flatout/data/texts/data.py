@@ -12,17 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flatout.data.batches.feed import Feed
+from flatout.data.batches.store_data import StoreData
 from flatout.data.checks.cleaning import read_texts
 from flatout.data.checks.findings import Findings
 from flatout.data.info import Labels, TextInfo
 from flatout.data.problem import Problem
 from flatout.data.store.store import Ragged, StoreSplit
-from flatout.data.store_data import StoreData
 from flatout.data.tables import sources
 from flatout.data.tables.table import require_columns
-from flatout.data.text import TextDataConfig
-from flatout.data.text_opening import open_source
-from flatout.data.text_preparation import TextPreparation
+from flatout.data.texts.opening import open_source
+from flatout.data.texts.preparation import TextPreparation
+from flatout.data.texts.settings import TextDataConfig
 from flatout.data.tokens.subwords import encode_texts
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import require

@@ -6,11 +6,11 @@ to change what `SequenceData` accepts; `sequences/` has how recordings are read 
 
 from __future__ import annotations
 
+from flatout.data.batches.store_data import StoreData
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.data.sequences.survey import SequencePreparation
 from flatout.data.sequences.views import open_views
-from flatout.data.store_data import StoreData
 
 
 class SequenceData(StoreData[SequenceDataConfig, SequenceInfo]):

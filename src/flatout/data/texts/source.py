@@ -37,7 +37,7 @@ from flatout.data.tables.table import (
     mask_of,
     require_columns,
 )
-from flatout.data.text import TextDataConfig
+from flatout.data.texts.settings import TextDataConfig
 from flatout.errors import require
 
 Tables = Mapping[str, Table]

@@ -25,9 +25,6 @@ from flatout.data.checks.findings import Remark, all_remarks, lines_of
 from flatout.data.checks.lengths import loss_remarks
 from flatout.data.checks.seen import WHOLE, Advance, BuildPart
 from flatout.data.checks.survey import TextSurvey
-from flatout.data.decisions import given_labels
-from flatout.data.encoded_totals import EncodedTotals
-from flatout.data.encoded_units import ALL_UNITS, EncodedUnits, Turn, Unit, WaitingRows, least_rows
 from flatout.data.problem import Problem
 from flatout.data.store.cache import Cache, CacheReport, Recipe, recipe_key
 from flatout.data.store.progress import Progress
@@ -43,7 +40,17 @@ from flatout.data.store.store import (
 )
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.splits import SplitBy, hash_texts
-from flatout.data.text_source import TOPIC, Piece, Pieces, TextSource
+from flatout.data.texts.decisions import given_labels
+from flatout.data.texts.encoded_totals import EncodedTotals
+from flatout.data.texts.encoded_units import (
+    ALL_UNITS,
+    EncodedUnits,
+    Turn,
+    Unit,
+    WaitingRows,
+    least_rows,
+)
+from flatout.data.texts.source import TOPIC, Piece, Pieces, TextSource
 from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.subwords import (
     Encoder,

@@ -1,0 +1,4 @@
+"""Words with a tag each: their DataModule.
+
+Settings, tables and most of a build are those of `texts`.
+"""
