@@ -49,8 +49,8 @@ from flatout.data.store.store import Ragged
 from flatout.data.tables.formats import file
 from flatout.data.texts import encoded_units
 from flatout.data.texts.data import TextData
+from flatout.data.texts.encoding_pass import EncodingPass
 from flatout.data.texts.parts import encode_part
-from flatout.data.texts.preparation import TextPreparation
 from flatout.data.tokens.long_texts import CUT
 from flatout.data.tokens.subwords import Subwords, encode_texts
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
@@ -200,13 +200,11 @@ def _bytes(work: _Work) -> Iterator[Claim]:
             work, "two nodes of Ray, one removed"
         )
     again = 0
-    encode = TextPreparation._encode
+    encode = EncodingPass.write
     for way, prepare in ways.items():
         prepare()
         done = len(_units_of(work, way))
-        with mock.patch.object(
-            TextPreparation, "_encode", autospec=True, side_effect=encode
-        ) as counted:
+        with mock.patch.object(EncodingPass, "write", autospec=True, side_effect=encode) as counted:
             if work.built(way, work.unit_rows) != whole:
                 differing.append(way)
         if way.startswith("killed"):

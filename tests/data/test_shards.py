@@ -28,8 +28,7 @@ from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import FeedKind, PlanSettings
 from flatout.data.store.cache import Cache
 from flatout.data.store.store import Column, DamagedStore, Store, StoreWriter, read_manifest
-from flatout.data.texts import encoded_units
-from flatout.data.texts import preparation as text_preparation
+from flatout.data.texts import encoded_units, encoding_pass
 from flatout.data.texts.data import TextData
 from flatout.data.texts.parts import encode_part
 from flatout.errors import UserError
@@ -237,7 +236,7 @@ def test_a_class_that_comes_with_more_rows_renumbers_the_others_without_encoding
 def test_a_file_that_changes_while_it_is_encoded_leaves_no_unit(tokenizer, tmp_path, monkeypatch):
     source = write_files(tmp_path / "rows")
     cache = tmp_path / "cache"
-    encode = text_preparation.encode_texts
+    encode = encoding_pass.encode_texts
 
     def changing(*given: Any) -> Any:
         for path in Path(source).iterdir():
@@ -246,7 +245,7 @@ def test_a_file_that_changes_while_it_is_encoded_leaves_no_unit(tokenizer, tmp_p
             )
         return encode(*given)
 
-    monkeypatch.setattr(text_preparation, "encode_texts", changing)
+    monkeypatch.setattr(encoding_pass, "encode_texts", changing)
     with pytest.raises(UserError, match="changed"):
         encode_part(TextData(source=source, cache=str(cache), tokenizer=tokenizer).config, 1, 1)
     assert not units_in(cache)

@@ -9,6 +9,7 @@ import io
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.stores import open_store
 
-from flatout.bits.data import BitsPreparation
+from flatout.bits import preparation
 from flatout.bits.settings import BitsDataConfig
 from flatout.data.info import TextInfo
 from flatout.data.tables.prints import NOTES
@@ -123,14 +124,14 @@ def test_records_that_change_while_they_are_read_end_the_build(tmp_path, monkeyp
     path = tmp_path / "people.csv"
     rows = [f"anna{i:03d},meier,{i:02x}ff" for i in range(100)]
     path.write_text("\n".join(["first,last,bloomfilter", *rows]) + "\n", encoding="utf-8")
-    survey = BitsPreparation._survey
+    survey = preparation.survey_records
 
-    def then_changed(self, progress):
-        found = survey(self, progress)
+    def then_changed(*given: Any) -> Any:
+        found = survey(*given)
         path.write_text(path.read_text(encoding="utf-8").replace("ff\n", "0f\n"), encoding="utf-8")
         return found
 
-    monkeypatch.setattr(BitsPreparation, "_survey", then_changed)
+    monkeypatch.setattr(preparation, "survey_records", then_changed)
     with pytest.raises(UserError, match=r"people.csv changed while it was read"):
         open_store(BitsDataConfig(source=str(path)))
     assert not [

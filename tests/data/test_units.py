@@ -23,8 +23,7 @@ from flatout import TextDataConfig
 from flatout.data.store.cache import Cache, shards_of
 from flatout.data.store.store import Ragged, Store, read_manifest
 from flatout.data.tables.formats import csv_file
-from flatout.data.texts import encoded_units
-from flatout.data.texts import preparation as text_preparation
+from flatout.data.texts import encoded_units, encoding_pass, vocabulary_pass
 from flatout.data.texts.data import TextData
 from flatout.data.texts.parts import encode_part
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
@@ -67,13 +66,13 @@ def small_units(monkeypatch):
 def encoded(monkeypatch) -> list[int]:
     """How many texts each call encoded."""
     counts: list[int] = []
-    encode = text_preparation.encode_texts
+    encode = encoding_pass.encode_texts
 
     def counting(encoder: object, texts: pa.Array, *how: Any) -> Any:
         counts.append(len(texts))
         return encode(encoder, texts, *how)
 
-    monkeypatch.setattr(text_preparation, "encode_texts", counting)
+    monkeypatch.setattr(encoding_pass, "encode_texts", counting)
     return counts
 
 
@@ -307,14 +306,14 @@ def first_row(unit: Path) -> int:
 def trained(monkeypatch) -> list[list[str]]:
     """The texts that each vocabulary was made of."""
     found: list[list[str]] = []
-    train = text_preparation.train_encoder
+    train = vocabulary_pass.train_encoder
 
     def training(texts: Iterable[pa.Array], *given: Any) -> Any:
         kept = list(texts)
         found.append([text for block in kept for text in block.to_pylist()])
         return train(iter(kept), *given)
 
-    monkeypatch.setattr(text_preparation, "train_encoder", training)
+    monkeypatch.setattr(vocabulary_pass, "train_encoder", training)
     return found
 
 
@@ -339,7 +338,7 @@ def test_a_vocabulary_is_made_once_for_all_parts_and_for_the_build_that_joins_th
 def test_a_large_source_gives_a_sample_of_texts_to_its_vocabulary_in_whatever_order_they_stand(
     tmp_path, trained, monkeypatch
 ):
-    monkeypatch.setattr(text_preparation, "VOCABULARY_ROWS", 80)
+    monkeypatch.setattr(vocabulary_pass, "VOCABULARY_ROWS", 80)
     source = write_files(tmp_path / "rows")
     _, facts = built(source, tmp_path / "cache", split_by="content")
     (tmp_path / "turned").mkdir()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flatout.bits.data import BitsPreparation
+from flatout.bits.preparation import BitsPreparation
 from flatout.bits.settings import BitsDataConfig
 from flatout.data.checks.findings import CheckReport, Level, Remark
 from flatout.errors import UserError
@@ -65,8 +65,8 @@ def check_bits(config: BitsDataConfig) -> BitCheckup:
             info = preparation.open()
             checkup.rows = info.summary()["rows"]
             checkup.text_columns = info.text_columns
-            checkup.bits_column = preparation.bits
-            checkup.uid_column = preparation.uid
+            checkup.bits_column = preparation.source.bits
+            checkup.uid_column = preparation.source.uid
             checkup.is_set = info.is_set
             checkup.remarks = [_remark(line) for line in info.facts["lines"]]
     except UserError as error:

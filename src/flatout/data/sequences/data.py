@@ -1,7 +1,7 @@
 """The DataModule of recordings: from settings to an open store, whose rows are views.
 
 The store keeps whole recordings; a row is a recording, a window or a chunk of one. Open this file
-to change what `SequenceData` accepts; `sequences/` has how recordings are read and cut.
+to change what `SequenceData` accepts. `preparation` builds a store, `views` cuts it into rows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from flatout.data.batches.store_data import StoreData
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.settings import SequenceDataConfig
-from flatout.data.sequences.survey import SequencePreparation
 from flatout.data.sequences.views import open_views
 
 
@@ -25,13 +24,16 @@ class SequenceData(StoreData[SequenceDataConfig, SequenceInfo]):
     settings = SequenceDataConfig
 
     def open_store(self) -> SequenceInfo:
+        # Only a run that trains prepares a store: a help text need not wait for these imports.
+        from flatout.data.sequences.preparation import SequencePreparation
+
         preparation = SequencePreparation(self.config)
-        store, report = preparation.open()
+        store, report = preparation.open_store()
         segments, notes = open_views(store, self.config)
         return SequenceInfo(
             store=store,
             report=report,
-            source=preparation.source,
+            source=preparation.name,
             config=self.config,
             segments=segments,
             notes=notes,

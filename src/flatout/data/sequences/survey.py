@@ -1,10 +1,9 @@
-"""Make a store of recordings: split, check and scale them, and write each sample once as float32.
+"""The first pass over recordings: what splits and scales depend on is added up and checked.
 
-`SequencePreparation` passes over the tables twice, a file at a time. In the first pass a `Survey`
-adds up what splits and scales depend on: lengths, moments of each column, labels, and recordings
-that leak. The second pass writes the scaled samples. What a network reads of them (windows, chunks,
-whole recordings) is an index that `views` makes when the store is opened. Open this file to change
-what a store of recordings holds, or what is checked before it is written.
+    in    recordings, one after the other, each with the split of its table
+    out   the segments of each split, a scaler, classes or labels, and the facts of the columns
+
+Open this file to change what is checked of recordings before a store is written.
 """
 
 from __future__ import annotations
@@ -12,198 +11,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import xxhash
 
-from flatout.data.samples.cells import CellsTable
-from flatout.data.sequences.columns import Floats, RecordingRules
+from flatout.data.sequences.columns import Floats
 from flatout.data.sequences.info import ROWS_A_BLOCK, Scaler, describe_units
 from flatout.data.sequences.leaks import CopyFinder, find_overlaps, hash_runs
 from flatout.data.sequences.moments import Moments
 from flatout.data.sequences.odd_units import describe_odd_units
-from flatout.data.sequences.recording import Recording, measured_targets
-from flatout.data.sequences.recordings import ReadingNotes, read_recordings
-from flatout.data.sequences.scratch import Scratch, ScratchValues, blocks_of
+from flatout.data.sequences.recording import Recording
+from flatout.data.sequences.scratch import ScratchValues, blocks_of
 from flatout.data.sequences.settings import PartBy, SequenceDataConfig, SequenceProblem
 from flatout.data.sequences.splitting import RecordingEntry, Segment, Splitter
-from flatout.data.sequences.views import MEASURED, RECORDINGS, SEGMENTS
-from flatout.data.store.cache import Cache, CacheReport, Recipe
-from flatout.data.store.progress import Progress
-from flatout.data.store.store import SCHEMA, Column, Store, StoreWriter
-from flatout.data.tables.prints import fingerprints_of, heads_noted, require_unchanged
-from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS
-from flatout.data.tables.table import Table
 from flatout.errors import UserError, require
 
 _VERSION = 4  # of what is written; a higher number makes all stores of recordings anew
 _FEW_LABELS = 10  # fewer different whole numbers as labels look like classes
 _LEAST_SIZE = 1e-30  # a column of zeros would be a division by zero
-
-
-class SequencePreparation:
-    """From settings to a store of recordings, a stage a method."""
-
-    def __init__(self, config: SequenceDataConfig) -> None:
-        self.config = config
-        if config.is_sample:
-            self.tables: dict[str, Table] = {
-                split: CellsTable(config.sample, split) for split in SPLITS
-            }
-        else:
-            with heads_noted(Cache(config.cache).folder, [config.source, *config.given.values()]):
-                self.tables = open_splits(config.source, config.given, config.read)
-        require(
-            "train" in self.tables,
-            "data.train",
-            "no training recordings",
-            hint="Set data.source or data.train.",
-        )
-        self.rules = RecordingRules.of(config)
-        self.source = self.tables["train"].name
-
-    def open(self) -> tuple[Store, CacheReport]:
-        """Open the store of these settings and files; write it first if the cache has none."""
-        config = self.config
-        cache = Cache(self.config.cache)
-        fingerprints = fingerprints_of(self.tables, cache.folder)
-        shares = config.taken_shares(self.tables)
-        kind = "label" if config.problem is SequenceProblem.label else "values"
-        rules = asdict(self.rules)
-        # Both follow from settings that are in the recipe themselves.
-        del rules["targets"], rules["past_only"]
-        recipe: Recipe = {
-            "kind": f"sequences {kind} {_VERSION}",
-            "source": fingerprints,
-            "read": config.read.facts(),
-            "rules": rules,
-            "targets": config.targets,
-            "problem": config.problem,
-            "scale": config.scale,
-            "split": {
-                "shares": shares,
-                "by": config.split_by,
-                "at": config.split_at,
-                "seed": config.split_seed,
-            },
-            "schema": SCHEMA,
-        }
-        # other stores keep the key that they had before there was a choice
-        if self.rules.carries_forward:
-            recipe["carried"] = "forward"
-        return cache.open_or_build(self.source, recipe, partial(self._build, fingerprints))
-
-    def _build(self, fingerprints: dict[str, str], writer: StoreWriter) -> None:
-        notes = ReadingNotes()
-        with (
-            Progress() as progress,
-            TemporaryDirectory(dir=writer.folder, prefix="scratch") as folder,
-        ):
-            scratch = Scratch(Path(folder), self.rules)
-            survey = self.survey(notes, progress, scratch)
-            survey.finish()
-            repeated = self._write(writer, survey, progress, scratch)
-        require_unchanged(self.tables, fingerprints, Cache(self.config.cache).folder)
-        facts = survey.facts()
-        facts["lines"] = [*survey.lines(), *notes.lines()]
-        if repeated:
-            facts["repeated"] = repeated
-            facts["lines"].append(
-                f"targets: {repeated:,} repeat the value before; they are in no loss and no score"
-            )
-        facts["step"] = self.config.step
-        if not self.config.step and self.rules.time:
-            facts["step"] = float(np.median(notes.steps))
-        writer.facts |= facts
-
-    def survey(
-        self,
-        notes: ReadingNotes,
-        progress: Progress,
-        scratch: Scratch | None = None,
-        mistakes: list[UserError] | None = None,
-    ) -> Survey:
-        """The first pass: read all recordings and add them up.
-
-        `mistakes`: takes the error of each file that is refused, instead of raising the first.
-        """
-        shares = self.config.taken_shares(self.tables)
-        splitter = Splitter(self.config, shares, len(self.tables["train"].tables) or 1)
-        survey = Survey(self.config, self.rules.names, splitter)
-        for split, recording in self._read(notes, progress, scratch, mistakes):
-            survey.add(split, recording)
-        return survey
-
-    def _read(
-        self,
-        notes: ReadingNotes,
-        progress: Progress,
-        scratch: Scratch | None,
-        mistakes: list[UserError] | None = None,
-    ) -> Iterator[tuple[str, Recording]]:
-        """The recordings of all tables, each with the split of its table.
-
-        A large file is copied to a scratch file, if there may be any, and read from there.
-        `mistakes`: see `survey`.
-        """
-        advance = progress.task("reading")
-        for split, table in self.tables.items():
-            for file in table.tables or [table]:
-                if scratch is not None and (recording := scratch.read(file, notes)) is not None:
-                    yield split, recording
-                    advance(len(recording.values))
-                    continue
-                try:
-                    for recording in read_recordings(file, self.rules, notes, advance):
-                        yield split, recording
-                except UserError as error:
-                    if mistakes is None:
-                        raise
-                    mistakes.append(error)
-
-    def _write(
-        self, writer: StoreWriter, survey: Survey, progress: Progress, scratch: Scratch
-    ) -> int:
-        """The second pass: write all samples; returns how many targets were not measured.
-
-        Where values are carried forward, the store also says of each target whether it was
-        measured, or repeats the value before.
-        """
-        columns = {"values": Column("float32", ragged=True), "label": Column("float32")}
-        if self.rules.carries_forward:
-            columns[MEASURED] = Column("uint8", ragged=True)
-        recordings = writer.split(RECORDINGS, columns)
-        targets = len(self.config.targets)
-        repeated = 0
-        all_recordings = self._read(ReadingNotes(), progress, scratch)
-        labels = survey.numbers.astype(np.float32)
-        for (_, recording), label in zip(all_recordings, labels, strict=False):
-            # The values go in block by block; the row that is appended behind them has only their
-            # length left to add.
-            for block in blocks_of(recording.values, ROWS_A_BLOCK):
-                recordings.extend("values", survey.scaler.scale(block).reshape(-1))
-            length = np.array([np.prod(recording.values.shape)], np.int32)
-            others: dict[str, Any] = {}
-            if self.rules.carries_forward:
-                measured = measured_targets(recording, targets).astype(np.uint8)
-                repeated += int(measured.size - measured.sum(dtype=np.int64))
-                others[MEASURED] = (measured.reshape(-1), np.array([measured.size], np.int32))
-            recordings.append(
-                values=(np.empty(0, np.float32), length), label=label.reshape(1), **others
-            )
-        names = ("split", "recording", "first", "stop")
-        places = [
-            (SPLITS.index(segment.split), segment.recording, segment.first, segment.stop)
-            for segment in survey.segments
-        ]
-        segments = writer.split(SEGMENTS, {name: Column("int64") for name in names})
-        segments.append(**dict(zip(names, np.array(places).T, strict=True)))
-        return repeated
 
 
 class Survey:

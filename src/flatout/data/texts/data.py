@@ -1,7 +1,7 @@
 """The DataModule of texts: from settings to an open store and its batches.
 
 `open_store` builds the store where the cache has none; StoreData makes feeds of it. Open this file
-to change what `TextData` accepts; `text_preparation` has how a store is built.
+to change what `TextData` accepts; `preparation` has how a store is built.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from flatout.data.store.store import Ragged, StoreSplit
 from flatout.data.tables import sources
 from flatout.data.tables.table import require_columns
 from flatout.data.texts.opening import open_source
-from flatout.data.texts.preparation import TextPreparation
 from flatout.data.texts.settings import TextDataConfig
 from flatout.data.tokens.subwords import encode_texts
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
@@ -60,6 +59,9 @@ class TextData(StoreData[TextDataConfig, TextInfo]):
         )
 
     def open_store(self) -> TextInfo:
+        # Only a run that trains prepares a store: a help text need not wait for these imports.
+        from flatout.data.texts.preparation import TextPreparation
+
         config = self.config
         opened = TextPreparation(open_source(config)).open()
         facts = opened["store"].facts
