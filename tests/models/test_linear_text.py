@@ -126,3 +126,41 @@ def test_arrays_know_that_texts_are_pairs():
     model = QuickModel(Problem.single, 2).fit(texts, np.array([1, 1, 0, 0] * 10))
     again = QuickModel.of_arrays(Problem.single, 2, model.arrays())
     assert np.allclose(again.predict(texts[:4]), model.predict(texts[:4]), atol=1e-6)
+
+
+def test_counts_help_where_rows_are_few():
+    texts, targets, num_classes = rows(60)
+    others, truths, _ = rows(400, "test")
+    plain = QuickModel(Problem.single, num_classes).fit(texts, targets)
+    with_counts = plain.add_counts(texts, targets)
+    shares = with_counts.predict(others)
+    right = np.mean(shares.argmax(axis=1) == truths)
+    assert right > np.mean(plain.predict(others).argmax(axis=1) == truths)
+    assert shares.sum(axis=1) == pytest.approx(np.ones(400))
+
+
+def test_counts_move_a_word_by_how_much_oftener_its_class_has_it():
+    texts = ["soup"] * 3 + ["goal"] * 3
+    plain = QuickModel(Problem.single, 2).fit(texts, np.array([0, 0, 0, 1, 1, 1]))
+    sides = plain.add_counts(texts, np.array([0, 0, 0, 1, 1, 1])).predict(["soup", "goal", "rain"])
+    assert sides[0, 0] > plain.predict(["soup"])[0, 0] > 0.5
+    assert sides[1, 1] == pytest.approx(sides[0, 0])
+    assert sides[2] == pytest.approx([0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("texts", "targets", "problem", "num_classes"),
+    [
+        (["soup", "goal", "goal match"], [0, 2, 2], Problem.single, 4),
+        (["a", "b"], [1, 1], Problem.single, 2),
+        ([str(1000 + 37 * n) for n in range(60)], [0, 1] * 30, Problem.single, 2),
+        (["soup goal", "soup"], [[1, 1], [1, 0]], Problem.multi, 2),
+    ],
+    ids=["class without rows", "one class", "no word twice", "label of all rows"],
+)
+def test_counts_leave_a_class_of_all_rows_or_none_as_it_is(texts, targets, problem, num_classes):
+    plain = QuickModel(problem, num_classes).fit(texts, np.array(targets))
+    found = plain.add_counts(texts, np.array(targets)).predict([*texts, "some words"])
+    assert np.isfinite(found).all()
+    expected = plain.predict(["some words"]).argmax(axis=1)
+    assert found[-1:].argmax(axis=1) == expected

@@ -82,7 +82,7 @@ def test_metrics_are_those_of_the_answers_that_are_given(result):
     assert result.metrics["test/accuracy"] == pytest.approx(np.mean(is_right))
 
 
-def test_the_rival_beside_the_score_is_that_linear_model_and_is_fitted_once(tmp_path, monkeypatch):
+def test_the_rival_beside_the_score_is_the_plain_linear_model_fitted_once(tmp_path, monkeypatch):
     fitted = []
     fit_once = QuickModel.fit
 

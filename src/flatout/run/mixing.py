@@ -1,7 +1,8 @@
 """A linear model on words and n-grams that answers with a network trained from scratch.
 
-After training it is fitted on the training rows, and both are mixed by weights that the validation
-rows choose (`tasks/mixture.py`). It stays where it lowers the network's loss there. The metrics of
+After training it is fitted on the training rows: the rival of the run, with what Naive Bayes says
+added to its weights. Both are mixed by weights that the validation rows choose
+(`tasks/mixture.py`). It stays where it lowers the network's loss there. The metrics of
 the run, its predictor and its `model/` folder are then those of both. Nothing of training changes:
 the curves are the network's. Open this file to change in which runs that happens.
 """
@@ -114,12 +115,17 @@ def _fit(
     texts = {split: texts_of(source, data, split) for split in data.store.splits}
     num_rows = sum(len(texts_of_split) for texts_of_split in texts.values())
     rows = (texts.pop("train"), targets_of(data, "train"))
+    plain = fit_linear(labels, rows, num_rows, limit_s)
+    linear = plain.add_counts(*rows)
     # As its file will have it, so that a predictor of the folder gives the same answers.
-    fitted = fit_linear(labels, rows, num_rows, limit_s)
-    linear = type(fitted).of_arrays(labels.problem, labels.num_outputs, fitted.arrays())
+    linear = type(linear).of_arrays(labels.problem, labels.num_outputs, linear.arrays())
     answers: dict[str, Tensor] = {}
+    rival: dict[str, Tensor] = {}
     for split, texts_of_split in texts.items():
-        answers[split] = log_shares(linear.predict(texts_of_split), labels.problem)
+        # reading takes longer than answering, and both read alike
+        columns = linear.features.read(texts_of_split)
+        answers[split] = log_shares(linear.head.predict(columns), labels.problem)
+        rival[split] = log_shares(plain.head.predict(columns), labels.problem)
     task.to(feeds.validation.device)  # Lightning has taken it back to the host
     outputs, targets, row_numbers = task.answers(feeds.validation)
     linear_outputs = answers["validation"][row_numbers]
@@ -127,7 +133,7 @@ def _fit(
         linear_outputs, _, _ = as_two_classes(linear_outputs, targets, row_numbers)
         outputs, targets, _ = as_two_classes(outputs, targets, row_numbers)
     mixture = fit_mixture(outputs, linear_outputs, targets)
-    return LinearBeside(linear, mixture.mixture, answers), mixture
+    return LinearBeside(linear, mixture.mixture, answers, rival), mixture
 
 
 def _report(fitted: FittedMixture, held: int, folder: RunFolder, *, is_used: bool) -> None:

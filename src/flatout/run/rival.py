@@ -149,14 +149,14 @@ def score_linear(data: TextData, limit_s: float) -> Scores:
 
 
 def score_beside(task: Task, data: StoreData[Any, Any]) -> Scores:
-    """Test metrics of the linear model that answers with a task's network.
+    """Test metrics of the plain linear model, where one was fitted to answer with the network.
 
     Empty where there is none, or no test rows. Nothing is trained or read again.
     """
     beside = task.beside if isinstance(task, Classifier) else None
-    if beside is None or "test" not in beside.answers:
+    if beside is None or "test" not in beside.rival:
         return {}
-    scores = _score_outputs(cast("TextData", data), beside.answers)
+    scores = _score_outputs(cast("TextData", data), beside.rival)
     return {f"test/{name}": value for name, value in scores.items()}
 
 

@@ -52,6 +52,7 @@ class LinearBeside:
     model: QuickModel
     mixture: Mixture
     answers: Mapping[str, Tensor]  # by split, `[N, C]`, as logits
+    rival: Mapping[str, Tensor]  # the same, of the plain model that the run is compared with
 
 
 class Classifier(Task[Labels]):
