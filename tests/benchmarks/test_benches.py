@@ -204,6 +204,11 @@ def test_the_bench_of_first_runs_names_the_folders_it_wants(capsys):
     assert "Set --data to a folder that holds subj." in capsys.readouterr().err
 
 
+def test_the_bench_of_first_runs_has_fewer_sets_for_an_encoder(capsys):
+    assert verb("bench", "defaults", "--pretrained", "x", "--only", "newsgroups20") == 2
+    assert "(ag_news, 250 rows, cr, 250 rows, huffpost41, 250" in capsys.readouterr().err
+
+
 @pytest.mark.soak(seconds=60)
 def test_the_bench_of_published_data_reads_long_articles_in_windows_and_cut(tmp_path, capsys):
     write_data_set(tmp_path / "data" / "newsgroups20", ".parquet")
