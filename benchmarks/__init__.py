@@ -59,8 +59,8 @@ BENCHES = {
     ),
     "protections": "what the protections of a run cost: their part of each step and of each save",
     "defaults": (
-        "first runs: a BiLSTM, or an encoder (--pretrained), with nothing set against its rival, from"
-        " 250 rows on (needs --data)"
+        "first runs: a BiLSTM, or an encoder (--pretrained), with nothing set against its rival"
+        " (needs --data)"
     ),
     "quality": (
         "scores on published data sets (needs --data), from scratch or of an encoder (--pretrained)"

@@ -10,6 +10,7 @@ import torch
 from tests.models.encoder_cases import FLAT, PADDED, PADDING, VOCABULARY, built
 from tests.refusals import refused
 from transformers import (
+    BertConfig,
     GPT2Config,
     GPT2ForSequenceClassification,
 )
@@ -86,3 +87,20 @@ def test_weights_have_the_names_of_the_library_so_that_earlier_checkpoints_open(
         for weight in model.state_dict().values()
         if weight.is_floating_point()
     )
+
+
+@pytest.mark.parametrize(
+    ("width", "rate"),
+    [
+        (32, 3e-4),
+        (384, 1e-4),
+        (768, 5e-5),
+        (1_024, 3.75e-5),
+    ],
+)
+def test_the_narrower_pretrained_weights_are_the_larger_is_their_rate(
+    width: int, rate: float, tmp_path: Path
+) -> None:
+    BertConfig(hidden_size=width, num_attention_heads=4).save_pretrained(tmp_path)
+    assert TransformerConfig(pretrained=str(tmp_path)).recommended_lr == pytest.approx(rate)
+    assert TransformerConfig(hidden=width).recommended_lr == 1e-3

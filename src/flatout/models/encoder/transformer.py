@@ -21,7 +21,7 @@ import torch
 from flatout.data.tables.hub import fetch_model
 from flatout.data.tokens.run_model import model_of_run
 from flatout.errors import UserError, check_settings, did_you_mean, require, setting
-from flatout.models.encoder.families import FLAT_FAMILIES, WRITTEN
+from flatout.models.encoder.families import FLAT_FAMILIES, WRITTEN, read_setting
 from flatout.models.encoder.lora import LoraConfig, add_lora
 from flatout.models.encoder.network import Compute, Transformer
 from flatout.models.encoder.windows import Windows
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 ALL = "all"  # of the layers to freeze: each of them, for a head alone
+# Learning rate of pretrained weights with so many numbers a token. Narrower ones want larger rates
+# (Turc et al. 2019 take up to 3e-4 for small BERTs).
+_RATE = 5e-5
+_USUAL_WIDTH = 768
+_MOST_RATE = 3e-4
 _CODE = (
     "auto_map",
     "attn_implementation",
@@ -122,10 +127,15 @@ class TransformerConfig:
 
     @property
     def recommended_lr(self) -> float:
-        """Small for pretrained weights that are trained; larger for LoRA, heads, or random ones."""
+        """Small for pretrained weights that are trained; larger for LoRA, heads, or random ones.
+
+        The narrower a pretrained encoder, the larger: 5e-5 for 768 numbers a token, 1e-4 for 384.
+        """
         is_head_alone = self.freeze_layers == ALL and not self.unfreeze_epochs
         trains_pretrained = self.pretrained is not None and not self.lora.rank and not is_head_alone
-        return 5e-5 if trains_pretrained else 1e-3
+        if not trains_pretrained:
+            return 1e-3
+        return min(_MOST_RATE, _RATE * _USUAL_WIDTH / self._width())
 
     def __post_init__(self) -> None:
         check_settings(self, "model")
@@ -227,6 +237,14 @@ class TransformerConfig:
             f"{self.lora.rank}, but task=mlm trains the encoder itself",
             hint="Leave it out.",
         )
+
+    def _width(self) -> int:
+        """Numbers a token in the layers of the pretrained encoder."""
+        try:
+            return read_setting(self.read_description(), "hidden_size", _USUAL_WIDTH)
+        except UserError:
+            # no such encoder: the store and the network refuse it, each with its own words
+            return _USUAL_WIDTH
 
     def read_description(self) -> PretrainedConfig:
         """The library's configuration of the encoder, before our settings change it."""
