@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flatout.perf.measure.intervals import SpeedupInterval
+from flatout.perf.measure.own_clock import OwnClock
 from flatout.perf.verdict.kept import Pace, compare_with
 from tests.verbs import verb
 
@@ -54,7 +59,7 @@ def test_a_script_with_transformers_trainer_leaves_a_verdict_and_a_page(capsys):
     assert "forward" in page
     said = capsys.readouterr().out
     assert f"verdict: {kept['verdict']['sentence']}" in said
-    kept["steps_per_s"] = {"value": 1e6, "low": 1e6, "high": 1e6}
+    kept["own_steps_per_s"] = {"value": 1e6, "low": 1e6, "high": 1e6}
     write("faster.json", kept)
     options = ("--against", "faster.json", "--fail-below", 0.9)
     assert run(OF_TRANSFORMERS, 40, options=options) == 1
@@ -137,17 +142,57 @@ def test_a_pace_is_the_median_of_blocks_without_what_lies_between_steps():
     assert Pace().steps_per_s() is None
 
 
+def test_an_own_pace_leaves_out_the_waits_for_a_core_within_steps_alone():
+    pace = Pace()
+    now_s = 0.0
+    outside_s = 0.0
+    waited_s = 0.0
+    for step in range(121):
+        now_s += 0.1
+        if step > 60:  # another process has the core for two of three turns
+            now_s += 0.2
+            waited_s += 0.2
+        if step == 90:  # a validation, which waits as often
+            now_s += 3.0
+            outside_s += 3.0
+            waited_s += 2.0
+        pace.note_step(now_s, outside_s, waited_s)
+    found = pace.own_steps_per_s()
+    assert found is not None
+    assert (found.low, found.value, found.high) == pytest.approx((10.0, 10.0, 10.0))
+    usual = pace.steps_per_s()
+    assert usual is not None
+    assert usual.low == pytest.approx(10 / 3)
+
+
+def test_the_own_clock_stands_still_while_another_process_has_the_core():
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # the other one inherits it
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        clock = OwnClock()
+        waited_s = clock.waited_s()
+        until = time.thread_time() + 0.15
+        while time.thread_time() < until:
+            pass
+        assert clock.waited_s() - waited_s > 0.03
+    finally:
+        other.kill()
+        other.wait()
+        os.sched_setaffinity(0, cores)
+
+
 def test_a_pace_of_another_machine_is_not_compared():
-    before = {"machine": {"device": "cpu", "threads": 8}, "steps_per_s": {}}
-    found = compare_with(SpeedupInterval(8.0, 7.8, 8.2), {"device": "cpu", "threads": 2}, before)
+    now = {"device": "cpu", "threads": 2}
+    found = compare_with(SpeedupInterval(8.0, 7.8, 8.2), {}, now, {"device": "cpu", "threads": 8})
     assert found == "not compared: another machine (threads 2 now, 8 then)"
 
 
 def test_a_pace_fell_only_where_the_whole_interval_did():
     machine = {"device": "cpu"}
-    before = {"machine": machine, "steps_per_s": {"value": 10.0, "low": 9.5, "high": 10.5}}
-    slower = compare_with(SpeedupInterval(8.0, 7.8, 8.2), machine, before)
-    unsteady = compare_with(SpeedupInterval(8.0, 6.0, 10.0), machine, before)
+    before = {"value": 10.0, "low": 9.5, "high": 10.5}
+    slower = compare_with(SpeedupInterval(8.0, 7.8, 8.2), before, machine, machine)
+    unsteady = compare_with(SpeedupInterval(8.0, 6.0, 10.0), before, machine, machine)
     assert isinstance(slower, SpeedupInterval)
     assert isinstance(unsteady, SpeedupInterval)
     assert slower.high < 0.9 < unsteady.high

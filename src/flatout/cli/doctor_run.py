@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import UserError, require
-from flatout.perf.verdict.kept import KeptVerdict, compare_with, read_baseline
+from flatout.perf.verdict.kept import (
+    KeptVerdict,
+    compare_with,
+    paces_to_compare,
+    read_baseline,
+)
 from flatout.perf.verdict.watched_script import (
     JudgedTraining,
     ScriptWatch,
@@ -25,6 +30,7 @@ from flatout.run_log import print_line
 
 _SLOWER = 1  # the exit code of a training that is slower than allowed
 _WHERE = "doctor run"
+_WAITED = 0.05  # fraction of the time without a core, from which on it is printed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,15 +109,20 @@ def _end_as_the_script(script: Path, ended_by: BaseException | None) -> None:
 
 def _compare(kept: KeptVerdict | None, baseline: dict[str, Any], limit: float | None) -> None:
     """Print how the pace compares with the baseline's; exit with code 1 below the limit."""
-    if kept is None or kept.pace is None:
+    paces = None if kept is None else paces_to_compare(kept, baseline)
+    if kept is None or paces is None:
         why = "no training was long enough" if kept is not None else "nothing was trained"
         raise UserError("--against", f"nothing to compare: {why}", hint="Train 50 steps or more.")
-    ratio = compare_with(kept.pace, kept.machine, baseline)
+    pace, before = paces
+    ratio = compare_with(pace, before, kept.machine, baseline["machine"])
     if isinstance(ratio, str):
         print_line(f"doctor: {ratio}")
         return
-    before = baseline["steps_per_s"]["value"]
-    print_line(f"doctor: {kept.pace.value:,.1f} steps/s, {before:,.1f} before: {ratio} as fast")
+    steps = f"{pace.value:,.1f} steps/s, {before['value']:,.1f} before"
+    print_line(f"doctor: {steps}: {ratio} as fast")
+    if kept.waiting_share >= _WAITED:
+        share = f"{kept.waiting_share:.0%}"
+        print_line(f"doctor: other processes had its core {share} of the time, which is left out")
     # Only where even the upper bound is too low: a noisy machine must not fail anybody's CI.
     if limit is not None and ratio.high < limit:
         bound = f"the upper bound {ratio.high:.2f}"

@@ -27,6 +27,7 @@ from flatout.distributed.collectives import are_several, of_all_ranks
 from flatout.engine.lightning_internals import callbacks_of, set_callbacks
 from flatout.engine.precision import LIGHTNING_NAMES, Precision
 from flatout.errors import require
+from flatout.perf.measure.own_clock import OwnClock
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence, split_line
 from flatout.perf.verdict.gathering import evidence_of_own
 from flatout.perf.verdict.kept import KeptVerdict, Pace, describe_machine
@@ -123,6 +124,7 @@ class Verdict(RunCurves):
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._began = time.perf_counter()
+        self._own_clock = OwnClock()  # of the thread that trains
         self._counts = dict(self.clock.counts)
         if self.timer not in self.parts and trainer.global_step >= FIRST_STEPS:
             # The timer may have counted earlier trainings, or this one before a resume.
@@ -150,7 +152,8 @@ class Verdict(RunCurves):
     def end_step(self, step: int) -> None:
         super().end_step(step)
         if step >= FIRST_STEPS and self.is_judging:
-            self._pace.note_step(time.perf_counter(), self.clock.outside_s)
+            waited_s = self._own_clock.waited_s()
+            self._pace.note_step(time.perf_counter(), self.clock.outside_s, waited_s)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Without `RunCurves`: metrics of a validation are logged by the module itself.
@@ -190,11 +193,15 @@ class Verdict(RunCurves):
         )
         self.evidence = evidence
         self.verdict = verdict(evidence, in_python)
+        device = trainer.strategy.root_device
+        # While this thread waits for a core, a GPU computes.
+        is_on_cpu = device.type == "cpu"
         self.kept = KeptVerdict(
             verdict=self.verdict,
             evidence=evidence,
             pace=self._pace.steps_per_s(),
-            machine=describe_machine(trainer.strategy.root_device, trainer.world_size),
+            own_pace=self._pace.own_steps_per_s() if is_on_cpu else None,
+            machine=describe_machine(device, trainer.world_size),
         )
         for line in self.kept.lines():
             self._log.say(f"verdict: {line}")

@@ -9,19 +9,12 @@ notes for itself. Its large arrays and tables are shared. Where something cannot
 from __future__ import annotations
 
 import copy
-import gc
-import io
 import itertools
-import logging
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
-from types import FunctionType, ModuleType
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -36,51 +29,15 @@ from flatout.data.batches.plan import PlanSettings
 from flatout.data.feeding import FeedKind
 from flatout.distributed.both_lightnings import either
 from flatout.engine.lightning_internals import datamodule_of, overrides, set_method
-from flatout.engine.random_state import random_state, restore_random_state
-from flatout.errors import first_line
+from flatout.perf.verdict.shared_copies import complete_optimizer, copy_deeply, large_below
 from flatout.perf.verdict.ways import Refused, open_feed
 
-# Packages whose objects are shared, not copied: some would copy a whole table.
-_TABLES = ("pandas", "pyarrow", "polars", "datasets", "h5py", "zarr")
-_MANY = 10_000  # items; longer containers are shared
-_LARGE_BYTES = 1 << 16  # larger arrays are shared
-_MOST_OBJECTS = 300_000  # a data set of more objects is not searched for large ones
 # Settings of a DataLoader that all tries share.
 _KEPT = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
 _OF_WORKERS = ("num_workers", "persistent_workers", "prefetch_factor")
 _MOST_BATCHES = 2048  # whose rows are drawn for all tries
 # Hooks that move a batch to the device, in their order.
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-
-
-@contextmanager
-def nothing_stays(module: L.LightningModule, device: torch.device) -> Iterator[None]:
-    """Context manager that puts back what tries inside it change in the whole process.
-
-    That is the gradients and buffers of `module`, random numbers, threads and logging. What is
-    printed, logged or warned inside is dropped.
-    """
-    random = random_state(device)
-    threads = torch.get_num_threads()
-    logged = logging.root.manager.disable
-    gradients = [(weight, weight.grad) for weight in module.parameters()]
-    statistics = [(buffer, buffer._version, buffer.clone()) for buffer in module.buffers()]
-    for weight, _ in gradients:
-        weight.grad = None
-    try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            logging.disable(logging.WARNING)
-            yield
-    finally:
-        logging.disable(logged)
-        for weight, gradient in gradients:
-            weight.grad = gradient
-        for buffer, version, before in statistics:
-            if buffer._version != version:
-                buffer.data.copy_(before)
-        torch.set_num_threads(threads)
-        restore_random_state(random, device)
 
 
 def copy_of_loader(loader: object, trainer: L.Trainer) -> Any:
@@ -92,7 +49,7 @@ def copy_of_loader(loader: object, trainer: L.Trainer) -> Any:
     if hasattr(loader, "__next__"):
         raise Refused("its loader can be read once")
     shared = [
-        *_large_below(loader),
+        *large_below(loader),
         trainer,
         trainer.lightning_module,
         datamodule_of(trainer),
@@ -102,7 +59,7 @@ def copy_of_loader(loader: object, trainer: L.Trainer) -> Any:
         # The workers of a loader that keeps them stay with it.
         is_workers = isinstance(thing, _BaseDataLoaderIter)
         memo[id(thing)] = None if is_workers else thing
-    return _copied("loader", loader, memo)
+    return copy_deeply("loader", loader, memo)
 
 
 def _holds_loaders(loader: object) -> bool:
@@ -110,48 +67,6 @@ def _holds_loaders(loader: object) -> bool:
     if isinstance(loader, Mapping):
         loader = list(loader.values())
     return isinstance(loader, list | tuple) and any(isinstance(item, DataLoader) for item in loader)
-
-
-def _copied(what: str, part: object, memo: dict[int, Any] | None = None) -> Any:
-    """A deep copy; objects in `memo` (by their id) are shared instead.
-
-    `Refused` if it cannot be copied; `what` names the part in the message.
-    """
-    try:
-        return copy.deepcopy(part, memo)
-    except Exception as error:
-        # Your own __deepcopy__ or __reduce__ may raise anything. The run itself must not fail.
-        is_once = what == "loader" and isinstance(error, TypeError) and "generator" in str(error)
-        why = "can be read once" if is_once else f"cannot be copied ({first_line(error)})"
-        raise Refused(f"its {what} {why}") from None
-
-
-def _large_below(root: object) -> list[Any]:
-    """Arrays, tables, long containers and started workers that an object holds, however deep."""
-    seen: dict[int, Any] = {}
-    large = list[Any]()
-    unvisited = [root]
-    while unvisited:
-        thing = unvisited.pop()
-        if id(thing) in seen or isinstance(thing, type | ModuleType | FunctionType):
-            continue
-        seen[id(thing)] = thing
-        if len(seen) > _MOST_OBJECTS:
-            raise Refused("its data set has too many objects to copy them")
-        if _is_large(thing):
-            large.append(thing)
-        else:
-            unvisited += gc.get_referents(thing)
-    return large
-
-
-def _is_large(thing: object) -> bool:
-    if isinstance(thing, str | bytes | list | tuple | dict | set):
-        return len(thing) > _MANY
-    if isinstance(thing, Tensor | np.ndarray):
-        return thing.nbytes > _LARGE_BYTES
-    package = type(thing).__module__.partition(".")[0]
-    return isinstance(thing, _BaseDataLoaderIter) or package in _TABLES
 
 
 class OwnTask:
@@ -170,14 +85,14 @@ class OwnTask:
         if 2 * _copied_bytes(trainer, module) > free_memory(device):
             raise Refused("a copy of its module does not fit into memory")
         # In one copy, so that the copied optimizers hold the copied weights.
-        self.model, self.optimizers = _copied("module", (module, list(trainer.optimizers)))
+        self.model, self.optimizers = copy_deeply("module", (module, list(trainer.optimizers)))
         self.trainer = trainer
         self.module = module
         self.device = device
         self.optim = self  # a task's `optim` builds optimizers: see `build`
         self.model.to(device)
         for copied, original in zip(self.optimizers, trainer.optimizers, strict=True):
-            _complete_optimizer(copied, original)
+            complete_optimizer(copied, original)
         self.model.trainer = _Standing(trainer, self.optimizers)
         self._replace_lightning_methods()
         self._nothing = nn.Parameter(torch.zeros((), device=device))
@@ -231,20 +146,6 @@ def _copied_bytes(trainer: L.Trainer, module: L.LightningModule) -> int:
         for state in optimizer.state.values():
             tensors += [value for value in state.values() if isinstance(value, Tensor)]
     return sum(tensor.nbytes for tensor in tensors)
-
-
-def _complete_optimizer(copied: torch.optim.Optimizer, original: torch.optim.Optimizer) -> None:
-    """Give a copied optimizer what copying leaves out, move it to the device, and stop its
-    learning.
-    """
-    # Copying an optimizer keeps torch's own attributes only, not those that a subclass adds.
-    attributes = vars(original)
-    for name in attributes.keys() - vars(copied).keys():
-        if not callable(attributes[name]):
-            setattr(copied, name, attributes[name])
-    copied.load_state_dict(copied.state_dict())  # moves it to the device
-    for group in copied.param_groups:
-        group["lr"] = 0.0
 
 
 def ignore(*_: Any, **__: Any) -> None:

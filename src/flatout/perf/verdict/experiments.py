@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -50,7 +51,9 @@ from flatout.perf.verdict.ways import (
     other_feeds,
     other_models,
 )
-from flatout.tasks.task import Task
+
+if TYPE_CHECKING:
+    from flatout.tasks.task import Task
 
 # All tries together take this fraction of the training's time; with less than `LEAST_S` for them
 # nothing is tried.

@@ -3,7 +3,8 @@
 The pace is what a later training is compared with: optimizer steps a second, with an interval. The
 steps are cut into blocks of equal number, one after the other. The pace is the median of the
 blocks' paces, so that a few slow seconds do not count. With blocks of 10, 9, 10, 4 and 10 steps a
-second it is 10.
+second it is 10. The training's own pace leaves out the time in which it waited for a core, as other
+processes had it: that is compared where both trainings have it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from flatout.files import write_atomically
 from flatout.perf.measure.intervals import SpeedupInterval, median_of
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence, split_line
 
-_BLOCKS = 12  # the middle eight of them are an interval of nine in ten
+# Of 12 blocks the middle eight are an interval of nine in ten; of 40 the middle twelve.
+_LEAST_BLOCKS = 12
+_MOST_BLOCKS = 40
+_STEPS_A_BLOCK = 5
 
 
 class Pace:
@@ -32,22 +36,49 @@ class Pace:
 
     def __init__(self) -> None:
         self._ended_s = array("d")
+        self._own_ended_s = array("d")
+        self._outside_s = 0.0
+        self._waited_s = 0.0
 
-    def note_step(self, now_s: float, outside_s: float) -> None:
-        """A step has ended; `outside_s`: seconds so far of logging, checkpoints and validations."""
-        self._ended_s.append(now_s - outside_s)
+    def note_step(self, now_s: float, outside_s: float, waited_s: float = 0.0) -> None:
+        """A step has ended; `outside_s`: seconds so far of logging, checkpoints and validations.
+
+        `waited_s`: seconds so far in which the training waited for a core, outside of steps, too.
+        """
+        ended_s = now_s - outside_s
+        own_ended_s = ended_s
+        if self._ended_s:
+            step_s = ended_s - self._ended_s[-1]
+            outside_step_s = outside_s - self._outside_s
+            waited_step_s = waited_s - self._waited_s
+            # The waits are divided between the step and what came between it and the one before.
+            waited_step_s *= step_s / max(step_s + outside_step_s, 1e-9)
+            own_ended_s = self._own_ended_s[-1] + max(0.0, step_s - waited_step_s)
+        self._ended_s.append(ended_s)
+        self._own_ended_s.append(own_ended_s)
+        self._outside_s = outside_s
+        self._waited_s = waited_s
 
     def steps_per_s(self) -> SpeedupInterval | None:
         """Steps a second, with an interval; None for fewer steps than a verdict needs."""
-        steps = len(self._ended_s) - 1
-        if steps < LEAST_STEPS:
-            return None
-        edges = [round(block * steps / _BLOCKS) for block in range(_BLOCKS + 1)]
-        paces = list[float]()
-        for first, last in pairwise(edges):
-            seconds = max(self._ended_s[last] - self._ended_s[first], 1e-9)
-            paces.append((last - first) / seconds)
-        return median_of(paces)
+        return _pace_of(self._ended_s)
+
+    def own_steps_per_s(self) -> SpeedupInterval | None:
+        """The same without the time in which the training waited for a core."""
+        return _pace_of(self._own_ended_s)
+
+
+def _pace_of(ended_s: array[float]) -> SpeedupInterval | None:
+    steps = len(ended_s) - 1
+    if steps < LEAST_STEPS:
+        return None
+    blocks = min(max(_LEAST_BLOCKS, steps // _STEPS_A_BLOCK), _MOST_BLOCKS)
+    edges = [round(block * steps / blocks) for block in range(blocks + 1)]
+    paces = list[float]()
+    for first, last in pairwise(edges):
+        seconds = max(ended_s[last] - ended_s[first], 1e-9)
+        paces.append((last - first) / seconds)
+    return median_of(paces)
 
 
 @dataclass(kw_only=True)
@@ -58,7 +89,15 @@ class KeptVerdict:
     evidence: Evidence | None = None
     why_none: str = ""  # why there is no verdict
     pace: SpeedupInterval | None = None
+    own_pace: SpeedupInterval | None = None  # without the time that other processes took
     machine: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def waiting_share(self) -> float:
+        """The fraction of the time of steps in which the training waited for a core."""
+        if self.pace is None or self.own_pace is None:
+            return 0.0
+        return max(0.0, 1 - self.pace.value / self.own_pace.value)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -66,6 +105,7 @@ class KeptVerdict:
             "evidence": None if self.evidence is None else asdict(self.evidence),
             "why_none": None if self.verdict else self.why_none,
             "steps_per_s": None if self.pace is None else self.pace.as_dict(),
+            "own_steps_per_s": None if self.own_pace is None else self.own_pace.as_dict(),
             "machine": self.machine,
         }
 
@@ -121,20 +161,36 @@ def _is_pace(value: object) -> bool:
     return all(isinstance(number, float | int) and number > 0 for number in numbers)
 
 
+def paces_to_compare(
+    kept: KeptVerdict, baseline: Mapping[str, Any]
+) -> tuple[SpeedupInterval, dict[str, float]] | None:
+    """The pace of a training and that of the baseline, of one kind; None without a pace.
+
+    They are the own paces, where the baseline has one.
+    """
+    before = baseline.get("own_steps_per_s")
+    if kept.own_pace is not None and before is not None and _is_pace(before):
+        return kept.own_pace, before
+    return None if kept.pace is None else (kept.pace, baseline["steps_per_s"])
+
+
 def compare_with(
-    pace: SpeedupInterval, machine: Mapping[str, Any], baseline: Mapping[str, Any]
+    pace: SpeedupInterval,
+    before: Mapping[str, float],
+    machine: Mapping[str, Any],
+    machine_then: Mapping[str, Any],
 ) -> SpeedupInterval | str:
-    """The ratio of a pace to the baseline's; a sentence where the machines differ.
+    """The ratio of a pace to an earlier one; a sentence where the machines differ.
 
     Bounds: 20 (19–21) steps a second after 25 (24–26) is a ratio of 0.8, from 19 / 26 to 21 / 24.
     """
-    before = baseline["steps_per_s"]
-    differing = [name for name, value in machine.items() if baseline["machine"].get(name) != value]
+    differing = list[str]()
+    for name, value in machine.items():
+        value_then = machine_then.get(name)
+        if value != value_then:
+            differing.append(f"{name} {value} now, {value_then} then")
     if differing:
-        parts = list[str]()
-        for name in differing:
-            parts.append(f"{name} {machine[name]} now, {baseline['machine'].get(name)} then")
-        return f"not compared: another machine ({'; '.join(parts)})"
+        return f"not compared: another machine ({'; '.join(differing)})"
     return SpeedupInterval(
         pace.value / before["value"], pace.low / before["high"], pace.high / before["low"]
     )

@@ -26,10 +26,11 @@ from flatout.engine.precision import (
 from flatout.perf.measure.steps import TrainingWay
 from flatout.perf.verdict import experiments, ways
 from flatout.perf.verdict.compiled_step import compiled
-from flatout.perf.verdict.copies import OwnFeed, OwnTask, copy_of_loader, nothing_stays
+from flatout.perf.verdict.copies import OwnFeed, OwnTask, copy_of_loader
 from flatout.perf.verdict.evidence import LEAST_GAIN, ROUNDS, Evidence
 from flatout.perf.verdict.loop_race import try_fast_loop
 from flatout.perf.verdict.rules import starved
+from flatout.perf.verdict.shared_copies import nothing_stays
 from flatout.perf.verdict.ways import Refused, most_fed, other_arithmetic
 
 # For workers that keep up but for some slow batches: so many times as many batches read ahead.

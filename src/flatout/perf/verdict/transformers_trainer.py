@@ -34,6 +34,7 @@ from flatout.callbacks.hardware_watch import Watch, hardware_of
 from flatout.callbacks.phase_clocks import PHASES, DevicePhaseClock, HookPhaseClock
 from flatout.callbacks.read_places import ReadPlaces
 from flatout.distributed.collectives import are_several, of_all_ranks
+from flatout.perf.measure.own_clock import OwnClock
 from flatout.perf.verdict.evidence import LEAST_STEPS, OWN_LOADER, Evidence
 from flatout.perf.verdict.kept import KeptVerdict, Pace, describe_machine
 from flatout.perf.verdict.predicted import PREDICTED, TransformersFacts, predict_findings
@@ -157,6 +158,7 @@ class HFVerdict(TrainerCallback):
         self._may_look = not (args.torch_compile or _is_compiled(self._model))
         self._reads = ReadPlaces()
         self._pace = Pace()
+        self._own_clock = OwnClock()
         self._restart()
         self._watch = Watch([], self._log.say, _SAMPLE_S)
         if state.is_world_process_zero:
@@ -286,7 +288,7 @@ class HFVerdict(TrainerCallback):
             self._restart()
         if self._steps >= _FIRST_STEPS:
             outside_s = sum(self._between.spent.values())
-            self._pace.note_step(time.perf_counter(), outside_s)
+            self._pace.note_step(time.perf_counter(), outside_s, self._own_clock.waited_s())
         if self._steps % _EVERY_50_STEPS == 0:
             self._take_phases()
 
@@ -336,6 +338,8 @@ class HFVerdict(TrainerCallback):
             evidence=self.evidence,
             why_none=self.why_none,
             pace=self._pace.steps_per_s(),
+            # While this thread waits for a core, a GPU computes.
+            own_pace=self._pace.own_steps_per_s() if self._device.type == "cpu" else None,
             machine=describe_machine(self._device, args.world_size),
         )
         for line in self.kept.lines():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flatout.data.batches.feed import Feed, choose_feed
 from flatout.data.batches.gather import TOKENS
@@ -19,7 +19,9 @@ from flatout.engine.precision import Precision
 from flatout.models.encoder.transformer import FLAT_FAMILIES, Compute, Transformer
 from flatout.perf.measure.steps import TrainingWay
 from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence
-from flatout.tasks.task import Task
+
+if TYPE_CHECKING:
+    from flatout.tasks.task import Task
 
 BATCHES_A_RUN = 4  # gathered at once; a run gathers more, for which a try is too short
 # Batches below both are tried larger.
