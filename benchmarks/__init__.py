@@ -57,6 +57,10 @@ BENCHES = {
         "bottlenecks planted into runs: whether the verdict names them, and what its fixes are"
         " worth"
     ),
+    "doctor_run": (
+        "doctor run: bottlenecks planted into scripts of Lightning and transformers, and the gate"
+        " for CI"
+    ),
     "protections": "what the protections of a run cost: their part of each step and of each save",
     "defaults": (
         "first runs: a BiLSTM, or an encoder (--pretrained), with nothing set against its rival"

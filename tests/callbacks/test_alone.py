@@ -34,7 +34,7 @@ from flatout.callbacks.clock import PARTS
 from flatout.callbacks.device_reads import DeviceReads
 from flatout.callbacks.gpu import CURVES
 from flatout.callbacks.step_timer import _others
-from flatout.callbacks.throughput import rows_of
+from flatout.data.batches.batch_rows import rows_of
 from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.engine.peaks import Peak
 from flatout.errors import UserError

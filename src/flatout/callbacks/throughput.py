@@ -10,7 +10,7 @@ Lightning's work between two batches.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from flatout.callbacks.clock import FIRST_STEPS
 from flatout.callbacks.curve_source import CurveSource
 from flatout.callbacks.running_sums import RunningSums, Sums
+from flatout.data.batches.batch_rows import rows_of
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.engine.lightning_internals import set_fetch_hooks
 from flatout.engine.peaks import Peak, known_peak, measured_peak
@@ -139,25 +140,6 @@ class Throughput(CurveSource):
                 self._count_flops(torch.cat(self._lengths).numpy()) or 0.0
             )
             self._lengths = []
-
-
-def rows_of(batch: object, depth: int = 3) -> int:
-    """Rows of a batch of any kind: the length of the first tensor in it.
-
-    Looks into lists, tuples, mappings and attributes of objects, `depth` levels deep; 0 if there is
-    no tensor. For example 16 for `({"ids": <16 × 80>}, <16>)`.
-    """
-    if isinstance(batch, Tensor):
-        return len(batch) if batch.ndim else 1
-    named = batch if isinstance(batch, Mapping) else getattr(batch, "__dict__", {})
-    parts = batch if isinstance(batch, list | tuple) else named.values()
-    if depth == 0:
-        return 0
-    for part in parts:
-        rows = rows_of(part, depth - 1)
-        if rows:
-            return rows
-    return 0
 
 
 class FetchTimes(L.Callback):

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         metavar="TEXT",
-        help="bert, doctor, price, quality, reuse: the parts whose names hold this",
+        help="bert, doctor, doctor_run, price, quality, reuse: the parts whose names hold this",
     )
     parser.add_argument(
         "--plain", action="store_true", help="doctor: foreign modules and loaders in plain Trainers"
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     rounds = arguments.asked_rounds
     require(rounds is None or rounds > 0, "--rounds", f"{rounds} rounds", allowed="1 or more")
-    parted = ("bert", "defaults", "doctor", "price", "quality", "reuse")
+    parted = ("bert", "defaults", "doctor", "doctor_run", "price", "quality", "reuse")
     is_parted = arguments.only is None or arguments.name in parted
     require(
         is_parted,

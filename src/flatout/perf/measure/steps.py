@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +46,8 @@ class TrainingWay:
 class Taken:
     """Sums over some steps."""
 
-    seconds: float = 0.0
+    seconds: float = 0.0  # by the clock of the steps
+    wall_s: float = 0.0
     wait_s: float = 0.0  # the part of `seconds` that was spent waiting for batches
     batches: int = 0
     rows: int = 0
@@ -152,11 +153,13 @@ class Steps:
         optimizer: torch.optim.Optimizer,
         *,
         clip: float = 0.0,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`optimizer`: from `standing_optimizer`; ways of one model share it, since it is large.
 
-        `clip`: largest gradient norm; 0: no clipping.
+        `clip`: largest gradient norm; 0: no clipping. `clock`: that steps are timed by.
         """
+        self.clock = clock
         self.task = task
         self.way = way
         self.batches = batches
@@ -182,13 +185,16 @@ class Steps:
             self._step(Taken())  # the first step wakes the threads
         taken = Taken()
         count = 0
-        began = time.perf_counter()
-        while count < least or time.perf_counter() < began + seconds:
+        began = self.clock()
+        began_wall = time.perf_counter()
+        until = began_wall + seconds
+        while count < least or time.perf_counter() < until:
             self._step(taken)
             count += 1
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        taken.seconds = time.perf_counter() - began
+        taken.seconds = self.clock() - began
+        taken.wall_s = time.perf_counter() - began_wall
         return taken
 
     def close(self) -> None:
@@ -204,9 +210,9 @@ class Steps:
         self.losses = []
         ends_step = False
         while not ends_step:
-            began = time.perf_counter()
+            began = self.clock()
             batch = next(self.batches)
-            taken.wait_s += time.perf_counter() - began
+            taken.wait_s += self.clock() - began
             with arithmetic(self.way.precision, self.device):
                 loss = self.task.training_loss(batch, self.way.model)
             self.scaler.scale(loss).backward()

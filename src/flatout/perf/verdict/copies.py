@@ -1,17 +1,15 @@
 """Copy a foreign module, its optimizers and its loader, to try other ways of training with them.
 
-`OwnTask` and `OwnFeed` give the copies the shape of this package's own tasks and feeds. Copied is
-what steps change: weights, states of optimizers, random generators, and what little a data set
-notes for itself. Its large arrays and tables are shared. Where something cannot be copied,
+`OwnTask` gives the copies the shape of this package's own tasks; `OwnFeed` does so for loaders.
+Copied is what steps change: weights, states of optimizers, random generators, and what little a
+data set notes for itself. Its large arrays and tables are shared. Where something cannot be copied,
 `Refused` says so in one sentence, and nothing is tried.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import lightning as L
@@ -19,23 +17,16 @@ import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from flatout.callbacks.throughput import rows_of
 from flatout.data.batches.feed import Feed, free_memory
-from flatout.data.batches.flat_batch import FlatBatch
-from flatout.data.batches.plan import PlanSettings
-from flatout.data.feeding import FeedKind
 from flatout.distributed.both_lightnings import either
 from flatout.engine.lightning_internals import datamodule_of, overrides, set_method
+from flatout.perf.verdict.own_feed import OwnBatch
 from flatout.perf.verdict.shared_copies import complete_optimizer, copy_deeply, large_below
 from flatout.perf.verdict.ways import Refused, open_feed
 
-# Settings of a DataLoader that all tries share.
-_KEPT = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
-_OF_WORKERS = ("num_workers", "persistent_workers", "prefetch_factor")
-_MOST_BATCHES = 2048  # whose rows are drawn for all tries
 # Hooks that move a batch to the device, in their order.
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
@@ -175,119 +166,7 @@ class _Standing:
         return getattr(self._trainer, name)
 
 
-@dataclass(frozen=True, slots=True)
-class OwnBatch:
-    """A batch of a foreign loader, with the attributes of a `FlatBatch` that steps read."""
-
-    batch: Any
-    number: int
-    num_real: int
-    ends_step: bool
-    num_tokens: int = 0
-
-
-@dataclass(kw_only=True)
-class OwnFeed:
-    """A copied loader in the shape of a `Feed`: its batches on the device.
-
-    All ways of reading it (`opened`) give the same batches.
-    """
-
-    loader: Any
-    task: OwnTask
-    rows: float  # of a batch
-    accumulate: int
-    batches: float  # of an epoch
-    epochs: float
-    # for each batch of a DataLoader; None for streams and other loaders
-    rows_of_batches: list[Any] | None = None
-    changed: dict[str, Any] = field(default_factory=dict)  # arguments that differ from the loader's
-
-    def __post_init__(self) -> None:
-        self.device = self.task.device
-        self.plan = PlanSettings(
-            rows_per_batch=max(1, round(self.rows)), accumulate=self.accumulate
-        )
-        self.num_rows = max(1, round(self.rows * self.batches))
-        settings = {
-            name: getattr(self.loader, name) for name in _OF_WORKERS if hasattr(self.loader, name)
-        }
-        settings |= self.changed
-        self.num_workers = settings.get("num_workers", 0)
-        self.workers = max(1, self.num_workers)
-        self.kind = FeedKind.workers if self.num_workers else FeedKind.resident
-        self.prefetch = settings.get("prefetch_factor") or 2  # torch's default
-        # How often an epoch starts the workers.
-        stays = settings.get("persistent_workers", False)
-        self.starts = 1 / max(1.0, self.epochs) if stays else 1.0
-        self.is_torchs = (
-            isinstance(self.loader, DataLoader)
-            and type(self.loader).__iter__ is DataLoader.__iter__
-        )
-        self.is_stream = self.is_torchs and isinstance(self.loader.dataset, IterableDataset)
-        # Drawn once, so that all ways read the same rows.
-        if self.is_torchs and not self.is_stream and self.rows_of_batches is None:
-            loader = self.loader
-            sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-            self.rows_of_batches = list(itertools.islice(sampler, _MOST_BATCHES))
-
-    def opened(self, **changed: Any) -> OwnFeed:
-        """The same batches with other arguments of the DataLoader."""
-        return replace(self, changed=self.changed | changed)
-
-    def grown(self, times: int) -> OwnFeed:
-        """The same rows in batches of `times` as many; a last, smaller batch is dropped.
-
-        With `times=2`, batches [0, 1], [2, 3], [4, 5] become [0, 1, 2, 3].
-        """
-        assert self.rows_of_batches is not None
-        batches = self.rows_of_batches
-        rows = []
-        for first in range(0, len(batches) - times + 1, times):
-            rows.append(list(itertools.chain(*batches[first : first + times])))
-        return replace(
-            self,
-            rows_of_batches=rows,
-            rows=self.rows * times,
-            batches=self.batches / times,
-            accumulate=1,
-        )
-
-    def __len__(self) -> int:
-        return max(1, round(self.batches))
-
-    def set_epoch(self, epoch: int) -> None:
-        """Each epoch has the same batches."""
-
-    def __iter__(self) -> Iterator[OwnBatch]:
-        number = 0
-        move = _mover(self.task)
-        for number, batch in enumerate(self._open(), 1):
-            rows = batch.num_real if isinstance(batch, FlatBatch) else rows_of(batch)
-            yield OwnBatch(move(batch), number - 1, rows or 1, number % self.accumulate == 0)
-        if not number:
-            raise Refused("its loader can be read once")
-
-    def _open(self) -> Iterable[Any]:
-        """The loader itself if it is foreign; else a DataLoader with the changed arguments."""
-        if not self.is_torchs:
-            return self.loader
-        batching: dict[str, Any] = {"batch_sampler": self.rows_of_batches}
-        if self.is_stream:
-            batching = {"batch_size": self.loader.batch_size, "drop_last": self.loader.drop_last}
-        elif self.loader.batch_sampler is None:
-            batching = {"batch_size": None, "sampler": self.rows_of_batches}
-        settings = {name: getattr(self.loader, name) for name in _KEPT} | batching | self.changed
-        if not settings["num_workers"]:
-            settings |= {"prefetch_factor": None, "persistent_workers": False}
-        elif self.loader.num_workers:
-            settings["multiprocessing_context"] = self.loader.multiprocessing_context
-        return DataLoader(
-            self.loader.dataset, generator=torch.Generator().manual_seed(0), **settings
-        )
-
-
-def _mover(task: OwnTask) -> Callable[[Any], Any]:
+def mover_of(task: OwnTask) -> Callable[[Any], Any]:
     """A function that moves a batch to the device, by the hooks of the DataModule or the module.
 
     As in Lightning, a hook of the DataModule is used if it overrides it.

@@ -26,6 +26,7 @@ from flatout.data.feeding import FeedKind
 from flatout.engine.precision import by_lightning_name
 from flatout.errors import UserError, first_line
 from flatout.perf.measure.intervals import MOST_ROUNDS, speedup, take_turns
+from flatout.perf.measure.own_clock import OwnClock
 from flatout.perf.measure.steps import (
     Steps,
     Taken,
@@ -184,7 +185,9 @@ def try_models(task: Task, ways: list[TrainingWay], evidence: Evidence, until: f
     optimizers = {id(way.model): standing_optimizer(way.model, task) for way in ways}
     calm_s = min(_CALM_S, _CALM_SHARE * (until - time.perf_counter()))
     calm = _time_calm(task, ways[0], optimizers[id(ways[0].model)], calm_s)
-    evidence.alone_ms = calm.computing_ms
+    # Beside other processes the run's own times are not those of its steps alone.
+    is_disturbed = starved(evidence) is not None
+    evidence.alone_ms = None if is_disturbed else calm.computing_ms
     # Each flat batch has another shape, and a new shape costs time. If one of the models is flat,
     # repeating the same few batches would make it look faster than it is.
     has_other_model = any(way.model is not ways[0].model for way in ways)
@@ -202,8 +205,10 @@ def try_models(task: Task, ways: list[TrainingWay], evidence: Evidence, until: f
         was, *rates = take_turns(turns, least=ROUNDS, most=MOST_ROUNDS, until=until)
         for steps, rates_of_way in zip(list(sides)[1:], rates, strict=True):
             tried = _tried(steps.way, was, rates_of_way)
-            of_run = tried.rows_per_s / tried.as_was * evidence.model_ms / evidence.alone_ms
-            evidence.tried.append(_with_estimates(tried, of_run))
+            if evidence.alone_ms is not None:
+                of_run = tried.rows_per_s / tried.as_was * evidence.model_ms / evidence.alone_ms
+                tried = _with_estimates(tried, of_run)
+            evidence.tried.append(tried)
     finally:
         for steps in all_sides:
             steps.close()
@@ -239,7 +244,16 @@ def _open_in_process(feed: Feed) -> Feed:
 def _steps(
     task: Task, way: TrainingWay, batches: Iterator[FlatBatch], optimizer: torch.optim.Optimizer
 ) -> Steps:
-    return Steps(task, way, batches, optimizer, clip=float(task.trainer.gradient_clip_val or 0.0))
+    clip = float(task.trainer.gradient_clip_val or 0.0)
+    # With one thread each way can be timed without the time that other processes took.
+    is_alone = way.threads == 1 and way.feed.device.type == "cpu"
+    clock = OwnClock() if is_alone else time.perf_counter
+    return Steps(task, way, batches, optimizer, clip=clip, clock=clock)
+
+
+def has_own_clock(evidence: Evidence) -> bool:
+    """Whether steps can be timed while other processes keep the cores busy."""
+    return evidence.device == "cpu" and evidence.threads == 1
 
 
 def _affordable(sides: list[Steps], rate: float, until: float) -> dict[Steps, int]:
@@ -263,7 +277,7 @@ def _affordable(sides: list[Steps], rate: float, until: float) -> dict[Steps, in
                 return {}
             continue
         rows = max(round_rows, side.rows_a_step)
-        all_s = row_s + taken.seconds / taken.rows
+        all_s = row_s + taken.wall_s / taken.rows
         if affordable and time.perf_counter() + ROUNDS * rows * all_s > until:
             continue  # a later one may be faster
         round_rows = rows

@@ -27,7 +27,8 @@ from flatout.perf.verdict.evidence import ROUND_S, ROUNDS, Evidence, Tried
 from flatout.perf.verdict.ways import Refused
 
 if TYPE_CHECKING:
-    from flatout.perf.verdict.copies import OwnBatch, OwnTask
+    from flatout.perf.verdict.copies import OwnTask
+    from flatout.perf.verdict.own_feed import OwnBatch
 
 _LOOP_MS = 10.0  # the longest batch for which half a millisecond matters, which a loop may save
 _LOOP_SHARE = 0.3  # of the time that is left, what the race may take

@@ -1,7 +1,8 @@
-"""Findings on trainings by transformers' Trainer that are predicted from its clock, not raced.
+"""Findings on trainings by transformers' Trainer that are predicted from its clock.
 
-Each prediction has bounds, which say how much of the lost time a fix may leave. `rules.py` has the
-findings that need no prediction of their own.
+Where a way was raced on copies, its result is taken instead. Each prediction has bounds, which say
+how much of the lost time a fix may leave. `rules.py` has the findings that need no prediction of
+their own.
 """
 
 from __future__ import annotations
@@ -11,10 +12,16 @@ from dataclasses import dataclass
 
 from flatout.perf.measure.intervals import SpeedupInterval
 from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence
-from flatout.perf.verdict.findings import VerdictFinding, carried_over, waiting_for_reads
+from flatout.perf.verdict.findings import (
+    VerdictFinding,
+    by_trying,
+    carried_over,
+    waiting_for_reads,
+)
+from flatout.perf.verdict.rules import waiting
 
 PREDICTED = "predicted from the clock, nothing was raced"
-_LEAST_PADDING = 0.1  # fraction of the computed tokens
+LEAST_PADDING = 0.1  # fraction of the computed tokens
 _MOST_WORKERS = 8
 _BUSY = 0.5  # cores; readers that keep less of one busy wait for something else
 # Of the time of padding a fix saves at least this fraction: some of a step does not depend on it.
@@ -63,6 +70,8 @@ def _gain(evidence: Evidence, saved_ms: Sequence[float]) -> SpeedupInterval:
 def _waiting(evidence: Evidence, facts: TransformersFacts) -> VerdictFinding | None:
     """The model waits for batches."""
     wait_ms = evidence.ms_of("wait")
+    if any(tried.cause == "data" for tried in evidence.tried):
+        return waiting(evidence)
     share = evidence.share("wait")
     if share < 1 - 1 / LEAST_GAIN:
         return None
@@ -110,7 +119,9 @@ def _padding(evidence: Evidence, facts: TransformersFacts) -> VerdictFinding | N
     """The model computes padding: up to a fixed length, or up to the longest row of a batch."""
     passes_ms = evidence.ms_of("forward", "backward")
     why = f"{evidence.padding_share:.0%} of the computed tokens were padding"
-    if facts.fixed_padding >= _LEAST_PADDING:
+    if any(tried.cause == "padding" for tried in evidence.tried):
+        return by_trying(evidence, "padding", "padding", why)
+    if facts.fixed_padding >= LEAST_PADDING:
         # What lies beyond the longest row of each batch can go without grouping any rows.
         removable = facts.fixed_padding
         removed_ms = removable * passes_ms
@@ -118,7 +129,7 @@ def _padding(evidence: Evidence, facts: TransformersFacts) -> VerdictFinding | N
         fix = "DataCollatorWithPadding in place of padding='max_length'"
     else:
         removable = evidence.padding_share - _LEFT_BY_GROUPS
-        if facts.groups_lengths or removable < _LEAST_PADDING:
+        if facts.groups_lengths or removable < LEAST_PADDING:
             return None
         removed_ms = evidence.padding_share * passes_ms
         low, value = (part * removed_ms for part in _SAVED_BY_GROUPS)

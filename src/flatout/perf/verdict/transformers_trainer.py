@@ -1,8 +1,9 @@
 """`HFVerdict`: a callback for transformers' Trainer that says what limited the training.
 
 `Trainer(callbacks=[HFVerdict()])` is enough. It reads clocks at the Trainer's own events, and looks
-at the shapes and masks of batches as they enter the model. No Lightning is imported. Nothing is
-raced: each gain is predicted from the clock, with its bounds.
+at the shapes and masks of batches as they enter the model. No Lightning is imported. Each gain is
+predicted from the clock, with its bounds. Where `attach` has named the Trainer, other ways are
+raced on copies when the training has ended (`transformers_races.py`).
 
 The events of an optimizer step, and what the time up to each is counted as:
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import os
 import re
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -37,7 +39,7 @@ from flatout.distributed.collectives import are_several, of_all_ranks
 from flatout.perf.measure.own_clock import OwnClock
 from flatout.perf.verdict.evidence import LEAST_STEPS, OWN_LOADER, Evidence
 from flatout.perf.verdict.kept import KeptVerdict, Pace, describe_machine
-from flatout.perf.verdict.predicted import PREDICTED, TransformersFacts, predict_findings
+from flatout.perf.verdict.predicted import TransformersFacts, predict_findings
 from flatout.perf.verdict.rules import verdict
 from flatout.run_log import RunLog
 
@@ -55,7 +57,7 @@ _EVERY_50_STEPS = 50
 _HOOKS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 _HOOKS_TIMED = (*_HOOKS, "on_step_end", "on_log")
 # Patterns of flatout's overrides, and what a script with transformers' Trainer writes instead.
-_IN_PYTHON = {
+_IN_PYTHON: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"~callbacks\.(\w+)": r"leaving \1 out of Trainer(callbacks=…)",
     r"monitor\.flush_every=(\d+)": r"TrainingArguments(logging_steps=\1)",
     r"\+\+trainer\.val_check_interval=.*": 'TrainingArguments(eval_strategy="epoch")',
@@ -63,6 +65,11 @@ _IN_PYTHON = {
     r"(?<!\S)precision=bf16": "TrainingArguments(bf16=True)",
     r"(?<!\S)precision=fp16": "TrainingArguments(fp16=True)",
     r"(?<!\S)compile=false": "TrainingArguments(torch_compile=False)",
+    r"DataLoader\(batch_size=(\d+)\) \+\+trainer\.accumulate_grad_batches=1": (
+        r"TrainingArguments(per_device_train_batch_size=\1, gradient_accumulation_steps=1)"
+    ),
+    r"DataLoader\(batch_size=(\d+)\)": r"TrainingArguments(per_device_train_batch_size=\1)",
+    r"DataLoader\(([^)]*)\)": lambda found: f"TrainingArguments({_of_loader(found[1])})",
     r"data\.accumulate=(\d+)": r"TrainingArguments(gradient_accumulation_steps=\1)",
     r"a larger data\.batch_size|larger batches in your DataLoader": (
         "a larger per_device_train_batch_size"
@@ -120,6 +127,7 @@ class HFVerdict(TrainerCallback):
         self.evidence: Evidence | None = None
         self.why_none = "no training has ended yet"
         self.kept: KeptVerdict | None = None
+        self._trainer: Callable[[], Trainer | None] = lambda: None
         self._watched: list[TrainerCallback] = []
         self._undo = ExitStack()
         self._reading = ExitStack()
@@ -138,6 +146,13 @@ class HFVerdict(TrainerCallback):
             is_of_user = not type(callback).__module__.startswith(("transformers.", "flatout."))
             if is_of_user and callback not in self._watched:
                 self._watched.append(callback)
+
+    def race_for(self, trainer: Trainer) -> None:
+        """Race other ways on copies when a training by this Trainer has ended.
+
+        `flatout.attach(trainer)` calls this.
+        """
+        self._trainer = weakref.ref(trainer)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
@@ -328,8 +343,13 @@ class HFVerdict(TrainerCallback):
         if not state.is_world_process_zero:
             return
         if evidence is not None:
-            evidence.not_tried = PREDICTED
             facts = self._facts(args)
+            find_real = partial(_real_tokens, self._model)
+            trainer = self._trainer()
+            # Imported late: most of it is needed here only.
+            from flatout.perf.verdict.transformers_races import race_copies
+
+            race_copies(trainer, self._model, evidence, facts, find_real)
             found = predict_findings(evidence, facts)
             self.verdict = verdict(evidence, in_transformers, found)
             self.evidence = evidence
@@ -411,7 +431,13 @@ def attach_to(trainer: Trainer) -> HFVerdict:
     if not verdicts:
         trainer.add_callback(verdict)
     verdict.watch(callbacks)
+    verdict.race_for(trainer)
     return verdict
+
+
+def _of_loader(arguments: str) -> str:
+    """Arguments of a DataLoader by the Trainer's names: num_workers is dataloader_num_workers."""
+    return re.sub(r"(\w+)=", r"dataloader_\1=", arguments)
 
 
 def in_transformers(words: str) -> str:
