@@ -213,8 +213,17 @@ def test_a_larger_batch_saves_what_each_batch_costs():
     assert told["cause"] == "batch"
     assert "optim.scale_lr" in told["sentence"]
     assert told["predicted_gain"] == pytest.approx(
-        small.total_ms / 4 / (computed + other + seldom), rel=0.01
+        small.total_ms / 4 / (computed + other + seldom), rel=0.02
     )
+
+
+def test_the_bounds_of_a_larger_batch_take_reading_for_work_of_rows_or_of_batches():
+    small = replace(spending(wait=10.0), rows_per_batch=4.0, batch_size=4)
+    told = verdict(trying("batch", "data.batch_size=64", 8.0, small, rows_per_batch=64.0))
+    rest = 26.0 / 8 + 0.5 + (small.ms_of("other", "callbacks") / 16)  # ms of four rows
+    of_rows = small.total_ms / (rest + 10.0)
+    of_batches = small.total_ms / (rest + 10.0 / 16)
+    assert told["gain_low"] < of_rows < told["predicted_gain"] < of_batches < told["gain_high"]
 
 
 def test_batches_of_one_step_are_put_together_rather_than_steps_changed():

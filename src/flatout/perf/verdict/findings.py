@@ -180,7 +180,9 @@ def gain_of(evidence: Evidence, tried: Tried) -> SpeedupInterval:
     """The gain of the whole run if it trains in the way that was tried.
 
     All times are milliseconds of a row. Only the time of the parts that the way changes (`changed`)
-    is divided by the measured speedup; the rest stays, or scales with the number of batches.
+    is divided by the measured speedup; the rest stays, or scales with the number of batches. How
+    much of reading belongs to rows and how much to batches is unknown: the lower bound takes all of
+    it for rows, the upper one for batches.
     """
     ms_of = evidence.ms_of
     rows = evidence.rows_per_batch
@@ -194,18 +196,22 @@ def gain_of(evidence: Evidence, tried: Tried) -> SpeedupInterval:
     steps_change = rows * evidence.accumulate / (tried.rows_per_batch * tried.batches_per_step)
     same = ms_of("logging") / rows * steps_change + ms_of("checkpoint", "validation") / rows
     feed = ms_of("wait", "transfer") / rows
+    least_feed = feed * min(1.0, rows / tried.rows_per_batch)
     if tried.cause == "data":
         changed += feed
-    else:
-        same += feed
+        feed = 0.0
+        least_feed = 0.0
     if tried.cause == "eager":
         same += 1000 * evidence.compile_s / (evidence.batches * rows)
     total = max(evidence.total_ms, 1e-9) / rows
-    gains = []
-    for times in (tried.speedup.value, tried.speedup.low, tried.speedup.high):
-        left = changed / max(times, 1e-9) + each_batch + same
-        gains.append(total / max(left, 1e-9))
-    return carried_over(*gains)
+
+    def gain(times: float, feed_left: float) -> float:
+        left = changed / max(times, 1e-9) + each_batch + same + feed_left
+        return total / max(left, 1e-9)
+
+    speedup = tried.speedup
+    value = math.sqrt(gain(speedup.value, feed) * gain(speedup.value, least_feed))
+    return carried_over(value, gain(speedup.low, feed), gain(speedup.high, least_feed))
 
 
 def best_tried(evidence: Evidence, cause: str) -> tuple[Tried, SpeedupInterval] | None:
