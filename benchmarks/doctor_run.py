@@ -87,8 +87,8 @@ PLANTED = {
     "transformers: one row a batch": PlantedScript(
         "of_transformers.py",
         ("batch",),
-        "--width 64",
-        "--steps 1000 --batch-size 1",
+        "--width 32",
+        "--steps 2000 --batch-size 1",
         "--steps 100 --batch-size 16",
     ),
     "Lightning: rows from a slow disk, one worker": PlantedScript(

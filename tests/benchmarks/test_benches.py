@@ -103,6 +103,10 @@ FIRST_ROWS = {
         "ways to build whose bytes differ from one piece",
         "killed at 80 %: units that were done and are done again",
     ],
+    "doctor_run": [
+        "transformers: rows padded to 192 tokens",
+        "planted scripts named first, of 1",
+    ],
     "doctor": ["8 batches of 4 a step", "a callback that waits"],
     "quality": ["tweeteval_emotion, test macro_f1", "tweeteval_irony, test f1"],
 }

@@ -33,6 +33,16 @@ def test_the_words_of_a_fix_become_options_of_the_training(measure):
     assert measure.options_of_fix("end the other programs, or run elsewhere", options) is None
 
 
+def test_the_first_promise_that_can_be_applied_is_measured(measure):
+    options = measure.TrainingOptions()
+    found = {"fix": "more num_workers in your DataLoader", "override": None}
+    assert measure.choose_promise(found, options) == (found["fix"], "none", None)
+    other = {"override": "DataLoader(batch_size=128)", "gain": 2, "gain_low": 1.2, "gain_high": 4}
+    fix, promise, fixed = measure.choose_promise(found | {"others": [other]}, options)
+    assert (fix, promise) == (other["override"], "≈ 2.00× (1.20–4.00)")
+    assert fixed.batch_size == 128
+
+
 @pytest.mark.soak(seconds=60)
 @pytest.mark.parametrize("name", ["pytorch_forecasting", "darts"])
 def test_a_case_gives_a_row_and_its_weights_are_those_of_the_project_alone(measure, name):

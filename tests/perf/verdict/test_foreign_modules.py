@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import BertConfig, BertForSequenceClassification
 
 from flatout.callbacks import Verdict
+from flatout.perf.verdict import experiments, own_tries
+from flatout.perf.verdict.findings import VerdictFinding
+from flatout.perf.verdict.shared_copies import copy_deeply
 from tests.callbacks.plain import Rows, Small
 from tests.perf.verdict.trainings import Drawing, Notes, trainer_of
 
@@ -158,3 +162,29 @@ def test_what_cannot_be_copied_is_said_in_one_sentence_and_the_run_keeps_its_ver
     torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=0)
     assert callbacks[0].evidence.not_tried == f"nothing was tried: {why}"
     assert callbacks[0].verdict["sentence"].endswith(f"[nothing was tried: {why}]")
+
+
+def test_a_module_that_keeps_a_tensor_of_its_last_step_is_copied_without_the_graph():
+    module = Small()
+    module.last = (2 * next(module.parameters())).sum()
+    copied, last = copy_deeply("module", (module, module.last))
+    assert copied.last is last
+    assert last.is_leaf
+    assert torch.equal(last, module.last.detach())
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(module)
+
+
+def test_beside_other_processes_ways_of_one_thread_are_raced_by_their_own_clock(
+    long_enough, monkeypatch, tmp_path
+):
+    busy = VerdictFinding("cpu", "other processes on these cores", 0.5, "planted")
+    for module in (own_tries, experiments):
+        monkeypatch.setattr(module, "starved", lambda evidence: busy)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    found = Verdict(log=Notes())
+    trainer_of(tmp_path, found, max_steps=40).fit(Small(), DataLoader(Rows(), 1))
+    causes = {tried.cause for tried in found.evidence.tried}
+    assert "batch" in causes
+    assert causes <= {"batch", "precision"}
+    assert found.evidence.alone_ms is None

@@ -67,6 +67,7 @@ _SHORT_SHARE = 0.3
 WAITS = 0.05  # fraction of time spent waiting, from which on other feeds are tried
 _FEEDS_S = 6.0  # for feeds, in a short run
 ROWS_AROUND = 256  # rows of the batches that are raced, and of those that warm up
+_MOST_WARMING = 32  # steps
 # Steps that nothing interrupts: the fewest, and their time as a fraction of all tries, and at most.
 _CALM_STEPS = 2
 _CALM_SHARE = 0.2
@@ -270,7 +271,8 @@ def _affordable(sides: list[Steps], rate: float, until: float) -> dict[Steps, in
         if affordable and time.perf_counter() > until:
             break
         try:
-            side.take(max(1, ROWS_AROUND // side.rows_a_step))  # warms up
+            warming = min(_MOST_WARMING, ROWS_AROUND // side.rows_a_step)
+            side.take(max(1, warming))
             taken = side.take(1)
         except (RuntimeError, UserError):  # it does not fit into memory, most likely
             if not affordable:

@@ -68,12 +68,34 @@ def copy_deeply(what: str, part: object, memo: dict[int, Any] | None = None) -> 
     `Refused` if it cannot be copied; `what` names the part in the message.
     """
     try:
-        return copy.deepcopy(part, memo)
+        with _copied_graphs():
+            return copy.deepcopy(part, memo)
     except Exception as error:
         # Your own __deepcopy__ or __reduce__ may raise anything. The run itself must not fail.
         is_once = what == "loader" and isinstance(error, TypeError) and "generator" in str(error)
         why = "can be read once" if is_once else f"cannot be copied ({first_line(error)})"
         raise Refused(f"its {what} {why}") from None
+
+
+@contextmanager
+def _copied_graphs() -> Iterator[None]:
+    """Context manager in which tensors of a graph can be copied, without their graph.
+
+    Some modules keep such a tensor of their last step, and torch refuses to copy it.
+    """
+    usual = Tensor.__deepcopy__
+
+    def copy_tensor(tensor: Tensor, memo: dict[int, Any]) -> Any:
+        if tensor.is_leaf or id(tensor) in memo:
+            return usual(tensor, memo)
+        memo[id(tensor)] = tensor.detach().clone()
+        return memo[id(tensor)]
+
+    setattr(Tensor, "__deepcopy__", copy_tensor)  # noqa: B010  # mypy refuses a method
+    try:
+        yield
+    finally:
+        setattr(Tensor, "__deepcopy__", usual)  # noqa: B010  # mypy refuses a method
 
 
 def large_below(root: object) -> list[Any]:

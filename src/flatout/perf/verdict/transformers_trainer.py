@@ -112,6 +112,7 @@ class _Counts:
     rows: int = 0
     wait_s: float = 0.0
     wait_cpu_s: float = 0.0  # that this thread has computed meanwhile
+    wait_own_s: float = 0.0  # without the time in which others had its core
     start_s: float = 0.0  # of the wait: for the first batch of an epoch
     phase_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     tokens: Tensor | None = None  # real ones; rows times the longest row; computed ones
@@ -197,6 +198,7 @@ class HFVerdict(TrainerCallback):
         self._now = _Counts(began_s=now)
         self._mark_s = now
         self._mark_cpu_s = time.thread_time()
+        self._mark_waited_s = self._own_clock.waited_s()
         self._callbacks_before_s = 0.0
 
     def _time_hooks(self, callback: TrainerCallback) -> None:
@@ -222,6 +224,7 @@ class HFVerdict(TrainerCallback):
         seconds = now - self._mark_s - (callbacks_s - self._callbacks_before_s)
         self._mark_s = now
         self._mark_cpu_s = time.thread_time()
+        self._mark_waited_s = self._own_clock.waited_s()
         self._callbacks_before_s = callbacks_s
         return max(0.0, seconds)
 
@@ -234,8 +237,10 @@ class HFVerdict(TrainerCallback):
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         began_cpu_s = self._mark_cpu_s
+        began_waited_s = self._mark_waited_s
         seconds = self._take_mark()
         self._now.wait_s += seconds
+        self._now.wait_own_s += seconds - (self._mark_waited_s - began_waited_s)
         self._now.wait_cpu_s += self._mark_cpu_s - began_cpu_s
         if self._is_epoch_start:
             self._now.start_s += seconds
@@ -493,7 +498,7 @@ def _reading_cores(args: TrainingArguments, now: _Counts) -> float:
     """Cores that reading keeps busy: workers are taken to compute all the time."""
     if args.dataloader_num_workers:
         return float(args.dataloader_num_workers)
-    return now.wait_cpu_s / max(now.wait_s, 1e-9)
+    return min(1.0, now.wait_cpu_s / max(now.wait_own_s, 1e-9))
 
 
 def _recomputes(model: nn.Module) -> bool:
