@@ -15,14 +15,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout import MonitorConfig, TextDataConfig, fit
+from flatout import HeadlinesConfig, MonitorConfig, TextDataConfig, VocabularyConfig, fit
+from flatout.data import TextData
 from flatout.data.batches.flat_batch import FlatBatch, flat_batch
+from flatout.data.batches.shapes import Shapes
 from flatout.engine import compile as compiling
-from flatout.engine.compile import Passes, choose_compile, compile_layers, is_compiled
+from flatout.engine.captures import CAPTURES, GraphUse
+from flatout.engine.compile import (
+    Passes,
+    choose_compile,
+    choose_static_shapes,
+    compile_layers,
+    is_compiled,
+)
+from flatout.engine.graph_choice import planned_token_counts
 from flatout.engine.precision import Precision
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from flatout.run import resolve
 from flatout.run_log import Choice
+from flatout.tasks import Classifier
 from tests.faults.plants import Planted, RaiseAt
 from tests.faults.runs import write_rows
 from tests.params import at_once
@@ -134,6 +146,35 @@ def test_a_compiler_that_fails_is_reported_once_and_the_layers_run_eagerly(monke
     trained(model, batch_of(4, 5))  # a second warning would be an error
 
 
+@pytest.mark.soak(seconds=4)
+def test_planned_numbers_of_tokens_have_functions_of_their_own(monkeypatch):
+    graphs = traced(monkeypatch)
+    monkeypatch.setattr("torch._dynamo.config.recompile_limit", 2)
+    monkeypatch.setattr(compiling, "_USUAL_FUNCTIONS", 2)
+    eager = encoder()
+    compiled = encoder()
+    planned = (20, 28, 36)
+    compile_layers(compiled, planned)
+    for tokens in (*planned, 7):
+        batch = batch_of(3, tokens - 3)
+        for expected, found in zip(trained(eager, batch), trained(compiled, batch), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    # Two more for all other numbers, one of them for the rows of the last layer.
+    assert len(graphs) == len(planned) + 2
+    assert is_compiled(compiled)
+
+
+def test_more_functions_than_torch_keeps_leave_the_layers_eager(monkeypatch):
+    traced(monkeypatch)
+    model = encoder()
+    compile_layers(model, [8, 9])
+    monkeypatch.setattr("torch._dynamo.config.recompile_limit", 1)
+    with pytest.warns(UserWarning, match="could not compile a layer .*Layers run eagerly"):
+        for tokens in (8, 9):
+            trained(model, batch_of(3, tokens - 3))
+    assert not is_compiled(model)
+
+
 def chosen(model: Any, *, passes: int, say: Any = print) -> Choice[bool]:
     return choose_compile(model, CPU, Precision.fp32, Passes(passes, tokens=12), say)
 
@@ -162,6 +203,82 @@ def test_layers_are_compiled_where_the_gain_that_was_measured_pays(monkeypatch, 
     assert len(graphs) == 1
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(weight.grad is None for weight in model.parameters())
+
+
+@pytest.mark.soak(seconds=2)
+@pytest.mark.parametrize(
+    ("factor", "value"), [(0.5, compiling.STATIC), (0.99999, compiling.DYNAMIC)]
+)
+def test_a_function_for_each_number_of_tokens_is_made_where_that_pays(monkeypatch, factor, value):
+    graphs = traced(monkeypatch)
+    model = encoder()
+    compile_layers(model)
+    taken = iter([1.0, factor])
+    monkeypatch.setattr(compiling._Trial, "time", lambda trial, finish: next(taken))
+    passes = Passes(1_000, tokens=12, token_counts=[8, 16, 24])
+    said: list[str] = []
+    choice = choose_static_shapes(model, CPU, Precision.fp32, passes, said.append)
+    assert choice.value == value
+    assert said[0].startswith("compile: compiles a layer for one number of tokens, for 150 s at")
+    assert "compiling 3 takes" in choice.evidence
+    assert len(graphs) == 1  # for 16 tokens, the next above the mean
+    layers_compiled = model.flat_layers()[0].compiled
+    graphs.clear()
+    for tokens in (24, 20):
+        compiling._Trial(model, CPU, Precision.fp32, tokens).run(
+            partial(layers_compiled, model.flat_layers()[0])
+        )
+    # With static shapes the planned 24 tokens have another function than 20.
+    assert len(graphs) == (2 if value == compiling.STATIC else 1)
+
+
+@pytest.fixture(scope="module")
+def headlines(tmp_path_factory: pytest.TempPathFactory) -> TextData:
+    data = TextData(
+        sample=HeadlinesConfig(rows=600, eval_rows=20, classes=4),
+        batch_size=8,
+        vocabulary=VocabularyConfig(kind="wordpiece"),
+        cache=str(tmp_path_factory.mktemp("cache")),
+    )
+    data.setup("fit")
+    return data
+
+
+@pytest.mark.parametrize(
+    ("graph", "steps", "most"),
+    [
+        (GraphUse.auto, 1_000, 8),
+        (GraphUse.auto, 100, 0),
+        (GraphUse.on, 100, 8),
+        (GraphUse.off, 1_000, 0),
+    ],
+)
+def test_the_numbers_of_tokens_are_those_of_steps_that_are_captured(
+    monkeypatch, headlines, graph, steps, most
+):
+    feed = headlines.feeds.train
+    task = Classifier(TransformerConfig(hidden=16, layers=1, heads=2))
+    task.build(headlines.info)
+    assert planned_token_counts(graph, task, feed, steps) == []  # a CPU captures none
+    monkeypatch.setitem(CAPTURES, "cpu", CAPTURES["cuda"])
+    counts = planned_token_counts(graph, task, feed, steps)
+    assert bool(counts) == bool(most)
+    assert len(counts) <= most
+    shapes = Shapes.planned(feed, is_padded=False)
+    for batch in feed if most else []:
+        shape = shapes.shape_of(batch)
+        assert shape == "of other rows" or shape.tokens in counts
+
+
+def test_a_run_too_short_for_more_functions_keeps_one(monkeypatch):
+    traced(monkeypatch)
+    monkeypatch.setattr(compiling._Trial, "time", lambda trial, finish: 1e-3)
+    model = encoder()
+    compile_layers(model)
+    passes = Passes(100, tokens=12, token_counts=[8, 16])
+    choice = choose_static_shapes(model, CPU, Precision.fp32, passes, print)
+    assert (choice.value, choice.why) == (compiling.DYNAMIC, "the run is too short for more")
+    assert is_compiled(model)
 
 
 def test_a_trial_that_does_not_fit_into_the_memory_leaves_the_run_eager(monkeypatch):
@@ -216,12 +333,13 @@ def test_a_trial_says_that_it_begins_and_is_ended_when_it_takes_too_long(monkeyp
 
 @pytest.mark.soak(seconds=90)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with a C++ compiler")
+@pytest.mark.parametrize("token_counts", [(), (12,)], ids=["any number", "one number"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_layers_translated_to_machine_code_train_as_eager_ones(precision):
+def test_layers_translated_to_machine_code_train_as_eager_ones(precision, token_counts):
     torch._dynamo.reset()
     eager = encoder()
     compiled = encoder()
-    compile_layers(compiled)
+    compile_layers(compiled, token_counts)
     most = 1e-5 if precision == "fp32" else 2e-2
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         for expected, found in zip(
@@ -249,7 +367,9 @@ def run_of(folder: Path, **settings: Any) -> Any:
     )
 
 
-def require_same_bits_after_a_resume(folder: Path, **settings: Any) -> None:
+def require_same_bits_after_a_resume(
+    folder: Path, choices: dict[str, str] | None = None, **settings: Any
+) -> None:
     whole = run_of(folder / "whole", **settings)
     with pytest.raises(Planted):
         plant = RaiseAt(place="on_train_batch_end", step=14)
@@ -257,7 +377,9 @@ def require_same_bits_after_a_resume(folder: Path, **settings: Any) -> None:
     resumed = run_of(folder / "cut", resume="auto", callbacks={}, **settings)
     assert resumed.summary["training"]["resumed_from"] == 14
     for each in (whole, resumed):
-        assert choices_of(each.summary)["compile"] is True
+        made = choices_of(each.summary)
+        for name, value in {"compile": True, **(choices or {})}.items():
+            assert made[name] == value
     expected = model_weights(whole.folder)
     found = model_weights(resumed.folder)
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
@@ -270,6 +392,18 @@ def test_a_run_that_chose_to_compile_resumes_to_the_same_bits(monkeypatch, tmp_p
     times = itertools.cycle([1e6, 1.0])  # a gain that pays in so short a run
     monkeypatch.setattr(compiling._Trial, "time", lambda trial, finish: next(times))
     require_same_bits_after_a_resume(tmp_path)
+    assert graphs
+    assert next(times) == 1e6, "the resumed run measures nothing again"
+
+
+@pytest.mark.soak(seconds=3)
+def test_a_run_that_chose_static_shapes_resumes_to_the_same_bits(monkeypatch, tmp_path):
+    graphs = traced(monkeypatch)
+    monkeypatch.setattr(compiling, "_USUAL_COMPILE_S", 0.0)
+    monkeypatch.setattr(resolve, "planned_token_counts", lambda *unused: [40, 45, 50])
+    times = itertools.cycle([1e6, 1e5, 1e5, 1.0])  # eager, compiled, and compiled for one number
+    monkeypatch.setattr(compiling._Trial, "time", lambda trial, finish: next(times))
+    require_same_bits_after_a_resume(tmp_path, {"compiled shapes": compiling.STATIC})
     assert graphs
     assert next(times) == 1e6, "the resumed run measures nothing again"
 

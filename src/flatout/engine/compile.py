@@ -4,6 +4,10 @@ In a flat encoder the part of a layer after attention is compiled, once for all 
 of tokens. Attention stays eager. `compile=auto` times one layer both ways before training, and
 compiles if the run saves more seconds than compiling takes. A trial that takes too long is ended:
 it may spend half of what compiling can save at most. `compile=true` compiles any model.
+
+Where steps are captured, batches are brought to at most eight numbers of tokens (`shapes.py`). A
+function that is compiled for one number may be faster than that for any number. Each number costs a
+compilation, so this is chosen by a second trial (`choose_static_shapes`).
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ import importlib
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeGuard
@@ -29,22 +34,30 @@ from flatout.models.encoder.layers import FlatLayer
 from flatout.models.encoder.network import Transformer
 from flatout.run_log import Choice, Say
 
+DYNAMIC = "dynamic"
+STATIC = "static shapes"
+"""Compiled layers have one function for all batches, or one for each number of tokens."""
 _USUAL_COMPILE_S = 25.0  # compiling takes at least so long; measured with 2 cores
 _MOST_SAVED = 0.5  # fraction of the time after attention that compiling saves at most
 _TRIAL_SHARE = 0.5  # of the seconds that compiling can save: a trial may take so long
 _LONGEST_TRIAL_S = 180.0  # a compiler that takes longer hangs; a guess
 _ROUNDS = 5  # of timing a layer
+_USUAL_FUNCTIONS = 8  # that torch keeps of one method
+_MOST_SAVED_BY_STATIC = 0.3
+"""Fraction of a compiled layer's time that a fixed number of tokens saves at most; a guess."""
 
 
-def compile_in_place(model: nn.Module, device: torch.device) -> None:
+def compile_in_place(
+    model: nn.Module, device: torch.device, token_counts: Sequence[int] = ()
+) -> None:
     """Let torch compile a model when it is first trained; validation stays eager.
 
-    Refused if torch cannot compile here.
+    `token_counts`: see `compile_layers`. Refused if torch cannot compile here.
     """
     why = why_not(device)
     require(not why, "compile", why, hint="Set compile=false, or install one (g++ or clang).")
     if compiles_layers(model):
-        compile_layers(model)
+        compile_layers(model, token_counts)
         return
     plain = model._call_impl
     compiled = torch.compile(plain)
@@ -68,17 +81,23 @@ def is_compiled(model: nn.Module) -> bool:
     )
 
 
-def compile_layers(model: Transformer) -> None:
+def compile_layers(model: Transformer, token_counts: Sequence[int] = ()) -> None:
     """Compile what follows attention, once for each class of layer.
 
-    After a failure all layers run eagerly, with a warning.
+    `token_counts`: numbers of tokens that get a function each; all others share one. After a
+    failure all layers run eagerly, with a warning.
     """
     layers = model.flat_layers()
     kinds = {type(layer) for layer in layers}
-    compiled = {kind: torch.compile(kind.finish, dynamic=True, fullgraph=True) for kind in kinds}
-    failures = importlib.import_module("torch._dynamo.exc").TorchDynamoException
+    for_any = {kind: torch.compile(kind.finish, dynamic=True, fullgraph=True) for kind in kinds}
+    for_one = {kind: torch.compile(kind.finish, dynamic=False, fullgraph=True) for kind in kinds}
+    planned = frozenset(token_counts)
+    _allow_functions(len(planned))
+    errors = importlib.import_module("torch._dynamo.exc")
+    failures = (errors.TorchDynamoException, errors.FailOnRecompileLimitHit)
 
     def run(layer: FlatLayer, *inputs: Any) -> Tensor:
+        compiled = for_one if len(inputs[0]) in planned else for_any
         try:
             states: Tensor = compiled[type(layer)](layer, *inputs)
         except failures as error:
@@ -96,12 +115,24 @@ def compile_layers(model: Transformer) -> None:
         layer.compiled = run
 
 
+def _allow_functions(num_token_counts: int) -> None:
+    """Let torch keep a function for each number of tokens; it keeps eight of a method as it comes.
+
+    A class of layer may have two, as ModernBERT's first layer differs from the others.
+    """
+    config: Any = importlib.import_module("torch._dynamo.config")
+    needed = _USUAL_FUNCTIONS + 2 * num_token_counts
+    config.recompile_limit = max(config.recompile_limit, needed)
+
+
 @dataclass(frozen=True, slots=True)
 class Passes:
     """The forward passes of a run: how many, and about how many tokens each has."""
 
     count: int
     tokens: int
+    token_counts: Sequence[int] = ()
+    """The numbers of tokens that captured steps have, ascending; empty where any may occur."""
 
 
 def choose_compile(
@@ -115,20 +146,45 @@ def choose_compile(
         return Choice(False, why, "compile=auto")
     tokens = passes.tokens
     choice = Choice(False, "a trial did not fit into memory", f"a layer with {tokens:,} tokens")
+    with _trying(device, precision):
+        trial = _Trial(model, device, precision, tokens)
+        choice = _measure(model, trial, passes.count, say)
+    if not choice.value:
+        for layer in model.flat_layers():
+            layer.compiled = None
+    return choice
+
+
+def choose_static_shapes(
+    model: Transformer, device: torch.device, precision: Precision, passes: Passes, say: Say
+) -> Choice[str]:
+    """Whether compiled layers get a function for each number of tokens that captured steps have.
+
+    The model's layers are compiled already. They stay compiled, in the way that is chosen.
+    """
+    counts = passes.token_counts
+    tokens = next((count for count in counts if count >= passes.tokens), counts[-1])
+    choice = Choice(DYNAMIC, "a trial did not fit into memory", f"a layer with {tokens:,} tokens")
+    with _trying(device, precision):
+        trial = _Trial(model, device, precision, tokens)
+        choice = _measure_static(model, trial, passes, say)
+    if choice.value == DYNAMIC:
+        compile_layers(model)
+    return choice
+
+
+@contextmanager
+def _trying(device: torch.device, precision: Precision) -> Iterator[None]:
+    """Context manager around a trial: out-of-memory ends it, and random numbers stay as before."""
     random_devices = [device] if device.type == "cuda" else []
     with (
         CatchOutOfMemory() as caught,
         torch.random.fork_rng(random_devices),
         arithmetic(precision, device),
     ):
-        trial = _Trial(model, device, precision, tokens)
-        choice = _measure(model, trial, passes.count, say)
+        yield
     if caught.message:
         give_back_memory()
-    if not choice.value:
-        for layer in model.flat_layers():
-            layer.compiled = None
-    return choice
 
 
 def _measure(model: Transformer, trial: _Trial, passes: int, say: Say) -> Choice[bool]:
@@ -160,9 +216,7 @@ def _measure(model: Transformer, trial: _Trial, passes: int, say: Say) -> Choice
     compile_s = time.perf_counter() - began
     if why_none:
         return Choice(False, "torch could not compile a layer", why_none)
-    compiled = model.flat_layers()[0].compiled
-    assert compiled is not None
-    compiled_s = trial.time(partial(compiled, trial.layer))
+    compiled_s = trial.time(_compiled(model, trial))
     saved_s = (eager_s - compiled_s) * layer_passes
     times = f"{1e3 * eager_s:.1f} ms, compiled {1e3 * compiled_s:.1f} ms"
     evidence = (
@@ -174,14 +228,55 @@ def _measure(model: Transformer, trial: _Trial, passes: int, say: Say) -> Choice
     return Choice(False, "it would save less time than it takes", evidence)
 
 
-def _compile_within(seconds: float, model: Transformer, trial: _Trial) -> str:
+def _measure_static(model: Transformer, trial: _Trial, passes: Passes, say: Say) -> Choice[str]:
+    """Time a layer compiled for any number of tokens and for one alone, and choose."""
+    counts = passes.token_counts
+    dynamic_s = trial.time(_compiled(model, trial))
+    layer_passes = passes.count * model.described.num_hidden_layers
+    most_s = dynamic_s * layer_passes * _MOST_SAVED_BY_STATIC
+    limit_s = min(most_s * _TRIAL_SHARE / len(counts), _LONGEST_TRIAL_S)
+    if limit_s < _USUAL_COMPILE_S:
+        evidence = f"{most_s:.1f} s saved at most by {len(counts)} more compilations"
+        return Choice(DYNAMIC, "the run is too short for more", evidence)
+    say(f"compile: compiles a layer for one number of tokens, for {limit_s:,.0f} s at most")
+    began = time.perf_counter()
+    try:
+        why_none = _compile_within(limit_s, model, trial, counts)
+    except NoAlarmError:
+        return Choice(DYNAMIC, "a trial could not be ended in time here", f"{limit_s:.0f} s")
+    except TooLong:
+        importlib.import_module("torch._dynamo").reset()
+        return Choice(DYNAMIC, "a trial took too long", f"{limit_s:.0f} s")
+    compile_s = (time.perf_counter() - began) * len(counts)
+    if why_none:
+        return Choice(DYNAMIC, "torch could not compile a layer", why_none)
+    static_s = trial.time(_compiled(model, trial))
+    saved_s = (dynamic_s - static_s) * layer_passes
+    evidence = (
+        f"a layer takes {1e3 * dynamic_s:.1f} ms compiled for any number of tokens,"
+        f" {1e3 * static_s:.1f} ms for one: saves {saved_s:.0f} s, compiling {len(counts)} takes"
+        f" {compile_s:.0f} s"
+    )
+    if saved_s > compile_s:
+        return Choice(STATIC, "they save more time than they take", evidence)
+    return Choice(DYNAMIC, "static shapes would save less time than they take", evidence)
+
+
+def _compiled(model: Transformer, trial: _Trial) -> Callable[..., Tensor]:
+    """The compiled function of the layer that is timed."""
+    compiled = model.flat_layers()[0].compiled
+    assert compiled is not None
+    return partial(compiled, trial.layer)
+
+
+def _compile_within(
+    seconds: float, model: Transformer, trial: _Trial, token_counts: Sequence[int] = ()
+) -> str:
     """Compile the layers and train one; why that failed, empty where it did not."""
     with warnings.catch_warnings(record=True) as caught, limit_seconds(seconds):
         warnings.simplefilter("always")
-        compile_layers(model)
-        compiled = model.flat_layers()[0].compiled
-        assert compiled is not None
-        trial.run(partial(compiled, trial.layer))
+        compile_layers(model, token_counts)
+        trial.run(_compiled(model, trial))
     if model.flat_layers()[0].compiled is None:
         return str(caught[-1].message)
     return ""

@@ -110,6 +110,21 @@ def _choose_shapes(feed: Feed, module: L.LightningModule) -> Shapes:
     )
 
 
+def planned_token_counts(
+    asked: GraphUse, task: L.LightningModule, feed: Feed, steps: int
+) -> list[int]:
+    """Tokens of the batches of captured steps, of a task that runs flat; empty if none are.
+
+    Asked before there is a Trainer, so its reasons against captured steps are not among these.
+    """
+    is_captured = asked is not GraphUse.off and feed.device.type in CAPTURES
+    if not is_captured or (asked is GraphUse.auto and steps < _LEAST_STEPS):
+        return []
+    if _reason_against_module(task) or _reason_against_feed(feed):
+        return []
+    return _choose_shapes(feed, task).token_counts
+
+
 def require_captures(asked: GraphUse, world: int, device: torch.device) -> None:
     """Refuse `graph=on` where no step can be captured; before any data is read."""
     if asked is not GraphUse.on:

@@ -21,7 +21,15 @@ from flatout.config import RunConfig
 from flatout.data.batches.gather import TOKENS
 from flatout.distributed.limits import keep_freed_memory, let_segments_grow
 from flatout.distributed.ranks import Ranks, cores_here
-from flatout.engine.compile import Passes, choose_compile, compile_in_place, compiles_layers
+from flatout.engine.compile import (
+    STATIC,
+    Passes,
+    choose_compile,
+    choose_static_shapes,
+    compile_in_place,
+    compiles_layers,
+)
+from flatout.engine.graph_choice import planned_token_counts
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, choose_precision, fast_fp32_products
 from flatout.engine.run_length import batches_in_epoch, planned_steps, whole_steps
@@ -33,6 +41,8 @@ from flatout.run.context import OurParts, Run, RunContext, Settings
 from flatout.run.run_folder import RunFolder
 from flatout.run_log import Choice
 from flatout.tasks.metrics import require_metric
+
+_COMPILED_SHAPES = "compiled shapes"
 
 
 def resolve(config: RunConfig, ours: OurParts, context: RunContext) -> Settings:
@@ -206,34 +216,63 @@ def exact_products(run: Run, device: torch.device) -> Iterator[None]:
 def compile_network(run: Run, ours: OurParts) -> None:
     """Compile as asked; by default the layers of a flat encoder where that pays.
 
-    A resumed run keeps its choice.
+    A resumed run keeps its choices.
     """
-    settings = run.settings
-    task = ours.task
-    asked = settings.asked.compile
+    model = ours.task.model
+    asked = run.settings.asked.compile
     folder = run.folder
     if asked:
-        compile_in_place(task.model, run.device)
+        compile_in_place(model, run.device)
         folder.decision("compile", True, "asked for", "the first step waits for it")
-    if asked is not None or not compiles_layers(task.model):
+    if asked is not None or not compiles_layers(model):
         return
-    before = folder.before.get("compile")
-    if before:
-        choice = Choice(before["value"], before["why"], before["evidence"])
-        if choice.value:
-            compile_in_place(task.model, run.device)
+    shapes: Choice[str] | None = None
+    if "compile" in folder.before:
+        choice, shapes = _compile_as_before(run, ours)
     elif run.ranks.are_several:
         choice = Choice(
             False, "compile=auto measures on one device", "compile=true compiles on several"
         )
     else:
-        feed = ours.feeds.train
-        plan = feed.plan
-        tokens = plan.rows_per_batch * float(feed.split.lengths(TOKENS).mean())
-        if plan.tokens_per_batch:
-            tokens = min(tokens, plan.tokens_per_batch)
-        passes = Passes((settings.total_steps or 1) * plan.accumulate, int(tokens))
-        choice = choose_compile(
-            task.model, feed.device, settings.precision.value, passes, folder.say
-        )
+        device = ours.feeds.train.device
+        precision = run.settings.precision.value
+        passes = _passes_of(run, ours)
+        choice = choose_compile(model, device, precision, passes, folder.say)
+        if choice.value and passes.token_counts:
+            shapes = choose_static_shapes(model, device, precision, passes, folder.say)
     folder.decision("compile", choice.value, choice.why, choice.evidence)
+    if shapes is not None:
+        folder.decision(_COMPILED_SHAPES, shapes.value, shapes.why, shapes.evidence)
+
+
+def _compile_as_before(run: Run, ours: OurParts) -> tuple[Choice[bool], Choice[str] | None]:
+    """Compile as a resumed run did; its choices."""
+    before = run.folder.before
+    choice = Choice[bool](**_choice_of(before["compile"]))
+    shapes: Choice[str] | None = None
+    if _COMPILED_SHAPES in before:
+        shapes = Choice[str](**_choice_of(before[_COMPILED_SHAPES]))
+    if choice.value:
+        is_static = shapes is not None and shapes.value == STATIC
+        token_counts = _passes_of(run, ours).token_counts if is_static else ()
+        compile_in_place(ours.task.model, run.device, token_counts)
+    return choice, shapes
+
+
+def _choice_of(kept: dict[str, Any]) -> dict[str, Any]:
+    """A choice without its name, as a summary keeps it."""
+    return {name: value for name, value in kept.items() if name != "name"}
+
+
+def _passes_of(run: Run, ours: OurParts) -> Passes:
+    """The forward passes of a run of a flat encoder."""
+    feed = ours.feeds.train
+    plan = feed.plan
+    steps = run.settings.total_steps or 1
+    tokens = plan.rows_per_batch * float(feed.split.lengths(TOKENS).mean())
+    if plan.tokens_per_batch:
+        tokens = min(tokens, plan.tokens_per_batch)
+    counts = list[int]()
+    if plan.accumulate == 1 and not run.ranks.are_several:
+        counts = planned_token_counts(run.settings.asked.graph, ours.task, feed, steps)
+    return Passes(steps * plan.accumulate, int(tokens), counts)

@@ -134,6 +134,11 @@ class Shapes:
             return self.rows * self.longest
         return self.rows * self.sizes[-1] + 1 if self.is_padded else self.sizes[-1]
 
+    @property
+    def token_counts(self) -> list[int]:
+        """Tokens of the buffers of flat batches, ascending."""
+        return [self.most_tokens] if self.is_even else self.sizes
+
     def shape_of(self, batch: FlatBatch) -> Shape | str:
         """The shape for a batch, or in words why there is none."""
         if batch.num_rows != self.rows or batch.num_real != self.rows:
