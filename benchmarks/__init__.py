@@ -42,6 +42,7 @@ BENCHES = {
         "a card: kernels, steps that never wait, whole runs in three precisions, speed, ranks on"
         " two cards"
     ),
+    "rates": "a card: tokens or rows a second of six trainings, a row of docs/card_rates.md",
     "price": (
         "runs that are priced and trained: error, intervals, memory (--data for published sets)"
     ),

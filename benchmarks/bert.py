@@ -155,7 +155,7 @@ def base_claims(
     """
     shape = shape or {"hidden": 768, "layers": 12, "heads": 12}
     # more than an epoch of the largest batches
-    texts = {"train": _joined_tweets(2, 11, tweets=60_000)}
+    texts = {"train": joined_tweets(2, 11, tweets=60_000)}
     bench = BertBench(folder, options, texts, max_length=512, shape=shape, device=device)
     tweets = BertBench(
         folder, options, _tweets(options), max_length=128, shape=shape, device=device
@@ -210,7 +210,7 @@ def _long_texts(options: Options) -> dict[str, Any]:
     """
     if options.data is None or options.quick:
         return {
-            "train": _joined_tweets(
+            "train": joined_tweets(
                 most=options.choose(60, 25, 25), tweets=options.choose(30_000, 6_000, 6_000)
             )
         }
@@ -231,7 +231,7 @@ def _published(folder: Path) -> dict[str, Any]:
     return {split: str(path) for split, path in found.items() if path is not None}
 
 
-def _joined_tweets(fewest: int = 5, most: int = 60, tweets: int = 30_000) -> dict[str, list[str]]:
+def joined_tweets(fewest: int = 5, most: int = 60, tweets: int = 30_000) -> dict[str, list[str]]:
     """Texts of so many tweets each."""
     from flatout.data.samples.tweets import TweetsTable
 
@@ -484,6 +484,22 @@ class BertBench:
             {name: statistics.median(values) for name, values in theirs.items()},
             peaks,
         )
+
+    def best_of_theirs(self, warm: int, steps: int) -> tuple[str, float]:
+        """The Trainer's fastest way but its default, and its tokens a second after `warm` steps."""
+        rates = dict[str, float]()
+        for name, settings in _kinds(self.options).items():
+            if not settings:
+                continue
+            timeline = self._theirs(
+                self._model(compute=Compute.padded).net,
+                warm + steps,
+                self._in_random_order(warm + steps),
+                settings,
+                (warm, warm + steps),
+            )
+            rates[name] = timeline.tokens_per_s(warm)
+        return max(rates.items(), key=lambda rate: rate[1])
 
     def compiled(self) -> tuple[float, str]:
         """Our tokens a second with layers that torch compiled, as a long run's are; 0 with

@@ -26,8 +26,10 @@ import torch
 
 from benchmarks.card.graphs import GRAPH_ROWS, graph_claims
 from benchmarks.card.kernels import KERNEL_ROWS, kernel_claims
+from benchmarks.card.launches import LAUNCH_ROWS, TRAINER_ROWS, launch_claims, trainer_claims
 from benchmarks.card.place import ROOT, RUNS_AT_ONCE, Place
 from benchmarks.card.ranks import RANK_ROWS, rank_claims
+from benchmarks.card.rates import RATE_ROWS, rate_claims
 from benchmarks.card.runs import (
     COMMAND_ROWS,
     MEMORY_ROWS,
@@ -66,7 +68,7 @@ PARTS = {
     "start": Part(START_ROWS, start_claims),
     "kernels": Part(KERNEL_ROWS, kernel_claims),
     "steps": Part(STEP_ROWS, step_claims),
-    "graphs": Part(GRAPH_ROWS, graph_claims, 180),
+    "graphs": Part(GRAPH_ROWS, graph_claims, 240),
     "curves": Part(curve_rows(*_TEXTS), curves_of(*_TEXTS), 180),
     "recordings and bits": Part(curve_rows(*_OTHERS), curves_of(*_OTHERS), 180),
     "resume": Part(RESUME_ROWS, resume_claims, 180),
@@ -74,6 +76,9 @@ PARTS = {
     "commands": Part(COMMAND_ROWS, command_claims, 240),
     "encoder": Part(ENCODER_ROWS, encoder_claims, 300, needs="accelerate", is_check=False),
     "lstm": Part(LSTM_ROWS, lstm_claims, is_check=False),
+    "launches": Part(LAUNCH_ROWS, launch_claims, 300, is_check=False),
+    "trainer": Part(TRAINER_ROWS, trainer_claims, 240, needs="accelerate", is_check=False),
+    "rates": Part(RATE_ROWS, rate_claims, 240, is_check=False),
     "two cards": Part(RANK_ROWS, rank_claims, 180, cards=2),
 }
 _ALL_S = 600

@@ -4,7 +4,7 @@ that reads the loss.
 `UsualLoop` makes a window a row of a Dataset, allocates the hidden state in each batch, reads two
 numbers and writes a log line a batch. `TunedLoop` has its windows as tensors, takes batches by
 index, reads one number a batch and writes no line. In both, columns are added and windows copied
-out beforehand: no epoch counts that.
+out beforehand: no epoch counts that. `GraphedLoop` is the tuned one with its step in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from flatout.engine.captures import Capture, Replayable
 from flatout.ladder.usual.battery import UsualLSTM
 
 CLIP = 0.5
@@ -134,3 +135,54 @@ class TunedLoop:
             self.optimizer.step()
             total += loss.item()
         return time.perf_counter() - started
+
+
+class GraphedLoop(TunedLoop):
+    """A tuned loop whose whole step is captured: the fastest that is written by hand."""
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        hidden: int,
+        batch: int,
+        capture: Capture,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(inputs, targets, hidden, batch, device=device)
+        is_cpu = device == "cpu"
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=1e-3, fused=True, capturable=not is_cpu
+        )
+        self.batch_inputs = self.inputs[:batch].clone()
+        self.batch_targets = self.targets[:batch].clone()
+        self.total = torch.zeros((), device=self.inputs.device)
+        self._capture = capture
+        self._step: Replayable | None = None
+
+    def epoch(self) -> float:
+        """Seconds; the step is captured before the first epoch."""
+        if self._step is None:
+            for _ in range(3):  # libraries choose kernels, and the optimizer makes its state
+                self.take_step()
+            self.optimizer.zero_grad()
+            self._step = self._capture.capture(self.take_step)
+        started = time.perf_counter()
+        self.total.zero_()
+        order = torch.randperm(len(self.inputs), device=self.inputs.device)
+        # The last rows make no whole batch: a graph has one shape.
+        for chosen in order[: len(order) // self.batch * self.batch].split(self.batch):
+            torch.index_select(self.inputs, 0, chosen, out=self.batch_inputs)
+            torch.index_select(self.targets, 0, chosen, out=self.batch_targets)
+            self._step.replay()
+        self.total.item()
+        return time.perf_counter() - started
+
+    def take_step(self) -> None:
+        """A step on the rows in its buffers."""
+        self.optimizer.zero_grad()
+        loss = nn.functional.mse_loss(self.model(self.batch_inputs), self.batch_targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), CLIP, foreach=True)
+        self.optimizer.step()
+        self.total += loss.detach()

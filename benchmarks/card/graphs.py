@@ -23,16 +23,7 @@ _STEPS = 100
 _LEAST = 90
 """Of a hundred steps, the first are plain, and the last batch of an epoch has other rows."""
 _NAMES: dict[str, Any] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
-REFUSED = {
-    "an optimizer that is not fused",
-    "deberta",
-    "means of windows",
-    "largest of windows",
-    "masked words",
-    "bits",
-    "rnn",
-    "rnn with a carried state",
-}
+REFUSED = {"an optimizer that is not fused", "deberta"}
 """Cases that train plainly: `docs/gpu.md` says why."""
 _TAKEN = [name for name in CASES if name not in REFUSED]
 GRAPH_ROWS = tuple(f"of {_STEPS} steps replayed: {name}" for name in _TAKEN)

@@ -248,10 +248,10 @@ def compile_network(run: Run, ours: OurParts) -> None:
 def _compile_as_before(run: Run, ours: OurParts) -> tuple[Choice[bool], Choice[str] | None]:
     """Compile as a resumed run did; its choices."""
     before = run.folder.before
-    choice = Choice[bool](**_choice_of(before["compile"]))
+    choice: Choice[bool] = _choice_of(before["compile"])
     shapes: Choice[str] | None = None
     if _COMPILED_SHAPES in before:
-        shapes = Choice[str](**_choice_of(before[_COMPILED_SHAPES]))
+        shapes = _choice_of(before[_COMPILED_SHAPES])
     if choice.value:
         is_static = shapes is not None and shapes.value == STATIC
         token_counts = _passes_of(run, ours).token_counts if is_static else ()
@@ -259,9 +259,8 @@ def _compile_as_before(run: Run, ours: OurParts) -> tuple[Choice[bool], Choice[s
     return choice, shapes
 
 
-def _choice_of(kept: dict[str, Any]) -> dict[str, Any]:
-    """A choice without its name, as a summary keeps it."""
-    return {name: value for name, value in kept.items() if name != "name"}
+def _choice_of(kept: dict[str, Any]) -> Choice[Any]:
+    return Choice(kept["value"], kept["why"], kept["evidence"])
 
 
 def _passes_of(run: Run, ours: OurParts) -> Passes:
