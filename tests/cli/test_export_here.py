@@ -197,7 +197,7 @@ def test_the_program_beside_the_weights_answers_as_the_run_does(
     predictor = Predictor.load(trained(tmp_path, data))
     export(predictor, tmp_path)
     least = predictor.least_shares().tolist()
-    asked = {"onnx": False, "is_encoder": True, "file": WEIGHTS}
+    asked = {"onnx": False, "is_encoder": True, "is_mixed": False, "file": WEIGHTS}
     asked |= {"problem": problem.value, "least": least}
     (tmp_path / "predict.py").write_text(render_text("predict.py", **asked))
     texts = ["oak 3 of ten", "fern and slate", "rose 8 of ten", "A senate, a ballot!"]

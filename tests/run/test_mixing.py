@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import runpy
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +25,15 @@ from flatout import (
 )
 from flatout.config import MonitorConfig
 from flatout.data import TextData
+from flatout.data.problem import Problem
 from flatout.errors import UserError
-from flatout.inference.model_folder import LINEAR
+from flatout.inference.linear_part import LINEAR, LinearPart
+from flatout.inference.model_folder import ModelFolder
+from flatout.inference.onnx_file import write_signature
+from flatout.inference.words_onnx import LINEAR_PROGRAM
 from flatout.models.linear_text import QuickModel
 from flatout.run.rival import score_linear
-from flatout.tasks.mixture import Mixture
+from flatout.tasks.mixture import Mixture, log_shares
 from tests.verbs import verb
 
 SMALL = BiLSTMConfig(embedding=8, hidden=8)
@@ -102,9 +110,61 @@ def test_the_rival_beside_the_score_is_the_plain_linear_model_fitted_once(tmp_pa
     assert of_run == pytest.approx({f"test/{name}": value for name, value in apart.items()})
 
 
-def test_onnx_that_cannot_hold_both_is_refused_with_the_way_out(result, capsys):
-    assert verb("export", result.folder, "--onnx") == 2
-    assert "Train with model.ngrams=off" in capsys.readouterr().err
+@pytest.fixture(scope="module")
+def exported(result) -> Path:
+    assert verb("export", result.folder, "--onnx") == 0
+    return result.folder / "export"
+
+
+def test_an_exported_folder_answers_as_both_do(result, exported, tmp_path, capsys):
+    file = tmp_path / "rows.csv"
+    texts = [*TEST["text"], "ÉCOLE naïve 日本語", "a", "wave " * 300]
+    file.write_text("\n".join(["text", *texts, ""]), encoding="utf-8")
+    assert verb("verify", result.folder, file) == 0
+    printed = capsys.readouterr().out
+    assert f"model.onnx  same answer in {len(texts)} of" in printed
+    # the network's logits alone are other answers
+    told = json.loads((exported / "signature.json").read_text(encoding="utf-8"))
+    copy = shutil.copytree(exported, tmp_path / "alone")
+    del told["linear"]
+    (copy / "signature.json").write_text(json.dumps(told), encoding="utf-8")
+    assert verb("verify", result.folder, file, "--form", copy) == 1
+
+
+def test_the_program_of_an_exported_folder_answers_without_flatout(
+    result, exported, monkeypatch, capsys
+):
+    program = exported / "predict.py"
+    both = program.read_text(encoding="utf-8") + (exported / LINEAR_PROGRAM).read_text("utf-8")
+    assert "import flatout" not in both
+    assert "from flatout" not in both
+    assert "import torch" not in both
+    texts = ["tide and shore word3", "rock of the summit word9"]
+    monkeypatch.setattr(sys, "argv", [str(program), *texts])
+    monkeypatch.syspath_prepend(exported)
+    runpy.run_path(str(program))
+    expected = [
+        f"{answer.label} ({answer.probability:.3f}): {text}"
+        for answer, text in zip(result.predict(texts), texts, strict=True)
+    ]
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+@pytest.mark.parametrize("problem", ["single", "multi"])
+def test_the_linear_part_reads_texts_as_the_linear_model_does(problem, tmp_path):
+    kind = Problem(problem)
+    table = rows(60)
+    classes = np.array([list(TOPICS).index(label) for label in table["label"]])
+    targets = np.eye(2, dtype=int)[classes] if kind is Problem.multi else classes
+    trained_model = QuickModel(kind, 2).fit(table["text"], targets)
+    model = QuickModel.of_arrays(kind, 2, trained_model.arrays())
+    ModelFolder(tmp_path).write_linear_model(model)
+    signature = {"problem": problem, "linear": {"file": LINEAR, "weight": 0.5}}
+    write_signature(tmp_path, signature)
+    texts = ["", " ", "a", "Ünïcode \ue000 日本 wave!", "x " * 900 + "summit", *TEST["text"][:9]]
+    expected = 0.5 * log_shares(model.predict(texts), kind)
+    found = LinearPart(tmp_path).read(texts)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_ngrams_off_leaves_the_network_alone(tmp_path):

@@ -33,6 +33,7 @@ from flatout.data.tokens.subwords import PAIR
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
 from flatout.inference.export import outputs_of, plain_model
+from flatout.inference.linear_part import LinearPart
 from flatout.inference.masked_words import MaskedWordPredictor
 from flatout.inference.model_folder import SETTINGS
 from flatout.inference.onnx_file import SIGNATURE, open_onnx, read_by
@@ -193,6 +194,7 @@ class FolderPredictor(Predictor):
     tokenizer: Any
     ask: Ask
     where: str = ""
+    linear_part: LinearPart | None = None  # what is added to the logits of an ONNX file
 
     @classmethod
     def of_folder(cls, folder: Path, text: str = "text") -> FolderPredictor:
@@ -242,8 +244,10 @@ class FolderPredictor(Predictor):
         num_outputs = self.labels.num_outputs
         found = [torch.empty(0, num_outputs)]
         for start in range(0, len(rows), _ROWS_AT_ONCE):
-            columns = map(list, zip(*rows[start : start + _ROWS_AT_ONCE], strict=True))
+            columns = list(map(list, zip(*rows[start : start + _ROWS_AT_ONCE], strict=True)))
             answers = self.ask(self.tokenizer(*columns, **_AS_USUAL)).float()
+            if self.linear_part is not None:
+                answers = answers + torch.from_numpy(self.linear_part.read(columns[0]))
             require(
                 answers.ndim == 2,
                 self.where,
@@ -312,6 +316,8 @@ def words_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
     with read_by("tokenizers", folder):
         tokenizer = open_tokenizer(folder)
         labels = json.loads((folder / SIGNATURE).read_text(encoding="utf-8"))["labels"]
+    with read_by("flatout", folder):
+        linear_part = LinearPart.of(folder)
     _require_own_labels(predictor, folder, labels)
     found: dict[str, RunPredictor] = {}
     for file in files:
@@ -326,6 +332,7 @@ def words_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
             tokenizer=lambda texts, **_: encode_padded(tokenizer, texts),
             ask=ask_onnx(file),
             where=str(file),
+            linear_part=linear_part,
         )
     return found
 

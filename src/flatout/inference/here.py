@@ -40,12 +40,13 @@ from flatout.inference.forms import (
     is_transformers_folder,
     together,
 )
+from flatout.inference.linear_part import LINEAR
 from flatout.inference.model_folder import WEIGHTS
 from flatout.inference.onnx_file import ONNX, errors_alone
 from flatout.inference.run_predictor import FileOptions, RunPredictor, Scored
 from flatout.inference.text import Predictor
 from flatout.inference.verify import SplitAnswer, Verified, verify, write_certificate
-from flatout.inference.words_onnx import encode_padded, open_tokenizer
+from flatout.inference.words_onnx import encode_padded, open_tokenizer, write_program
 from flatout.models.encoder.transformer import Transformer, quiet_library
 from flatout.report.closing import interval_text
 from flatout.report.page import render_text
@@ -212,6 +213,8 @@ def measure_forms(
         interval = interval_text(scored.intervals.get(metric))
         parts = folder.glob(f"{file or weights}*")  # large ones of ONNX lie beside their file
         size = sum(part.stat().st_size for part in parts) / (2e6 if name.endswith(BF16) else 1e6)
+        if predictor.linear is not None:
+            size += (folder / LINEAR).stat().st_size / 1e6
         p50, p99 = np.quantile(alone, [0.5, 0.99]).tolist()
         form = Form(name, asked, together, is_exact=name == "predict" or name.endswith("fp32"))
         times = (len(rows) / seconds[name], p50, p99)
@@ -323,15 +326,7 @@ def write_best(
     measured = {"form": chosen.name, "measured": [asdict(each) for each in found]}
     changed = chosen.verified.rows - chosen.verified.same
     write_certificate(folder / "verify.json", {**about, **measured}, [chosen.verified], changed)
-    program = render_text(
-        "predict.py",
-        onnx=chosen.file.endswith(".onnx"),
-        is_encoder=is_encoder,
-        file=chosen.file,
-        problem=problem.value,
-        least=predictor.least_shares().tolist(),
-    )
-    (folder / "predict.py").write_text(f"{program}\n", encoding="utf-8")
+    write_program(folder, chosen.file, predictor, encoder=is_encoder)
     card = render_text(
         "card.md",
         **about,

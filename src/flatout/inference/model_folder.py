@@ -22,6 +22,7 @@ from torch import nn
 from flatout.data.tables.roles import Roles
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, pair_separator, read_encoder
 from flatout.errors import UserError, first_line, require, settings_of
+from flatout.inference.linear_part import LINEAR
 from flatout.models import kind_of, model_class
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs, Transformer
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 _MOST_CHARACTERS = 50_000_000
 _CHANGED = "The folder was changed, or comes from another version: train again."
 WEIGHTS = "model.safetensors"
-LINEAR = "linear.safetensors"
 SETTINGS = "config.json"
 LABELS = "labels.json"
 # of models of texts; what transformers builds an encoder by

@@ -2,8 +2,9 @@
 
 The file reads token ids in padded rows, and the length of each row; it answers logits. The run's
 temperature, or the unit of a regression, is part of it. Beside it lie a tokenizer that the package
-`tokenizers` opens, and `signature.json` with names, shapes and labels. The folder is asked as
-anybody would ask it, and its answers to made-up texts must equal the run's own.
+`tokenizers` opens, and `signature.json` with names, shapes and labels. A run that answers with a
+linear model as well gets its arrays, and a program that reads them without flatout. The folder is
+asked as anybody would ask it, and its answers to made-up texts must equal the run's own.
 
 Shapes: B rows, L longest row, E inputs of a layer, H hidden, C outputs.
 """
@@ -11,6 +12,7 @@ Shapes: B rows, L longest row, E inputs of a layer, H hidden, C outputs.
 from __future__ import annotations
 
 import json
+import shutil
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 import torch
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -28,6 +31,8 @@ from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.subwords import Encoder, Subwords
 from flatout.data.tokens.vocabulary import PADDING, SEPARATOR, UNKNOWN_ID
 from flatout.errors import require
+from flatout.inference import linear_part
+from flatout.inference.linear_part import LINEAR, LinearPart
 from flatout.inference.onnx_file import (
     MOST_APART,
     ONNX,
@@ -36,10 +41,14 @@ from flatout.inference.onnx_file import (
     save_onnx,
     write_signature,
 )
+from flatout.report.page import render_text
+from flatout.tasks.mixture import Mixture
 
 if TYPE_CHECKING:
     from flatout.models.linear_text import QuickModel
 
+LINEAR_PROGRAM = "linear_part.py"
+PROGRAM = "predict.py"
 TOKENS = "tokenizer.json"
 _TEXTS = 64
 _LONGEST = 200  # words of most made-up texts; the longest one is cut
@@ -57,6 +66,7 @@ class WordsRun(Protocol):
     escapes: Escapes
     temperature: float
     linear: QuickModel | None
+    mixture: Mixture
 
     def outputs(self, texts: pa.Array) -> Tensor: ...
 
@@ -69,12 +79,6 @@ def export_words(predictor: WordsRun, folder: Path) -> list[str]:
     """Write the ONNX file of a run, with its tokenizer, into a folder that is there; lines to
     print.
     """
-    require(
-        predictor.linear is None,
-        "export",
-        "this run answers with a linear model on words and n-grams as well, which ONNX cannot hold",
-        hint="Train with model.ngrams=off, or keep to predict and load_predictor.",
-    )
     kind = predictor.long_texts.kind
     require(
         kind is Long.cut,
@@ -97,16 +101,46 @@ def export_words(predictor: WordsRun, folder: Path) -> list[str]:
     }
     if predictor.labels.problem is Problem.multi:
         signature["thresholds"] = predictor.least_shares().tolist()
+    lines = [f"inputs tokens, lengths, from {TOKENS}; output logits, one for each label"]
+    if predictor.linear is not None:
+        _, spread = predictor.logit_scale()
+        signature["linear"] = {"file": LINEAR, "weight": predictor.mixture.linear * spread}
+        lines.append(_write_linear_part(predictor, predictor.linear, folder))
     write_signature(folder, signature)
     apart = _compare(predictor, folder)
-    lines = [f"inputs tokens, lengths, from {TOKENS}; output logits, one for each label"]
     if predictor.escapes is Escapes.decode:
         lines.append("texts with escapes (\\u00e9): the run decodes them, its tokenizer does not")
+    who = ONNX if predictor.linear is None else f"{ONNX} and {LINEAR}"
     lines.append(
-        f"{ONNX}: largest difference from the run's own logits: {apart:.1e} on {_TEXTS} made-up"
+        f"{who}: largest difference from the run's own logits: {apart:.1e} on {_TEXTS} made-up"
         " texts"
     )
     return lines
+
+
+def _write_linear_part(predictor: WordsRun, linear: QuickModel, folder: Path) -> str:
+    """Write the linear model and what answers with it; a line to print."""
+    save_file(linear.arrays(), folder / LINEAR)
+    shutil.copyfile(linear_part.__file__, folder / LINEAR_PROGRAM)
+    write_program(folder, ONNX, predictor)
+    return (
+        f"a linear model on n-grams answers too, which ONNX cannot hold: {LINEAR_PROGRAM} adds its"
+        f" logits, and {PROGRAM} answers with both"
+    )
+
+
+def write_program(folder: Path, file: str, predictor: WordsRun, *, encoder: bool = False) -> None:
+    """Write a program that answers texts by a file of the folder, without flatout."""
+    program = render_text(
+        "predict.py",
+        onnx=file.endswith(".onnx"),
+        is_encoder=encoder,
+        is_mixed=predictor.linear is not None,
+        file=file,
+        problem=predictor.labels.problem.value,
+        least=predictor.least_shares().tolist(),
+    )
+    (folder / PROGRAM).write_text(f"{program}\n", encoding="utf-8")
 
 
 def open_tokenizer(folder: Path) -> Tokenizer:
@@ -142,7 +176,8 @@ class _PaddedWords(nn.Module):
     def __init__(self, predictor: WordsRun) -> None:
         super().__init__()
         self.model = deepcopy(predictor.model).cpu()
-        self.mean, self.spread = predictor.logit_scale()
+        self.mean, spread = predictor.logit_scale()
+        self.spread = spread * predictor.mixture.network
         for name, layer in list(self.model.named_modules()):
             if isinstance(layer, nn.LSTM):
                 self.model.set_submodule(name, _LSTMOperator(layer))
@@ -217,11 +252,12 @@ def _compare(predictor: WordsRun, folder: Path) -> float:
     """
     tokenizer = open_tokenizer(folder)
     session = open_onnx(folder / ONNX)
+    linear = LinearPart.of(folder)
 
     def ask(texts: list[str]) -> Tensor:
         inputs = encode_padded(tokenizer, texts)
         (logits,) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
-        return torch.from_numpy(logits)
+        return torch.from_numpy(logits if linear is None else logits + linear.read(texts))
 
     texts = made_up_texts(predictor)
     expected = predictor.outputs(pa.array(texts)) / predictor.temperature
