@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from flatout import BiLSTMConfig, TextDataConfig, fit
+from flatout.checkpoints.settings import CheckpointConfig
+from flatout.cli.words import refuse_two_sizes
 from flatout.config import MonitorConfig, RunConfig
-from flatout.engine.run_length import choose_batch, choose_epochs
+from flatout.data.sequences.settings import SequenceDataConfig
+from flatout.engine.run_length import (
+    choose_batch,
+    choose_batch_of_recordings,
+    choose_epochs,
+    choose_epochs_of_recordings,
+)
+from flatout.errors import UserError
+from flatout.models.rnn import RNNConfig
 from flatout.run.job import RunJob
+from flatout.run.length import follows_rows, usual_rows
+from tests.composed import compose_run
 
 QUIET = MonitorConfig(progress=False, verdict=False, rival=False)
 
@@ -69,3 +83,42 @@ def test_a_run_says_what_it_chose_and_takes_no_batch_that_was_typed(tmp_path, ca
     assert typed.summary["training"]["rows_per_step"] == 64
     assert typed.summary["training"]["epochs"] == 1
     assert "batch size:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rows", "length"),
+    [(5, (16, 100)), (50, (16, 100)), (379, (16, 21)), (3_000, (32, 8)), (5_000, (64, 8))],
+)
+def test_recordings_have_a_rule_of_their_own(rows, length):
+    batch = choose_batch_of_recordings(rows)
+    assert (batch, choose_epochs_of_recordings(rows, batch)) == length
+
+
+@pytest.mark.parametrize(
+    ("settings", "follows"),
+    [({}, True), ({"chunk": 9}, True), ({"problem": "label"}, True), ({"lookback": 9}, False)],
+)
+def test_recordings_and_chunks_follow_the_rule_and_windows_do_not(settings, follows):
+    data = SequenceDataConfig(source="cells/", features=["a"], target="b", **settings)
+    assert follows_rows(RunConfig(data=data)) == follows
+    assert not follows_rows(RunConfig(data=SequenceDataConfig()))
+    assert usual_rows(RunConfig(data=data), 300, world=2) == (8 if follows else 32)
+
+
+def test_few_recordings_get_small_batches_and_more_epochs_and_say_so(tmp_path, capsys):
+    table = {"a": np.arange(200.0) ** 1.5, "b": np.arange(200.0) % 5, "cell": np.arange(200) // 10}
+    data = SequenceDataConfig(
+        source=pa.table(table), features=["a"], target="b", group="cell", cache=str(tmp_path)
+    )
+    stop = CheckpointConfig(patience=1)
+    fit(data, RNNConfig(hidden=2), folder=tmp_path / "run", monitor=QUIET, checkpoint=stop)
+    printed = capsys.readouterr().out
+    assert "batch size: 16 rows (16 training rows; larger batches would be fewer steps" in printed
+    assert "epochs: 100 (100 steps; a network of few rows wants some 500" in printed
+
+
+def test_auto_is_what_a_run_does_where_nothing_is_typed():
+    typed = compose_run(["data.batch_size=auto", "trainer.max_epochs=auto"])
+    assert (typed.data.batch_size, typed.trainer["max_epochs"]) == (None, None)
+    with pytest.raises(UserError, match="which decides how many rows"):
+        refuse_two_sizes(["data.batch_size=auto", "data.tokens_per_batch=4096"])

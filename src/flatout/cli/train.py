@@ -22,7 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flatout.cli.kept_help import read_help
-from flatout.cli.words import conf_folder, conf_words, refuse_forbidden_options, translate_command
+from flatout.cli.words import (
+    conf_folder,
+    conf_words,
+    refuse_forbidden_options,
+    refuse_two_sizes,
+    translate_command,
+)
 from flatout.distributed.engine import Place
 from flatout.distributed.imports import importing
 from flatout.distributed.processes import warm_start
@@ -67,7 +73,7 @@ def start_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
             if any(map(_needs_processes, typed)):
                 warm_start()  # imports in the background what later processes need
             importlib.import_module("flatout.cli.boundary")
-        _compose(typed, job)
+        _compose(words, typed, job)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except RunBroke as broken:
@@ -119,7 +125,8 @@ def start_measuring(words: Sequence[str], measure: Callable[[RunConfig, list[str
         start_hydra([*words, f"hydra.run.dir={folder}/none"], job)
 
 
-def _compose(typed: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
+def _compose(words: Sequence[str], typed: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
+    """Let Hydra compose `typed`, which are `words` in its form, and run the job."""
     import hydra
 
     from flatout.cli.composing import explain_errors
@@ -129,6 +136,7 @@ def _compose(typed: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
     try:
         with explain_errors():
             guard_hydra()
+            refuse_two_sizes(words)
             refuse_forbidden_options(typed)
             refuse_options(typed)
             register_schemas()

@@ -56,6 +56,8 @@ _NOT_OF_TRAINING = ("output", "name", "resume", "resume_anyway", "allow_targets"
 _FORBIDDEN_OPTIONS = {
     "--experimental-rerun": ("reads a pickle", "Type the run's overrides.txt again."),
 }
+# settings that follow the rows where they are null; `auto` says the same
+_OPEN = ("data.batch_size", "trainer.max_epochs")
 # limits of a file of settings
 _MOST_CHARACTERS = 1_000_000
 _MOST_VALUES = 20_000
@@ -78,6 +80,8 @@ def translate_word(word: str) -> str:
     if word.startswith("launcher."):
         return f"hydra.{word}"
     group, equals, option = word.removeprefix("+").partition("=")
+    if option == "auto" and group in _OPEN:
+        return f"{group}=null"
     if equals and group in OF_CLUSTER:
         return f"{OF_CLUSTER[group]}={option}"
     if equals and group in _ADDED:
@@ -178,6 +182,17 @@ def refuse_forbidden_options(words: Sequence[str]) -> None:
             require_folders(
                 "--config-path", " ".join([value or word, *words[number + 1 : number + 2]])
             )
+
+
+def refuse_two_sizes(words: Sequence[str]) -> None:
+    """Refuse an automatic number of rows beside a number of tokens, which would decide alone."""
+    caps = [word for word in words if word.lstrip("+").startswith("data.tokens_per_batch=")]
+    require(
+        "data.batch_size=auto" not in words or not caps or caps[-1].endswith("=null"),
+        "data.batch_size",
+        f"auto with {''.join(caps[-1:])}, which decides how many rows a batch has",
+        hint="Leave one of them out.",
+    )
 
 
 def require_folders(where: str, places: str) -> None:

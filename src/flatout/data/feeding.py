@@ -111,11 +111,16 @@ class FeedingConfig:
         """What a setting names as rows; None where it is empty, or this kind of data lacks it."""
         return getattr(self, name, None)
 
+    @property
+    def usual_rows(self) -> int:
+        """Rows of a batch where nothing says otherwise."""
+        return ROWS
+
     def batches(self, world: int) -> tuple[int, int]:
         """Rows that each of `world` devices computes at once, and batches of a step on each."""
         if self.effective_batch is None:
-            return self.batch_size or ROWS, self.accumulate
-        return divided(self.effective_batch, self.batch_size or ROWS, world)
+            return self.batch_size or self.usual_rows, self.accumulate
+        return divided(self.effective_batch, self.batch_size or self.usual_rows, world)
 
     def taken_shares(self, given: Collection[str]) -> tuple[float, float]:
         """Shares of the training rows that become validation and test; `given`: splits with rows of

@@ -199,6 +199,7 @@ RECORDINGS = DataKind(
         dict.fromkeys([_recording_metric(config), *names_of(config.targets), "loss"])
     ),
     usual_metric=_recording_metric,
+    length_by_rows=True,
     draw=draw_answers,
 )
 LABELLED_RECORDINGS = replace(

@@ -2,7 +2,8 @@
 
 Large batches of few rows are few steps: 900 rows in batches of 128 are 64 steps in 8 epochs. A
 network is then still rising at its end. So few rows get small batches and more epochs. From 10,000
-rows on both are what they always were. Open this file to change which runs follow the rule. The
+rows on both are what they always were. Recordings have a rule of their own, and windows of
+recordings have none. Open this file to change which runs follow the rule. The
 rule itself is in `engine/run_length.py`; what a device can hold is measured (`tune=auto`).
 """
 
@@ -14,9 +15,19 @@ from typing import Any
 
 from flatout.config import RunConfig
 from flatout.data.batches.store_data import StoreData
-from flatout.data.feeding import ROWS, FeedingConfig
+from flatout.data.feeding import FeedingConfig
+from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.distributed.ranks import Ranks
-from flatout.engine.run_length import EPOCHS, MANY_ROWS, STEPS, choose_batch, choose_epochs
+from flatout.engine.run_length import (
+    EPOCHS,
+    MANY_RECORDINGS,
+    MANY_ROWS,
+    STEPS,
+    choose_batch,
+    choose_batch_of_recordings,
+    choose_epochs,
+    choose_epochs_of_recordings,
+)
 from flatout.models.contract import is_pretrained
 from flatout.run.kinds import kind_of
 from flatout.run.run_folder import RunFolder
@@ -28,7 +39,7 @@ def settle_length(
     """The settings with a batch size and a number of epochs; both are printed where chosen here."""
     batch = None
     epochs = config.trainer.get("max_epochs")
-    if _follows_rows(config, data):
+    if follows_rows(config):
         rows = data.store.splits["train"].num_rows
         if _leaves_batch_open(config.data):
             batch = _choose_batch(config, rows, ranks.world, folder)
@@ -42,19 +53,42 @@ def settle_length(
     return replace(settled, data=replace(config.data, batch_size=batch))
 
 
+def usual_rows(config: RunConfig, rows: int, world: int) -> int:
+    """Rows of a batch on each of `world` devices where no setting names them, of so many rows."""
+    if not isinstance(config.data, SequenceDataConfig):
+        chosen = choose_batch(rows, pretrained=is_pretrained(config.model))
+    elif follows_rows(config):
+        chosen = choose_batch_of_recordings(rows)
+    else:
+        chosen = config.data.usual_rows
+    return max(1, chosen // world)
+
+
+def follows_rows(config: RunConfig) -> bool:
+    """Whether the rule is for such a run: texts, tagged words or recordings of the user's."""
+    if config.data.is_sample or not kind_of(config.data).length_by_rows:
+        return False
+    return not isinstance(config.data, SequenceDataConfig) or config.data.lookback is None
+
+
 def _choose_batch(config: RunConfig, rows: int, world: int, folder: RunFolder) -> int:
     """Rows of a batch on each of `world` devices, printed where it is not the usual number."""
-    batch = max(1, choose_batch(rows, pretrained=is_pretrained(config.model)) // world)
-    if batch != ROWS:
+    batch = usual_rows(config, rows, world)
+    if batch != config.data.usual_rows:
         why = f"{rows:,} training rows; larger batches would be fewer steps"
-        evidence = f"from {MANY_ROWS:,} rows on it is {ROWS}"
+        is_recording = isinstance(config.data, SequenceDataConfig)
+        many = MANY_RECORDINGS if is_recording else MANY_ROWS
+        evidence = f"from {many:,} rows on it is {config.data.usual_rows}"
         folder.decision("batch size", f"{batch} rows", why, evidence)
     return batch
 
 
 def _choose_epochs(config: RunConfig, rows: int, step_rows: int, folder: RunFolder) -> int:
     """Epochs of a run, printed where they are not the usual number."""
-    epochs = choose_epochs(rows, step_rows, pretrained=is_pretrained(config.model))
+    if isinstance(config.data, SequenceDataConfig):
+        epochs = choose_epochs_of_recordings(rows, step_rows)
+    else:
+        epochs = choose_epochs(rows, step_rows, pretrained=is_pretrained(config.model))
     if epochs != EPOCHS:
         steps = epochs * math.ceil(rows / step_rows)
         why = f"{steps:,} steps; a network of few rows wants some {STEPS}"
@@ -67,9 +101,3 @@ def _leaves_batch_open(data: FeedingConfig) -> bool:
     """Whether no setting says how many rows a batch or a step has."""
     is_open = data.batch_size is None and data.tokens_per_batch is None
     return is_open and data.effective_batch is None and data.accumulate == 1
-
-
-def _follows_rows(config: RunConfig, data: StoreData[Any, Any]) -> bool:
-    """Whether the rule is for this run: texts or tagged words of the user's, with labels."""
-    is_given = not config.data.is_sample and not data.is_stream
-    return is_given and kind_of(config.data).length_by_rows

@@ -44,7 +44,7 @@ from flatout.run.context import (
     Training,
 )
 from flatout.run.kinds import kind_of, load_predictor
-from flatout.run.length import settle_length
+from flatout.run.length import follows_rows, settle_length
 from flatout.run.micro_batches import restore_micro_batches
 from flatout.run.own_parts import require_picklable
 from flatout.run.parts import build_task, open_data, place_feeds, require_memory_for_model
@@ -104,8 +104,7 @@ class OurRunParts(OurParts, RunParts):
 
     @classmethod
     def leaves_length_open(cls, config: RunConfig) -> bool:
-        follows_rows = kind_of(config.data).length_by_rows and not config.data.is_sample
-        return config.trainer.get("max_epochs") is None and follows_rows
+        return config.trainer.get("max_epochs") is None and follows_rows(config)
 
     @classmethod
     def make(cls, config: RunConfig, context: RunContext) -> tuple[Self, Settings]:

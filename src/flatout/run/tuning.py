@@ -32,8 +32,7 @@ from flatout.distributed.ranks import Ranks
 from flatout.engine.compile import why_not
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, bf16_is_native_on_cpu, choose_precision
-from flatout.engine.run_length import choose_batch, planned_steps
-from flatout.models.contract import is_pretrained
+from flatout.engine.run_length import planned_steps
 from flatout.perf.notes import known_rows, memory_key
 from flatout.perf.tune.answers import Answers, AnswerStore, TuneAnswer
 from flatout.perf.tune.probe import Child, Here, ProbedSetting
@@ -42,6 +41,7 @@ from flatout.perf.tune.settings import is_typed
 from flatout.perf.tune.speeds import OpenSettings, allowed_seconds
 from flatout.perf.verdict.confirmation import Confirmed
 from flatout.report.summary import plain
+from flatout.run.length import usual_rows
 
 _WAIT_S = 30.0  # how much longer than its budget another process may take to measure the same
 # A search that ran out of time begins again in a run that may spend this many times as long on it,
@@ -241,7 +241,11 @@ def list_open_settings(question: Question) -> OpenSettings:
         step_rows=step_rows,
         num_rows=split.num_rows,
         planned_steps=planned_steps(config.trainer, feed),
-        kept=list_settled(config, question.overrides, _usual_rows(question))
+        kept=list_settled(
+            config,
+            question.overrides,
+            usual_rows(config, question.store.splits["train"].num_rows, question.ranks.world),
+        )
         | question.confirmed.why,
         room_bytes=int(_free_bytes(device, ranks) * (1 - config.tune.memory_margin)),
         is_cpu=device.type == "cpu",
@@ -336,13 +340,6 @@ def list_settled(
         elif reason:
             settled[key] = reason
     return settled
-
-
-def _usual_rows(question: Question) -> int:
-    """Rows of a batch that a run of these rows gets where its settings name none."""
-    rows = question.store.splits["train"].num_rows
-    chosen = choose_batch(rows, pretrained=is_pretrained(question.config.model))
-    return max(1, chosen // question.ranks.world)
 
 
 def _why_rows_are_settled(

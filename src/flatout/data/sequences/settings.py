@@ -15,6 +15,7 @@ from flatout.data.feeding import FILES, FOLDERS, SOURCES, FeedingConfig, require
 from flatout.data.samples.cells import CellsConfig
 from flatout.errors import require, setting
 
+_ROWS = 64  # of a batch, where nothing says otherwise
 SequenceProblem = StrEnum("SequenceProblem", "estimate forecast label")
 """What is answered: the target at each time, its next steps, or one class or number a recording."""
 Missing = StrEnum("Missing", "refuse fill drop")  # what happens to rows with a missing value
@@ -158,8 +159,12 @@ class SequenceDataConfig(FeedingConfig):
         allowed="0 to below 1, for features by name",
         example="+data.low_pass.current=0.5",
     )
-    batch_size: int = setting(
-        64, "Recordings, windows or chunks one device computes at once.", least=1
+    batch_size: int | None = setting(
+        None,
+        "Recordings, windows or chunks one device computes at once; null: 64, and fewer where a"
+        " run has few recordings or chunks.",
+        least=1,
+        example="data.batch_size=64",
     )
 
     def __post_init__(self) -> None:
@@ -169,6 +174,10 @@ class SequenceDataConfig(FeedingConfig):
         self._check_columns()
         self._check_counts()
         self._check_problem()
+
+    @property
+    def usual_rows(self) -> int:
+        return _ROWS
 
     @property
     def targets(self) -> list[str]:
