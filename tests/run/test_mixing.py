@@ -82,6 +82,13 @@ def test_the_folder_answers_as_the_run_does(result):
     # The network has seen one epoch and knows little: without the linear model answers differ.
     alone = replace(reopened, linear=None, mixture=Mixture(1.0, 0.0))
     assert alone.predict(texts) != reopened.predict(texts)
+    network = load_predictor(result.folder, answer_with="network")
+    labels = [answer.label for answer in alone.predict(texts)]
+    assert [answer.label for answer in network.predict(texts)] == labels
+    rival = load_predictor(result.folder, answer_with="rival")
+    shares = reopened.linear.predict(texts).max(axis=1)
+    probabilities = [answer.probability for answer in rival.predict(texts)]
+    assert probabilities == pytest.approx(shares, abs=1e-5)
 
 
 def test_metrics_are_those_of_the_answers_that_are_given(result):

@@ -138,6 +138,7 @@ def _recipe_of_answers(arguments: argparse.Namespace, options: FileOptions) -> d
         "precision": arguments.precision,
         **{name: value for name, value in asdict(options).items() if value},
         "read": arguments.read,
+        **({"with": arguments.answer_with} if arguments.answer_with else {}),
     }
 
 

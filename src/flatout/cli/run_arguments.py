@@ -176,11 +176,17 @@ def add_computing(parser: argparse.ArgumentParser) -> None:
     )
     text = "auto (sixteen bits on a GPU, else fp32), fp32, bf16 or fp16 (default: auto)"
     add("--precision", metavar="NAME", default="auto", help=text)
+    add_part(parser)
     add(
         "--exact",
         action="store_true",
         help="the same bits for a row beside any rows, in any order, on this device",
     )
+
+
+def add_part(parser: argparse.ArgumentParser) -> None:
+    text = "rival or network: that part of the run answers alone"
+    parser.add_argument("--with", dest="answer_with", metavar="PART", help=text)
 
 
 def file_options(arguments: argparse.Namespace) -> FileOptions:
@@ -194,7 +200,13 @@ def load_predictors(arguments: argparse.Namespace) -> list[RunPredictor]:
     precision = as_choice(Precision, arguments.precision, "--precision")
     devices = answering_devices(arguments.device)
     return [
-        load_predictor(arguments.run, device, precision, exact=arguments.exact)
+        load_predictor(
+            arguments.run,
+            device,
+            precision,
+            exact=arguments.exact,
+            answer_with=arguments.answer_with,
+        )
         for device in devices
     ]
 

@@ -17,6 +17,7 @@ import torch
 
 from flatout.cli.run_arguments import (
     FILES,
+    add_part,
     add_reading,
     answering_devices,
     choose_reading,
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answers that may change, as 3 or 0.1%% (default: 0)",
     )
     add("--at-error", metavar="SHARE", help="each leaves unsure answers out, as predict does: 5%%")
+    add_part(parser)
     add("--device", metavar="NAME", default="auto", help="devices to judge (default: all GPUs)")
     add("--out", metavar="FILE", type=Path, help="write the certificate: verify.json")
     add_reading(parser)
@@ -126,11 +128,18 @@ def _find_forms(
         require(is_plain, "--bits, --read, --device", "are for runs", hint="Leave them out.")
         reference, forms = forms_of_folder(arguments.run, arguments.text or "text")
         return reference, forms, lambda file: open_table(file, where="FILE")
-    predictor = load_predictor(arguments.run, "cpu", Precision.fp32)
+    part = arguments.answer_with
+    require(
+        part is None or not arguments.form,
+        "--form",
+        f"exports answer as the run does, and not --with {part}",
+        hint="Leave one of them out.",
+    )
+    predictor = load_predictor(arguments.run, "cpu", Precision.fp32, answer_with=part)
     usual = arguments.run / "export"
     folders = list(arguments.form or [])
     # An exported tokenizer cuts long texts, so a run that reads them in windows answers otherwise.
-    if not folders and usual.is_dir() and predictor.long_texts.kind is Long.cut:
+    if not (folders or part) and usual.is_dir() and predictor.long_texts.kind is Long.cut:
         folders.append(usual)
     exports = dict[str, RunPredictor]()
     for folder in folders:
@@ -139,7 +148,9 @@ def _find_forms(
             exports[name] = export
     devices = answering_devices(arguments.device)
     beside = [
-        load_predictor(arguments.run, device) for device in devices if device != torch.device("cpu")
+        load_predictor(arguments.run, device, answer_with=part)
+        for device in devices
+        if device != torch.device("cpu")
     ]
 
     def open_file(file: str) -> Table:

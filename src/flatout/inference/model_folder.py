@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 _MOST_CHARACTERS = 50_000_000
 _CHANGED = "The folder was changed, or comes from another version: train again."
 WEIGHTS = "model.safetensors"
+RIVAL = "rival.safetensors"
+_THRESHOLDS = "thresholds"
 SETTINGS = "config.json"
 LABELS = "labels.json"
 # of models of texts; what transformers builds an encoder by
@@ -122,6 +125,25 @@ class ModelFolder:
 
     def write_linear_model(self, model: QuickModel) -> None:
         save_arrays(model.arrays(), self.path / LINEAR)
+
+    def write_rival(self, model: QuickModel, thresholds: list[float]) -> None:
+        """Keep a rival, with the least probability of each label; empty: one half."""
+        arrays = model.arrays() | {_THRESHOLDS: np.array(thresholds, np.float32)}
+        save_arrays(arrays, self.path / RIVAL)
+
+    def rival(self, labels: Labels) -> tuple[QuickModel, list[float]] | None:
+        """The rival that the run has kept, with its thresholds; None where it has none."""
+        from flatout.models.linear_text import QuickModel
+
+        if not (self.path / RIVAL).is_file():
+            return None
+        with self.read():
+            arrays = load_arrays(self.path / RIVAL)
+            thresholds = arrays.pop(_THRESHOLDS)
+            fit = thresholds.ndim == 1 and len(thresholds) in (0, labels.num_outputs)
+            require(fit, f"{self.path}: {RIVAL}", "its thresholds do not fit", hint=_CHANGED)
+            model = QuickModel.of_arrays(labels.problem, labels.num_outputs, arrays)
+            return model, thresholds.tolist()
 
     def network(self, **sizes: Any) -> nn.Module:
         """The network with its weights; `sizes`: what its Config builds it for."""

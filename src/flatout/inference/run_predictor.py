@@ -49,6 +49,7 @@ from flatout.tasks.score_intervals import Interval
 if TYPE_CHECKING:
     from flatout.inference.model_folder import ModelFolder
 
+PARTS = ("rival", "network")  # what may answer alone
 _ROWS_PER_BLOCK = 16_384
 _EXACT_ROWS = {BatchLayout.flat: 16, BatchLayout.padded: 32}
 _EXACT_ENCODINGS = 128
@@ -144,6 +145,7 @@ class RunPredictor(ABC):
     held_out: HeldOutAnswers | None = None  # to rows that were not trained on
     abstention: Abstention | None = None  # which answers are left out; None: none are
     fingerprint: Fingerprint | None = None  # of the training texts
+    part: str = ""  # which part of the run answers alone; empty: the run as it was judged
     # answers in place of the model, for `verify`: of runs on recordings and on bit strings
     onnx_file: Path | None = None
     unlike: NDArray[Any] | None = None  # how unlike them each row is that was answered last
@@ -253,6 +255,12 @@ class RunPredictor(ABC):
             found.model.to(torch.device(device)).eval()
             return found
 
+    def answer_with(self, part: str, folder: ModelFolder) -> None:
+        """From now on, answer with one part of the run alone: a name of `PARTS`."""
+        require(part in PARTS, "--with", repr(part), allowed=", ".join(PARTS))
+        message = f"this run on {self.answers_to} has no other way to answer"
+        raise UserError("--with", message, hint="Leave it out.")
+
     def leave_out_unsure(self, at_error: float | str) -> None:
         """From now on, give only answers of which at most this share is wrong: 0.05, or 5%."""
         text = str(at_error)
@@ -261,6 +269,8 @@ class RunPredictor(ABC):
         except ValueError:
             error = 0.0
         require(0 < error < 1, "--at-error", text, allowed="above 0 and below 1, as 5% or 0.05")
+        hint = "Leave one of them out."
+        require(not self.part, "--at-error", f"is promised without --with {self.part}", hint=hint)
         if self.held_out is None:
             message = f"this run on {self.answers_to} has kept no answers to validation rows"
             raise UserError("--at-error", message, hint=CALIBRATE)

@@ -158,6 +158,34 @@ class Predictor(RunPredictor):
             mixture=mixture,
         )
 
+    def answer_with(self, part: str, folder: ModelFolder) -> None:
+        if part == "network":
+            # its best temperature without the linear model
+            self.temperature = 1 / self.mixture.alone if self.linear else self.temperature
+            self.linear = None
+            self.mixture = ALONE
+        elif part == "rival":
+            self._answer_with_rival(folder)
+        else:
+            RunPredictor.answer_with(self, part, folder)
+        self.part = part
+
+    def _answer_with_rival(self, folder: ModelFolder) -> None:
+        """Answer with the kept rival, or with the linear model that answers with the network."""
+        kept = folder.rival(self.labels)
+        if kept is None and self.linear is not None:
+            kept = (self.linear, self.thresholds)
+        if kept is None:
+            raise UserError(
+                "--with",
+                "this run has kept no rival: it was left out, or did not win by more than the"
+                " interval of the score",
+                hint="Train with monitor.rival=always, or leave --with out.",
+            )
+        self.linear, self.thresholds = kept
+        self.mixture = Mixture(0.0, 1.0)
+        self.temperature = 1.0
+
     def save(self, folder: Path, model_config: ModelConfig) -> None:
         settings = {
             "problem": self.labels.problem.value,
@@ -193,6 +221,10 @@ class Predictor(RunPredictor):
         if self.escapes is Escapes.decode:
             texts = decode_escapes(texts)[0]
         found = torch.empty(len(texts), self.labels.num_outputs)
+        if self.part == "rival":
+            assert self.linear is not None
+            answers = self.linear.predict(texts.to_pylist()) if len(texts) else np.empty(0)
+            return log_shares(answers, self.labels.problem).reshape(found.shape)
         encoded = encode_texts(self.vocabulary, texts, self.max_length, self.long_texts)
         with answering(self.precision, self.device):
             for batch in self.batches((encoded.tokens, encoded.lengths), len(texts), _ROWS_A_BATCH):

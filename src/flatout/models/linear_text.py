@@ -201,7 +201,10 @@ class Head:
         return probabilities / probabilities.sum(axis=1, keepdims=True)
 
     def arrays(self) -> Arrays:
-        """The weights of each class's model, and its constant; not of a regression."""
+        """The weights of each class's model, and its constant; or those of the numbers' model."""
+        if self.problem is Problem.regression:
+            constant = np.array([self._ridge.intercept_], np.float64)
+            return {"coefficients": self._ridge.coef_[None], "constants": constant}
         coefficients = []
         constants = []
         width = 0
@@ -223,6 +226,10 @@ class Head:
         cls, problem: Problem, num_classes: int, arrays: Mapping[str, NDArray[Any]]
     ) -> Head:
         head = cls(problem, num_classes)
+        if problem is Problem.regression:
+            head._ridge.coef_ = arrays["coefficients"][0].astype(np.float64)
+            head._ridge.intercept_ = float(arrays["constants"][0])
+            return head
         for weights, constant in zip(arrays["coefficients"], arrays["constants"], strict=True):
             model = LogisticRegression(solver="liblinear")
             model.classes_ = np.array([False, True])
@@ -270,7 +277,7 @@ class QuickModel:
         return self.head.predict(self.features.read(texts))
 
     def arrays(self) -> Arrays:
-        """What it has learned, by name; of classes or labels, not of numbers."""
+        """What it has learned, by name."""
         arrays = self.features.arrays() | self.head.arrays()
         for name, values in arrays.items():
             # fp32 halves the file; hashes stay whole numbers

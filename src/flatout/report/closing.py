@@ -172,7 +172,13 @@ def rival_text(summary: Mapping[str, Any]) -> str:
         return ""
     metric = rival["metric"]
     text = f"{metric} {rival['metrics'][metric]:.4f} by the {rival['name']}"
-    return f"{text}: it wins against {summary['metrics'][metric]:.4f}" if rival["wins"] else text
+    if not rival["wins"]:
+        return text
+    text += f": it wins against {summary['metrics'][metric]:.4f}"
+    # runs of older versions have no such key
+    if rival.get("kept"):
+        text += "; python -m flatout predict RUN FILE --with rival answers with it"
+    return text
 
 
 def truncation_text(summary: Mapping[str, Any]) -> str:

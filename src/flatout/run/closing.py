@@ -29,6 +29,7 @@ from flatout.engine.pieces import TRAINING
 from flatout.engine.precision import LIGHTNING_NAMES, Precision, choose_precision
 from flatout.engine.run_length import EPOCHS
 from flatout.inference.fingerprint import Fingerprint
+from flatout.inference.model_folder import ModelFolder
 from flatout.models.contract import is_pretrained
 from flatout.models.encoder.transformer import Transformer
 from flatout.perf.notes import measured_before
@@ -43,7 +44,15 @@ from flatout.report.summary import read_summary
 from flatout.run.context import Answers, OurParts, Run, RunAnswers, Settings, Training
 from flatout.run.kinds import kind_of
 from flatout.run.result_findings import find_in_result
-from flatout.run.rival import compare_with_rival, find_rival, score_beside
+from flatout.run.rival import (
+    LINEAR,
+    compare_with_rival,
+    find_rival,
+    keep_rival,
+    rival_limit_s,
+    score_beside,
+    wins_clearly,
+)
 from flatout.run.run_folder import RunFolder
 from flatout.tasks.task import Task
 
@@ -304,11 +313,20 @@ def report_kind(run: Run, ours: OurParts, predictor: Answers, seconds: float) ->
     values = folder.summary.values
     if kind.rival is not None and config.monitor.rival:
         known = score_beside(ours.task, ours.data)
+        may_take_s = math.inf if config.monitor.rival == ALWAYS else seconds
         if known:
             section = compare_with_rival(kind.rival, known, values)
         else:
-            may_take_s = math.inf if config.monitor.rival == ALWAYS else seconds
             section = find_rival(kind.rival, ours.data, values, may_take_s, folder)
+        if section is not None and wins_clearly(section, values):
+            # a network of the user's own has no `model/` folder, and only texts' rival is a model
+            is_kept = kind.rival == LINEAR and (folder.path / "model").is_dir()
+            if is_kept and not known:
+                limit_s = rival_limit_s(may_take_s)
+                is_kept = keep_rival(
+                    cast(Any, ours.data), ModelFolder(folder.path / "model"), limit_s, folder
+                )
+            section["kept"] = is_kept
         folder.summary.set("rival", section)
     if kind.report is not None:
         kind.report(ours.task, predictor, ours.feeds, values, folder.path, folder)

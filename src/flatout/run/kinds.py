@@ -245,13 +245,18 @@ def load_predictor(
     *,
     exact: bool = False,
     at_error: float | None = None,
+    answer_with: str | None = None,
 ) -> RunPredictor:
     """The best model of a run, on any kind of data.
 
     `exact`: an answer is the same, bit for bit, whichever rows are answered with it. `at_error`:
-    answers are left out, so that of the others at most this share is wrong.
+    answers are left out, so that of the others at most this share is wrong. `answer_with`: "rival"
+    or "network", which then answers alone.
     """
-    predictor = kind_of_run(ModelFolder.find(run).settings()).predictor.load(run, device)
+    folder = ModelFolder.find(run)
+    predictor = kind_of_run(folder.settings()).predictor.load(run, device)
+    if answer_with is not None:
+        predictor.answer_with(answer_with, folder)
     require(
         not exact or not isinstance(predictor, MaskedWordPredictor),
         "exact",

@@ -29,6 +29,7 @@ from flatout.data.store.cache import Cache
 from flatout.data.store.store import StoreWriter
 from flatout.data.texts.opening import open_source, open_tables
 from flatout.data.texts.source import TagSource
+from flatout.inference.model_folder import ModelFolder
 from flatout.run.linear import TooSlow, fit_linear, require_time, rows_of, targets_of, texts_of
 from flatout.run_log import RunLog
 from flatout.tasks.calibration import best_thresholds
@@ -77,8 +78,16 @@ def find_rival(
     """
     if not _test_scores(summary):
         return None
-    limit_s = seconds if math.isinf(seconds) else min(_MOST_S, _SHARE * seconds)
-    return compare_with_rival(rival, scores_within(rival, data, limit_s, log), summary)
+    scores = scores_within(rival, data, rival_limit_s(seconds), log)
+    return compare_with_rival(rival, scores, summary)
+
+
+def rival_limit_s(seconds: float) -> float:
+    """The seconds that a rival may take beside a run of `seconds`; infinite where it may take any.
+
+    A run of 100 s gives it 10 s, one of an hour 20 s.
+    """
+    return seconds if math.isinf(seconds) else min(_MOST_S, _SHARE * seconds)
 
 
 def compare_with_rival(
@@ -129,6 +138,41 @@ def scores_within(rival: Rival, data: StoreData[Any, Any], limit_s: float, log: 
         # scikit-learn, torch and sources share no class; a trained run is worth more
         log.say(f"rival: left out: {error}")
     return {}
+
+
+def wins_clearly(section: Mapping[str, Any], summary: Mapping[str, Any]) -> bool:
+    """Whether a rival's score lies beyond the 95 % interval of the run's own."""
+    metric = section["metric"]
+    interval = (summary.get("intervals") or {}).get(metric)
+    if not section["wins"] or interval is None:
+        return False
+    low, high = interval
+    return not low <= section["metrics"][metric] <= high
+
+
+def keep_rival(data: TextData, folder: ModelFolder, limit_s: float, log: RunLog) -> bool:
+    """Train the linear model on a run's rows once more, and write it beside the network.
+
+    Scores may have come from the cache, which has no model. Returns whether it was kept.
+    """
+    try:
+        source = open_source(data.config)
+        texts = texts_of(source, data, "train")
+        rows = (texts, targets_of(data, "train"))
+        model = fit_linear(data.info.labels, rows, len(texts), limit_s)
+        thresholds: list[float] = []
+        if data.info.problem is Problem.multi:
+            shares = model.predict(texts_of(source, data, "validation"))
+            targets = torch.from_numpy(targets_of(data, "validation"))
+            thresholds = best_thresholds(torch.from_numpy(shares).float(), targets)
+        folder.write_rival(model, thresholds)
+        return True
+    except TooSlow as slow:
+        log.say(f"rival: not kept: it would take {slow.args[0]:.1f} s more")
+    except Exception as error:
+        # scikit-learn, torch and sources share no class; a trained run is worth more
+        log.say(f"rival: not kept: {error}")
+    return False
 
 
 def score_linear(data: TextData, limit_s: float) -> Scores:

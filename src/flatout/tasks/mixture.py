@@ -10,7 +10,7 @@ Shapes: B rows, C classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ class Mixture:
 
     network: float
     linear: float
+    alone: float = 1.0  # what the network's are multiplied by where it answers alone
 
     def mix(self, network_BC: Tensor, linear_BC: Tensor) -> Tensor:
         return self.network * network_BC + self.linear * linear_BC
@@ -71,7 +72,7 @@ def fit_mixture(network_BC: Tensor, linear_BC: Tensor, targets_B: Tensor) -> Fit
     chance = float(gains_B.std(correction=0)) / len(gains_B) ** 0.5
     linear_B = _losses(Mixture(0.0, 1.0), network_BC, linear_BC, targets_B)
     return FittedMixture(
-        mixture,
+        replace(mixture, alone=alone.network),
         loss=float(mixed_B.mean()),
         loss_of_network=float(alone_B.mean()),
         loss_of_linear=float(linear_B.mean()),
