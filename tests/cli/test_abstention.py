@@ -103,7 +103,7 @@ def test_an_error_that_is_no_share_is_refused(trained, error, capsys):
 
 def test_a_value_that_begins_as_an_option_is_refused_with_how_it_is_written(trained, capsys):
     run, path = trained
-    assert verb("predict", run.folder, path, "--at-error", "-3%") == 2
+    assert verb("predict", run.folder, path, "--at-error", "-x") == 2
     require_printed(
         capsys.readouterr().err,
         "--at-error",

@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from flatout.cli.boundary import check_hydra
 from flatout.cli.composing import find_key, is_like_file, known_keys
+from flatout.cli.late_help import allow_late_help
 from flatout.cli.options import store_part
 from flatout.cli.typed import check_defaults
 from flatout.cli.words import require_folders, require_modest
@@ -159,6 +160,7 @@ def guard_hydra() -> None:
     for (owner, name), parameters in _SIGNATURES.items():
         require_signature(owner, name, ["self", *parameters.split()])
     vars(hydra._internal.hydra)["ConfigLoaderImpl"] = GuardedLoader
+    allow_late_help()
 
 
 def require_signature(owner: type, name: str, parameters: list[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import inspect
 import re
 import shutil
 import textwrap
@@ -207,11 +208,10 @@ def describe_type(hint: object) -> str:
 def _settings_of_trainer(examples: Mapping[str, str]) -> Iterator[SettingPage]:
     """Arguments of Lightning's Trainer, in Lightning's words; `examples` are those of our keys."""
     ours = ours_of_trainer()
-    described = L.Trainer.__init__.__doc__ or ""
-    # "            name: text", up to the next name or the list of errors
-    does = dict(
-        re.findall(r"^ {12}(\w+): (.+?)(?=^ {12}\w+:|^ {8}Raises|\Z)", described, re.M | re.S)
-    )
+    # From Python 3.13 on a docstring has no indent; `getdoc` takes it off below.
+    described = inspect.getdoc(L.Trainer.__init__) or ""
+    # "    name: text", up to the next name or the list of errors
+    does = dict(re.findall(r"^ {4}(\w+): (.+?)(?=^ {4}\w+:|^Raises|\Z)", described, re.M | re.S))
     for name, argument in TRAINER_ARGUMENTS.items():
         key = f"trainer.{name}"
         default = as_word(ours.get(name, argument.default))

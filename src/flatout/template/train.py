@@ -9,6 +9,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from flatout.callbacks import ExactCheckpoint, Verdict
+from flatout.cli.late_help import allow_late_help
 
 
 def train(settings: DictConfig, folder: Path) -> float:
@@ -31,4 +32,5 @@ def main(settings: DictConfig) -> float:
 
 
 if __name__ == "__main__":
+    allow_late_help()  # without it Hydra 1.3 does not start on Python 3.14
     main()
