@@ -8,9 +8,12 @@ here, before anything is read or built. Open this file to add a setting of a run
 from __future__ import annotations
 
 import inspect
+import math
 import re
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from types import NoneType
 from typing import Any
 
 import lightning as L
@@ -378,6 +381,8 @@ class RunConfig:
                 "flatout passes this argument",
                 hint=f"Set {REPLACED.get(name)} instead.",
             )
+        for name, value in self.trainer.items():
+            _require_fitting(name, value)
         strategy = self.trainer.get("strategy")
         require(
             not isinstance(strategy, str) or strategy in strategies,
@@ -460,3 +465,22 @@ def _require_hook(key: str, part: object, hook: str, returns: str) -> None:
         f"{type(part).__name__} has no {hook}",
         hint=f"Define it: it returns {returns}.",
     )
+
+
+def _require_fitting(name: str, value: object) -> None:
+    """Refuse a value that is no number, no switch or no list where the Trainer's argument is one.
+
+    Lightning itself meets some of them in the middle of a run.
+    """
+    annotation = TRAINER_ARGUMENTS[name].annotation
+    kinds = set(typing.get_args(annotation) or (annotation,)) - {NoneType}
+    is_fitting = not isinstance(value, list) or "list[" in str(annotation)
+    allowed = "a single value"
+    if kinds == {bool}:
+        is_fitting = isinstance(value, bool)
+        allowed = "true or false"
+    elif kinds <= {int, float, bool}:
+        is_endless = isinstance(value, int) and abs(value) > LARGEST_SEED
+        is_fitting = isinstance(value, int | float) and not is_endless and math.isfinite(value)
+        allowed = "a number"
+    require(value is None or is_fitting, f"trainer.{name}", repr(value), allowed=allowed)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 EXIT_CODE = 2
-LARGEST_SEED = 2**63 - 1
+LARGEST_SEED = 2**63 - 1  # the largest number that arrays hold
 Choice = TypeVar("Choice", bound=StrEnum)
 Settings = TypeVar("Settings")
 _ABOUT = "about"  # the key of a field's metadata under which its description lies
@@ -205,7 +205,9 @@ class About:
         return f"above {above}" if above else ""
 
     def holds(self, number: float) -> bool:
-        """Whether a finite number lies within the bounds."""
+        """Whether a finite number, or one of at most 64 bits, lies within the bounds."""
+        if isinstance(number, int) and abs(number) > LARGEST_SEED:
+            return False
         if self.least is not None and not number >= self.least:
             return False
         if self.above is not None and not number > self.above:

@@ -11,6 +11,7 @@ import csv
 import errno
 import io
 import itertools
+import json
 import os
 import re
 import secrets
@@ -18,12 +19,20 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from flatout.errors import UserError
+import yaml
+
+from flatout.errors import UserError, first_line, require
 
 # errors of a disk rather than of a name
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _ASIDE = "-replaced"
+_MOST_BYTES = 50_000_000
+# limits of a file of settings
+_MOST_CHARACTERS = 1_000_000
+_MOST_VALUES = 20_000
+_MOST_DIGITS = 1000
 # how a cell begins that a spreadsheet runs, or that looks guarded
 _MAY_RUN = re.compile(r"'*[=+\-@\t\r]")
 _SECOND_NS = 1_000_000_000
@@ -118,6 +127,54 @@ def unguard_cell(text: str) -> str:
     """The text that `guard_cell` was given."""
     is_guarded = text.startswith("'") and _MAY_RUN.match(text) is not None
     return text[1:] if is_guarded else text
+
+
+def read_modest(path: Path, most_bytes: int = _MOST_BYTES) -> str:
+    """The text of a file that may come from others.
+
+    A pipe, which would never end, and a file that is too large for memory are refused unopened.
+    """
+    require_ordinary(path)
+    size = path.stat().st_size
+    if size > most_bytes:
+        raise UserError(
+            str(path),
+            f"has {size:,} bytes",
+            allowed=f"at most {most_bytes:,}",
+            hint="It is damaged, or was not written by this program.",
+        )
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(str(path), "is not UTF-8", hint="Save it as UTF-8.") from None
+
+
+def load_json(path: Path) -> Any:
+    """What a JSON file holds that may come from others; a UserError where it cannot be read."""
+    text = read_modest(path)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise UserError(str(path), "is nested too deeply") from None
+    except ValueError as error:  # a number of many digits, too
+        raise UserError(str(path), f"is not valid JSON: {first_line(error)}") from None
+
+
+def load_yaml(path: Path) -> Any:
+    """What a YAML file holds that may come from others; a UserError where it cannot be read."""
+    text = read_modest(path)
+    require_modest(text, str(path))
+    try:
+        return yaml.safe_load(text)
+    except (RecursionError, ValueError, yaml.YAMLError) as error:
+        raise UserError(str(path), f"is not valid YAML: {first_line(error)}") from None
+
+
+def require_ordinary(*paths: Path) -> None:
+    """Refuse pipes, sockets and devices: opening one may wait, or give bytes, without end."""
+    for path in paths:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(str(path), "is a pipe or a device", hint="Remove it.")
 
 
 def stamp_of(path: Path) -> list[int]:
@@ -230,3 +287,51 @@ def lies_inside(name: str, folder: Path) -> bool:
 def _resolve(path: Path) -> Path:
     """A path without links; one that leads to itself stays, where `Path.resolve` raises."""
     return Path(os.path.realpath(path))
+
+
+def require_modest(text: str, where: str) -> None:
+    """Refuse a YAML text that is very long, or that unfolds to very many values."""
+    require(
+        len(text) <= _MOST_CHARACTERS,
+        where,
+        f"{len(text):,} characters",
+        allowed=f"at most {_MOST_CHARACTERS:,} of settings",
+    )
+    has_endless_number = re.search(rf"\d{{{_MOST_DIGITS}}}", text) is not None
+    require(not has_endless_number, where, f"a number of more than {_MOST_DIGITS:,} digits")
+    if "&" not in text or "*" not in text:
+        return  # without references nothing unfolds
+    try:
+        count = _values(yaml.compose(text, Loader=yaml.SafeLoader), {}, set())
+    except (yaml.YAMLError, RecursionError):
+        return  # the reader reports the error
+    require(
+        count <= _MOST_VALUES,
+        where,
+        "refers to its own parts too often",
+        allowed=f"at most {_MOST_VALUES:,} values",
+    )
+
+
+def _values(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> int:
+    """How many values a node unfolds to, each reference counted.
+
+    `known`: the counts so far, by node. `above`: the nodes that this one lies in.
+    """
+    # A list counts as a value too, so each line like the second triples what there is:
+    #
+    #     a: &a [x, x, x]         1 + 3 = 4 values
+    #     b: &b [*a, *a, *a]      1 + 3 · 4 = 13 values; twenty such lines make billions
+    #
+    # A node is counted once, and its count is used at each reference, so this ends soon.
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) in above:  # it holds itself, so it has no end
+        return _MOST_VALUES + 1
+    if id(node) not in known:
+        # the parts of a list are nodes, those of a mapping are pairs of them
+        children = node.value
+        if isinstance(node, yaml.MappingNode):
+            children = itertools.chain.from_iterable(node.value)
+        known[id(node)] = 1 + sum(_values(child, known, above | {id(node)}) for child in children)
+    return known[id(node)]

@@ -46,9 +46,27 @@ from flatout.models.lean import even_sigmoid
 
 _ROWS_A_BATCH = 1024
 _TEXTS_READ = 131_072
+_MOST_INPUTS = 1 << 31
+_LETTERS_OF_GRAM = 2
 HASHED = "hashed.json"
 NUMBERS = "numbers.json"
 ORDER = "letters.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """What `config.json` of a model folder says of the encodings."""
+
+    is_set: bool
+    num_inputs: int
+    bits_column: str
+    text_columns: list[str]
+    form: Form
+
+
+def _is_gram(value: object) -> bool:
+    """Whether a value is two letters, as far as a model folder of others can say."""
+    return isinstance(value, str) and len(value) == _LETTERS_OF_GRAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +133,29 @@ class GramPredictor(RunPredictor):
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> GramPredictor:
-        labels = GramLabels(tuple(folder.labels()), folder.read_json(HASHED), [], 0)
-        data = settings["data"]
+        data = folder.record(_Written, settings["data"], "data")
+        hashed = folder.read_json(HASHED)
+        labels = GramLabels(tuple(folder.labels()), hashed, [], 0)
+        are_grams = isinstance(hashed, list) and all(map(_is_gram, (*hashed, *labels.names)))
+        folder.require(are_grams, HASHED)
+        folder.require(0 < data.num_inputs < _MOST_INPUTS, "data.num_inputs")
+        threshold = settings["threshold"]
+        folder.require(type(threshold) in (int, float) and 0 <= threshold <= 1, "threshold")
+        numbers = None
+        if data.is_set:
+            numbers = np.array(folder.read_json(NUMBERS))
+            are_numbers = numbers.dtype == np.int64 and numbers.shape == (data.num_inputs,)
+            folder.require(are_numbers, NUMBERS)
+        sizes = labels.network_sizes()
         return cls(
-            model=folder.network(
-                num_inputs=data["num_inputs"], is_set=data["is_set"], **labels.network_sizes()
-            ),
+            model=folder.network(num_inputs=data.num_inputs, is_set=data.is_set, **sizes),
             labels=labels,
-            num_inputs=data["num_inputs"],
-            threshold=settings["threshold"],
-            numbers=np.array(folder.read_json(NUMBERS), dtype=np.int64) if data["is_set"] else None,
-            bits_column=data["bits_column"],
-            text_columns=data["text_columns"],
-            form=Form(data["form"]),
+            num_inputs=data.num_inputs,
+            threshold=threshold,
+            numbers=numbers,
+            bits_column=data.bits_column,
+            text_columns=data.text_columns,
+            form=data.form,
             order=LetterOrder.load(folder.path / ORDER, labels.hashed),
         )
 

@@ -72,7 +72,8 @@ def find_encodings(table: Table, columns: Collection[str]) -> list[LikelyEncodin
 
     It reads one small block of the table.
     """
-    wanted = [name for name in columns if list(table.columns).count(name) == 1]
+    times = Counter(table.columns)
+    wanted = [name for name in columns if times[name] == 1]
     if not wanted:
         return []
     block = next(iter(table.blocks(wanted, rows_per_block=_ROWS_READ)), None)

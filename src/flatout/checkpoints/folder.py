@@ -34,7 +34,7 @@ from flatout.data.store.store import file_checksum
 from flatout.distributed.both_lightnings import InBothLightnings
 from flatout.engine.lightning_internals import callbacks_of, overrides
 from flatout.errors import UserError, out_of_space, require
-from flatout.files import put_in_place, sync_file, write_synced
+from flatout.files import load_json, put_in_place, read_modest, sync_file, write_synced
 
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
@@ -114,7 +114,7 @@ class FolderCheckpointIO(InBothLightnings, CheckpointIO):
             # digit: each is copied.
             stored = load_file(folder / TENSORS, device="cpu")
             tensors = {name: tensor.clone() for name, tensor in stored.items()}
-            state = _with_tensors(json.loads((folder / STATE).read_text(encoding="utf-8")), tensors)
+            state = _with_tensors(load_json(folder / STATE), tensors)
             if not isinstance(state, dict):
                 raise TypeError(f"{STATE} holds no mapping")
             if "callbacks" in state:
@@ -198,7 +198,7 @@ def require_whole(folder: Path) -> dict[str, Any]:
     A `UserError` if they differ.
     """
     try:
-        text = (folder / MANIFEST).read_bytes()
+        text = read_modest(folder / MANIFEST).encode()
         manifest = json.loads(text)
         files = manifest["files"]
         about = dict(manifest[ABOUT])
@@ -313,7 +313,8 @@ def sealed(manifest: dict[str, Any]) -> bytes:
 
 
 def _is_as_written(path: Path, written: dict[str, Any]) -> bool:
-    return path.stat().st_size == written["bytes"] and file_checksum(path) == written["xxh3"]
+    is_whole = path.is_file() and path.stat().st_size == written["bytes"]
+    return is_whole and file_checksum(path) == written["xxh3"]
 
 
 def by_texts(states: Mapping[Any, Any]) -> dict[str, Any]:

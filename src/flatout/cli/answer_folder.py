@@ -19,7 +19,7 @@ from flatout.data.checks.findings import counted
 from flatout.data.tables.formats.file import require_file
 from flatout.data.tables.output import FORMATS, explain_disk_errors
 from flatout.errors import UserError, require
-from flatout.files import stamp_of, write_atomically
+from flatout.files import load_json, stamp_of, write_atomically
 
 MANIFEST = "answers.json"
 _OTHER_FOLDER = "Name another folder."  # a hint
@@ -127,7 +127,7 @@ def _require_same_question(asked: dict[str, Any], folder: Path, answers: Iterabl
         )
         _write_manifest(folder, {"asked": asked})
     try:
-        before = dict(json.loads(manifest.read_text(encoding="utf-8"))["asked"])
+        before = dict(load_json(manifest)["asked"])
     except (ValueError, KeyError, TypeError):
         raise UserError("--out", f"{manifest} is not of answers", hint=_OTHER_FOLDER) from None
     differing = []

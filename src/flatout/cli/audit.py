@@ -20,6 +20,7 @@ from flatout.cli.train import start_measuring
 from flatout.cli.typed import require_typed_again
 from flatout.cli.words import is_of_training, with_secrets_typed
 from flatout.errors import about_settings, as_seconds, check_settings, require, setting
+from flatout.files import read_modest
 from flatout.masking import mask_words
 from flatout.run_log import print_line
 
@@ -148,7 +149,7 @@ def _read_run(folder: Path, more_words: list[str]) -> tuple[list[str], dict[str,
         hint="Name the folder of a run, or data settings: data.source=FILE.",
     )
     summary = read_summary(folder)
-    words_of_run = file.read_text(encoding="utf-8").splitlines()
+    words_of_run = read_modest(file).splitlines()
     words = [word for word in words_of_run if is_of_training(word)]
     words = with_secrets_typed(words, more_words, "audit")
     # A `_target_` names code of the folder's author, which an audit of a folder does not run.

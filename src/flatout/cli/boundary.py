@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -106,6 +108,9 @@ _DOORS = (
 # Classes in `_PLACES` that are refused all the same.
 _LEFT_OUT = (
     "lightning.pytorch.callbacks.lambda_function.LambdaCallback",  # calls any function
+    # these save checkpoints by pickle, and load them
+    "lightning.pytorch.callbacks.batch_size_finder.BatchSizeFinder",
+    "lightning.pytorch.callbacks.lr_finder.LearningRateFinder",
     # saves in the middle of a step
     "lightning.pytorch.callbacks.on_exception_checkpoint.OnExceptionCheckpoint",
     # these fetch models or lists of words
@@ -293,6 +298,15 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
     if isinstance(name, str):
         require(is_plain_part(name), "name", repr(name), allowed=NAMES)
     output = Path(str(_value(numbered, "output")))
+    # The folder in which you start is yours. Any other one of the disk is not for a file to choose.
+    is_below = is_plain_part(os.path.relpath(output)) if output.is_absolute() else None
+    require(
+        _is_typed("output", overrides) or is_plain_part(str(output)) or bool(is_below),
+        "output",
+        f"a file names {str(output)!r}",
+        allowed="a folder below the working directory",
+        hint=f"Type it on the command line: output={shlex.quote(str(output))}",
+    )
     for key in ("hydra.run.dir", "hydra.sweep.dir"):
         folder = str(_value(numbered, key))
         require(folder.isprintable(), key, repr(folder), allowed="a folder")

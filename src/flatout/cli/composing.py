@@ -66,6 +66,13 @@ _SEARCHED_ELSEWHERE = {
     "log_uniform": "tag(log,{})",
     "uniform": "{}",
 }
+# errors of a value, or of a name, that does not fit
+_OF_VALUES = (
+    "ValidationError",
+    "KeyValidationError",
+    "UnsupportedValueType",
+    "ReadonlyConfigError",
+)
 _ALMOST = 0.75  # least likeness of two keys that stand in different groups
 
 
@@ -75,6 +82,10 @@ def explain(error: BaseException) -> UserError | None:
     if (mistake := mistake_in(chain)) is not None:
         return mistake
     inner = chain[-1]
+    # Hydra says of a file only which error its settings raised; that error stands behind its own.
+    behind = error.__context__
+    if type(inner).__name__ == "ConfigCompositionException" and isinstance(behind, Exception):
+        inner = behind if type(behind).__name__ in _OF_VALUES else inner
     message = "\n".join(map(str, chain))
     # the attributes differ by the error's class; some have only a text
     facts = vars(inner)
@@ -90,7 +101,7 @@ def explain(error: BaseException) -> UserError | None:
             return _missing_option(group, option, facts.get("options") or [])
         case "OverrideParseException" | "LexerNoViableAltException":
             return _unreadable(override)
-        case "ValidationError" | "UnsupportedValueType" | "ReadonlyConfigError":
+        case kind if kind in _OF_VALUES:
             return _wrong_value(as_typed(key), str(facts.get("value")), message)
         case "MissingMandatoryValue":
             return UserError(key, "has no value", hint=f"Give it one: {key}=VALUE.")
@@ -109,6 +120,8 @@ def explain(error: BaseException) -> UserError | None:
             return _unknown_key(error, key, override, message)
         case "ScannerError" | "ParserError" | "ConstructorError" | "ComposerError" | "ReaderError":
             return UserError("conf", message.replace("\n", " "), hint="The file is not valid YAML.")
+        case "OSError" if "Invalid loaded object type" in message:
+            return UserError("conf", "a file holds no keys", hint="Write KEY: VALUE in each line.")
         case "RecursionError":
             return UserError(
                 "conf", "is nested too deeply", hint="Write the settings with fewer levels."

@@ -30,6 +30,7 @@ from flatout.cli.typed import require_typed_again
 from flatout.cli.words import is_of_training, key_of, with_secrets_typed
 from flatout.distributed.processes import OUTPUT, warm_start
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require
+from flatout.files import load_yaml, read_modest
 from flatout.perf.measure import apart
 from flatout.perf.measure.intervals import speedup, take_turns
 from flatout.perf.notes import measured_before
@@ -172,7 +173,7 @@ def read_words(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> li
         hint="Train it again with this version.",
     )
     try:
-        typed = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
+        typed = read_modest(folder / OVERRIDES).splitlines()
     except OSError as error:
         raise UserError(
             str(folder / OVERRIDES),
@@ -204,7 +205,7 @@ def build_sides(words: list[str], override: str, evidence: Evidence, steps: int)
 
 def _read_settings(folder: Path) -> dict[str, Any]:
     try:
-        return deciding_settings(yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8")))
+        return deciding_settings(load_yaml(folder / SETTINGS))
     except (OSError, ValueError, AttributeError, yaml.YAMLError):
         raise UserError(
             str(folder / SETTINGS), "cannot be read", hint="Without it a run cannot be repeated."

@@ -30,8 +30,9 @@ from flatout.cli.composing import find_key, is_like_file, known_keys
 from flatout.cli.late_help import allow_late_help
 from flatout.cli.options import store_part
 from flatout.cli.typed import check_defaults
-from flatout.cli.words import require_folders, require_modest
+from flatout.cli.words import require_folders
 from flatout.errors import UserError
+from flatout.files import read_modest, require_modest
 
 _SINGLE = "hydra.mode=RUN"  # what Hydra adds to the words of a single run
 _SIGNATURES: dict[tuple[type, str], str] = {
@@ -58,7 +59,7 @@ class _ModestFiles(ConfigRepository):
                 return stored
         if source is not None and source.scheme() == "file" and object_type is ObjectType.CONFIG:
             file = Path(source.path) / source._normalize_file_name(config_path)
-            text = file.read_text(encoding="utf-8", errors="replace")
+            text = read_modest(file)
             require_modest(text, str(file))
             check_defaults(text, str(file))
         return source

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flatout.cli.train import start_measuring
-from flatout.cli.words import HELP, conf_folder, conf_options, require_modest
+from flatout.cli.words import HELP, conf_folder, conf_options
 from flatout.distributed.processes import warm_start
 from flatout.errors import UserError, as_seconds, nearest, require
 from flatout.ladder.rungs import Ladder, find_ladder, read_ladder
@@ -64,7 +64,6 @@ def run(arguments: argparse.Namespace) -> None:
     ladder = None
     if "ladder" in own:
         path = find_ladder(own["ladder"], folders)
-        require_modest(path.read_text(encoding="utf-8", errors="replace"), str(path))
         ladder = read_ladder(path)
         require_kind(ladder, typed)
     command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *mask_words(arguments.words)])

@@ -32,6 +32,7 @@ from flatout.errors import (
     require,
     settings_of,
 )
+from flatout.files import load_yaml
 from flatout.inference.model_folder import ModelFolder
 from flatout.inference.run_predictor import FileOptions, RunPredictor
 from flatout.run.kinds import load_predictor
@@ -153,7 +154,7 @@ def choose_reading(arguments: argparse.Namespace) -> ReadingConfig:
 def _reading_of_run(file: Path) -> dict[str, object]:
     """The settings `data.read` in a run's config.yaml, checked: the file may come from others."""
     try:
-        settings = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        settings = load_yaml(file) or {}
         of_run = (settings.get("data") or {}).get("read") or {}
         known = {
             part.name: of_run[part.name] for part in fields(ReadingConfig) if part.name in of_run

@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 
 from flatout.checkpoints.settings import CheckpointConfig
 from flatout.errors import require
-from flatout.files import write_atomically
+from flatout.files import load_json, write_atomically
 from flatout.masking import mask_words
 from flatout.run.own_parts import plain_name
 
@@ -138,7 +138,7 @@ def function_named(name: str) -> TaskFunction:
 def _read_record(folder: Path) -> dict[str, Any]:
     """What `RECORD` in a folder holds; nothing where there is none, or half of one."""
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = load_json(folder / RECORD)
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

@@ -88,7 +88,9 @@ def _prepare_resume(typed: list[str], conf: list[str]) -> list[str]:
     os.chdir(asked["place"])
     if any(_trusts(word) for word in more):
         sys.path.insert(0, asked["place"])  # as `python -m` did when it was begun
-    again = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.sweeper.resume=true"]
+    # Its folder may name any other one as `output`: what its trials write stays in its own.
+    own_folder = quoted(str(folder))
+    again = [f"hydra.sweep.dir={own_folder}", f"output={own_folder}", "hydra.sweeper.resume=true"]
     begun_by = with_secrets_typed(asked["typed"], more, "sweep resume")
     return [*begun_by, *again, *(word for word in more if word not in begun_by)]
 

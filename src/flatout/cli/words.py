@@ -1,8 +1,7 @@
 """Words of the command line in the form that Hydra asks for, and where files of settings are.
 
 Users type `experiment=agnews data.text=Übersicht`; Hydra wants `+experiment=agnews
-data.text="Übersicht"`. `require_modest` refuses files that hold too much: a few lines of YAML can
-unfold to a billion values.
+data.text="Übersicht"`.
 
 To forbid an option of Hydra, add it to `_FORBIDDEN_OPTIONS`. To forbid a key in files, so that it
 can only be typed, add it to `KEYS_ONLY_TYPED` in `cli/typed.py`.
@@ -10,7 +9,6 @@ can only be typed, add it to `KEYS_ONLY_TYPED` in `cli/typed.py`.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shlex
@@ -18,8 +16,6 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import yaml
 
 import flatout
 from flatout.errors import UserError, require
@@ -58,9 +54,6 @@ _FORBIDDEN_OPTIONS = {
 }
 # settings that follow the rows where they are null; `auto` says the same
 _OPEN = ("data.batch_size", "trainer.max_epochs")
-# limits of a file of settings
-_MOST_CHARACTERS = 1_000_000
-_MOST_VALUES = 20_000
 
 
 def translate_command(words: Sequence[str]) -> list[str]:
@@ -291,49 +284,3 @@ def conf_words(sources: Iterable[ConfigSourceInfo]) -> list[str]:
         source.path for source in sources if source.provider == "command-line" and source.path
     ]
     return [f"--config-dir={Path(place).absolute()}" for place in places[:1]]
-
-
-def require_modest(text: str, where: str) -> None:
-    """Refuse a YAML text that is very long, or that unfolds to very many values."""
-    require(
-        len(text) <= _MOST_CHARACTERS,
-        where,
-        f"{len(text):,} characters",
-        allowed=f"at most {_MOST_CHARACTERS:,} of settings",
-    )
-    if "&" not in text or "*" not in text:
-        return  # without references nothing unfolds
-    try:
-        count = _values(yaml.compose(text, Loader=yaml.SafeLoader), {}, set())
-    except yaml.YAMLError:
-        return  # the reader reports the error
-    require(
-        count <= _MOST_VALUES,
-        where,
-        "refers to its own parts too often",
-        allowed=f"at most {_MOST_VALUES:,} values",
-    )
-
-
-def _values(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> int:
-    """How many values a node unfolds to, each reference counted.
-
-    `known`: the counts so far, by node. `above`: the nodes that this one lies in.
-    """
-    # A list counts as a value too, so each line like the second triples what there is:
-    #
-    #     a: &a [x, x, x]         1 + 3 = 4 values
-    #     b: &b [*a, *a, *a]      1 + 3 · 4 = 13 values; twenty such lines make billions
-    #
-    # A node is counted once, and its count is used at each reference, so this ends soon.
-    if not isinstance(node, yaml.CollectionNode):
-        return 1
-    if id(node) in above:  # it holds itself, so it has no end
-        return _MOST_VALUES + 1
-    if id(node) not in known:
-        # the parts of a list are nodes, those of a mapping are pairs of them
-        children = node.value
-        if isinstance(node, yaml.MappingNode):
-            children = itertools.chain.from_iterable(node.value)
-        known[id(node)] = 1 + sum(_values(child, known, above | {id(node)}) for child in children)
-    return known[id(node)]

@@ -31,6 +31,7 @@ from typing import Any
 
 from flatout.distributed.processes import OUTPUT, end_with_parent, redirect_output, warm_start
 from flatout.errors import OtherRankEnded, RunBroke, UserError, first_line, require
+from flatout.files import load_json
 
 _AGAIN = 3  # how often a training is started again after workers were lost
 # Files that workers write to the shared folder of a training.
@@ -242,7 +243,7 @@ def train_on_ray(train: Callable[[], Any], workers: int, device: str, folder: Pa
         with _show_output(notes / _OUTPUT):
             _fit(work, workers, uses_gpu=device == "GPU")
         if mistakes := sorted(notes.glob(_MISTAKES)):
-            raise UserError(**json.loads(mistakes[0].read_text(encoding="utf-8")))
+            raise UserError(**load_json(mistakes[0]))
     finally:
         ray.shutdown()
         shutil.rmtree(notes, ignore_errors=True)

@@ -27,7 +27,7 @@ from flatout.data.store.cache import default_cache_folder, recipe_key
 from flatout.data.store.lock import acquire, file_lock
 from flatout.distributed.limits import processor_name
 from flatout.errors import UserError, require
-from flatout.files import write_atomically
+from flatout.files import load_json, write_atomically
 from flatout.run_log import Choice
 
 _LARGEST_SHARE = 0.9  # time of a product in bf16 over that in fp32, up to which bf16 is chosen
@@ -153,7 +153,7 @@ def kept_bf16_share() -> tuple[float, str]:
         try:
             # A damaged file is written again.
             with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-                saved = json.loads(path.read_text(encoding="utf-8"))
+                saved = load_json(path)
                 return float(saved["bf16_share"]), f"measured on {saved['date']} and kept in {path}"
             share = bf16_share()
             values = {**about, "date": time.strftime("%Y-%m-%d"), "bf16_share": share}

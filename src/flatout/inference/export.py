@@ -23,6 +23,7 @@ from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.subwords import Subwords
 from flatout.errors import require
+from flatout.files import load_json
 from flatout.inference.onnx_file import (
     DEFECT,
     MOST_APART,
@@ -221,7 +222,7 @@ def _scale_outputs(net: nn.Module, num_labels: int, mean: float, spread: float) 
 def _save_tokenizer(predictor: EncoderRun, folder: Path) -> None:
     predictor.vocabulary.save(folder)
     path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings = load_json(path)
     longest = predictor.model.window or predictor.model.longest_row()
     settings["model_max_length"] = min(longest, predictor.max_length)
     settings["model_input_names"] = _input_names(predictor.model)

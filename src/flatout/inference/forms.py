@@ -9,7 +9,6 @@ the outputs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.subwords import PAIR
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
+from flatout.files import load_json
 from flatout.inference.export import outputs_of, plain_model
 from flatout.inference.linear_part import LinearPart
 from flatout.inference.masked_words import MaskedWordPredictor
@@ -181,7 +181,7 @@ def through_library(predictor: RunPredictor) -> RunPredictor:
 def is_transformers_folder(folder: Path) -> bool:
     """Whether a folder is one of transformers, and no run's."""
     try:
-        described = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        described = load_json(folder / SETTINGS)
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(described, dict) and "model_type" in described
@@ -315,7 +315,7 @@ def words_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
     require(bool(files), str(folder), "no ONNX file in it", hint="Name an exported folder.")
     with read_by("tokenizers", folder):
         tokenizer = open_tokenizer(folder)
-        labels = json.loads((folder / SIGNATURE).read_text(encoding="utf-8"))["labels"]
+        labels = load_json(folder / SIGNATURE)["labels"]
     with read_by("flatout", folder):
         linear_part = LinearPart.of(folder)
     _require_own_labels(predictor, folder, labels)
@@ -444,7 +444,7 @@ def _asks_of(folder: Path, net: nn.Module) -> dict[str, Ask]:
     """Each way to ask a folder, by name: its weights in `net`, and its ONNX files."""
     asks: dict[str, Ask] = {}
     if has_weights(folder):
-        kept_in = str(json.loads((folder / SETTINGS).read_text(encoding="utf-8")).get("dtype"))
+        kept_in = str(load_json(folder / SETTINGS).get("dtype"))
         few_bits = f", {kept_in}" if kept_in.endswith("16") else ""
         asks[f"{folder}: transformers{few_bits}"] = lambda given: net(**given).logits
     for file in onnx_files(folder):

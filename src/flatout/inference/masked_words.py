@@ -22,7 +22,7 @@ from flatout.data.tables.roles import Roles
 from flatout.data.tokens.subwords import Subwords
 from flatout.engine.precision import answering
 from flatout.errors import UserError
-from flatout.inference.model_folder import ModelFolder
+from flatout.inference.model_folder import ModelFolder, RowSettings
 from flatout.inference.run_predictor import RunPredictor, texts_in_memory
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs, Transformer
@@ -61,8 +61,11 @@ class MaskedWordPredictor(RunPredictor):
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> MaskedWordPredictor:
         roles = folder.roles()
+        data = folder.record(RowSettings, settings["data"], "data")
+        folder.require_rows(data)
         model, vocabulary = folder.encoder(Outputs([], "words"), roles)
-        return cls(model, vocabulary, settings["data"]["max_length"], roles)
+        folder.require_short(data, model)
+        return cls(model, vocabulary, data.max_length, roles)
 
     def save(self, folder: Path, model_config: ModelConfig) -> None:
         settings = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from flatout.data.tables.roles import Roles
+from flatout.data.tokens.long_texts import CUT, LongTexts
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, pair_separator, read_encoder
 from flatout.errors import UserError, first_line, require, settings_of
+from flatout.files import read_modest, require_ordinary
 from flatout.inference.linear_part import LINEAR
+from flatout.inference.records import Record, read_record
 from flatout.models import kind_of, model_class
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs, Transformer
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from flatout.data.info import Labels
     from flatout.models.linear_text import QuickModel
 
-_MOST_CHARACTERS = 50_000_000
+_MOST_TOKENS = 1 << 31
 _CHANGED = "The folder was changed, or comes from another version: train again."
 WEIGHTS = "model.safetensors"
 RIVAL = "rival.safetensors"
@@ -42,6 +45,18 @@ LABELS = "labels.json"
 # of models of texts; what transformers builds an encoder by
 TOKENIZER = "tokenizer.json"
 ENCODER = "encoder.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSettings:
+    """What `config.json` says of rows of texts; runs of older versions say less."""
+
+    max_length: int
+    columns: dict[str, Any]
+    escapes: str = "keep"
+    label_delimiter: str | None = None
+    group: str | None = None
+    long_texts: LongTexts = CUT
 
 
 class ModelFolder:
@@ -56,6 +71,7 @@ class ModelFolder:
         path = Path(run)
         for folder in (path, path / "model"):
             if (folder / SETTINGS).is_file() and (folder / WEIGHTS).is_file():
+                require_ordinary(*folder.iterdir())
                 return cls(folder)
         require(path.exists(), str(path), "no such run", hint="Name a folder below outputs/.")
         inside = sorted(each.parent for each in path.glob(f"*/model/{WEIGHTS}"))
@@ -84,14 +100,7 @@ class ModelFolder:
         return labels
 
     def read_json(self, name: str) -> Any:
-        text = (self.path / name).read_text(encoding="utf-8")
-        require(
-            len(text) <= _MOST_CHARACTERS,
-            f"{self.path}: {name}",
-            f"{len(text):,} characters",
-            hint=_CHANGED,
-        )
-        return json.loads(text)
+        return json.loads(read_modest(self.path / name))
 
     @contextmanager
     def read(self) -> Iterator[None]:
@@ -164,7 +173,7 @@ class ModelFolder:
         return encoder, vocabulary
 
     def vocabulary(self) -> Encoder:
-        return read_encoder((self.path / TOKENIZER).read_text(encoding="utf-8"))
+        return read_encoder(read_modest(self.path / TOKENIZER))
 
     def roles(self) -> Roles:
         """The columns of the tables that a model of texts was trained on."""
@@ -176,6 +185,22 @@ class ModelFolder:
         is_plain = isinstance(texts, list) and all(isinstance(name, str) for name in names)
         self.require(is_plain and bool(texts), "data.columns")
         return Roles(tuple(texts), columns["label"], join)
+
+    def record(self, kind: type[Record], values: object, name: str) -> Record:
+        """A part of the settings, each value compared with its type; `name`: its key."""
+        return read_record(kind, values, f"{self.path}: {SETTINGS}", name)
+
+    def require_rows(self, data: RowSettings) -> None:
+        """Refuse lengths that no row can have."""
+        long = data.long_texts
+        self.require(0 < data.max_length < _MOST_TOKENS, "data.max_length")
+        self.require(0 <= long.window < _MOST_TOKENS, "data.long_texts.window")
+        self.require(0 <= long.overlap <= long.window // 2, "data.long_texts.overlap")
+
+    def require_short(self, data: RowSettings, encoder: Transformer) -> None:
+        """Refuse rows that are longer than the encoder has positions."""
+        longest = data.long_texts.window or data.max_length
+        self.require(longest <= encoder.longest_row(), "data.max_length")
 
     def require(self, condition: bool, name: str) -> None:
         """Refuse a setting of a folder that others have changed."""

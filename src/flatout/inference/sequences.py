@@ -32,7 +32,6 @@ from flatout.data.sequences.info import (
 from flatout.data.sequences.recording import Recording, measured_targets
 from flatout.data.sequences.recordings import OTHER_RATE, ReadingNotes, read_recordings
 from flatout.data.sequences.scratch import Scratch, ScratchValues, blocks_of
-from flatout.data.sequences.settings import Missing
 from flatout.data.sequences.views import Cut, RowPlaces, Segments
 from flatout.data.store.store import Ragged
 from flatout.data.tables.reading import ReadingConfig
@@ -52,8 +51,45 @@ from flatout.tasks.task import Task
 Floats = NDArray[np.float64]
 Values = NDArray[Any] | ScratchValues  # `[samples, columns]`, of which a file may hold the rows
 _SAMPLES_A_BLOCK = 4096
+_MOST_COLUMNS = 1 << 20
+_MOST_SAMPLES = 1 << 30
 _ROWS_A_BATCH = 1024
 _GROUPS = 512  # of more recordings than these the errors of several are added up for an interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """What `config.json` of a model folder says of the recordings."""
+
+    shape: SequenceShape
+    rules: RecordingRules
+    scaler: Scaler
+    step_s: float | None
+    label_scale: tuple[float, float]
+    has_classes: bool
+    label: str | None = None
+    # runs of older versions did not note where their columns lie
+    sizes: list[float] = field(default_factory=list)
+    ranges: ColumnRanges | None = None
+
+
+def _require_fitting(folder: ModelFolder, data: _Written, names: list[str]) -> None:
+    """Refuse numbers out of their range, and lists of other lengths: others may have written it."""
+    shape = data.shape
+    counts = (shape.targets, shape.horizon, shape.labels)
+    folder.require(1 <= shape.inputs <= _MOST_COLUMNS, "data.shape.inputs")
+    folder.require(all(0 <= count <= _MOST_COLUMNS for count in counts), "data.shape")
+    folder.require(len(names) == (shape.labels or shape.targets) > 0, "data.shape")
+    folder.require(shape.lookback is None or 1 <= shape.lookback <= _MOST_SAMPLES, "data.shape")
+    folder.require(len(data.rules.names) == shape.inputs, "data.rules")
+    folder.require(data.scaler.fits(max(shape.inputs, shape.targets)), "data.scaler")
+    folder.require(len(data.sizes) in (0, shape.inputs), "data.sizes")
+    folder.require(data.ranges is None or data.ranges.fit(shape.inputs), "data.ranges")
+    for name, seconds in (("step_s", data.step_s), ("rules.step", data.rules.step)):
+        folder.require(seconds is None or seconds > 0, f"data.{name}")
+    folder.require(data.rules.max_gap is None or data.rules.max_gap > 0, "data.rules.max_gap")
+    needs_time = data.rules.step or data.rules.max_gap or data.rules.cumulate
+    folder.require(not needs_time or bool(data.rules.time), "data.rules.time")
 
 
 @dataclass(slots=True)
@@ -110,22 +146,20 @@ class SequencePredictor(RunPredictor):
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> SequencePredictor:
-        data = settings["data"]
-        shape = SequenceShape(**data["shape"])
-        rules = RecordingRules(**{**data["rules"], "missing": Missing(data["rules"]["missing"])})
-        # runs of older versions did not note where their columns lie
-        ranges = ColumnRanges(**data["ranges"]) if "ranges" in data else None
+        data = folder.record(_Written, settings["data"], "data")
+        names = folder.labels()
+        _require_fitting(folder, data, names)
         return cls(
-            model=folder.network(shape=shape),
-            shape=shape,
-            rules=rules,
-            scaler=Scaler(**data["scaler"]),
-            names=folder.labels(),
-            step_s=data["step_s"],
-            units=UnitCheck(rules.names, data.get("sizes", []), ranges),
-            label=data.get("label"),
-            label_scale=tuple(data["label_scale"]),
-            has_classes=data["has_classes"],
+            model=folder.network(shape=data.shape),
+            shape=data.shape,
+            rules=data.rules,
+            scaler=data.scaler,
+            names=names,
+            step_s=data.step_s,
+            units=UnitCheck(data.rules.names, data.sizes, data.ranges),
+            label=data.label,
+            label_scale=data.label_scale,
+            has_classes=data.has_classes,
         )
 
     def save(self, folder: Path, model_config: ModelConfig) -> None:

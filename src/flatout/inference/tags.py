@@ -31,7 +31,7 @@ from flatout.data.tokens.long_texts import CUT, LongTexts
 from flatout.data.tokens.subwords import Subwords
 from flatout.engine.precision import answering
 from flatout.errors import UserError, require
-from flatout.inference.model_folder import ModelFolder
+from flatout.inference.model_folder import ModelFolder, RowSettings
 from flatout.inference.run_predictor import (
     Advance,
     Answered,
@@ -46,6 +46,7 @@ from flatout.tasks.abstention import HeldOutAnswers, WordAnswers
 from flatout.tasks.tagging import EntityScores, Tagger
 
 _ROWS_A_BATCH = 256
+_MOST_TEMPERATURE = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +140,15 @@ class TagPredictor(RunPredictor):
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> TagPredictor:
         names = folder.labels()
         roles = folder.roles()
-        long_texts = LongTexts(**settings["data"].get("long_texts", {}))  # runs before had none
-        model, vocabulary = folder.encoder(Outputs(names, "tags"), roles, long_texts.window)
-        max_length = settings["data"]["max_length"]
+        data = folder.record(RowSettings, settings["data"], "data")
+        folder.require_rows(data)
+        outputs = Outputs(names, "tags")
+        model, vocabulary = folder.encoder(outputs, roles, data.long_texts.window)
+        folder.require_short(data, model)
         temperature = settings.get("temperature", 1.0)
-        return cls(model, vocabulary, names, max_length, roles, long_texts, temperature)
+        is_plain = type(temperature) in (int, float) and 0 < temperature < _MOST_TEMPERATURE
+        folder.require(is_plain, "temperature")
+        return cls(model, vocabulary, names, data.max_length, roles, data.long_texts, temperature)
 
     def save(self, folder: Path, model_config: ModelConfig) -> None:
         data = {

@@ -34,7 +34,7 @@ from flatout.data.tokens.subwords import Encoder, encode_texts
 from flatout.engine.precision import answering
 from flatout.errors import UserError, require
 from flatout.inference.export import export_encoder
-from flatout.inference.model_folder import ModelFolder
+from flatout.inference.model_folder import ModelFolder, RowSettings
 from flatout.inference.run_predictor import (
     Advance,
     Answered,
@@ -127,33 +127,36 @@ class Predictor(RunPredictor):
         vocabulary = folder.vocabulary()
         classes = folder.labels()
         roles = folder.roles()
-        labels = Labels(Problem(settings["problem"]), classes, [], 0, **settings["scale"])
-        data = settings["data"]
-        _require_plain(folder, settings, classes)
-        long_texts = LongTexts(**data.get("long_texts", {}))  # runs before had none
+        scale = folder.record(_Scale, settings["scale"], "scale")
+        labels = Labels(Problem(settings["problem"]), classes, [], 0, scale.mean, scale.spread)
+        data = folder.record(RowSettings, settings["data"], "data")
+        answers = folder.record(_AnswerSettings, settings, "settings")
+        folder.require_rows(data)
+        _require_plain(folder, answers, labels)
         model: nn.Module
         if settings["model"]["kind"] == "transformer":
             outputs = Outputs(classes, settings["problem"])
-            model, _ = folder.encoder(outputs, roles, long_texts.window)
+            model, _ = folder.encoder(outputs, roles, data.long_texts.window)
+            folder.require_short(data, model)
         else:
             model = folder.network(num_outputs=len(classes), vocabulary_size=vocabulary.size)
         linear = None
         mixture = ALONE
-        if "mixture" in settings:
-            mixture = Mixture(**settings["mixture"])
+        if answers.mixture is not None:
+            mixture = answers.mixture
             linear = folder.linear_model(labels)
         return cls(
             model=model,
             vocabulary=vocabulary,
             labels=labels,
-            max_length=data["max_length"],
+            max_length=data.max_length,
             roles=roles,
-            escapes=Escapes(data["escapes"]),
-            label_delimiter=data["label_delimiter"],
-            group=data.get("group"),  # runs before had none
-            long_texts=long_texts,
-            temperature=settings.get("temperature", 1.0),
-            thresholds=settings.get("thresholds", []),
+            escapes=Escapes(data.escapes),
+            label_delimiter=data.label_delimiter,
+            group=data.group,
+            long_texts=data.long_texts,
+            temperature=answers.temperature,
+            thresholds=answers.thresholds,
             linear=linear,
             mixture=mixture,
         )
@@ -382,27 +385,39 @@ class Predictor(RunPredictor):
                 yield clean.texts, _targets(self, labels, table.name), names
 
 
-def _require_plain(folder: ModelFolder, settings: dict[str, Any], classes: list[str]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scale:
+    """The mean and the spread of the numbers that a regression answers."""
+
+    mean: float
+    spread: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AnswerSettings:
+    """What `config.json` of a model folder says of answers; runs of older versions say less."""
+
+    temperature: float = 1.0
+    thresholds: list[float] = field(default_factory=list)
+    mixture: Mixture | None = None
+    # read elsewhere
+    schema: int
+    model: dict[str, Any]
+    problem: str
+    scale: dict[str, Any]
+    data: dict[str, Any]
+
+
+def _require_plain(folder: ModelFolder, answers: _AnswerSettings, labels: Labels) -> None:
     """Refuse settings that would break the answers: the folder may come from others."""
-    data = settings["data"]
-    length = data["max_length"]
-    thresholds = settings.get("thresholds", [])
-    temperature = settings.get("temperature", 1.0)
-    numbers = {
-        "temperature": [temperature],
-        "thresholds": thresholds,
-        "mixture": settings.get("mixture", {}).values(),
-    }
-    for name, values in numbers.items():
-        is_plain = all(type(value) in (int, float) and abs(value) < _MOST for value in values)
-        folder.require(is_plain, name)
-    folder.require(temperature > 0, "temperature")
-    folder.require(len(thresholds) in (0, len(classes)), "thresholds")
-    folder.require(type(length) is int and 0 < length < _MOST, "data.max_length")
-    for name in ("label_delimiter", "group"):
-        folder.require(isinstance(data.get(name), str | None), f"data.{name}")
-    is_number = settings["problem"] == Problem.regression
-    folder.require(not is_number or len(classes) == 1, "problem")
+    numbers = [answers.temperature, *answers.thresholds, labels.mean, labels.spread]
+    if answers.mixture is not None:
+        numbers += [answers.mixture.network, answers.mixture.linear]
+    folder.require(all(abs(number) < _MOST for number in numbers), "temperature or thresholds")
+    folder.require(answers.temperature > 0, "temperature")
+    folder.require(len(answers.thresholds) in (0, labels.num_outputs), "thresholds")
+    is_number = labels.problem is Problem.regression
+    folder.require(not is_number or labels.num_outputs == 1, "problem")
 
 
 class RowNumbers:

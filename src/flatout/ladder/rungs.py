@@ -13,9 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flatout.errors import UserError, did_you_mean, require
+from flatout.files import load_yaml
 
 KINDS = ("text", "bits", "sequence")
 STARTUP = "startup"
@@ -98,11 +97,7 @@ class Ladder:
 
 
 def read_ladder(path: Path) -> Ladder:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(str(path), f"not valid YAML: {' '.join(str(error).split())}") from None
-    return ladder_of(path.stem, values, str(path))
+    return ladder_of(path.stem, load_yaml(path), str(path))
 
 
 def find_ladder(name: str, folders: Sequence[Path]) -> Path:

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from flatout.data.store.cache import default_cache_folder, recipe_key
-from flatout.files import sync_folder, write_atomically
+from flatout.files import load_json, sync_folder, write_atomically
 from flatout.report.summary import hardware
 
 FOLDER = "micro-batches"
@@ -105,7 +105,7 @@ def memory_key(device: torch.device) -> str:
 def _read_limits(path: Path) -> tuple[str, dict[str, Limit], str]:
     """The `row_key` of a note, its limits by name, and a sentence if the file is damaged."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = load_json(path)
         limits = {}
         for name, limit in values["limits"].items():
             limits[str(name)] = Limit(_as_rows(limit["most"]), bool(limit["has_ended"]))
@@ -148,7 +148,7 @@ def known_gain(cache: Path, override: str, device: str) -> str | None:
     for path in (cache / _LADDERS).glob("*.json"):
         # A damaged note is ignored.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = load_json(path)
             date = str(values["date"])
             ladder = str(values["name"])
             for key in (override, override.partition("=")[0]):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.data.store.cache import recipe_key
-from flatout.files import write_atomically
+from flatout.files import load_json, write_atomically
 from flatout.price.costs import Costs
 
 _FOLDER = "prices"
@@ -53,7 +53,7 @@ class PriceNotes:
 def _read(path: Path) -> Any:
     """What a note holds; an empty mapping if it is missing or damaged."""
     with suppress(OSError, ValueError):
-        return json.loads(path.read_text(encoding="utf-8"))
+        return load_json(path)
     return {}
 
 

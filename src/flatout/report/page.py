@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.data.checks.findings import counted
-from flatout.files import write_atomically, write_table
+from flatout.files import read_modest, write_atomically, write_table
 from flatout.masking import mask_settings
 from flatout.report import closing
 from flatout.report.figures import COLOURS, Chart, Curve, line_chart
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from flatout.data.batches.feed import Feeds
     from flatout.tasks.sequences import SequenceRegressor
 
+_MOST_BYTES_OF_CURVES = 1 << 30  # of weeks of training
 _MOST_CONFUSED = 20  # classes in the table of answers
 # title of a chart → the columns of `metrics.csv` in it; a chart without points is left out
 _CHARTS = {
@@ -135,7 +136,7 @@ def read_curves(folder: Path) -> list[dict[str, str]]:
     """
     if not (path := folder / "metrics.csv").is_file():
         return []
-    text = path.read_text(encoding="utf-8")
+    text = read_modest(path, _MOST_BYTES_OF_CURVES)
     return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
 
 

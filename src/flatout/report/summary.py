@@ -25,7 +25,7 @@ import torch
 
 from flatout.distributed.limits import processor_name
 from flatout.errors import UserError, require
-from flatout.files import write_atomically
+from flatout.files import load_json, write_atomically
 from flatout.masking import mask_settings
 from flatout.tasks.task_class import TaskClass
 
@@ -118,17 +118,15 @@ def read_json(folder: Path, name: str, if_missing: str, if_broken: str) -> dict[
     """
     path = folder / name
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = load_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(str(folder), f"no {name} there", hint=if_missing) from None
     except OSError as error:
         raise UserError(
             str(path), f"cannot be read: {error.strerror}", hint="Check that you may read it."
         ) from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            str(path), f"cannot be read, it is not valid JSON: {error}", hint=if_broken
-        ) from None
+    except UserError as error:
+        raise UserError(str(path), f"cannot be read, it {error.what}", hint=if_broken) from None
     return values if isinstance(values, dict) else {}
 
 

@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from flatout.checkpoints.same_run import have_same_settings
+from flatout.files import load_yaml
 from flatout.perf.tune.settings import is_typed
 from flatout.perf.verdict.confirmation import (
     FILE,
@@ -108,7 +109,7 @@ def _keeps_step_rows(values: dict[str, Any], data: dict[str, Any]) -> bool:
 def _had_settings(run: Path, settings: dict[str, Any]) -> bool:
     """Whether a run had these settings; false where its file cannot be read or lacks some."""
     try:
-        theirs = yaml.safe_load((run / SETTINGS).read_text(encoding="utf-8"))
+        theirs = load_yaml(run / SETTINGS)
         for key in _DATA_KEYS:
             # A batch size that was left open followed the rows, which are the same.
             is_open = key == "batch_size" and theirs["data"].get(key) is None

@@ -27,6 +27,9 @@ from flatout.run.context import OurParts, Run, Training
 from flatout.run.lightning_advice import without_lightning_advice
 from flatout.run.run_folder import OVERRIDES, RunFolder
 
+# how RuntimeErrors of Lightning begin that a setting or a module of the user causes
+_MISTAKES = ("Training with multiple optimizers", "Early stopping conditioned on metric")
+
 
 def fit_to_end(run: Run, training: Training, start: Start | None) -> None:
     """Train to the last step, or until patience ends it; `start`: the checkpoint to resume."""
@@ -89,8 +92,8 @@ def _fit(run: Run, training: Training, start: Start | None) -> None:
     except MisconfigurationException as error:
         raise _user_error(error, run) from None
     except RuntimeError as error:
-        # Lightning refuses several optimizers in automatic optimisation by a RuntimeError
-        if not str(error).startswith("Training with multiple optimizers"):
+        # Lightning has no class of its own for some mistakes of settings
+        if not str(error).startswith(_MISTAKES):
             raise
         raise _user_error(error, run) from None
 

@@ -14,6 +14,7 @@ from flatout.checkpoints.kept import CHECKPOINTS, find_checkpoint
 from flatout.config import RunConfig
 from flatout.engine.run_length import validations
 from flatout.errors import UserError
+from flatout.files import read_modest
 from flatout.masking import mask_words
 from flatout.price.words import spent_by
 from flatout.report.summary import read_summary
@@ -80,8 +81,8 @@ class RunJob:
     def has_begun(self, folder: Path, overrides: Sequence[str]) -> bool:
         """Whether this run, with these words typed, has begun in a folder."""
         try:
-            words = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
-        except OSError:
+            words = read_modest(folder / OVERRIDES).splitlines()
+        except (OSError, UserError):
             return False
         return mask_words(words) == mask_words(overrides) and not folder.is_symlink()
 

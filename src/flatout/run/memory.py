@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from flatout.data.batches.feed import free_memory
-from flatout.errors import UserError
+from flatout.errors import LARGEST_SEED, UserError
 from flatout.models.contract import ModelConfig, is_pretrained
 from flatout.models.encoder.transformer import ALL
 
@@ -48,10 +48,12 @@ def require_memory(
         needed = int(training_bytes(settings, build) * copies)
     except UserError:
         raise
-    except (RuntimeError, TypeError, ValueError, LookupError):
+    except (RuntimeError, TypeError, ValueError, LookupError) as error:
         # some families of transformers cannot be built without memory, or not with other numbers of
         # layers
-        return
+        if "overflow" not in str(error):
+            return
+        needed = LARGEST_SEED  # more bytes than 64 bits count
     free = free_memory(device)
     if needed <= free:
         return

@@ -27,6 +27,7 @@ from flatout.checkpoints.same_run import (
 from flatout.config import RunConfig
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
+from flatout.files import load_yaml, read_modest
 from flatout.masking import mask_words
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import plain, read_summary
@@ -90,12 +91,10 @@ def _is_same_command(folder: Path, settings: dict[str, Any], overrides: Sequence
     differ.
     """
     try:
-        words = (folder / OVERRIDES).read_text(encoding="utf-8").splitlines()
+        words = read_modest(folder / OVERRIDES).splitlines()
         if words or overrides:
             return _deciding(words) == _deciding(overrides)
-        return have_same_settings(
-            yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8")), settings
-        )
+        return have_same_settings(load_yaml(folder / SETTINGS), settings)
     except (OSError, ValueError, yaml.YAMLError):
         return False
 
@@ -113,7 +112,7 @@ def _is_all_done(settings: dict[str, Any], folder: Path) -> bool:
     steps or time.
     """
     try:
-        then = yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8"))
+        then = load_yaml(folder / SETTINGS)
         return have_same_settings(then, settings) and length_of(settings) == length_of(then)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return False
@@ -214,7 +213,7 @@ def read_same_start(checkpoint: Path, rank: int) -> Start:
 def _require_same_settings(folder: Path, config: RunConfig, about: dict[str, Any]) -> list[str]:
     """Of a run without a checkpoint only the settings can be compared; the lines to print."""
     try:
-        then = deciding_settings(yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8")))
+        then = deciding_settings(load_yaml(folder / SETTINGS))
     except (OSError, ValueError, AttributeError, yaml.YAMLError):
         return []
     now = about | {"settings": deciding_settings(plain(config))}

@@ -27,7 +27,7 @@ from flatout.data.store.lock import acquire, file_lock
 from flatout.data.store.store import Store
 from flatout.distributed.ranks import Ranks
 from flatout.errors import RunBroke, UserError, first_line, out_of_space, require
-from flatout.files import REFUSALS, numbered, refused_folder, write_atomically
+from flatout.files import REFUSALS, numbered, refused_folder, require_ordinary, write_atomically
 from flatout.masking import mask_words
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import FILE as SUMMARY
@@ -168,7 +168,7 @@ def require_no_link_outside(path: Path) -> None:
     """Refuse a folder with links that lead out of it: what is written there would land elsewhere.
 
     A folder may come from others, with its log.txt a link to a file of yours. What is copied from
-    it, as in an export, would be that file.
+    it, as in an export, would be that file. A pipe in it would be waited for without end.
     """
     root = path.resolve()
     for folder, folders, files in os.walk(path):
@@ -180,6 +180,7 @@ def require_no_link_outside(path: Path) -> None:
                 "is a link that leads out of the folder of its run",
                 hint="Remove the link.",
             )
+            require_ordinary(entry)
 
 
 @contextmanager

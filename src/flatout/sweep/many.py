@@ -21,7 +21,7 @@ from rich.console import Console
 from flatout.data.store.lock import acquire, file_lock
 from flatout.distributed.signals import Signals, requeue_with_slurm
 from flatout.errors import RunBroke, UserError, as_seconds, require
-from flatout.files import write_atomically
+from flatout.files import load_json, write_atomically
 from flatout.masking import mask_words
 from flatout.report.sweep_charts import is_number
 from flatout.report.sweep_page import PAGE, SweepReport, TrialRow, spread, write_sweep
@@ -207,7 +207,7 @@ def _run_missing(
 def begun_with(folder: Path) -> list[str] | None:
     """The words that began the trials in a folder, masked; None if it holds no list of trials."""
     try:
-        words = json.loads((folder / WORDS).read_text(encoding="utf-8"))["words"]
+        words = load_json(folder / WORDS)["words"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return mask_words(map(str, words)) if isinstance(words, list) else None

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial
 from rich.console import Console
 
 from flatout.errors import RunBroke, UserError, as_seconds, require
-from flatout.files import write_atomically
+from flatout.files import load_json, write_atomically
 from flatout.report.dashboard import write_hyperparameters
 from flatout.report.summary import json_safe
 from flatout.report.sweep_page import SweepReport, TrialRow, spread, write_sweep
@@ -357,7 +357,7 @@ def confirm(
     count = searched.settings.confirm
     path = searched.folder / "confirmed.json"
     first = searched.compose(searched.typed(chosen), number).config.seed + 1
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    known = load_json(path) if path.is_file() else []
     # a resumed sweep may have found better settings since
     found = {each["seed"]: each["metrics"] for each in known if each["settings"] == chosen}
     seeds = {each: first + each for each in range(count)}

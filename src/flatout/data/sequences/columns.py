@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.data.checks.findings import name_few
+from flatout.data.sequences.settings import Missing
 from flatout.data.tables.table import (
     Table,
     as_texts,
@@ -31,7 +32,7 @@ from flatout.data.tables.table import (
 from flatout.errors import UserError
 
 if TYPE_CHECKING:
-    from flatout.data.sequences.settings import Missing, SequenceDataConfig
+    from flatout.data.sequences.settings import SequenceDataConfig
 
 Floats = NDArray[np.float64]
 _ROWS_NAMED = 5  # rows that an error names

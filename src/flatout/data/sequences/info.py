@@ -82,6 +82,10 @@ class Scaler:
             factor = moments.most - moments.least
         return cls(shift.tolist(), np.where(factor > 0, factor, 1.0).tolist())
 
+    def fits(self, count: int) -> bool:
+        """Whether it has a scale for each of so many columns or more."""
+        return len(self.shift) == len(self.factor) >= count and all(self.factor)
+
     def scale(self, values: NDArray[np.generic]) -> NDArray[np.float32]:
         """Samples `[samples, columns]` as the store keeps them."""
         shift = np.array(self.shift)
@@ -128,6 +132,11 @@ class ColumnRanges:
         moments = Moments.of(blocks)
         numbers = (moments.least, moments.most, moments.mean, moments.spread)
         return cls(*(of_columns.tolist() for of_columns in numbers))
+
+    def fit(self, count: int) -> bool:
+        """Whether these are ranges of so many columns."""
+        numbers = (self.least, self.most, self.mean, self.spread)
+        return all(len(of_columns) == count for of_columns in numbers)
 
     def count_outside(self, block: Floats) -> NDArray[np.int64]:
         """How many values of each column lie outside of the range, and not just beside it."""

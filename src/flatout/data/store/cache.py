@@ -50,7 +50,7 @@ from flatout.data.store.store import (
     written,
 )
 from flatout.errors import UserError, out_of_space, require
-from flatout.files import stamp_of, sync_folder, sync_tree, wait_for_new_mtime
+from flatout.files import load_json, stamp_of, sync_folder, sync_tree, wait_for_new_mtime
 
 # everything a store's content depends on, as plain JSON values under readable names
 Recipe = dict[str, Any]
@@ -377,7 +377,7 @@ def _boots(folder: Path, stamps: dict[str, list[int]]) -> list[str]:
     now.
     """
     try:
-        marker = json.loads((folder / VERIFIED).read_bytes())
+        marker = load_json(folder / VERIFIED)
         return list(marker["boots"]) if marker["files"] == stamps else []
     except (OSError, ValueError, KeyError, TypeError):
         return []

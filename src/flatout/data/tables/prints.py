@@ -21,7 +21,7 @@ import xxhash
 from flatout.data.tables.formats.file import HEADS, Notes
 from flatout.data.tables.table import Table, changed
 from flatout.errors import UserError
-from flatout.files import wait_for_new_mtime, write_atomically
+from flatout.files import load_json, wait_for_new_mtime, write_atomically
 
 NOTES = ".sources"  # the folder of the notes in a cache
 _PAIR = 2  # a note is a list of a file's entries and its fingerprint
@@ -113,11 +113,7 @@ def _digest(names: Sequence[str | int]) -> str:
 
 def _read(note: Path) -> Notes:
     try:
-        return {
-            name: list(noted)
-            for name, noted in json.loads(note.read_bytes()).items()
-            if len(noted) == _PAIR
-        }
+        return {name: list(noted) for name, noted in load_json(note).items() if len(noted) == _PAIR}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 

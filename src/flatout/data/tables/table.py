@@ -392,6 +392,6 @@ def class_names(schema: pa.Schema) -> Mapping[str, list[str]]:
             names = (feature.get("feature") or feature).get("names")
             if names and all(isinstance(name, str) for name in names):
                 names_of_columns[column] = names
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return {}
     return names_of_columns

@@ -16,7 +16,7 @@ from flatout.data.tables.splits import SplitBy
 from flatout.data.texts.opening import open_source
 from flatout.data.texts.preparation import TextPreparation
 from flatout.data.texts.settings import TextDataConfig
-from flatout.files import write_atomically
+from flatout.files import load_json, write_atomically
 
 
 def encode_part(config: TextDataConfig, number: int, count: int) -> tuple[int, int]:
@@ -36,7 +36,7 @@ def compare_with_part_before(config: TextDataConfig, count: int) -> str:
     note = cache / NOTES / f"parts-{recipe_key(recipe['source'])}"
     asked: Recipe = json.loads(json.dumps(recipe | {"parts": count}))
     try:
-        before: Recipe = dict(json.loads(note.read_bytes()))
+        before: Recipe = dict(load_json(note))
     except (OSError, ValueError, TypeError):
         before = asked
     # A cache that cannot be written to fails later, with a message.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from safetensors import SafetensorError
 
 from flatout.errors import UserError, first_line, require
+from flatout.files import read_modest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +26,6 @@ _SETTINGS = "config.json"
 _WEIGHTS = "model.safetensors"
 _NET = "net."  # what the names of weights begin with, before those of transformers
 _KEY = "model.pretrained"
-_MOST_CHARACTERS = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,7 @@ class RunModel:
 
     def text(self, name: str) -> str:
         """The text of a file in the folder."""
-        text = (self.folder / name).read_text(encoding="utf-8")
-        # A folder may come from others: a huge file would fill the memory before it fails.
-        if len(text) > _MOST_CHARACTERS:
-            raise self._damaged(f"{name} has {len(text):,} characters")
-        return text
+        return read_modest(self.folder / name)
 
     def _damaged(self, why: str) -> UserError:
         return UserError(

@@ -18,7 +18,7 @@ from filelock import Timeout
 
 from flatout.data.store.cache import default_cache_folder
 from flatout.data.store.lock import acquire, file_lock
-from flatout.files import sync_folder, write_atomically
+from flatout.files import load_json, sync_folder, write_atomically
 
 FOLDER = "tune"
 _SCHEMA = 1
@@ -94,7 +94,7 @@ class AnswerStore:
     def read(self, key: str) -> Answers | None:
         """The saved answers; None if there are none, or with a warning if the file is damaged."""
         try:
-            values = json.loads(self.path(key).read_text(encoding="utf-8"))
+            values = load_json(self.path(key))
             if isinstance(values, dict) and values.pop("schema", None) == _SCHEMA:
                 return Answers.of(values)
         except FileNotFoundError:

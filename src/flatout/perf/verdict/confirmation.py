@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatout.files import write_atomically
+from flatout.files import load_json, write_atomically
 from flatout.perf.measure.intervals import SpeedupInterval
 from flatout.perf.verdict.evidence import Evidence
 from flatout.perf.verdict.findings import RECOMMENDED
@@ -133,7 +133,7 @@ def read_confirmations(folder: Path) -> list[OverrideConfirmation]:
     """The confirmations in a run folder, the newest first; a warning and none if it is damaged."""
     path = folder / FILE
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = load_json(path)
         if values["schema"] != _SCHEMA:
             return []
         return list(map(OverrideConfirmation.from_dict, values["confirmations"]))

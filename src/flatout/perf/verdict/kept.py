@@ -21,7 +21,7 @@ import torch
 
 from flatout.distributed.limits import processor_name
 from flatout.errors import UserError, require
-from flatout.files import write_atomically
+from flatout.files import load_json, write_atomically
 from flatout.perf.measure.intervals import SpeedupInterval, median_of
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence, split_line
 
@@ -143,11 +143,14 @@ def read_baseline(path: Path) -> dict[str, Any]:
     """A `verdict.json` to compare with; `UserError` where it is none."""
     hint = "Name a verdict.json that python -m flatout doctor run has written."
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = load_json(path)
     except FileNotFoundError:
         raise UserError("--against", f"there is no {path}", hint=hint) from None
-    except (OSError, ValueError) as error:
-        raise UserError("--against", f"{path} cannot be read: {error}", hint=hint) from None
+    except OSError as error:
+        problem = f"{path} cannot be read: {error.strerror}"
+        raise UserError("--against", problem, hint=hint) from None
+    except UserError as error:
+        raise UserError("--against", f"{path} {error.what}", hint=hint) from None
     is_ours = isinstance(values, dict) and isinstance(values.get("machine"), dict)
     require(is_ours, "--against", f"{path} is no verdict of a training", hint=hint)
     require(_is_pace(values.get("steps_per_s")), "--against", f"{path} has no pace", hint=hint)

@@ -15,8 +15,10 @@ import shutil
 import tempfile
 import zlib
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
@@ -113,7 +115,8 @@ class FileTable(Table):
     def blocks(
         self, columns: Sequence[str], rows_per_block: int = 65_536
     ) -> Iterator[pa.RecordBatch]:
-        if twice := sorted({name for name in columns if list(self.columns).count(name) > 1}):
+        times = Counter(self.columns)
+        if twice := sorted({name for name in columns if times[name] > 1}):
             raise UserError(
                 self.where,
                 f"{self.path} has column {', '.join(twice)} more than once",
@@ -170,7 +173,10 @@ class FileTable(Table):
         has failed.
         """
         with self._open() as file:
-            for number, line in enumerate(file, 1):
+            lines = iter(partial(file.readline, LONGEST_ROW), b"")
+            for number, line in enumerate(lines, 1):
+                if len(line) == LONGEST_ROW:
+                    raise self._fail(f"line {number} is longer than {LONGEST_ROW >> 20} MB")
                 require_utf8(self.path, line, self.where, first_line=number)
 
     def _fail(self, what: str, hint: str = "") -> UserError:

@@ -127,7 +127,7 @@ class JsonTable(FileTable):
             try:
                 # given bytes, it would guess UTF-16 and UTF-32 too
                 found = json.loads(line.decode())
-            except (json.JSONDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:
                 raise self._fail(
                     f"line {number}: not valid JSON ({_reason(error)})", _JSON_FORMS
                 ) from None
@@ -151,7 +151,7 @@ class JsonTable(FileTable):
                 place = between.end() if between else place
                 try:
                     found, end = _DECODER.raw_decode(window, place)
-                except (json.JSONDecodeError, RecursionError) as error:
+                except (ValueError, RecursionError) as error:
                     if window[place : place + 1] == "]":
                         break
                     window = window[place:]
@@ -211,4 +211,6 @@ def _short(value: object) -> str:
 
 
 def _reason(error: Exception) -> str:
-    return error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return error.msg if isinstance(error, json.JSONDecodeError) else "a number of endless digits"

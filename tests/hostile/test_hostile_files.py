@@ -1,0 +1,238 @@
+"""Files of others that never end, are too large, or hold values that do not belong there.
+
+Settings, records of model folders and tables: each ends in one sentence, and nothing is waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+
+import train
+from flatout.config import RunConfig
+from flatout.data.sequences.columns import RecordingRules
+from flatout.data.sequences.info import Scaler, SequenceShape
+from flatout.data.sequences.settings import Missing
+from flatout.data.tables.formats import file
+from flatout.data.tables.sources import open_source
+from flatout.data.tables.table import class_names
+from flatout.data.tokens.long_texts import LongTexts
+from flatout.errors import UserError
+from flatout.files import load_json, load_yaml, read_modest
+from flatout.inference.model_folder import ModelFolder, RowSettings
+from flatout.inference.records import read_record
+from flatout.inference.sequences import SequencePredictor
+from flatout.inference.unit_check import UnitCheck
+from flatout.models.bilstm import BiLSTMConfig
+from flatout.models.rnn import RNNConfig
+from flatout.run.memory import require_memory
+from flatout.tasks.mixture import Mixture
+from tests.refusals import refused
+
+ENDLESS = 10**400
+DEEP = 100_000
+NOT_NUMBERS = [None, "x", "", True, [], {}, [[[]]], float("nan"), float("inf"), ENDLESS]
+
+
+def compose(folder: Path, settings: str, capsys) -> str:
+    """What `python -m train` says of a file of settings."""
+    (folder / "conf" / "experiment").mkdir(parents=True)
+    path = folder / "conf" / "experiment" / "mine.yaml"
+    path.write_text(f"# @package _global_\n{settings}\n", encoding="utf-8")
+    with pytest.raises(SystemExit) as left:
+        train.main(["--config-dir", str(folder / "conf"), "experiment=mine"])
+    said = capsys.readouterr().err
+    assert left.value.code == 2, said
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.mark.parametrize("place", ["{outside}", "${{now:/../../x}}"])
+def test_a_file_names_no_folder_of_runs_outside_of_the_working_directory(
+    tmp_path, monkeypatch, capsys, place
+):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    output = place.format(outside=tmp_path / "outside")
+
+    said = compose(inside, f"output: {output!r}", capsys)
+
+    assert said.startswith("output: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["inside"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ("model: {hidden: x}", "model.hidden: 'x' does not fit"),
+        ("5", "conf: a file holds no keys"),
+        (f"model: {{hidden: {'1' * 400}}}", "model.hidden: 111"),
+        (f"seed: {'1' * 5000}", "a number of more than 1,000 digits"),
+    ],
+)
+def test_a_value_that_does_not_fit_in_a_file_is_named(tmp_path, monkeypatch, capsys, settings, key):
+    monkeypatch.chdir(tmp_path)
+    assert key in compose(tmp_path, settings, capsys)
+
+
+def test_a_pipe_or_a_huge_file_is_refused_unopened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with refused(str(tmp_path / "pipe"), "is a pipe"):
+        read_modest(tmp_path / "pipe")
+    with (tmp_path / "huge").open("wb") as huge:
+        huge.truncate(20 << 30)  # a hole: no byte of it lies on the disk
+    with refused(str(tmp_path / "huge"), "21,474,836,480 bytes"):
+        load_json(tmp_path / "huge")
+
+
+def test_a_text_without_end_in_depth_or_digits_is_refused(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes("name: a".encode("utf-16"))
+    for load in (load_json, load_yaml):
+        with refused(str(path), "is not UTF-8"):
+            load(path)
+    path.write_text("[" * 2000, encoding="utf-8")
+    for load in (load_json, load_yaml):
+        with refused(str(path)):
+            load(path)
+    path.write_text("1" * 5000, encoding="utf-8")
+    for load in (load_json, load_yaml):
+        with refused(str(path)):
+            load(path)
+    path.write_text(
+        "a: &a " + str([0] * 3000) + "\nb: [*a, *a, *a, *a, *a, *a, *a]\n", encoding="utf-8"
+    )
+    with refused(str(path), "refers to its own parts"):
+        load_yaml(path)
+
+
+def test_a_pipe_in_a_model_folder_is_refused(tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
+    os.mkfifo(tmp_path / "labels.json")
+    with refused(str(tmp_path / "labels.json"), "is a pipe"):
+        ModelFolder.find(tmp_path)
+
+
+@pytest.mark.parametrize("value", NOT_NUMBERS)
+def test_a_number_of_a_record_is_a_number_that_arrays_hold(value):
+    with pytest.raises(UserError, match="file: mixture"):
+        read_record(Mixture, {"network": 1.0, "linear": value}, "file", "mixture")
+
+
+def test_a_record_gets_the_types_of_its_fields():
+    values = {"max_length": 8, "columns": {}, "long_texts": {"kind": "windows", "window": 8}}
+    record = read_record(RowSettings, values, "file", "data")
+    assert record.long_texts == LongTexts(kind="windows", window=8)
+    assert read_record(Mixture, {"network": 1, "linear": 2.5}, "file", "x") == Mixture(1, 2.5)
+    with refused("file: data", "lacks some"):
+        read_record(RowSettings, {"columns": {}}, "file", "data")
+    with refused("file: data.group", "does not fit"):
+        read_record(RowSettings, {**values, "group": "\ud800"}, "file", "data")
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory):
+    """The model folder of a network on recordings, which was not trained."""
+    shape = SequenceShape(inputs=2, targets=1)
+    rules = RecordingRules(
+        columns=["a", "b"], time="t", group=[], max_gap=None, missing=Missing.refuse, targets=["y"]
+    )
+    config = RNNConfig(hidden=2)
+    folder = tmp_path_factory.mktemp("recordings")
+    SequencePredictor(
+        model=config.build(shape=shape),
+        shape=shape,
+        rules=rules,
+        scaler=Scaler([0.0] * 3, [1.0] * 3),
+        names=["y"],
+        step_s=1.0,
+        units=UnitCheck(["a", "b"], [1.0, 1.0], None),
+    ).save(folder, config)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("shape", "lookback"), -1),
+        (("shape", "lookback"), "x"),
+        (("shape", "horizon"), -1),
+        (("shape", "targets"), True),
+        (("rules", "columns"), []),
+        (("rules", "columns"), [-1, 2]),
+        (("rules", "step"), 0),
+        (("rules", "time"), [1]),
+        (("scaler", "shift"), [0.0]),
+        (("scaler", "factor"), [0.0, 1.0, 1.0]),
+        (("step_s",), "x"),
+        (("sizes",), [1.0]),
+        (("label_scale",), [1.0]),
+        (("has_classes",), 2),
+    ],
+)
+def test_a_setting_of_recordings_that_does_not_fit_is_refused(recordings, tmp_path, keys, value):
+    described = json.loads((recordings / "config.json").read_text(encoding="utf-8"))
+    assert SequencePredictor.load(recordings).columns == ["a", "b"]
+    part: dict[str, Any] = described["data"]
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    for path in recordings.iterdir():
+        os.link(path, tmp_path / path.name)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    with pytest.raises(UserError, match=keys[0]):
+        SequencePredictor.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("detect_anomaly", "x"),
+        ("limit_train_batches", float("nan")),
+        ("overfit_batches", "x"),
+        ("min_steps", ENDLESS),
+        ("limit_val_batches", [1]),
+        ("profiler", [1]),
+    ],
+)
+def test_an_argument_of_the_trainer_that_does_not_fit_is_refused(name, value):
+    with refused(f"trainer.{name}", repr(value)):
+        RunConfig(trainer={name: value})
+
+
+def test_a_network_whose_bytes_no_computer_counts_is_refused():
+    def build(config):
+        return config.build(num_outputs=2, vocabulary_size=9)
+
+    with refused("model.hidden=1000000000", "needs about 9.2 EB"):
+        require_memory(BiLSTMConfig(hidden=10**9), build, torch.device("cpu"))
+
+
+def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(file, "LONGEST_ROW", 1000)
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\na,b\n" + "x" * 5000, encoding="utf-8")
+    table = open_source(str(path), where="data.source")
+    with refused("data.source", "line 3 is longer"):
+        table._require_utf8()
+
+
+def test_a_number_of_endless_digits_in_a_table_is_refused(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a", "label": ' + "9" * 5000 + "}\n", encoding="utf-8")
+    with refused("data.source", "endless digits"):
+        list(open_source(str(path), where="data.source").blocks(["text", "label"]))
+
+
+def test_names_of_classes_nested_without_end_are_none():
+    features = b'{"info": {"features":' + b"[" * DEEP
+    assert class_names(pa.schema([]).with_metadata({"huggingface": features})) == {}
