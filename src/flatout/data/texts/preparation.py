@@ -31,7 +31,7 @@ from flatout.data.texts.encoded_totals import EncodedTotals
 from flatout.data.texts.encoding_in_units import EncodingInUnits
 from flatout.data.texts.encoding_pass import EncodingPass
 from flatout.data.texts.source import TextSource
-from flatout.data.texts.vocabulary_pass import VOCABULARY_ROWS, VocabularyPass
+from flatout.data.texts.vocabulary_pass import VocabularyPass, describe_sample
 from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.subwords import Encoder, Subwords, read_encoder
 from flatout.data.tokens.vocabulary import VocabularyKind
@@ -256,11 +256,8 @@ class TextPreparation(Preparation):
             rows += f" ({' and '.join(taken)} taken from the training rows {how})"
         lines = [f"rows: {rows}"]
         long = self.config.long_texts
-        if self.tokenizer is None and totals["train"].lengths.rows > VOCABULARY_ROWS:
-            lines.append(
-                f"vocabulary: of some {VOCABULARY_ROWS:,} training rows, taken by a hash of the"
-                " text"
-            )
+        if self.tokenizer is None:
+            lines += describe_sample(totals["train"].lengths.rows)
         if long.window:
             windows = ", ".join(
                 f"{split} {total.counts['windows']:,}" for split, total in totals.items()

@@ -84,3 +84,10 @@ class VocabularyPass:
                 # by a hash, so that every part of a build draws the same texts
                 is_drawn = hash_texts(block.texts) < np.uint64(sampled_share * 2.0**64)
                 yield block.texts.filter(pa.array(is_drawn))
+
+
+def describe_sample(rows: int) -> list[str]:
+    """A line where not all of so many training rows make the vocabulary."""
+    if rows <= VOCABULARY_ROWS:
+        return []
+    return [f"vocabulary: of some {VOCABULARY_ROWS:,} training rows, taken by a hash of the text"]
