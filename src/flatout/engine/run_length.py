@@ -101,7 +101,7 @@ def whole_steps(trainer: dict[str, Any], feed: Feed, log: RunLog) -> dict[str, A
     # With null, Lightning counts batches across epochs: the interval may be longer than one.
     most = in_epoch if every_n_epochs else math.inf
     require(
-        type(interval) not in (int, float) or 0 < interval <= (most if interval > 1 else 1),
+        not isinstance(interval, int | float) or 0 < interval <= (most if interval > 1 else 1),
         "trainer.val_check_interval",
         f"{interval} of {in_epoch} batches an epoch",
         allowed=f"1 to {in_epoch}, or a share",
