@@ -155,7 +155,7 @@ def load_json(path: Path) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        raise UserError(str(path), "is nested too deeply") from None
+        raise UserError(str(path), "is not valid JSON: nested too deeply") from None
     except ValueError as error:  # a number of many digits, too
         raise UserError(str(path), f"is not valid JSON: {first_line(error)}") from None
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
+from flatout.audit.findings import describe_span
 from flatout.audit.measure import bootstrap_mean
 
 ACCURACY = 0.8
@@ -32,3 +33,11 @@ def test_rows_that_stand_alone_have_the_interval_of_single_rows() -> None:
     mean, low, high = bootstrap_mean(is_right.astype(float), np.arange(400))
     half_width = 1.96 * np.sqrt(mean * (1 - mean) / 400)
     assert (low, high) == pytest.approx((mean - half_width, mean + half_width), abs=0.006)
+
+
+def test_there_is_no_interval_of_fewer_than_ten_groups() -> None:
+    is_right = np.arange(90) % 3 > 0
+    mean, low, high = bootstrap_mean(is_right.astype(float), np.arange(90) % 9)
+    assert mean == pytest.approx(2 / 3)
+    assert np.isnan([low, high]).all()
+    assert describe_span(low, high) == "no interval: fewer than 10 rows or groups"

@@ -13,8 +13,8 @@ import pytest
 from tests.data.recordings import open_data, recording, refusal, write_files
 
 from flatout.data.sequences import scratch
+from flatout.data.sequences.missing import Missing
 from flatout.data.sequences.recordings import ReadingNotes, RecordingRules
-from flatout.data.sequences.settings import Missing
 from flatout.data.tables.formats import csv_file
 from flatout.data.tables.sources import open_table
 

@@ -282,3 +282,17 @@ def test_odd_sections_of_a_summary_are_refused(section, value, tmp_path):
     (folder / "summary.json").write_text(json.dumps(summary | {section: value}))
     with pytest.raises(UserError, match=section):
         read_summary(folder)
+
+
+def test_a_sweep_of_others_writes_below_its_own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # resuming goes to the folder that the file names
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    asked = {"schema": 1, "typed": [f"output={tmp_path / 'mine'}"], "fixed": [], "search": {}}
+    asked |= {"place": str(tmp_path), "space": {}, "conf": None}
+    (folder / "sweep.json").write_text(json.dumps(asked), encoding="utf-8")
+
+    words = sweep._prepare_resume([str(folder)], [])
+
+    outputs = [word for word in words if word.startswith("output=")]
+    assert outputs[-1] == f"output={folder}"  # the last word of a key decides

@@ -18,9 +18,9 @@ from flatout import CheckpointConfig, MonitorConfig, RNNConfig, SequenceDataConf
 from flatout.data import SequenceData
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.sequences.columns import RecordingRules
+from flatout.data.sequences.missing import Missing
 from flatout.data.sequences.recording import Recording
 from flatout.data.sequences.recordings import ReadingNotes, read_recordings
-from flatout.data.sequences.settings import Missing
 from flatout.data.tables.formats.in_memory import table_of
 from flatout.models.window_mlp import WindowMLPConfig
 from flatout.tasks import SequenceRegressor

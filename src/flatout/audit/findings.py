@@ -8,6 +8,7 @@ badly. Open this file to add a reason, or to change when one is named.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from flatout.audit.labels import count_mixed_pairs, find_rare_suspects
 from flatout.audit.measure import AuditMeasurement, Interval
 from flatout.audit.rows import Objects
 from flatout.data.checks.findings import counted
+from flatout.tasks.score_intervals import LEAST_ROWS
 
 SUSPECTS = "suspects.csv"
 _MOST_FINDINGS = 5
@@ -207,5 +209,7 @@ def describe_noise(noise: Interval) -> str:
 
 
 def describe_span(low: float, high: float) -> str:
-    """Two shares as percentages: (0.1, 0.25) → "10.0 to 25.0"."""
+    """Two shares as percentages: (0.1, 0.25) → "10.0 to 25.0"; NaN where they are not known."""
+    if math.isnan(low):
+        return f"no interval: fewer than {LEAST_ROWS} rows or groups"
     return f"{100 * low:.1f} to {100 * high:.1f}"

@@ -8,6 +8,7 @@ other folds. So a figure costs one linear model for each fold. Open this file to
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +29,7 @@ from flatout.audit.rows import AuditRows, deal_folds
 from flatout.audit.text_folds import TextFolds, put_beside
 from flatout.models.linear_text import Features
 from flatout.run_log import Say
+from flatout.tasks.score_intervals import LEAST_ROWS
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -240,9 +242,11 @@ def bootstrap_mean(values: Floats, groups: Integers) -> Interval:
     """The mean of the rows' values, and its 95 % interval by a bootstrap of whole groups.
 
     Rows of one group resemble each other. Drawn one by one, they would make the interval too
-    narrow.
+    narrow. Below ten groups its bounds are NaN: so few say nothing of others.
     """
     numbers = np.unique(groups, return_inverse=True)[1]
+    if numbers.max(initial=-1) + 1 < LEAST_ROWS:
+        return float(values.mean()), math.nan, math.nan
     sums = np.stack([np.bincount(numbers, values), np.bincount(numbers)], axis=1)
     # Groups with equal sums are drawn together, as often as chance has it. With 20,000 rows, each
     # right or wrong, there are two kinds: a resample is two numbers instead of 20,000.

@@ -54,7 +54,7 @@ ORDER = "letters.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Written:
+class _EncodingSettings:
     """What `config.json` of a model folder says of the encodings."""
 
     is_set: bool
@@ -133,7 +133,7 @@ class GramPredictor(RunPredictor):
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> GramPredictor:
-        data = folder.record(_Written, settings["data"], "data")
+        data = folder.record(_EncodingSettings, settings["data"], "data")
         hashed = folder.read_json(HASHED)
         labels = GramLabels(tuple(folder.labels()), hashed, [], 0)
         are_grams = isinstance(hashed, list) and all(map(_is_gram, (*hashed, *labels.names)))

@@ -153,8 +153,14 @@ def choose_reading(arguments: argparse.Namespace) -> ReadingConfig:
 
 def _reading_of_run(file: Path) -> dict[str, object]:
     """The settings `data.read` in a run's config.yaml, checked: the file may come from others."""
+    hint = "Name another run, or remove the file: then --read names all that is unusual."
     try:
         settings = load_yaml(file) or {}
+    except UserError as error:
+        raise UserError(
+            str(file), f"holds no settings of a run, it {error.what}", hint=hint
+        ) from None
+    try:
         of_run = (settings.get("data") or {}).get("read") or {}
         known = {
             part.name: of_run[part.name] for part in fields(ReadingConfig) if part.name in of_run
@@ -163,7 +169,6 @@ def _reading_of_run(file: Path) -> dict[str, object]:
     except UserError:
         raise
     except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
-        hint = "Name another run, or remove the file: then --read names all that is unusual."
         raise UserError(str(file), "holds no settings of a run", hint=hint) from None
 
 

@@ -38,7 +38,7 @@ def read_record(kind: type[Record], values: object, where: str, name: str) -> Re
         raise UserError(f"{where}: {name}", "lacks some of its settings") from None
 
 
-def _as_type(value: object, kind: Any, where: str, name: str) -> Any:
+def _as_type(value: object, kind: object, where: str, name: str) -> Any:
     """A value of JSON as this type has it: a list as a tuple, a name as a member of an Enum."""
     options = typing.get_args(kind)
     is_optional = isinstance(kind, UnionType) or typing.get_origin(kind) is typing.Union
@@ -64,7 +64,7 @@ def _as_type(value: object, kind: Any, where: str, name: str) -> Any:
     return value
 
 
-def _fits(value: object, kind: Any) -> bool:
+def _fits(value: object, kind: object) -> bool:
     """Whether a value has a plain type; a number must be one that arrays hold."""
     if kind is float:
         is_number = type(value) in (int, float) and _is_of_64_bits(value)
@@ -73,8 +73,9 @@ def _fits(value: object, kind: Any) -> bool:
         return type(value) is int and _is_of_64_bits(value)
     if kind is str:
         return isinstance(value, str) and not any("\ud800" <= part <= "\udfff" for part in value)
-    return kind in (object, Any) or isinstance(value, typing.get_origin(kind) or kind)
+    plain = typing.get_origin(kind) or kind
+    return plain in (object, Any) or (isinstance(plain, type) and isinstance(value, plain))
 
 
-def _is_of_64_bits(value: Any) -> bool:
+def _is_of_64_bits(value: object) -> bool:
     return not isinstance(value, int) or abs(value) <= LARGEST_SEED

@@ -58,7 +58,7 @@ _GROUPS = 512  # of more recordings than these the errors of several are added u
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Written:
+class _RecordingSettings:
     """What `config.json` of a model folder says of the recordings."""
 
     shape: SequenceShape
@@ -73,7 +73,7 @@ class _Written:
     ranges: ColumnRanges | None = None
 
 
-def _require_fitting(folder: ModelFolder, data: _Written, names: list[str]) -> None:
+def _require_fitting(folder: ModelFolder, data: _RecordingSettings, names: list[str]) -> None:
     """Refuse numbers out of their range, and lists of other lengths: others may have written it."""
     shape = data.shape
     counts = (shape.targets, shape.horizon, shape.labels)
@@ -146,7 +146,7 @@ class SequencePredictor(RunPredictor):
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> SequencePredictor:
-        data = folder.record(_Written, settings["data"], "data")
+        data = folder.record(_RecordingSettings, settings["data"], "data")
         names = folder.labels()
         _require_fitting(folder, data, names)
         return cls(

@@ -22,9 +22,10 @@ from flatout.data.checks.findings import CheckReport, Level, Remark, all_remarks
 from flatout.data.checks.lengths import Lengths, loss_remarks, unknown_remarks
 from flatout.data.checks.survey import TextSurvey
 from flatout.data.problem import Problem
+from flatout.data.sequences.missing import Missing
 from flatout.data.sequences.preparation import SequencePreparation
 from flatout.data.sequences.recordings import ReadingNotes
-from flatout.data.sequences.settings import Missing, SequenceDataConfig, SequenceProblem
+from flatout.data.sequences.settings import SequenceDataConfig, SequenceProblem
 from flatout.data.sequences.views import require_rows
 from flatout.data.store.progress import Progress
 from flatout.data.tables.roles import has_tags

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from flatout.data.checks.findings import name_few
-from flatout.data.sequences.settings import Missing
+from flatout.data.sequences.missing import Missing
 from flatout.data.tables.table import (
     Table,
     as_texts,

@@ -25,8 +25,8 @@ from flatout.data.sequences.columns import (
     name_rows,
     read_blocks,
 )
+from flatout.data.sequences.missing import Missing
 from flatout.data.sequences.recording import Recording, measured_columns
-from flatout.data.sequences.settings import Missing
 from flatout.data.tables.table import Table, as_texts, decoded, is_blank, mask_of
 from flatout.errors import UserError, require
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from flatout.data.feeding import FILES, FOLDERS, SOURCES, FeedingConfig, require_other_files
 from flatout.data.samples.cells import CellsConfig
+from flatout.data.sequences.missing import Missing
 from flatout.errors import require, setting
 
 _ROWS = 64  # of a batch, where nothing says otherwise
 SequenceProblem = StrEnum("SequenceProblem", "estimate forecast label")
 """What is answered: the target at each time, its next steps, or one class or number a recording."""
-Missing = StrEnum("Missing", "refuse fill drop")  # what happens to rows with a missing value
 Scale = StrEnum("Scale", "standard minmax none")  # how columns are scaled, by the training rows
 PartBy = StrEnum("PartBy", "auto file group time")
 """What is kept whole when recordings are split: a file, a group, or neither, where time splits each

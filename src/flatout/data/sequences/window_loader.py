@@ -30,9 +30,9 @@ from flatout.data.batches.gather import HostColumn, runs_of
 from flatout.data.batches.plan import stream
 from flatout.data.checks.findings import counted, name_few
 from flatout.data.sequences.columns import RecordingRules
+from flatout.data.sequences.missing import Missing
 from flatout.data.sequences.recording import Recording, measured_columns
 from flatout.data.sequences.recordings import ReadingNotes, read_recordings
-from flatout.data.sequences.settings import Missing
 from flatout.data.sequences.views import Cut, Places, Segments
 from flatout.data.store.store import Array, Ragged
 from flatout.data.tables.formats.in_memory import table_of

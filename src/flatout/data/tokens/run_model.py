@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from safetensors import SafetensorError
 
 from flatout.errors import UserError, first_line, require
-from flatout.files import read_modest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,6 +25,7 @@ _SETTINGS = "config.json"
 _WEIGHTS = "model.safetensors"
 _NET = "net."  # what the names of weights begin with, before those of transformers
 _KEY = "model.pretrained"
+_MOST_BYTES = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,11 @@ class RunModel:
 
     def text(self, name: str) -> str:
         """The text of a file in the folder."""
-        return read_modest(self.folder / name)
+        path = self.folder / name
+        # A folder may come from others: a pipe never ends, a huge file would fill the memory.
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            raise self._damaged(f"{name} is no file of at most {_MOST_BYTES:,} bytes")
+        return path.read_text(encoding="utf-8")
 
     def _damaged(self, why: str) -> UserError:
         return UserError(
