@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -246,3 +247,24 @@ def test_pairs_are_not_numbered_where_a_family_knows_no_numbers(family: str) -> 
     )
     assert not model._numbers_pairs
     assert model(flat_batch([[2, 9, 3, 8, 3], [2, 7, 3, 6, 3]])).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("family", "owner", "name", "part"),
+    [
+        ("bert", "encoder.layer.0.attention.self", "query", "encoder.layer.*.attention.self.query"),
+        ("modernbert", "layers.0.attn", "Wqkv", "layers.*.attn.Wqkv"),
+        ("eurobert", "", "layers", "layers"),
+    ],
+)
+def test_a_release_that_names_a_layers_parts_in_another_way_is_padded_and_says_so(
+    family: str, owner: str, name: str, part: str
+) -> None:
+    described = built(family, compute="padded").described
+    net = Outputs(["a", "b"], "single").auto_class.from_config(described)
+    modules = net.base_model.get_submodule(owner)._modules
+    modules[f"new_{name}"] = modules.pop(name)
+    model = Transformer(net, is_tagging=False, compute=Compute.auto, separator_id=None)
+    assert model.layout == "padded"
+    release = f"transformers {version('transformers')}"
+    assert model.why_padded == f"{release} has no {part} in {family}, so it has no flat layers"

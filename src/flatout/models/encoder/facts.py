@@ -8,11 +8,18 @@ about a whole family stands in `families.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from torch import nn
 
-from flatout.models.encoder.families import Family, family_of, read_setting, why_not_flat
+from flatout.models.encoder.families import (
+    Family,
+    family_of,
+    missing_part,
+    read_setting,
+    why_not_flat,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,6 +61,10 @@ def read_facts(net: PreTrainedModel) -> EncoderFacts:
     reason = why_not_flat(config)
     # Families not in our table tell the texts of a pair apart where they have a table for it.
     is_typed = bool(reason) and read_setting(config, "type_vocab_size", 0) > 1
+    if family.flat and not reason and (part := missing_part(net, family.flat)):
+        release = version("transformers")
+        reason = f"transformers {release} has no {part} in {config.model_type}, so it has no"
+        reason += " flat layers"
     layer_kinds = read_setting(config, "layer_types", list[str]())
     longest = read_setting(config, "max_position_embeddings", 0)
     is_decoder = read_setting(config, "is_decoder", False)

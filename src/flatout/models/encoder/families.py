@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 if TYPE_CHECKING:
@@ -232,6 +232,29 @@ def why_not_flat(config: PretrainedConfig) -> str:
     head_size = read_setting(config, "attention_head_size", 0)
     if head_size and head_size * config.num_attention_heads != config.hidden_size:
         return f"{family} with heads of {head_size} numbers has no flat layers"
+    return ""
+
+
+def missing_part(net: PreTrainedModel, form: FlatForm) -> str:
+    """A module or setting that our layers read and this release of transformers does not have.
+
+    Empty where it has all of them, as each release has that `pyproject.toml` allows.
+    """
+    if not hasattr(net.config, form.activation):
+        return form.activation
+    known = dict(net.base_model.named_modules())
+    if form.last_norm not in known:
+        return form.last_norm
+    layers = list(known.get(form.layers, nn.Module()).children())
+    if not layers:
+        return form.layers
+    names = WRITTEN["parts"].get(form.layer_kind) or [*filter(None, astuple(form.names))]
+    for layer in layers:
+        for block in layer._modules.get("albert_layers", nn.ModuleList([layer])).children():
+            parts = dict(block.named_modules())
+            for name in names:
+                if name not in parts:
+                    return f"{form.layers}.*.{name}"
     return ""
 
 
