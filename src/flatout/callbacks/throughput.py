@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -95,9 +95,16 @@ class Throughput(CurveSource):
         self._lengths.append(batch.lengths[: batch.num_real])
 
     def count_stretch(self, batches: Sequence[object]) -> None:
-        for batch in batches:
-            self.count(batch)
-        self.volume.now.steps += len(batches)
+        now = self.volume.now
+        world = self._world
+        now.batches += len(batches)
+        now.steps += len(batches)
+        # Stretches have flat batches only.
+        flat = cast("Sequence[FlatBatch]", batches)
+        now.rows += world * sum([batch.num_real for batch in flat])
+        now.tokens += world * sum([batch.num_tokens for batch in flat])
+        now.computed += world * sum(map(self._count_computed, flat))
+        self._lengths += [batch.lengths[: batch.num_real] for batch in flat]
 
     def end_step(self, step: int) -> None:
         self.volume.now.steps += 1

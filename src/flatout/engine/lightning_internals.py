@@ -21,7 +21,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -247,16 +247,25 @@ def unplug_turns(trainer: L.Trainer) -> None:
     unset_method(trainer.fit_loop.epoch_loop, "advance")
 
 
-def fetch_batch(fetcher: _DataFetcher) -> object:
-    """The next batch of the only loader, past Lightning's way to join several: saves 20 calls."""
+def fetch_batches(fetcher: _DataFetcher) -> Iterator[Any]:
+    """The next batches of the only loader, past Lightning's way to join several.
+
+    Each of them saves 20 calls, and is counted before it is given.
+    """
     joined = fetcher.combined_loader._iterator
     if not isinstance(joined, _MaxSizeCycle) or len(joined.iterators) > 1 or not fetcher.length:
-        return next(fetcher)[0]
-    batch = next(joined.iterators[0])
-    joined._idx += 1
-    fetcher.fetched += 1
-    fetcher.done = fetcher.fetched >= fetcher.length
-    return batch
+        # not `for`, which would begin the epoch again
+        while True:
+            try:
+                batch, _, _ = next(fetcher)
+            except StopIteration:
+                return
+            yield batch
+    for batch in joined.iterators[0]:
+        joined._idx += 1
+        fetcher.fetched += 1
+        fetcher.done = fetcher.fetched >= fetcher.length
+        yield batch
 
 
 class FetchedBefore:

@@ -286,18 +286,31 @@ class OptimConfig:
         return depths
 
     def lr_at(self, step: int, total_steps: int) -> float:
-        """The learning rate of optimizer step `step`, counted from 0, of `total_steps`.
+        """The learning rate of optimizer step `step`, counted from 0, of `total_steps`."""
+        return self.rates(total_steps)(step)
+
+    def rates(self, total_steps: int) -> Callable[[int], float]:
+        """A function with the learning rate of each optimizer step, counted from 0.
 
         It rises for `warmup` steps, then falls by the schedule to `final_lr_share` of the highest.
         """
+        highest = self.highest
+        final_share = self.final_lr_share
         warmup = self.warmup if self.warmup >= 1 else math.ceil(self.warmup * total_steps)
-        if step < warmup:
-            return self.highest * (step + 1) / (warmup + 1)
-        if self.schedule is Schedule.constant:
-            return self.highest
-        progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
-        if self.schedule is Schedule.linear:
-            falling = 1 - progress
-        else:
-            falling = 0.5 * (1 + math.cos(math.pi * progress))
-        return self.highest * (self.final_lr_share + (1 - self.final_lr_share) * falling)
+        falling_steps = max(1, total_steps - warmup)
+
+        def rate_at(step: int) -> float:
+            if step < warmup:
+                return highest * (step + 1) / (warmup + 1)
+            if self.schedule is Schedule.constant:
+                return highest
+            progress = (step - warmup) / falling_steps
+            if progress > 1:
+                progress = 1.0
+            if self.schedule is Schedule.linear:
+                falling = 1 - progress
+            else:
+                falling = 0.5 * (1 + math.cos(math.pi * progress))
+            return highest * (final_share + (1 - final_share) * falling)
+
+        return rate_at

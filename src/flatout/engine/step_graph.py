@@ -280,8 +280,12 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         losses, norms = self.ring.take(len(batches))
         self._step.losses.values.extend(losses)
         self._step.losses.norms.extend(norms)
-        for step, batch in zip(steps, batches, strict=True):
-            self._count_tokens(step.shape, batch)
+        count_tokens = self._shapes.count_tokens
+        counts = [
+            count_tokens(step.shape, batch) for step, batch in zip(steps, batches, strict=True)
+        ]
+        self._tokens += sum([tokens for tokens, _ in counts])
+        self._computed_tokens += sum([computed for _, computed in counts])
         self.replayed += len(batches)
         self.at_once += len(batches)
 
@@ -585,14 +589,9 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         Rates are left out where each replay reads them.
         """
         step = self._step
-        places = list[int]()
-        # one walk over the modules in place of two, which take longest here
-        for part in step.module.modules():
-            for kept in (part._parameters, part._buffers):
-                places += [tensor.data_ptr() for tensor in kept.values() if tensor is not None]
         facts: State = {
             "gradient_clip_val": step.side.longest_gradient,
-            "a weight's place": tuple(places),
+            "a weight's place": tuple(_places_of(step.module)),
             "the optimizer's state": tuple(tensor.data_ptr() for tensor in optimizer_states(step)),
             "the task's state": tuple(tensor.data_ptr() for tensor in task_states(step)),
         }
@@ -610,3 +609,23 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         self._forget_graphs()
         self._buffers.clear()
         print(f"step graph: off, {why}; plain steps train", flush=True)
+
+
+def _places_of(module: nn.Module) -> list[int]:
+    """The addresses of all weights and buffers.
+
+    Asked once a stretch, where `modules()` would take longer than all else that is asked.
+    """
+    places = list[int]()
+    seen = dict[nn.Module, None]()
+    parts: list[nn.Module | None] = [module]
+    for part in parts:  # which grows meanwhile
+        if part is None or part in seen:
+            continue
+        seen[part] = None
+        if part._modules:
+            parts += part._modules.values()
+        for kept in (part._parameters, part._buffers):
+            if kept:
+                places += [tensor.data_ptr() for tensor in kept.values() if tensor is not None]
+    return places

@@ -143,7 +143,7 @@ class StepLosses:
         self.values = []
         self.norms = []
         finite_losses = [loss for index, loss in enumerate(losses) if index not in broken]
-        finite_norms = [norm for norm in norms if math.isfinite(norm)]
+        finite_norms = [norm for index, norm in enumerate(norms) if index not in broken_norms]
         return finite_losses, finite_norms
 
     def _read(self) -> tuple[list[float], list[float]]:
@@ -203,6 +203,9 @@ def _describe_nothing(step: int) -> str:
 
 def _find_not_finite(numbers: list[float]) -> set[int]:
     """Indices of the numbers that are infinite or NaN."""
+    # One call for all, as the sum is finite only if each number is.
+    if math.isfinite(sum(numbers)):
+        return set()
     return {index for index, number in enumerate(numbers) if not math.isfinite(number)}
 
 

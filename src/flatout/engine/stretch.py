@@ -23,7 +23,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.plugins.precision import Precision
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from flatout.engine import lightning_internals as internals
 
@@ -64,16 +64,19 @@ class Stretches:
         self._trainer = trainer
         self._graphs = graphs
         self._run = run
+        self._callbacks = list[Callback]()  # all of the latest turn
+        self._hearing = list[Callback]()  # of these, who hears of batches
+        self._why_alone = ""  # because of one of them
 
     def take_turn(self, fetcher: _DataFetcher) -> None:
         """Stand for `advance` of Lightning's epoch loop."""
-        reason = reason_against(self._trainer)
+        reason = self._reason_against()
         most = 0 if reason else self._steps_at_once()
         batches: list[FlatBatch] = []
         steps: list[CapturedStep[Shape]] = []
         usual: Any = fetcher
-        while len(batches) < most:
-            batch = cast("FlatBatch", internals.fetch_batch(fetcher))
+        # `zip` asks the numbers first, so it fetches no batch too many
+        for _, batch in zip(range(most), internals.fetch_batches(fetcher), strict=False):
             step = self._graphs.captured_step(batch)
             if step is None:
                 usual = internals.FetchedBefore(batch, fetcher)
@@ -85,40 +88,59 @@ class Stretches:
         self._graphs.why_alone = reason or "at the end of one"
         internals.take_usual_turn(self._trainer, usual)
 
+    def _reason_against(self) -> str:
+        """`reason_against`; the callbacks are looked at where they are others than before."""
+        callbacks = internals.callbacks_of(self._trainer)
+        if callbacks != self._callbacks:
+            self._callbacks = callbacks
+            self._hearing = _that_hear(self._trainer)
+            self._why_alone = _reason_against_callbacks(self._hearing)
+        return self._why_alone or _reason_against_others(self._trainer)
+
     def _steps_at_once(self) -> int:
         """How many steps may be taken before the next one that needs Lightning's turn."""
         trainer = self._trainer
         if internals.takes_usual_turns(trainer) or not self._graphs.may_replay_many():
             return 0
         steps = min(PLACES, internals.batches_to_next_hook(trainer))
-        for callback in _that_hear(trainer):
+        for callback in self._hearing:
             steps = min(steps, cast(HearsAtOnce, callback).steps_to_hook(trainer))
         return steps - 1
 
     def _take(self, batches: Sequence[FlatBatch], steps: Sequence[CapturedStep[Shape]]) -> None:
         trainer = self._trainer
         groups = trainer.optimizers[0].param_groups
-        schedules = internals.step_schedules(trainer)
+        schedules = list[LRScheduler]()
+        for config in internals.step_schedules(trainer):
+            # `reason_against` lets no other kind pass, which would want a metric
+            assert not isinstance(config.scheduler, ReduceLROnPlateau)
+            schedules.append(config.scheduler)
         rates = list[list[float]]()
         for _ in batches:
             rates.append([group["lr"] for group in groups])
             for schedule in schedules:
-                # `reason_against` lets no other kind pass, which would want a metric
-                assert not isinstance(schedule.scheduler, ReduceLROnPlateau)
-                schedule.scheduler.step()
+                schedule.step()
         self._run(batches, steps, rates)
         internals.count_steps(trainer, len(batches))
-        for callback in _that_hear(trainer):
+        for callback in self._hearing:
             cast(HearsAtOnce, callback).end_stretch(trainer, batches)
         internals.end_counted_steps(trainer)
 
 
 def reason_against(trainer: L.Trainer) -> str:
     """Why each step needs a turn of Lightning's loop now; empty where it does not."""
-    for callback in _that_hear(trainer):
+    return _reason_against_callbacks(_that_hear(trainer)) or _reason_against_others(trainer)
+
+
+def _reason_against_callbacks(hearing: Sequence[Callback]) -> str:
+    for callback in hearing:
         is_ours = type(callback).__module__.startswith("flatout.")
         if not (is_ours and isinstance(callback, HearsAtOnce)):
             return f"as {type(callback).__name__} hears of each batch"
+    return ""
+
+
+def _reason_against_others(trainer: L.Trainer) -> str:
     if internals.overridden_hooks(_BATCH_HOOKS, trainer.lightning_module, []):
         return "as the module hears of each batch"
     if internals.is_profiled(trainer):

@@ -350,7 +350,7 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
     def configure_optimizers(self) -> Any:
         optimizer = self.optim.build(self.model, fused=self._may_fuse())
         total = int(self.total_steps or self.trainer.estimated_stepping_batches)
-        schedule = StepSchedule(optimizer, lambda step: self.optim.lr_at(step, total))
+        schedule = StepSchedule(optimizer, self.optim.rates(total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def with_optim(self, optim: OptimConfig) -> Self:

@@ -10,6 +10,7 @@ where and when batches are made.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import threading
@@ -211,7 +212,7 @@ class Feed:
         runs: Iterator[GatheredRun] = map(self._gatherer.run, planned)
         if self.kind is FeedKind.threaded:
             runs = self._gather_ahead(runs)
-        batches = (batch for run in runs for batch in cut_run(run))
+        batches = itertools.chain.from_iterable(map(cut_run, runs))
         return batches if self.transform is None else map(self.transform, batches)
 
     def _gather_ahead(self, runs: Iterator[GatheredRun]) -> Iterator[GatheredRun]:

@@ -16,8 +16,9 @@ Shapes: T tokens, B rows, F filler rows.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from bisect import bisect_left
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -38,8 +39,7 @@ _TOKENS_APART = 8  # sizes of flat batches are multiples of it, as tensor cores 
 _ROOM = 1.03  # how much larger than the first epoch's largest batch a later one may be
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """The shape of a buffer that holds a batch."""
 
     rows: int  # rows of the batch, fillers not counted
@@ -161,9 +161,9 @@ class Shapes:
         if self.is_even:
             return batch.num_tokens, self.longest
         needed = batch.longest() if self.is_padded else batch.num_tokens + self.fillers
-        size = next((size for size in self.sizes if size >= needed), 0)
-        if not size:
+        if needed > self.sizes[-1]:
             return "with more tokens than planned"
+        size = self.sizes[bisect_left(self.sizes, needed)]
         if self.is_padded:
             # A place more than the rectangle: `FlatBatch.padded` takes a view of a full one.
             return self.rows * size + 1, size
