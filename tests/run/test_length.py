@@ -20,7 +20,8 @@ from flatout.engine.run_length import (
 from flatout.errors import UserError
 from flatout.models.rnn import RNNConfig
 from flatout.run.job import RunJob
-from flatout.run.length import follows_rows, usual_rows
+from flatout.run.length import follows_rows
+from flatout.run.usual_rows import usual_rows
 from tests.composed import compose_run
 
 QUIET = MonitorConfig(progress=False, verdict=False, rival=False)

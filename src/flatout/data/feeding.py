@@ -112,6 +112,16 @@ class FeedingConfig:
         return getattr(self, name, None)
 
     @property
+    def are_recordings(self) -> bool:
+        """Whether rows are recordings, or parts of them."""
+        return False
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether a row is a window that shares its samples with others."""
+        return False
+
+    @property
     def usual_rows(self) -> int:
         """Rows of a batch where nothing says otherwise."""
         return ROWS

@@ -16,21 +16,19 @@ from typing import Any
 from flatout.config import RunConfig
 from flatout.data.batches.store_data import StoreData
 from flatout.data.feeding import FeedingConfig
-from flatout.data.sequences.settings import SequenceDataConfig
 from flatout.distributed.ranks import Ranks
 from flatout.engine.run_length import (
     EPOCHS,
     MANY_RECORDINGS,
     MANY_ROWS,
     STEPS,
-    choose_batch,
-    choose_batch_of_recordings,
     choose_epochs,
     choose_epochs_of_recordings,
 )
 from flatout.models.contract import is_pretrained
 from flatout.run.kinds import kind_of
 from flatout.run.run_folder import RunFolder
+from flatout.run.usual_rows import usual_rows
 
 
 def settle_length(
@@ -53,22 +51,11 @@ def settle_length(
     return replace(settled, data=replace(config.data, batch_size=batch))
 
 
-def usual_rows(config: RunConfig, rows: int, world: int) -> int:
-    """Rows of a batch on each of `world` devices where no setting names them, of so many rows."""
-    if not isinstance(config.data, SequenceDataConfig):
-        chosen = choose_batch(rows, pretrained=is_pretrained(config.model))
-    elif follows_rows(config):
-        chosen = choose_batch_of_recordings(rows)
-    else:
-        chosen = config.data.usual_rows
-    return max(1, chosen // world)
-
-
 def follows_rows(config: RunConfig) -> bool:
     """Whether the rule is for such a run: texts, tagged words or recordings of the user's."""
     if config.data.is_sample or not kind_of(config.data).length_by_rows:
         return False
-    return not isinstance(config.data, SequenceDataConfig) or config.data.lookback is None
+    return not config.data.has_windows
 
 
 def _choose_batch(config: RunConfig, rows: int, world: int, folder: RunFolder) -> int:
@@ -76,8 +63,7 @@ def _choose_batch(config: RunConfig, rows: int, world: int, folder: RunFolder) -
     batch = usual_rows(config, rows, world)
     if batch != config.data.usual_rows:
         why = f"{rows:,} training rows; larger batches would be fewer steps"
-        is_recording = isinstance(config.data, SequenceDataConfig)
-        many = MANY_RECORDINGS if is_recording else MANY_ROWS
+        many = MANY_RECORDINGS if config.data.are_recordings else MANY_ROWS
         evidence = f"from {many:,} rows on it is {config.data.usual_rows}"
         folder.decision("batch size", f"{batch} rows", why, evidence)
     return batch
@@ -85,7 +71,7 @@ def _choose_batch(config: RunConfig, rows: int, world: int, folder: RunFolder) -
 
 def _choose_epochs(config: RunConfig, rows: int, step_rows: int, folder: RunFolder) -> int:
     """Epochs of a run, printed where they are not the usual number."""
-    if isinstance(config.data, SequenceDataConfig):
+    if config.data.are_recordings:
         epochs = choose_epochs_of_recordings(rows, step_rows)
     else:
         epochs = choose_epochs(rows, step_rows, pretrained=is_pretrained(config.model))

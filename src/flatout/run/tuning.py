@@ -41,7 +41,7 @@ from flatout.perf.tune.settings import is_typed
 from flatout.perf.tune.speeds import OpenSettings, allowed_seconds
 from flatout.perf.verdict.confirmation import Confirmed
 from flatout.report.summary import plain
-from flatout.run.length import usual_rows
+from flatout.run.usual_rows import usual_rows
 
 _WAIT_S = 30.0  # how much longer than its budget another process may take to measure the same
 # A search that ran out of time begins again in a run that may spend this many times as long on it,

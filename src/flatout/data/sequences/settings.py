@@ -176,6 +176,14 @@ class SequenceDataConfig(FeedingConfig):
         self._check_problem()
 
     @property
+    def are_recordings(self) -> bool:
+        return True
+
+    @property
+    def has_windows(self) -> bool:
+        return self.lookback is not None
+
+    @property
     def usual_rows(self) -> int:
         return _ROWS
 
