@@ -44,6 +44,7 @@ from flatout.inference.recordings_onnx import export_recordings, stream_onnx
 from flatout.inference.run_predictor import Advance, Answered, FileOptions, RunPredictor, Scored
 from flatout.inference.unit_check import UnitCheck
 from flatout.models.contract import ModelConfig, contract
+from flatout.tasks.abstention import HeldOutAnswers
 from flatout.tasks.metrics import TaskMetrics
 from flatout.tasks.sequence_scores import SequenceScores
 from flatout.tasks.task import Task
@@ -98,6 +99,7 @@ class SequencePredictor(RunPredictor):
 
     problems = ("sequence",)
     answers_to = "recordings"
+    options = ("at_error",)
 
     model: nn.Module
     shape: SequenceShape
@@ -406,11 +408,10 @@ class SequencePredictor(RunPredictor):
         samples = len(recording.times)
         if self.shape.labels:
             answer = self.answer(recording.values[:], recording.name)
-            columns: dict[str, Any] = {"prediction": answer}
-            if self.has_classes:
-                best = int(answer.argmax())
-                columns = {"prediction": [self.names[best]], "probability": [float(answer[best])]}
-            yield _block(recording, columns, samples)
+            columns = self._columns_of_label(answer)
+            answered = _block(recording, columns, samples)
+            given = 1 - columns["prediction"].null_count
+            yield replace(answered, given=given, answers=1)
             return
         start = 0
         horizon = self.shape.horizon
@@ -423,6 +424,28 @@ class SequencePredictor(RunPredictor):
                 times = dates_of(times, recording.dates)
             yield _block(recording, {time: times, **columns}, samples if horizon else len(answers))
             start += len(answers)
+
+    def _columns_of_label(self, answer: NDArray[Any]) -> dict[str, pa.Array]:
+        """The class or the number of one recording as columns; with `at_error` what is possible."""
+        abstention = self.abstention
+        if not self.has_classes:
+            columns = {"prediction": pa.array(answer)}
+            if abstention is not None:
+                # minus the distance to the ends of the interval
+                ends = [float(answer[0]) + abstention.possible_from * sign for sign in (1, -1)]
+                columns["possible"] = pa.array([ends], pa.list_(pa.float64()))
+            return columns
+        best = int(answer.argmax())
+        is_given = abstention is None or float(answer[best]) > abstention.above
+        columns = {
+            "prediction": pa.array([self.names[best] if is_given else None], pa.string()),
+            "probability": pa.array([float(answer[best])]),
+        }
+        if abstention is not None:
+            possible = abstention.choose_possible(self.names, answer.tolist())
+            left_out = [None if is_given else possible]
+            columns["possible"] = pa.array(left_out, pa.list_(pa.string()))
+        return columns
 
     def score_table(
         self, table: Table, options: FileOptions, others: Sequence[Any], advance: Advance
@@ -467,8 +490,14 @@ class SequencePredictor(RunPredictor):
             Problem.single if self.has_classes else Problem.regression, self.names
         )
         total = 0
+        held_out = list[HeldOutAnswers]()
         for recording in self.read(table, replace(self.rules, label=column)):
-            metrics.update(*self._labelled(recording), torch.tensor([total]))
+            answer, target = self._labelled(recording)
+            metrics.update(answer, target, torch.tensor([total]))
+            if self.has_classes:
+                held_out.append(HeldOutAnswers.of_classes(answer.exp(), target))
+            else:
+                held_out.append(HeldOutAnswers.of_numbers(answer, target))
             total += 1
             advance(len(recording.times))
         self.require_rows(total, table)
@@ -478,6 +507,7 @@ class SequencePredictor(RunPredictor):
             metrics.per_class(),
             remarks=self.notes(),
             intervals=metrics.intervals(),
+            held_out=HeldOutAnswers.joined(held_out),
         )
 
     def _labelled(self, recording: Recording) -> tuple[Tensor, Tensor]:
@@ -531,7 +561,8 @@ def _block(recording: Recording, columns: dict[str, Any], done: int) -> Answered
     arrays = {"recording": pa.array([recording.name] * count, pa.string())}
     for name, value in recording.group.items():
         arrays.setdefault(name, pa.array([value] * count))
-    arrays |= {name: pa.array(values) for name, values in columns.items()}
+    for name, values in columns.items():
+        arrays[name] = values if isinstance(values, pa.Array) else pa.array(values)
     return Answered(pa.RecordBatch.from_pydict(arrays), done=done)
 
 
