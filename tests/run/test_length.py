@@ -30,7 +30,7 @@ QUIET = MonitorConfig(progress=False, verdict=False, rival=False)
 @pytest.mark.parametrize(
     ("rows", "from_scratch", "pretrained"),
     [
-        (3, (16, 20), (16, 10)),
+        (3, (16, 20), (16, 20)),
         (250, (16, 20), (16, 10)),
         (500, (16, 16), (16, 10)),
         (1_000, (16, 8), (16, 8)),
@@ -43,8 +43,13 @@ QUIET = MonitorConfig(progress=False, verdict=False, rival=False)
 def test_batch_and_epochs_follow_the_rows(rows, from_scratch, pretrained):
     for length, is_pretrained in ((from_scratch, False), (pretrained, True)):
         batch = choose_batch(rows, pretrained=is_pretrained)
-        epochs = choose_epochs(rows, batch, pretrained=is_pretrained)
+        epochs = choose_epochs(rows, batch, 2, pretrained=is_pretrained)
         assert (batch, epochs) == length
+
+
+@pytest.mark.parametrize(("rows", "epochs"), [(250, 20), (500, 16), (820, 10), (2_000, 4)])
+def test_a_pretrained_encoder_takes_more_epochs_where_classes_have_few_rows(rows, epochs):
+    assert choose_epochs(rows, 16, 41, pretrained=True) == epochs
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def settle_length(
         if epochs is None and config.data.tokens_per_batch is None:
             per_device, parts = config.data.batches(ranks.world)
             step_rows = (batch or per_device) * parts * ranks.world
-            epochs = _choose_epochs(config, rows, step_rows, folder)
+            epochs = _choose_epochs(config, (rows, len(data.info.classes)), step_rows, folder)
     settled = replace(config, trainer={**config.trainer, "max_epochs": epochs or EPOCHS})
     if batch is None:
         return settled
@@ -69,12 +69,15 @@ def _choose_batch(config: RunConfig, rows: int, world: int, folder: RunFolder) -
     return batch
 
 
-def _choose_epochs(config: RunConfig, rows: int, step_rows: int, folder: RunFolder) -> int:
-    """Epochs of a run, printed where they are not the usual number."""
+def _choose_epochs(
+    config: RunConfig, sizes: tuple[int, int], step_rows: int, folder: RunFolder
+) -> int:
+    """Epochs of a run, printed where they are not the usual number; `sizes`: rows and classes."""
+    rows, classes = sizes
     if config.data.are_recordings:
         epochs = choose_epochs_of_recordings(rows, step_rows)
     else:
-        epochs = choose_epochs(rows, step_rows, pretrained=is_pretrained(config.model))
+        epochs = choose_epochs(rows, step_rows, classes, pretrained=is_pretrained(config.model))
     if epochs != EPOCHS:
         steps = epochs * math.ceil(rows / step_rows)
         why = f"{steps:,} steps; a network of few rows wants some {STEPS}"
