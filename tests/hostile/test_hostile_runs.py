@@ -26,6 +26,7 @@ from flatout.sweep.study import Study
 from flatout.sweep.trial import Ending, Status
 from tests.hostile import attempts as hostile
 from tests.hostile.targets import Case
+from tests.refusals import refused
 
 ENVIRONMENT_IN_A_NAME = "data.source=somebody/$\\{oc.env:HOME\\}"
 WORDS = {
@@ -284,15 +285,18 @@ def test_odd_sections_of_a_summary_are_refused(section, value, tmp_path):
         read_summary(folder)
 
 
-def test_a_sweep_of_others_writes_below_its_own_folder(tmp_path, monkeypatch):
+def test_a_folder_of_runs_elsewhere_is_typed_again_for_a_sweep_of_others(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # resuming goes to the folder that the file names
-    folder = tmp_path / "sweep"
-    folder.mkdir()
-    asked = {"schema": 1, "typed": [f"output={tmp_path / 'mine'}"], "fixed": [], "search": {}}
-    asked |= {"place": str(tmp_path), "space": {}, "conf": None}
-    (folder / "sweep.json").write_text(json.dumps(asked), encoding="utf-8")
+    folder = tmp_path / "runs" / "name" / "time"
+    folder.mkdir(parents=True)
 
-    words = sweep._prepare_resume([str(folder)], [])
+    def resume(output: Path, *more: str) -> list[str]:
+        asked = {"schema": 1, "typed": [f"output={output}"], "fixed": [], "search": {}}
+        asked |= {"place": str(tmp_path), "space": {}, "conf": None}
+        (folder / "sweep.json").write_text(json.dumps(asked), encoding="utf-8")
+        return sweep._prepare_resume([str(folder), *more], [])
 
-    outputs = [word for word in words if word.startswith("output=")]
-    assert outputs[-1] == f"output={folder}"  # the last word of a key decides
+    with refused("sweep resume", "output=/home", fix="type it again"):
+        resume(Path("/home"))
+    assert "output=/home" in resume(Path("/home"), "output=/home")
+    assert f"output={tmp_path / 'runs'}" in resume(tmp_path / "runs")  # where it lies

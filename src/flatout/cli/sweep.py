@@ -71,6 +71,13 @@ def _prepare_resume(typed: list[str], conf: list[str]) -> list[str]:
     plain_words = [word for word in asked["typed"] if not is_masked(word)]
     repeated = (word for word in plain_words if _trusts(word) or must_be_typed_again(word))
     missing = [word for word in repeated if word not in more]
+    # Its file may name any folder of the disk, and loggers of its trials could write there.
+    for word in plain_words:
+        if key_of(word) == "output" and word not in more:
+            named = Path(asked["place"], word.partition("=")[2].strip("'\""))
+            output = Path(os.path.abspath(named))
+            is_near = output == folder.parents[1] or output.is_relative_to(Path.cwd())
+            missing += [] if is_near else [word]
     if asked["conf"] is not None and not conf:
         missing += ["--config-dir", asked["conf"]]
     require(
@@ -88,9 +95,7 @@ def _prepare_resume(typed: list[str], conf: list[str]) -> list[str]:
     os.chdir(asked["place"])
     if any(_trusts(word) for word in more):
         sys.path.insert(0, asked["place"])  # as `python -m` did when it was begun
-    # Its folder may name any other one as `output`: what its trials write stays in its own.
-    own_folder = quoted(str(folder))
-    again = [f"hydra.sweep.dir={own_folder}", f"output={own_folder}", "hydra.sweeper.resume=true"]
+    again = [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.sweeper.resume=true"]
     begun_by = with_secrets_typed(asked["typed"], more, "sweep resume")
     return [*begun_by, *again, *(word for word in more if word not in begun_by)]
 
