@@ -9,9 +9,14 @@ Hydra has a way around it yet.
 from __future__ import annotations
 
 import argparse
+import sys
 
-# None below Python 3.14
-_check_help = getattr(argparse.ArgumentParser, "_check_help", None)
+if sys.version_info >= (3, 14):
+    _check_help = argparse.ArgumentParser._check_help
+
+    def _check_text(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
+        if isinstance(action.help, str):
+            _check_help(parser, action)
 
 
 def allow_late_help() -> None:
@@ -20,11 +25,5 @@ def allow_late_help() -> None:
     A script with `@hydra.main` calls it before its main function. Below Python 3.14 it does
     nothing.
     """
-    if _check_help is not None:
-        # The type stubs do not have this private name.
-        argparse.ArgumentParser._check_help = _check_text  # type: ignore[attr-defined]
-
-
-def _check_text(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
-    if _check_help is not None and isinstance(action.help, str):
-        _check_help(parser, action)
+    if sys.version_info >= (3, 14):
+        argparse.ArgumentParser._check_help = _check_text

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -67,7 +68,9 @@ def measure(config: RunConfig, overrides: Sequence[str]) -> None:
     print(data.info.report.line(), flush=True)
     measured = []
     for device in devices.values():
-        question = build_question(config, data, ranks, device, overrides, counts_time=False)
+        question = build_question(config, data, ranks, device, overrides)
+        # Who asks for a search alone has said how long it may take.
+        question = replace(question, counts_time=False)
         measured.append(measure_answers(question, print_line))
     for measurement in measured:
         for line in measurement.lines:

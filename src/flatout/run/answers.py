@@ -103,7 +103,6 @@ def build_question(
     ranks: Ranks,
     device: torch.device,
     overrides: Sequence[str],
-    counts_time: bool = True,
 ) -> Question:
     """What the search is to decide, for settings in which confirmed answers are filled in.
 
@@ -118,7 +117,7 @@ def build_question(
     config = apply_answers(config, confirmed.values)
     probed = replace(config, callbacks={}, tune=TuneConfig(), compile=False)
     prober = Child(partial(build_parts, probed, ranks, device), torch.get_num_threads())
-    return Question(config, data.store, ranks, device, overrides, prober, counts_time, confirmed)
+    return Question(config, data.store, ranks, device, overrides, prober, confirmed=confirmed)
 
 
 def apply_answers(config: RunConfig, values: dict[str, Any]) -> RunConfig:
