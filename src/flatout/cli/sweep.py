@@ -75,8 +75,8 @@ def _prepare_resume(typed: list[str], conf: list[str]) -> list[str]:
     for word in plain_words:
         if key_of(word) == "output" and word not in more:
             named = Path(asked["place"], word.partition("=")[2].strip("'\""))
-            output = named.resolve()
-            is_near = output == folder.parents[1].resolve() or output.is_relative_to(Path.cwd())
+            output = Path(os.path.normpath(named))
+            is_near = output == folder.parents[1] or output.is_relative_to(Path.cwd())
             missing += [] if is_near else [word]
     if asked["conf"] is not None and not conf:
         missing += ["--config-dir", asked["conf"]]
