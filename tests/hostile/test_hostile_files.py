@@ -176,12 +176,13 @@ def recordings(tmp_path_factory):
         (("sizes",), [1.0]),
         (("label_scale",), [1.0]),
         (("has_classes",), 2),
+        (("config", "layers"), 10**9),
     ],
 )
 def test_a_setting_of_recordings_that_does_not_fit_is_refused(recordings, tmp_path, keys, value):
     described = json.loads((recordings / "config.json").read_text(encoding="utf-8"))
     assert SequencePredictor.load(recordings).columns == ["a", "b"]
-    part: dict[str, Any] = described["data"]
+    part: dict[str, Any] = described["model" if keys[0] == "config" else "data"]
     for key in keys[:-1]:
         part = part[key]
     part[keys[-1]] = value
@@ -189,7 +190,7 @@ def test_a_setting_of_recordings_that_does_not_fit_is_refused(recordings, tmp_pa
         os.link(path, tmp_path / path.name)
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps(described), encoding="utf-8")
-    with pytest.raises(UserError, match=keys[0]):
+    with pytest.raises(UserError, match="layers" if keys[0] == "config" else keys[0]):
         SequencePredictor.load(tmp_path)
 
 

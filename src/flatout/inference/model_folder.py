@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from safetensors import safe_open
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from flatout.models.linear_text import QuickModel
 
 _MOST_TOKENS = 1 << 31
+_USUAL_LAYERS = 64
 _CHANGED = "The folder was changed, or comes from another version: train again."
 WEIGHTS = "model.safetensors"
 RIVAL = "rival.safetensors"
@@ -122,7 +124,17 @@ class ModelFolder:
         described = self.settings()["model"]
         without = {"vectors": None, "freeze_vectors": False, "pretrained": None}
         values = {name: without.get(name, value) for name, value in described["config"].items()}
+        self._require_few_layers(values, SETTINGS)
         return settings_of(model_class(described["kind"], f"{self.path}: {SETTINGS}"), values)
+
+    def _require_few_layers(self, values: dict[str, Any], name: str) -> None:
+        """Refuse more layers than the weights can hold: a billion of them would be built first."""
+        with safe_open(self.path / WEIGHTS, framework="numpy") as weights:
+            most = max(_USUAL_LAYERS, len(list(weights.keys())))
+        for key in ("layers", "depth", "num_hidden_layers", "n_layers"):
+            count = values.get(key, 0)
+            is_few = not isinstance(count, int | float) or count <= most
+            require(is_few, f"{self.path}: {name}", f"{key} does not fit", hint=_CHANGED)
 
     def linear_model(self, labels: Labels) -> QuickModel:
         """The linear model that answers with the network."""
@@ -166,8 +178,10 @@ class ModelFolder:
         """The encoder with its weights, and its tokenizer."""
         vocabulary = self.vocabulary()
         assert isinstance(vocabulary, Subwords)
+        described = self.read_json(ENCODER)
+        self._require_few_layers(described, ENCODER)
         encoder = self.config().rebuild(
-            outputs, self.read_json(ENCODER), pair_separator(vocabulary, roles), window
+            outputs, described, pair_separator(vocabulary, roles), window
         )
         encoder.load_state_dict(load_file(self.path / WEIGHTS))
         return encoder, vocabulary
