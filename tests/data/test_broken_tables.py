@@ -272,7 +272,8 @@ def test_a_pipe_and_a_name_too_long_are_no_files(tmp_path):
     os.mkfifo(tmp_path / "pipe.csv")
     with pytest.raises(UserError, match="is a pipe or a device"):
         open_table(tmp_path / "pipe.csv", where="x")
-    with refused("x", "File name too long"):
+    # From Python 3.14 on, asking whether it is a file gives no error.
+    with pytest.raises(UserError, match=r"x: .*(File name too long|no such file)"):
         open_table(tmp_path / ("a" * 300 + ".csv"), where="x")
 
 

@@ -13,6 +13,7 @@ import io
 import os
 import shutil
 import tempfile
+import weakref
 import zlib
 from abc import abstractmethod
 from collections import Counter
@@ -101,6 +102,8 @@ class FileTable(Table):
         if (stamp := entry_of(self.path)) != self._opened_as:
             # What is known of its head, and a copy, may be of what it was before.
             self._opened_as = stamp
+            if self._copy is not None:
+                self._copy.close()
             self._copy = None
             before = self.columns
             self.columns = self._read_columns()
@@ -144,6 +147,7 @@ class FileTable(Table):
             return self.path
         if self._copy is None:
             self._copy = tempfile.NamedTemporaryFile()  # noqa: SIM115 (removed with the table)
+            weakref.finalize(self, self._copy.close)
             with unpacked(self.path, self.where) as content:
                 shutil.copyfileobj(content, self._copy, HEAD_BYTES)
             self._copy.flush()
