@@ -153,13 +153,12 @@ class Steps:
         optimizer: torch.optim.Optimizer,
         *,
         clip: float = 0.0,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`optimizer`: from `standing_optimizer`; ways of one model share it, since it is large.
 
-        `clip`: largest gradient norm; 0: no clipping. `clock`: that steps are timed by.
+        `clip`: largest gradient norm; 0: no clipping.
         """
-        self.clock = clock
+        self.clock: Callable[[], float] = time.perf_counter  # steps are timed by it
         self.task = task
         self.way = way
         self.batches = batches

@@ -246,10 +246,11 @@ def _steps(
     task: Task, way: TrainingWay, batches: Iterator[FlatBatch], optimizer: torch.optim.Optimizer
 ) -> Steps:
     clip = float(task.trainer.gradient_clip_val or 0.0)
+    steps = Steps(task, way, batches, optimizer, clip=clip)
     # With one thread each way can be timed without the time that other processes took.
-    is_alone = way.threads == 1 and way.feed.device.type == "cpu"
-    clock = OwnClock() if is_alone else time.perf_counter
-    return Steps(task, way, batches, optimizer, clip=clip, clock=clock)
+    if way.threads == 1 and way.feed.device.type == "cpu":
+        steps.clock = OwnClock()
+    return steps
 
 
 def has_own_clock(evidence: Evidence) -> bool:

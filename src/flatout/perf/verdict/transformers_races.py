@@ -17,6 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
@@ -73,7 +75,8 @@ def race_copies(
     else:
         until = time.perf_counter() + seconds
         device = torch.device(trainer.args.device)
-        race = partial(_race, trainer, model, evidence, facts, find_real, until)
+        training = _EndedTraining(trainer, model, facts, find_real)
+        race = partial(_race, training, evidence, until)
         with nothing_stays(model, device):
             experiments.try_safely(evidence, race)
         why = evidence.not_tried.removeprefix("nothing was tried: ")
@@ -81,17 +84,18 @@ def race_copies(
         evidence.not_tried = f"{PREDICTED}: {why}" if why else PREDICTED
 
 
-def _race(
-    trainer: Trainer,
-    model: nn.Module,
-    evidence: Evidence,
-    facts: TransformersFacts,
-    find_real: FindReal,
-    until: float,
-) -> None:
-    _require_safe(trainer)
-    task: Any = _Task(trainer, model)
-    feed = _copy_feed(trainer, evidence, task.device)
+@dataclass(frozen=True, slots=True)
+class _EndedTraining:
+    trainer: Trainer
+    model: nn.Module
+    facts: TransformersFacts
+    find_real: FindReal
+
+
+def _race(training: _EndedTraining, evidence: Evidence, until: float) -> None:
+    _require_safe(training.trainer)
+    task: Any = _CopiedTask(training.trainer, training.model)
+    feed = _copy_feed(training.trainer, evidence, task.device)
     precision = by_lightning_name(evidence.precision)
     own_feed: Any = feed
     was = TrainingWay(feed=own_feed, precision=precision, model=task.model)
@@ -105,7 +109,7 @@ def _race(
     here = replace(was, feed=here_feed)
     ways = [
         here,
-        *_without_padding(here, facts, find_real),
+        *_without_padding(here, training),
         *larger_batches(here, evidence, until),
         *other_arithmetic(here, evidence),
     ]
@@ -129,13 +133,13 @@ def _require_safe(trainer: Trainer) -> None:
         raise Refused("steps in fp16 are not timed")
 
 
-class _Task:
+class _CopiedTask:
     """A copy of a model and its optimizer in the shape of a `Task`; its learning rates are zero."""
 
     def __init__(self, trainer: Trainer, model: nn.Module) -> None:
         self.device = torch.device(trainer.args.device)
         wrapped: Any = trainer.optimizer
-        optimizer = getattr(wrapped, "optimizer", wrapped)
+        optimizer = wrapped.optimizer if isinstance(wrapped, AcceleratedOptimizer) else wrapped
         tensors = [*model.parameters(), *model.buffers()]
         for state in optimizer.state.values():
             tensors += [value for value in state.values() if isinstance(value, Tensor)]
@@ -147,7 +151,7 @@ class _Task:
         complete_optimizer(self._optimizer, optimizer)
         # Accelerate replaces `forward` by a function of the original model where it casts.
         for name in ("forward", "_original_forward"):
-            vars(self.model).pop(name, None)
+            self.model.__dict__.pop(name, None)
         self.model.train()
         self._weights = list(model.parameters())
         self._batches = 0
@@ -176,15 +180,15 @@ class _Task:
 
 def _copy_feed(trainer: Trainer, evidence: Evidence, device: torch.device) -> OwnFeed:
     """The training's rows in a random order, by a loader like the Trainer's."""
-    from accelerate.utils import send_to_device
-
     args = trainer.args
     data: Any = trainer.train_dataset
     if data is None or isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
         raise Refused("its data set is a stream")
     loader = trainer.callback_handler.train_dataloader
-    collate = getattr(loader, "collate_fn", None) or trainer.data_collator
-    data = getattr(loader, "dataset", data)
+    collate: Any = trainer.data_collator
+    if isinstance(loader, DataLoader):  # it leaves out columns that the model does not take
+        data = loader.dataset
+        collate = loader.collate_fn
     shared = [*large_below((data, collate)), trainer, trainer.model]
     memo = {id(thing): thing for thing in shared}
     data, collate = copy_deeply("data set", (data, collate), memo)
@@ -236,13 +240,11 @@ class _WithoutPadding:
         return batch
 
 
-def _without_padding(
-    was: TrainingWay, facts: TransformersFacts, find_real: FindReal
-) -> Iterator[TrainingWay]:
+def _without_padding(was: TrainingWay, training: _EndedTraining) -> Iterator[TrainingWay]:
     """The same rows, padded to the longest of each batch."""
-    if facts.fixed_padding < LEAST_PADDING:
+    if training.facts.fixed_padding < LEAST_PADDING:
         return
     feed: Any = was.feed
-    collate = _WithoutPadding(feed.loader.collate_fn, find_real)
+    collate = _WithoutPadding(feed.loader.collate_fn, training.find_real)
     loader = DataLoader(feed.loader.dataset, batch_sampler=feed.rows_of_batches, collate_fn=collate)
     yield replace(was, cause="padding", override=UNPADDED, feed=replace(feed, loader=loader))
