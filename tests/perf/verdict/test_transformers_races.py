@@ -24,6 +24,7 @@ def races(long_enough: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiments, "ROUND_S", 0.01)
 
 
+@pytest.mark.soak(seconds=10)
 def test_races_on_copies_change_neither_weights_nor_random_numbers_nor_the_data(races, tmp_path):
     ends = []
     for is_judged in (False, True):
