@@ -90,6 +90,10 @@ FIRST_ROWS = {
         "an epoch that reads 4 of 6 layers, against computing them",
     ],
     "gpu": ["fork server: its processes find no CUDA context", "python -m train: test accuracy"],
+    "rates": [
+        "BERT-base, 750 tokens a step: tokens a second",
+        "BERT-base, 4,096 tokens a step: tokens a second",
+    ],
     "price": [
         "BiLSTM, 4,000 headlines, batches of 64",
         "BiLSTM, 4,000 headlines, batches of 256",
