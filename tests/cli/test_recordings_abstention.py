@@ -11,6 +11,8 @@ import pyarrow.csv
 import pytest
 
 from flatout import MonitorConfig, OptimConfig, RNNConfig, SequenceDataConfig, fit
+from flatout.errors import UserError
+from flatout.tasks.error_intervals import HeldOutErrors
 from tests.refusals import require_printed
 from tests.run_files import read_csv
 from tests.verbs import verb
@@ -86,3 +88,52 @@ def test_a_number_of_a_recording_gets_an_interval(tmp_path, capsys):
         assert (low + high) / 2 == pytest.approx(row["prediction"], abs=1e-4)
         held += low <= truth[str(row["cell"])] <= high
     assert held >= 270
+
+
+def estimates(count: int, seed: int) -> pa.Table:
+    """Recordings of six samples whose target is the sensor and some noise."""
+    random = np.random.default_rng(seed)
+    volt = random.normal(0, 1, 6 * count)
+    target = volt + random.normal(0, 0.2, 6 * count)
+    cell = np.repeat(np.arange(count) + 1000 * seed, 6)
+    return pa.table({"cell": cell, "volt": volt, "soc": target})
+
+
+def test_estimates_get_intervals_that_hold_by_recording(tmp_path, capsys):
+    data = SequenceDataConfig(
+        train=estimates(100, 1),
+        validation=estimates(100, 2),
+        features=["volt"],
+        target="soc",
+        group=["cell"],
+        batch_size=16,
+        cache=str(tmp_path / "cache"),
+    )
+    optim = OptimConfig(lr=0.03)
+    model = RNNConfig(hidden=4)
+    run = fit(data, model, epochs=1, folder=tmp_path / "run", monitor=QUIET, optim=optim).folder
+    fresh = tmp_path / "fresh.csv"
+    pa.csv.write_csv(estimates(100, 3), fresh)
+    out = tmp_path / "answers.csv"
+    assert verb("predict", run, fresh, "--at-error", "10%", "--out", out) == 0
+    require_printed(capsys.readouterr().err, "outside of their interval (95 % confidence)")
+    rows = zip(read_csv(fresh), read_csv(out), strict=True)
+    held = [float(row["soc_low"]) <= float(t["soc"]) <= float(row["soc_high"]) for t, row in rows]
+    assert 0.9 <= np.mean(held) < 1
+    assert verb("evaluate", run, fresh) == 0
+    require_printed(capsys.readouterr().out, "intervals at 10 %: soc ±", "of these answers outside")
+    assert verb("predict", run, fresh, "--at-error", "1%") == 2
+    require_printed(capsys.readouterr().err, "100 validation recordings", "It takes 398")
+
+
+def test_a_recording_counts_once_however_many_answers_it_has():
+    # one of a hundred recordings is far off, in a thousand answers
+    distances = np.concatenate([np.full(1000, 9.0), np.full(99, 1.0)])[:, None]
+    units = np.concatenate([np.zeros(1000), np.arange(1, 100)])
+    rows = np.arange(1099)
+    errors = HeldOutErrors.of(distances, units, rows, 1)
+    assert errors.choose(0.1).tolist() == [1.0]
+    # stretches of a single recording: two of ten answers each are too few
+    single = HeldOutErrors.of(distances[:20], np.zeros(20), rows[:20], 10)
+    with pytest.raises(UserError, match="cannot be promised by 2 validation recordings"):
+        single.choose(0.1)

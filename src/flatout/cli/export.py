@@ -138,8 +138,9 @@ def _run_here(arguments: argparse.Namespace, folder: Path) -> None:
 
 def _keep_abstention(run: Path, folder: Path) -> None:
     """Copy what tells which answers may be given at which error."""
-    for file in ModelFolder.find(run).path.glob("abstention.*"):
-        shutil.copy(file, folder)
+    for pattern in ("abstention.*", "intervals.*"):
+        for file in ModelFolder.find(run).path.glob(pattern):
+            shutil.copy(file, folder)
 
 
 def _read_model_card(run: Path) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from flatout.inference.run_predictor import RunPredictor
 from flatout.inference.verify import SplitAnswer, verify, write_certificate
 from flatout.run.kinds import load_predictor
 from flatout.tasks.abstention import HeldOutAnswers
+from flatout.tasks.error_intervals import HeldOutErrors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,6 +146,7 @@ def _find_forms(
     for folder in folders:
         for name, export in exported(predictor, folder).items():
             export.held_out = HeldOutAnswers.read(folder)
+            export.held_out_errors = HeldOutErrors.read(folder)
             exports[name] = export
     devices = answering_devices(arguments.device)
     beside = [

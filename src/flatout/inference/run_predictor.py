@@ -44,6 +44,7 @@ from flatout.models import model_class
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import TransformerConfig
 from flatout.tasks.abstention import CALIBRATE, Abstention, HeldOutAnswers
+from flatout.tasks.error_intervals import HeldOutErrors
 from flatout.tasks.score_intervals import Interval
 
 if TYPE_CHECKING:
@@ -143,6 +144,8 @@ class RunPredictor(ABC):
     precision: Precision = Precision.auto
     exact: bool = False  # whether an answer is the same bit for bit beside any rows, on this device
     held_out: HeldOutAnswers | None = None  # to rows that were not trained on
+    held_out_errors: HeldOutErrors | None = None  # of estimates and forecasts
+    half_widths: NDArray[Any] | None = None  # of their intervals, once an error is asked for
     abstention: Abstention | None = None  # which answers are left out; None: none are
     fingerprint: Fingerprint | None = None  # of the training texts
     part: str = ""  # which part of the run answers alone; empty: the run as it was judged
@@ -251,6 +254,7 @@ class RunPredictor(ABC):
             )
             found = cls.read_folder(folder, settings)
             found.held_out = HeldOutAnswers.read(folder.path)
+            found.held_out_errors = HeldOutErrors.read(folder.path)
             found.fingerprint = Fingerprint.read(folder.path)
             found.model.to(torch.device(device)).eval()
             return found
@@ -271,6 +275,10 @@ class RunPredictor(ABC):
         require(0 < error < 1, "--at-error", text, allowed="above 0 and below 1, as 5% or 0.05")
         hint = "Leave one of them out."
         require(not self.part, "--at-error", f"is promised without --with {self.part}", hint=hint)
+        if self.held_out_errors is not None:
+            self.half_widths = self.held_out_errors.choose(error)
+            self.abstention = Abstention.of_intervals(error)
+            return
         if self.held_out is None:
             message = f"this run on {self.answers_to} has kept no answers to validation rows"
             raise UserError("--at-error", message, hint=CALIBRATE)

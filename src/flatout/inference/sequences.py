@@ -45,6 +45,7 @@ from flatout.inference.run_predictor import Advance, Answered, FileOptions, RunP
 from flatout.inference.unit_check import UnitCheck
 from flatout.models.contract import ModelConfig, contract
 from flatout.tasks.abstention import HeldOutAnswers
+from flatout.tasks.error_intervals import Coverage
 from flatout.tasks.metrics import TaskMetrics
 from flatout.tasks.sequence_scores import SequenceScores
 from flatout.tasks.task import Task
@@ -420,10 +421,25 @@ class SequencePredictor(RunPredictor):
             if horizon:  # all of it is one block of answers, after the last sample
                 times = recording.times[-1:] + (self.step_s or 1.0) * np.arange(1, horizon + 1)
             columns = {name: answers[:, number] for number, name in enumerate(self.names)}
+            columns |= self._ends_of_intervals(answers)
             if recording.dates is not None:
                 times = dates_of(times, recording.dates)
-            yield _block(recording, {time: times, **columns}, samples if horizon else len(answers))
+            done = samples if horizon else len(answers)
+            block = _block(recording, {time: times, **columns}, done)
+            yield replace(block, given=len(answers), answers=len(answers))
             start += len(answers)
+
+    def _ends_of_intervals(self, answers: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """Both ends of each answer's interval, `soc_low` and `soc_high`; none without an error."""
+        if self.half_widths is None:
+            return {}
+        # one for each target, or for each step ahead and target
+        widths = self.half_widths.reshape(-1, len(self.names))
+        ends = {}
+        for number, name in enumerate(self.names):
+            ends[f"{name}_low"] = answers[:, number] - widths[:, number]
+            ends[f"{name}_high"] = answers[:, number] + widths[:, number]
+        return ends
 
     def _columns_of_label(self, answer: NDArray[Any]) -> dict[str, pa.Array]:
         """The class or the number of one recording as columns; with `at_error` what is possible."""
@@ -467,15 +483,18 @@ class SequencePredictor(RunPredictor):
         _, factor = self.scaler.of_targets(shape.targets)
         scores = SequenceScores(_GROUPS, self.names, factor)
         total = 0
+        coverage = Coverage.of(self.held_out_errors)
         for number, recording in enumerate(self._long_enough(recordings, needed, "evaluate")):
             self.units.add(blocks_of(recording.values, _SAMPLES_A_BLOCK), recording.name)
             for answers, truths in self.compare(recording):
                 scores.add(answers, truths, torch.full((len(answers),), number % _GROUPS))
                 total += int((~truths.isnan()).any(1).sum())
+                coverage.add((answers - truths).abs().numpy() * np.array(factor))
             advance(len(recording.times))
         self.require_rows(total, table)
+        remarks = [*self.notes(), *coverage.lines(self.names)]
         return Scored(
-            {"rows": total}, scores.values(), remarks=self.notes(), intervals=scores.intervals()
+            {"rows": total}, scores.values(), remarks=remarks, intervals=scores.intervals()
         )
 
     def _score_labels(self, table: Table, label: str | None, advance: Advance) -> Scored:

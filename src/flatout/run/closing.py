@@ -128,6 +128,7 @@ def keep_task(run: Run, ours: OurParts, training: Training) -> RunAnswers:
     per_class = task.per_class()
     predictor = kind.predictor.of(task)
     predictor.held_out = task.held_out
+    predictor.held_out_errors = task.held_out_errors
     if kind.keeps_rows:
         splits = (ours.feeds.train.split, ours.feeds.validation.split)
         predictor.fingerprint = Fingerprint.of(*splits, task.info.vocabulary.unknown)
@@ -139,7 +140,8 @@ def keep_task(run: Run, ours: OurParts, training: Training) -> RunAnswers:
             folder.say(f"model/ is not written: {type(task).__name__} builds a network of its own")
         else:
             predictor.save(folder.path / "model", config.model)
-            for kept in filter(None, (predictor.held_out, predictor.fingerprint)):
+            arrays = (predictor.held_out, predictor.held_out_errors, predictor.fingerprint)
+            for kept in filter(None, arrays):
                 kept.write(folder.path / "model")
         # A CPU has its MFU in the summary, and no curve of it: no first step waited to time it.
         # Threads and precision are still the run's.

@@ -92,6 +92,11 @@ class Abstention:
     """Least probability of a possible class; for numbers, minus the distance to the ends of their
     interval."""
 
+    @classmethod
+    def of_intervals(cls, error: float) -> Abstention:
+        """Leave no answer out, as intervals keep the promise."""
+        return cls(error, _ALL, 0.0)
+
     def least_possible(self, shares_BC: Tensor) -> Tensor:
         """`[B, 1]` the least probability of a possible class; the likeliest one always is."""
         return shares_BC.amax(-1, keepdim=True).clamp(max=self.possible_from)

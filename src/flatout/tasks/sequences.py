@@ -29,6 +29,7 @@ from flatout.models.rnn import smooth
 from flatout.models.series import answers_of, flatten, rectangle
 from flatout.run_log import RunLog
 from flatout.tasks.classification import Classifier
+from flatout.tasks.error_intervals import HeldOutErrors
 from flatout.tasks.score_intervals import Interval
 from flatout.tasks.sequence_baselines import Baseline, build_baselines, judge_label_ridge
 from flatout.tasks.sequence_scores import SequenceScores, names_of
@@ -64,6 +65,8 @@ class SequenceRegressor(Task[None]):
     _augment: Augment
     _log: RunLog | None = None
     _split = "train"
+    _keeps_errors = False
+    _judged: list[tuple[Tensor, Tensor]]  # distances from the truth, and numbers of rows
     _mark: Any = None
 
     def take_info(self, info: DataInfo) -> None:
@@ -81,6 +84,7 @@ class SequenceRegressor(Task[None]):
             len(info.recording_names), info.targets, self.factor_K.tolist()
         )
         self.baselines: list[Baseline] = []
+        self._judged = []
         # answers of a row of each split on average, by which the loss is divided
         self._steps_a_row = {"train": self._count_steps("train")}
         for split in SPLITS.values():
@@ -153,6 +157,11 @@ class SequenceRegressor(Task[None]):
             counts = batch.lengths[: batch.num_real]
         places = recording.repeat_interleave(counts).to(answers.device, non_blocking=True)
         self.scores.add(answers.flatten(0, -2), truths.flatten(0, -2), places)
+        if self._keeps_errors and self._split == "validation":
+            distances = ((answers - truths).abs() * self.factor_K.to(answers.device)).cpu()
+            answers_of_rows = counts if self.shape.is_each_step else torch.ones_like(counts)
+            numbers = torch.from_numpy(rows).repeat_interleave(answers_of_rows)
+            self._judged.append((distances.flatten(1), numbers))
         if self.own_metrics:
             values_NK = self.in_units(answers).flatten(0, -2)
             truths_NK = self.in_units(truths).flatten(0, -2)
@@ -176,9 +185,27 @@ class SequenceRegressor(Task[None]):
     def in_units(self, scaled: Tensor) -> Tensor:
         return scaled * self.factor_K.to(scaled.device) + self.shift_K.to(scaled.device)
 
+    def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
+        """Let the next validation, of the best weights, keep how far its answers are off."""
+        # of several ranks each has a part of the rows
+        self._keeps_errors = feeds.validation.plan.world == 1
+        return {}
+
+    def count_answers(self) -> None:
+        super().count_answers()
+        if not self._judged:
+            return
+        self._keeps_errors = False
+        distances, rows = (torch.cat(parts).numpy() for parts in zip(*self._judged, strict=True))
+        self._judged = []
+        recordings = self.info.recording_of_rows("validation")[rows]
+        span = self.shape.horizon or self.shape.lookback or 1
+        self.held_out_errors = HeldOutErrors.of(distances, recordings, rows, span)
+
     def start_judging(self, split: str) -> None:
         self._start_pass(SPLITS[split])
         self.scores.reset()
+        self._judged = []
 
     def judged(self) -> dict[str, float]:
         return self.scores.values()

@@ -41,6 +41,7 @@ from flatout.tasks.score_intervals import Interval
 if TYPE_CHECKING:
     from flatout.data.batches.feed import Feed, Feeds
     from flatout.data.info import DataInfo
+    from flatout.tasks.error_intervals import HeldOutErrors
 
 # What the outputs of a task mean; None: they have no names.
 OutputLabels = TypeVar("OutputLabels")
@@ -72,6 +73,8 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
     settings: type  # the Config of the loss
     info: Any = None  # the description of the data that the network was built for
     held_out: HeldOutAnswers | None = None  # what `tune_answers` found on the validation rows
+    # of a regression on recordings, from the last validation
+    held_out_errors: HeldOutErrors | None = None
     metrics: Any  # the metrics of a split: have `reset`, `compute` and `intervals`
     _loss_sum: Tensor
 
