@@ -141,6 +141,7 @@ def test_labels_are_finite_and_whole_ones_are_told_to_be_numbers(tmp_path, capsy
         ({}, {"split_by": "group"}, "data.split_by: group without data.group."),
         ({}, {"noise": {"z": 0.1}}, "data.noise.z: no such feature (a, b)"),
         ({}, {"step": 0}, "data.step: 0 (above 0, or null)"),
+        ({}, {"step": 1e-9}, "data.step: 1e-09 s makes "),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(tmp_path, changes, settings, message):

@@ -356,6 +356,16 @@ def _cut_at_gaps(recording: Recording, max_gap: float) -> list[Recording]:
     return pieces
 
 
+# Samples that a step makes of one recording at most: 67 million take some gigabytes. A recording
+# that is as long itself may get ten times its own.
+_MOST_SAMPLES = 1 << 26
+
+
+def _shortest_step(times: Floats) -> float:
+    """A step, in seconds, that surely makes no more samples of a recording than it may."""
+    return 1.1 * float(times[-1] - times[0]) / max(_MOST_SAMPLES, 10 * len(times))
+
+
 def resample(recording: Recording, step: float, *, past_only: bool = False) -> Recording:
     """Samples at a fixed step from the first one on, linear between two samples.
 
@@ -364,6 +374,12 @@ def resample(recording: Recording, step: float, *, past_only: bool = False) -> R
     times = recording.times
     # The last time counts even where its distance is a rounding less than a whole step.
     num_steps = (times[-1] - times[0]) / step * (1 + 1e-12)
+    require(
+        num_steps < max(_MOST_SAMPLES, 10 * len(times)),
+        "data.step",
+        f"{step:g} s makes {num_steps:.0e} samples of {recording.name}, which has {len(times):,}",
+        hint=f"Set a step of at least {_shortest_step(times):.2g} s.",
+    )
     count = int(np.floor(num_steps)) + 1
     new_times = times[0] + step * np.arange(count)
     if past_only:
