@@ -81,12 +81,7 @@ def test_predict_leaves_unsure_answers_out_and_names_what_is_possible(trained, t
     assert {row["possible"] for row in given} == {""}
     assert sum(row["label"] in row["possible"].split("|") for row in left) >= 0.95 * len(left)
     line = f"{len(given)} of 300 answers are given; at most 5 % of them are wrong"
-    require_printed(
-        capsys.readouterr().err,
-        line,
-        "(95 % confidence)",
-        "the same source",
-    )
+    require_printed(capsys.readouterr().err, f"{line} (95 % confidence)", "the same source")
     answers = load_predictor(run.folder, at_error=0.05).predict([row["text"] for row in rows])
     assert [answer.label or "" for answer in answers] == [row["prediction"] for row in rows]
     assert ["|".join(answer.possible or []) for answer in answers] == [
@@ -185,7 +180,7 @@ def test_a_number_gets_an_interval_and_is_never_left_out(tmp_path, capsys):
     require_printed(
         capsys.readouterr().err,
         "200 of 200 answers",
-        "outside of their interval",
+        "of them lie outside of their interval (95 % confidence)",
     )
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     held = 0

@@ -116,7 +116,8 @@ def test_estimates_get_intervals_that_hold_by_recording(tmp_path, capsys):
     pa.csv.write_csv(estimates(100, 3), fresh)
     out = tmp_path / "answers.csv"
     assert verb("predict", run, fresh, "--at-error", "10%", "--out", out) == 0
-    require_printed(capsys.readouterr().err, "outside of their interval (95 % confidence)")
+    promise = "at most 10 % of them lie outside of their interval (95 % confidence)"
+    require_printed(capsys.readouterr().err, promise)
     rows = zip(read_csv(fresh), read_csv(out), strict=True)
     held = [float(row["soc_low"]) <= float(t["soc"]) <= float(row["soc_high"]) for t, row in rows]
     assert 0.9 <= np.mean(held) < 1

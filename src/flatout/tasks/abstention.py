@@ -91,11 +91,12 @@ class Abstention:
     possible_from: float
     """Least probability of a possible class; for numbers, minus the distance to the ends of their
     interval."""
+    has_intervals: bool = False  # whether answers are numbers: all are given, with an interval
 
     @classmethod
     def of_intervals(cls, error: float) -> Abstention:
         """Leave no answer out, as intervals keep the promise."""
-        return cls(error, _ALL, 0.0)
+        return cls(error, _ALL, 0.0, has_intervals=True)
 
     def least_possible(self, shares_BC: Tensor) -> Tensor:
         """`[B, 1]` the least probability of a possible class; the likeliest one always is."""
@@ -107,9 +108,11 @@ class Abstention:
         return [name for name, share in zip(names, shares, strict=True) if share >= least]
 
     def promise(self) -> str:
+        """What holds of the answers that are given, as the end of a sentence."""
+        miss = "lie outside of their interval" if self.has_intervals else "are wrong"
         return (
-            f"at most {100 * self.error:.3g} % of them are wrong, or outside of their interval"
-            " (95 % confidence), if these rows come from the same source as the validation rows"
+            f"at most {100 * self.error:.3g} % of them {miss} (95 % confidence), if these rows come"
+            " from the same source as the validation rows"
         )
 
 
@@ -244,7 +247,12 @@ class HeldOutAnswers(KeptArrays):
 
     def facts(self) -> list[dict[str, float]]:
         """The cuts; none for numbers, which are never left out."""
-        return self.cuts() if (self.sureness >= 0).any() else []
+        return self.cuts() if self._are_of_classes else []
+
+    @property
+    def _are_of_classes(self) -> bool:
+        """Whether answers may be left out; the sureness of numbers lies below 0."""
+        return bool((self.sureness >= 0).any())
 
     def cuts(self) -> list[dict[str, float]]:
         """Error of the surest 100 %, 95 %, …, 5 % of the rows.
@@ -292,7 +300,8 @@ class HeldOutAnswers(KeptArrays):
             hint=f"It takes {needed:,} rows at least, and few errors among them. {CALIBRATE}",
         )
         above = next(cut["above"] for cut in cuts if cut["at_most"] <= error)
-        return Abstention(error, above, self._least_truth(max(above, 0.0), error))
+        least_truth = self._least_truth(max(above, 0.0), error)
+        return Abstention(error, above, least_truth, has_intervals=not self._are_of_classes)
 
     def _least_truth(self, above: float, error: float) -> float:
         """The limit that the truth of left-out rows falls below in at most `error` of all cases."""
