@@ -297,7 +297,7 @@ def require_modest(text: str, where: str) -> None:
         f"{len(text):,} characters",
         allowed=f"at most {_MOST_CHARACTERS:,} of settings",
     )
-    has_endless_number = re.search(rf"\d{{{_MOST_DIGITS}}}", text) is not None
+    has_endless_number = re.search(rf"\d{{{_MOST_DIGITS + 1}}}", text) is not None
     require(not has_endless_number, where, f"a number of more than {_MOST_DIGITS:,} digits")
     if "&" not in text or "*" not in text:
         return  # without references nothing unfolds

@@ -5,7 +5,7 @@ Two passes over the source, each block by block and each in a file of its own:
     survey_pass    numbers the grams, and the numbers of a two-step hash, of the training rows
     encoding_pass  writes each record: its encoding, its grams, and its plain text
 
-Open this file to change what a store depends on, or what is said of it.
+Open this file to change what a store depends on, or what its facts say.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class BitsPreparation(Preparation):
         how = f" ({' and '.join(made)} taken from the source by a hash of the text)" if made else ""
         counts = ", ".join(f"{split} {total['rows']:,}" for split, total in totals.items())
         lines = [f"records: {counts}{how}", f"plain text: {', '.join(self.source.columns)}"]
-        lines += [f"left out: column {encoding.line()}" for encoding in self.source.left_out]
+        lines += [f"left out: column {column.line()}" for column in self.source.left_out]
         if survey.numbers is not None:
             about = f"sets of {totals['train']['tokens'] / rows:.0f} known numbers a record"
             about += f", {survey.num_inputs:,} of {survey.numbers_met:,} numbers kept"

@@ -1,8 +1,8 @@
 """The first pass over records of people: what the second needs to know before it writes.
 
     in    records of all splits
-    out   counts of 2-grams over the training rows, the grams of the raw texts, the numbers of a
-          two-step hash that a model has an input for, and ids that name several records
+    out   of the training rows: counts of 2-grams, the grams of the raw texts, and the numbers of
+          a two-step hash that a model has an input for; of all: ids that name several records
 
 Open this file to change what is counted or refused before records are encoded.
 """

@@ -1,8 +1,8 @@
 """Records of a model folder: a dataclass from a mapping of JSON, each value compared with its type.
 
-A model folder may come from others. What does not have its type, or is no number that arrays hold,
-is refused here in one sentence, so that nothing behind it meets a text where a number belongs.
-Ranges, and what values have to do with each other, are checked by the predictor that reads them.
+A model folder may come from others. A value of another type is refused here in one sentence, and so
+is a number that arrays cannot hold. Nothing behind it meets a text where a number belongs. Ranges,
+and what values have to do with each other, are checked by the predictor that reads them.
 
     SequenceShape, {"inputs": 3, "targets": "x"}    →    refused: targets does not fit
 """

@@ -331,8 +331,8 @@ def _fit_class(
 def _log_odds(features: csr_matrix, is_member: NDArray[np.bool_]) -> NDArray[np.float64]:
     """How much more of a class than of the other rows each column is, as a logarithm.
 
-    Two columns add up to [3, 1] in the class and to [1, 3] elsewhere: [log 3, -log 3], but for the
-    little that is added to every sum.
+    Two columns add up to [3, 1] in the class and to [1, 3] elsewhere: [log 3, -log 3]. A little is
+    added to every sum, so that none is 0.
     """
     # no number at all where no two rows share a word
     usual = features.data.mean() if features.nnz else 1.0

@@ -2,8 +2,8 @@
 
 The validation rows say how far answers were from the truth. Answers of one recording are alike, so
 a recording counts once: as the share of its answers that lie outside. The half width of each target
-is the smallest whose mean share, with its bound, is at most the error that was asked for (Bates and
-others, Distribution-free risk-controlling prediction sets, 2021).
+is the smallest whose mean share, with its bound, is at most the error that was asked for. That is
+risk control as in Bates and others, Distribution-free risk-controlling prediction sets, 2021.
 
 Where all validation rows are of one recording, stretches of it count instead of recordings.
 
@@ -100,8 +100,9 @@ class HeldOutErrors(KeptArrays):
 
 
 def _most_wrong(count: int, error: float) -> int | None:
-    """How many of so many units may be wrong, for the bound to be at most `error`; None: no bound
-    is as low.
+    """The most units of `count` that may be wrong while the bound is at most `error`.
+
+    None where no bound is as low.
     """
     from scipy.special import betaincinv  # half a second of imports, which few need
 

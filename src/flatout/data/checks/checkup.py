@@ -2,7 +2,7 @@
 
 No store is built. All rows are counted, compared and measured; what needs a tokenizer is measured
 on the first rows. A mistake that would end a run becomes a remark, and the check continues. Open
-this file to change what a check reports; `checks/` has the rules themselves.
+this file to change what a check reports; the files beside it have the rules.
 """
 
 from __future__ import annotations

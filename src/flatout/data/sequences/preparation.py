@@ -40,7 +40,7 @@ from flatout.data.tables.splits import SPLITS
 from flatout.data.tables.table import Table
 from flatout.errors import UserError, require
 
-_VERSION = 4  # of what is written; a higher number makes all stores of recordings anew
+_VERSION = 4  # of what is written; with a higher number all stores of recordings are built again
 
 
 class SequencePreparation(Preparation):

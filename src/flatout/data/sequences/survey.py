@@ -28,7 +28,6 @@ from flatout.data.sequences.splitting import RecordingEntry, Segment, Splitter
 from flatout.data.tables.splits import SPLITS
 from flatout.errors import UserError, require
 
-_VERSION = 4  # of what is written; a higher number makes all stores of recordings anew
 _FEW_LABELS = 10  # fewer different whole numbers as labels look like classes
 _LEAST_SIZE = 1e-30  # a column of zeros would be a division by zero
 

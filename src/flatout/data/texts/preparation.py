@@ -7,7 +7,7 @@ Three passes over the source, each block by block and each a class:
     EncodingPass    writes tokens and targets; in units where a source is large
 
 Remarks and counts go into the facts of the store. Open this file to change what a store depends on,
-or what is said of it; `tags/preparation` is the same for tagged words.
+or what its facts say; `tags/preparation` is the same for tagged words.
 """
 
 from __future__ import annotations
