@@ -147,6 +147,20 @@ def test_a_model_folder_of_others_is_refused_in_one_message(number, model, capsy
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("which", "file", "change"),
+    [
+        ("lstm", "config.json", put("model", "config", "hidden", 50_000)),
+        ("encoder", "encoder.json", put("hidden_size", 1 << 17)),
+    ],
+)
+def test_a_network_of_gigabytes_beside_small_weights_is_refused_before_it_is_built(
+    which, file, change, model
+):
+    with pytest.raises(UserError, match=r"model\.safetensors: does not fit"):
+        load_predictor(model(which, file, change))
+
+
 def test_a_model_folder_that_nobody_changed_is_read(models):
     assert all(
         load_predictor(models / name).predict(["some words"]) for name in ("lstm", "encoder")

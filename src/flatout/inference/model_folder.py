@@ -8,11 +8,11 @@ change what a run keeps of its model; the predictors say what stands in their se
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from safetensors import safe_open
@@ -31,10 +31,13 @@ from flatout.inference.records import Record, read_record
 from flatout.models import kind_of, model_class
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs, Transformer
+from flatout.models.without_memory import without_memory
 
 if TYPE_CHECKING:
     from flatout.data.info import Labels
     from flatout.models.linear_text import QuickModel
+
+Built = TypeVar("Built", bound=nn.Module)
 
 _MOST_TOKENS = 1 << 31
 _USUAL_LAYERS = 64
@@ -168,9 +171,8 @@ class ModelFolder:
 
     def network(self, **sizes: Any) -> nn.Module:
         """The network with its weights; `sizes`: what its Config builds it for."""
-        network = self.config().build(**sizes)
-        network.load_state_dict(load_file(self.path / WEIGHTS))
-        return network
+        config = self.config()
+        return self._with_weights(lambda: config.build(**sizes))
 
     def encoder(
         self, outputs: Outputs, roles: Roles, window: int = 0
@@ -180,11 +182,27 @@ class ModelFolder:
         assert isinstance(vocabulary, Subwords)
         described = self.read_json(ENCODER)
         self._require_few_layers(described, ENCODER)
-        encoder = self.config().rebuild(
-            outputs, described, pair_separator(vocabulary, roles), window
+        config = self.config()
+        separator_id = pair_separator(vocabulary, roles)
+        encoder = self._with_weights(
+            lambda: config.rebuild(outputs, described, separator_id, window)
         )
-        encoder.load_state_dict(load_file(self.path / WEIGHTS))
         return encoder, vocabulary
+
+    def _with_weights(self, build: Callable[[], Built]) -> Built:
+        """What `build` makes, with the weights of the folder.
+
+        It is built without memory first: settings of others may describe a network of terabytes.
+        """
+        with without_memory():
+            described = {name: list(weight.shape) for name, weight in build().state_dict().items()}
+        with safe_open(self.path / WEIGHTS, framework="numpy") as weights:
+            names = list(weights.keys())
+            saved = {name: weights.get_slice(name).get_shape() for name in names}
+        require(described == saved, f"{self.path}: {WEIGHTS}", "does not fit", hint=_CHANGED)
+        network = build()
+        network.load_state_dict(load_file(self.path / WEIGHTS))
+        return network
 
     def vocabulary(self) -> Encoder:
         return read_encoder(read_modest(self.path / TOKENIZER))

@@ -13,17 +13,17 @@ reason to refuse, as a batch that does not fit is cut into pieces (`run/micro_ba
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
 from flatout.data.batches.feed import free_memory
 from flatout.errors import LARGEST_SEED, UserError
 from flatout.models.contract import ModelConfig, is_pretrained
 from flatout.models.encoder.transformer import ALL
+from flatout.models.without_memory import without_memory
 
 # makes a network from the settings of a model
 Build = Callable[[ModelConfig], nn.Module]
@@ -31,7 +31,6 @@ _COPIES_TRAINED = 4  # a trained weight has a gradient and AdamW's two moments b
 _COUNTS = ("layers", "depth")  # settings that count layers, of one family or another
 # settings that decide how large a model is
 _SIZES = (*_COUNTS, "hidden", "intermediate", "filters", "widths", "embedding")
-_DRAWING = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_)
 
 
 def require_memory(
@@ -121,7 +120,7 @@ def _bytes_of(settings: ModelConfig, build: Build, *, layers: int, frozen: int) 
         # beside all layers: those that are named may not be among the few
         changes["lora"] = dataclasses.replace(values["lora"], targets=[])
     known_changes = {name: value for name, value in changes.items() if name in values}
-    with torch.device("meta"), _DrawNothing():
+    with without_memory():
         model = build(dataclasses.replace(settings, **known_changes))
     if values.get("freeze_vectors"):
         model.get_submodule("embedding").requires_grad_(False)
@@ -134,27 +133,6 @@ def bytes_to_train(module: nn.Module) -> int:
     for weight in module.parameters():
         total += weight.nbytes * (_COPIES_TRAINED if weight.requires_grad else 1)
     return total
-
-
-class _DrawNothing(TorchFunctionMode):
-    """Inside it no random numbers are drawn, and lists become tensors on the CPU.
-
-    On the meta device torch would import its compiler for either, in seconds.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        keywords = kwargs or {}
-        if func in _DRAWING:
-            return args[0] if args else keywords["tensor"]
-        if func is torch.tensor:
-            keywords = {"device": "cpu", **keywords}
-        return func(*args, **keywords)
 
 
 def _order_by_growth(settings: ModelConfig) -> list[str]:
