@@ -322,13 +322,12 @@ def report_kind(run: Run, ours: OurParts, predictor: Answers, seconds: float) ->
             section = find_rival(kind.rival, ours.data, values, may_take_s, folder)
         if section is not None and wins_clearly(section, values):
             # a network of the user's own has no `model/` folder, and only texts' rival is a model
-            is_kept = kind.rival == LINEAR and (folder.path / "model").is_dir()
-            if is_kept and not known:
-                limit_s = rival_limit_s(may_take_s)
-                is_kept = keep_rival(
-                    cast(Any, ours.data), ModelFolder(folder.path / "model"), limit_s, folder
-                )
-            section["kept"] = is_kept
+            may_keep = kind.rival == LINEAR and (folder.path / "model").is_dir()
+            model_folder = ModelFolder(folder.path / "model")
+            limit_s = rival_limit_s(may_take_s)
+            section["kept"] = may_keep and keep_rival(
+                cast(Any, ours.data), model_folder, limit_s, folder
+            )
         folder.summary.set("rival", section)
     if kind.report is not None:
         kind.report(ours.task, predictor, ours.feeds, values, folder.path, folder)
