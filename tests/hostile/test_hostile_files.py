@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -32,6 +33,7 @@ from flatout.inference.unit_check import UnitCheck
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.rnn import RNNConfig
 from flatout.run.memory import require_memory
+from flatout.tasks.error_intervals import HeldOutErrors
 from flatout.tasks.mixture import Mixture
 from tests.refusals import refused
 
@@ -191,6 +193,14 @@ def test_a_setting_of_recordings_that_does_not_fit_is_refused(recordings, tmp_pa
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps(described), encoding="utf-8")
     with pytest.raises(UserError, match="layers" if keys[0] == "config" else keys[0]):
+        SequencePredictor.load(tmp_path)
+
+
+def test_errors_of_other_targets_than_the_folder_has_are_refused(recordings, tmp_path):
+    for path in recordings.iterdir():
+        os.link(path, tmp_path / path.name)
+    HeldOutErrors(np.zeros((200, 3), np.float32), np.arange(200)).write(tmp_path)
+    with pytest.raises(UserError, match=r"intervals\.npz: is of other targets"):
         SequencePredictor.load(tmp_path)
 
 

@@ -97,7 +97,7 @@ def test_metrics_are_those_of_the_answers_that_are_given(result):
     assert result.metrics["test/accuracy"] == pytest.approx(np.mean(is_right))
 
 
-def test_the_rival_beside_the_score_is_the_plain_linear_model_fitted_once(tmp_path, monkeypatch):
+def test_the_rival_beside_the_score_is_the_plain_linear_model_which_is_kept(tmp_path, monkeypatch):
     fitted = []
     fit_once = QuickModel.fit
 
@@ -106,15 +106,28 @@ def test_the_rival_beside_the_score_is_the_plain_linear_model_fitted_once(tmp_pa
         return fit_once(model, *rows)
 
     monkeypatch.setattr(QuickModel, "fit", count)
+    monkeypatch.setattr("flatout.run.closing.wins_clearly", lambda section, values: True)
     data = TextDataConfig(train=rows(200), test=TEST, cache=str(tmp_path / "cache"))
     monitor = replace(QUIET, rival=True)
     found = fit(data, SMALL, epochs=1, folder=tmp_path / "run", monitor=monitor)
     texts = TextData(**{name: getattr(data, name) for name in ("train", "test", "cache")})
     texts.setup()
     apart = score_linear(texts, math.inf)
-    assert len(fitted) == 2, "once by the run, once here"
+    assert len(fitted) == 3, "once by the run, once to be kept, once here"
     of_run = found.summary["rival"]["metrics"]
     assert of_run == pytest.approx({f"test/{name}": value for name, value in apart.items()})
+    answers = load_predictor(found.folder, answer_with="rival").predict(TEST["text"])
+    shares = fitted[0].predict(TEST["text"]).max(axis=1)
+    assert [answer.probability for answer in answers] == pytest.approx(shares, abs=1e-5)
+
+
+def test_a_folder_in_which_the_network_has_no_weight_alone_is_refused(result, tmp_path):
+    folder = shutil.copytree(result.folder / "model", tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    settings["mixture"]["alone"] = 0
+    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(UserError, match="mixture does not fit"):
+        load_predictor(tmp_path, answer_with="network")
 
 
 @pytest.fixture(scope="module")

@@ -198,6 +198,11 @@ class RunPredictor(ABC):
         """Metrics of the answers to a table that holds the truth as well."""
 
     @property
+    def numbers_an_answer(self) -> int:
+        """Numbers of an answer that can have an interval each: targets, or those of all steps."""
+        return 0
+
+    @property
     def formats(self) -> Sequence[str]:
         """Endings of files that hold its answers."""
         return FORMATS
@@ -255,6 +260,14 @@ class RunPredictor(ABC):
             found = cls.read_folder(folder, settings)
             found.held_out = HeldOutAnswers.read(folder.path)
             found.held_out_errors = HeldOutErrors.read(folder.path)
+            if found.held_out_errors is not None:
+                width = found.held_out_errors.distances.shape[1]
+                require(
+                    width == found.numbers_an_answer,
+                    str(folder.path / HeldOutErrors.FILE),
+                    "is of other targets than the network has",
+                    hint="Remove it: then no intervals are promised.",
+                )
             found.fingerprint = Fingerprint.read(folder.path)
             found.model.to(torch.device(device)).eval()
             return found

@@ -165,6 +165,10 @@ class SequencePredictor(RunPredictor):
             has_classes=data.has_classes,
         )
 
+    @property
+    def numbers_an_answer(self) -> int:
+        return 0 if self.shape.labels else (self.shape.horizon or 1) * self.shape.targets
+
     def save(self, folder: Path, model_config: ModelConfig) -> None:
         data: dict[str, Any] = {
             "shape": asdict(self.shape),

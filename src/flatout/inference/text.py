@@ -411,8 +411,9 @@ class _AnswerSettings:
 def _require_plain(folder: ModelFolder, answers: _AnswerSettings, labels: Labels) -> None:
     """Refuse settings that would break the answers: the folder may come from others."""
     numbers = [answers.temperature, *answers.thresholds, labels.mean, labels.spread]
-    if answers.mixture is not None:
-        numbers += [answers.mixture.network, answers.mixture.linear]
+    if (mixture := answers.mixture) is not None:
+        numbers += [mixture.network, mixture.linear, mixture.alone]
+        folder.require(mixture.alone > 0, "mixture")
     folder.require(all(abs(number) < _MOST for number in numbers), "temperature or thresholds")
     folder.require(answers.temperature > 0, "temperature")
     folder.require(len(answers.thresholds) in (0, labels.num_outputs), "thresholds")
