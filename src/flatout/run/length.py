@@ -44,7 +44,7 @@ def settle_length(
         if epochs is None and config.data.tokens_per_batch is None:
             per_device, parts = config.data.batches(ranks.world)
             step_rows = (batch or per_device) * parts * ranks.world
-            epochs = _choose_epochs(config, (rows, len(data.info.classes)), step_rows, folder)
+            epochs = _choose_epochs(config, data, step_rows, folder)
     settled = replace(config, trainer={**config.trainer, "max_epochs": epochs or EPOCHS})
     if batch is None:
         return settled
@@ -70,13 +70,14 @@ def _choose_batch(config: RunConfig, rows: int, world: int, folder: RunFolder) -
 
 
 def _choose_epochs(
-    config: RunConfig, sizes: tuple[int, int], step_rows: int, folder: RunFolder
+    config: RunConfig, data: StoreData[Any, Any], step_rows: int, folder: RunFolder
 ) -> int:
-    """Epochs of a run, printed where they are not the usual number; `sizes`: rows and classes."""
-    rows, classes = sizes
+    """Epochs of a run, printed where they are not the usual number."""
+    rows = data.store.splits["train"].num_rows
     if config.data.are_recordings:
         epochs = choose_epochs_of_recordings(rows, step_rows)
     else:
+        classes = len(data.info.classes)  # recordings have none
         epochs = choose_epochs(rows, step_rows, classes, pretrained=is_pretrained(config.model))
     if epochs != EPOCHS:
         steps = epochs * math.ceil(rows / step_rows)
