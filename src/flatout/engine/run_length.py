@@ -105,9 +105,9 @@ def whole_steps(trainer: dict[str, Any], feed: Feed, log: RunLog) -> dict[str, A
         every_n_epochs != 0, "trainer.check_val_every_n_epoch", "0", allowed="1 or more, or null"
     )
     # With null, Lightning counts batches across epochs: the interval may be longer than one.
-    most = in_epoch if every_n_epochs else math.inf
+    longest = max(1, in_epoch) if every_n_epochs else math.inf
     require(
-        not isinstance(interval, int | float) or 0 < interval <= (most if interval > 1 else 1),
+        not isinstance(interval, int | float) or 0 < interval <= longest,
         "trainer.val_check_interval",
         f"{interval} of {in_epoch} batches an epoch",
         allowed=f"1 to {in_epoch}, or a share",

@@ -1,4 +1,4 @@
-"""`OwnFeed`: somebody's DataLoader in the shape of this package's feeds, to race ways to read it.
+"""`OwnFeed`: a user's DataLoader in the shape of this package's feeds, to race ways to read it.
 
 No Lightning is needed. Where a loader cannot be read again, `Refused` says so.
 """
@@ -22,7 +22,7 @@ from flatout.perf.verdict.ways import Refused
 # Settings of a DataLoader that all tries share.
 _KEPT = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor")
 _OF_WORKERS = ("num_workers", "persistent_workers", "prefetch_factor")
-_MOST_BATCHES = 2048  # whose rows are drawn for all tries
+MOST_BATCHES = 2048  # whose rows are drawn for all tries
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class OwnFeed:
         if self.is_torchs and not self.is_stream and self.rows_of_batches is None:
             loader = self.loader
             sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-            self.rows_of_batches = list(itertools.islice(sampler, _MOST_BATCHES))
+            self.rows_of_batches = list(itertools.islice(sampler, MOST_BATCHES))
 
     def opened(self, **changed: Any) -> OwnFeed:
         """The same batches with other arguments of the DataLoader."""

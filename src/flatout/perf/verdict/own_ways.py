@@ -1,4 +1,4 @@
-"""Ways to train somebody's model with somebody's DataLoader that may be faster, to be raced.
+"""Ways that may train a user's model with the user's DataLoader faster, to be raced.
 
 They serve Trainers of Lightning (`own_tries.py`) and of transformers (`transformers_races.py`).
 Open this file to add a way, or to change when one is worth its time.

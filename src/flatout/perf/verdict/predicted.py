@@ -21,6 +21,7 @@ from flatout.perf.verdict.findings import (
 from flatout.perf.verdict.rules import waiting
 
 PREDICTED = "predicted from the clock, nothing was raced"
+UNPADDED = "DataCollatorWithPadding in place of padding='max_length'"
 LEAST_PADDING = 0.1  # fraction of the computed tokens
 _MOST_WORKERS = 8
 _BUSY = 0.5  # cores; readers that keep less of one busy wait for something else
@@ -126,7 +127,7 @@ def _padding(evidence: Evidence, facts: TransformersFacts) -> VerdictFinding | N
         removable = facts.fixed_padding
         removed_ms = removable * passes_ms
         low, value = (part * removed_ms for part in _SAVED_BY_PADDING)
-        fix = "DataCollatorWithPadding in place of padding='max_length'"
+        fix = UNPADDED
     else:
         removable = evidence.padding_share - _LEFT_BY_GROUPS
         if facts.groups_lengths or removable < LEAST_PADDING:

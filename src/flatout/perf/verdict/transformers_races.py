@@ -28,9 +28,9 @@ from flatout.engine.precision import by_lightning_name
 from flatout.perf.measure.steps import TrainingWay
 from flatout.perf.verdict import experiments
 from flatout.perf.verdict.evidence import ROUNDS, Evidence
-from flatout.perf.verdict.own_feed import OwnBatch, OwnFeed
+from flatout.perf.verdict.own_feed import MOST_BATCHES, OwnBatch, OwnFeed
 from flatout.perf.verdict.own_ways import larger_batches, other_loaders, other_precision
-from flatout.perf.verdict.predicted import LEAST_PADDING, PREDICTED, TransformersFacts
+from flatout.perf.verdict.predicted import LEAST_PADDING, PREDICTED, UNPADDED, TransformersFacts
 from flatout.perf.verdict.rules import starved
 from flatout.perf.verdict.shared_copies import (
     complete_optimizer,
@@ -40,10 +40,8 @@ from flatout.perf.verdict.shared_copies import (
 )
 from flatout.perf.verdict.ways import Refused, other_arithmetic
 
-_MOST_BATCHES = 2048  # whose rows are drawn for all ways
 # [rows, length], true where a token is no padding; None where a batch has no tokens.
 FindReal = Callable[[dict[str, Any]], Tensor | None]
-UNPADDED = "DataCollatorWithPadding in place of padding='max_length'"
 
 
 def race_copies(
@@ -196,7 +194,7 @@ def _copy_feed(trainer: Trainer, evidence: Evidence, device: torch.device) -> Ow
     # Drawn by a generator that no other draws from; a Trainer's sampler would move on.
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0)).tolist()
     firsts = range(0, max(1, len(order) - rows + 1), rows)
-    batches = [order[first : first + rows] for first in firsts][:_MOST_BATCHES]
+    batches = [order[first : first + rows] for first in firsts][:MOST_BATCHES]
     workers = args.dataloader_num_workers
     copied: Any = DataLoader(
         data,

@@ -348,13 +348,12 @@ class HFVerdict(TrainerCallback):
         if not state.is_world_process_zero:
             return
         if evidence is not None:
-            facts = self._facts(args)
-            find_real = partial(_real_tokens, self._model)
-            trainer = self._trainer()
             # Imported late: most of it is needed here only.
             from flatout.perf.verdict.transformers_races import race_copies
 
-            race_copies(trainer, self._model, evidence, facts, find_real)
+            facts = self._facts(args)
+            find_real = partial(_real_tokens, self._model)
+            race_copies(self._trainer(), self._model, evidence, facts, find_real)
             found = predict_findings(evidence, facts)
             self.verdict = verdict(evidence, in_transformers, found)
             self.evidence = evidence
