@@ -64,7 +64,7 @@ def assert_answers_as_the_run(run: Path, texts: list[str]) -> None:
     torch.testing.assert_close(answer(run / "export", texts), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.fixture(scope="module", params=["bilstm", "textcnn"])
+@pytest.fixture(scope="module", params=at_once("bilstm", of=["bilstm", "textcnn"], seconds=4))
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with its export beside it."""
     folder = tmp_path_factory.mktemp("words")
@@ -132,7 +132,7 @@ def test_directions_are_turned_by_operators_not_by_lengths_of_the_example(run: P
         )
 
 
-@pytest.mark.parametrize("pooling", at_once("last", of=["last", "mean", "attention"], seconds=4))
+@pytest.mark.parametrize("pooling", at_once(of=["last", "mean", "attention"], seconds=4))
 def test_each_pooling_answers_the_same(tmp_path: Path, pooling: str) -> None:
     model = BiLSTMConfig(embedding=8, hidden=8, pooling=Pooling(pooling))
     run = trained(tmp_path, data(), model)

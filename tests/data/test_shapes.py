@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 from tests.data.recordings import uneven_recordings
+from tests.params import at_once
 
 from flatout import (
     BiLSTMConfig,
@@ -164,7 +165,11 @@ def shapes_of(data: Any, task: Any) -> Shapes:
     )
 
 
-@pytest.mark.parametrize("name", [*MODELS, *OTHERS])
+SLOW = {"bilstm", "windows by attention", "tags in windows"}
+NAMES = [*MODELS, *OTHERS]
+
+
+@pytest.mark.parametrize("name", at_once(*(set(NAMES) - SLOW), of=NAMES, seconds=2))
 def test_a_batch_in_a_buffer_has_the_loss_and_the_gradients_of_itself(name, monkeypatch):
     # A CPU's own kernel lays rows out by their lengths on the host, which a buffer has not.
     monkeypatch.setattr(Encoder, "_kernel", lambda self, device: Kernel.padded)
@@ -221,8 +226,14 @@ def test_rows_that_are_added_have_a_token_each_and_fill_the_buffer():
     assert seen >= 50
 
 
-@pytest.mark.parametrize("rows", [32, 128, 512])
-@pytest.mark.parametrize("sample", [HeadlinesConfig, TweetsConfig])
+@pytest.mark.parametrize(
+    ("sample", "rows"),
+    at_once(
+        (TweetsConfig, 128),
+        of=itertools.product([HeadlinesConfig, TweetsConfig], [32, 128, 512]),
+        seconds=2,
+    ),
+)
 def test_eight_shapes_pad_flat_batches_of_three_epochs_by_at_most_three_per_cent(sample, rows):
     data, task = made(MODELS["transformer"], sample(rows=12_000, eval_rows=20), rows)
     shapes = shapes_of(data, task)

@@ -206,7 +206,7 @@ def test_two_devices_add_up_its_metric(package, monkeypatch):
     assert two == pytest.approx(one, abs=0.05)
 
 
-@pytest.mark.parametrize("command", COMMANDS[1:])
+@pytest.mark.parametrize("command", at_once(COMMANDS[1], of=COMMANDS[1:], seconds=2))
 def test_each_optimizer_of_the_page_trains(command, package, monkeypatch):
     words = [*shlex.split(command), *QUICK, f"output={package}/runs"]
     assert run_train(words, monkeypatch) == 0
@@ -326,7 +326,11 @@ def double_loss_of(kind: type) -> type:
     return type(kind)(f"Double{kind.__name__}", (kind,), methods)
 
 
-@pytest.mark.parametrize("kind", PARTS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    at_once(Tagger, SequenceLabeller, of=PARTS, seconds=3),
+    ids=lambda kind: kind.__name__,
+)
 def test_each_task_takes_a_loss_and_a_metric(kind, tmp_path):
     data, model = PARTS[kind]
     optim = OptimConfig(lr=1e-3, clip=0)
