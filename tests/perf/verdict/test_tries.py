@@ -50,6 +50,10 @@ def one_core(monkeypatch):
     """Other threads are not tried: they would wait for each other while tests beside this one hold
     the cores.
     """
+    try_no_threads(monkeypatch)
+
+
+def try_no_threads(monkeypatch):
     monkeypatch.setattr(gathering, "cores_here", lambda: {0})
 
 
@@ -66,6 +70,7 @@ def trained_once(folder, **settings):
     printed = io.StringIO()
     with own_cache(folder) as changed, redirect_stdout(printed):
         let_short_runs_try(changed)
+        try_no_threads(changed)
         torch.manual_seed(0)
         result = texts(folder, **settings)
     return result, printed.getvalue()
