@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pytest
+import torch
 
 from flatout import MonitorConfig, OptimConfig, RNNConfig, SequenceDataConfig, fit
 from flatout.errors import UserError
-from flatout.tasks.error_intervals import HeldOutErrors
+from flatout.tasks.error_intervals import ErrorCollector, HeldOutErrors
 from tests.refusals import require_printed
 from tests.run_files import read_csv
 from tests.verbs import verb
@@ -125,6 +126,19 @@ def test_estimates_get_intervals_that_hold_by_recording(tmp_path, capsys):
     require_printed(capsys.readouterr().out, "intervals at 10 %: soc ±", "of these answers outside")
     assert verb("predict", run, fresh, "--at-error", "1%") == 2
     require_printed(capsys.readouterr().err, "100 validation recordings", "It takes 398")
+
+
+def test_of_a_million_answers_every_tenth_is_collected_across_batches():
+    distances = torch.arange(21.0)[:, None]
+    rows = np.arange(21)
+    collector = ErrorCollector(expected=1_000_000)
+    for start in range(0, 21, 7):
+        collector.add(distances[start : start + 7], rows[start : start + 7])
+    errors = collector.held_out(rows // 10, span=1)
+    assert errors is not None
+    assert errors.distances.ravel().tolist() == [0.0, 10.0, 20.0]
+    assert errors.units.tolist() == [0, 1, 2]
+    assert ErrorCollector(expected=1).held_out(rows, span=1) is None
 
 
 def test_a_recording_counts_once_however_many_answers_it_has():

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flatout.errors import UserError
 from flatout.tasks.abstention import KeptArrays, are_numbers
@@ -29,6 +30,7 @@ Array = NDArray[Any]
 SHOWN = (0.2, 0.1, 0.05, 0.01)  # errors whose widths are shown
 _RISK = 0.05
 _MOST_ANSWERS = 20_000
+_MOST_COLLECTED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class HeldOutErrors(KeptArrays):
 
     @classmethod
     def of(cls, distances: Array, recordings: Array, rows: Array, span: int) -> HeldOutErrors:
-        """`rows`: of each answer; so many neighbours (`span`) are a stretch of one recording."""
+        """`rows`: the number of each answer's row; `span`: rows of a stretch of one recording."""
         is_single = len(np.unique(recordings)) < 2
         units = rows // max(1, span) if is_single else recordings
         every = slice(None, None, -(-len(units) // _MOST_ANSWERS) or 1)
@@ -112,6 +114,36 @@ def _most_wrong(count: int, error: float) -> int | None:
     bounds = betaincinv(wrong + 1, count - wrong, 1 - _RISK / math.e)
     allowed = np.flatnonzero(bounds <= error)
     return int(allowed[-1]) if len(allowed) else None
+
+
+class ErrorCollector:
+    """Collects the distances of a validation, batch after batch.
+
+    A forecast has hundreds of numbers for each of millions of windows, so of very many answers only
+    every so many-th is collected.
+    """
+
+    def __init__(self, expected: int) -> None:
+        """`expected`: how many answers will be added."""
+        self._apart = max(1, expected // _MOST_COLLECTED)
+        self._passed = 0  # answers that were added, and maybe not collected
+        self._distances: list[Array] = []
+        self._rows: list[Array] = []
+
+    def add(self, distances_NA: Tensor, rows_N: Array) -> None:
+        """`rows_N`: the number of each answer's row."""
+        every = slice(-self._passed % self._apart, None, self._apart)
+        self._passed += len(rows_N)
+        self._distances.append(distances_NA[every].cpu().numpy())
+        self._rows.append(rows_N[every])
+
+    def held_out(self, recording_of_rows: Array, span: int) -> HeldOutErrors | None:
+        """What was collected; None if nothing was. `span`: see `HeldOutErrors.of`."""
+        if not self._rows:
+            return None
+        rows = np.concatenate(self._rows)
+        distances = np.concatenate(self._distances)
+        return HeldOutErrors.of(distances, recording_of_rows[rows], rows, span)
 
 
 class Coverage:

@@ -29,7 +29,7 @@ from flatout.models.rnn import smooth
 from flatout.models.series import answers_of, flatten, rectangle
 from flatout.run_log import RunLog
 from flatout.tasks.classification import Classifier
-from flatout.tasks.error_intervals import HeldOutErrors
+from flatout.tasks.error_intervals import ErrorCollector
 from flatout.tasks.score_intervals import Interval
 from flatout.tasks.sequence_baselines import Baseline, build_baselines, judge_label_ridge
 from flatout.tasks.sequence_scores import SequenceScores, names_of
@@ -65,8 +65,8 @@ class SequenceRegressor(Task[None]):
     _augment: Augment
     _log: RunLog | None = None
     _split = "train"
-    _keeps_errors = False
-    _judged: list[tuple[Tensor, Tensor]]  # distances from the truth, and numbers of rows
+    _collects_errors = False
+    _errors: ErrorCollector | None = None  # of the validation that is under way
     _mark: Any = None
 
     def take_info(self, info: DataInfo) -> None:
@@ -84,7 +84,6 @@ class SequenceRegressor(Task[None]):
             len(info.recording_names), info.targets, self.factor_K.tolist()
         )
         self.baselines: list[Baseline] = []
-        self._judged = []
         # answers of a row of each split on average, by which the loss is divided
         self._steps_a_row = {"train": self._count_steps("train")}
         for split in SPLITS.values():
@@ -157,11 +156,10 @@ class SequenceRegressor(Task[None]):
             counts = batch.lengths[: batch.num_real]
         places = recording.repeat_interleave(counts).to(answers.device, non_blocking=True)
         self.scores.add(answers.flatten(0, -2), truths.flatten(0, -2), places)
-        if self._keeps_errors and self._split == "validation":
-            distances = ((answers - truths).abs() * self.factor_K.to(answers.device)).cpu()
-            answers_of_rows = counts if self.shape.is_each_step else torch.ones_like(counts)
-            numbers = torch.from_numpy(rows).repeat_interleave(answers_of_rows)
-            self._judged.append((distances.flatten(1), numbers))
+        if self._errors is not None:
+            distances = (answers - truths).abs() * self.factor_K.to(answers.device)
+            answers_of_rows = counts.numpy() if self.shape.is_each_step else 1
+            self._errors.add(distances.flatten(1), np.repeat(rows, answers_of_rows))
         if self.own_metrics:
             values_NK = self.in_units(answers).flatten(0, -2)
             truths_NK = self.in_units(truths).flatten(0, -2)
@@ -188,24 +186,26 @@ class SequenceRegressor(Task[None]):
     def tune_answers(self, feeds: Feeds, log: RunLog) -> dict[str, Any]:
         """Let the next validation, of the best weights, keep how far its answers are off."""
         # of several ranks each has a part of the rows
-        self._keeps_errors = feeds.validation.plan.world == 1
+        self._collects_errors = feeds.validation.plan.world == 1
         return {}
 
     def count_answers(self) -> None:
         super().count_answers()
-        if not self._judged:
+        if self._errors is None:
             return
-        self._keeps_errors = False
-        distances, rows = (torch.cat(parts).numpy() for parts in zip(*self._judged, strict=True))
-        self._judged = []
-        recordings = self.info.recording_of_rows("validation")[rows]
+        recordings = self.info.recording_of_rows("validation")
         span = self.shape.horizon or self.shape.lookback or 1
-        self.held_out_errors = HeldOutErrors.of(distances, recordings, rows, span)
+        self.held_out_errors = self._errors.held_out(recordings, span)
+        self._collects_errors = False
+        self._errors = None
 
     def start_judging(self, split: str) -> None:
         self._start_pass(SPLITS[split])
         self.scores.reset()
-        self._judged = []
+        self._errors = None
+        if self._collects_errors and self._split == "validation":
+            rows = self.info.rows_of("validation").lengths
+            self._errors = ErrorCollector(int(rows.sum()) if self.shape.is_each_step else len(rows))
 
     def judged(self) -> dict[str, float]:
         return self.scores.values()
