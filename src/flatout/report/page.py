@@ -240,7 +240,7 @@ def _environment() -> Environment:
 
 
 def as_markdown(text: object) -> str:
-    """A text on one line that Markdown shows as it is: names of classes come with the data."""
+    """A text on one line that Markdown shows unchanged: names of classes come with the data."""
     return re.sub(r"([\\`*_{}\[\]<>#|!~&$])", r"\\\1", " ".join(str(text).split()))
 
 
