@@ -104,3 +104,8 @@ def test_the_narrower_pretrained_weights_are_the_larger_is_their_rate(
     BertConfig(hidden_size=width, num_attention_heads=4).save_pretrained(tmp_path)
     assert TransformerConfig(pretrained=str(tmp_path)).recommended_lr == pytest.approx(rate)
     assert TransformerConfig(hidden=width).recommended_lr == 1e-3
+
+
+def test_a_folder_without_a_width_gets_the_usual_rate(tmp_path: Path) -> None:
+    BertConfig(hidden_size=0, num_attention_heads=4).save_pretrained(tmp_path)
+    assert TransformerConfig(pretrained=str(tmp_path)).recommended_lr == 5e-5

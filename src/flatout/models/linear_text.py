@@ -174,7 +174,7 @@ class Head:
     def add_counts(self, features: csr_matrix, targets: NDArray[np.generic]) -> Head:
         """This model of classes or labels, with what Naive Bayes says added to its weights.
 
-        The rows are those it was fitted on. A class that all rows have, or none, gets nothing added.
+        The rows are those it was fitted on. A class of all rows, or of none, gets nothing added.
         """
         arrays = self.arrays()
         if not arrays["coefficients"].size:

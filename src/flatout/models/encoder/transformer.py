@@ -241,10 +241,12 @@ class TransformerConfig:
     def _width(self) -> int:
         """Numbers a token in the layers of the pretrained encoder."""
         try:
-            return read_setting(self.read_description(), "hidden_size", _USUAL_WIDTH)
+            width = read_setting(self.read_description(), "hidden_size", _USUAL_WIDTH)
         except UserError:
             # no such encoder: the store and the network refuse it, each with its own words
             return _USUAL_WIDTH
+        # of a damaged folder, which the network refuses
+        return width if width > 0 else _USUAL_WIDTH
 
     def read_description(self) -> PretrainedConfig:
         """The library's configuration of the encoder, before our settings change it."""
