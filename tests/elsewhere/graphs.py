@@ -109,6 +109,7 @@ CASES = {
 }
 IN_SOAK = (
     "bert in fp32",
+    "bilstm",
     "bits without recombined texts",
     "deberta whose activations are kept",
     "eurobert",
@@ -117,6 +118,7 @@ IN_SOAK = (
     "labels of recordings",
     "largest of windows",
     "modernbert",
+    "mpnet",
     "rnn",
     "rnn with a carried state",
     "sgd",

@@ -78,6 +78,7 @@ def test_a_file_names_no_folder_of_runs_outside_of_the_working_directory(
         (f"model: {{hidden: {'1' * 400}}}", "model.hidden: 111"),
         (f"seed: {'1' * 5000}", "a number of more than 1,000 digits"),
     ],
+    ids=["a text", "no keys", "400 digits", "5,000 digits"],
 )
 def test_a_value_that_does_not_fit_in_a_file_is_named(tmp_path, monkeypatch, capsys, settings, key):
     monkeypatch.chdir(tmp_path)
