@@ -18,12 +18,13 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from flatout.errors import UserError, first_line, require
+from flatout.errors import UserError, class_name, first_line, require
 
 # errors of a disk rather than of a name
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -33,6 +34,8 @@ _MOST_BYTES = 50_000_000
 _MOST_CHARACTERS = 1_000_000
 _MOST_VALUES = 20_000
 _MOST_DIGITS = 1000
+# a float has at most 309, and states of random numbers have 39
+_MOST_DIGITS_OF_INT = 300
 # how a cell begins that a spreadsheet runs, or that looks guarded
 _MAY_RUN = re.compile(r"'*[=+\-@\t\r]")
 _SECOND_NS = 1_000_000_000
@@ -153,11 +156,18 @@ def load_json(path: Path) -> Any:
     """What a JSON file holds that may come from others; a UserError where it cannot be read."""
     text = read_modest(path)
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_as_modest_int)
     except RecursionError:
         raise UserError(str(path), "is not valid JSON: nested too deeply") from None
     except ValueError as error:  # a number of many digits, too
         raise UserError(str(path), f"is not valid JSON: {first_line(error)}") from None
+
+
+def _as_modest_int(digits: str) -> int:
+    """A whole number that can become a float; a ValueError for a longer one."""
+    if len(digits) > _MOST_DIGITS_OF_INT:
+        raise ValueError(f"a number of {len(digits):,} digits")
+    return int(digits)
 
 
 def load_yaml(path: Path) -> Any:
@@ -168,6 +178,25 @@ def load_yaml(path: Path) -> Any:
         return yaml.safe_load(text)
     except (RecursionError, ValueError, yaml.YAMLError) as error:
         raise UserError(str(path), f"is not valid YAML: {first_line(error)}") from None
+
+
+@contextmanager
+def values_of(path: Path) -> Iterator[None]:
+    """Within it, a value of an unexpected kind is a `UserError` that names its file.
+
+    For files that may come from others, whose values are used in many ways.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # which of these an odd value raises depends on what is done with it first
+        raise UserError(
+            str(path),
+            f"holds a value that does not fit: {class_name(type(error))}, {first_line(error)}",
+            hint="It is damaged, or was not written by this program.",
+        ) from error
 
 
 def require_ordinary(*paths: Path) -> None:

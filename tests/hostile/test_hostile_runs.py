@@ -279,7 +279,7 @@ def test_settings_of_a_run_of_others_write_no_escape_codes(tmp_path, capsys):
 def test_odd_sections_of_a_summary_are_refused(section, value, tmp_path):
     folder = run_of_others(tmp_path / "run", [], {})
     summary = json.loads((folder / "summary.json").read_text())
-    assert read_summary(folder) == summary
+    assert read_summary(folder)["versions"] == versions()
     (folder / "summary.json").write_text(json.dumps(summary | {section: value}))
     with pytest.raises(UserError, match=section):
         read_summary(folder)

@@ -139,7 +139,7 @@ def show_groups(comparison: Comparison, folders: Sequence[Path]) -> None:
     console = Console(highlight=False)
     console.print(table)
     for line in comparison.lines(*names):
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(printable(line)), soft_wrap=True)
 
 
 def comparison(exposures: Mapping[str, Mapping[str, Any]]) -> Table:

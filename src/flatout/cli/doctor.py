@@ -29,8 +29,15 @@ from flatout.cli.train import main
 from flatout.cli.typed import require_typed_again
 from flatout.cli.words import is_of_training, key_of, with_secrets_typed
 from flatout.distributed.processes import OUTPUT, warm_start
-from flatout.errors import EXIT_CODE, RunBroke, UserError, require
-from flatout.files import load_yaml, read_modest
+from flatout.errors import (
+    EXIT_CODE,
+    RunBroke,
+    UserError,
+    printable,
+    printable_lines,
+    require,
+)
+from flatout.files import load_yaml, read_modest, values_of
 from flatout.perf.measure import apart
 from flatout.perf.measure.intervals import speedup, take_turns
 from flatout.perf.notes import measured_before
@@ -47,6 +54,7 @@ from flatout.perf.verdict.findings import gain_of
 from flatout.perf.verdict.gathering import evidence_in
 from flatout.perf.verdict.rules import findings, verdict
 from flatout.report.closing import plain_table
+from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary, versions
 from flatout.run.answers import settable_answers
 from flatout.run.run_folder import OVERRIDES, SETTINGS
@@ -77,6 +85,12 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             "doctor", f"{arguments.words[0]!r}: words belong to --confirm", hint="Add --confirm."
         )
+    with values_of(arguments.run / SUMMARY):
+        show(arguments)
+
+
+def show(arguments: argparse.Namespace) -> None:
+    """Print the verdict of a run, or its values as JSON."""
     evidence = evidence_in(arguments.run)
     if arguments.json:
         print(json.dumps({"verdict": verdict(evidence), "evidence": asdict(evidence)}, indent=1))
@@ -91,13 +105,13 @@ def run(arguments: argparse.Namespace) -> None:
         console.print(Text("\nwhat was tried at its end", style="bold"))
         console.print(_tried_table(evidence))
     console.print(Text("\nverdict", style="bold"))
-    console.print(Text(words["sentence"]))
+    console.print(Text(printable_lines(words["sentence"])))
     if known := measured_before(words["override"]):
-        console.print(Text(known))
+        console.print(Text(printable_lines(known)))
     for other in found[1:]:
-        console.print(Text(f"also {other.sentence()}"))
+        console.print(Text(printable_lines(f"also {other.sentence()}")))
     for kept in read_confirmations(arguments.run):
-        console.print(Text(f"confirmed {kept.sentence()}"))
+        console.print(Text(printable_lines(f"confirmed {kept.sentence()}")))
 
 
 def _time_table(evidence: Evidence) -> Table:
@@ -113,7 +127,10 @@ def _tried_table(evidence: Evidence) -> Table:
     for tried in evidence.tried:
         gain = str(gain_of(evidence, tried))
         table.add_row(
-            Text(tried.override), f"{tried.rows_per_s:,.0f}", f"{tried.as_was:,.0f}", gain
+            Text(printable(tried.override)),
+            f"{tried.rows_per_s:,.0f}",
+            f"{tried.as_was:,.0f}",
+            gain,
         )
     return table
 

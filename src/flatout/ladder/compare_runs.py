@@ -23,6 +23,7 @@ from typing import Any
 
 from flatout.checkpoints.settings import is_better_lower
 from flatout.errors import require
+from flatout.files import values_of
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
 from flatout.report.sweep_page import ROWS
@@ -162,7 +163,11 @@ def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str], 
         if summary["status"] != "finished":
             left_out.append(f"left out: {path.parent}: {summary['status']}")
             continue
-        seed = int(summary["seed"])
+        with values_of(path):
+            seed = int(summary["seed"])
+            describe_spent([summary], [summary])
+            value = _metric(summary, str(summary["metric"]))
+            float(0.0 if value is None else value)
         require(
             seed not in found or not is_list,
             "compare",
@@ -192,9 +197,14 @@ def _judged_on(summary: Mapping[str, Any]) -> str:
     return f"{rows[split] or 0:,} {split} rows of {summary['data']['source']}"
 
 
+def _metric(summary: Mapping[str, Any], metric: str) -> Any:
+    """The metric as the summary has it, of the test rows where there are any."""
+    return summary["metrics"].get(f"test/{metric}", summary["metrics"].get(f"val/{metric}"))
+
+
 def _value(summary: Mapping[str, Any], metric: str) -> float:
     """The metric on the test rows, or on the validation rows where there are no test rows."""
-    value = summary["metrics"].get(f"test/{metric}", summary["metrics"].get(f"val/{metric}"))
+    value = _metric(summary, metric)
     require(
         value is not None,
         "compare",

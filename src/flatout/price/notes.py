@@ -20,6 +20,7 @@ from flatout.price.costs import Costs
 
 _FOLDER = "prices"
 _MOST_RATIOS = 20
+_LONGEST_S = 1e9  # that anything may take
 
 
 class PriceNotes:
@@ -34,13 +35,13 @@ class PriceNotes:
 
     def costs(self) -> Costs | None:
         """The costs of the last run of equal steps; None if there was none."""
-        with suppress(KeyError, TypeError):
-            return Costs.of(_read(self._same)["costs"])
+        with suppress(KeyError, TypeError, ValueError, OverflowError):
+            return _plausible(Costs.of(_read(self._same)["costs"]))
         return None
 
     def ratios(self) -> list[float]:
-        with suppress(KeyError, TypeError, ValueError):
-            return list(map(float, _read(self._like)["ratios"]))
+        with suppress(KeyError, TypeError, ValueError, OverflowError):
+            return [_plausible_seconds(ratio) for ratio in _read(self._like)["ratios"]]
         return []
 
     def note_costs(self, costs: Costs) -> None:
@@ -55,6 +56,22 @@ def _read(path: Path) -> Any:
     with suppress(OSError, ValueError):
         return load_json(path)
     return {}
+
+
+def _plausible(costs: Costs) -> Costs:
+    """The costs, if all of them are numbers of seconds; a ValueError otherwise."""
+    values = {**asdict(costs), **asdict(costs.pace)}
+    for name in values.keys() - {"pace", "is_guessed"}:
+        if name != "watts" or values[name] is not None:
+            _plausible_seconds(values[name])
+    return costs
+
+
+def _plausible_seconds(value: object) -> float:
+    """A number of at most a life's seconds; a ValueError for anything else."""
+    if not isinstance(value, float | int) or not 0 <= value < _LONGEST_S:
+        raise ValueError(f"{value!r} is no time")
+    return float(value)
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:

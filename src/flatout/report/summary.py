@@ -24,7 +24,7 @@ import psutil
 import torch
 
 from flatout.distributed.limits import processor_name
-from flatout.errors import UserError, require
+from flatout.errors import LARGEST_SEED, UserError, require
 from flatout.files import load_json, write_atomically
 from flatout.masking import mask_settings
 from flatout.tasks.task_class import TaskClass
@@ -108,7 +108,37 @@ def read_summary(folder: Path) -> dict[str, Any]:
             f"{name} is {type(value).__name__}, and should be {type(section).__name__}",
             hint=name_a_run,
         )
+    _complete(values, _SECTIONS["first"])
+    rows = values["data"]["rows"]
+    # a metric of a user's module may be anything, so what reads one checks it
+    numbers = [(name, values["training"][name]) for name in ("seconds", "steps")]
+    numbers += rows.items() if isinstance(rows, dict) else ()
+    wrong = [name for name, value in numbers if not _is_number_or_null(value)]
+    wrong += [] if isinstance(values["status"], str) else ["status"]
+    wrong += [] if isinstance(rows, dict) else ["data.rows"]
+    require(
+        not wrong,
+        str(folder / FILE),
+        f"{', '.join(wrong[:3])}: not what a run writes there",
+        hint=name_a_run,
+    )
     return values
+
+
+def _complete(values: dict[str, Any], shape: Mapping[str, Any]) -> None:
+    """Add the keys of the schema that a summary lacks, and those of a section that is null."""
+    for name, part in shape.items():
+        if values.get(name) is None:
+            values[name] = deepcopy(part)
+        elif isinstance(part, dict) and isinstance(values[name], dict):
+            _complete(values[name], part)
+
+
+def _is_number_or_null(value: object) -> bool:
+    """Whether a value is null, or a number that arrays hold."""
+    if isinstance(value, int):
+        return abs(value) <= LARGEST_SEED
+    return value is None or isinstance(value, float)
 
 
 def read_json(folder: Path, name: str, if_missing: str, if_broken: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from flatout.engine.lightning_internals import overrides
 from flatout.engine.pieces import TRAINING
 from flatout.engine.precision import LIGHTNING_NAMES, Precision, choose_precision
 from flatout.engine.run_length import EPOCHS
+from flatout.files import values_of
 from flatout.inference.fingerprint import Fingerprint
 from flatout.inference.model_folder import ModelFolder
 from flatout.models.contract import is_pretrained
@@ -40,6 +41,7 @@ from flatout.perf.verdict.rules import verdict
 from flatout.price.words import spent_by
 from flatout.report.closing import print_closing
 from flatout.report.page import read_curves, write_page
+from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
 from flatout.run.context import Answers, OurParts, Run, RunAnswers, Settings, Training
 from flatout.run.kinds import kind_of
@@ -105,9 +107,9 @@ def finished_result(folder: Path, answers: Answers) -> Result:
     """The result of a run that has finished before, from its folder."""
     summary = read_summary(folder)
     # JSON has no NaN: a metric that was none is null there, and is left out here
-    metrics = {
-        name: float(value) for name, value in summary["metrics"].items() if value is not None
-    }
+    known = summary["metrics"]
+    with values_of(folder / SUMMARY):
+        metrics = {name: float(known[name]) for name in known if known[name] is not None}
     return Result(folder, metrics, [], answers, summary, summary["metric"] or "loss")
 
 

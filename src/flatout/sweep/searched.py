@@ -174,17 +174,28 @@ def read_asked(folder: Path) -> dict[str, Any]:
     # others may have written the file: a wrong type would fail later, without its name
     kinds = {"typed": list, "fixed": list, "place": str, "search": dict, "space": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(asked.get(name), kind)]
+    for name in ("typed", "fixed"):
+        if name not in wrong and not all(isinstance(word, str) for word in asked[name]):
+            wrong.append(name)
     if wrong or not isinstance(asked.setdefault("conf", None), str | None):
         raise UserError(
             path, f"is not what a sweep writes there: {', '.join(wrong or ['conf'])}", hint=again
         )
     require(
-        Path(asked["place"]).is_dir(),
+        _is_folder(Path(asked["place"])),
         path,
         f"was begun in {asked['place']}, which is gone",
         hint="Create this folder again: the sweep's files may be named from there.",
     )
     return asked
+
+
+def _is_folder(place: Path) -> bool:
+    """Whether a folder is there; a name that no disk can hold is none."""
+    try:
+        return place.is_dir()
+    except OSError:
+        return False
 
 
 def _require_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:

@@ -13,13 +13,13 @@ import math
 import os
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.exceptions import ExperimentalWarning
+from optuna.exceptions import ExperimentalWarning, OptunaError
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.pruners import (
     BasePruner,
@@ -33,7 +33,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from flatout.errors import UserError, require
+from flatout.errors import UserError, first_line, printable, require
+from flatout.files import require_ordinary, values_of
 from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
 from flatout.sweep.space import Space, grid
 from flatout.sweep.trial import Ending, Status
@@ -69,7 +70,7 @@ class Study:
         self.total = len(self._grid) or search.trials
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         journal = repair_journal(folder / JOURNAL)
-        with _quiet_optuna():
+        with values_of(journal), _quiet_optuna(), _optuna_s_errors():
             self._study = optuna.create_study(
                 study_name="sweep",
                 storage=JournalStorage(JournalFileBackend(str(journal))),
@@ -77,7 +78,9 @@ class Study:
                 pruner=_make_pruner(Pruner(search.pruner), validations, self.total),
                 load_if_exists=True,
             )
-        self._require_own_settings(journal)
+            is_as_asked = self._study.direction.name.lower() == f"{mode}imize"
+            require(is_as_asked, str(journal), "its trials were compared the other way")
+            self._require_own_settings(journal)
         self._trials: dict[int, optuna.Trial] = {}
         # trials that ran when the sweep was killed: they come first
         self._left = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
@@ -85,7 +88,9 @@ class Study:
     def _require_own_settings(self, journal: Path) -> None:
         """Refuse trials of other values: the best one is trained again, with words as if typed."""
         for trial in self._study.get_trials(deepcopy=False):
-            for key, value in trial.params.items():
+            _require_facts(trial, journal)
+            queued = trial.system_attrs.get("fixed_params", {})
+            for key, value in (*trial.params.items(), *queued.items()):
                 require(
                     key in self.space and self.space[key].holds(value),
                     str(journal),
@@ -197,6 +202,46 @@ class Study:
         return UntriedSampler(drawing, self._study, self.space, seed)
 
 
+def finite_numbers(metrics: Mapping[str, object]) -> dict[str, float]:
+    """Metrics by their names, from a file of others: those that are numbers."""
+    numbers = {}
+    for name, value in metrics.items():
+        if isinstance(value, int | float) and math.isfinite(value):
+            numbers[printable(name)] = float(value)
+    return numbers
+
+
+def _require_facts(trial: FrozenTrial, journal: Path) -> None:
+    """Refuse a trial whose results are not what a sweep notes."""
+    facts = trial.user_attrs
+    seconds = facts.get("seconds", 0.0)
+    metrics = facts.get("metrics", {})
+    fits = isinstance(facts.get("note", ""), str) and isinstance(metrics, dict)
+    fits &= isinstance(seconds, int | float) and math.isfinite(seconds)
+    fits &= all(math.isfinite(value) for value in trial.intermediate_values.values())
+    rungs = [value for name, value in trial.system_attrs.items() if "rung" in name]
+    results = [trial.value] if trial.state is TrialState.COMPLETE else []
+    fits &= all(
+        isinstance(value, float | int) and math.isfinite(value) for value in (*rungs, *results)
+    )
+    fits = fits and all(value is None or float(value) is not None for value in metrics.values())
+    require(
+        fits,
+        str(journal),
+        f"trial {trial.number} has results that no sweep notes",
+        hint="Start a new sweep.",
+    )
+
+
+@contextmanager
+def _optuna_s_errors() -> Iterator[None]:
+    """What Optuna says of a journal that contradicts itself, as a ValueError."""
+    try:
+        yield
+    except (OptunaError, AssertionError, RuntimeError) as error:
+        raise ValueError(first_line(error)) from error
+
+
 class _Tpe(TPESampler):
     """Optuna's TPE, which compares the settings of all trials before each new one.
 
@@ -239,6 +284,9 @@ def repair_journal(journal: Path) -> Path:
     """
     # Optuna waits half a minute for a lock without an owner, and for ever if the folder was moved.
     journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
+    require_ordinary(journal)
+    is_ours = not journal.is_symlink() and not journal.is_dir()
+    require(is_ours, str(journal), "is a link or a folder", hint="Remove it.")
     if not journal.is_file():
         return journal
     data = journal.read_bytes()

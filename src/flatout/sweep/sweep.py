@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial
 from rich.console import Console
 
 from flatout.errors import RunBroke, UserError, as_seconds, require
-from flatout.files import load_json, write_atomically
+from flatout.files import load_json, values_of, write_atomically
 from flatout.report.dashboard import write_hyperparameters
 from flatout.report.summary import json_safe
 from flatout.report.sweep_page import SweepReport, TrialRow, spread, write_sweep
@@ -32,7 +32,7 @@ from flatout.sweep.many import print_resuming
 from flatout.sweep.searched import Searched, hold_folder, remove_sweep
 from flatout.sweep.settings import Pruner, Sampler
 from flatout.sweep.space import grid, words
-from flatout.sweep.study import ENDED, Study
+from flatout.sweep.study import ENDED, Study, finite_numbers
 from flatout.sweep.trial import Ask, Board, Ending, Judge, Status, Trial, TrialJob
 from flatout.sweep.trials import TOO_LONG, Slots, TimeLimits, last_line, make_slots, run_trials
 from flatout.tasks.metrics import require_metric
@@ -358,8 +358,13 @@ def confirm(
     path = searched.folder / "confirmed.json"
     first = searched.compose(searched.typed(chosen), number).config.seed + 1
     known = load_json(path) if path.is_file() else []
-    # a resumed sweep may have found better settings since
-    found = {each["seed"]: each["metrics"] for each in known if each["settings"] == chosen}
+    with values_of(path):
+        # a resumed sweep may have found better settings since
+        found = {
+            int(each["seed"]): finite_numbers(each["metrics"])
+            for each in known
+            if each["settings"] == chosen
+        }
     seeds = {each: first + each for each in range(count)}
     missing = {each: seed for each, seed in seeds.items() if seed not in found}
     confirmation = SweepConfirmation(count, why_not="the time was over" if missing else "")

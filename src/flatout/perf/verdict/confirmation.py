@@ -77,13 +77,18 @@ class OverrideConfirmation:
         before, after = values["rates"]
         return OverrideConfirmation(
             override=str(values["override"]),
-            predicted=None if predicted is None else SpeedupInterval(**predicted),
-            measured=SpeedupInterval(**values["measured"]),
+            predicted=None if predicted is None else _interval(predicted),
+            measured=_interval(values["measured"]),
             steps=int(values["steps"]),
             rates=(tuple(before), tuple(after)),
             device=str(values["device"]),
             version=str(values["version"]),
         )
+
+
+def _interval(values: Mapping[str, Any]) -> SpeedupInterval:
+    """The interval whose `as_dict` this is; a file of others may hold anything in it."""
+    return SpeedupInterval(float(values["value"]), float(values["low"]), float(values["high"]))
 
 
 def promised_speedup(found: Mapping[str, Any]) -> SpeedupInterval | None:
@@ -139,7 +144,7 @@ def read_confirmations(folder: Path) -> list[OverrideConfirmation]:
         return list(map(OverrideConfirmation.from_dict, values["confirmations"]))
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         warnings.warn(
             f"{path} is damaged: doctor --confirm writes it again", UserWarning, stacklevel=2
         )

@@ -29,6 +29,7 @@ from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence, split_line
 _LEAST_BLOCKS = 12
 _MOST_BLOCKS = 40
 _STEPS_A_BLOCK = 5
+_FASTEST = 1e12  # steps a second that a baseline may have
 
 
 class Pace:
@@ -161,7 +162,8 @@ def _is_pace(value: object) -> bool:
     if not isinstance(value, dict):
         return False
     numbers = [value.get(name) for name in ("value", "low", "high")]
-    return all(isinstance(number, float | int) and number > 0 for number in numbers)
+    # a whole number may have more digits than arithmetic of floats takes
+    return all(isinstance(number, float | int) and 0 < number < _FASTEST for number in numbers)
 
 
 def paces_to_compare(
