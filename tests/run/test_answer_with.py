@@ -11,6 +11,7 @@ import pytest
 from flatout import Result, TextDataConfig, fit, load_predictor
 from flatout.inference.model_folder import RIVAL
 from flatout.report.closing import rival_text
+from flatout.tasks.abstention import HeldOutAnswers
 from tests.refusals import require_printed
 from tests.run.test_mixing import QUIET, SMALL, TEST, rows
 from tests.verbs import verb
@@ -69,6 +70,13 @@ def test_the_network_of_a_run_without_a_linear_model_answers_as_the_run(result):
 def test_what_cannot_be_is_refused(options, said, result, file, capsys):
     assert verb("predict", result.folder, file, *options) == 2
     assert capsys.readouterr().err.startswith(said)
+
+
+def test_rows_calibrate_the_answers_of_the_run_and_of_no_part_of_it(result, file, capsys):
+    kept = (result.folder / "model" / HeldOutAnswers.FILE).read_bytes()
+    assert verb("evaluate", result.folder, file, "--calibrate", "--with", "rival") == 2
+    require_printed(capsys.readouterr().err, "--calibrate: is of the run's own answers")
+    assert (result.folder / "model" / HeldOutAnswers.FILE).read_bytes() == kept
 
 
 def test_a_run_that_kept_no_rival_says_why(result, file, capsys):

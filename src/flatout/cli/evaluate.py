@@ -24,7 +24,7 @@ from flatout.cli.run_arguments import (
     load_predictors,
 )
 from flatout.data.store.progress import Progress
-from flatout.errors import UserError
+from flatout.errors import UserError, require
 from flatout.inference.model_folder import ModelFolder
 from flatout.report.closing import class_table, interval_text, share_table
 from flatout.report.summary import json_safe
@@ -51,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     if arguments.calibrate:
+        require(
+            arguments.answer_with is None,
+            "--calibrate",
+            f"is of the run's own answers, and not of --with {arguments.answer_with}",
+            hint="Leave one of them out.",
+        )
         require_no_link_outside(Path(arguments.run))  # before minutes of answering
     predictors = load_predictors(arguments)
     with input_file(arguments, "evaluate") as file, Progress() as progress:
