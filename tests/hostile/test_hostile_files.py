@@ -24,6 +24,7 @@ from flatout.data.tables.formats import file
 from flatout.data.tables.sources import open_source
 from flatout.data.tables.table import class_names
 from flatout.data.tokens.long_texts import LongTexts
+from flatout.data.tokens.vocabulary import Vocabulary, VocabularyConfig
 from flatout.errors import UserError
 from flatout.files import load_json, load_yaml, read_modest
 from flatout.inference.model_folder import ModelFolder, RowSettings
@@ -93,6 +94,12 @@ def test_a_pipe_or_a_huge_file_is_refused_unopened(tmp_path):
         huge.truncate(20 << 30)  # a hole: no byte of it lies on the disk
     with refused(str(tmp_path / "huge"), "21,474,836,480 bytes"):
         load_json(tmp_path / "huge")
+
+
+def test_a_tokenizer_may_be_as_large_as_those_of_many_languages_are(tmp_path):
+    written = Vocabulary.train([pa.array(["a b a b"])], VocabularyConfig()).to_json()
+    (tmp_path / "tokenizer.json").write_bytes(written.encode() + b" " * 50_000_001)
+    assert ModelFolder(tmp_path).vocabulary().to_json() == written
 
 
 def test_a_text_without_end_in_depth_or_digits_is_refused(tmp_path):

@@ -23,6 +23,7 @@ from torch import nn
 
 from flatout.data.tables.roles import Roles
 from flatout.data.tokens.long_texts import CUT, LongTexts
+from flatout.data.tokens.run_model import MOST_BYTES
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, pair_separator, read_encoder
 from flatout.errors import UserError, first_line, require, settings_of
 from flatout.files import read_modest, require_ordinary
@@ -205,7 +206,7 @@ class ModelFolder:
         return network
 
     def vocabulary(self) -> Encoder:
-        return read_encoder(read_modest(self.path / TOKENIZER))
+        return read_encoder(read_modest(self.path / TOKENIZER, MOST_BYTES))
 
     def roles(self) -> Roles:
         """The columns of the tables that a model of texts was trained on."""

@@ -25,7 +25,9 @@ _SETTINGS = "config.json"
 _WEIGHTS = "model.safetensors"
 _NET = "net."  # what the names of weights begin with, before those of transformers
 _KEY = "model.pretrained"
-_MOST_BYTES = 50_000_000
+MOST_BYTES = 500_000_000
+"""Of a file beside the weights. A tokenizer of 256,000 entries takes 70 MB: its text stands there
+twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,8 @@ class RunModel:
         """The text of a file in the folder."""
         path = self.folder / name
         # A folder may come from others: a pipe never ends, a huge file would fill the memory.
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            raise self._damaged(f"{name} is no file of at most {_MOST_BYTES:,} bytes")
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:
+            raise self._damaged(f"{name} is no file of at most {MOST_BYTES:,} bytes")
         return path.read_text(encoding="utf-8")
 
     def _damaged(self, why: str) -> UserError:
