@@ -299,9 +299,9 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
         require(is_plain_part(name), "name", repr(name), allowed=NAMES)
     output = Path(str(_value(numbered, "output")))
     # The folder in which you start is yours. Any other one of the disk is not for a file to choose.
-    is_below = is_plain_part(os.path.relpath(output)) if output.is_absolute() else None
+    relative = os.path.relpath(output) if output.is_absolute() else str(output)
     require(
-        _is_typed("output", overrides) or is_plain_part(str(output)) or bool(is_below),
+        _is_typed("output", overrides) or is_plain_part(relative),
         "output",
         f"a file names {str(output)!r}",
         allowed="a folder below the working directory",

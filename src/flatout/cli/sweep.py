@@ -77,7 +77,8 @@ def _prepare_resume(typed: list[str], conf: list[str]) -> list[str]:
             named = Path(asked["place"], word.partition("=")[2].strip("'\""))
             output = Path(os.path.normpath(named))
             is_near = output == folder.parents[1] or output.is_relative_to(Path.cwd())
-            missing += [] if is_near else [word]
+            if not is_near:
+                missing.append(word)
     if asked["conf"] is not None and not conf:
         missing += ["--config-dir", asked["conf"]]
     require(
