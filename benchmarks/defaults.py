@@ -60,7 +60,7 @@ _NEAR = 1.0  # points by which an encoder may be below the best of the typed set
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """Settings that somebody may have typed instead of none."""
+    """Settings that a user may have typed instead of none."""
 
     rate: float
     batch: int

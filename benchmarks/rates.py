@@ -7,6 +7,7 @@ is written.
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -35,12 +36,12 @@ def claims(options: Options) -> Iterator[Claim]:
 
 def rates_of(found: Sequence[Claim]) -> list[str]:
     """The rates in the order of the table; a dash for one that was not measured."""
-    by_row = {claim.claim: claim for claim in found}
-    # a figure that is missing is no number, and equals nothing
-    return [
-        f"{claim.ours:,.0f}" if (claim := by_row[row]).ours == claim.ours else _NONE
-        for row in RATE_ROWS
-    ]
+    by_row = {claim.claim: claim.ours for claim in found}
+    rates = list[str]()
+    for row in RATE_ROWS:
+        rate = by_row[row]
+        rates.append(_NONE if math.isnan(rate) else f"{rate:,.0f}")
+    return rates
 
 
 def add_row(page: Path, card: str, rates: Sequence[str], made_with: str) -> None:

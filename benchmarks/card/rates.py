@@ -1,9 +1,10 @@
-"""How fast a card trains five models, and what it does meanwhile: rates for a table, launches a
-step, the share of the time in which it computes, memory.
+"""How fast a card trains six models, and what it does meanwhile.
+
+That is rates for a table, launches a step, the share of the time in which it computes, and memory.
 
 A training is timed over whole epochs, from the first that begins after 30 steps, for 100 steps and
-more. So captures and the choices of libraries lie before it, and no callback has to hear of each
-step, which would keep steps from following each other in stretches.
+more. So captures and the choices of libraries lie before it. No callback has to hear of each step,
+which would keep steps from following each other in stretches.
 """
 
 from __future__ import annotations

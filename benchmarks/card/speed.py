@@ -61,24 +61,11 @@ _LOOKBACK = 30
 
 def lstm_claims(place: Place) -> Iterator[Claim]:
     """Windows of one long recording through the same LSTM at the same batch, all on the device."""
-    samples = place.options.choose(20_000, 6_000, 400)
-    values = np.random.default_rng(0).standard_normal((samples, 4)).cumsum(0)
-    table = pa.table({name: values[:, number] for number, name in enumerate(["a", "b", "c", "y"])})
-    cut = {
-        "split_by": "time",
-        "split_at": [int(samples * 0.98), samples],
-        "batch_size": _BATCH,
-        "lookback": _LOOKBACK,
-    }
-    config: dict[str, Any] = {
-        "features": ["a", "b", "c"],
-        "target": "y",
-        "cache": str(place.folder / "lstm"),
-        **cut,
-    }
-    data = SequenceData(source=table, log=Silent(), **config)
+    settings = _long_recording(place)
+    data = SequenceData(log=Silent(), **settings)
     data.setup()
-    scaled = np.asarray(data.info.rows_of("train").values[: int(samples * 0.98)])
+    trained_samples = settings["split_at"][0]
+    scaled = np.asarray(data.info.rows_of("train").values[:trained_samples])
     inputs, targets = copy_windows(scaled, _LOOKBACK, 3)
     device = str(place.device)
     usual, tuned = (
@@ -94,7 +81,7 @@ def lstm_claims(place: Place) -> Iterator[Claim]:
         )
         with quiet():
             trainer_of(place, clock, graph).fit(
-                task, datamodule=SequenceData(source=table, log=Silent(), **config)
+                task, datamodule=SequenceData(log=Silent(), **settings)
             )
         return clock.ended - clock.started
 
@@ -125,6 +112,23 @@ def lstm_claims(place: Place) -> Iterator[Claim]:
         yield at_least(
             LSTM_ROWS[-1], len(inputs) / fast, len(inputs) / theirs, "windows/s", 0.8, note
         )
+
+
+def _long_recording(place: Place) -> dict[str, Any]:
+    """Settings of `SequenceData`: one recording of random walks, cut into windows."""
+    samples = place.options.choose(20_000, 6_000, 400)
+    walks = np.random.default_rng(0).standard_normal((samples, 4)).cumsum(0)
+    columns = {name: walks[:, number] for number, name in enumerate(["a", "b", "c", "y"])}
+    return {
+        "source": pa.table(columns),
+        "features": ["a", "b", "c"],
+        "target": "y",
+        "split_by": "time",
+        "split_at": [int(samples * 0.98), samples],
+        "batch_size": _BATCH,
+        "lookback": _LOOKBACK,
+        "cache": str(place.folder / "lstm"),
+    }
 
 
 def trainer_of(place: Place, clock: L.Callback, graph: GraphUse) -> L.Trainer:
