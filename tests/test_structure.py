@@ -184,19 +184,19 @@ def test_what_stages_hand_on_is_frozen():
         assert vars(context)[name].__dataclass_params__.frozen, name
 
 
-def names_of(path: Path) -> set[str]:
-    return {
-        node.id
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Name)
-    }
+def has_name(path: Path, name: str) -> bool:
+    """Whether a module uses a name, other than in a text or a comment."""
+    text = path.read_text(encoding="utf-8")
+    if name not in text:  # parsing takes much longer
+        return False
+    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(ast.parse(text)))
 
 
 def test_nothing_below_the_run_reads_its_settings():
-    readers = {
-        name for name, path in modules().items() if "RunConfig" in names_of(path)
-    } - AT_THE_EDGE
-    assert [name for name in sorted(readers) if not name.startswith(READ_THE_SETTINGS)] == []
+    readers = {name for name, path in modules().items() if has_name(path, "RunConfig")}
+    assert "flatout.run.length" in readers
+    others = readers - AT_THE_EDGE
+    assert [name for name in sorted(others) if not name.startswith(READ_THE_SETTINGS)] == []
 
 
 def test_five_modules_beside_the_table_of_kinds_ask_which_settings_or_task_they_were_given():
