@@ -12,23 +12,27 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from flatout.cli import doctor
+from flatout.cli import compare, doctor
+from flatout.data.store.cache import Cache
 from flatout.errors import UserError
 from flatout.ladder.compare_runs import compare_groups
 from flatout.perf.measure.intervals import SpeedupInterval
 from flatout.perf.verdict import confirmation
 from flatout.perf.verdict.evidence import Evidence, Tried
 from flatout.perf.verdict.kept import KeptVerdict, compare_with, paces_to_compare, read_baseline
+from flatout.plugins import installed
 from flatout.price.costs import Costs, PlannedLengths, expect
 from flatout.price.notes import PriceNotes
 from flatout.price.pace import StepPace, Work
 from flatout.report.summary import empty_summary, read_summary
+from flatout.sweep.many import LOCK, alone_in
 from flatout.sweep.searched import read_asked
 from flatout.sweep.settings import SweeperSettings
 from flatout.sweep.space import SettingInterval, SettingValues
@@ -249,3 +253,46 @@ def test_odd_values_of_what_a_sweep_was_asked_are_refused(tmp_path):
     file.write_text(json.dumps({**record, "place": "a" * 5000}))
     with pytest.raises(UserError, match="which is gone"):
         use()
+
+
+def test_a_lock_that_is_a_folder_or_a_link_is_refused(tmp_path):
+    outside = tmp_path / "outside"
+    makers = {"folder": Path.mkdir, "link": lambda lock: lock.symlink_to(outside)}
+    for name, make in makers.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        make(folder / LOCK)
+        with pytest.raises(UserError, match="should be a lock"), alone_in(folder):
+            pass
+        assert not outside.exists()
+
+
+def test_a_cache_of_an_unknown_user_is_refused(monkeypatch):
+    monkeypatch.setenv("FLATOUT_CACHE", "~nobody-of-that-name/x")
+    for folder in (None, "~nobody-of-that-name/x"):
+        with pytest.raises(UserError, match="whole path"):
+            Cache(folder)
+
+
+def test_odd_values_of_an_exposure_are_refused_by_compare(tmp_path, capsys):
+    record = {
+        "encoding": ESCAPE,
+        "records": {"train": 1, "judged": 1},
+        "scores": {"dice": 0.1, "exact": 0.1},
+        "methods": {"ridge regression": 0.1},
+        "reconstruction": {"alone": {"at_1": 0.1, "at_10": 0.2}},
+        "learning": [{"records": 1, "model": 0.1, "ridge": 0.1}],
+        "conclusion": ["a sentence"],
+    }
+    file = tmp_path / "exposure.json"
+    asked = argparse.Namespace(runs=[str(tmp_path)], html=None)
+    assert refusals(file, record, lambda: compare.run(asked), ["x"]) > 9
+    assert ESCAPE not in capsys.readouterr().out
+
+
+def test_a_package_that_exits_when_it_is_imported_is_named(tmp_path, monkeypatch):
+    (tmp_path / "exits_at_once.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
+    point = EntryPoint(name="x", value="exits_at_once:Part", group="flatout.models")
+    with pytest.raises(UserError, match="cannot be imported"):
+        installed._load(point)

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from flatout.bits.exposure_page import NUMBERS, read_exposure
 from flatout.errors import UserError, printable, require
+from flatout.files import values_of
 from flatout.ladder.compare_runs import Comparison, compare_groups, summaries_in
 from flatout.report.closing import plain_table
 from flatout.report.figures import Curve, line_chart
@@ -74,6 +75,11 @@ def run(arguments: argparse.Namespace) -> None:
         show_groups(compare_groups(*folders), folders)
         return
     exposures = {run: read_exposure(Path(run)) for run in arguments.runs}
+    for run, exposure in exposures.items():
+        # one by one, so that a message names the file
+        with values_of(Path(run) / NUMBERS):
+            comparison({run: exposure})
+            page({run: exposure})
     Console(highlight=False).print(comparison(exposures))
     if arguments.html is not None:
         try:
@@ -150,7 +156,7 @@ def comparison(exposures: Mapping[str, Mapping[str, Any]]) -> Table:
         table.add_column(overflow="fold")
     table.add_row("run", *map(Text, short_names(list(exposures))))
     for name, *cells in _rows(exposures):
-        table.add_row(name, *map(Text, cells))
+        table.add_row(name, *(Text(printable(cell)) for cell in cells))
     return table
 
 

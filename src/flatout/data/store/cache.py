@@ -49,7 +49,7 @@ from flatout.data.store.store import (
     read_manifest,
     written,
 )
-from flatout.errors import UserError, out_of_space, require
+from flatout.errors import UserError, first_line, out_of_space, require
 from flatout.files import load_json, stamp_of, sync_folder, sync_tree, wait_for_new_mtime
 
 # everything a store's content depends on, as plain JSON values under readable names
@@ -100,8 +100,18 @@ class CacheEntry:
 def default_cache_folder() -> Path:
     """`$FLATOUT_CACHE`, else the usual place for caches of the user."""
     if given := os.environ.get("FLATOUT_CACHE"):
-        return Path(given).expanduser()
+        return _expand(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "flatout"
+
+
+def _expand(folder: Path | str) -> Path:
+    """A folder with the user's home for a `~`; a UserError where that user is unknown."""
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:
+        raise UserError(
+            "data.cache", f"{folder}: {first_line(error)}", hint="Write the whole path."
+        ) from None
 
 
 def recipe_key(recipe: Recipe) -> str:
@@ -113,7 +123,7 @@ class Cache:
     """A folder of stores."""
 
     def __init__(self, folder: Path | str | None = None) -> None:
-        self.folder = Path(folder).expanduser() if folder else default_cache_folder()
+        self.folder = _expand(folder) if folder else default_cache_folder()
 
     def open_or_build(self, name: str, recipe: Recipe, build: Build) -> tuple[Store, CacheReport]:
         """The store of `recipe`; `build` fills it when the cache has none.

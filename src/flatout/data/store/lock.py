@@ -20,6 +20,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from flatout.errors import UserError
+
 BUILDING = ".building-"
 _PREFIX = ".lock-"
 _LOOK_S = 0.1
@@ -41,6 +43,10 @@ def acquire(lock: FileLock, timeout_s: float, look_s: float = 0.05) -> bool:
     try:
         lock.acquire(timeout=timeout_s, poll_interval=look_s)
     except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ELOOP):
+            raise UserError(
+                lock.lock_file, "is a folder or a link, and should be a lock", hint="Remove it."
+            ) from None
         if error.errno != errno.ENOSYS:
             raise
     return lock.is_locked
