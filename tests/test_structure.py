@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("structure")  # one process reads the package once
 PACKAGE = Path(__file__).parents[1] / "src" / "flatout"
 MOST_LOOSE_MODULES = 7
 LONGEST_CHAIN = 12

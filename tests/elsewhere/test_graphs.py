@@ -14,6 +14,8 @@ from tests.elsewhere import graphs
 from tests.params import at_once
 from tests.warm import begin_function
 
+# One process trains the cases once; `found` asks late for their fixture, which hides its scope.
+pytestmark = pytest.mark.xdist_group("graphs")
 REASONS = {
     "an optimizer that is not fused": "does not step on the device alone",
     "deberta": "which activations are computed again",
