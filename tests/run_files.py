@@ -42,8 +42,7 @@ def losses(folder: Path) -> list[float]:
 
 def model_weights(folder: Path) -> dict[str, Tensor]:
     """The weights that the run in a folder gives away."""
-    (file,) = (folder / "model").glob("*.safetensors")
-    return load_file(file)
+    return load_file(folder / "model" / "model.safetensors")
 
 
 def choices_of(summary: Mapping[str, Any]) -> dict[str, Any]:

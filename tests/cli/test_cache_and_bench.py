@@ -69,6 +69,8 @@ def test_benches_are_listed(capsys):
         "tune",
         "cluster",
         "doctor",
+        "doctor_run",
+        "rates",
         "price",
         "headlines",
         "bits",

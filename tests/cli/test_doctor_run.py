@@ -108,7 +108,7 @@ def test_a_script_without_a_training_keeps_its_exit_code_and_its_traceback(text,
         (("--fail-below", 0.9), "--fail-below: 0.9 of nothing"),
         (("--fail-below", 0, "--against", "a"), "--fail-below: 0.0"),
         (("--against", "none.json"), "--against: there is no none.json"),
-        (("--against", "script.py"), "--against: script.py cannot be read"),
+        (("--against", "script.py"), "--against: script.py is not valid JSON"),
     ],
 )
 def test_a_mistake_is_refused_before_the_script_runs(options, said, capsys):

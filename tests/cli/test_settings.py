@@ -64,10 +64,11 @@ def test_a_key_is_explained_for_each_option_that_has_it(capsys):
         "  default  256",
         "  example  data.batch_size=512",
         "data.batch_size  (data=sequence)",
-        "  does     Recordings, windows or chunks one device computes at once.",
-        "  allowed  a whole number, 1 or more",
-        "  default  64",
-        "  example  data.batch_size=128",
+        "  does     Recordings, windows or chunks one device computes at once; null: 64,",
+        "           and fewer where a run has few recordings or chunks.",
+        "  allowed  a whole number, 1 or more, or null",
+        "  default  null",
+        "  example  data.batch_size=64",
     ]
 
 

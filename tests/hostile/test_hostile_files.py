@@ -236,13 +236,15 @@ def test_a_network_whose_bytes_no_computer_counts_is_refused():
         require_memory(BiLSTMConfig(hidden=10**9), build, torch.device("cpu"))
 
 
-def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(file, "LONGEST_ROW", 1000)
+def test_a_line_without_end_is_read_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(file, "LONGEST_ROW", 999)
     path = tmp_path / "rows.csv"
-    path.write_text("text,label\na,b\n" + "x" * 5000, encoding="utf-8")
-    table = open_source(str(path), where="data.source")
-    with refused("data.source", "line 3 is longer"):
-        table._require_utf8()
+    long_line = "é" * 5000
+    path.write_bytes(f"text,label\na,b\n{long_line}\n".encode())
+    open_source(str(path), where="data.source")._require_utf8()
+    path.write_bytes(f"text,label\na,b\n{long_line}\nc,".encode() + b"\xff\n")
+    with pytest.raises(UserError, match="line 4"):
+        open_source(str(path), where="data.source")._require_utf8()
 
 
 def test_a_number_of_endless_digits_in_a_table_is_refused(tmp_path):

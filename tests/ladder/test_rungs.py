@@ -175,7 +175,7 @@ def test_a_ladder_that_cannot_be_climbed_is_refused(changed, message):
 def test_a_file_that_is_no_yaml_is_named(tmp_path):
     path = tmp_path / "broken.yaml"
     path.write_text("rungs: [")
-    with pytest.raises(UserError, match=r"broken\.yaml: not valid YAML"):
+    with pytest.raises(UserError, match=r"broken\.yaml: is not valid YAML"):
         read_ladder(path)
 
 
