@@ -45,6 +45,23 @@ def test_a_rival_that_wins_clearly_is_kept_and_its_command_is_named(result):
     assert accuracy > result.metrics["test/accuracy"]
 
 
+def test_a_rival_that_answers_with_numbers_is_kept_too(tmp_path):
+    train, test = (
+        {"text": table["text"], "label": [float(len(label)) for label in table["label"]]}
+        for table in (rows(200), TEST)
+    )
+    data = TextDataConfig(train=train, test=test, problem="regression", batch_size=128)
+    monitor = replace(QUIET, rival="always")
+    model = replace(SMALL, ngrams="off")
+    result = fit(data, model, epochs=1, folder=tmp_path / "run", monitor=monitor)
+    assert result.summary["rival"]["kept"]
+    answers = load_predictor(result.folder, answer_with="rival").predict(TEST["text"])
+    errors = np.array([answer.label for answer in answers]) - test["label"]
+    rmse = float(np.sqrt(np.mean(errors**2)))
+    assert rmse == pytest.approx(result.summary["rival"]["metrics"]["test/rmse"], rel=1e-4)
+    assert rmse < result.metrics["test/rmse"]
+
+
 def test_predict_evaluate_and_verify_take_the_rival(result, file, tmp_path, capsys):
     out = tmp_path / "answers.csv"
     assert verb("predict", result.folder, file, "--with", "rival", "--out", out) == 0

@@ -40,7 +40,7 @@ class LinearPart:
 
     def __init__(self, folder: Path) -> None:
         signature = json.loads((folder / "signature.json").read_text(encoding="utf-8"))
-        arrays = load_file(folder / signature["linear"]["file"])
+        arrays = load_file(folder / LINEAR)
         self._weight = float(signature["linear"]["weight"])
         self._is_multi = signature["problem"] == "multi"
         self._words = _HashedTexts(arrays["words.columns"], arrays["words.idf"])
