@@ -111,6 +111,7 @@ IN_SOAK = (
     "bert in fp32",
     "bilstm",
     "bits without recombined texts",
+    "deberta",
     "deberta whose activations are kept",
     "eurobert",
     "forecast",
@@ -121,7 +122,10 @@ IN_SOAK = (
     "mpnet",
     "rnn",
     "rnn with a carried state",
+    "several labels",
     "sgd",
+    "tags",
+    "window mlp",
 )
 """Cases whose kinds of batches and layers others have as well."""
 NEVER_REPLAYED = 10**9

@@ -379,7 +379,7 @@ def test_the_likeliest_of_several_labels_are_listed_too(tmp_path):
     )
     found = [json.loads(line) for line in out.read_text().splitlines()]
     predictor = load_predictor(result.folder)
-    best = predictor.outputs(pa_texts(texts)).sigmoid().topk(2)
+    best = (predictor.outputs(pa_texts(texts)) / predictor.temperature).sigmoid().topk(2)
     for row, shares, ids in zip(found, best.values.tolist(), best.indices.tolist(), strict=True):
         assert row["top_labels"] == [predictor.labels.classes[number] for number in ids]
         assert row["top_probabilities"] == pytest.approx(shares, abs=1e-5)

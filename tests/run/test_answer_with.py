@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,11 +46,14 @@ def test_a_rival_that_wins_clearly_is_kept_and_its_command_is_named(result):
     assert accuracy > result.metrics["test/accuracy"]
 
 
+def with_numbers(table: dict[str, list[str]]) -> dict[str, list[Any]]:
+    """The same texts; the label of each is how long its word is."""
+    return {"text": table["text"], "label": [float(len(label)) for label in table["label"]]}
+
+
 def test_a_rival_that_answers_with_numbers_is_kept_too(tmp_path):
-    train, test = (
-        {"text": table["text"], "label": [float(len(label)) for label in table["label"]]}
-        for table in (rows(200), TEST)
-    )
+    train = with_numbers(rows(200))
+    test = with_numbers(TEST)
     data = TextDataConfig(train=train, test=test, problem="regression", batch_size=128)
     monitor = replace(QUIET, rival="always")
     model = replace(SMALL, ngrams="off")

@@ -113,7 +113,7 @@ def test_tune_sets_what_was_confirmed_and_names_its_evidence(tmp_path):
     data = kind_of(build.data).data.of(build.data, seed=build.seed, log=RunLog())
     data.prepare_data()
     data.setup()
-    asked = build_question(build, data, Ranks(), CPU, WORDS, counts_time=False)
+    asked = replace(build_question(build, data, Ranks(), CPU, WORDS), counts_time=False)
     assert list_open_settings(asked).start.feed == "threaded"
     answers = measure_answers(replace(asked, prober=NoProber()), lambda line: None).answers
     choice = next(each for each in answers.choices if each.name == "feed")

@@ -30,9 +30,9 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--slice-seconds",
         type=float,
-        default=240.0,
+        default=180.0,
         metavar="S",
-        help="processor time of such a slice (default: 240, two minutes on two cores)",
+        help="processor time of such a slice (default: 180, a minute and a half on two cores)",
     )
 
 
