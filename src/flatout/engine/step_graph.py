@@ -26,11 +26,10 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -38,6 +37,7 @@ from torch.optim import SGD
 from flatout.data.batches.signatures import change_tensors, tensors_of
 from flatout.engine.captures import Capture, Replayable
 from flatout.engine.device_rates import DeviceRates
+from flatout.engine.graph_buffers import BatchT, Buffers, Ring, ShapeT
 from flatout.engine.host_state import State, first_difference, state_of_module
 from flatout.engine.step_snapshot import (
     StepSnapshot,
@@ -63,63 +63,8 @@ _MOST_CHANGES = 8
 """So many changes of a module or an optimizer between steps end the replays, if these were few."""
 _LEAST_REPLAYS = 20  # a change, as a capture takes about as long as ten plain steps
 
-ShapeT = TypeVar("ShapeT", bound=Hashable)
-AnyShapeT = TypeVar("AnyShapeT", bound=Hashable, contravariant=True)
-BatchT = TypeVar("BatchT")
 Apart = tuple[float, float]
 """The largest difference of two steps: of all numbers that they change, and of loss and norm."""
-
-
-class Buffers(Protocol[ShapeT, BatchT]):
-    """Brings batches to shapes, each with a buffer at a fixed address."""
-
-    plain_first: int  # batches of a shape that train plainly before its step is captured
-    most: int  # shapes that are captured
-
-    def shape_of(self, batch: BatchT) -> ShapeT | str:
-        """The shape for a batch, or in words why there is none."""
-
-    def make(self, shape: ShapeT, batch: BatchT) -> BatchT:
-        """A buffer of a shape, filled with a batch."""
-
-    def fill(self, buffer: BatchT, batch: BatchT) -> BatchT:
-        """Copy a batch into a buffer of its shape, which is returned; nothing waits."""
-
-    def release(self, buffer: BatchT) -> None:
-        """Let a buffer forget its batch."""
-
-    def count_tokens(self, shape: ShapeT, batch: BatchT) -> tuple[int, int]:
-        """Tokens of a batch, and those that a step of its shape computes."""
-
-
-class Ring(Protocol[AnyShapeT, BatchT]):
-    """Where captured steps read their batches and numbers by a counter of their own."""
-
-    def means(self) -> list[Tensor]:
-        """The running mean of the weights, which each step moves."""
-
-    def begin(self, buffer: BatchT) -> None:
-        """Prepare for a step on a buffer, by a replay or to try one."""
-
-    def follow(self) -> None:
-        """Move the running mean after the update of a step."""
-
-    def capturing(self, buffer: BatchT) -> AbstractContextManager[BatchT]:
-        """Context manager for the capture of a step; yields its batch."""
-
-    def keep(self, loss: Tensor, norm: Tensor) -> None:
-        """Write what a captured step has computed, and count on."""
-
-    def put(self, buffer: BatchT) -> None:
-        """Let the next captured step read a buffer."""
-
-    def put_all(
-        self, batches: Sequence[BatchT], shapes: Sequence[AnyShapeT], rates: Sequence[list[float]]
-    ) -> None:
-        """Let the next captured steps read these batches, with the rates of each step."""
-
-    def take(self, count: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Losses and norms of the latest steps, from the first place on."""
 
 
 @dataclass(slots=True)

@@ -24,7 +24,6 @@ from flatout.data.checks.findings import counted
 from flatout.data.problem import Problem
 from flatout.data.sequences.columns import RecordingRules, dates_of
 from flatout.data.sequences.info import (
-    ColumnRanges,
     Scaler,
     SequenceInfo,
     SequenceShape,
@@ -40,6 +39,7 @@ from flatout.data.tables.table import Table
 from flatout.engine.precision import Precision, answering
 from flatout.errors import UserError, require
 from flatout.inference.model_folder import ModelFolder
+from flatout.inference.recording_settings import RecordingSettings
 from flatout.inference.recordings_onnx import export_recordings, stream_onnx
 from flatout.inference.run_predictor import Advance, Answered, FileOptions, RunPredictor, Scored
 from flatout.inference.unit_check import UnitCheck
@@ -53,45 +53,8 @@ from flatout.tasks.task import Task
 Floats = NDArray[np.float64]
 Values = NDArray[Any] | ScratchValues  # `[samples, columns]`, of which a file may hold the rows
 _SAMPLES_A_BLOCK = 4096
-_MOST_COLUMNS = 1 << 20
-_MOST_SAMPLES = 1 << 30
 _ROWS_A_BATCH = 1024
 _GROUPS = 512  # of more recordings than these the errors of several are added up for an interval
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RecordingSettings:
-    """What `config.json` of a model folder says of the recordings."""
-
-    shape: SequenceShape
-    rules: RecordingRules
-    scaler: Scaler
-    step_s: float | None
-    label_scale: tuple[float, float]
-    has_classes: bool
-    label: str | None = None
-    # runs of older versions did not note where their columns lie
-    sizes: list[float] = field(default_factory=list)
-    ranges: ColumnRanges | None = None
-
-
-def _require_fitting(folder: ModelFolder, data: _RecordingSettings, names: list[str]) -> None:
-    """Refuse numbers out of their range, and lists of other lengths: others may have written it."""
-    shape = data.shape
-    counts = (shape.targets, shape.horizon, shape.labels)
-    folder.require(1 <= shape.inputs <= _MOST_COLUMNS, "data.shape.inputs")
-    folder.require(all(0 <= count <= _MOST_COLUMNS for count in counts), "data.shape")
-    folder.require(len(names) == (shape.labels or shape.targets) > 0, "data.shape")
-    folder.require(shape.lookback is None or 1 <= shape.lookback <= _MOST_SAMPLES, "data.shape")
-    folder.require(len(data.rules.names) == shape.inputs, "data.rules")
-    folder.require(data.scaler.fits(max(shape.inputs, shape.targets)), "data.scaler")
-    folder.require(len(data.sizes) in (0, shape.inputs), "data.sizes")
-    folder.require(data.ranges is None or data.ranges.fit(shape.inputs), "data.ranges")
-    for name, seconds in (("step_s", data.step_s), ("rules.step", data.rules.step)):
-        folder.require(seconds is None or seconds > 0, f"data.{name}")
-    folder.require(data.rules.max_gap is None or data.rules.max_gap > 0, "data.rules.max_gap")
-    needs_time = data.rules.step or data.rules.max_gap or data.rules.cumulate
-    folder.require(not needs_time or bool(data.rules.time), "data.rules.time")
 
 
 @dataclass(slots=True)
@@ -149,9 +112,9 @@ class SequencePredictor(RunPredictor):
 
     @classmethod
     def read_folder(cls, folder: ModelFolder, settings: dict[str, Any]) -> SequencePredictor:
-        data = folder.record(_RecordingSettings, settings["data"], "data")
+        data = folder.record(RecordingSettings, settings["data"], "data")
         names = folder.labels()
-        _require_fitting(folder, data, names)
+        data.require_fitting(folder, names)
         return cls(
             model=folder.network(shape=data.shape),
             shape=data.shape,

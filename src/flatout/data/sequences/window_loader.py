@@ -136,15 +136,8 @@ def windows(
             "known": _as_list(known),
             "static": _as_list(static),
         }
-        rules = RecordingRules(
-            columns=[name for names in roles.values() for name in names],
-            time=time,
-            group=_as_list(group),
-            max_gap=max_gap,
-            missing=as_choice(Missing, missing, "missing"),
-            past_only=True,
-        )
-        _require_sizes({"lookback": lookback, "horizon": horizon, "stride": stride}, max_gap)
+        rules = _rules(roles, time, _as_list(group), missing, max_gap)
+        _require_sizes({"lookback": lookback, "horizon": horizon, "stride": stride})
         cut = Cut(lookback, horizon, stride=stride)
         dataset = TableWindows(_read_groups(source, roles, rules), roles, cut)
     return DataLoader(
@@ -158,11 +151,29 @@ def windows(
     )
 
 
-def _require_sizes(counts: Mapping[str, int], max_gap: float | None) -> None:
-    for name, value in counts.items():
-        require(isinstance(value, int) and value > 0, name, f"{value!r}", allowed="1 or more")
+def _rules(
+    roles: Mapping[str, list[str]],
+    time: str | None,
+    group: list[str],
+    missing: str,
+    max_gap: float | None,
+) -> RecordingRules:
+    """How the rows of each group are read."""
     is_span = max_gap is None or (isinstance(max_gap, int | float) and max_gap > 0)
     require(is_span, "max_gap", f"{max_gap!r}", allowed="seconds above 0, or None")
+    return RecordingRules(
+        columns=[name for names in roles.values() for name in names],
+        time=time,
+        group=group,
+        max_gap=max_gap,
+        missing=as_choice(Missing, missing, "missing"),
+        past_only=True,
+    )
+
+
+def _require_sizes(counts: Mapping[str, int]) -> None:
+    for name, value in counts.items():
+        require(isinstance(value, int) and value > 0, name, f"{value!r}", allowed="1 or more")
 
 
 def take_whole(batch: Batch) -> Batch:
