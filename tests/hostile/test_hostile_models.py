@@ -12,12 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
 from transformers import BertConfig
 
 import train
 from flatout.data.problem import Problem
 from flatout.errors import UserError
 from flatout.inference.fingerprint import Fingerprint
+from flatout.inference.model_folder import ModelFolder
 from flatout.models.encoder.transformer import _require_no_code
 from flatout.models.linear_text import Arrays, QuickModel
 from flatout.report.page import as_markdown
@@ -159,6 +163,21 @@ def test_a_network_of_gigabytes_beside_small_weights_is_refused_before_it_is_bui
 ):
     with pytest.raises(UserError, match=r"model\.safetensors: does not fit"):
         load_predictor(model(which, file, change))
+
+
+class CountsAsItIsBuilt(nn.Module):
+    """A network whose width is known only where tensors have numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(int(torch.ones(3).sum().item()), 1)
+
+
+def test_a_network_that_computes_with_numbers_as_it_is_built_is_read(tmp_path):
+    trained = CountsAsItIsBuilt()
+    save_file(trained.state_dict(), tmp_path / "model.safetensors")
+    read = ModelFolder(tmp_path)._with_weights(CountsAsItIsBuilt)
+    assert torch.equal(read.layer.weight, trained.layer.weight)
 
 
 def test_a_model_folder_that_nobody_changed_is_read(models):

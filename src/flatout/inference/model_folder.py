@@ -193,14 +193,14 @@ class ModelFolder:
     def _with_weights(self, build: Callable[[], Built]) -> Built:
         """What `build` makes, with the weights of the folder.
 
-        It is built without memory first: settings of others may describe a network of terabytes.
+        Settings of others may describe a network of terabytes, so their shapes are compared first.
         """
-        with without_memory():
-            described = {name: list(weight.shape) for name, weight in build().state_dict().items()}
+        described = _shapes_of(build)
         with safe_open(self.path / WEIGHTS, framework="numpy") as weights:
             names = list(weights.keys())
             saved = {name: weights.get_slice(name).get_shape() for name in names}
-        require(described == saved, f"{self.path}: {WEIGHTS}", "does not fit", hint=_CHANGED)
+        fits = described is None or described == saved
+        require(fits, f"{self.path}: {WEIGHTS}", "does not fit", hint=_CHANGED)
         network = build()
         network.load_state_dict(load_file(self.path / WEIGHTS))
         return network
@@ -263,3 +263,16 @@ class ModelFolder:
         (self.path / name).write_text(
             json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8"
         )
+
+
+def _shapes_of(build: Callable[[], nn.Module]) -> dict[str, list[int]] | None:
+    """The shapes of the weights that a network would have; None where only building it tells.
+
+    An installed part may compute with numbers as it builds its network, such as
+    `torch.linspace(0, 1, layers).tolist()`. No network of this package does.
+    """
+    try:
+        with without_memory():
+            return {name: list(weight.shape) for name, weight in build().state_dict().items()}
+    except (RuntimeError, TypeError, ValueError, LookupError):
+        return None
