@@ -111,7 +111,6 @@ IN_SOAK = (
     "bert in fp32",
     "bilstm",
     "bits without recombined texts",
-    "deberta",
     "deberta whose activations are kept",
     "eurobert",
     "forecast",
