@@ -11,10 +11,10 @@ comes to `_run_batch`, which hands it to `Step` (`step.py`); the edges are those
 
     edge 0 | add_gradients: forward, backward | edge 2 | update: clip, check, update | edge 3
 
-Lightning's own loop trains where this one could compute something else: a module that overrides
-`optimizer_step`, an optimizer that may ask for the loss again, a strategy or precision of another
-package. One printed line says so. Lightning's loop also takes the steps of learning rate and batch
-size finders, which train before the training begins.
+Lightning's own loop trains where this one could compute something else. Such are a module that
+overrides `optimizer_step`, an optimizer that may ask for the loss again, and a strategy or a
+precision of another package. One printed line says so. Lightning's loop also takes the steps of
+learning rate and batch size finders, which train before the training begins.
 """
 
 from __future__ import annotations

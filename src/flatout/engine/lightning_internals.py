@@ -337,7 +337,7 @@ def end_counted_steps(trainer: L.Trainer) -> None:
 
 
 def step_schedules(trainer: L.Trainer) -> list[LRSchedulerConfig]:
-    """The schedules that go on with each optimizer step."""
+    """The schedules that advance with each optimizer step."""
     return [config for config in trainer.lr_scheduler_configs if config.interval == "step"]
 
 

@@ -194,7 +194,7 @@ class LightningSide:
             self._after_optimizer_step()
 
     def _root_gradient(self, loss: Tensor) -> Tensor | None:
-        """The gradient of a loss by itself, 1, which torch would make anew in each backward pass.
+        """The gradient of a loss by itself, 1, which torch would make in each backward pass.
 
         None where the loss is no single number: torch decides about such ones.
         """

@@ -1,6 +1,6 @@
 """Read and restore the state of all random numbers, as plain values and tensors.
 
-A checkpoint keeps it, a repeated step starts from it again, and whatever measures or tries puts it
+A checkpoint keeps it, and a repeated step starts from it again. Whatever measures or tries puts it
 back, so that the run trains as if nothing had been measured. Open this file to add a library that
 draws numbers.
 """

@@ -2,10 +2,10 @@
 
 `StepLosses` keeps one number a step on the device, so no step waits. `take` brings them all to the
 host in one transfer, for a row of curves or before a validation. With `stop`, a loss or gradient
-that is not finite ends the training; with `skip`, that step changes no weight and training goes on,
-until 20 steps in a row were skipped.
+that is not finite ends the training. With `skip`, that step changes no weight and training
+continues, until 20 steps in a row were skipped.
 
-Who decides that a step is left out: on a CPU the host, at once (`accept`); on a GPU the device
+On a CPU the host decides at once that a step is left out (`accept`). On a GPU the device does
 (`flag_broken`), and the host finds it in the next `take`.
 """
 

@@ -63,8 +63,10 @@ class CarriedState:
         self._continued_B = torch.empty(0)
 
     def begin(self, batch: FlatBatch, rows_B: Tensor, continued_B: Tensor) -> None:
-        """A batch, or a piece of one, is next: the numbers of its rows on the device, and of those
-        that they continue; -2 where a row begins a recording.
+        """Begin a batch, or a piece of one.
+
+        Given are the numbers of its rows on the device, and of those that they continue: -2 where
+        a row begins a recording.
         """
         if batch.cut_from is None or batch.cut_from[0] == 0:
             self._pieces.clear()

@@ -1,7 +1,7 @@
 """What a run would take on a card that is not here: arithmetic, no measurement.
 
-A step on a card takes the sum of three times, as its kernels follow each other: products over the
-peak of the card, bytes over the speed of its memory, and some microseconds for each kernel.
+The kernels of a step follow each other, so a step on a card takes the sum of three times: products
+over the peak of the card, bytes over the speed of its memory, some microseconds for each kernel.
 
     H100, BERT-base, 16,502 tokens: 8.5e12 operations, some 10 GB, 713 kernels
     8.5 / (0.5 · 989) s + 10 / (0.7 · 3,350) s + 713 · 3 µs = 17.2 + 4.3 + 2.1 = 23.6 ms

@@ -1,8 +1,8 @@
 """Notes of what runs on this machine cost, which the next estimate starts from and is corrected by.
 
-Two files a run: the costs of runs with the same data, network and steps, and the ratios of time
-taken over time expected of runs with the same kind of network. Delete `prices/` in the cache folder
-to forget both.
+A run reads two files. One has the costs of runs with the same data, network and steps. The other
+has ratios, time taken over time expected, of runs with the same kind of network. Delete `prices/`
+in the cache folder to forget both.
 """
 
 from __future__ import annotations

@@ -153,8 +153,8 @@ def wins_clearly(section: Mapping[str, Any], summary: Mapping[str, Any]) -> bool
 def keep_rival(data: TextData, folder: ModelFolder, limit_s: float, log: RunLog) -> bool:
     """Train the linear model on a run's rows once more, and write it beside the network.
 
-    Scores may have come from the cache, which has no model; and a linear model that answers with
-    the network counts words as well, so it is another one. Returns whether it was kept.
+    Scores may have come from the cache, which has no model. A linear model that answers with the
+    network counts words as well, so it is another one. Returns whether it was kept.
     """
     try:
         source = open_source(data.config)

@@ -4,7 +4,7 @@ On a GPU a small model waits for the host, which launches one operator after the
 that each step needs are views of kept tensors there: they launch nothing. Nothing may write to
 them. On a CPU they are made each time, as an exported model must not fix their size.
 
-Sizes are rounded up to powers of two, so few tensors are kept: states of 5, 6 or 8 rows of 16
+Sizes are rounded up to powers of two, so few tensors are kept. States of 5, 6 or 8 rows of 16
 numbers are views of the same 128 zeros. A kept tensor never moves or ends, so a CUDA graph may
 read it. What differs from step to step is copied by `on_device`.
 """

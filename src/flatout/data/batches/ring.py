@@ -1,7 +1,7 @@
 """The batches of the coming steps in one block on the device, where captured steps read them.
 
-A captured step has fixed addresses. To take many steps without a copy between them, their batches
-are copied into a block at once, a row each, and each captured step reads the row of `place`:
+A captured step has fixed addresses. So that many steps need no copy between them, their batches
+are copied into a block at once, a row each. Each captured step reads the row of `place`:
 
     rows of the block    0 tokens of batch 0, padding
                          1 tokens of batch 1, padding

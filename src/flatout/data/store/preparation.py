@@ -3,7 +3,7 @@
     recipe  all that the store depends on; its hash finds a store that was built before
     open    the store of the recipe, or:
     write   the passes over the source; each pass is a class in a file of its own
-    say     lines and counts of the store, which a run prints
+    facts   what the store keeps about itself: lines that a run prints, and counts
 
 Each room of a kind has a `preparation` with one subclass. Open this file to change what all kinds
 do when a store is built.

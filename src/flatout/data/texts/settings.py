@@ -36,18 +36,18 @@ class TextDataConfig(FeedingConfig):
 
     source: Any = setting(
         None,
-        "Everything at once: a file whose rows are split here, a folder with a file for each split"
-        " or a folder of texts for each class, or a data set of the Hub by its name (`name` or"
-        " `owner/name`, with `:configuration` if it has any). From Python also a mapping of"
+        "Everything at once: a file whose rows are split here, or a folder with a file for each"
+        " split or a folder of texts for each class. A name (`name` or `owner/name`, with"
+        " `:configuration` if it has any) is a data set of the Hub. From Python also a mapping of"
         " columns, or a pandas, pyarrow or datasets table or dictionary of tables.",
         allowed=SOURCES,
         example="news.csv",
     )
     train: Any = setting(
         None,
-        "The training rows: a file (csv, tsv, json, jsonl, parquet, arrow; gzipped or not), a"
-        " pattern such as 'part-*.csv', a list of files, a folder, or a table from Python; null:"
-        " the built-in headlines.",
+        "The training rows: a file (csv, tsv, json, jsonl, parquet, arrow; gzipped or not), a list"
+        " of files, a pattern such as 'part-*.csv', or a folder; null: the built-in headlines. From"
+        " Python also a table.",
         allowed=FOLDERS,
         example="train.csv",
     )
@@ -135,9 +135,8 @@ class TextDataConfig(FeedingConfig):
     )
     long: Long = setting(
         Long.cut,
-        "What an encoder reads of a long text: its first `max_length` tokens, its first quarter of"
-        " them and the rest from its end (head_tail), or all of them in windows whose answers are"
-        " joined.",
+        "What an encoder reads of a long text: its first `max_length` tokens, a quarter of them and"
+        " the rest from its end (head_tail), or all in windows whose answers are joined.",
         example="model=transformer data.long=head_tail",
     )
     window: int = setting(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LayeredEncoder(Network, nn.Module):
-    """An encoder of transformers whose embeddings, layers and head can be told apart."""
+    """An encoder of transformers with known places of embeddings, layers and head."""
 
     net: Any  # the model of transformers, with its head
     family: str  # transformers' name of its family, such as "bert"

@@ -114,8 +114,7 @@ class TransformerConfig:
     windows: Windows = setting(
         Windows.mean,
         "The answer to a text in windows (data.long=windows): the mean of their logits, the largest"
-        " of each class, or the mean weighted by a small learned attention over the windows'"
-        " vectors.",
+        " of each class, or a mean weighted by a small attention over the windows' vectors.",
         example="data.long=windows data.max_length=1024 model.windows=max",
     )
     gradient_checkpointing: bool = setting(

@@ -79,7 +79,7 @@ def _waiting(evidence: Evidence, facts: TransformersFacts) -> VerdictFinding | N
     limit = "waiting for data"
     if facts.workers and not facts.keeps_workers and facts.start_ms >= 0.5 * wait_ms:
         start_ms = facts.start_ms
-        why = f"{start_ms:.1f} ms of each batch start the workers anew in each epoch"
+        why = f"{start_ms:.1f} ms of each batch start the workers in each epoch again"
         fix = "TrainingArguments(dataloader_persistent_workers=True)"
         gain = _gain(evidence, (0.6 * start_ms, 0.9 * start_ms, start_ms))
         return VerdictFinding("data", limit, share, why, override=fix, gain=gain, is_predicted=True)
