@@ -9,6 +9,7 @@ from flatout.perf.verdict import (
     experiments,
     loop_race,
     own_tries,
+    own_ways,
     ways,
 )
 
@@ -41,5 +42,5 @@ def everything_races(long_enough: None, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(own_tries, "_COMPILES", 0.0)
     monkeypatch.setattr(loop_race, "MOST_ROUNDS", 2)
     monkeypatch.setattr(compiled_step, "why_not", lambda device: "")
-    monkeypatch.setattr(own_tries, "LEAST_GAIN", 0.0)
+    monkeypatch.setattr(own_ways, "LEAST_GAIN", 0.0)
     monkeypatch.setattr(experiments, "_MOSTLY_WAITS", 1.1)

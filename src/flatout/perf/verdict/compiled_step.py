@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
 import torch
@@ -24,13 +24,17 @@ from flatout.engine.time_limit import LEAST_S, TooLong, limit_seconds
 from flatout.perf.measure.steps import Steps, TrainingWay, endless
 from flatout.perf.verdict.evidence import Evidence
 
+if TYPE_CHECKING:
+    from flatout.perf.verdict.copies import OwnTask
+    from flatout.tasks.task import Task
+
 _LEAST_COMPILE_S = 8.0  # with less time left no compile is begun
 _COMPILE_SHARE = 0.7  # of the time that is left; the rest is for racing the compiled step
 _BACKEND = "inductor"
 
 
 def compiled(
-    was: TrainingWay, evidence: Evidence, until: float, warm_rows: int
+    task: OwnTask, was: TrainingWay, evidence: Evidence, until: float, warm_rows: int
 ) -> Iterator[TrainingWay]:
     """Yield `was` with a compiled step; yield nothing if compiling fails or takes too long.
 
@@ -44,7 +48,7 @@ def compiled(
     # One compile thread: a pool of processes would be left behind.
     inductor_settings = importlib.import_module("torch._inductor.config")
     with inductor_settings.patch(compile_threads=1):
-        why_none = _why_not_compiled(way, began, until, warm_rows)
+        why_none = _why_not_compiled(task, way, began, until, warm_rows)
     evidence.compile_s = time.perf_counter() - began
     if why_none:
         evidence.notes.append(f"torch.compile was left out: {why_none}")
@@ -55,7 +59,9 @@ def compiled(
     yield way
 
 
-def _why_not_compiled(way: TrainingWay, began: float, until: float, warm_rows: int) -> str:
+def _why_not_compiled(
+    task: OwnTask, way: TrainingWay, began: float, until: float, warm_rows: int
+) -> str:
     """Compile the step of `way` and take some; why that failed, empty where it did not."""
     why_none = why_not(way.feed.device)
     if why_none:
@@ -63,7 +69,7 @@ def _why_not_compiled(way: TrainingWay, began: float, until: float, warm_rows: i
     allowed_s = max(LEAST_S, _COMPILE_SHARE * (until - time.perf_counter()))
     try:
         with limit_seconds(allowed_s):
-            _compile_step(way, warm_rows)
+            _compile_step(task, way, warm_rows)
     except TooLong:
         return f"it had not compiled after {time.perf_counter() - began:.0f} s"
     except Exception as error:
@@ -72,13 +78,11 @@ def _why_not_compiled(way: TrainingWay, began: float, until: float, warm_rows: i
     return ""
 
 
-def _compile_step(way: TrainingWay, warm_rows: int) -> None:
+def _compile_step(task: OwnTask, way: TrainingWay, warm_rows: int) -> None:
     """Compile `training_step`, and take steps over the loader's batches.
 
     The batches come as the loader gives them, since other shapes would be compiled again.
     """
-    feed: Any = way.feed
-    task = feed.task
     # A LightningModule with nothing but the compiled step.
     step = cast(L.LightningModule, way.model)
     # Lightning keeps its own `log` out of the graph, too. That of the copy does nothing.
@@ -86,5 +90,6 @@ def _compile_step(way: TrainingWay, warm_rows: int) -> None:
     set_method(task.model, "log", uncompiled_log)
     set_method(task.model, "log_dict", uncompiled_log)
     set_method(step, "training_step", torch.compile(task.model.training_step, backend=_BACKEND))
-    with closing(Steps(task, way, endless(feed), task.build(step))) as steps:
+    shaped_as_ours = cast("Task[Any]", task)
+    with closing(Steps(shaped_as_ours, way, endless(way.feed), task.build(step))) as steps:
         steps.take(1 + warm_rows // steps.rows_a_step)

@@ -106,7 +106,7 @@ def _race(trainer: L.Trainer, loader: object, evidence: Evidence, until: float) 
     # Half of the time that is left is for compiling and racing the compiled step.
     half_until = (time.perf_counter() + until) / 2
     experiments.try_models(task, uncompiled, evidence, half_until)
-    compiled_ways = list(compiled(here, evidence, until, experiments.ROWS_AROUND))
+    compiled_ways = list(compiled(task, here, evidence, until, experiments.ROWS_AROUND))
     if compiled_ways:
         experiments.try_models(task, [here, *compiled_ways], evidence, until)
 
