@@ -130,19 +130,52 @@ def test_estimates_get_intervals_that_hold_by_recording(tmp_path, capsys):
     require_printed(capsys.readouterr().out, "intervals at 10 %: soc ±", "of these answers outside")
     assert verb("predict", run, fresh, "--at-error", "1%") == 2
     require_printed(capsys.readouterr().err, "100 validation recordings", "It takes 398")
+    more = tmp_path / "more.csv"
+    pa.csv.write_csv(estimates(450, 4), more)
+    assert verb("evaluate", run, more, "--json", "--calibrate") == 0
+    (_, at_ten, *_) = json.loads(capsys.readouterr().out)["answer_intervals"]
+    assert at_ten["error"] == 0.1
+    assert at_ten["outside"] == pytest.approx(1 - np.mean(held), abs=0.03)
+    assert verb("predict", run, fresh, "--at-error", "1%") == 0  # now by 450 recordings
 
 
-def test_of_a_million_answers_every_tenth_is_collected_across_batches():
+def test_forecasts_go_by_labelled_rows_of_your_own(tmp_path, capsys):
+    random = np.random.default_rng(1)
+    table = pa.table({"cell": np.repeat(np.arange(90), 12), "volt": random.normal(0, 1, 90 * 12)})
+    data = SequenceDataConfig(
+        train=table.slice(0, 360),
+        validation=table.slice(360, 360),
+        features=["volt"],
+        target="volt",
+        problem="forecast",
+        lookback=4,
+        horizon=2,
+        group=["cell"],
+        cache=str(tmp_path / "cache"),
+    )
+    run = fit(data, RNNConfig(hidden=4), epochs=1, folder=tmp_path / "run", monitor=QUIET).folder
+    own = tmp_path / "own.csv"
+    pa.csv.write_csv(table.slice(720, 240), own)
+    assert verb("evaluate", run, own, "--calibrate") == 0
+    errors = HeldOutErrors.read(run / "model")
+    assert errors is not None
+    assert errors.distances.shape == (20 * 7, 2)
+    assert errors.units.tolist() == np.repeat(np.arange(20), 7).tolist()
+    assert verb("predict", run, own, "--at-error", "10%") == 2
+    require_printed(capsys.readouterr().err, "by 20 validation recordings")
+
+
+def test_of_very_many_answers_every_second_or_fourth_is_collected_across_batches():
     distances = torch.arange(21.0)[:, None]
     rows = np.arange(21)
-    collector = ErrorCollector(expected=1_000_000)
+    collector = ErrorCollector(most=6)
     for start in range(0, 21, 7):
         collector.add(distances[start : start + 7], rows[start : start + 7])
     errors = collector.held_out(rows // 10, span=1)
     assert errors is not None
-    assert errors.distances.ravel().tolist() == [0.0, 10.0, 20.0]
-    assert errors.units.tolist() == [0, 1, 2]
-    assert ErrorCollector(expected=1).held_out(rows, span=1) is None
+    assert errors.distances.ravel().tolist() == [0.0, 4.0, 8.0, 12.0, 16.0, 20.0]
+    assert errors.units.tolist() == [0, 0, 0, 1, 1, 2]
+    assert ErrorCollector().held_out(rows, span=1) is None
 
 
 def test_a_recording_counts_once_however_many_answers_it_has():

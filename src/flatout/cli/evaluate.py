@@ -67,13 +67,15 @@ def run(arguments: argparse.Namespace) -> None:
     for warning in dict.fromkeys([*scored.warnings, *predictors[0].notes()]):
         print(warning, file=sys.stderr)
     if arguments.calibrate:
-        if scored.held_out is None:
+        kept = scored.held_out or scored.held_out_errors
+        if kept is None:
             raise UserError("--calibrate", "this run leaves no answer out", hint="Leave it out.")
-        scored.held_out.write(ModelFolder.find(arguments.run).path)
+        kept.write(ModelFolder.find(arguments.run).path)
     cuts = [] if scored.held_out is None else scored.held_out.facts()
     if arguments.json:
         metrics = {**scored.counts, **scored.values, "intervals": scored.intervals}
         metrics["abstention"] = cuts
+        metrics["answer_intervals"] = scored.answer_intervals
         print(json.dumps(json_safe(metrics), indent=1))
         return
     for remark in scored.remarks:

@@ -125,7 +125,11 @@ class Scored:
     warnings: list[str] = field(default_factory=list)
     # the 95 % interval of each metric that has one
     intervals: dict[str, Interval] = field(default_factory=dict)
+    # how sure the answers were, and which were right: what `--at-error` goes by
     held_out: HeldOutAnswers | None = None
+    held_out_errors: HeldOutErrors | None = None  # the same of estimates and forecasts
+    # of estimates and forecasts: which share lies outside of the intervals that the run keeps
+    answer_intervals: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass

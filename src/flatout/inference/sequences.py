@@ -45,7 +45,7 @@ from flatout.inference.run_predictor import Advance, Answered, FileOptions, RunP
 from flatout.inference.unit_check import UnitCheck
 from flatout.models.contract import ModelConfig, contract
 from flatout.tasks.abstention import HeldOutAnswers
-from flatout.tasks.error_intervals import Coverage
+from flatout.tasks.error_intervals import Coverage, ErrorCollector
 from flatout.tasks.metrics import TaskMetrics
 from flatout.tasks.sequence_scores import SequenceScores
 from flatout.tasks.task import Task
@@ -451,17 +451,36 @@ class SequencePredictor(RunPredictor):
         scores = SequenceScores(_GROUPS, self.names, factor)
         total = 0
         coverage = Coverage.of(self.held_out_errors)
+        collector = ErrorCollector()
+        answers_of_recordings = list[int]()
+        answered = 0
         for number, recording in enumerate(self._long_enough(recordings, needed, "evaluate")):
             self.units.add(blocks_of(recording.values, _SAMPLES_A_BLOCK), recording.name)
+            answered_before = answered
             for answers, truths in self.compare(recording):
                 scores.add(answers, truths, torch.full((len(answers),), number % _GROUPS))
                 total += int((~truths.isnan()).any(1).sum())
-                coverage.add((answers - truths).abs().numpy() * np.array(factor))
+                distances = (answers - truths).abs() * torch.from_numpy(np.array(factor))
+                coverage.add(distances.numpy())
+                # of a forecast all steps ahead of a window are one answer
+                of_answers = distances.reshape(-1, max(1, shape.horizon) * len(self.names))
+                collector.add(of_answers, np.arange(len(of_answers)) + answered)
+                answered += len(of_answers)
+            answers_of_recordings.append(answered - answered_before)
             advance(len(recording.times))
         self.require_rows(total, table)
         remarks = [*self.notes(), *coverage.lines(self.names)]
+        recording_of_answers = np.repeat(
+            np.arange(len(answers_of_recordings)), answers_of_recordings
+        )
+        span = shape.horizon or shape.lookback or 1
         return Scored(
-            {"rows": total}, scores.values(), remarks=remarks, intervals=scores.intervals()
+            {"rows": total},
+            scores.values(),
+            remarks=remarks,
+            intervals=scores.intervals(),
+            held_out_errors=collector.held_out(recording_of_answers, span),
+            answer_intervals=coverage.facts(self.names),
         )
 
     def _score_labels(self, table: Table, label: str | None, advance: Advance) -> Scored:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flatout.errors import UserError
-from flatout.tasks.abstention import KeptArrays, are_numbers
+from flatout.tasks.abstention import CALIBRATE, KeptArrays, are_numbers
 
 Array = NDArray[Any]
 SHOWN = (0.2, 0.1, 0.05, 0.01)  # errors whose widths are shown
@@ -76,7 +76,7 @@ class HeldOutErrors(KeptArrays):
                 "--at-error",
                 f"{error:.3g} cannot be promised by {count:,} validation recordings (or stretches"
                 " of a single one)",
-                hint=f"It takes {needed:,}, as answers of one are alike. Train with more.",
+                hint=f"It takes {needed:,}, as answers of one are alike. {CALIBRATE}",
             )
         return np.array(widths, np.float64)
 
@@ -117,16 +117,18 @@ def _most_wrong(count: int, error: float) -> int | None:
 
 
 class ErrorCollector:
-    """Collects the distances of a validation, batch after batch.
+    """Collects the distances of a validation or of a file, batch after batch.
 
     A forecast has hundreds of numbers for each of millions of windows, so of very many answers only
-    every so many-th is collected.
+    every second is kept, then every fourth, and so on.
     """
 
-    def __init__(self, expected: int) -> None:
-        """`expected`: how many answers will be added."""
-        self._apart = max(1, expected // _MOST_COLLECTED)
+    def __init__(self, most: int = _MOST_COLLECTED) -> None:
+        """`most`: answers that are kept at a time."""
+        self._most = most
+        self._apart = 1
         self._passed = 0  # answers that were added, and maybe not collected
+        self._count = 0
         self._distances: list[Array] = []
         self._rows: list[Array] = []
 
@@ -136,6 +138,16 @@ class ErrorCollector:
         self._passed += len(rows_N)
         self._distances.append(distances_NA[every].cpu().numpy())
         self._rows.append(rows_N[every])
+        self._count += len(self._rows[-1])
+        while self._count > self._most:
+            self._keep_every_second()
+
+    def _keep_every_second(self) -> None:
+        # Of answers 0 3 6 9, which are 3 apart, stay 0 and 6. The next are 6 apart, from 12 on.
+        self._apart *= 2
+        self._distances = [np.concatenate(self._distances)[::2]]
+        self._rows = [np.concatenate(self._rows)[::2]]
+        self._count = len(self._rows[0])
 
     def held_out(self, recording_of_rows: Array, span: int) -> HeldOutErrors | None:
         """What was collected; None if nothing was. `span`: see `HeldOutErrors.of`."""
@@ -167,16 +179,26 @@ class Coverage:
             by_step = distances.reshape(-1, *widths.shape)
             self._outside[number] += (by_step > widths).sum()
 
+    def facts(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """For each error the half width of each target, and the share that lies outside.
+
+        The widths of a forecast are means over the steps ahead.
+        """
+        facts = []
+        for kept, outside in zip(self._facts, self._outside, strict=True):
+            means = np.reshape(kept["half_widths"], (-1, len(names))).mean(0)
+            widths = {name: float(width) for name, width in zip(names, means, strict=True)}
+            share = float(outside / max(1, self._count))
+            facts.append({"error": kept["error"], "half_widths": widths, "outside": share})
+        return facts
+
     def lines(self, names: Sequence[str]) -> list[str]:
-        """One line an error: the half width of each target, and the share that lies outside."""
+        """The same in words, one line an error."""
         lines = []
-        for fact, outside in zip(self._facts, self._outside, strict=True):
-            # of a forecast: the mean over the steps ahead
-            means = np.reshape(fact["half_widths"], (-1, len(names))).mean(0)
-            shown = ", ".join(
-                f"{name} ±{width:.3g}" for name, width in zip(names, means, strict=True)
-            )
-            share = outside / max(1, self._count)
+        for fact in self.facts(names):
+            widths = fact["half_widths"].items()
+            shown = ", ".join(f"{name} ±{width:.3g}" for name, width in widths)
             error = f"{100 * fact['error']:.3g} %"
-            lines.append(f"intervals at {error}: {shown}; {share:.1%} of these answers outside")
+            outside = f"{fact['outside']:.1%} of these answers outside"
+            lines.append(f"intervals at {error}: {shown}; {outside}")
         return lines

@@ -204,8 +204,7 @@ class SequenceRegressor(Task[None]):
         self.scores.reset()
         self._errors = None
         if self._collects_errors and self._split == "validation":
-            rows = self.info.rows_of("validation").lengths
-            self._errors = ErrorCollector(int(rows.sum()) if self.shape.is_each_step else len(rows))
+            self._errors = ErrorCollector()
 
     def judged(self) -> dict[str, float]:
         return self.scores.values()
