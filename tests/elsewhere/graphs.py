@@ -305,7 +305,7 @@ def _addresses_that_stay(graphs: StepGraphs[Any, Any], buffer: FlatBatch) -> set
     """Where weights, states, the buffer and the numbers of each step lie."""
     step = graphs._step
     tensors = [*tensors_of_step(step), *tensors_of(buffer)]
-    tensors += [*step.losses._shortenings.values(), *tensors_of(step.side._one)]
+    tensors += [*step.losses._inverse_norms.values(), *tensors_of(step.side._one)]
     tensors += [] if graphs._rates is None else graphs._rates._rates
     if isinstance(graphs.ring, StepRing):
         tensors += [*graphs.ring.tensors(), *graphs.ring.means()]

@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 
 from flatout.engine import FastLoop
-from flatout.engine.clipping import clip_divisor, divide_and_check
+from flatout.engine.clipping import clip_divisor, clip_divisor_and_check
 from flatout.engine.step import Step
 from flatout.engine.step_losses import NotFinite, StepLosses
 from flatout.engine.weight_average import WeightAverage
@@ -154,7 +154,7 @@ def test_clipping_folded_into_the_step_equals_clipping_before_it(tmp_path, fused
 def test_a_divisor_made_with_its_check_equals_one_made_without(number):
     norm = torch.tensor(number)
     broken = torch.zeros(())
-    divisor = divide_and_check(norm, torch.tensor(1 / 0.5), broken)
+    divisor = clip_divisor_and_check(norm, torch.tensor(1 / 0.5), broken)
     expected = clip_divisor(norm, 0.5)
     assert torch.allclose(divisor, expected, rtol=1e-6, equal_nan=True)
     assert bool(broken) is not math.isfinite(number)

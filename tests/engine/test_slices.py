@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from flatout.distributed.collectives import is_share, share_of, whole
 from flatout.distributed.processes import warm_start
-from flatout.engine.clipping import clip_gradients, gradient_is_finite, gradient_length
+from flatout.engine.clipping import clip_gradients, gradient_is_finite, gradient_norm
 from flatout.engine.fsdp import slice_weights
 from flatout.engine.optimizer import OptimConfig
 from flatout.models.encoder.lora import LoraConfig
@@ -129,7 +129,7 @@ def lengths_of_gradients(rank: int) -> dict[str, Any]:
     plain.grad = full.clone()
     shared.grad = share_of(full, shared)
     assert torch.equal(whole(shared.grad), full)
-    lengths = [float(gradient_length([weight])) for weight in (plain, shared)]
+    lengths = [float(gradient_norm([weight])) for weight in (plain, shared)]
     clipped = [float(clip_gradients([weight], 1.0)) for weight in (plain, shared)]
     same = torch.equal(plain.grad, whole(shared.grad))
     if rank == 1:  # the other rank's slice is sound

@@ -53,7 +53,7 @@ def built(how: str, family: str = "bert", kind: str = "single") -> Transformer:
     )
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.1) if weight.ndim > 1 else None
-    model.read_windows(SIZE, Windows(how))
+    model.set_windows(SIZE, Windows(how))
     if model.window_query is not None:
         torch.nn.init.normal_(model.window_query)
     return model

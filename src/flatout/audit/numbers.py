@@ -29,10 +29,10 @@ class MeasuredNumbers:
 
     rows: NumberRows
     loss_R: Floats  # mean loss of each row's samples, out of fold
-    answers_NO: Tensor  # of each sample, out of fold
+    predicted_NO: Tensor  # answer to each sample, out of fold
     interval: str  # of the score, 95 %, in words; empty where rows are few or all alike
     sizes: Floats  # numbers of rows that models learned from
-    curve: Floats  # scores: a row for each fold, a column for each size
+    curve: Floats  # scores: a row for each fold, a column for each of `sizes`
     forecast: Forecast | None  # None: fewer than LEAST_FOR_CURVE rows
 
     @property
@@ -49,8 +49,9 @@ class MeasuredNumbers:
         """
         badness_R = self.loss_R
         if self.rows.classes:
-            of_own_class_N = (self.answers_NO * self.rows.answers_NO).sum(1)
-            behind_N = self.answers_NO.amax(1) - of_own_class_N
+            of_own_class_N = (self.predicted_NO * self.rows.answers_NO).sum(1)
+            behind_N = self.predicted_NO.amax(1) - of_own_class_N
+            # a row has one sample here, and samples may stand in another order than rows
             badness_R = behind_N[torch.argsort(self.rows.row_N)].numpy()
         return np.argsort(-badness_R, kind="stable").tolist()
 
@@ -61,7 +62,7 @@ class MeasuredNumbers:
             return []
         is_of_row_N = rows.row_N == row
         given = int(rows.answers_NO[is_of_row_N].argmax())
-        likely = int(self.answers_NO[is_of_row_N].argmax())
+        likely = int(self.predicted_NO[is_of_row_N].argmax())
         return [rows.classes[given], rows.classes[likely]]
 
 
@@ -75,15 +76,18 @@ def measure_numbers(rows: NumberRows, num_folds: int) -> MeasuredNumbers:
     losses_by_part = list[Floats]()
     for part in parts:
         penalty = _choose_penalty(folds, part)
-        loss_R, answers_NO = folds.losses(penalty, part)
+        loss_R, predicted_NO = folds.losses(penalty, part)
         losses_by_part.append(loss_R)
+    # of the last part, which is all rows
+    whole_loss_R = loss_R
+    whole_predicted_NO = predicted_NO
     mean_losses = _average_folds(losses_by_part, folds)
-    sizes = np.array(PARTS) * num_rows * (1 - 1 / num_folds)
+    sizes = np.array([PARTS[part] for part in parts]) * num_rows * (1 - 1 / folds.num_folds)
     return MeasuredNumbers(
         rows=rows,
-        loss_R=loss_R,
-        answers_NO=answers_NO,
-        interval=_find_interval(rows, loss_R, folds.group_R),
+        loss_R=whole_loss_R,
+        predicted_NO=whole_predicted_NO,
+        interval=_find_interval(rows, whole_loss_R, folds.group_R),
         sizes=sizes,
         curve=rows.score_of(mean_losses),
         forecast=_forecast(rows, sizes, mean_losses) if len(parts) > 1 else None,
@@ -107,12 +111,14 @@ def _average_folds(losses_by_part: list[Floats], folds: RidgeFolds) -> Floats:
 
 
 def _forecast(rows: NumberRows, sizes: Floats, mean_losses: Floats) -> Forecast:
-    """The gain of half as many more training rows, at most what there is to gain."""
+    """The gain of half as many more training rows; never more than the error that is left."""
+    # losses of numbers with a unit are squared errors
     errors = mean_losses**0.5 if rows.unit else mean_losses
-    # The laws of a forecast are for shares, which are 1 at most.
+    # `forecast` wants errors of at most 1, as shares of wrong answers are.
     largest = max(1.0, float(errors.max()))
     num_train = sum("train" in splits for splits in rows.splits)
-    of_shares = forecast(sizes, errors / largest, num_train, round_number(num_train / 2), None)
+    more = round_number(num_train / 2)
+    of_shares = forecast(sizes, errors / largest, num_train, more, None)
     most = float(errors[:, -1].mean())
     return Forecast(
         more=of_shares.more,

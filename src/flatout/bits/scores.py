@@ -31,13 +31,14 @@ class GramMetrics(Metric):
     def __init__(self, threshold: float | None = None, *, is_alone: bool = False) -> None:
         """Fix the threshold, or leave its choice to `compute` (None).
 
-        `is_alone`: each rank sees all rows, so nothing is added up over ranks.
+        `is_alone`: this rank sees all rows, so nothing is added up over ranks.
         """
         super().__init__(sync_on_compute=not is_alone)
         self.fixed_threshold = threshold
         self.threshold = _DEFAULT_THRESHOLD if threshold is None else threshold
         """Least probability that counts as an answer."""
-        # each record's scores at the threshold, and a column of ones
+        # Each record's scores, and a column of ones. While records come in, the threshold is the
+        # one that an earlier pass chose: the next is chosen when all have come.
         self.sums_of_rows = RowSums(len(NAMES) + 1)
         sums = torch.zeros(len(NAMES), THRESHOLDS, dtype=torch.float64)
         self.add_state("sums", sums, dist_reduce_fx="sum")
@@ -50,13 +51,17 @@ class GramMetrics(Metric):
         """
         # With four buckets and a record that holds the grams `an` and `ty`:
         #
-        #     gram             an     nn     ty       buckets 0 to 3     summed from above
+        #     gram             an     nn     ty
         #     probability      0.9    0.6    0.1
-        #     bucket           3      2      0        answered  1 0 1 1      3 2 2 1
-        #     in the record    x             x        correct   1 0 0 1      2 1 1 1
-        #                                             Dice                   0.8 0.5 0.5 0.67
+        #     bucket           3      2      0
+        #     in the record    x             x
         #
-        # A probability of 1 would lie in a bucket beyond the last one, so it is held in that one.
+        #     buckets 0 to 3      summed from above
+        #     answered  1 0 1 1   3   2   2   1
+        #     correct   1 0 0 1   2   1   1   1
+        #     Dice                0.8 0.5 0.5 0.67
+        #
+        # A probability of 1 would lie in a bucket beyond the last one, so it is put into the last.
         buckets_BG = (scores.float() * THRESHOLDS).long().clamp_(0, THRESHOLDS - 1)
         zeros_BT = torch.zeros(len(scores), THRESHOLDS, device=scores.device)
         answered_by_bucket_BT = zeros_BT.scatter_add(1, buckets_BG, torch.ones_like(targets))
@@ -67,8 +72,8 @@ class GramMetrics(Metric):
             present=targets.sum(1, keepdim=True),
         )
         # Double precision: a sum over millions of records would lose small scores in fp32.
-        sums = torch.stack([values_BT.sum(0).double() for values_BT in scores_BT])
-        self.sums += sums.to(self.sums.device)
+        sums_of_batch = torch.stack([values_BT.sum(0).double() for values_BT in scores_BT])
+        self.sums += sums_of_batch.to(self.sums.device)
         self.total += len(scores)
         if rows is not None:
             at_threshold = [values_BT[:, self._bucket()] for values_BT in scores_BT]
@@ -79,7 +84,7 @@ class GramMetrics(Metric):
         """Mean scores; chooses the threshold first if none is fixed."""
         means = (self.sums / self.total.clamp(min=1)).cpu()
         if self.fixed_threshold is None:
-            dice_by_threshold = means[0]
+            dice_by_threshold = means[NAMES.index("dice")]
             self.threshold = int(dice_by_threshold.argmax()) / THRESHOLDS
         at_threshold = means[:, self._bucket()]
         return dict(zip(NAMES, at_threshold.tolist(), strict=True))
@@ -90,8 +95,8 @@ class GramMetrics(Metric):
         A collective: all ranks call it together.
         """
 
-        def mean_scores(sums: Tensor) -> dict[str, Tensor]:
-            means = sums[..., :-1] / sums[..., -1:]
+        def mean_scores(drawn_sums: Tensor) -> dict[str, Tensor]:
+            means = drawn_sums[..., :-1] / drawn_sums[..., -1:]
             return dict(zip(NAMES, means.unbind(-1), strict=True))
 
         return bootstrap(self.sums_of_rows.gathered(over_ranks), mean_scores)
@@ -108,8 +113,10 @@ def record_scores(correct: Tensor, answered: Tensor, present: Tensor) -> tuple[T
     """Dice, precision, recall, F1 and exactness of each record, from counts of its grams.
 
     `present` grams are in the record, `answered` ones were predicted, `correct` ones are both. A
-    record with neither present nor answered grams scores 1.
+    record with neither present nor answered grams scores 1. Of one record Dice and F1 are the same
+    number, 2 · correct / (answered + present); both names are known, so both are reported.
     """
+    # `clamp` keeps a count of 0 from being divided by. It would change weights below 1.
     total = answered + present
     both_empty = total == 0
     dice = torch.where(both_empty, 1.0, 2 * correct / total.clamp(min=1))

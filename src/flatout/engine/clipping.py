@@ -1,9 +1,10 @@
 """The norm of the whole gradient, and clipping by it.
 
-Slices of several ranks count as one gradient. A fused optimizer divides the gradient while it
-steps, so it gets `clip_divisor` as a tensor on the device, and one pass over memory is saved. Any
-other optimizer gets gradients that `clip_gradients` has shortened in place. Nothing here waits for
-the device but `gradient_is_finite`.
+Where each rank holds a slice of the weights, the norm is that of all slices together. There is one
+norm and one divisor for all weights of an optimizer, whatever its parameter groups. A fused
+optimizer divides the gradient while it steps, so it gets `clip_divisor` as a tensor on the device,
+and one pass over memory is saved. Any other optimizer gets gradients that `clip_gradients` has
+shortened in place. Nothing here waits for the device but `gradient_is_finite`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ADDED_TO_NORM = 1e-6
 
 
 def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
-    """Shorten the gradient to `max_norm` where it is longer; its norm before, on the device."""
+    """Shorten the gradient to `max_norm` where it is longer; returns its norm before."""
     return whole(nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True))
 
 
@@ -30,14 +31,16 @@ def clip_divisor(norm: Tensor, max_norm: float) -> Tensor:
     return ((norm + _ADDED_TO_NORM) / max_norm).clamp_min(1.0)
 
 
-def divide_and_check(norm: Tensor, shortening: Tensor, broken: Tensor) -> Tensor:
-    """`clip_divisor`, and 1 in `broken` where the norm is not finite; else `broken` stays as it is.
+def clip_divisor_and_check(norm: Tensor, inverse_max_norm: Tensor, broken: Tensor) -> Tensor:
+    """The same as `clip_divisor`; also sets `broken` to 1 where the norm is not finite.
 
-    `shortening`: 1 / the longest norm, on the device. These are three operators where the plain way
-    takes ten, and a small model's step on a GPU is as long as its list of operators.
+    Else `broken` stays as it is. These are three operators where the plain way takes ten, and a
+    small model's step on a GPU is as long as its list of operators.
     """
     divisor = norm + _ADDED_TO_NORM
-    torch._amp_foreach_non_finite_check_and_unscale_([divisor], broken, shortening)
+    # Made for the gradients of a loss that was scaled: it multiplies the divisor by
+    # `inverse_max_norm` in place, and sets `broken` to 1 if the divisor is not finite.
+    torch._amp_foreach_non_finite_check_and_unscale_([divisor], broken, inverse_max_norm)
     return divisor.clamp_min_(1.0)
 
 
@@ -53,13 +56,13 @@ def gradient_is_finite(parameters: list[nn.Parameter]) -> bool:
     """Whether the gradient has neither an infinite number nor a NaN. Waits for the device."""
     if parameters and (is_share(parameters[0]) or not parameters[0].is_cpu):
         # one number to wait for, and the same answer on all ranks
-        return math.isfinite(gradient_length(parameters))
-    # On a CPU a sum for each weight is quicker than a norm. A sum is not finite where one of its
-    # numbers is not.
+        return math.isfinite(gradient_norm(parameters))
+    # On a CPU a sum for each weight is quicker than a norm. It is not finite where one of its
+    # numbers is not, or where their sum is beyond the largest number of the format.
     return all(math.isfinite(weight.grad.sum()) for weight in parameters if weight.grad is not None)
 
 
-def gradient_length(parameters: list[nn.Parameter]) -> Tensor:
+def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
     """The norm of the whole gradient, still on the device."""
     gradients = [weight.grad for weight in parameters if weight.grad is not None]
     are_plain = all(type(gradient) is Tensor and gradient.is_cpu for gradient in gradients)

@@ -40,7 +40,7 @@ from torch.optim import LBFGS, Optimizer
 from flatout.distributed.both_lightnings import either
 from flatout.engine import lightning_internals as internals
 from flatout.engine.captures import GraphUse
-from flatout.engine.clipping import gradient_length, is_fused
+from flatout.engine.clipping import gradient_norm, is_fused
 from flatout.engine.lightning_side import LightningSide
 from flatout.engine.pieces import Pieces
 from flatout.engine.step import Step
@@ -347,7 +347,7 @@ class FastLoop(Callback):
     ) -> None:
         """With fp16, note the gradient's norm here, where Lightning has just unscaled it."""
         if self.step is not None and self._is_scaled() and not is_fused(optimizer):
-            self.losses.norms.append(gradient_length(self.step.weights))
+            self.losses.norms.append(gradient_norm(self.step.weights))
 
     def _is_scaled(self) -> bool:
         """Whether losses are multiplied by a gradient scaler (fp16)."""

@@ -1,8 +1,9 @@
 """Read and restore the state of all random numbers, as plain values and tensors.
 
-A checkpoint keeps it, and a repeated step starts from it again. Whatever measures or tries puts it
-back, so that the run trains as if nothing had been measured. Open this file to add a library that
-draws numbers.
+A checkpoint keeps it, and a repeated step starts from it again. Code that measures or tries a step
+restores it afterwards, so the run trains as if nothing had been measured. Open this file to add a
+library that draws numbers. What is kept must be plain values and tensors of types that a checkpoint
+may hold (`checkpoints/`).
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ def random_state(device: torch.device, *, with_others: bool = True) -> dict[str,
     and takes 1 µs instead of 34 µs, so it may be called in every step.
     """
     on_card = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    own = {"torch": torch.get_rng_state(), "device": on_card}
-    return own | state_of_others() if with_others else own
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "device": on_card}
+    if with_others:
+        state |= state_of_others()
+    return state
 
 
 def state_of_others() -> dict[str, Any]:
     """The state of Python and of numpy, which the user's own code may draw from."""
-    # numpy gives the name of its generator, 624 numbers, and where it stands among them. uint32 is
-    # no type of a checkpoint, so the numbers become int64.
+    # numpy gives the name of its generator, 624 numbers, its position among them, and a Gaussian
+    # number that it may hold back. uint32 is no type of a checkpoint, so the numbers become int64.
     kind, key, *rest = np.random.get_state()
     numbers = torch.from_numpy(np.asarray(key).astype(np.int64))
     return {"python": random.getstate(), "numpy": [str(kind), numbers, *rest]}
 
 
 def restore_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Undo `random_state`: the next numbers are those that came next then."""
+    """Set what `random_state` returned: the same numbers follow as followed then."""
     torch.set_rng_state(state["torch"])
-    # A run may resume on a device of another kind, which keeps the state that it has.
+    # A run may resume on a device of another kind. The state of that device is left alone.
     if state["device"] is not None and device.type == "cuda":
         torch.cuda.set_rng_state(state["device"], device)
     if "python" in state:

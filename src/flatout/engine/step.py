@@ -29,7 +29,7 @@ from flatout.engine.clipping import (
     clip_divisor,
     clip_gradients,
     gradient_is_finite,
-    gradient_length,
+    gradient_norm,
     is_fused,
 )
 from flatout.engine.device_rates import DeviceRates
@@ -242,7 +242,7 @@ class Step:
             )
             return self.losses.accept(self.side.trainer.global_step, is_finite=is_finite)
         if norm is None:
-            norm = gradient_length(self.weights)
+            norm = gradient_norm(self.weights)
             self.losses.norms.append(norm)
             self.losses.flag_broken(norm, math.inf)
         # A fused optimizer leaves the step out where this number on the device is 1. With
@@ -266,7 +266,7 @@ class Step:
         # A fused optimizer divides gradients by `grad_scale` as it reads them, which saves a pass
         # over memory. Sharded gradients need a norm over all ranks.
         divides = is_fused(self.optimizer) and not self.side.is_sharded
-        norm = gradient_length(self.weights) if divides else clip_gradients(self.weights, longest)
+        norm = gradient_norm(self.weights) if divides else clip_gradients(self.weights, longest)
         self.losses.norms.append(norm)
         divisor: Tensor | None = None
         if not self.decides_on_host:
@@ -304,7 +304,7 @@ class Step:
             scaler.unscale_(self.optimizer)
             scale = torch.ones_like(scale)
             self.side.call_hooks("on_before_optimizer_step", self.optimizer)
-        norm = gradient_length(self.weights) / scale
+        norm = gradient_norm(self.weights) / scale
         self.losses.norms.append(norm)
         longest = self.side.longest_gradient
         divisor = clip_divisor(norm, longest) if longest else torch.ones_like(norm)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flatout.distributed.collectives import are_several
-from flatout.engine.clipping import divide_and_check
+from flatout.engine.clipping import clip_divisor_and_check
 from flatout.errors import UserError, require
 
 _MOST_IN_A_ROW = 20  # so many steps skipped one after the other end the training
@@ -47,7 +47,7 @@ class StepLosses:
 
         It is always the same tensor: a captured step writes to its address.
         """
-        self._shortenings: dict[float, Tensor] = {}  # 1 / the longest norm, on the device
+        self._inverse_norms: dict[float, Tensor] = {}  # 1 / the longest norm, on the device
 
     @property
     def may_be_broken(self) -> bool:
@@ -78,7 +78,7 @@ class StepLosses:
     def to(self, device: torch.device) -> None:
         """Begin a training on this device, with the losses that a checkpoint may have brought."""
         self.broken = None
-        self._shortenings.clear()
+        self._inverse_norms.clear()
         self.values = [loss.to(device) for loss in self.values]
         self.norms = [norm.to(device) for norm in self.norms]
 
@@ -110,10 +110,10 @@ class StepLosses:
             self.broken = torch.zeros((), device=norm.device)
         elif self.policy is NotFinite.skip:
             self.broken.zero_()
-        if longest not in self._shortenings:
+        if longest not in self._inverse_norms:
             # `full` fills on the device; a tensor made of a number would be copied there
-            self._shortenings[longest] = torch.full((), 1.0 / longest, device=norm.device)
-        return divide_and_check(norm, self._shortenings[longest], self.broken)
+            self._inverse_norms[longest] = torch.full((), 1.0 / longest, device=norm.device)
+        return clip_divisor_and_check(norm, self._inverse_norms[longest], self.broken)
 
     def take(self, steps_done: int, *, is_scaled: bool) -> tuple[list[float], list[float]]:
         """Read and forget the losses and gradient norms since the last call, those that are finite.

@@ -173,7 +173,7 @@ def through_library(predictor: RunPredictor) -> RunPredictor:
         return predictor
     plain = plain_model(deepcopy(model))  # LoRA's matrices are merged in place
     padded = outputs_of(model).wrap(plain, Compute.padded, model.separator_id)
-    padded.read_windows(model.window, model.joins)
+    padded.set_windows(model.window, model.joins)
     padded.window_query = model.window_query
     return replace(predictor, model=padded.eval())
 

@@ -31,12 +31,12 @@ Numbers = NDArray[Any]
 _HASHES = 1 << 20
 _LONGEST = 1_000  # characters of a text whose n-grams of letters are read
 _LENGTHS = range(2, 6)  # of n-grams of letters
-_LEAST = 1e-6  # probability of the least likely class
+_LEAST = 1e-6  # probabilities are kept this far from 0 and 1
 _UNKNOWN = -1  # the place of an n-gram whose hash does not count
 
 
 class LinearPart:
-    """Reads texts as the linear model of a run does."""
+    """Reads texts as the linear model of a run does. Its weights may be of any float of numpy."""
 
     def __init__(self, folder: Path) -> None:
         signature = json.loads((folder / "signature.json").read_text(encoding="utf-8"))
@@ -55,15 +55,17 @@ class LinearPart:
         return cls(folder) if "linear" in signature else None
 
     def read(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """`[N, C]` what is added to the logits of the ONNX file, which has the temperature too."""
+        """`[N, C]` what is added to the logits of the ONNX file. Both are already calibrated."""
         num_words = len(self._words.columns)
         logits_NM = np.empty((len(texts), len(self._constants)))
         words_of_texts = self._words.read(texts, split_words)
         letters_of_texts = self._letters.read(texts, split_letters)
         pairs = zip(words_of_texts, letters_of_texts, strict=True)
-        for number, (words, letters) in enumerate(pairs):
-            of_words = self._coefficients[:, words[0]] @ words[1]
-            of_letters = self._coefficients[:, num_words + letters[0]] @ letters[1]
+        for number, (hashed_words, hashed_letters) in enumerate(pairs):
+            places, weights = hashed_words
+            of_words = self._coefficients[:, places] @ weights
+            places, weights = hashed_letters
+            of_letters = self._coefficients[:, num_words + places] @ weights
             logits_NM[number] = of_words + of_letters + self._constants
         shares_NC = 1 / (1 + np.exp(-logits_NM))
         if self._is_multi:
@@ -79,7 +81,10 @@ class LinearPart:
 
 
 class _HashedTexts:
-    """Counts of words or n-grams, weighted by TF-IDF; `columns`: the hashes that count."""
+    """Counts of words or n-grams, weighted by TF-IDF.
+
+    `columns`: the hashes that count, ascending. `rarity`: the idf of each.
+    """
 
     def __init__(self, columns: Numbers, rarity: Numbers) -> None:
         self.columns = columns
@@ -130,7 +135,7 @@ def split_letters(text: str) -> list[str]:
         for length in _LENGTHS:
             grams += [padded[start : start + length] for start in range(len(padded) - length + 1)]
             if length >= len(padded):
-                break
+                break  # the whole word was the longest n-gram
     return grams
 
 
@@ -160,7 +165,7 @@ def _murmur(keys_NL: NDArray[np.uint8]) -> NDArray[np.uint32]:
     rest_N = np.zeros(count, np.uint32)
     for number, byte_N in enumerate(keys_NL[:, 4 * whole :].T.astype(np.uint32)):
         rest_N |= byte_N << np.uint32(8 * number)
-    # of no rest it is 0, which changes nothing
+    # without remaining bytes `rest_N` is 0, and scrambling 0 gives 0
     hashes_N ^= _scramble(rest_N) ^ np.uint32(length)
     hashes_N = (hashes_N ^ (hashes_N >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     hashes_N = (hashes_N ^ (hashes_N >> np.uint32(13))) * np.uint32(0xC2B2AE35)

@@ -37,7 +37,7 @@ def expect_end(run: Run, training: Training) -> ExpectedEnd:
     card = next((source for source in sources if isinstance(source, Card)), None)
     notes = notes_of(run)
     end = ExpectedEnd(
-        measure_lengths=lambda: measure_lengths(run, training.trainer),
+        measure_lengths=lambda: lengths_of_run(run, training.trainer),
         clock=curves.clock,
         meter=EnergyMeter(card, run.settings.asked.price.watts),
         began=run.began,
@@ -63,14 +63,14 @@ def close_price(run: Run, training: Training, end: ExpectedEnd) -> None:
     price = run.settings.asked.price
     facts = end.facts()
     kwh = as_kwh(end.meter.joules(facts["took_s"]))
-    # ranks are alike, and the counter is that of one card
+    # the counter is that of this rank's card, and the others do the same work
     if kwh is not None and "card" in end.meter.sources:
         kwh *= run.ranks.world
     money = price.money(facts["took_s"], kwh)
     facts |= {"kwh": kwh, "counted": end.meter.sources, "money": money, "currency": price.currency}
     facts |= {"ratios": list(end.ratios), "flops_a_step": flops_a_step(training)}
     facts["busy"] = end.busy()
-    facts |= {name: value / 1e9 for name, value in peaks(run.device).items()}
+    facts |= peaks_gb(run.device)
     if end.lengths is not None:
         work = end.lengths.work
         facts["plan"] = {
@@ -101,23 +101,23 @@ def close_price(run: Run, training: Training, end: ExpectedEnd) -> None:
 
 
 def flops_a_step(training: Training) -> float | None:
-    """Products of an optimizer step; None where the network does not count them."""
+    """Floating-point operations of an optimizer step; None where the network counts none."""
     total = training.curves.throughput.volume.total
     return total.flops / total.steps if total.flops and total.steps else None
 
 
-def peaks(device: torch.device) -> dict[str, int]:
-    """Most bytes that this process has held, and on its card."""
-    found = {"host_peak_gb": peak_bytes(torch.device("cpu"))}
+def peaks_gb(device: torch.device) -> dict[str, float]:
+    """Most memory that this process has held, and on its card; what is not known is left out."""
+    peaks = {"host_peak_gb": peak_bytes(torch.device("cpu"))}
     if device.type == "cuda":
-        found["card_peak_gb"] = peak_bytes(device)
-    return {name: count for name, count in found.items() if count is not None}
+        peaks["card_peak_gb"] = peak_bytes(device)
+    return {name: count / 1e9 for name, count in peaks.items() if count is not None}
 
 
-def measure_lengths(run: Run, trainer: L.Trainer) -> PlannedLengths | None:
+def lengths_of_run(run: Run, trainer: L.Trainer) -> PlannedLengths | None:
     """How much a run has to do, by its plan; None if it has no end, as that of a stream."""
     settings = run.settings
-    # None of a run without an end can be counted: Lightning says infinite, or -1
+    # The steps of a run without an end cannot be counted: Lightning says infinite, or -1.
     total_steps = settings.total_steps or trainer.estimated_stepping_batches
     if not 0 < total_steps < math.inf:
         return None
@@ -136,7 +136,7 @@ def measure_lengths(run: Run, trainer: L.Trainer) -> PlannedLengths | None:
         save_every_s=math.inf if minutes is None else 60 * minutes,
         tries=settings.asked.monitor.verdict,
         validation_share=validation,
-        # it passes over the validation rows twice: to tune the answers, and to judge them
+        # the evaluation reads the validation rows twice: to tune the answers, and to judge them
         evaluation_share=2 * validation + rows.get("test", 0.0),
     )
 
@@ -153,7 +153,9 @@ def notes_of(run: Run) -> PriceNotes | None:
         "precision": run.settings.precision.value.value,
     }
     cache = run.settings.asked.data.cache
-    return PriceNotes(Path(cache) if cache else default_cache_folder(), like | facts, like)
+    folder = Path(cache) if cache else default_cache_folder()
+    # Costs are shared by runs that are alike in all facts, ratios by all runs of a network.
+    return PriceNotes(folder, like | facts, like)
 
 
 def busy_fraction(monitor: HardwareMonitor) -> float:

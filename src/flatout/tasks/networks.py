@@ -51,7 +51,7 @@ def build_text_network(config: ModelConfig, info: DataInfo, outputs: Outputs) ->
         padding_id=encoder.frame.padding,
         separator_id=pair_separator(encoder, info.roles),
     )
-    model.read_windows(info.long_texts.window, config.windows)
+    model.set_windows(info.long_texts.window, config.windows)
     longest = model.longest_row()
     read = model.window or info.max_length
     where = "data.window" if model.window else "data.max_length"

@@ -32,7 +32,7 @@ class SequenceScores:
     def __init__(self, recordings: int, targets: Sequence[str], factor: Sequence[float]) -> None:
         self.targets = list(targets)
         self._factor = torch.tensor(list(factor), dtype=torch.float64)
-        # each one's errors over all recordings, of the last `values`
+        # scores of each target over all recordings, as the last call of `values` found them
         self.of_targets: dict[str, dict[str, float]] = {}
         shape = (recordings, len(self.targets))
         self._sums = torch.zeros(_NUM_SUMS, *shape, dtype=torch.float64)
@@ -65,7 +65,8 @@ class SequenceScores:
     def values(self, *, is_alone: bool = False) -> dict[str, float]:
         """Each metric over the answers of all ranks; `is_alone`: over this rank's.
 
-        With several targets a metric is their mean, and there is an rmse of each.
+        With several targets a metric is their mean, of `max_error` the mean of the maxima. The two
+        scaled ones are means over all answers. There is an rmse of each target.
         """
         if is_alone:
             sums = self._sums.cpu()
@@ -74,24 +75,24 @@ class SequenceScores:
             sums, largest = self._of_all_ranks()
         sums_of_targets = sums.sum(1)
         largest_of_targets = largest.amax(0)
-        errors = _errors(sums_of_targets, largest_of_targets, self._factor)
+        scores = _scores_of_targets(sums_of_targets, largest_of_targets, self._factor)
         for number, target in enumerate(self.targets):
-            self.of_targets[target] = {name: float(errors[name][number]) for name in errors}
+            self.of_targets[target] = {name: float(scores[name][number]) for name in scores}
         values = self._values_of(sums_of_targets, largest_of_targets)
         return {name: float(value) for name, value in values.items()}
 
     def _values_of(self, sums: Tensor, largest: Tensor) -> dict[str, Tensor]:
-        """Each metric from `[5, …, K]` sums; each `…` is a draw of a bootstrap."""
+        """Each metric from `[5, …, K]` sums; axes in between, if any, are draws of a bootstrap."""
         # Metrics in units are means over targets. Scaled ones have no unit, so all answers to all
         # targets are one mean.
-        errors = _errors(sums, largest, self._factor)
-        values = {name: of_targets.mean(-1) for name, of_targets in errors.items()}
+        scores = _scores_of_targets(sums, largest, self._factor)
+        values = {name: of_targets.mean(-1) for name, of_targets in scores.items()}
         count, squares, absolute, *_ = sums
         num_answers = count.sum(-1)
         values["mse_scaled"] = squares.sum(-1) / num_answers
         values["mae_scaled"] = absolute.sum(-1) / num_answers
         if len(self.targets) > 1:
-            rmse_of_targets = errors["rmse"].unbind(-1)
+            rmse_of_targets = scores["rmse"].unbind(-1)
             for target, rmse in zip(self.targets, rmse_of_targets, strict=True):
                 values[f"rmse_{target}"] = rmse
         return values
@@ -102,9 +103,10 @@ class SequenceScores:
         All ranks must call this at the same time.
         """
 
-        # A bootstrap draws rows of sums whose last column counts. Here a row is a recording, and
-        # its `[5, K]` sums lie flat, in reverse order: the count, which comes first, is then the
-        # last. With one target: truth's squares, truth, absolute, squares, count.
+        # A bootstrap draws rows of sums, and wants the count in the last column. Here a row is a
+        # recording. Of its `[5, K]` sums the count comes first, so they are put in reverse order
+        # for the bootstrap, and turned back here. With one target a row is: squares of the truth,
+        # truth, absolute, squares, count.
         def values_of(rows_of_sums: Tensor) -> dict[str, Tensor]:
             reversed_sums = rows_of_sums.unflatten(-1, (_NUM_SUMS, -1)).movedim(-2, 0)
             sums = reversed_sums.flip(0)
@@ -117,8 +119,11 @@ class SequenceScores:
         return bootstrap(sums_of_recordings.flatten(1), values_of)
 
     def by_recording(self) -> dict[str, Tensor]:
-        """`[R, K]` of each error; NaN where a recording has no answer."""
-        return _errors(*self._of_all_ranks(), self._factor)
+        """`[R, K]` of each score. All ranks must call this at the same time.
+
+        Without an answer a score is NaN, and the largest error 0.
+        """
+        return _scores_of_targets(*self._of_all_ranks(), self._factor)
 
     def _of_all_ranks(self) -> tuple[Tensor, Tensor]:
         sums, largest = zip(*of_all_ranks([self._sums.cpu(), self._largest.cpu()]), strict=True)
@@ -130,10 +135,11 @@ def names_of(targets: Sequence[str]) -> list[str]:
     return [*NAMES, *(f"rmse_{name}" for name in targets if len(targets) > 1)]
 
 
-def _errors(sums: Tensor, largest: Tensor, factor: Tensor) -> dict[str, Tensor]:
-    """`[…, K]` each error in the unit of its target, from sums `[5, …, K]` on scaled values.
+def _scores_of_targets(sums: Tensor, largest: Tensor, factor: Tensor) -> dict[str, Tensor]:
+    """`[…, K]` each score in the unit of its target, from sums `[5, …, K]` on scaled values.
 
-    NaN without an answer, and an r2 of NaN where all true values are equal.
+    Without an answer they are NaN, but for the largest error, which is then 0. An r2 is NaN where
+    all true values are equal.
     """
     # The spread is the sum of squared distances of the true values from their mean. It needs no
     # second pass: the truths 1, 2 and 3 have squares 14, less 6² / 3 leaves 2. Rounding may leave

@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.data.batches.plan import BatchRows, Plan, PlanSettings, Rows, stream
+from flatout.data.batches.plan import BatchRows, Plan, PlanSettings, Rows, generator_of
 from flatout.data.ragged import row_bounds
 
 WINDOW_ROWS = 1 << 24  # rows that are shuffled together; their order takes 128 MB
@@ -51,7 +51,7 @@ class LargePlan(Plan):
         self._window_steps = max(1, WINDOW_ROWS // self._step_rows)
         # The order of runs is drawn from a stream that no window's own order has.
         num_runs = -(-len(lengths) // RUN_ROWS)
-        self._runs = stream(settings.seed, (1 << 63) + self.epoch).permutation(num_runs)
+        self._runs = generator_of(settings.seed, (1 << 63) + self.epoch).permutation(num_runs)
         # Where each run ends in the permuted order; the last run of the source may be short.
         self._run_ends = np.cumsum(np.minimum(RUN_ROWS, len(lengths) - self._runs * RUN_ROWS))
         self._window = -1  # the number of the window that is in memory

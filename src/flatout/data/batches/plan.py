@@ -136,6 +136,7 @@ class Plan:
         bounds = self.bounds[first : last + 1]
         rows = self.order[bounds[0] : bounds[-1]]
         sizes = np.diff(bounds)
+        # with one part a step is one batch, and the steps are those that were asked for
         counts = sizes
         real = sizes
         wanted = slice(start - first * accumulate, stop - first * accumulate)
@@ -159,7 +160,7 @@ class Plan:
 
 
 def count_batches(lengths: Ints, settings: PlanSettings) -> int:
-    """Batches of every epoch of a plan, the same for all epochs and ranks."""
+    """Batches of an epoch, the same for all epochs and ranks; not for plans of streams."""
     if settings.tokens_per_batch is None:
         # A feed asks for the count when it is built; fixed steps are counted without planning an
         # epoch for it.
@@ -167,13 +168,11 @@ def count_batches(lengths: Ints, settings: PlanSettings) -> int:
     return Plan(lengths, settings).num_batches
 
 
-def stream(seed: int, number: int) -> np.random.Generator:
-    """Random numbers of a seed and a number of 64 bits each; of a list of both numpy would make
-    rounded floats.
-    """
-    return np.random.Generator(
-        np.random.Philox(key=np.array([seed & (2**64 - 1), number], np.uint64))
-    )
+def generator_of(seed: int, number: int) -> np.random.Generator:
+    """The random numbers that belong to a seed and a number, of 64 bits each."""
+    # An array of uint64: numpy would round a list of two such integers to floats.
+    key = np.array([seed & (2**64 - 1), number], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))
 
 
 def _global_steps(
@@ -184,8 +183,9 @@ def _global_steps(
     if num_rows == 0:
         return np.empty(0, np.int64), np.zeros(1, np.int64)
     # Seed and epoch are the generator's key, not its place in a stream: any epoch is planned
-    # without those before it.
-    random = stream(settings.seed, (0 if settings.repeats else epoch) + (window << 40))
+    # without those before it. A window's number stands above the lower 40 bits, which are the
+    # epoch's.
+    random = generator_of(settings.seed, (0 if settings.repeats else epoch) + (window << 40))
     order = random.permutation(num_rows) if settings.shuffle else np.arange(num_rows)
     if settings.tokens_per_batch is not None:
         order, bounds = _cut_by_tokens(order, lengths, settings, settings.tokens_per_batch)
@@ -240,12 +240,13 @@ def _cut_by_tokens(
         # epoch has as many.
         _sort_groups(order, np.array([0, len(order)]), lengths)
         return order, _padded_bounds(lengths[order], settings.parts, cap)
-    # A cut falls up to one row late, and dealing leaves parts up to one row apart: the longest row
-    # is room for each.
+    # A step may begin up to one row early, and so hold a row more than its share. Dealing leaves
+    # parts up to one row apart. For each of the two a longest row is kept free; a single part needs
+    # only the first.
     room = settings.parts * (cap - longest * min(settings.parts, 2))
     if room < 2 * longest:
-        # Targets could be closer than the longest row and a step stay empty; a fixed number of rows
-        # always fits.
+        # Targets are at least half the room apart. Closer than the longest row a step could stay
+        # empty; a fixed number of rows always fits.
         return _cut_by_rows(order, lengths, settings, cap // longest)
     ends = np.cumsum(lengths[order], dtype=np.int64)
     # Steps are counted from the sum of all tokens, which no order changes.
@@ -290,8 +291,8 @@ def _sort_groups(order: Rows, bounds: Rows, lengths: Ints) -> None:
         groups += lengths[order]
         order[:] = order[np.argsort(groups, kind="stable")]
     else:
-        # by length first and stably by group then; only lengths that no window of int32 tokens has
-        # come here
+        # By group, then by length: slower, and reached only where the product passes 63 bits. No
+        # window of int32 tokens has such lengths.
         order[:] = order[np.lexsort((lengths[order], groups))]
 
 
@@ -307,9 +308,9 @@ def _take_share(
 ) -> tuple[Rows, Rows, Rows]:
     """This rank's rows of some whole steps: rows, rows per batch, real rows per batch."""
     # Rows are dealt longest first, a round at a time, each round's longest row to the part with the
-    # fewest tokens: parts differ by at most one row and hardly in tokens. A model that pads gets
-    # its micro-batches as runs of like length, each dealt over the ranks like cards, turning round
-    # after each deal.
+    # fewest tokens (see `_deal_evenly`): parts differ by at most one row, and little in tokens. A
+    # model that pads gets its micro-batches as runs of like length. Each run is dealt over the
+    # ranks in turns (see `_deal_in_turns`).
     # Two steps of 3 and 2 rows: step [0 0 0, 1 1], place from the end [2 1 0, 1 0].
     step = np.repeat(np.arange(len(sizes)), sizes)
     size = sizes[step]
@@ -399,7 +400,7 @@ class StreamPlan(Plan):
         is_first = np.append(True, recordings[1:] != recordings[:-1])
         firsts = np.flatnonzero(is_first[: len(recordings)])
         counts = np.diff(np.append(firsts, len(recordings)))
-        random = stream(settings.seed, 0 if settings.repeats else epoch)
+        random = generator_of(settings.seed, 0 if settings.repeats else epoch)
         # Recordings are shuffled, never their chunks: the order inside one is what a carried state
         # depends on.
         drawn = random.permutation(len(counts)) if settings.shuffle else np.arange(len(counts))

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from flatout.data.batches.gather import HostColumn, runs_of
-from flatout.data.batches.plan import stream
+from flatout.data.batches.plan import generator_of
 from flatout.data.checks.findings import counted, name_few
 from flatout.data.sequences.columns import RecordingRules
 from flatout.data.sequences.missing import Missing
@@ -196,7 +196,7 @@ class SeededOrder(RandomSampler):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        random = stream(self.seed, self.epoch)
+        random = generator_of(self.seed, self.epoch)
         self.epoch += 1
         kind = np.int32 if self.num_samples < 2**31 else np.int64
         order = np.arange(self.num_samples, dtype=kind)

@@ -9,8 +9,9 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,10 +36,11 @@ def block_writer(
     that may be written. Blocks of CoNLL have two columns, lists of words and of their tags.
     """
     if out is None:
-        write, close = _format_writer(sys.stdout.buffer, ".csv")
-        yield explain_disk_errors(Path("/dev/stdout"))(write)
+        shown = _CsvFile(sys.stdout.buffer)
+        # each call of `write` runs inside of `explain_disk_errors`
+        yield explain_disk_errors(Path("/dev/stdout"))(shown.write)
         with explain_disk_errors(Path("/dev/stdout")):
-            close()
+            shown.close()
             sys.stdout.buffer.flush()
         return
     path = Path(out)
@@ -62,16 +64,16 @@ def block_writer(
         with explain_disk_errors(path):
             file = beside.open("wb")
         with file:
-            write, close = _format_writer(file, path.suffix)
+            written = _FILES[path.suffix](file)
             try:
-                yield explain_disk_errors(path)(write)
+                yield explain_disk_errors(path)(written.write)
             except BaseException:
                 # pyarrow ends a file that is open; the first error is the one to show
                 with suppress(Exception):
-                    close(is_whole=False)
+                    written.close(is_whole=False)
                 raise
             with explain_disk_errors(path):
-                close()
+                written.close()
                 file.flush()
                 beside.replace(path)
     finally:
@@ -82,7 +84,7 @@ def block_writer(
 
 
 def _is_among(path: Path, source: Path) -> bool:
-    """Whether a file is what a name, a folder or a pattern leads to."""
+    """Whether `path` is a file that `source` names: a file, one in a folder, or by a pattern."""
     if source.exists():
         return path.samefile(source) or source.resolve() in path.resolve().parents
     return path.absolute().match(str(source.absolute()))
@@ -103,35 +105,78 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _format_writer(
-    file: BinaryIO, suffix: str
-) -> tuple[Callable[[pa.RecordBatch], None], Callable[..., None]]:
-    opened: list[Any] = []
-    formulas = [0]
+class _BlockFile(Protocol):
+    """A file of one format that is being written."""
 
-    def write_csv(block: pa.RecordBatch) -> None:
-        options = pa_csv.WriteOptions(include_header=not opened)
-        opened.append(True)
-        columns, found = zip(
-            *(_without_formulas(_flat(column)) for column in block.columns), strict=True
-        )
-        formulas[0] += sum(found)
+    def write(self, block: pa.RecordBatch) -> None: ...
+
+    def close(self, *, is_whole: bool = True) -> None:
+        """Write the end of the file; `is_whole`: whether all blocks were written."""
+
+
+class _CsvFile:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._has_header = False
+        self._formulas = 0
+
+    def write(self, block: pa.RecordBatch) -> None:
+        options = pa_csv.WriteOptions(include_header=not self._has_header)
+        self._has_header = True
+        columns = []
+        for column in block.columns:
+            safe_column, formulas = _without_formulas(_as_csv(column))
+            columns.append(safe_column)
+            self._formulas += formulas
         # A spreadsheet would run a column's name, too.
-        names = ["'" * name.startswith("=") + name for name in block.schema.names]
-        pa_csv.write_csv(pa.RecordBatch.from_arrays(list(columns), names=names), file, options)
+        names = [f"'{name}" if name.startswith("=") else name for name in block.schema.names]
+        pa_csv.write_csv(pa.RecordBatch.from_arrays(columns, names=names), self._file, options)
 
-    def write_jsonl(block: pa.RecordBatch) -> None:
-        file.writelines(
-            json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n"
-            for row in block.to_pylist()
-        )
+    def close(self, *, is_whole: bool = True) -> None:
+        if self._formulas and is_whole:
+            cells = f"{self._formulas:,} cells that begin with '=' got a ' before it"
+            print(
+                f"{cells}: a spreadsheet would run them. jsonl and parquet keep them as they are.",
+                file=sys.stderr,
+            )
 
-    def write_parquet(block: pa.RecordBatch) -> None:
-        if not opened:
-            opened.append(pq.ParquetWriter(file, block.schema))
-        opened[0].write_batch(block)
 
-    def write_sentences(block: pa.RecordBatch) -> None:
+class _JsonLinesFile:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, block: pa.RecordBatch) -> None:
+        for row in block.to_pylist():
+            line = json.dumps(row, ensure_ascii=False, default=str)
+            self._file.write(line.encode() + b"\n")
+
+    def close(self, *, is_whole: bool = True) -> None:
+        pass
+
+
+class _ParquetFile:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, block: pa.RecordBatch) -> None:
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._file, block.schema)
+        self._writer.write_batch(block)
+
+    def close(self, *, is_whole: bool = True) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class _SentencesFile:
+    """CoNLL; `has_ten_columns`: CoNLL-U, with a number before each word."""
+
+    def __init__(self, file: BinaryIO, *, has_ten_columns: bool = False) -> None:
+        self._file = file
+        self._has_ten_columns = has_ten_columns
+
+    def write(self, block: pa.RecordBatch) -> None:
         words, tags = (column.to_pylist() for column in block.columns)
         for sentence in zip(words, tags, strict=True):
             lines = []
@@ -140,33 +185,29 @@ def _format_writer(
                 # without a tag has `_`, as in CoNLL-U.
                 word, tag = (" ".join((text or "_").split()) for text in word_and_tag)
                 fields = [word, tag]
-                if suffix == CONLL_U:
+                if self._has_ten_columns:
                     fields = [str(number), word, "_", tag, *["_"] * 6]
                 lines.append("\t".join(fields))
-            file.write("\n".join([*lines, "", ""]).encode())
+            self._file.write("\n".join([*lines, "", ""]).encode())
 
-    def close(*, is_whole: bool = True) -> None:
-        if suffix == ".parquet" and opened:
-            opened[0].close()
-        if formulas[0] and is_whole:
-            words = (
-                f"{formulas[0]:,} cells that begin with '=' got a ' before it: a spreadsheet would"
-                " run them."
-            )
-            print(f"{words} jsonl and parquet keep them as they are.", file=sys.stderr)
+    def close(self, *, is_whole: bool = True) -> None:
+        pass
 
-    writers = {
-        ".csv": write_csv,
-        ".jsonl": write_jsonl,
-        ".parquet": write_parquet,
-        CONLL: write_sentences,
-        CONLL_U: write_sentences,
-    }
-    return writers[suffix], close
+
+_FILES: dict[str, Callable[[BinaryIO], _BlockFile]] = {
+    ".csv": _CsvFile,
+    ".jsonl": _JsonLinesFile,
+    ".parquet": _ParquetFile,
+    CONLL: _SentencesFile,
+    CONLL_U: partial(_SentencesFile, has_ten_columns=True),
+}
 
 
 def _without_formulas(column: pa.Array) -> tuple[pa.Array, int]:
-    """Texts that a spreadsheet would run, as texts; how many there were."""
+    """The column with a ' before each text that begins with =, and how many these are.
+
+    A spreadsheet would run such a text.
+    """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_string_view(column.type):
@@ -185,14 +226,16 @@ def _join_words(words: list[str | None] | None) -> str | None:
     return "|".join(word or "" for word in words)
 
 
-def _flat(column: pa.Array) -> pa.Array:
-    """What a csv cannot hold as texts: lists separated by `|`, bytes in hexadecimal, the rest as
-    JSON.
+def _as_csv(column: pa.Array) -> pa.Array:
+    """The column as a csv can hold it.
+
+    Lists are joined by `|`, bytes are written in hexadecimal, and other nested values as JSON. All
+    other columns stay as they are.
     """
     if are_bytes(column.type):
         return pa.array([each and each.hex() for each in column.to_pylist()], pa.string())
     if is_list(column.type) and not pa.types.is_nested(column.type.value_type):
-        # one with a null in it, too, which `binary_join` drops
+        # joined in Python: `binary_join` of pyarrow gives null for a list that holds a null
         lists = column.cast(pa.list_(pa.string())).to_pylist()
         return pa.array([_join_words(words) for words in lists])
     if pa.types.is_nested(column.type):

@@ -83,7 +83,8 @@ class Transformer(FreezableEncoder):
         self.separator_id = separator_id
         # whether it answers with words, at the batch's `places` or at all tokens
         self.predicts_words = predicts_words
-        self.read_share = 1.0  # fraction of tokens that such a head reads, for counts of operations
+        # fraction of tokens that a head for words reads, for counts of operations
+        self.read_share = 1.0
         self.described: PretrainedConfig = net.config
         self.family: str = net.config.model_type
         self.facts = read_facts(net)
@@ -91,7 +92,7 @@ class Transformer(FreezableEncoder):
         self.recomputes = False
         self.joins = Windows.mean  # how the answers of a row's windows are joined
         self.window_query: nn.Parameter | None = None
-        self._waiting: list[list[str]] = []
+        self._waiting: list[list[str]] = []  # layers that thaw later (`freezing.py`)
         self._kernels: dict[tuple[str, torch.dtype, bool], Kernel] = {}
         can_be_flat = not self.facts.why_not_flat
         require(
@@ -125,7 +126,7 @@ class Transformer(FreezableEncoder):
             _use_plain_attention(net)
         self.register_load_state_dict_post_hook(require_same_weights)
         make_lean(net)
-        # names that the state leaves out, as another name stands for the same weight
+        # by each name that the state leaves out, the name that it keeps for the same weight
         self.first_names = keep_tied_once(self)
 
     @property
@@ -144,6 +145,7 @@ class Transformer(FreezableEncoder):
         return self.facts.attention_dropout
 
     def decides_on_host(self) -> str:
+        """What a step decides on the host, in words; empty where a captured step can replay it."""
         if self.window and (self.predicts_words or not self.is_flat):
             return "where long texts are cut into windows"
         if self.answers_tokens and not self.is_flat:
@@ -167,14 +169,15 @@ class Transformer(FreezableEncoder):
             answers = read(batch)
             if self.is_tagging:
                 return answers
+            # one text more: rows that are no windows are of a text behind all others
             return join_answers(answers, batch.texts, batch.num_real + 1, self.joins)
-        windows, texts_W, places_T = cut_windows(batch, self.window)
+        windows, texts_W, cut_order_T = cut_windows(batch, self.window)
         answers = read(windows)
         if self.is_tagging:  # back in the order of the row
-            return torch.empty_like(answers).index_copy(0, places_T, answers)
+            return torch.empty_like(answers).index_copy(0, cut_order_T, answers)
         return join_answers(answers, texts_W, batch.num_rows, self.joins)
 
-    def read_windows(self, window: int, joins: Windows) -> None:
+    def set_windows(self, window: int, joins: Windows) -> None:
         """Read rows as windows of `window` tokens, and join the windows' answers like `joins`.
 
         0 tokens: rows are read at once.
@@ -315,9 +318,10 @@ class Transformer(FreezableEncoder):
     ) -> Tensor:
         """`[T, H]` states after the layers `first` to `stop` (not included; None: after the last).
 
-        After the last layer `[B, H]` where only first tokens are read. Before layer `first` stand
-        the batch's own `states`, where it brings them, else its tokens are embedded. The states
-        before, between and after these layers are appended to `outputs`.
+        After the last layer `[B, H]` where only first tokens are read. A batch that brings `states`
+        brings those before layer `first`; they are read where layers were left out, or where none
+        runs. Else its tokens are embedded. The states before, between and after these layers are
+        appended to `outputs`.
         """
         layers = self.in_order()
         stop = len(layers) if stop is None else stop
@@ -326,16 +330,16 @@ class Transformer(FreezableEncoder):
         starts_B = batch.offsets[:-1]
         lengths_B = batch.offsets[1:] - starts_B
         begins_T = torch.repeat_interleave(starts_B, lengths_B, output_size=batch.num_tokens)
-        places_T = count_up(batch.num_tokens, batch.tokens.device) - begins_T
+        positions_T = count_up(batch.num_tokens, batch.tokens.device) - begins_T
         if first and batch.states is not None:
             states_TH = batch.states.float()
         else:
-            states_TH = self._embed(batch.tokens, begins_T, places_T)
+            states_TH = self._embed(batch.tokens, begins_T, positions_T)
         if outputs is not None:
             outputs.append(states_TH)
         if first == stop:
             return states_TH
-        shared = self._shared_by_layers(batch, states_TH, places_T)
+        shared = self._shared_by_layers(batch, states_TH, positions_T)
         is_saving = self.recomputes and self.training
         for number, layer in enumerate(layers[first:stop], first + 1):
             arguments = (states_TH, shared, number == len(layers))
@@ -347,16 +351,16 @@ class Transformer(FreezableEncoder):
                 outputs.append(states_TH)
         return states_TH
 
-    def _embed(self, tokens_T: Tensor, begins_T: Tensor, places_T: Tensor) -> Tensor:
+    def _embed(self, tokens_T: Tensor, begins_T: Tensor, positions_T: Tensor) -> Tensor:
         """`[T, H]` states before the first layer."""
         texts_T = None
         if self._numbers_pairs:
             texts_T = number_texts(tokens_T, begins_T, self.separator_id or 0)
-        positions_T = number_positions(tokens_T, begins_T, places_T, self.facts.first_position)
+        numbers_T = number_positions(tokens_T, begins_T, positions_T, self.facts.first_position)
         form = FLAT_FAMILIES[self.family]
-        return embed_tokens(self.net.base_model, form, tokens_T, positions_T, texts_T)
+        return embed_tokens(self.net.base_model, form, tokens_T, numbers_T, texts_T)
 
-    def _shared_by_layers(self, batch: FlatBatch, states_TH: Tensor, places_T: Tensor) -> Pass:
+    def _shared_by_layers(self, batch: FlatBatch, states_TH: Tensor, positions_T: Tensor) -> Pass:
         """What all layers of this forward pass read besides the states."""
         backbone = self.net.base_model
         rows = FlatRows(batch.lengths, batch.offsets, self._kernel(states_TH.device))
@@ -365,7 +369,7 @@ class Transformer(FreezableEncoder):
             read_at_last = batch.offsets[:-1]
         elif self.predicts_words:
             read_at_last = batch.places
-        rotary = rotary_positions(backbone, self.facts.rotary_kinds, states_TH, places_T)
+        rotary = rotary_positions(backbone, self.facts.rotary_kinds, states_TH, positions_T)
         shared = Pass(rows, rotary, read_at_last, self.is_narrow)
         if reads_distances(backbone):
             longest = max(rectangle.length for rectangle in rows.layout.rectangles)
@@ -403,13 +407,14 @@ class Transformer(FreezableEncoder):
 
     def _mask(self, tokens_BL: Tensor, lengths_B: Tensor) -> Tensor:
         """Which tokens are no padding, in the form that costs the library least."""
-        places_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
-        is_token_BL = places_L < lengths_B.unsqueeze(1)
-        # The library asks a plain mask whether it holds padding, and waits for the device. It takes
-        # a finished mask `[B, 1, 1, L]` unchanged, but then leaves out windows, too.
-        adds_to_mask = self.facts.has_windows or self.facts.masks_itself
-        is_fused = self.described._attn_implementation == "sdpa" and not adds_to_mask
-        return is_token_BL[:, None, None] if is_fused else is_token_BL.long()
+        positions_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
+        is_token_BL = positions_L < lengths_B.unsqueeze(1)
+        # The library asks a plain mask whether it holds padding, and waits for the device. A
+        # finished mask `[B, 1, 1, L]` it takes as it is, without waiting. Where it must add
+        # something of its own, such as windows of attention, it needs the plain one.
+        library_adds = self.facts.has_windows or self.facts.masks_itself
+        takes_finished = self.described._attn_implementation == "sdpa" and not library_adds
+        return is_token_BL[:, None, None] if takes_finished else is_token_BL.long()
 
     def _without_padding(self, logits: Tensor, batch: FlatBatch, lengths_B: Tensor) -> Tensor:
         """`[T, C]` or `[K, V]` of the padded answers `[B, L, C]`, in the order of the batch."""
@@ -417,10 +422,10 @@ class Transformer(FreezableEncoder):
         device = batch.offsets.device
         shift_B = torch.arange(batch.num_rows, device=device) * logits.shape[1] - batch.offsets[:-1]
         shift_T = torch.repeat_interleave(shift_B, lengths_B, output_size=batch.num_tokens)
-        places_T = torch.arange(batch.num_tokens, device=device) + shift_T
+        in_rectangle_T = torch.arange(batch.num_tokens, device=device) + shift_T
         if self.predicts_words and batch.places is not None:
-            places_T = places_T.index_select(0, batch.places)
-        return logits.flatten(0, 1).index_select(0, places_T)
+            in_rectangle_T = in_rectangle_T.index_select(0, batch.places)
+        return logits.flatten(0, 1).index_select(0, in_rectangle_T)
 
 
 def choose_kernel(

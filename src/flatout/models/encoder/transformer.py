@@ -214,7 +214,7 @@ class TransformerConfig:
         _require_no_code(settings, "encoder.json")
         config = _config_class(settings.pop("model_type"))(**settings)
         model = outputs.wrap(outputs.auto_class.from_config(config), self.compute, separator_id)
-        model.read_windows(window, self.windows)
+        model.set_windows(window, self.windows)
         if self.lora.rank:
             add_lora(model.net, self.lora)
         return model

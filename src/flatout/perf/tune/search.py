@@ -24,11 +24,11 @@ from flatout.perf.tune.settings import StepRows
 from flatout.perf.tune.speeds import OpenSettings, Speeds, allowed_seconds
 
 _SMALL = 8  # rows; on a CPU their memory is measured first, to predict the memory of more
-_LEAST_PROBES = 2  # if there is no time for so many more, nothing is measured
+_LEAST_PROBES = 2  # if there is no time for so many more, no other value is tried
 _COMPILE_S = 20.0  # a guess: what a compile takes at least
 _COMPILE_GAIN = 0.4  # a guess: the fraction of a step that it saves at most
 _LEAST_STEPS_AN_EPOCH = 8
-_ROUNDS_AGAIN = 3  # most measurements again of a precision that lost by a slow moment
+_ROUNDS_AGAIN = 3  # chances of a precision whose first measurement fell into a slow moment
 _MOST_MISSES = 2  # sizes in a row that are not faster; one may be noise
 _LOSS_ROWS = 32  # most rows whose loss is compared between precisions
 
@@ -53,7 +53,7 @@ class Search:
         self._most: int | None = None
 
     def decide(self) -> Answers:
-        """Search all open settings; the answers also say why, if nothing was measured."""
+        """Search all open settings; the answers also say why, if no other value was tried."""
         try:
             why_none = self._decide()
         finally:
@@ -73,7 +73,7 @@ class Search:
     def _decide(self) -> str:
         """Search one setting after the other.
 
-        Returns why nothing was measured; empty if something was.
+        Returns why no other value was tried; empty if some were.
         """
         start = self.open.start
         as_set = {
@@ -278,7 +278,8 @@ class Search:
         self.answers.values["data.batch_size"] = now.rows
         self.answers.values["data.accumulate"] = now.accumulate
         step = f"{now.rows * now.accumulate} rows of a device in a step"
-        if before.rows != start.rows and now.rows <= before.rows:
+        start_did_not_fit = before.rows != start.rows
+        if start_did_not_fit and now.rows <= before.rows:
             why = f"{start.rows} do not fit; {step}"
         elif not is_kept:
             gain = f"twice as many bring less than {self.settings.gain:.0%}"
@@ -298,8 +299,8 @@ class Search:
     def _climb(self, sizes: list[int]) -> None:
         """Choose rows at once for steps of the same rows: larger sizes first, then smaller ones.
 
-        Sizes 8, 16, 32, 64, 128 with 32 set: tries 64; where it is not faster, 128. Where neither
-        is, tries 16, then 8.
+        Sizes 8, 16, 32, 64, 128 with 32 set: tries 64, then 128. Where neither is faster, tries 16,
+        then 8.
         """
         start = self.now.rows
         larger = [rows for rows in sizes if rows > start]
@@ -326,8 +327,9 @@ class Search:
         On a GPU the first size is a guess by its memory. From there larger sizes are tried while
         they pay. Where not even the first of these pays, smaller ones are tried.
 
-        Sizes 8, 16, 32, 64, 128 and a guess of 32: 64 pays, 128 does not, so 64 is taken. Where 64
-        does not pay: 32 against 16, and 16 is taken where 32 does not pay either.
+        Sizes 8, 16, 32, 64, 128, of which 8 was set, and a guess of 32: 64 pays, 128 does not, so
+        64 is taken. Where 64 does not pay: 32 against 16, and 16 is taken where 32 does not pay
+        either.
         """
         ladder = [rows for rows in sizes if rows >= self.now.rows]
         about = self.speeds.about
@@ -365,11 +367,12 @@ class Search:
         """A learning rate by a range test."""
         step_s = self.speeds.seen[self.now][-1].step_s
         until = self.speeds.until
+        # The test ends with the time. Half of its steps may be enough.
         if time.time() + RANGE_STEPS * step_s / 2 > until:
             self.answers.is_complete = False
             why = f"{RANGE_STEPS} steps take longer than the time that is left"
             return "as set", "not measured", why
-        self.prober.close()  # a new process, with untrained weights
+        self.prober.close()  # the next question starts a new process, with untrained weights
         tested = self.prober.ask("range", until, setting=self.now, until=until)
         if isinstance(tested, NoAnswer):
             return "as set", "not measured", tested.why
