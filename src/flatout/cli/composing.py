@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,66 +76,110 @@ _OF_VALUES = (
 _ALMOST = 0.75  # least likeness of two keys that stand in different groups
 
 
+@dataclass(frozen=True, slots=True)
+class _HydraError:
+    """What Hydra, OmegaConf or YAML say in an error: some in attributes, some only in words."""
+
+    error: BaseException  # as it was raised
+    kind: str  # name of the innermost error's class
+    attributes: dict[str, Any]  # of the innermost error; they differ by its class
+    message: str  # of all errors of the chain
+    reason: str  # of the innermost error
+
+    @classmethod
+    def of(cls, error: BaseException, chain: Sequence[BaseException]) -> _HydraError:
+        inner = chain[-1]
+        # For an error inside of a file Hydra raises one that names only its class. The original is
+        # the context of that.
+        original = error.__context__
+        is_of_file = type(inner).__name__ == "ConfigCompositionException"
+        if is_of_file and type(original).__name__ in _OF_VALUES:
+            assert original is not None
+            inner = original
+        message = "\n".join(map(str, chain))
+        return cls(error, type(inner).__name__, vars(inner), message, str(inner))
+
+    @property
+    def key(self) -> str:
+        """The setting, with its groups; empty if none is named."""
+        written = _first(r"full_key: (\S+)", self.reason)
+        return str(self.attributes.get("full_key") or "") or written
+
+    @property
+    def override(self) -> str:
+        """The word of the command line; empty if none is named."""
+        typed = self.attributes.get("override")
+        pattern = r"override '?([^'\n]+?)'?(?:\.? No match.*|\.?)$"
+        return typed or _first(pattern, str(self.error))
+
+
 def explain(error: BaseException) -> UserError | None:
     """The user's mistake behind an error; None for a defect of ours."""
     chain = chain_of(error)
     if (mistake := mistake_in(chain)) is not None:
         return mistake
-    inner = chain[-1]
-    # Hydra says of a file only which error its settings raised; that error stands behind its own.
-    behind = error.__context__
-    if type(inner).__name__ == "ConfigCompositionException" and isinstance(behind, Exception):
-        inner = behind if type(behind).__name__ in _OF_VALUES else inner
-    message = "\n".join(map(str, chain))
-    # the attributes differ by the error's class; some have only a text
-    facts = vars(inner)
-    key = str(facts.get("full_key") or "") or _first(r"full_key: (\S+)", str(inner))
-    override = facts.get("override") or _first(
-        r"override '?([^'\n]+?)'?(?:\.? No match.*|\.?)$", str(error)
-    )
-    if override and " while evaluating " in message:
-        return _wrong_function(override, str(inner))
-    match type(inner).__name__:
+    said = _HydraError.of(error, chain)
+    override = said.override
+    if override and " while evaluating " in said.message:
+        return _wrong_function(override, said.reason)
+    match said.kind:
         case "MissingConfigException":
-            group, _, option = (facts.get("missing_cfg_file") or "").rpartition("/")
-            return _missing_option(group, option, facts.get("options") or [])
+            missing = said.attributes.get("missing_cfg_file") or ""
+            group, _, option = missing.rpartition("/")
+            return _missing_option(group, option, said.attributes.get("options") or [])
         case "OverrideParseException" | "LexerNoViableAltException":
             return _unreadable(override)
         case kind if kind in _OF_VALUES:
-            return _wrong_value(as_typed(key), str(facts.get("value")), message)
+            value = str(said.attributes.get("value"))
+            return _wrong_value(as_typed(said.key), value, said.message)
         case "MissingMandatoryValue":
-            return UserError(key, "has no value", hint=f"Give it one: {key}=VALUE.")
+            return UserError(said.key, "has no value", hint=f"Give it one: {said.key}=VALUE.")
         case "ConfigAttributeError" | "ConfigKeyError" | "ConfigCompositionException":
-            several = _first(
-                r"^Ambiguous value for argument '(.+)'$|^Sweep parameters '(.+)' requires", message
-            )
-            if several:
-                return _several_values(several)
-            if file := _first(r"^In '(.+)': Overriding hydra\.searchpath", message):
-                return UserError(
-                    f"{file}.yaml: hydra.searchpath",
-                    "is set by a file",
-                    hint="Name the folder by --config-dir.",
-                )
-            return _unknown_key(error, key, override, message)
-        case "ScannerError" | "ParserError" | "ConstructorError" | "ComposerError" | "ReaderError":
-            return UserError("conf", message.replace("\n", " "), hint="The file is not valid YAML.")
-        case "OSError" if "Invalid loaded object type" in message:
-            return UserError("conf", "a file holds no keys", hint="Write KEY: VALUE in each line.")
-        case "RecursionError":
+            return _wrong_key(said)
+        case "AttributeError" if "full_key: hydra." in said.message:
             return UserError(
-                "conf", "is nested too deeply", hint="Write the settings with fewer levels."
-            )
-        case "AttributeError" if "full_key: hydra." in message:
-            return UserError(
-                key, "does not fit", hint="python -m flatout settings lists what each key may be."
+                said.key,
+                "does not fit",
+                hint="python -m flatout settings lists what each key may be.",
             )
         case kind if kind.startswith("Interpolation") or kind in (
             "UnsupportedInterpolationType",
             "GrammarParseError",
         ):
-            return UserError(key or "conf", message.splitlines()[0], hint="Write the value itself.")
+            first_line = said.message.splitlines()[0]
+            return UserError(said.key or "conf", first_line, hint="Write the value itself.")
+    return _unreadable_file(said)
+
+
+def _unreadable_file(said: _HydraError) -> UserError | None:
+    """The mistake of a file that is no YAML, or no settings; None for another error."""
+    match said.kind:
+        case "ScannerError" | "ParserError" | "ConstructorError" | "ComposerError" | "ReaderError":
+            one_line = said.message.replace("\n", " ")
+            return UserError("conf", one_line, hint="The file is not valid YAML.")
+        case "OSError" if "Invalid loaded object type" in said.message:
+            return UserError("conf", "a file holds no keys", hint="Write KEY: VALUE in each line.")
+        case "RecursionError":
+            return UserError(
+                "conf", "is nested too deeply", hint="Write the settings with fewer levels."
+            )
     return None
+
+
+def _wrong_key(said: _HydraError) -> UserError:
+    """The mistake of a key with several values, of a search path in a file, or of no such key."""
+    several = _first(
+        r"^Ambiguous value for argument '(.+)'$|^Sweep parameters '(.+)' requires", said.message
+    )
+    if several:
+        return _several_values(several)
+    if file := _first(r"^In '(.+)': Overriding hydra\.searchpath", said.message):
+        return UserError(
+            f"{file}.yaml: hydra.searchpath",
+            "is set by a file",
+            hint="Name the folder by --config-dir.",
+        )
+    return _no_such_key(said)
 
 
 def chain_of(error: BaseException, *, with_context: bool = False) -> list[BaseException]:
@@ -162,7 +206,7 @@ def explain_errors() -> Iterator[None]:
     except Exception as error:
         # errors of Hydra, YAML, the parser and user classes share no class
         for link in chain_of(error, with_context=True):
-            # OmegaConf may fail where a signal leaves it
+            # Ctrl-C inside of OmegaConf may surface as its own error, with the signal in the chain.
             if isinstance(link, KeyboardInterrupt | SystemExit):
                 raise link from None
         if (mistake := explain(error)) is None:
@@ -254,24 +298,29 @@ def _several_values(word: str) -> UserError:
     return UserError(key, f"several values ({values}) for one run", hint=f"{hint}.")
 
 
-def _unknown_key(error: BaseException, key: str, override: str, message: str) -> UserError:
-    if plain := _first(r"Either remove \+ prefix: '(.+)'$", message):
+def _no_such_key(said: _HydraError) -> UserError:
+    """The mistake of a key that is not there, or that is there already and was added again."""
+    if plain := _first(r"Either remove \+ prefix: '(.+)'$", said.message):
         return UserError(
             plain.partition("=")[0], "is there already", hint=f"Leave out the plus sign: {plain}."
         )
-    words = _first(r"To append to your config use \+(\S+)", message) or override
-    words = words or _first(r"Could not delete from config\. '(.+?)' does not exist", message)
-    typed = words.lstrip("+~").partition("=")[0]
-    key = key or typed
+    override = (
+        _first(r"To append to your config use \+(\S+)", said.message)
+        or said.override
+        or _first(r"Could not delete from config\. '(.+?)' does not exist", said.message)
+    )
+    typed_key = override.lstrip("+~").partition("=")[0]
     # Hydra names the first part that is not there
-    whole = typed if typed.startswith(f"{key}.") else key
+    first_missing = said.key or typed_key
+    full_key = typed_key if typed_key.startswith(f"{first_missing}.") else first_missing
     beside = []
-    for link in chain_of(error, with_context=True):
+    for link in chain_of(said.error, with_context=True):
         kind = vars(link).get("object_type")  # the class that has no such field
         if isinstance(kind, type) and is_dataclass(kind):
             beside = [field.name for field in fields(kind) if not field.name.startswith("_")]
             break
-    return unknown_key(key, beside, typed=whole, file=_first(r"In '([^']+)'", message))
+    file = _first(r"In '([^']+)'", said.message)
+    return unknown_key(first_missing, beside, typed=full_key, file=file)
 
 
 def _first(pattern: str, text: str) -> str:
@@ -296,7 +345,7 @@ def unknown_key(
             f"{logger} is not chosen",
             hint=f"Add logger={logger}, or logger=[tensorboard,{logger}] for both.",
         )
-    # the user's keys, such as data.noise
+    # groups whose default is a dictionary take any key of the user's
     if any(field.default_factory is dict for field in _fields_of(parent)):
         return UserError(
             key, "no such key", hint=f"Keys of {parent} are added with a plus sign: +{key}=VALUE."
@@ -341,7 +390,8 @@ def find_key(word: str) -> str | None:
         group = key.partition(".")[0]
         return key.count("."), GROUPS.index(group) if group in GROUPS else len(GROUPS)
 
-    # Of keys of one name the mapping keeps the last: so the key of lowest rank comes last.
+    # Several keys may end in the same name. A dictionary keeps the last of them, so the one that is
+    # preferred comes last.
     by_name = {key.rpartition(".")[2]: key for key in sorted(known_keys(), key=rank, reverse=True)}
     top = [*GROUPS, *(field.name for field in fields(RunConfig))]
     by_name |= dict(zip(top, top, strict=True))
