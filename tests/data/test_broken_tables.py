@@ -136,6 +136,11 @@ TOLD = {
         b"text,label\n\n",
         "no rows below the line that names the columns",
     ),
+    "only a header of recordings": (
+        "rows.csv",
+        b"t,rpm,bar,wear\n",
+        r"data\.read\.columns=\[column1,column2,column3,column4\]",
+    ),
     "no header": ("rows.csv", b"\n\n", "the first line is no list of columns"),
     "a header that is not UTF-8": (
         "rows.csv",

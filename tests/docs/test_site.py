@@ -81,6 +81,14 @@ def test_the_reading_order_names_files_that_are_there():
     assert [file for file in files if not (ROOT / "src" / "flatout" / file).is_file()] == []
 
 
+def test_recordings_and_bit_strings_are_exported_with_the_option_that_they_need():
+    page = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
+    forms = [line for line in page.splitlines() if line.startswith("|") and "`export" in line]
+    for kind in ("recordings", "bit strings"):
+        (form,) = [line for line in forms if kind in line]
+        assert "`export RUN --onnx --out FOLDER`" in form
+
+
 def test_every_metric_and_every_curve_is_explained_on_one_page():
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert [name for name in (*BEST_MODE, *CURVES) if f"`{name}`" not in page] == []
