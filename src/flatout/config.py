@@ -381,6 +381,9 @@ class RunConfig:
                 "flatout passes this argument",
                 hint=f"Set {REPLACED.get(name)} instead.",
             )
+        epochs = self.trainer.get("max_epochs")
+        is_count = epochs is None or (isinstance(epochs, int) and epochs >= 1)
+        require(is_count, "trainer.max_epochs", f"{epochs}", allowed="a whole number, 1 or more")
         for name, value in self.trainer.items():
             _require_fitting(name, value)
         strategy = self.trainer.get("strategy")
@@ -391,9 +394,6 @@ class RunConfig:
             allowed=", ".join(strategies),
             hint=did_you_mean(str(strategy), strategies),
         )
-        epochs = self.trainer.get("max_epochs")
-        is_count = epochs is None or (isinstance(epochs, int) and epochs >= 1)
-        require(is_count, "trainer.max_epochs", f"{epochs}", allowed="a whole number, 1 or more")
 
     @property
     def is_sharded(self) -> bool:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
+from flatout.audit.findings import describe_rare_suspects
 from flatout.audit.forecast import forecast, round_number
 from flatout.audit.labels import (
     Suspects,
@@ -14,6 +15,7 @@ from flatout.audit.labels import (
     find_suspects,
     plant_errors,
 )
+from flatout.audit.rows import AuditRows
 from flatout.audit.text_folds import TextFolds
 
 TWO_CLASSES = np.array(
@@ -48,6 +50,13 @@ def test_suspects_that_pile_up_in_a_rare_class_are_found():
     rows = np.array(at_its_end)
     suspects = Suspects(rows, labels[rows], np.ones(len(rows)), np.eye(3))
     assert find_rare_suspects(labels, suspects) == [(2, 7, 16)]
+    names = "texts shown files numbers splits groups locations column".split()
+    read = AuditRows(
+        **dict.fromkeys(names, labels), labels=labels, classes=["question", "place", "short"]
+    )
+    assert describe_rare_suspects(read, suspects) == (
+        "Suspects pile up in rare classes (7 of the 16 rows of short): most of these may be right"
+    )
     # as many as of other rows
     few = Suspects(rows[:34], labels[rows[:34]], np.ones(34), np.eye(3))
     assert find_rare_suspects(labels, few) == []

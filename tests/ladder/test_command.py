@@ -120,7 +120,7 @@ BAD = {
         "optim.base_batch=32",
     ): "optim.scale_lr: is a rung's own",
     ("model=textcnn",): "model: there is no ladder for textcnn (bilstm, transformer, bitmlp, rnn)",
-    ("model=bilstm", "data.problem=multi", "data.source=rows.csv"): "multi has no usual program",
+    ("model=bilstm", "data.problem=multi", "data.source=rows.csv"): "there is no ladder for multi",
     ("data=cells", "model=rnn", "task=sequence"): "the usual program reads windows with one answer",
     ("data=people", "model=bitmlp", "task=grams"): "Set model.detectors=false",
 }

@@ -79,6 +79,14 @@ def test_a_table_by_its_name_is_trained_on(tmp_path, monkeypatch):
         ({"model": "lstm"}, "no model 'lstm'"),
         ({"task": "x"}, "task: str is no LightningModule"),
         ({"trainer": "cpu"}, "trainer: 'cpu' is no mapping. Write fit(trainer={…: …})."),
+        (
+            {"trainer": {"max_epochs": 1.5}},
+            "trainer.max_epochs: 1.5 (a whole number, 1 or more)",
+        ),
+        (
+            {"trainer": {"max_epochs": "ten"}},
+            "trainer.max_epochs: ten (a whole number, 1 or more)",
+        ),
         ({"callbacks": [3]}, "callbacks: [3] is no mapping"),
         ({"epoch": 2}, "Did you mean 'epochs'?"),
         ({"epochs": 2, "trainer": {"max_epochs": 3}}, "fit: epochs=2, and trainer has max_epochs"),

@@ -226,10 +226,7 @@ def test_masked_words_have_no_rival():
     assert TAGS.rival == COMMONEST
 
 
-def test_a_run_has_its_rival_and_trains_as_without(tmp_path, monkeypatch):
-    monkeypatch.setattr(rival, "_START_S", 0.0)
-    # a tenth of so short a run may be too little where others compute
-    monkeypatch.setattr(rival, "_SHARE", 10.0)
+def test_a_run_that_always_wants_its_rival_has_it_and_trains_as_without(tmp_path):
     data = TextDataConfig(sample=HEADLINES, cache=str(tmp_path / "cache"))
     quiet: Any = {
         "tune": "off",
@@ -239,8 +236,8 @@ def test_a_run_has_its_rival_and_trains_as_without(tmp_path, monkeypatch):
         "seed": 3,
     }
 
-    def trained(name: str, is_on: bool) -> Any:
-        monitor = MonitorConfig(progress=False, verdict=False, rival=is_on)
+    def trained(name: str, wanted: bool | str) -> Any:
+        monitor = MonitorConfig(progress=False, verdict=False, rival=wanted)
         return fit(
             data,
             BiLSTMConfig(hidden=8, embedding=8),
@@ -249,7 +246,8 @@ def test_a_run_has_its_rival_and_trains_as_without(tmp_path, monkeypatch):
             **quiet,
         )
 
-    with_rival = trained("with", True)
+    # a tenth of so short a run would be too little
+    with_rival = trained("with", "always")
     without = trained("without", False)
     assert with_rival.metrics == without.metrics
     assert without.summary["rival"] is None

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.audit.labels import count_mixed_pairs, find_rare_suspects
+from flatout.audit.labels import Suspects, count_mixed_pairs, find_rare_suspects
 from flatout.audit.measure import AuditMeasurement, Interval
-from flatout.audit.rows import Objects
+from flatout.audit.rows import AuditRows, Objects
 from flatout.data.checks.findings import counted
 from flatout.tasks.score_intervals import LEAST_ROWS
 
@@ -76,7 +76,7 @@ def _judge_labels(measured: AuditMeasurement, suspects: str) -> AuditFinding:
     decide = f"take out the rows that are right, train with data.exclude={suspects}"
     if rows.is_tagged:
         decide = "and correct the tags in your file"
-    rare = describe_rare_suspects(measured)
+    rare = describe_rare_suspects(rows, measured.suspects)
     if rare:
         decide = f"{decide}. {rare}"
     return AuditFinding(
@@ -86,10 +86,9 @@ def _judge_labels(measured: AuditMeasurement, suspects: str) -> AuditFinding:
     )
 
 
-def describe_rare_suspects(measured: AuditMeasurement) -> str:
+def describe_rare_suspects(rows: AuditRows, suspects: Suspects) -> str:
     """A warning if suspects pile up in rare classes of texts; else empty."""
-    rows = measured.rows
-    found = [] if rows.is_tagged else find_rare_suspects(rows.labels, measured.suspects)
+    found = [] if rows.is_tagged else find_rare_suspects(rows.labels, suspects)
     if not found:
         return ""
     named = ", ".join(

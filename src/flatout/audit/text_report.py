@@ -47,7 +47,7 @@ def describe_texts(measured: AuditMeasurement, num_folds: int) -> Iterator[str]:
     for given, likely, num_rows in count_mixed_pairs(rows.labels, measured.suspects):
         pair = f"{rows.classes[given]}, likely {rows.classes[likely]}"
         yield f"        {pair}: {counted(num_rows, 'row')}"
-    rare = describe_rare_suspects(measured)
+    rare = describe_rare_suspects(rows, measured.suspects)
     if rare:
         yield f"        {rare}"
     gain, least, most = measured.without_suspects

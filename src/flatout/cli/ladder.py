@@ -131,7 +131,7 @@ def climb(
 
     config.require_ours(
         "ladder",
-        "parts of your own have no usual program",
+        "there is none for parts of your own",
         hint="Leave them out.",
     )
     ladder = named or choose_ladder(config.data, config.model, places)

@@ -109,9 +109,9 @@ def _texts(config: TextDataConfig) -> Written:
     require(
         is_single,
         "data.problem",
-        f"{config.problem} has no usual program",
+        f"there is no ladder for {config.problem}",
         allowed="single",
-        hint="Leave it out: the usual programs have one class a row.",
+        hint="Leave it out: ladders are for texts of one class each.",
     )
     source = open_source(config)
     surveyed = TextSurvey(source).run(lambda _: None)
@@ -159,7 +159,7 @@ def _records(config: BitsDataConfig) -> Written:
     require(
         not info.is_set,
         "data.encoding",
-        "sets of numbers have no usual program",
+        "there is no ladder for sets of numbers",
         hint="Use Bloom filters.",
     )
     tables = {}
@@ -261,7 +261,7 @@ def way_of(data: object) -> ProgramRecipe:
     require(
         type(data) in WAYS,
         "ladder",
-        f"{type(data).__name__} has no usual program",
+        f"there is none for {type(data).__name__}",
         hint="Use texts, bit strings or recordings.",
     )
     return WAYS[type(data)]
