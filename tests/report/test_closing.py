@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from flatout.report.closing import print_closing, verdict_text
+from flatout.report.page import write_page
 from flatout.report.summary import empty_summary
 
 EVIL = "<script>[red] :smile: \\"
@@ -87,13 +88,16 @@ def test_a_score_stands_with_its_interval():
         (-1.7202, -79648.173),
     ],
 )
-def test_a_negative_score_is_no_percentage_and_gets_none(ours, theirs):
+def test_a_negative_score_is_no_percentage_and_gets_none(tmp_path, ours, theirs):
     summary = filled()
     summary["metrics"] = {"test/r2": ours}
     summary["baseline"] = {"name": "ridge", "metrics": {"test/r2": theirs}}
     shown = printed(summary, Path("outputs/x"), [])
     assert f"{ours:.4f}   the ridge: {theirs:.4f}" in shown
     assert "of the ridge" not in shown
+    tiles = write_page(tmp_path, summary, [], []).read_text("utf-8")
+    assert f"{theirs:.4f} by the ridge" in tiles
+    assert "of the ridge" not in tiles
 
 
 def test_mfu_and_the_card_are_told_where_they_are_known():

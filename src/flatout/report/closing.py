@@ -142,18 +142,21 @@ def _metric_rows(
             continue
         text = f"{value:.4f}{interval_text(intervals.get(name))}"
         if best := baseline.get(name):
+            share = share_text(value, best)
             baseline_name = f"the {summary['baseline']['name']}"
-            # a percentage of a negative score, or by one, has no meaning
-            if value >= 0 and best > 0:
-                text += f"   {value / best:.1%} of {baseline_name}, {best:.4f}"
-            else:
-                text += f"   {baseline_name}: {best:.4f}"
+            text += f"   {share} of {baseline_name}, " if share else f"   {baseline_name}: "
+            text += f"{best:.4f}"
         if name == f"{split}accuracy":
             text += commonest_class_text(per_class)
         rows.append((name, text))
     others = [name for name in baseline if name.startswith(split) and name not in metrics]
     rows += [(name, f"{baseline[name]:.4f}   for comparison") for name in others]
     return [*rows, ("rival", rival_text(summary))]
+
+
+def share_text(value: float, best: float) -> str:
+    """A score as a percentage of another one; empty where one is negative: that has no meaning."""
+    return f"{value / best:.1%}" if value >= 0 and best > 0 else ""
 
 
 def commonest_class_text(per_class: Sequence[Mapping[str, Any]]) -> str:

@@ -156,7 +156,9 @@ def _metric_tiles(
         if name.startswith("test/") and value is not None and name != "test/loss":
             note = closing.interval_text(intervals.get(name))
             if best.get(name):
-                note += f" {value / best[name]:.1%} of the {baseline['name']}"
+                share = closing.share_text(value, best[name])
+                beside = f" {share} of the " if share else f" {best[name]:.4f} by the "
+                note += f"{beside}{baseline['name']}"
             if name == "test/accuracy":
                 note += closing.commonest_class_text(per_class)
             tiles.append(tile(f"{value:.4f}", name, note.strip()))
