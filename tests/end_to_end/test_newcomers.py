@@ -239,7 +239,8 @@ def test_a_user_of_texts_asks_with_a_bare_line_and_follows_the_hint(questions, w
     Path("asked.csv").write_text("Who was Caesar ?\n", encoding="utf-8")
     (hint,) = re.findall(r"--read \S+\]", walk(f"predict {bilstm} asked.csv", code=2))
     assert hint == "--read columns=[question]"
-    walk(f"predict {bilstm} asked.csv --out answers.csv {hint}")
+    said = walk(f"predict {bilstm} asked.csv --out answers.csv {hint}")
+    assert "written to answers.csv: 1 row\n" in said
     (answer,) = read_csv(Path("answers.csv"))
     assert answer["question"] == "Who was Caesar ?"
     assert answer["prediction"] in ("DESC", "HUM", "LOC")

@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> None:
             advance(block.records.num_rows)
             empty_fields += block.empty_fields
     print(
-        f"{config.line()}: {rows:,} records in {time.perf_counter() - started:.1f} s",
+        f"{config.line()}: {counted(rows, 'record')} in {time.perf_counter() - started:.1f} s",
         file=sys.stderr,
     )
     if empty_fields:

@@ -32,6 +32,7 @@ from flatout.cli.run_arguments import (
     input_file,
     load_predictors,
 )
+from flatout.data.checks.findings import counted
 from flatout.data.store.progress import Progress
 from flatout.data.tables.output import CONLL, CONLL_U, FORMATS, block_writer
 from flatout.data.tables.reading import ReadingConfig
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
         answer_part = partial(_answer_part, arguments)
         rows = sum(engine.on_ray(answer_part, parts, Path(arguments.out), uses_gpu=True))
     if arguments.out is not None:
-        print(f"written to {arguments.out}: {rows:,} rows")
+        print(f"written to {arguments.out}: {counted(rows, 'row')}")
 
 
 def _answer_part(arguments: argparse.Namespace, number: int, count: int) -> int:

@@ -391,7 +391,7 @@ class LabelCensus:
             what = f"labels that only data.relabel gives: {_name_few(alone, with_rows=True)}"
             warn(source, what, "correct its file, if they are mistyped")
         for group in [] if self._merge else self._groups_alike()[:_EXAMPLES_NAMED]:
-            named = ", ".join(f"{name!r} ({total[name]:,} rows)" for name in group)
+            named = ", ".join(f"{name!r} ({counted(total[name], 'row')})" for name in group)
             what = (
                 "labels that differ in case, blanks or a zero after the point, each a class:"
                 f" {named}"
