@@ -120,6 +120,15 @@ def first_line(error: BaseException) -> str:
     return line.rstrip(".")
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether code of others failed with this error; False for Ctrl-C, an exit, a time limit.
+
+    Packages in Rust panic on odd files, and a panic is no `Exception`.
+    """
+    # each such package has a class of this name, and none can be imported
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def class_name(part: object) -> str:
     """The name of a class, without its module; anything else as text."""
     return part.__qualname__ if isinstance(part, type) else str(part)

@@ -25,6 +25,7 @@ import train
 from flatout.data.tables.fetched import fetch
 from flatout.data.tables.sources import open_table
 from flatout.errors import UserError
+from tests.composed import run_train
 from tests.hostile import attempts as hostile
 from tests.hostile.paths import path_cases
 from tests.hostile.payloads import FUNCTIONS
@@ -361,3 +362,14 @@ def test_a_file_of_numbers_reads_no_other_file(plant, tmp_path):
         plant(file, private)
     with pytest.raises(UserError, match="leads to another place"):
         print(open_table(str(tmp_path / "rows.h5"), where="FILE").columns)
+
+
+def test_a_refusal_shows_no_secret_that_a_file_refers_to(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FLATOUT_HOSTILE", "sk-live-topsecret")
+    text = "# @package _global_\ntask: {class_weights: '${oc.env:FLATOUT_HOSTILE}'}\n"
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "evil.yaml").write_text(text)
+    assert run_train([f"--config-dir={tmp_path}", "+experiment=evil"], monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert "task.class_weights" in said
+    assert "topsecret" not in said

@@ -416,3 +416,101 @@ def test_weights_of_others_are_refused_in_one_message_and_no_pickle_is_read(
     assert "model.pretrained" in said
     assert "Traceback" not in said
     assert not (folder / "canary").exists()
+
+
+# Tokenizers and exports of others.
+
+
+def tokenizer_with(key, value):
+    def change(described):
+        core = json.loads(described["tokenizer"])
+        core[key] = value
+        described["tokenizer"] = json.dumps(core)
+
+    return change
+
+
+def ids_above_the_network(described):
+    core = json.loads(described["tokenizer"])
+    core["model"]["vocab"] = {word: 1000 + n for word, n in core["model"]["vocab"].items()}
+    described["tokenizer"] = json.dumps(core)
+
+
+ODD_TOKENIZERS = {
+    "that panics as it opens": tokenizer_with(
+        "normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    ),
+    "that panics at a text": tokenizer_with("pre_tokenizer", {"type": "FixedLength", "length": 0}),
+    "without an unknown token": tokenizer_with("model", {"type": "Unigram", "vocab": [["a", 0.0]]}),
+    "of ids above the network's": ids_above_the_network,
+    "that opens rows by no list": put("frame", "opening", None),
+    "that opens rows by a text": put("frame", "opening", ["x"]),
+    "that opens rows by an unknown id": put("frame", "opening", [5000]),
+    "with a file of no text": put("files", {"vocab.txt": 5}),
+}
+
+
+@pytest.mark.parametrize("name", ODD_TOKENIZERS)
+def test_an_odd_tokenizer_in_a_model_folder_ends_in_one_sentence(name, model, tmp_path, capsys):
+    folder = model("encoder", "tokenizer.json", ODD_TOKENIZERS[name])
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text\nwords\n")
+    assert verb("predict", folder, rows, "--device", "cpu") == 2
+    assert "tokenizer" in capsys.readouterr().err or "panics" in name
+
+
+def test_half_a_character_in_the_name_of_a_class_is_refused(model):
+    with pytest.raises(UserError, match="is no list of names"):
+        load_predictor(model("lstm", "labels.json", put(0, "\ud800")))
+
+
+@pytest.mark.parametrize("key", ["n_layer", "num_layers", "num_hidden_groups", "inner_group_num"])
+def test_layers_without_number_are_refused_under_every_name(key, model):
+    with pytest.raises(UserError, match=f"{key} does not fit"):
+        load_predictor(model("encoder", "encoder.json", put(key, 10**9)))
+
+
+def experts_without_number(described):
+    described |= {"model_type": "mixtral", "num_local_experts": 10**9}
+
+
+def test_parts_without_number_are_refused_as_they_are_built(model):
+    with pytest.raises(UserError, match=r"has fewer layers|does not fit"):
+        load_predictor(model("encoder", "encoder.json", experts_without_number))
+
+
+class Layers(nn.Module):
+    """More layers than the file of weights can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1, 1) for _ in range(10**9))
+
+
+def test_a_network_of_a_billion_layers_is_refused_as_it_is_built(tmp_path):
+    save_file({"weight": torch.ones(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="has fewer layers"):
+        ModelFolder(tmp_path)._with_weights(Layers)
+
+
+ODD_EXPORTS = {
+    "a longest row that is no number": ("tokenizer_config.json", put("model_max_length", "x")),
+    "a longest row below 0": ("tokenizer_config.json", put("model_max_length", -1)),
+    "padding that the network does not know": ("tokenizer_config.json", put("pad_token", "new")),
+    "a problem that is a list": ("config.json", put("problem_type", [])),
+    "heads below 0": ("config.json", put("num_attention_heads", -1)),
+    "half a character": ("config.json", put("id2label", {"0": "\ud800", "1": "b"})),
+    "names that are numbers": ("config.json", put("architectures", [7])),
+}
+
+
+@pytest.mark.parametrize("name", ODD_EXPORTS)
+def test_an_odd_folder_of_transformers_ends_in_one_sentence(
+    name, encoder_with_code, tmp_path, capsys
+):
+    folder, _ = encoder_with_code(*ODD_EXPORTS[name])
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text\nsome words\n")
+    capsys.readouterr()
+    assert verb("verify", folder, rows) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err

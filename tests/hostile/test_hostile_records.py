@@ -290,9 +290,18 @@ def test_odd_values_of_an_exposure_are_refused_by_compare(tmp_path, capsys):
     assert ESCAPE not in capsys.readouterr().out
 
 
-def test_a_package_that_exits_when_it_is_imported_is_named(tmp_path, monkeypatch):
-    (tmp_path / "exits_at_once.py").write_text("raise SystemExit(3)")
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [
+        ("exits_at_once", "raise SystemExit(3)"),
+        ("panics_at_once", "class Panic(BaseException): pass\nraise Panic('odd')"),
+    ],
+)
+def test_a_package_that_exits_or_panics_when_it_is_imported_is_named(
+    module, code, tmp_path, monkeypatch
+):
+    (tmp_path / f"{module}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    point = EntryPoint(name="x", value="exits_at_once:Part", group="flatout.models")
+    point = EntryPoint(name="x", value=f"{module}:Part", group="flatout.models")
     with pytest.raises(UserError, match="cannot be imported"):
         installed._load(point)

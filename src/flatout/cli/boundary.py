@@ -139,11 +139,12 @@ _PARTS = ("name", "version", "sub_dir", "filename", "prefix", "filename_suffix",
 def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
     """The settings of one run, from the composed configuration and the typed words."""
     _require_known_keys(cfg, "")
-    if missing := sorted(OmegaConf.missing_keys(cfg)):
-        raise UserError(missing[0], "has no value", hint=f"Give it one: {missing[0]}=VALUE.")
     written: Any = OmegaConf.to_container(cfg, resolve=False)
     allowed = allowed_targets(cfg, overrides)
     check_values(written, overrides)
+    # behind the check: it looks behind references, and its errors quote what they find there
+    if missing := sorted(OmegaConf.missing_keys(cfg)):
+        raise UserError(missing[0], "has no value", hint=f"Give it one: {missing[0]}=VALUE.")
     try:
         OmegaConf.resolve(cfg)  # once, so the checked values are the used ones
     except OmegaConfBaseException as error:

@@ -37,6 +37,7 @@ from flatout.inference.linear_part import LinearPart
 from flatout.inference.masked_words import MaskedWordPredictor
 from flatout.inference.model_folder import SETTINGS
 from flatout.inference.onnx_file import SIGNATURE, open_onnx, read_by
+from flatout.inference.records import is_name
 from flatout.inference.run_predictor import RunPredictor
 from flatout.inference.tags import TaggedRows, TagPredictor
 from flatout.inference.text import Predictor
@@ -134,7 +135,7 @@ def forms_of_folder(folder: Path, text: str) -> tuple[Form, list[Form]]:
         "no weights (*.safetensors) in it",
         hint="Name its run, with --form.",
     )
-    heads = " ".join(cast(Any, plain.model).config.architectures or ())
+    heads = " ".join(map(str, cast(Any, plain.model).config.architectures or ()))
     require(
         "TokenClassification" not in heads,
         str(folder),
@@ -200,20 +201,23 @@ class FolderPredictor(Predictor):
     def of_folder(cls, folder: Path, text: str = "text") -> FolderPredictor:
         """Anybody's folder, for texts in the column `text`."""
         net, tokenizer = open_folder(folder, Outputs([], "single"))
-        names = names_of(net)
-        problem = _PROBLEMS.get(
-            net.config.problem_type, Problem.regression if len(names) == 1 else Problem.single
-        )
+        with read_by("flatout", folder):
+            names = names_of(net)
+            problem = _PROBLEMS.get(
+                net.config.problem_type, Problem.regression if len(names) == 1 else Problem.single
+            )
+            # The folder does not say how long a row may be. Some families number places from 2 on,
+            # so two of the places are none that a row can have.
+            if tokenizer.model_max_length > _NO_LIMIT:
+                tokenizer.model_max_length = (
+                    read_setting(net.config, "max_position_embeddings", 514) - 2
+                )
         labels = Labels(problem, names, [], 0)
         roles = Roles((text,), "label")
-        # The folder does not say how long a row may be. Some families number places from 2 on, so
-        # two of the places are none that a row can have.
-        if tokenizer.model_max_length > _NO_LIMIT:
-            tokenizer.model_max_length = (
-                read_setting(net.config, "max_position_embeddings", 514) - 2
-            )
         own = (net, tokenizer, labels, tokenizer.model_max_length, roles)
-        return cls(*own, tokenizer=tokenizer, ask=lambda given: net(**given).logits)
+        return cls(
+            *own, tokenizer=tokenizer, ask=lambda given: net(**given).logits, where=str(folder)
+        )
 
     def answering(self, folder: Path) -> dict[str, RunPredictor]:
         """All that answers from the folder, by name."""
@@ -245,20 +249,26 @@ class FolderPredictor(Predictor):
         found = [torch.empty(0, num_outputs)]
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             columns = list(map(list, zip(*rows[start : start + _ROWS_AT_ONCE], strict=True)))
-            answers = self.ask(self.tokenizer(*columns, **_AS_USUAL)).float()
-            if self.linear_part is not None:
-                answers = answers + torch.from_numpy(self.linear_part.read(columns[0]))
+            with read_by("flatout", Path(self.where)):
+                answers = self.ask(self.tokenizer(*columns, **_AS_USUAL)).float()
+                if self.linear_part is not None:
+                    answers = answers + torch.from_numpy(self.linear_part.read(columns[0]))
             require(
                 answers.ndim == 2,
                 self.where,
                 "answers each token, not each row",
                 hint="Take it out of the folder to judge the rest.",
             )
-            answered = answers.shape[1]
+            num_rows, answered = answers.shape
             require(
                 answered == num_outputs,
                 self.where,
                 f"answers {answered} numbers a row, {num_outputs} are named in config.json",
+            )
+            require(
+                num_rows == len(columns[0]),
+                self.where,
+                f"answers {num_rows} rows of {len(columns[0])}",
             )
             found.append(answers)
         return torch.cat(found)
@@ -270,6 +280,7 @@ class FolderTagger(TagPredictor):
 
     tokenizer: Any
     ask: Ask
+    where: str
 
     @torch.inference_mode()
     def tags(self, words: pa.Array) -> TaggedRows:
@@ -278,8 +289,14 @@ class FolderTagger(TagPredictor):
         found = TaggedRows.untagged(offsets, self.names)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             batch = rows[start : start + _ROWS_AT_ONCE]
-            given = self.tokenizer(batch, is_split_into_words=True, **_AS_USUAL)
-            shares = self.ask(given).float().softmax(-1)
+            with read_by("flatout", Path(self.where)):
+                given = self.tokenizer(batch, is_split_into_words=True, **_AS_USUAL)
+                shares = self.ask(given).float().softmax(-1)
+                require(
+                    shares.shape[-1] == len(self.names),
+                    self.where,
+                    f"answers {shares.shape[-1]} numbers a word, {len(self.names)} are named",
+                )
             for number in range(len(batch)):
                 # The first token of each word: tokens of the words None 0 0 1 None → {0: 1, 1: 3}.
                 firsts = dict[int, int]()
@@ -316,6 +333,7 @@ def words_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
     with read_by("tokenizers", folder):
         tokenizer = open_tokenizer(folder)
         labels = load_json(folder / SIGNATURE)["labels"]
+    _require_names(labels, folder)
     with read_by("flatout", folder):
         linear_part = LinearPart.of(folder)
     _require_own_labels(predictor, folder, labels)
@@ -335,6 +353,12 @@ def words_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
             linear_part=linear_part,
         )
     return found
+
+
+def _require_names(names: object, folder: Path) -> None:
+    """Refuse classes that are no list of names."""
+    are_names = isinstance(names, list) and bool(names) and all(map(is_name, names))
+    require(are_names, str(folder), "its labels are no list of names", hint="Export the run again.")
 
 
 def _require_own_labels(predictor: Predictor, folder: Path, found: list[str]) -> None:
@@ -374,6 +398,7 @@ def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
                 roles=predictor.roles,
                 tokenizer=tokenizer,
                 ask=ask,
+                where=name,
             )
         return found
     if type(predictor) is MaskedWordPredictor:
@@ -419,6 +444,8 @@ def open_folder(folder: Path, kind: Outputs) -> tuple[Any, Any]:
     require(
         tokenizer.pad_token is not None, str(folder), "its tokenizer has no token to pad rows with"
     )
+    with read_by("transformers", folder, hint):
+        _require_names(names_of(net), folder)
     return net.eval(), tokenizer
 
 
@@ -466,7 +493,6 @@ def ask_onnx(file: Path) -> Ask:
             )
         inputs = {name: given[name].numpy() for name in names}
         with read_by("onnxruntime", file):
-            logits = session.run(None, inputs)[0]
-        return torch.from_numpy(logits)
+            return torch.from_numpy(session.run(None, inputs)[0])
 
     return ask

@@ -7,7 +7,9 @@ change what a run keeps of its model; the predictors say what stands in their se
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,15 +22,16 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from flatout.data.tables.roles import Roles
 from flatout.data.tokens.long_texts import CUT, LongTexts
 from flatout.data.tokens.run_model import MOST_BYTES
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, pair_separator, read_encoder
-from flatout.errors import UserError, first_line, require, settings_of
+from flatout.errors import UserError, first_line, is_failure, require, settings_of
 from flatout.files import read_modest, require_ordinary
 from flatout.inference.linear_part import LINEAR
-from flatout.inference.records import Record, read_record
+from flatout.inference.records import Record, is_name, read_record
 from flatout.models import kind_of, model_class
 from flatout.models.contract import ModelConfig
 from flatout.models.encoder.transformer import Outputs, Transformer
@@ -42,6 +45,9 @@ Built = TypeVar("Built", bound=nn.Module)
 
 _MOST_TOKENS = 1 << 31
 _USUAL_LAYERS = 64
+# how families of transformers call their number of layers
+_COUNTS_LAYERS = re.compile(r"layers?$|depth$|blocks?$|groups?$|group_num$", re.IGNORECASE)
+_SPARE_WEIGHTS = 1000  # a network may register some weights more than once
 _CHANGED = "The folder was changed, or comes from another version: train again."
 WEIGHTS = "model.safetensors"
 RIVAL = "rival.safetensors"
@@ -97,11 +103,7 @@ class ModelFolder:
 
     def labels(self) -> list[str]:
         labels = self.read_json(LABELS)
-        is_plain = (
-            isinstance(labels, list)
-            and bool(labels)
-            and all(isinstance(name, str) for name in labels)
-        )
+        is_plain = isinstance(labels, list) and bool(labels) and all(map(is_name, labels))
         require(is_plain, f"{self.path}: {LABELS}", "is no list of names", hint=_CHANGED)
         return labels
 
@@ -115,8 +117,10 @@ class ModelFolder:
             yield
         except UserError:
             raise
-        except Exception as error:
-            # no narrower class: for damaged files tokenizers raises Exception itself
+        except BaseException as error:
+            # no narrower class: for damaged files tokenizers raises Exception itself, or panics
+            if not is_failure(error):
+                raise
             raise UserError(
                 str(self.path),
                 f"no model that can be read ({type(error).__name__}: {first_line(error)})",
@@ -135,10 +139,14 @@ class ModelFolder:
         """Refuse more layers than the weights can hold: a billion of them would be built first."""
         with safe_open(self.path / WEIGHTS, framework="numpy") as weights:
             most = max(_USUAL_LAYERS, len(list(weights.keys())))
-        for key in ("layers", "depth", "num_hidden_layers", "n_layers"):
-            count = values.get(key, 0)
+        for key, count in values.items():
+            if isinstance(count, dict):
+                self._require_few_layers(count, name)
             is_few = not isinstance(count, int | float) or count <= most
-            require(is_few, f"{self.path}: {name}", f"{key} does not fit", hint=_CHANGED)
+            is_other = _COUNTS_LAYERS.search(key) is None
+            require(
+                is_few or is_other, f"{self.path}: {name}", f"{key} does not fit", hint=_CHANGED
+            )
 
     def linear_model(self, labels: Labels) -> QuickModel:
         """The linear model that answers with the network."""
@@ -188,6 +196,7 @@ class ModelFolder:
         encoder = self._with_weights(
             lambda: config.rebuild(outputs, described, separator_id, window)
         )
+        vocabulary.num_ids = encoder.num_ids()
         return encoder, vocabulary
 
     def _with_weights(self, build: Callable[[], Built]) -> Built:
@@ -195,15 +204,34 @@ class ModelFolder:
 
         Settings of others may describe a network of terabytes, so their shapes are compared first.
         """
-        described = _shapes_of(build)
         with safe_open(self.path / WEIGHTS, framework="numpy") as weights:
             names = list(weights.keys())
             saved = {name: weights.get_slice(name).get_shape() for name in names}
-        fits = described is None or described == saved
-        require(fits, f"{self.path}: {WEIGHTS}", "does not fit", hint=_CHANGED)
-        network = build()
+        with self._building(most=4 * len(saved) + _SPARE_WEIGHTS):
+            described = _shapes_of(build)
+            fits = described is None or described == saved
+            require(fits, f"{self.path}: {WEIGHTS}", "does not fit", hint=_CHANGED)
+            network = build()
         network.load_state_dict(load_file(self.path / WEIGHTS))
         return network
+
+    @contextmanager
+    def _building(self, most: int) -> Iterator[None]:
+        """Within it, a network that registers more weights than `most` is refused as it is built.
+
+        Settings may ask for a billion layers of no size, under names that only their family knows.
+        """
+        numbers = itertools.count(1)
+
+        def count_weight(*_: object) -> None:
+            is_few = next(numbers) <= most
+            require(is_few, f"{self.path}: {WEIGHTS}", "has fewer layers", hint=_CHANGED)
+
+        hook = register_module_parameter_registration_hook(count_weight)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def vocabulary(self) -> Encoder:
         return read_encoder(read_modest(self.path / TOKENIZER, MOST_BYTES))
@@ -274,5 +302,7 @@ def _shapes_of(build: Callable[[], nn.Module]) -> dict[str, list[int]] | None:
     try:
         with without_memory():
             return {name: list(weight.shape) for name, weight in build().state_dict().items()}
+    except UserError:
+        raise
     except (RuntimeError, TypeError, ValueError, LookupError):
         return None

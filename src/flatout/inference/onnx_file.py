@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.errors import UserError, first_line, require
+from flatout.errors import UserError, first_line, is_failure, require
 
 ONNX = "model.onnx"
 SIGNATURE = "signature.json"
@@ -89,8 +89,12 @@ def read_by(library: str, place: Path, hint: str = "Export the run again.") -> I
     """Say of a file that a library cannot read what is wrong with it."""
     try:
         yield
-    except Exception as error:
-        # no narrower class: each library raises whatever a damaged file makes it
+    except UserError:
+        raise
+    except BaseException as error:
+        # no narrower class: each library raises, or panics with, whatever a damaged file makes it
+        if not is_failure(error):
+            raise
         raise UserError(
             str(place), f"{library} cannot read it ({first_line(error)})", hint=hint
         ) from None

@@ -72,9 +72,14 @@ def _fits(value: object, kind: object) -> bool:
     if kind is int:
         return type(value) is int and _is_of_64_bits(value)
     if kind is str:
-        return isinstance(value, str) and not any("\ud800" <= part <= "\udfff" for part in value)
+        return is_name(value)
     plain = typing.get_origin(kind) or kind
     return plain in (object, Any) or (isinstance(plain, type) and isinstance(value, plain))
+
+
+def is_name(value: object) -> bool:
+    """Whether a value is a text that files can hold: JSON may have half a character."""
+    return isinstance(value, str) and not any("\ud800" <= part <= "\udfff" for part in value)
 
 
 def _is_of_64_bits(value: object) -> bool:

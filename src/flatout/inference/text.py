@@ -136,7 +136,7 @@ class Predictor(RunPredictor):
         model: nn.Module
         if settings["model"]["kind"] == "transformer":
             outputs = Outputs(classes, settings["problem"])
-            model, _ = folder.encoder(outputs, roles, data.long_texts.window)
+            model, vocabulary = folder.encoder(outputs, roles, data.long_texts.window)
             folder.require_short(data, model)
         else:
             model = folder.network(num_outputs=len(classes), vocabulary_size=vocabulary.size)

@@ -66,7 +66,9 @@ def _points(group: PartGroup, name: str | None = None) -> Iterator[EntryPoint]:
 def _load(point: EntryPoint) -> Any:
     try:
         return point.load()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         # what a package of others raises when it is imported may be of any class
         raise UserError(
             f"{point.group}.{point.name}",

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from flatout.errors import UserError, did_you_mean, first_line, require
+from flatout.errors import UserError, did_you_mean, first_line, is_failure, require
 
 T = TypeVar("T")
 _OTHER_FILE = re.compile(
@@ -74,9 +74,11 @@ def fetch_model(name: str, where: str, load: Callable[[], T]) -> T:
             return load()
     except UserError:
         raise
-    except Exception as error:
-        # of any class: files of others bring transformers to fail in many ways, and torch refuses
-        # a pickle among weights by an error of pickle's own
+    except BaseException as error:
+        # of any class: files of others bring transformers to fail in many ways, torch refuses a
+        # pickle among weights by an error of pickle's own, and tokenizers panics
+        if not is_failure(error):
+            raise
         reason = first_line(error)
         if "trust_remote_code" in str(error):
             raise UserError(

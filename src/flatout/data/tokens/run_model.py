@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from safetensors import SafetensorError
-
-from flatout.errors import UserError, first_line, require
+from flatout.errors import UserError, first_line, is_failure, require
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,15 +73,10 @@ class RunModel:
             return load()
         except UserError:
             raise
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-            SafetensorError,
-        ) as error:
+        except BaseException as error:
+            # no narrower class: tokenizers raises Exception itself for damaged files, or panics
+            if not is_failure(error):
+                raise
             raise self._damaged(first_line(error)) from None
 
     def text(self, name: str) -> str:

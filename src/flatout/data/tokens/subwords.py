@@ -41,6 +41,8 @@ from flatout.data.tokens.vocabulary import (
     Vocabulary,
     VocabularyConfig,
     VocabularyKind,
+    explain_tokenizer,
+    require_known_ids,
 )
 from flatout.errors import UserError, require
 
@@ -58,6 +60,7 @@ _ROWS_A_CALL = 4_096  # rows handed to Rust at once: enough for all cores, few e
 _ENDINGS = (".json", ".txt", ".jinja", ".model")
 """Endings of a tokenizer's files: all of them are data, none is code."""
 _KIND = "subwords"
+_MOST_IDS = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,21 @@ class Frame:
     # the id after which a pair's second text begins, for models that number the texts of a pair
     separator: int | None
 
+    @classmethod
+    def read(cls, values: dict[str, Any]) -> Frame:
+        """A frame that may come from others: ids that are none are refused."""
+        frame = cls(**values)
+        rows = (frame.opening, frame.closing, frame.parting)
+        are_lists = all(isinstance(row, list) for row in rows)
+        require(are_lists, "tokenizer.json", "its special tokens are no lists of ids")
+        separators = [] if frame.separator is None else [frame.separator]
+        # an unknown token that there is none of is -1
+        ids = [*frame.opening, *frame.closing, *frame.parting, frame.padding, *separators]
+        are_ids = all(type(number) is int and 0 <= number < _MOST_IDS for number in ids)
+        is_known = type(frame.unknown) is int and -1 <= frame.unknown < _MOST_IDS
+        require(are_ids and is_known, "tokenizer.json", "its special tokens are no ids")
+        return frame
+
     @property
     def size(self) -> int:
         """Special tokens around a single text."""
@@ -129,6 +147,8 @@ class Subwords:
         self.frame = frame
         self.unknown = frame.unknown
         self.files = files
+        # of the network that reads the ids, where it is known
+        self.num_ids = _MOST_IDS
         self.size: int = tokenizer.get_vocab_size()
 
     @classmethod
@@ -220,15 +240,16 @@ class Subwords:
     def from_json(cls, text: str) -> Subwords:
         """What `to_json` wrote. Names of files are checked: the text may come from others."""
         held = json.loads(text)
-        for name in held["files"]:
-            is_plain = Path(name).name == name and name.endswith(_ENDINGS)
+        for name, content in held["files"].items():
+            is_file = Path(name).name == name and name.endswith(_ENDINGS)
+            is_plain = is_file and isinstance(content, str)
             require(
                 is_plain,
                 "tokenizer.json",
                 f"holds a file named {name!r}",
                 allowed=", ".join(_ENDINGS),
             )
-        return cls(Tokenizer.from_str(held["tokenizer"]), Frame(**held["frame"]), held["files"])
+        return cls(Tokenizer.from_str(held["tokenizer"]), Frame.read(held["frame"]), held["files"])
 
     def to_json(self) -> str:
         """All of the tokenizer as one text, which a store and a run keep."""
@@ -294,20 +315,8 @@ class Subwords:
         """
         token_rows: list[NDArray[np.int32]] = []
         begins_word_rows: list[NDArray[np.bool_]] = []
-        for rows in _batches_of_rows(words):
-            encodings = self.tokenizer.encode_batch(
-                rows, is_pretokenized=True, add_special_tokens=False
-            )
-            for row, encoding in zip(rows, encodings, strict=True):
-                # Of some words a tokenizer makes nothing, such as of a lone control character.
-                # They become a mark, so that each word keeps its tag.
-                words_without_tokens = set(range(len(row))) - set(encoding.word_ids)
-                if words_without_tokens:
-                    for number in words_without_tokens:
-                        row[number] = _NO_WORD
-                    encoding = self.tokenizer.encode(
-                        row, is_pretokenized=True, add_special_tokens=False
-                    )
+        with explain_tokenizer():
+            for encoding in self._encode_rows_of_words(words):
                 token_rows.append(np.array(encoding.ids, np.int32))
                 # word_ids [0, 0, 1] → the first and the third token begin a word
                 word_ids = np.array(encoding.word_ids, np.int64)
@@ -324,12 +333,31 @@ class Subwords:
         words_of_row = words_before[row_ends] - words_before[row_ends - block.lengths]
         return EncodedWords(block, begins_word, words_of_row)
 
+    def _encode_rows_of_words(self, words: pa.Array) -> Iterator[Any]:
+        """What the tokenizer makes of each row; every word has a token."""
+        for rows in _batches_of_rows(words):
+            encodings = self.tokenizer.encode_batch(
+                rows, is_pretokenized=True, add_special_tokens=False
+            )
+            for row, encoding in zip(rows, encodings, strict=True):
+                # Of some words a tokenizer makes nothing, such as of a lone control character.
+                # They become a mark, so that each word keeps its tag.
+                words_without_tokens = set(range(len(row))) - set(encoding.word_ids)
+                if words_without_tokens:
+                    for number in words_without_tokens:
+                        row[number] = _NO_WORD
+                    encoding = self.tokenizer.encode(
+                        row, is_pretokenized=True, add_special_tokens=False
+                    )
+                yield encoding
+
     def _tokenize(self, texts: pa.Array) -> Runs:
         """Ids of texts without special tokens."""
         rows: list[NDArray[np.int32]] = []
         for batch in _batches_of_rows(texts):
-            encodings = self.tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-            rows += [np.array(encoding.ids, np.int32) for encoding in encodings]
+            with explain_tokenizer():
+                encodings = self.tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+                rows += [np.array(encoding.ids, np.int32) for encoding in encodings]
         return Runs.of_rows(rows)
 
     def _frame_texts(
@@ -364,6 +392,7 @@ class Subwords:
         opening = Runs.same(frame.opening, num_frames)
         closing = Runs.same(frame.closing, num_frames)
         tokens = _join_runs([opening, pieces, closing])
+        require_known_ids(tokens, self.num_ids)
         block = EncodedBlock.of(tokens, kept + frame.size, lengths + frame.size, frame.unknown)
         return replace(block, lengths=row_lengths.astype(np.int32))
 
@@ -385,6 +414,7 @@ class Subwords:
         tokens = _join_runs(
             [opening, first.cut(first_counts), parting, second.cut(second_counts), closing]
         )
+        require_known_ids(tokens, self.num_ids)
         kept = first_counts + second_counts + num_special
         whole = first.lengths + second.lengths + num_special
         return EncodedBlock.of(tokens, kept, whole, frame.unknown)

@@ -9,7 +9,8 @@ from scratch read texts; `subwords` has the tokenizers of encoders.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -21,7 +22,14 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from flatout.data.ragged import Counts, numbers_in_row, row_begins
-from flatout.errors import check_settings, setting
+from flatout.errors import (
+    UserError,
+    check_settings,
+    first_line,
+    is_failure,
+    require,
+    setting,
+)
 
 # Characters of Unicode's private range, so that no word of a text can be taken for one of them.
 PADDING = "\ue000"
@@ -31,6 +39,7 @@ _SPECIAL = [PADDING, UNKNOWN, SEPARATOR]  # ids 0, 1 and 2
 UNKNOWN_ID = 1
 SEPARATOR_ID = 2
 NUM_SPECIAL = len(_SPECIAL)
+_DAMAGED = "Its files were changed, or belong to another model."
 _ROWS_A_DOCUMENT = 500  # rows that are joined: enough to hide the cost of a call's Python objects
 VocabularyKind = StrEnum("VocabularyKind", "word bpe wordpiece")
 """Whole words, or pieces of words that can spell any word (bpe) or nearly any (wordpiece)."""
@@ -138,8 +147,9 @@ class Vocabulary:
         documents = pc.binary_join(groups, pa.scalar(SEPARATOR, pa.large_string())).to_pylist()
         # Two rows `a b` and `c` become the document `a b|c`, and get one more separator at the end:
         # ids 5 6 2 7 2 → lengths 2 1, tokens 5 6 7.
-        encodings = self.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
-        runs = [np.array([*encoding.ids, SEPARATOR_ID], np.int32) for encoding in encodings]
+        with explain_tokenizer():
+            encodings = self.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
+            runs = [np.array([*encoding.ids, SEPARATOR_ID], np.int32) for encoding in encodings]
         ids = np.concatenate([*runs, np.empty(0, np.int32)])
         tokens = ids[ids != SEPARATOR_ID]
         lengths = np.diff(np.flatnonzero(ids == SEPARATOR_ID), prepend=-1) - 1
@@ -149,7 +159,31 @@ class Vocabulary:
         if (empty := np.flatnonzero(cut == 0)).size:
             tokens = np.insert(tokens, row_begins(cut)[empty], UNKNOWN_ID)
             cut = np.maximum(cut, 1)
+        require_known_ids(tokens, self.size)
         return EncodedBlock.of(tokens, cut, lengths, UNKNOWN_ID)
+
+
+@contextmanager
+def explain_tokenizer() -> Iterator[None]:
+    """Within it, what the tokenizers library cannot do is a UserError.
+
+    A tokenizer may come from others, and some that open well fail at the first text.
+    """
+    try:
+        yield
+    except BaseException as error:
+        # no narrower class: the library raises Exception itself, or panics
+        if not is_failure(error):
+            raise
+        raise UserError(
+            "tokenizer", f"cannot encode the texts ({first_line(error)})", hint=_DAMAGED
+        ) from error
+
+
+def require_known_ids(tokens: NDArray[np.int32], num_ids: int) -> None:
+    """Refuse ids that a network, or a vocabulary, of so many ids does not have."""
+    is_known = not len(tokens) or (tokens.min() >= 0 and tokens.max() < num_ids)
+    require(bool(is_known), "tokenizer", f"has other ids than 0 to {num_ids - 1:,}", hint=_DAMAGED)
 
 
 def _without_special(texts: pa.Array) -> pa.Array:

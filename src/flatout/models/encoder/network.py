@@ -157,6 +157,10 @@ class Transformer(FreezableEncoder):
         longest = self.facts.longest
         return _NO_LIMIT if longest is None else longest - self.facts.first_position
 
+    def num_ids(self) -> int:
+        """How many token ids the encoder knows."""
+        return int(self.net.get_input_embeddings().weight.shape[0])
+
     def forward(self, batch: FlatBatch) -> Tensor:
         """`[B, C]`, or `[T, C]` for tags.
 
