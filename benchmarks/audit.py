@@ -24,6 +24,7 @@ from flatout.audit.forecast import PARTS, forecast
 from flatout.audit.measure import AuditMeasurement, measure, scale_answers
 from flatout.audit.read_rows import read_audit_rows
 from flatout.audit.rows import AuditRows, deal_folds
+from flatout.baselines.linear_text import Features, Head, QuickModel
 from flatout.config import RunConfig
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig
@@ -31,7 +32,6 @@ from flatout.data.samples.tagged_tweets import TaggedTweetsConfig
 from flatout.data.texts.settings import TextDataConfig
 from flatout.engine.precision import Precision
 from flatout.models.encoder.transformer import TransformerConfig
-from flatout.models.linear_text import Features, Head, QuickModel
 from flatout.perf.tune.settings import tune_of
 from flatout.run.folds import answers_in_folds
 

@@ -18,12 +18,12 @@ from torch import nn
 from transformers import BertConfig
 
 import train
+from flatout.baselines.linear_text import Arrays, QuickModel
 from flatout.data.problem import Problem
 from flatout.errors import UserError
 from flatout.inference.fingerprint import Fingerprint
 from flatout.inference.model_folder import ModelFolder
 from flatout.models.encoder.transformer import _require_no_code
-from flatout.models.linear_text import Arrays, QuickModel
 from flatout.report.page import as_markdown
 from flatout.run.kinds import load_predictor
 from flatout.tasks.abstention import HeldOutAnswers

@@ -23,6 +23,7 @@ from flatout import (
     fit,
     load_predictor,
 )
+from flatout.baselines.linear_text import QuickModel
 from flatout.config import MonitorConfig
 from flatout.data import TextData
 from flatout.data.problem import Problem
@@ -31,7 +32,6 @@ from flatout.inference.linear_part import LINEAR, LinearPart
 from flatout.inference.model_folder import ModelFolder
 from flatout.inference.onnx_file import write_signature
 from flatout.inference.words_onnx import LINEAR_PROGRAM
-from flatout.models.linear_text import QuickModel
 from flatout.run.rival import score_linear
 from flatout.tasks.mixture import Mixture, log_shares
 from tests.verbs import verb

@@ -27,7 +27,7 @@ from flatout.audit.labels import (
 )
 from flatout.audit.rows import AuditRows, deal_folds
 from flatout.audit.text_folds import TextFolds, put_beside
-from flatout.models.linear_text import Features
+from flatout.baselines.linear_text import Features
 from flatout.run_log import Say
 from flatout.tasks.score_intervals import LEAST_ROWS
 

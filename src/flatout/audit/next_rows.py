@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from flatout.audit.rows import AuditRows
+from flatout.baselines.linear_text import Features, Head
 from flatout.data.problem import Problem
 from flatout.data.tokens.subwords import PAIR
 from flatout.errors import printable
 from flatout.files import write_table
-from flatout.models.linear_text import Features, Head
 
 _POOL = 10  # times the rows asked for: so many of the least sure ones are compared with each other
 _SHOWN_CHARACTERS = 120  # of a text in a table

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from flatout.audit.forecast import PARTS, Floats
 from flatout.audit.number_rows import NumberRows
+from flatout.baselines.ridge import RidgeSums
 from flatout.data.checks.findings import counted
 from flatout.errors import require
-from flatout.models.ridge import RidgeSums
 
 
 class RidgeFolds:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack
 
 from flatout.audit.labels import find_suspects
+from flatout.baselines.linear_text import STRENGTH, Head
 from flatout.data.problem import Problem
-from flatout.models.linear_text import STRENGTH, Head
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -1,10 +1,10 @@
 """Ridge regression from encodings to grams.
 
 It is the baseline of a run, the start of the network's detectors, and a vote in the end. It has a
-closed form (`models/ridge.py`): one pass over the batches and a solve for each penalty, among which
-the validation records choose. On Bloom filters it is very good, as the bits of a gram are always on
-together, which a linear function sees. Records beyond some hundred thousand change nothing, and are
-not read.
+closed form (`baselines/ridge.py`): one pass over the batches and a solve for each penalty, among
+which the validation records choose. On Bloom filters it is very good, as the bits of a gram are
+always on together, which a linear function sees. Records beyond some hundred thousand change
+nothing, and are not read.
 
 Shapes: N records, D inputs, G grams.
 """
@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flatout.baselines.ridge import RidgeSums
 from flatout.bits.info import BitInfo, GramLabels
 from flatout.bits.scores import GramMetrics
 from flatout.data.batches.feed import Feed, Feeds
 from flatout.data.batches.flat_batch import FlatBatch, multi_hot
 from flatout.models.bit_mlp import BitMLP
-from flatout.models.ridge import RidgeSums
 from flatout.run_log import RunLog
 
 MOST_RECORDS = 131_072

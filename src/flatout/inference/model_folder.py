@@ -38,8 +38,8 @@ from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.models.without_memory import without_memory
 
 if TYPE_CHECKING:
+    from flatout.baselines.linear_text import QuickModel
     from flatout.data.info import Labels
-    from flatout.models.linear_text import QuickModel
 
 Built = TypeVar("Built", bound=nn.Module)
 
@@ -151,7 +151,7 @@ class ModelFolder:
     def linear_model(self, labels: Labels) -> QuickModel:
         """The linear model that answers with the network."""
         # scikit-learn takes a second to import, and most runs have none
-        from flatout.models.linear_text import QuickModel
+        from flatout.baselines.linear_text import QuickModel
 
         arrays = load_arrays(self.path / LINEAR)
         return QuickModel.of_arrays(labels.problem, labels.num_outputs, arrays)
@@ -166,7 +166,7 @@ class ModelFolder:
 
     def rival(self, labels: Labels) -> tuple[QuickModel, list[float]] | None:
         """The rival that the run has kept, with its thresholds; None where it has none."""
-        from flatout.models.linear_text import QuickModel
+        from flatout.baselines.linear_text import QuickModel
 
         if not (self.path / RIVAL).is_file():
             return None

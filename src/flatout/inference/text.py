@@ -58,7 +58,7 @@ from flatout.tasks.mixture import ALONE, Mixture, log_shares
 from flatout.tasks.score_intervals import describe_drawn_groups
 
 if TYPE_CHECKING:
-    from flatout.models.linear_text import QuickModel
+    from flatout.baselines.linear_text import QuickModel
 
 _MOST = 1 << 31  # no number of a model's settings is as large
 

@@ -45,7 +45,7 @@ from flatout.report.page import render_text
 from flatout.tasks.mixture import Mixture
 
 if TYPE_CHECKING:
-    from flatout.models.linear_text import QuickModel
+    from flatout.baselines.linear_text import QuickModel
 
 LINEAR_PROGRAM = "linear_part.py"
 PROGRAM = "predict.py"

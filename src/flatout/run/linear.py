@@ -23,9 +23,9 @@ from flatout.data.tables.table import changed
 from flatout.data.texts.source import TextSource
 
 if TYPE_CHECKING:
+    from flatout.baselines.linear_text import QuickModel
     from flatout.data.tags.data import TagData
     from flatout.data.texts.data import TextData
-    from flatout.models.linear_text import QuickModel
 
 _TRIED_ROWS = 2_048  # rows whose training is timed
 _SLOWER = 1.5  # a row of the whole training takes up to so many times a timed row
@@ -49,7 +49,7 @@ def fit_linear(
     """
     started = time.perf_counter()
     # scikit-learn takes a second to import
-    from flatout.models.linear_text import QuickModel
+    from flatout.baselines.linear_text import QuickModel
 
     texts, targets = rows
     num_classes = labels.num_outputs

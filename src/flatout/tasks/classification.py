@@ -33,7 +33,7 @@ from flatout.tasks.score_intervals import OverRanks
 from flatout.tasks.task import SPLITS, Task, real_rows
 
 if TYPE_CHECKING:
-    from flatout.models.linear_text import QuickModel
+    from flatout.baselines.linear_text import QuickModel
 
 _MOST_ROWS = 20_000  # to find temperature and thresholds by
 _LEAST_ROWS = 30  # rows that were cut, and whole ones, below which a score says little

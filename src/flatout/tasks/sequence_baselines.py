@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flatout.baselines.ridge import RidgeSums
 from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.views import Cut
 from flatout.errors import require
-from flatout.models.ridge import RidgeSums
 from flatout.models.series import PENALTIES, WindowRidge, own_pasts
 from flatout.tasks.sequence_scores import SequenceScores
 

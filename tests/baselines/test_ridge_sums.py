@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.models.ridge import RidgeSums
+from flatout.baselines.ridge import RidgeSums
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ penalty p:
 
     W = (X'X - n x'x + p I)^-1 (X'Y - n x'y)        answers = (inputs - x) W + y
 
-The linear model of texts is `models/linear_text.py`: its inputs are words and n-grams.
+The linear model of texts is `baselines/linear_text.py`: its inputs are words and n-grams.
 
 Shapes: N rows, D inputs, O answers.
 """

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from flatout.baselines.linear_text import QuickModel
 from flatout.data.problem import Problem
 from flatout.data.samples.headlines import HeadlinesConfig, HeadlinesTable
 from flatout.data.tokens.subwords import PAIR
-from flatout.models.linear_text import QuickModel
 
 
 def rows(num_rows: int, split: str = "train"):
