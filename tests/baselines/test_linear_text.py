@@ -164,3 +164,5 @@ def test_counts_leave_a_class_of_all_rows_or_none_as_it_is(texts, targets, probl
     assert np.isfinite(found).all()
     expected = plain.predict(["some words"]).argmax(axis=1)
     assert found[-1:].argmax(axis=1) == expected
+    again = QuickModel.of_arrays(problem, num_classes, plain.arrays())
+    assert again.predict(["some words"]).argmax(axis=1) == expected

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, hstack
-from scipy.special import logit
+from scipy.special import expit, logit
 from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
 from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -147,7 +147,12 @@ class _Weighted:
 
 
 class Head:
-    """The linear model: a logistic regression for each class, or a ridge regression for numbers."""
+    """The linear model: a logistic regression for each class, or a ridge regression for numbers.
+
+    Whichever it is, what it has learned are the weights and the constant of each of its models.
+
+    Shapes: N rows, D columns of features, M models, C classes.
+    """
 
     def __init__(self, problem: Problem, num_classes: int = 1, strength: float = STRENGTH) -> None:
         """`strength`: the inverse regularisation of a class's model.
@@ -157,18 +162,21 @@ class Head:
         self.problem = problem
         self.num_classes = num_classes
         self._strength = strength
-        self._models: list[LogisticRegression | float] = []
-        self._ridge = Ridge(_RIDGE, solver="sparse_cg", tol=1e-4)
+        self._weights_MD = np.empty((0, 0))
+        self._constants_M = np.empty(0)
 
     def fit(self, features: csr_matrix, targets: NDArray[np.generic]) -> Head:
         """`targets`: class numbers (single), a row of 0 and 1 for each text (multi), or numbers
         (regression).
         """
         if self.problem is Problem.regression:
-            self._ridge.fit(features, targets)
-            return self
-        members = self._members_of_classes(targets)
-        self._models = [_fit_class(features, is_member, self._strength) for is_member in members]
+            ridge = Ridge(_RIDGE, solver="sparse_cg", tol=1e-4).fit(features, targets)
+            models = [(ridge.coef_, ridge.intercept_)]
+        else:
+            members = self._members_of_classes(targets)
+            models = [_fit_class(features, is_member, self._strength) for is_member in members]
+        self._weights_MD = np.stack([weights for weights, _ in models])
+        self._constants_M = np.array([constant for _, constant in models])
         return self
 
     def add_counts(self, features: csr_matrix, targets: NDArray[np.generic]) -> Head:
@@ -177,65 +185,40 @@ class Head:
         The rows are those it was fitted on. A class of all rows, or of none, gets nothing added.
         """
         arrays = self.arrays()
-        if not arrays["coefficients"].size:
-            return self
-        # a copy, as a single model's own weights would change
+        # a copy, as this model's own weights would change
         coefficients = arrays["coefficients"].copy()
-        members = self._members_of_classes(targets)
-        for row, (model, is_member) in enumerate(zip(self._models, members, strict=True)):
-            if isinstance(model, LogisticRegression):
+        for row, is_member in enumerate(self._members_of_classes(targets)):
+            if is_member.any() and not is_member.all():
                 coefficients[row] += _BAYES * _log_odds(features, is_member)
-        arrays["coefficients"] = coefficients
-        return Head.of_arrays(self.problem, self.num_classes, arrays)
+        return Head.of_arrays(
+            self.problem, self.num_classes, arrays | {"coefficients": coefficients}
+        )
 
     def predict(self, features: csr_matrix) -> NDArray[np.float64]:
         """Probabilities, one column for each class; or numbers."""
+        # Model by model: a product with all weights would copy them first, also for a single row.
+        sums_NM = np.column_stack([features @ weights for weights in self._weights_MD])
+        scores_NM = sums_NM + self._constants_M
         if self.problem is Problem.regression:
-            return self._ridge.predict(features)
-        columns = [_answer_class(model, features) for model in self._models]
+            return scores_NM[:, 0]
+        shares_NC = expit(scores_NM)
         if self._is_binary:
-            columns = [1 - columns[0], columns[0]]
-        probabilities = np.column_stack(columns)
+            shares_NC = np.concatenate([1 - shares_NC, shares_NC], axis=1)
         if self.problem is Problem.multi:
-            return probabilities
-        return probabilities / probabilities.sum(axis=1, keepdims=True)
+            return shares_NC
+        return shares_NC / shares_NC.sum(axis=1, keepdims=True)
 
     def arrays(self) -> Arrays:
         """The weights of each class's model, and its constant; or those of the numbers' model."""
-        if self.problem is Problem.regression:
-            constant = np.array([self._ridge.intercept_], np.float64)
-            return {"coefficients": self._ridge.coef_[None], "constants": constant}
-        coefficients = []
-        constants = []
-        width = 0
-        for model in self._models:
-            if isinstance(model, LogisticRegression):
-                width = model.coef_.shape[1]
-        for model in self._models:
-            if isinstance(model, LogisticRegression):
-                coefficients.append(model.coef_[0])
-                constants.append(model.intercept_[0])
-            else:
-                # no feature moves a class that all rows have, or none
-                coefficients.append(np.zeros(width))
-                constants.append(logit(model))
-        return {"coefficients": np.stack(coefficients), "constants": np.array(constants)}
+        return {"coefficients": self._weights_MD, "constants": self._constants_M}
 
     @classmethod
     def of_arrays(
         cls, problem: Problem, num_classes: int, arrays: Mapping[str, NDArray[Any]]
     ) -> Head:
         head = cls(problem, num_classes)
-        if problem is Problem.regression:
-            head._ridge.coef_ = arrays["coefficients"][0].astype(np.float64)
-            head._ridge.intercept_ = float(arrays["constants"][0])
-            return head
-        for weights, constant in zip(arrays["coefficients"], arrays["constants"], strict=True):
-            model = LogisticRegression(solver="liblinear")
-            model.classes_ = np.array([False, True])
-            model.coef_ = weights[None].astype(np.float64)
-            model.intercept_ = np.array([constant], np.float64)
-            head._models.append(model)
+        head._weights_MD = arrays["coefficients"].astype(np.float64)
+        head._constants_M = arrays["constants"].astype(np.float64)
         return head
 
     def _members_of_classes(self, targets: NDArray[np.generic]) -> list[NDArray[np.bool_]]:
@@ -315,17 +298,15 @@ def _fit(arrays: Mapping[str, NDArray[Any]], problem: Problem, num_classes: int)
 
 def _fit_class(
     features: csr_matrix, is_member: NDArray[np.bool_], strength: float
-) -> LogisticRegression | float:
-    """The model of one class; a class of all rows or none is answered by a constant."""
-    if not is_member.any():
-        return _LEAST
-    if is_member.all():
-        return 1.0
+) -> tuple[NDArray[np.float64], float]:
+    """Weights and constant of one class; no feature moves a class that all rows have, or none."""
+    if is_member.all() or not is_member.any():
+        return np.zeros(features.shape[1]), logit(1.0 if is_member.any() else _LEAST)
     # liblinear's dual takes a second a class where lbfgs takes two to ten for as good a score
     model = LogisticRegression(
         C=strength, solver="liblinear", dual=True, random_state=0, max_iter=1_000
-    )
-    return model.fit(features, is_member)
+    ).fit(features, is_member)
+    return model.coef_[0], model.intercept_[0]
 
 
 def _log_odds(features: csr_matrix, is_member: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -342,10 +323,3 @@ def _log_odds(features: csr_matrix, is_member: NDArray[np.bool_]) -> NDArray[np.
         log_shares.append(np.log(sums / sums.sum()))
     of_class, elsewhere = log_shares
     return of_class - elsewhere
-
-
-def _answer_class(model: LogisticRegression | float, features: csr_matrix) -> NDArray[np.float64]:
-    """The probability of one class for each row."""
-    if isinstance(model, float):
-        return np.full(features.shape[0], model)
-    return model.predict_proba(features)[:, 1]
