@@ -7,7 +7,8 @@ of a run and the linear model that may answer with its network (`run/mixing.py`)
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 
 from flatout.data.checks.cleaning import read_texts
 from flatout.data.checks.findings import Findings
-from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.data.tables.table import changed
 from flatout.data.texts.source import TextSource
@@ -40,28 +40,39 @@ def require_time(needed_s: float, limit_s: float) -> None:
         raise TooSlow(needed_s)
 
 
-def fit_linear(
-    labels: Labels, rows: tuple[Sequence[str], NDArray[Any]], num_rows: int, limit_s: float
-) -> QuickModel:
-    """A linear model on texts and their targets; `TooSlow` if some rows show that it would be.
+@dataclass(frozen=True, slots=True)
+class RunTexts:
+    """The texts of some splits of a run, and a linear model on those of training."""
 
-    `num_rows`: of all splits, which it is to read or to answer.
-    """
-    started = time.perf_counter()
-    # scikit-learn takes a second to import
-    from flatout.baselines.linear_text import QuickModel
+    data: TextData
+    texts: dict[str, list[str]]  # by split
 
-    texts, targets = rows
-    num_classes = labels.num_outputs
-    if len(texts) > 2 * _TRIED_ROWS:
-        # Rows from all over the split are timed: neighbours may be alike.
-        read = time.perf_counter()
-        some = slice(0, None, len(texts) // _TRIED_ROWS)
-        QuickModel(labels.problem, num_classes).fit(texts[some], targets[some])
-        now = time.perf_counter()
-        row_s = (now - read) / len(texts[some])
-        require_time(now - started + _SLOWER * num_rows * row_s, limit_s)
-    return QuickModel(labels.problem, num_classes).fit(texts, targets)
+    @classmethod
+    def read(cls, source: TextSource, data: TextData, splits: Iterable[str]) -> RunTexts:
+        return cls(data, {split: texts_of(source, data, split) for split in splits})
+
+    def fit(self, limit_s: float) -> QuickModel:
+        """Learn from the training rows; `TooSlow` if some rows show that it would be.
+
+        The rows of the other splits are counted, too: the model is to answer them.
+        """
+        started = time.perf_counter()
+        # scikit-learn takes a second to import
+        from flatout.baselines.linear_text import QuickModel
+
+        labels = self.data.info.labels
+        texts = self.texts["train"]
+        targets = targets_of(self.data, "train")
+        if len(texts) > 2 * _TRIED_ROWS:
+            # Rows from all over the split are timed: neighbours may be alike.
+            read = time.perf_counter()
+            some = slice(0, None, len(texts) // _TRIED_ROWS)
+            QuickModel(labels.problem, labels.num_outputs).fit(texts[some], targets[some])
+            now = time.perf_counter()
+            row_s = (now - read) / len(texts[some])
+            num_rows = sum(map(len, self.texts.values()))
+            require_time(now - started + _SLOWER * num_rows * row_s, limit_s)
+        return QuickModel(labels.problem, labels.num_outputs).fit(texts, targets)
 
 
 def rows_of(

@@ -23,7 +23,7 @@ from flatout.models.contract import asks_for_ngrams
 from flatout.models.words import Ngrams
 from flatout.run.context import OurParts, Run
 from flatout.run.kinds import kind_of
-from flatout.run.linear import TooSlow, fit_linear, targets_of, texts_of
+from flatout.run.linear import RunTexts, TooSlow, targets_of
 from flatout.run.run_folder import RunFolder
 from flatout.tasks.calibration import as_two_classes
 from flatout.tasks.class_weights import ClassWeights
@@ -111,19 +111,17 @@ def _fit(
 ) -> tuple[LinearBeside, FittedMixture]:
     """The linear model and the weights of both, with its answers to validation and test rows."""
     labels = data.info.labels
-    source = open_source(data.config)
-    texts = {split: texts_of(source, data, split) for split in data.store.splits}
-    num_rows = sum(len(texts_of_split) for texts_of_split in texts.values())
-    rows = (texts.pop("train"), targets_of(data, "train"))
-    plain = fit_linear(labels, rows, num_rows, limit_s)
-    linear = plain.add_counts(*rows)
+    rows = RunTexts.read(open_source(data.config), data, data.store.splits)
+    plain = rows.fit(limit_s)
+    linear = plain.add_counts(rows.texts["train"], targets_of(data, "train"))
     # As its file will have it, so that a predictor of the folder gives the same answers.
     linear = type(linear).of_arrays(labels.problem, labels.num_outputs, linear.arrays())
     answers: dict[str, Tensor] = {}
     rival: dict[str, Tensor] = {}
-    for split, texts_of_split in texts.items():
+    judged = [split for split in rows.texts if split != "train"]
+    for split in judged:
         # reading takes longer than answering, and both read alike
-        columns = linear.features.read(texts_of_split)
+        columns = linear.features.read(rows.texts[split])
         answers[split] = log_shares(linear.head.predict(columns), labels.problem)
         rival[split] = log_shares(plain.head.predict(columns), labels.problem)
     task.to(feeds.validation.device)  # Lightning has taken it back to the host

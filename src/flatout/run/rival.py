@@ -30,7 +30,7 @@ from flatout.data.store.store import StoreWriter
 from flatout.data.texts.opening import open_source, open_tables
 from flatout.data.texts.source import TagSource
 from flatout.inference.model_folder import ModelFolder
-from flatout.run.linear import TooSlow, fit_linear, require_time, rows_of, targets_of, texts_of
+from flatout.run.linear import RunTexts, TooSlow, require_time, rows_of, targets_of
 from flatout.run_log import RunLog
 from flatout.tasks.calibration import best_thresholds
 from flatout.tasks.classification import Classifier
@@ -157,13 +157,13 @@ def keep_rival(data: TextData, folder: ModelFolder, limit_s: float, log: RunLog)
     network counts words as well, so it is another one. Returns whether it was kept.
     """
     try:
-        source = open_source(data.config)
-        texts = texts_of(source, data, "train")
-        rows = (texts, targets_of(data, "train"))
-        model = fit_linear(data.info.labels, rows, len(texts), limit_s)
+        is_multi = data.info.problem is Problem.multi
+        splits = ["train", "validation"] if is_multi else ["train"]
+        rows = RunTexts.read(open_source(data.config), data, splits)
+        model = rows.fit(limit_s)
         thresholds: list[float] = []
-        if data.info.problem is Problem.multi:
-            shares = model.predict(texts_of(source, data, "validation"))
+        if is_multi:
+            shares = model.predict(rows.texts["validation"])
             targets = torch.from_numpy(targets_of(data, "validation"))
             thresholds = best_thresholds(torch.from_numpy(shares).float(), targets)
         folder.write_rival(model, thresholds)
@@ -181,15 +181,11 @@ def score_linear(data: TextData, limit_s: float) -> Scores:
 
     For several labels a row, the thresholds are chosen on the validation rows.
     """
-    source = open_source(data.config)
-    texts = {name: texts_of(source, data, name) for name in data.store.splits}
-    num_rows = sum(len(texts_of_split) for texts_of_split in texts.values())
-    rows = (texts["train"], targets_of(data, "train"))
-    model = fit_linear(data.info.labels, rows, num_rows, limit_s)
-    outputs = {"test": log_shares(model.predict(texts["test"]), data.info.problem)}
-    if data.info.problem is Problem.multi:
-        shares = model.predict(texts["validation"])
-        outputs["validation"] = log_shares(shares, data.info.problem)
+    problem = data.info.problem
+    rows = RunTexts.read(open_source(data.config), data, data.store.splits)
+    model = rows.fit(limit_s)
+    judged = ["test", "validation"] if problem is Problem.multi else ["test"]
+    outputs = {split: log_shares(model.predict(rows.texts[split]), problem) for split in judged}
     return _score_outputs(data, outputs)
 
 
