@@ -17,7 +17,7 @@ from torch import Tensor
 from flatout.audit.forecast import PARTS, Floats, Forecast, forecast, round_number
 from flatout.audit.number_rows import NumberRows
 from flatout.audit.ridge_folds import RidgeFolds
-from flatout.models.series import PENALTIES
+from flatout.baselines.ridge import PENALTIES
 from flatout.tasks.score_intervals import bootstrap
 
 LEAST_FOR_CURVE = 16  # rows; an eighth of fewer teaches a model nothing, so there is no forecast

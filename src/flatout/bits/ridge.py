@@ -98,8 +98,8 @@ class GramSums:
 
     def solve(self, penalty: float) -> tuple[Tensor, Tensor]:
         """Weights `[D, G]` and bias `[G]` for one penalty."""
-        weight_DG, mean_D, mean_G = self.sums.solve(penalty)
-        return weight_DG.float(), (mean_G - mean_D @ weight_DG).float()
+        weight_DG, bias_G = self.sums.solve_map(penalty)
+        return weight_DG.float(), bias_G.float()
 
     def best(
         self, validation: Feed, parts: Sequence[slice], penalties: Sequence[float] = PENALTIES

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from flatout.data.batches.flat_batch import FlatBatch
     from flatout.data.sequences.info import SequenceShape
 
-# of which the best one on the validation recordings is used
-PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)
 Residual = StrEnum("Residual", "none ridge")
 
 

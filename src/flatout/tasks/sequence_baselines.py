@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.baselines.ridge import RidgeSums
+from flatout.baselines.ridge import PENALTIES, RidgeSums
 from flatout.data.problem import Problem
 from flatout.data.sequences.info import SequenceInfo
 from flatout.data.sequences.views import Cut
 from flatout.errors import require
-from flatout.models.series import PENALTIES, WindowRidge, own_pasts
+from flatout.models.series import WindowRidge, own_pasts
 from flatout.tasks.sequence_scores import SequenceScores
 
 _WINDOWS_A_BLOCK = 4096
@@ -112,14 +112,9 @@ def _solve(info: SequenceInfo, lookback: int) -> WindowRidge:
         held_out.append(_rows_of_ridge(ridge, windows, answers))
     least_error = float("inf")
     for penalty in PENALTIES:
-        weights = list[Tensor]()
-        biases = list[Tensor]()
-        for own_sums in sums:
-            own_weight, input_means, answer_means = own_sums.solve(own_sums.growing(penalty))
-            weights.append(own_weight)
-            biases.append(answer_means - input_means @ own_weight)
-        weight = torch.cat(weights, 1)
-        bias = torch.cat(biases)
+        maps = [of_output.solve_map(of_output.growing(penalty)) for of_output in sums]
+        weight = torch.cat([weight_DO for weight_DO, _ in maps], 1)
+        bias = torch.cat([bias_O for _, bias_O in maps])
         squares = list[Tensor]()
         for inputs, answers in held_out:
             squares.append((inputs @ weight + bias - answers).square().nansum())
