@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from flatout.audit.rows import AuditRows
-from flatout.baselines.linear_text import Features, Head
+from flatout.baselines.linear_text import QuickModel
 from flatout.data.problem import Problem
 from flatout.data.tokens.subwords import PAIR
 from flatout.errors import printable
@@ -26,11 +26,9 @@ _SHOWN_CHARACTERS = 120  # of a text in a table
 
 def write_next_rows(rows: AuditRows, texts: list[str], file: str, top: int, path: Path) -> int:
     """Write the `top` texts to label next as a table, the first one first; returns how many."""
-    reader = Features()
-    labelled = reader.fit(list(rows.texts))
-    head = Head(Problem.single, len(rows.classes)).fit(labelled, rows.labels)
-    features = reader.read(texts)
-    answers = head.predict(features)
+    model = QuickModel(Problem.single, len(rows.classes)).fit(list(rows.texts), rows.labels)
+    features = model.features.read(texts)
+    answers = model.head.predict(features)
     # An answer is as unsure as can be where the two likeliest classes have no margin between them.
     # Probabilities 0.5 0.4 0.1 → 1 - (0.5 - 0.4) = 0.9.
     by_probability = np.sort(answers, axis=1)

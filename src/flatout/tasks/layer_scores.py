@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from flatout.baselines.softmax import classify
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.data.batches.plan import PlanSettings
@@ -26,10 +26,7 @@ from flatout.engine.precision import Precision, arithmetic
 from flatout.models.encoder.network import Transformer, means_of_rows
 
 _PASS_ROWS = 64  # rows that go through the network at once
-# penalty on a head's squared weights: a layer has as many numbers as a small table has rows
-_SHRINKAGE = 1e-2
 _MOST_BYTES = 1 << 29  # of states that are held at once; reading stops where they take more
-_SOLVER_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ def score_layers(
     judged, judged_classes = _read_vectors(network, judged_split, most_judged, device, precision)
     scores = list[LayerScore]()
     for layers, (own_vectors, own_judged) in enumerate(zip(vectors, judged, strict=True)):
-        answers = _classify(own_vectors, classes, own_judged)
+        answers = classify(own_vectors, classes, own_judged)
         scores.append(LayerScore.of(layers, answers == judged_classes))
     return scores
 
@@ -118,27 +115,3 @@ def _vectors_of_rows(states_TH: Tensor, batch: FlatBatch) -> Tensor:
     first_BH = states_TH.index_select(0, batch.offsets[:-1])
     means_BH = means_of_rows(states_TH, batch.offsets[1:] - batch.offsets[:-1])
     return torch.cat((first_BH, means_BH), 1).float()
-
-
-def _classify(vectors: Tensor, classes: Tensor, judged: Tensor) -> Tensor:
-    """The classes of the `judged` vectors by a logistic regression on the other vectors."""
-    mean = vectors.mean(0)
-    spread = vectors.std(0).clamp_min(1e-6)
-    vectors = (vectors - mean) / spread
-    judged = (judged - mean) / spread
-    weights = torch.zeros(vectors.shape[1], int(classes.max()) + 1, requires_grad=True)
-    bias = torch.zeros(weights.shape[1], requires_grad=True)
-    solver = torch.optim.LBFGS(
-        [weights, bias], max_iter=_SOLVER_STEPS, line_search_fn="strong_wolfe"
-    )
-
-    def compute_loss() -> Tensor:
-        solver.zero_grad()
-        entropy = F.cross_entropy(vectors @ weights + bias, classes)
-        loss = entropy + _SHRINKAGE / 2 * weights.square().sum()
-        loss.backward()
-        return loss
-
-    solver.step(compute_loss)
-    with torch.no_grad():
-        return (judged @ weights + bias).argmax(1)
