@@ -112,12 +112,15 @@ def test_a_counter_of_energy_that_starts_again_is_added_up(tmp_path):
     assert meter.sources == ["processor"]
     counter.write_text("10000000", encoding="ascii")
     assert meter.joules(1.0) == 20.0
+    of_two_machines = EnergyMeter(None, root=tmp_path, cards=8, machines=2)
     counter.write_text("15000000", encoding="ascii")
     assert meter.joules(2.0) == 25.0
+    assert of_two_machines.joules(1.0) == 10.0
 
 
 def test_without_a_counter_watts_that_were_set_count_or_nothing_is_known(tmp_path):
     assert EnergyMeter(None, 60.0, tmp_path).joules(10.0) == 600.0
+    assert EnergyMeter(None, 60.0, tmp_path, machines=2).joules(10.0) == 1200.0
     assert EnergyMeter(None, root=tmp_path).joules(10.0) is None
 
 

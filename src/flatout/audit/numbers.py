@@ -3,7 +3,9 @@
 Ridge regression answers each row by a model of the other folds, after it learned from an eighth, a
 quarter, a half and all of their rows. The penalty is the best one of the first fold, for each part
 of the curve. The errors of the parts give the forecast. Open this file when a figure of such an
-audit is wrong; `number_report` prints the figures.
+audit is wrong; `number_report` prints the figures. `forecast` has the parts of the curve.
+
+Shapes: R rows, N samples, O numbers of an answer.
 """
 
 from __future__ import annotations
@@ -118,13 +120,13 @@ def _forecast(rows: NumberRows, sizes: Floats, mean_losses: Floats) -> Forecast:
     largest = max(1.0, float(errors.max()))
     num_train = sum("train" in splits for splits in rows.splits)
     more = round_number(num_train / 2)
-    of_shares = forecast(sizes, errors / largest, num_train, more, None)
+    scaled = forecast(sizes, errors / largest, num_train, more, None)
     most = float(errors[:, -1].mean())
     return Forecast(
-        more=of_shares.more,
-        gain=min(most, largest * of_shares.gain),
-        low=min(most, largest * of_shares.low),
-        high=min(most, largest * of_shares.high),
+        more=scaled.more,
+        gain=min(most, largest * scaled.gain),
+        low=min(most, largest * scaled.low),
+        high=min(most, largest * scaled.high),
     )
 
 

@@ -92,7 +92,8 @@ class GramMetrics(Metric):
     def intervals(self, over_ranks: OverRanks | None = None) -> dict[str, Interval]:
         """The 95 % interval of each score, from the records that came with numbers.
 
-        A collective: all ranks call it together.
+        Their scores are at the threshold that was known while they came in. A collective: all ranks
+        call it together.
         """
 
         def mean_scores(drawn_sums: Tensor) -> dict[str, Tensor]:
@@ -113,10 +114,12 @@ def record_scores(correct: Tensor, answered: Tensor, present: Tensor) -> tuple[T
     """Dice, precision, recall, F1 and exactness of each record, from counts of its grams.
 
     `present` grams are in the record, `answered` ones were predicted, `correct` ones are both. A
-    record with neither present nor answered grams scores 1. Of one record Dice and F1 are the same
-    number, 2 · correct / (answered + present); both names are known, so both are reported.
+    record with neither present nor answered grams scores 1; with only one of them it scores 0. Of
+    one record Dice and F1 are the same number, 2 · correct / (answered + present); both names are
+    known, so both are reported.
     """
-    # `clamp` keeps a count of 0 from being divided by. It would change weights below 1.
+    # `clamp` keeps a count of 0 from being divided by. Grams must be counted whole: it would change
+    # sums of weights below 1.
     total = answered + present
     both_empty = total == 0
     dice = torch.where(both_empty, 1.0, 2 * correct / total.clamp(min=1))

@@ -73,7 +73,7 @@ _OF_VALUES = (
     "UnsupportedValueType",
     "ReadonlyConfigError",
 )
-_ALMOST = 0.75  # least likeness of two keys that stand in different groups
+_ALMOST = 0.75  # least likeness of keys outside of the group that was typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +216,12 @@ def explain_errors() -> Iterator[None]:
 
 def _missing_option(group: str, option: str, options: Sequence[str]) -> UserError:
     hint = did_you_mean(option, options)
-    if group == "data" and is_like_file(option):
-        hint = f"To train on a file, write data.source={option}."
+    # of `data=news/train.csv` Hydra takes the folder for a part of the group's name
+    first, _, typed = f"{group}/{option}".partition("/")
+    if first == "data" and is_like_file(typed):
+        group = first
+        option = typed
+        hint = f"To train on a file, write data.source={typed}."
     if group == "experiment":
         hint = f"{hint} To name a run, set name={option}.".lstrip()
     if (group, option) == ("tune", "cut"):
@@ -345,7 +349,7 @@ def unknown_key(
             f"{logger} is not chosen",
             hint=f"Add logger={logger}, or logger=[tensorboard,{logger}] for both.",
         )
-    # groups whose default is a dictionary take any key of the user's
+    # a setting that is a dictionary takes any key of the user's
     if any(field.default_factory is dict for field in _fields_of(parent)):
         return UserError(
             key, "no such key", hint=f"Keys of {parent} are added with a plus sign: +{key}=VALUE."
@@ -397,7 +401,8 @@ def find_key(word: str) -> str | None:
     by_name |= dict(zip(top, top, strict=True))
     if word in by_name:
         return by_name[word]
-    # `modle` is like `mode`, a setting of checkpoints; but who types no group means one of these
+    # `modle` is like `mode`, a setting of checkpoints. But a word without a group most likely means
+    # a group, or a setting that stands in none: these are tried first.
     near = nearest(word, top, least=_ALMOST) or nearest(word, by_name, least=_ALMOST)
     return by_name[near] if near else None
 

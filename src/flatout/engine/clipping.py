@@ -38,8 +38,8 @@ def clip_divisor_and_check(norm: Tensor, inverse_max_norm: Tensor, broken: Tenso
     small model's step on a GPU is as long as its list of operators.
     """
     divisor = norm + _ADDED_TO_NORM
-    # Made for the gradients of a loss that was scaled: it multiplies the divisor by
-    # `inverse_max_norm` in place, and sets `broken` to 1 if the divisor is not finite.
+    # torch has this function for gradients of a loss that was scaled. Here it multiplies the
+    # divisor by `inverse_max_norm` in place, and sets `broken` to 1 if the divisor is not finite.
     torch._amp_foreach_non_finite_check_and_unscale_([divisor], broken, inverse_max_norm)
     return divisor.clamp_min_(1.0)
 
@@ -47,18 +47,18 @@ def clip_divisor_and_check(norm: Tensor, inverse_max_norm: Tensor, broken: Tenso
 def is_fused(optimizer: Optimizer) -> bool:
     """Whether the optimizer reads the attributes `grad_scale` and `found_inf` in its step.
 
-    Such an optimizer divides the gradient by itself, and leaves out a step that is not finite.
+    Such an optimizer divides the gradient on its own, and leaves out a step that is not finite.
     """
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def gradient_is_finite(parameters: list[nn.Parameter]) -> bool:
-    """Whether the gradient has neither an infinite number nor a NaN. Waits for the device."""
+    """Whether the gradient, summed up, is finite. Waits for the device."""
     if parameters and (is_share(parameters[0]) or not parameters[0].is_cpu):
         # one number to wait for, and the same answer on all ranks
         return math.isfinite(gradient_norm(parameters))
-    # On a CPU a sum for each weight is quicker than a norm. It is not finite where one of its
-    # numbers is not, or where their sum is beyond the largest number of the format.
+    # On a CPU a sum for each weight is quicker than a norm. It is not finite if a number is not. It
+    # may also be beyond the largest number of the format, which counts as not finite, too.
     return all(math.isfinite(weight.grad.sum()) for weight in parameters if weight.grad is not None)
 
 

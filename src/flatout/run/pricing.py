@@ -36,10 +36,17 @@ def expect_end(run: Run, training: Training) -> ExpectedEnd:
     sources = curves.monitor.sources or []
     card = next((source for source in sources if isinstance(source, Card)), None)
     notes = notes_of(run)
+    ranks = run.ranks
+    meter = EnergyMeter(
+        card,
+        run.settings.asked.price.watts,
+        cards=ranks.world,
+        machines=ranks.world // ranks.local_world,
+    )
     end = ExpectedEnd(
         measure_lengths=lambda: lengths_of_run(run, training.trainer),
         clock=curves.clock,
-        meter=EnergyMeter(card, run.settings.asked.price.watts),
+        meter=meter,
         began=run.began,
         known=None if notes is None else notes.costs(),
         ratios=[] if notes is None else notes.ratios(),
@@ -63,9 +70,6 @@ def close_price(run: Run, training: Training, end: ExpectedEnd) -> None:
     price = run.settings.asked.price
     facts = end.facts()
     kwh = as_kwh(end.meter.joules(facts["took_s"]))
-    # the counter is that of this rank's card, and the others do the same work
-    if kwh is not None and "card" in end.meter.sources:
-        kwh *= run.ranks.world
     money = price.money(facts["took_s"], kwh)
     facts |= {"kwh": kwh, "counted": end.meter.sources, "money": money, "currency": price.currency}
     facts |= {"ratios": list(end.ratios), "flops_a_step": flops_a_step(training)}
@@ -88,13 +92,13 @@ def close_price(run: Run, training: Training, end: ExpectedEnd) -> None:
         facts["kwh_per_million_tokens"] = kwh / (tokens / 1e6)
     costs = end.costs()
     notes = notes_of(run)
-    is_whole = end.resumed_at.steps == 0
+    began_here = end.resumed_at.steps == 0
     if costs is not None:
         facts["costs"] = asdict(costs)
-    if costs is not None and notes is not None and is_whole:
-        is_complete = training.trainer.global_step == run.settings.total_steps
+    if costs is not None and notes is not None and began_here:
+        reached_last_step = training.trainer.global_step == run.settings.total_steps
         ratio = end.ratio(facts["took_s"])
-        if ratio is not None and is_complete:
+        if ratio is not None and reached_last_step:
             notes.note_ratio(ratio)
         notes.note_costs(costs)
     run.folder.summary.set("price", facts)
@@ -154,7 +158,8 @@ def notes_of(run: Run) -> PriceNotes | None:
     }
     cache = run.settings.asked.data.cache
     folder = Path(cache) if cache else default_cache_folder()
-    # Costs are shared by runs that are alike in all facts, ratios by all runs of a network.
+    # Costs are shared by runs that are alike in all facts, ratios by runs of one network on this
+    # machine, with as many ranks and the same precision.
     return PriceNotes(folder, like | facts, like)
 
 

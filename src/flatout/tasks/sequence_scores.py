@@ -44,7 +44,7 @@ class SequenceScores:
 
     def add(self, answers_NK: Tensor, truths_NK: Tensor, recording_N: Tensor) -> None:
         """Add scaled answers; a truth that is NaN was not measured, and does not count."""
-        # The sums move to the device of the first batch, and stay there: a step never waits.
+        # The sums follow the device of the batches. On one device nothing moves, and no step waits.
         self._sums = self._sums.to(answers_NK.device)
         self._largest = self._largest.to(answers_NK.device)
         # Three answers, the second truth not measured; the first two are of recording 0:
@@ -65,8 +65,9 @@ class SequenceScores:
     def values(self, *, is_alone: bool = False) -> dict[str, float]:
         """Each metric over the answers of all ranks; `is_alone`: over this rank's.
 
-        With several targets a metric is their mean, of `max_error` the mean of the maxima. The two
-        scaled ones are means over all answers. There is an rmse of each target.
+        With several targets a metric is the mean over targets, of `max_error` too: the mean of each
+        one's largest error. The two scaled ones are means over all answers. There is an rmse of
+        each target.
         """
         if is_alone:
             sums = self._sums.cpu()
@@ -86,7 +87,7 @@ class SequenceScores:
         # Metrics in units are means over targets. Scaled ones have no unit, so all answers to all
         # targets are one mean.
         scores = _scores_of_targets(sums, largest, self._factor)
-        values = {name: of_targets.mean(-1) for name, of_targets in scores.items()}
+        values = {name: of_each.mean(-1) for name, of_each in scores.items()}
         count, squares, absolute, *_ = sums
         num_answers = count.sum(-1)
         values["mse_scaled"] = squares.sum(-1) / num_answers

@@ -2,10 +2,10 @@
 
 It is a pure function of lengths, settings and epoch. A *global* order is made first and cut into
 optimizer steps; it knows nothing of ranks or micro-batches. Each step is then divided among
-`world * accumulate` parts, so that any split of the same product trains on the same rows in the
-same step. Models that need no padding get random rows. Models that pad get rows of like length: a
-random order is cut into megabatches, each sorted by length and cut into steps, and the steps are
-shuffled.
+`world * accumulate` parts. So any `world` and `accumulate` with the same product train on the same
+rows in the same step. Models that need no padding get random rows. Models that pad get rows of like
+length: a random order is cut into megabatches, each sorted by length and cut into steps, and the
+steps are shuffled. Where a cap of tokens is set, all rows are one megabatch.
 
 Everything is arithmetic on whole arrays. Ten million rows take seconds; any step is found in
 constant time. Open this file to change which rows are trained together; `feed` has what makes
@@ -240,13 +240,12 @@ def _cut_by_tokens(
         # epoch has as many.
         _sort_groups(order, np.array([0, len(order)]), lengths)
         return order, _padded_bounds(lengths[order], settings.parts, cap)
-    # A step may begin up to one row early, and so hold a row more than its share. Dealing leaves
-    # parts up to one row apart. For each of the two a longest row is kept free; a single part needs
-    # only the first.
+    # A step may exceed its share by one row, and a part that of the step by one row: room is left
+    # for one longest row each. A single part needs only the first.
     room = settings.parts * (cap - longest * min(settings.parts, 2))
     if room < 2 * longest:
-        # Targets are at least half the room apart. Closer than the longest row a step could stay
-        # empty; a fixed number of rows always fits.
+        # Targets are at least half the room apart. If that were less than the longest row, a step
+        # could stay empty. A fixed number of rows always fits.
         return _cut_by_rows(order, lengths, settings, cap // longest)
     ends = np.cumsum(lengths[order], dtype=np.int64)
     # Steps are counted from the sum of all tokens, which no order changes.
@@ -271,8 +270,9 @@ def _padded_bounds(sorted_lengths: Ints, parts: int, cap: int) -> Rows:
     total = len(sorted_lengths)
     while bounds[-1] < total:
         start = bounds[-1]
-        # One row a part always fits (the cap holds the longest); more rows than the shortest allows
-        # never do.
+        # `fits`: the most rows of a part, n, with n times the longest of the step within the cap.
+        # One row always fits, so the search begins with 2. More than the shortest row allows never
+        # fit.
         more = range(2, cap // max(1, int(sorted_lengths[start])) + 1)
         fits = 1 + bisect_right(
             more, cap, key=lambda n: n * int(sorted_lengths[min(start + n * parts, total) - 1])
@@ -317,7 +317,8 @@ def _take_share(
     place_from_end = np.repeat(np.cumsum(sizes), sizes) - 1 - np.arange(len(rows))
     if settings.layout is BatchLayout.padded:
         # Sizes as equal as they can be, the first `extra` micro-batches one row larger: those of
-        # the longest rows.
+        # the longest rows. 7 rows in 3 micro-batches: base 2, extra 1, so 3 2 2. Places 0 1 2 from
+        # the end belong to the first, and `beyond` counts the places after these.
         base, extra = np.divmod(size, settings.accumulate)
         beyond = place_from_end - extra * (base + 1)
         micro = np.where(

@@ -2,8 +2,8 @@
 
 Each row leaves a record of fixed size with the hashes of its text. `RecordFiles` keeps the records
 in 64 files by their hash, so equal texts meet in the same file. Only one file at a time is in
-memory, however many rows there are. `find_twins` then compares the records of one file, and
-`assigner` gives them their splits. What becomes of rows with a twin is decided in `survey`.
+memory, however many rows there are. `assigner` gives the records of a file their splits, then
+`find_twins` compares them. What becomes of rows with a twin is decided in `survey`.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class Transformer(FreezableEncoder):
             answers = read(batch)
             if self.is_tagging:
                 return answers
-            # one text more: rows that are no windows are of a text behind all others
+            # Rows that only fill the buffer belong to one text more, behind the real ones.
             return join_answers(answers, batch.texts, batch.num_real + 1, self.joins)
         windows, texts_W, cut_order_T = cut_windows(batch, self.window)
         answers = read(windows)
@@ -325,7 +325,7 @@ class Transformer(FreezableEncoder):
         After the last layer `[B, H]` where only first tokens are read. A batch that brings `states`
         brings those before layer `first`; they are read where layers were left out, or where none
         runs. Else its tokens are embedded. The states before, between and after these layers are
-        appended to `outputs`.
+        appended to `outputs`; nothing is, where the batch's own states are the answer.
         """
         layers = self.in_order()
         stop = len(layers) if stop is None else stop
@@ -469,7 +469,7 @@ def choose_kernel(
     for reason, holds in reasons_to_pad.items():
         if holds:
             return Choice(Kernel.padded, reason, evidence)
-    reason = "the flash kernel needs 16 bits and 8.0"
+    reason = "the flash kernel needs 16 bits and compute capability 8.0"
     if is_flash:
         reason = f"the flash kernel takes heads up to {_LARGEST_FLASH_HEAD}"
     return Choice(Kernel.efficient, reason, evidence)

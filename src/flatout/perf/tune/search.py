@@ -1,10 +1,11 @@
 """Search settings before training, one after the other and within a budget of seconds.
 
 The order is feed, precision, rows at once, learning rate, compile (`_DECISIONS`). The settings as
-they are get measured first. Another value replaces one of them only if it is faster by `gain` in
-two measurements, in which the two values take turns. Settings for which there was no time stay
-unchanged, and the run reports that. Open this file to change how one of the settings is chosen, or
-the reason that is printed for it.
+they are get measured first. Another feed or precision, or other rows of a step of the same rows,
+must be faster by `gain` in two measurements, in which the two values take turns. The other settings
+have rules of their own (`_double`, `_decide_rate`, `_decide_compile`). Settings for which there was
+no time stay unchanged, and the run reports that. Open this file to change how one of the settings
+is chosen, or the reason that is printed for it.
 """
 
 from __future__ import annotations
@@ -324,12 +325,13 @@ class Search:
     def _double(self, sizes: list[int]) -> None:
         """Choose the fewest rows that are as fast as the next larger size, but not fewer than set.
 
-        On a GPU the first size is a guess by its memory. From there larger sizes are tried while
-        they pay. Where not even the first of these pays, smaller ones are tried.
+        On a GPU the first size is a guess by its memory. It goes up while the next size is faster
+        by the gain that counts. Where the first step up is not, it goes down while the size below
+        is about as fast.
 
         Sizes 8, 16, 32, 64, 128, of which 8 was set, and a guess of 32: 64 pays, 128 does not, so
-        64 is taken. Where 64 does not pay: 32 against 16, and 16 is taken where 32 does not pay
-        either.
+        64 is taken. Where 64 does not pay, 32 is compared with 16. Where 32 does not pay either, 16
+        is compared with 8, and so on.
         """
         ladder = [rows for rows in sizes if rows >= self.now.rows]
         about = self.speeds.about
