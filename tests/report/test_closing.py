@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flatout.report.closing import print_closing, verdict_text
+from flatout.report.closing import print_closing
 from flatout.report.page import write_page
+from flatout.report.run_report import RunReport
 from flatout.report.summary import empty_summary
 
 EVIL = "<script>[red] :smile: \\"
@@ -160,7 +161,8 @@ def test_a_verdict_says_what_limited_the_run_and_what_would_mend_it():
         "predicted_gain": None,
     }
     assert "feed 31.0%: data.workers=2" in printed(summary, Path("outputs/x"), [])
-    assert verdict_text(dict.fromkeys(("limit", "share", "fix", "predicted_gain"))) == ""
+    unknown = dict.fromkeys(("limit", "share", "fix", "predicted_gain"))
+    assert RunReport({"verdict": unknown}).verdict == []
 
 
 def test_of_many_classes_the_best_and_the_worst_are_shown():

@@ -11,7 +11,7 @@ import pytest
 
 from flatout import Result, TextDataConfig, fit, load_predictor
 from flatout.inference.model_folder import RIVAL
-from flatout.report.closing import rival_text
+from flatout.report.run_report import RunReport
 from flatout.tasks.abstention import HeldOutAnswers
 from tests.refusals import require_printed
 from tests.run.test_mixing import QUIET, SMALL, TEST, rows
@@ -38,7 +38,7 @@ def file(tmp_path) -> Path:
 def test_a_rival_that_wins_clearly_is_kept_and_its_command_is_named(result):
     assert result.summary["rival"]["kept"]
     command = "python -m flatout predict RUN FILE --with rival answers with it"
-    assert command in rival_text(result.summary)
+    assert command in RunReport(result.summary).rival
     answers = load_predictor(result.folder, answer_with="rival").predict(TEST["text"])
     labels = [answer.label for answer in answers]
     accuracy = np.mean(np.array(labels) == np.array(TEST["label"]))

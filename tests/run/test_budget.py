@@ -12,7 +12,7 @@ from flatout import TextCNNConfig, TextDataConfig
 from flatout.errors import UserError
 from flatout.price.costs import Costs, PlannedLengths, expect
 from flatout.price.pace import StepPace
-from flatout.report.closing import early_end
+from flatout.report.run_report import RunReport
 from flatout.run import budget
 from tests.faults.plants import Planted, RaiseAt
 from tests.fitting import own_cache, quiet_fit
@@ -67,7 +67,7 @@ def test_training_ends_where_its_target_is_reached_and_says_so(tmp_path):
     with own_cache(tmp_path):
         result = quiet_fit(DATA, MODEL, epochs=3, until="val/accuracy:0.1", folder=tmp_path / "run")
     assert result.summary["training"]["epochs"] == 1
-    ended = early_end(result.summary)
+    ended = RunReport(result.summary).early_end
     assert ended.startswith("after ")
     assert "until=val/accuracy:0.1" in ended
 
@@ -82,7 +82,7 @@ def test_patience_and_a_target_watch_one_metric_together(tmp_path):
             checkpoint={"patience": 1, "metric": "accuracy", "min_delta": 1.0},
             folder=tmp_path / "run",
         )
-    assert "checkpoint.patience=1" in early_end(result.summary)
+    assert "checkpoint.patience=1" in RunReport(result.summary).early_end
 
 
 @pytest.mark.soak(seconds=90)

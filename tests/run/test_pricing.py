@@ -7,7 +7,7 @@ import pytest
 from flatout import TextCNNConfig, TextDataConfig
 from flatout.ladder.compare_runs import describe_spent
 from flatout.price.words import spent_by
-from flatout.report.closing import cost_text, time_text
+from flatout.report.run_report import RunReport
 from tests.fitting import quiet_fit
 
 TABLE = {
@@ -36,8 +36,8 @@ def test_parts_add_up_to_what_the_run_took(runs):
     assert price["plan"]["validations"] == 2
     assert price["money"] == pytest.approx(price["took_s"] / 1_000)
     assert price["kwh"] == pytest.approx(price["took_s"] * 100 / 3.6e6)
-    assert cost_text(price).endswith("EUR")
-    assert "kWh (price.watts)" in cost_text(price)
+    assert RunReport({"price": price}).cost.endswith("EUR")
+    assert "kWh (price.watts)" in RunReport({"price": price}).cost
     assert spent_by({"price": price}) == {"kwh": price["kwh"], "money": price["money"]}
 
 
@@ -51,7 +51,7 @@ def test_two_groups_are_compared_by_what_their_runs_took(runs):
 
 def test_the_second_run_of_equal_steps_is_expected_by_the_first(runs):
     first, second = runs
-    assert time_text(first) == ""  # over before it could be said
+    assert RunReport({"price": first}).time == ""  # over before it could be said
     raw_s = first["took_s"] - first["took_parts_s"]["evaluation"]
     assert second["raw_s"] >= 0.5 * raw_s
-    assert time_text(second).startswith("expected ")
+    assert RunReport({"price": second}).time.startswith("expected ")

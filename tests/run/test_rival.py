@@ -22,7 +22,7 @@ from flatout.data.samples.tagged_tweets import TaggedTweetsConfig
 from flatout.data.tags.data import TagData
 from flatout.data.texts.opening import open_source
 from flatout.errors import UserError
-from flatout.report.closing import rival_text
+from flatout.report.run_report import RunReport
 from flatout.run import linear, rival
 from flatout.run.kinds import MASKED_WORDS, TAGS, TEXTS
 from flatout.run.rival import (
@@ -199,18 +199,18 @@ def test_the_last_lines_say_when_the_rival_wins(headlines, monkeypatch):
         "wins": True,
     }
     assert (
-        rival_text(own | {"rival": found})
+        RunReport(own | {"rival": found}).rival
         == "test/rmse 0.2500 by the ridge: it wins against 0.3000"
     )
     better = {**own, "metrics": {"test/rmse": 0.2}}
     found = find_rival(Rival("ridge", lambda data, limit_s: {}), headlines, better, 300.0, said)
-    assert rival_text(better | {"rival": found}) == "test/rmse 0.2500 by the ridge"
+    assert RunReport(better | {"rival": found}).rival == "test/rmse 0.2500 by the ridge"
     # no test rows
     assert (
         find_rival(COMMONEST, headlines, {**own, "metrics": {"val/rmse": 0.3}}, 1.0, said) is None
     )
     assert said == []
-    assert rival_text({"rival": None}) == ""
+    assert RunReport({"rival": None}).rival == ""
 
 
 def test_whether_a_rival_is_trained_is_one_of_three_words():

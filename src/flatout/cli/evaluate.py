@@ -26,7 +26,8 @@ from flatout.cli.run_arguments import (
 from flatout.data.store.progress import Progress
 from flatout.errors import UserError, require
 from flatout.inference.model_folder import ModelFolder
-from flatout.report.closing import class_table, interval_text, share_table
+from flatout.report.closing import class_table, share_table
+from flatout.report.run_report import interval_text
 from flatout.report.summary import json_safe
 from flatout.run.run_folder import require_no_link_outside
 

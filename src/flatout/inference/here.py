@@ -48,8 +48,8 @@ from flatout.inference.text import Predictor
 from flatout.inference.verify import SplitAnswer, Verified, verify, write_certificate
 from flatout.inference.words_onnx import encode_padded, open_tokenizer, write_program
 from flatout.models.encoder.transformer import Transformer, quiet_library
-from flatout.report.closing import interval_text
 from flatout.report.page import render_text
+from flatout.report.run_report import interval_text
 from flatout.run_log import Say
 from flatout.tasks.metrics import monitored_metric
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.errors import printable
-from flatout.report.closing import closing_markdown, parts_of_step
+from flatout.report.closing import closing_markdown
 from flatout.report.figures import (
     COLOURS,
     GRID,
@@ -32,6 +32,7 @@ from flatout.report.figures import (
     drawing,
     ignoring_missing_glyphs,
 )
+from flatout.report.run_report import parts_of_step
 from flatout.report.summary import flattened
 
 if TYPE_CHECKING:

@@ -11,17 +11,16 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.data.checks.findings import counted
 from flatout.files import read_modest, write_atomically, write_table
 from flatout.masking import mask_settings
-from flatout.report import closing
 from flatout.report.figures import COLOURS, Chart, Curve, line_chart
+from flatout.report.run_report import RunReport, class_cells, parts_of_step
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -63,60 +62,31 @@ def write_page(
     answers: Sequence[Chart] = (),
 ) -> Path:
     """Write `report.html` into a run folder; `curves` are the rows of its `metrics.csv`."""
-    summary = mask_settings(summary)
+    report = RunReport(mask_settings(summary), per_class)
     path = folder / "report.html"
     config = folder / "config.yaml"
-    model = summary["model"]
-    about = model["name"] or "no model yet"
-    if model["parameters"]:
-        about += f", {model['parameters']:,} parameters"
-    parts = closing.parts_of_step(summary["speed"]["step_ms"])
-    times = [
-        {"share": share, "colour": colour, "text": f"{name} {ms:.2f} ms ({share:.0%})"}
-        for (name, ms, share), colour in zip(parts, COLOURS, strict=False)
-    ]
-    classes = []
-    for row in per_class:
-        scores = (f"{row[name]:.3f}" for name in ("precision", "recall", "f1"))
-        classes.append([row["class"], *scores, f"{row['support']:,}"])
     page = render_text(
         "report.html",
-        summary=summary,
-        about=f"{about} on {_describe_data(summary['data'])}",
-        figures=[*_metric_tiles(summary, per_class), *_speed_tiles(summary)],
-        best_epoch=closing.best_epoch_text(summary),
-        findings=closing.finding_rows(summary),
-        early_end=closing.early_end(summary),
-        rival=closing.rival_text(summary),
-        truncation=closing.truncation_text(summary),
-        verdict=closing.verdict_lines(summary["verdict"]),
-        curves=_charts(curves, summary),
+        report=report,
+        summary=report.summary,
+        figures=[*_score_tiles(report), *_speed_tiles(report)],
+        curves=_charts(curves, report.summary),
         answers=answers,
-        times=times,
-        card=closing.gpu_text(summary["speed"]["gpu"]),
-        choices=closing.choice_rows(summary),
-        classes=classes,
+        times=time_bar(parts_of_step(report.summary["speed"]["step_ms"])),
+        classes=list(map(class_cells, per_class)),
         confusion=_confusion(per_class),
-        checks=_checks(summary["data"]),
         settings=config.read_text("utf-8") if config.is_file() else "",
     )
     write_atomically(path, page)
     return path
 
 
-def _describe_data(data: Mapping[str, Any]) -> str:
-    """The source and the rows of each split: "news.csv: 800 train, 100 val, 100 test rows"."""
-    source = data["source"] or "no data yet"
-    counts = [f"{count:,} {split}" for split, count in (data.get("rows") or {}).items() if count]
-    return f"{source}: {', '.join(counts)} rows" if counts else source
-
-
-def _checks(data: Mapping[str, Any]) -> list[list[str]]:
-    """The findings of the checks, warnings first: level, source, what, and what changes it."""
-    checks = data.get("checks") or []
-    columns = ("level", "source", "what", "hint")
-    found = [list(map(check.__getitem__, columns)) for check in checks]
-    return sorted(found, key=lambda cells: cells[0] == "note")
+def time_bar(parts: Iterable[tuple[str, float, float]]) -> list[dict[str, object]]:
+    """Parts of a batch's time as a bar of a page shows them: name, milliseconds and share each."""
+    return [
+        {"share": share, "colour": colour, "text": f"{name} {ms:.2f} ms ({share:.0%})"}
+        for (name, ms, share), colour in zip(parts, COLOURS, strict=False)
+    ]
 
 
 def _confusion(per_class: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -145,29 +115,23 @@ def tile(value: str, name: str, note: str = "") -> dict[str, str]:
     return {"value": value, "name": name, "note": note}
 
 
-def _metric_tiles(
-    summary: Mapping[str, Any], per_class: Sequence[Mapping[str, Any]]
-) -> list[dict[str, str]]:
-    baseline = summary["baseline"] or {}
-    best = baseline.get("metrics") or {}
-    intervals = summary.get("intervals") or {}
+def _score_tiles(report: RunReport) -> list[dict[str, str]]:
     tiles = []
-    for name, value in summary["metrics"].items():
-        if name.startswith("test/") and value is not None and name != "test/loss":
-            note = closing.interval_text(intervals.get(name))
-            if best.get(name):
-                share = closing.share_text(value, best[name])
-                beside = f" {share} of the " if share else f" {best[name]:.4f} by the "
-                note += f"{beside}{baseline['name']}"
-            if name == "test/accuracy":
-                note += closing.commonest_class_text(per_class)
-            tiles.append(tile(f"{value:.4f}", name, note.strip()))
+    for score in report.scores:
+        if score.name.startswith("test/") and score.name != "test/loss":
+            note = score.interval
+            if score.of_baseline:
+                share = score.share_of_baseline
+                beside = f" {share} of the " if share else f" {score.of_baseline:.4f} by the "
+                note += f"{beside}{report.baseline}"
+            note += score.of_commonest
+            tiles.append(tile(f"{score.value:.4f}", score.name, note.strip()))
     return tiles
 
 
-def _speed_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    speed = summary["speed"]
-    training = summary["training"]
+def _speed_tiles(report: RunReport) -> list[dict[str, str]]:
+    speed = report.summary["speed"]
+    seconds = report.summary["training"]["seconds"]
     tiles = []
     if speed["rows_per_s"]:
         padding = filled("padding {:.1%}", speed["padding_share"])
@@ -175,15 +139,12 @@ def _speed_tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     if speed["tokens_per_s"]:
         tiles.append(tile(f"{speed['tokens_per_s']:,.0f}", "tokens/s"))
     if speed["mfu"] is not None:
-        peak = filled("of {:,.3g} TFLOP/s", summary["hardware"]["peak_tflops"])
+        peak = filled("of {:,.3g} TFLOP/s", report.summary["hardware"]["peak_tflops"])
         tiles.append(tile(f"{speed['mfu']:.1%}", "MFU", peak))
-    if training["seconds"]:
-        steps = "" if training["steps"] is None else counted(training["steps"], "step")
-        tiles.append(tile(f"{training['seconds']:.0f} s", "in all", steps))
-    price = summary.get("price") or {}
-    cost = closing.cost_text(price)
-    if cost:
-        tiles.append(tile(cost, "energy and money", closing.time_text(price)))
+    if seconds:
+        tiles.append(tile(f"{seconds:.0f} s", "in all", report.steps))
+    if report.cost:
+        tiles.append(tile(report.cost, "energy and money", report.time))
     return tiles
 
 

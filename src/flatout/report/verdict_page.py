@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.files import write_atomically
-from flatout.report.figures import COLOURS
-from flatout.report.page import render_text, tile
+from flatout.report.page import render_text, tile, time_bar
 
 
 def write_verdict_page(path: Path, command: str, kept: Mapping[str, Any]) -> Path:
@@ -53,12 +52,8 @@ def _parts(ms: Mapping[str, float]) -> list[dict[str, object]]:
     """The parts of a batch's time, the longest first, as a bar of a page shows them."""
     total = max(sum(ms.values()), 1e-9)
     longest_first = sorted(ms.items(), key=lambda part: part[1], reverse=True)
-    shown = [part for part in longest_first if part[1] >= 0.005 * total]
-    parts = list[dict[str, object]]()
-    for (name, spent), colour in zip(shown, COLOURS, strict=False):
-        text = f"{name} {spent:.2f} ms ({spent / total:.0%})"
-        parts.append({"share": spent / total, "colour": colour, "text": text})
-    return parts
+    shares = [(name, spent, spent / total) for name, spent in longest_first]
+    return time_bar(part for part in shares if part[2] >= 0.005)
 
 
 def _split(ms: Mapping[str, float]) -> str:

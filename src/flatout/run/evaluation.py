@@ -14,7 +14,7 @@ from torch import Tensor
 from flatout.checkpoints.folder import read_weights
 from flatout.distributed.ranks import others_watched
 from flatout.errors import UserError
-from flatout.report.closing import truncation_text
+from flatout.report.run_report import RunReport
 from flatout.run.context import OurParts, Run, Training
 from flatout.run.lightning_advice import without_lightning_advice
 from flatout.run.run_folder import RunFolder
@@ -98,4 +98,4 @@ def add_truncation(ours: OurParts, run: Run) -> None:
     truncation = ours.task.truncation(run.settings.metric)
     if truncation:
         run.folder.summary.set("truncation", truncation)
-        run.folder.say(truncation_text(run.folder.summary.values))
+        run.folder.say(RunReport(run.folder.summary.values).truncation)

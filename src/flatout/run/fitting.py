@@ -22,7 +22,7 @@ from flatout.distributed.ranks import others_watched
 from flatout.distributed.signals import requeue_with_slurm
 from flatout.errors import UserError, require
 from flatout.price.words import describe_seconds
-from flatout.report.closing import EARLY_END
+from flatout.report.run_report import EARLY_END
 from flatout.run.context import OurParts, Run, Training
 from flatout.run.lightning_advice import without_lightning_advice
 from flatout.run.run_folder import OVERRIDES, RunFolder
