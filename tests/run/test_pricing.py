@@ -6,7 +6,6 @@ import pytest
 
 from flatout import TextCNNConfig, TextDataConfig
 from flatout.ladder.compare_runs import describe_spent
-from flatout.price.words import spent_by
 from flatout.report.run_report import RunReport
 from tests.fitting import quiet_fit
 
@@ -38,7 +37,7 @@ def test_parts_add_up_to_what_the_run_took(runs):
     assert price["kwh"] == pytest.approx(price["took_s"] * 100 / 3.6e6)
     assert RunReport({"price": price}).cost.endswith("EUR")
     assert "kWh (price.watts)" in RunReport({"price": price}).cost
-    assert spent_by({"price": price}) == {"kwh": price["kwh"], "money": price["money"]}
+    assert RunReport({"price": price}).spent == {"kwh": price["kwh"], "money": price["money"]}
 
 
 def test_two_groups_are_compared_by_what_their_runs_took(runs):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 _UNITS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0}
 
 
@@ -29,9 +26,3 @@ def describe_money(money: float, currency: str) -> str:
     """`0.31 EUR`; small sums with two digits that count."""
     digits = ",.2f" if money >= 0.1 else ".2g"
     return f"{money:{digits}} {currency}"
-
-
-def spent_by(summary: Mapping[str, Any]) -> dict[str, float]:
-    """`kwh` and `money` of a finished run, as far as they are known."""
-    price = summary.get("price") or {}
-    return {name: price[name] for name in ("kwh", "money") if price.get(name) is not None}

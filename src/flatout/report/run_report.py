@@ -104,14 +104,20 @@ class RunReport:
         return ""
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """All metrics. JSON has no NaN: one that was none is null there, and is left out."""
+        metrics = self.summary["metrics"].items()
+        return {name: value for name, value in metrics if value is not None}
+
+    @property
     def scores(self) -> list[Score]:
         """Metrics on test rows; on validation rows where no test row was scored."""
         split = self._split
         baseline = self._baseline.get("metrics") or {}
         intervals = self.summary.get("intervals") or {}
         scores = []
-        for name, value in self.summary["metrics"].items():
-            if name.startswith(split) and value is not None:
+        for name, value in self.metrics.items():
+            if name.startswith(split):
                 commonest = self._commonest_class if name == f"{split}accuracy" else ""
                 interval = interval_text(intervals.get(name))
                 scores.append(Score(name, value, interval, baseline.get(name), commonest))
@@ -222,6 +228,12 @@ class RunReport:
         if price.get("money") is not None:
             texts.append(describe_money(price["money"], price["currency"]))
         return ", ".join(texts)
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """`kwh` and `money`, as far as they are known."""
+        price = self.summary.get("price") or {}
+        return {name: price[name] for name in ("kwh", "money") if price.get(name) is not None}
 
     @property
     def verdict(self) -> list[str]:

@@ -38,9 +38,9 @@ from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence
 from flatout.perf.verdict.experiments import SHARE, alone_ms, try_out, try_safely
 from flatout.perf.verdict.gathering import evidence_of
 from flatout.perf.verdict.rules import verdict
-from flatout.price.words import spent_by
 from flatout.report.closing import print_closing
 from flatout.report.page import read_curves, write_page
+from flatout.report.run_report import RunReport
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
 from flatout.run.context import Answers, OurParts, Run, RunAnswers, Settings, Training
@@ -96,7 +96,7 @@ class Result:
     @property
     def spent(self) -> dict[str, float]:
         """`kwh` and `money` of the run, as far as they are known."""
-        return spent_by(self.summary)
+        return RunReport(self.summary).spent
 
     def predict(self, rows: Sequence[Any]) -> list[Any]:
         """Answers for new texts, or for new encodings."""
@@ -106,10 +106,8 @@ class Result:
 def finished_result(folder: Path, answers: Answers) -> Result:
     """The result of a run that has finished before, from its folder."""
     summary = read_summary(folder)
-    # JSON has no NaN: a metric that was none is null there, and is left out here
-    known = summary["metrics"]
     with values_of(folder / SUMMARY):
-        metrics = {name: float(known[name]) for name in known if known[name] is not None}
+        metrics = {name: float(value) for name, value in RunReport(summary).metrics.items()}
     return Result(folder, metrics, [], answers, summary, summary["metric"] or "loss")
 
 

@@ -16,7 +16,7 @@ from flatout.engine.run_length import validations
 from flatout.errors import UserError
 from flatout.files import read_modest
 from flatout.masking import mask_words
-from flatout.price.words import spent_by
+from flatout.report.run_report import RunReport
 from flatout.report.summary import read_summary
 from flatout.run.closing import Result
 from flatout.run.resume import find_run
@@ -105,6 +105,5 @@ class RunJob:
     def read_ending(self, folder: Path) -> tuple[float, dict[str, float]]:
         """The seconds and the metrics of a run that has finished in a folder."""
         summary = read_summary(folder)
-        metrics = summary["metrics"]
-        known = {name: metrics[name] for name in metrics if metrics[name] is not None}
-        return summary["training"]["seconds"] or 0.0, known | spent_by(summary)
+        report = RunReport(summary)
+        return summary["training"]["seconds"] or 0.0, report.metrics | report.spent
