@@ -113,13 +113,10 @@ class WindowRidge(nn.Module):
         super().__init__()
         self.shape = shape
         lookback = shape.lookback or 1
-        inputs, outputs = (
-            (lookback, shape.horizon) if shape.horizon else (lookback * shape.inputs, shape.targets)
-        )
-        self.weight, self.bias = (
-            nn.Buffer(torch.zeros(inputs, outputs)),
-            nn.Buffer(torch.zeros(outputs)),
-        )
+        inputs = lookback if shape.horizon else lookback * shape.inputs
+        outputs = shape.horizon or shape.targets
+        self.weight = nn.Buffer(torch.zeros(inputs, outputs))
+        self.bias = nn.Buffer(torch.zeros(outputs))
 
     def set(self, weight: Tensor, bias: Tensor) -> None:
         self.weight.copy_(weight)
