@@ -169,9 +169,9 @@ DEFECTS = [
     ),
     Defect(
         "the sign of the bias in ridge regression",
-        "bits/ridge.py",
-        "(mean_G - mean_D @ weight_DG)",
-        "(mean_G + mean_D @ weight_DG)",
+        "baselines/ridge.py",
+        "mean_O - mean_D @ weight_DO",
+        "mean_O + mean_D @ weight_DO",
         "tests/bits/test_ridge.py",
     ),
     Defect(
