@@ -202,6 +202,7 @@ def test_a_file_runs_no_code_sends_nothing_and_writes_nothing_outside(case, serv
     files = {name: text.replace("<server>", address) for name, text in case.files.items()}
     found = hostile.tried(replace(case, words=words, files=files))
     assert found.is_refused, found.said
+    assert "Error in call" not in found.said, "it was called, and refused by what it is"
     assert not found.is_executed
     assert heard == []
     assert ENVIRONMENT["FLATOUT_HOSTILE"] not in found.said
