@@ -37,11 +37,20 @@ def print_line(text: str) -> None:
 
     If the reader of a pipe ends early, as `head` does, the rest is dropped and the run continues.
     """
+    _print_harmlessly(text, sys.stdout)
+
+
+def print_note(text: str) -> None:
+    """Like `print_line`, but to standard error: it stands beside what a command answers."""
+    _print_harmlessly(text, sys.stderr)
+
+
+def _print_harmlessly(text: str, stream: TextIO) -> None:
     try:
-        print(mask_addresses(printable_lines(text)), flush=True)
+        print(mask_addresses(printable_lines(text)), file=stream, flush=True)
     except BrokenPipeError:
         # Python flushes once more as it ends, which would print a traceback
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class RunLog:

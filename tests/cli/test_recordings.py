@@ -281,7 +281,7 @@ def test_degrees_of_another_scale_are_warned_of_by_recording(tmp_path, capsys, u
         "kelvin": lambda celsius: celsius + 273.15,
     }
     same = write("same.csv", lambda celsius: celsius)
-    other = write("other.csv", changes[unit])
+    other = write("other\x1b[31m.csv", changes[unit])
     capsys.readouterr()
     for command in (["predict"], ["evaluate"]):
         asked = ["--out", tmp_path / "answers.csv"] if command == ["predict"] else []
@@ -291,7 +291,8 @@ def test_degrees_of_another_scale_are_warned_of_by_recording(tmp_path, capsys, u
         said = "".join(capsys.readouterr())
         assert "warning temperature lies elsewhere than in training (24" in said
         assert "in 1 recording: " in said
-        assert "other.csv (" in said
+        assert "other\\x1b[31m.csv (" in said, "escape codes of a name are written out"
+        assert "\x1b" not in said
 
 
 @pytest.mark.parametrize(

@@ -308,10 +308,12 @@ def test_encode_counts_fields_without_text(tmp_path, capsys):
     source = tmp_path / "people.csv"
     rows = [("ann", ""), ("bob", "1990"), (" ", ""), ("eve", "1991")]
     source.write_text(
-        "name,born\n" + "".join(f"{name},{born}\n" for name, born in rows), encoding="utf-8"
+        "name,born\x1b[31m\n" + "".join(f"{name},{born}\n" for name, born in rows), encoding="utf-8"
     )
     assert verb("encode", source, "--drop-text", "--out", tmp_path / "out.csv") == 0
     said = capsys.readouterr().err
+    assert "\x1b" not in said
+    said = said.replace("\\x1b[31m", "")
     assert "warning empty fields, which are encoded as no text: " in said
     assert "born in 2 records" in said
     assert "name in 1 record" in said

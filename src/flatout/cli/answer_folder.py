@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from flatout.data.tables.formats.file import require_file
 from flatout.data.tables.output import FORMATS, explain_disk_errors
 from flatout.errors import UserError, require
 from flatout.files import load_json, stamp_of, write_atomically
+from flatout.run_log import print_note
 
 MANIFEST = "answers.json"
 _OTHER_FOLDER = "Name another folder."  # a hint
@@ -46,7 +46,7 @@ def answer_files(
     own = list(file_of.items())[part]
     waiting = [(out, file) for out, file in own if not _is_answered(out, file)]
     if len(waiting) < len(own):
-        _report(f"{counted(len(own) - len(waiting), 'file')} of {len(own)} answered before")
+        print_note(f"{counted(len(own) - len(waiting), 'file')} of {len(own)} answered before")
     if waiting:  # without sizes: the manifest names all files once the last one is answered
         _write_manifest(folder, {"asked": asked})
     rows = 0
@@ -63,7 +63,7 @@ def answer_files(
     unanswered = (out for out, file in file_of.items() if not _is_answered(out, file))
     missing = [out for out in unanswered if out not in done]
     if missing:
-        _report(
+        print_note(
             f"{counted(len(missing), 'file')} of {len(file_of)} not answered yet, by other parts"
         )
     else:
@@ -103,10 +103,6 @@ def _is_answered(out: Path, file: Path) -> bool:
     answered = out.stat()
     rounded = (asked.st_mtime_ns // unit * unit for unit in _UNITS_NS)
     return answered.st_mtime_ns in rounded and asked.st_ctime_ns < answered.st_ctime_ns
-
-
-def _report(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def _write_manifest(folder: Path, values: dict[str, Any]) -> None:

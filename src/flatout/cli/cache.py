@@ -7,6 +7,7 @@ import sys
 
 from flatout.data.checks.findings import counted
 from flatout.data.store.cache import Cache
+from flatout.run_log import print_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +54,7 @@ def show(cache: Cache, *, whole: bool) -> None:
         return
     for entry in entries:
         rows = " + ".join(f"{count:,}" for count in entry.rows.values())
-        print(
+        print_line(
             f"{entry.key}  {entry.built}  {entry.num_bytes / 1e6:9,.1f} MB  {rows or 0} rows "
             f" {entry.name}"
         )

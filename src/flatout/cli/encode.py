@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections import Counter
 
@@ -22,6 +21,7 @@ from flatout.data.tables.output import FORMATS, block_writer
 from flatout.data.tables.sources import open_table
 from flatout.data.tables.table import Table, require_columns
 from flatout.errors import as_choice, did_you_mean, require
+from flatout.run_log import print_note
 
 _SECRET = "FLATOUT_SECRET"
 _FORMS = (Form.binary, Form.hex, Form.base64, Form.packed)
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> None:
     config = _read_encoding(arguments)
     form = _read_form(arguments, config)
     named = f"{uid} names each record" if uid else "no column names them: --uid COLUMN"
-    print(f"encoded: {', '.join(columns)}; {named}", file=sys.stderr)
+    print_note(f"encoded: {', '.join(columns)}; {named}")
     started = time.perf_counter()
     rows = 0
     empty_fields: Counter[str] = Counter()
@@ -108,15 +108,13 @@ def run(arguments: argparse.Namespace) -> None:
             rows += block.records.num_rows
             advance(block.records.num_rows)
             empty_fields += block.empty_fields
-    print(
-        f"{config.line()}: {counted(rows, 'record')} in {time.perf_counter() - started:.1f} s",
-        file=sys.stderr,
-    )
+    seconds = time.perf_counter() - started
+    print_note(f"{config.line()}: {counted(rows, 'record')} in {seconds:.1f} s")
     if empty_fields:
         counts = ", ".join(
             f"{column} in {counted(count, 'record')}" for column, count in empty_fields.items()
         )
-        print(f"warning empty fields, which are encoded as no text: {counts}", file=sys.stderr)
+        print_note(f"warning empty fields, which are encoded as no text: {counts}")
 
 
 def _read_form(arguments: argparse.Namespace, config: EncodingConfig) -> Form:
@@ -191,8 +189,7 @@ def _read_encoding(arguments: argparse.Namespace) -> EncodingConfig:
         diffusion=arguments.diffusion,
     )
     if secret is None and arguments.file is not None:
-        print(
-            f"encoded with the usual secret, which everybody knows: set --secret or ${_SECRET}",
-            file=sys.stderr,
+        print_note(
+            f"encoded with the usual secret, which everybody knows: set --secret or ${_SECRET}"
         )
     return config

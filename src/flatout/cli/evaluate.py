@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -30,6 +29,7 @@ from flatout.report.closing import class_table, share_table
 from flatout.report.run_report import interval_text
 from flatout.report.summary import json_safe
 from flatout.run.run_folder import require_no_link_outside
+from flatout.run_log import print_line, print_note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
         scored = predictors[0].score_table(table, file_options(arguments), predictors, advance)
     # Warnings go beside the metrics, so that standard output can be piped into another program.
     for warning in dict.fromkeys([*scored.warnings, *predictors[0].notes()]):
-        print(warning, file=sys.stderr)
+        print_note(warning)
     if arguments.calibrate:
         kept = scored.held_out or scored.held_out_errors
         if kept is None:
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(json.dumps(json_safe(metrics), indent=1))
         return
     for remark in scored.remarks:
-        print(remark)
+        print_line(remark)
     # A class without a row in this file has no score here.
     if per_class := [row for row in scored.per_class if row["support"]]:
         Console(soft_wrap=True, highlight=False).print(class_table(per_class))

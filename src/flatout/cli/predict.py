@@ -11,7 +11,6 @@ files over processes or machines.
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -42,6 +41,7 @@ from flatout.errors import require
 from flatout.inference.fingerprint import describe_drift
 from flatout.inference.model_folder import WEIGHTS, ModelFolder
 from flatout.inference.run_predictor import FileOptions, RunPredictor
+from flatout.run_log import print_note
 
 _MANY = "Write --out FOLDER/ for a folder of answers."
 
@@ -106,7 +106,7 @@ def _answer_part(arguments: argparse.Namespace, number: int, count: int) -> int:
         with input_file(arguments, "predict") as file:
             rows = answer(file, arguments.out, predictors, options, reading)
     for line in predictors[0].notes():
-        print(line, file=sys.stderr)
+        print_note(line)
     return rows
 
 
@@ -126,7 +126,7 @@ def _warn_of_inner_folders(place: str) -> None:
     """Say that folders inside a folder of files are left out: their files are easily missed."""
     inner = [path.name for path in Path(place).expanduser().glob("[!.]*/") if path.is_dir()]
     if inner:
-        print(f"{place}: folders in it are not read: {', '.join(inner[:3])}", file=sys.stderr)
+        print_note(f"{place}: folders in it are not read: {', '.join(inner[:3])}")
 
 
 def _recipe_of_answers(arguments: argparse.Namespace, options: FileOptions) -> dict[str, Any]:
@@ -179,13 +179,12 @@ def answer(
             rows > 0, "FILE", f"{table.name}: no row to answer", hint="Name a file that holds some."
         )
     if replaced:
-        print(
-            f"{table.name}: {', '.join(replaced)} left out: the answers have columns of that name",
-            file=sys.stderr,
+        print_note(
+            f"{table.name}: {', '.join(replaced)} left out: the answers have columns of that name"
         )
     if unlike and (line := describe_drift(np.concatenate(unlike))):
-        print(f"{table.name}: {line}", file=sys.stderr)
+        print_note(f"{table.name}: {line}")
     if (abstention := predictors[0].abstention) is not None:
         line = f"{table.name}: {given:,} of {answers:,} answers are given; {abstention.promise()}"
-        print(line, file=sys.stderr)
+        print_note(line)
     return rows
