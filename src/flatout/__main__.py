@@ -68,6 +68,7 @@ def _parse(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
     command = importlib.import_module(f"flatout.cli.{verb}")
     verb_parser = Parser(prog=f"python -m flatout {verb.replace('_', ' ')}", description=about)
     command.add_arguments(verb_parser)
+    verb_parser.words = words[1:]
     try:
         return command, verb_parser.parse_intermixed_args(words[1:])  # options may stand anywhere
     except TypeError:  # a verb with actions of its own cannot have that
@@ -82,17 +83,17 @@ def _hint_for(word: str) -> str:
 class Parser(argparse.ArgumentParser):
     """argparse's parser whose mistakes are a UserError."""
 
+    words: Sequence[str] = ()  # that are parsed
+
     def error(self, message: str) -> NoReturn:
         """Raise a UserError that names the word; argparse calls this with a sentence of its own."""
         usage = f"Write {' '.join(self.format_usage().removeprefix('usage: ').split())}."
         if match := re.match(r"unrecognized arguments: (\S+)", message):
             word = match[1].partition("=")[0]
             what = "no such option" if word.startswith("-") else "one argument too many"
-            raise UserError(
-                f"{self.prog}: {word}",
-                what,
-                hint=did_you_mean(word, self._option_string_actions) or usage,
-            )
+            hint = self._setting_instead(match[1], usage)
+            hint = hint or did_you_mean(word, self._option_string_actions) or usage
+            raise UserError(f"{self.prog}: {word}", what, hint=hint)
         if match := re.match(
             r"argument (.+?): invalid choice: '(.*?)' \(choose from (.*)\)$", message
         ):
@@ -108,6 +109,18 @@ class Parser(argparse.ArgumentParser):
             what = "its value is missing, or begins with '-'"
             raise UserError(f"{self.prog}: {match[1]}", what, hint=f"Write {match[1]}=VALUE.")
         raise UserError(self.prog, message, hint=usage)
+
+    def _setting_instead(self, option: str, usage: str) -> str:
+        """The setting that an option names, where the verb takes settings; else empty."""
+        takes_settings = "key=value" in usage.lower() or "[WORD ...]" in usage
+        if not (takes_settings and option.startswith("--")):
+            return ""
+        # imports torch: for a mistake alone
+        meant = importlib.import_module("flatout.cli.composing").setting_meant(option, self.words)
+        name = option[2:].partition("=")[0].replace("-", "_")
+        if meant is None or name not in meant.partition("=")[0].split("."):
+            return ""  # a word that is only like a setting may be like an option, too
+        return f"Settings are key=value. Did you mean {meant}?"
 
 
 if __name__ == "__main__":

@@ -101,10 +101,19 @@ VERBS = {
         "cache: ACTION: no choice 'verfy' (list, size, verify, clear). Did you mean 'verify'?"
     ),
     "export RUN --onx": "python -m flatout export: --onx: no such option. Did you mean '--onnx'?",
+    "build --data no.csv": (
+        "build: --data: no such option. Settings are key=value. Did you mean data.source=no.csv?"
+    ),
+    "tune --max-epochs=3": "Did you mean trainer.max_epochs=3?",
+    "sweep --lr 0.1": "Settings are key=value. Did you mean optim.lr=0.1?",
+    "build --prat 1/2": "build: --prat: no such option. Did you mean '--part'?",
     "export RUN more": (
         "python -m flatout export: more: one argument too many. Write python -m flatout export"
     ),
     "predict": "required: RUN, FILE. Write python -m flatout predict",
+    "settings optim.learning_rate": "no such key. Did you mean optim.lr?",
+    "settings checkpoint.monitor": "no such key. Did you mean checkpoint.metric?",
+    "settings modle": "no such key. Did you mean model?",
     "settings trainer.max_epoch": (
         "settings trainer.max_epoch: no such key. Did you mean trainer.max_epochs"
     ),

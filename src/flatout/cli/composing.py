@@ -52,7 +52,7 @@ OPTIONS = [
     (group, name, kind) for group, classes in COMPONENTS.items() for name, kind in classes.items()
 ]
 # words that other libraries have for a setting, alone or behind a group
-_WORDS_ELSEWHERE = {
+WORDS_ELSEWHERE = {
     "learning_rate": "optim.lr",
     "num_train_epochs": "trainer.max_epochs",
     "per_device_train_batch_size": "data.batch_size",
@@ -407,10 +407,25 @@ def find_key(word: str) -> str | None:
     return by_name[near] if near else None
 
 
+def setting_meant(option: str, words: Sequence[str]) -> str | None:
+    """The setting that is meant by an option, with its value from the words; None for no setting.
+
+    `--data`, `rows.csv` → `data.source=rows.csv`
+    """
+    name, _, value = option.lstrip("-").partition("=")
+    value = value or next(
+        (word for word in words if "=" not in word and not word.startswith("-")), "VALUE"
+    )
+    key = name if name in known_keys() else find_key(name.replace("-", "_"))
+    if key == "data" and is_like_file(value):
+        key = "data.source"
+    return f"{key}={value}" if key else None
+
+
 def _nearest_key(key: str, beside: Sequence[str], typed: str) -> str | None:
     """The key that was meant: in its group, in another, or with its group."""
-    if typed in _WORDS_ELSEWHERE:
-        return _WORDS_ELSEWHERE[typed]
+    if typed in WORDS_ELSEWHERE:
+        return WORDS_ELSEWHERE[typed]
     parent, _, name = key.rpartition(".")
     if typed != key and (whole := nearest(typed, known_keys(), least=_ALMOST)):
         return whole

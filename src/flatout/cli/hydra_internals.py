@@ -26,7 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from flatout.cli.boundary import check_hydra
-from flatout.cli.composing import find_key, is_like_file, known_keys
+from flatout.cli.composing import setting_meant
 from flatout.cli.late_help import allow_late_help
 from flatout.cli.options import store_part
 from flatout.cli.typed import check_defaults
@@ -135,16 +135,8 @@ def refuse_options(words: Sequence[str]) -> None:
     """
     known, unknown = get_args_parser().parse_known_args(list(words))
     if unknown:
-        name, _, value = unknown[0].lstrip("-").partition("=")
-        value = value or next(
-            (word for word in words if "=" not in word and not word.startswith("-")), "VALUE"
-        )
-        key = name if name in known_keys() else find_key(name.replace("-", "_"))
-        if key == "data" and is_like_file(value):
-            key = "data.source"
-        hint = (
-            f"Did you mean {key}={value}?" if key else "python -m train --help lists the settings."
-        )
+        meant = setting_meant(unknown[0], words)
+        hint = f"Did you mean {meant}?" if meant else "python -m train --help lists the settings."
         raise UserError(
             unknown[0].partition("=")[0], "no such option", hint=f"Settings are key=value. {hint}"
         )

@@ -25,7 +25,13 @@ import lightning as L
 from omegaconf import DictConfig, OmegaConf
 
 from flatout.callbacks.loggers import LOGGERS
-from flatout.cli.composing import COMPONENTS, OPTIONS, ours_of_trainer
+from flatout.cli.composing import (
+    COMPONENTS,
+    OPTIONS,
+    WORDS_ELSEWHERE,
+    find_key,
+    ours_of_trainer,
+)
 from flatout.cli.words import HELP, shorten_sweep_word
 from flatout.config import REPLACED, TRAINER_ARGUMENTS, RunConfig
 from flatout.errors import About, UserError, about_settings
@@ -86,7 +92,9 @@ def run(arguments: argparse.Namespace) -> None:
     if not group and "." not in key:
         group = [page for page in pages if _mentions(page, key)]
     if not group:
-        near = difflib.get_close_matches(key, {page.key for page in pages}, n=5, cutoff=0.5)
+        meant = WORDS_ELSEWHERE.get(key) or ("" if "." in key else find_key(key))
+        keys = {page.key for page in pages}
+        near = [meant] if meant else difflib.get_close_matches(key, keys, n=5, cutoff=0.5)
         hint = "python -m flatout settings lists all."
         if near:
             hint = f"Did you mean {', '.join(near)}?"
