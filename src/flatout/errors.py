@@ -37,6 +37,8 @@ LARGEST_SEED = 2**63 - 1  # the largest number that arrays hold
 Choice = TypeVar("Choice", bound=StrEnum)
 Settings = TypeVar("Settings")
 _ABOUT = "about"  # the key of a field's metadata under which its description lies
+# what other libraries call a setting, and its name in our Configs
+_FIELDS_ELSEWHERE = {"learning_rate": "lr", "monitor": "metric"}
 _SECONDS_OF_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _MEGABYTE = 1e6
 
@@ -315,17 +317,21 @@ def settings_of(kind: type[Settings], values: object) -> Settings:
     # names first: a mistyped one is reported before the values of others are looked at
     hints = typing.get_type_hints(kind)
     for name in values:
-        require(
-            name in hints,
-            f"{kind.__name__}.{name}",
-            "no such setting",
-            hint=did_you_mean(name, hints),
-        )
+        _require_setting(kind, name, list(hints))
     arguments = {}
     for name, value in values.items():
         is_group = isinstance(value, Mapping) and is_dataclass(hints[name])
         arguments[name] = settings_of(hints[name], value) if is_group else value
     return kind(**arguments)
+
+
+def _require_setting(kind: type[object], name: str, names: Sequence[str]) -> None:
+    """Refuse a name that a Config does not have; `names` are those that it has."""
+    if name not in names:
+        meant = _FIELDS_ELSEWHERE.get(name)
+        hint = f"Did you mean {meant!r}?" if meant in names else did_you_mean(name, names)
+        where = f"{kind.__name__}.{name}"
+        raise UserError(where, "no such setting", hint=hint or f"It has {', '.join(names)}.")
 
 
 def explain_unknown_settings(kind: type[DataclassInstance]) -> None:
@@ -341,12 +347,7 @@ def explain_unknown_settings(kind: type[DataclassInstance]) -> None:
     def init(config: object, *positional: Any, **named: Any) -> None:
         names = [part.name for part in fields(kind)]
         for name in named:
-            require(
-                name in names,
-                f"{kind.__name__}.{name}",
-                "no such setting",
-                hint=did_you_mean(name, names) or f"It has {', '.join(names)}.",
-            )
+            _require_setting(kind, name, names)
         plain_init(config, *positional, **named)
 
     type.__setattr__(kind, "__init__", init)

@@ -68,6 +68,15 @@ def test_a_table_by_its_name_is_trained_on(tmp_path, monkeypatch):
     ("given", "words"),
     [
         ({"optim": {"lrr": 1}}, "OptimConfig.lrr: no such setting. Did you mean 'lr'?"),
+        (
+            {"optim": {"learning_rate": 1}},
+            "OptimConfig.learning_rate: no such setting. Did you mean 'lr'?",
+        ),
+        (
+            {"checkpoint": {"monitor": "x"}},
+            "CheckpointConfig.monitor: no such setting. Did you mean 'metric'?",
+        ),
+        ({"checkpoint": {"zzz": 1}}, "CheckpointConfig.zzz: no such setting. It has metric,"),
         ({"optim": "adamw"}, "OptimConfig: 'adamw' does not belong here"),
         ({"optim": {"lr": "x"}}, "optim.lr: 'x' is no number (above 0, or null)"),
         (
