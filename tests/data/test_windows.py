@@ -153,6 +153,15 @@ def test_a_gap_is_a_number_of_seconds(gap):
         windows(table(), **GIVEN, max_gap=gap)
 
 
+def test_a_series_with_a_hole_is_warned_of_unless_max_gap_parts_it():
+    frame = table({"a": 12})
+    frame.loc[6:, "t"] += 1_000
+    said = "a: longest gap 1,001 s, .* windows reach across it unless max_gap parts recordings"
+    with pytest.warns(UserWarning, match=said):
+        windows(frame, **GIVEN)
+    assert len(windows(frame, **GIVEN, max_gap=60).dataset) == 2 * 2
+
+
 @pytest.mark.parametrize("source", ["rows.csv", Path("rows.csv")])
 def test_a_file_is_no_table_and_the_message_does_not_offer_one(source):
     with pytest.raises(

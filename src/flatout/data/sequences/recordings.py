@@ -69,7 +69,7 @@ class ReadingNotes:
         if self.gaps:
             lines.append(self._describe_gaps())
         if self.holes:
-            lines.append(self._describe_holes())
+            lines.append(f"warning {self.describe_holes()}")
         lines += self._describe_rates()
         if self.short:
             lines.append(f"warning recordings: {self.short:,} of a single sample left out")
@@ -86,17 +86,14 @@ class ReadingNotes:
         total = counted(sum(self.gaps.values()), "gap")
         return f"gaps: recordings are parted at {total} longer than data.max_gap: {named}"
 
-    def _describe_holes(self) -> str:
+    def describe_holes(self) -> str:
         """The longest gap of all, and how many other recordings have gaps."""
         name = max(self.holes, key=lambda hole: self.holes[hole][0])
         longest_s, step_s = self.holes[name]
         what = f"longest gap {longest_s:,.10g} s, with a sample every {step_s:.10g} s"
         if len(self.holes) > 1:
             what += f"; {counted(len(self.holes) - 1, 'recording')} more with such gaps"
-        return (
-            f"warning {name}: {what}; windows reach across it unless data.max_gap parts recordings"
-            " there"
-        )
+        return f"{name}: {what}; windows reach across it unless data.max_gap parts recordings there"
 
     def _describe_rates(self) -> list[str]:
         """A warning where recordings were sampled at different rates."""

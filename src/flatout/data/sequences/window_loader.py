@@ -354,6 +354,8 @@ def _read_groups(source: object, roles: Roles, rules: RecordingRules) -> Iterato
         ) from None
     if notes.short:
         warnings.warn(f"{counted(notes.short, 'group')} of a single row left out", stacklevel=5)
+    if notes.holes:
+        warnings.warn(notes.describe_holes().replace("data.", ""), stacklevel=5)
 
 
 def _only_row(recording: Recording, names: list[str], first: int) -> NDArray[np.float32]:
