@@ -36,6 +36,7 @@ from flatout.models.rnn import RNNConfig
 from flatout.run.memory import require_memory
 from flatout.tasks.error_intervals import HeldOutErrors
 from flatout.tasks.mixture import Mixture
+from tests.composed import run_train
 from tests.refusals import refused
 
 ENDLESS = 10**400
@@ -257,3 +258,28 @@ def test_a_number_of_endless_digits_in_a_table_is_refused(tmp_path):
 def test_names_of_classes_nested_without_end_are_none():
     features = b'{"info": {"features":' + b"[" * DEEP
     assert class_names(pa.schema([]).with_metadata({"huggingface": features})) == {}
+
+
+ODD_LISTS = (
+    "defaults: text",
+    "defaults: {model: bilstm}",
+    "defaults: [7]",
+    "defaults: [{7: a}]",
+    "defaults: [{model: {a: b}}]",
+    "defaults: [{/model: bilstm, /data: text}]",
+    "defaults: [{/: x}]",
+    'defaults: [{/model: "\\ud800"}]',
+    f"defaults: [{{/model: {'x' * 5000}}}]",
+    "# @package",
+    "# @package a b",
+)
+
+
+@pytest.mark.parametrize("text", ODD_LISTS, ids=lambda text: text[:40])
+def test_a_list_of_defaults_that_is_none_is_refused(text, tmp_path, monkeypatch, capsys):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "odd.yaml").write_text(f"{text}\nname: x\n")
+    assert run_train([f"--config-dir={tmp_path}", "+experiment=odd"], monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("conf: a file cannot be composed")
+    assert "Traceback" not in said

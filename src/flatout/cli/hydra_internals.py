@@ -24,6 +24,7 @@ from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigSource
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from flatout.cli.boundary import check_hydra
 from flatout.cli.composing import setting_meant
@@ -31,10 +32,11 @@ from flatout.cli.late_help import allow_late_help
 from flatout.cli.options import store_part
 from flatout.cli.typed import check_defaults
 from flatout.cli.words import require_folders
-from flatout.errors import UserError
+from flatout.errors import UserError, first_line
 from flatout.files import read_modest, require_modest
 
 _SINGLE = "hydra.mode=RUN"  # what Hydra adds to the words of a single run
+_LONGEST_REASON = 200  # characters
 _SIGNATURES: dict[tuple[type, str], str] = {
     (
         ConfigLoaderImpl,
@@ -105,7 +107,20 @@ class GuardedLoader(ConfigLoaderImpl):
         return self._compose(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
 
     def _compose(self, config_name: str | None, overrides: list[str], *settings: Any) -> DictConfig:
-        cfg = super().load_configuration(config_name, overrides, *settings)
+        try:
+            cfg = super().load_configuration(config_name, overrides, *settings)
+        except (UserError, HydraException, OmegaConfBaseException):
+            raise
+        except (AssertionError, OSError, ValueError) as error:
+            # Hydra checks lists of defaults and the first lines of files by plain errors. Its own of
+            # a file without keys is explained elsewhere, and has no number.
+            if isinstance(error, OSError) and error.errno is None:
+                raise
+            raise UserError(
+                "conf",
+                f"a file cannot be composed ({first_line(error)[:_LONGEST_REASON]})",
+                allowed="defaults: a list of FILE and of GROUP: OPTION; # @package NAME",
+            ) from error
         check_hydra(cfg, overrides)
         return cfg
 
