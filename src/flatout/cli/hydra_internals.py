@@ -112,8 +112,8 @@ class GuardedLoader(ConfigLoaderImpl):
         except (UserError, HydraException, OmegaConfBaseException):
             raise
         except (AssertionError, OSError, ValueError) as error:
-            # Hydra checks lists of defaults and the first lines of files by plain errors. Its own of
-            # a file without keys is explained elsewhere, and has no number.
+            # Hydra checks lists of defaults and the first lines of files by plain errors. The one
+            # of a file without keys has no number, and is explained elsewhere.
             if isinstance(error, OSError) and error.errno is None:
                 raise
             raise UserError(
