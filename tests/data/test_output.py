@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import gc
+import os
+import pty
 import sys
 
 import pyarrow as pa
@@ -132,3 +134,15 @@ def test_sentences_are_written_a_word_a_line_whatever_is_in_a_word(tmp_path):
 
 _REST = "\t_" * 6
 CONLL_U_WRITTEN = f"1\ta b\t_\tX{_REST}\n2\tc\t_\t_{_REST}\n\n\n1\td\t_\tY{_REST}\n\n"
+
+
+def test_answers_on_a_terminal_act_on_nothing(monkeypatch):
+    ours, terminal = pty.openpty()
+    block = pa.RecordBatch.from_pydict({"text": ["naïve \x1b[2J\x9b2J", "plain"]})
+    with os.fdopen(terminal, "w") as screen:
+        monkeypatch.setattr(sys, "stdout", screen)
+        with block_writer(None) as write:
+            write(block)
+        shown = os.read(ours, 1000).decode()
+    os.close(ours)
+    assert shown.splitlines() == ['"text"', r'"naïve \x1b[2J\x9b2J"', '"plain"']

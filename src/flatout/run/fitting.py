@@ -17,10 +17,11 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from flatout.checkpoints.kept import Start
+from flatout.checkpoints.odd_state import is_of_checkpoint
 from flatout.data.checks.findings import counted
 from flatout.distributed.ranks import others_watched
 from flatout.distributed.signals import requeue_with_slurm
-from flatout.errors import UserError, require
+from flatout.errors import UserError, class_name, first_line, require
 from flatout.price.words import describe_seconds
 from flatout.report.run_report import EARLY_END
 from flatout.run.context import OurParts, Run, Training
@@ -91,11 +92,20 @@ def _fit(run: Run, training: Training, start: Start | None) -> None:
         raise
     except MisconfigurationException as error:
         raise _user_error(error, run) from None
-    except RuntimeError as error:
-        # Lightning has no class of its own for some mistakes of settings
-        if not str(error).startswith(_MISTAKES):
+    except UserError:
+        raise
+    except Exception as error:
+        # Lightning has no class of its own for some mistakes of settings, and odd values of a
+        # checkpoint raise any class
+        if isinstance(error, RuntimeError) and str(error).startswith(_MISTAKES):
+            raise _user_error(error, run) from None
+        if checkpoint is None or not is_of_checkpoint(error):
             raise
-        raise _user_error(error, run) from None
+        raise UserError(
+            f"checkpoint {checkpoint}",
+            f"its state does not fit ({class_name(type(error))}: {first_line(error)})",
+            hint="It was changed, or is of another run: resume another checkpoint.",
+        ) from error
 
 
 def _user_error(error: Exception, run: Run) -> UserError:

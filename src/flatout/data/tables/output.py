@@ -4,14 +4,17 @@ appears when it is whole.
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
+import re
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +24,8 @@ import pyarrow.parquet as pq
 from flatout.data.tables.table import are_bytes, is_list, is_text
 from flatout.errors import UserError, require
 
+# control characters but for tabs and line ends
+_CODES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 FORMATS = (".csv", ".jsonl", ".parquet")
 CONLL = ".conll"  # a word and its tag on each line
 CONLL_U = ".conllu"  # ten columns, of which the number, the word and its part of speech are written
@@ -36,7 +41,8 @@ def block_writer(
     that may be written. Blocks of CoNLL have two columns, lists of words and of their tags.
     """
     if out is None:
-        shown = _CsvFile(sys.stdout.buffer)
+        stdout = sys.stdout.buffer
+        shown = _CsvFile(_Screen() if stdout.isatty() else stdout)
         # each call of `write` runs inside of `explain_disk_errors`
         yield explain_disk_errors(Path("/dev/stdout"))(shown.write)
         with explain_disk_errors(Path("/dev/stdout")):
@@ -105,6 +111,23 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
         ) from None
 
 
+class _Screen(io.RawIOBase):
+    """Standard output that is a terminal: codes that a text could act by there are written out."""
+
+    def __init__(self) -> None:
+        # a block may end inside of a character
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        text = self._decoder.decode(bytes(data))
+        shown = _CODES.sub(lambda code: code[0].encode("unicode_escape").decode(), text)
+        sys.stdout.buffer.write(shown.encode())
+        return len(data)
+
+
 class _BlockFile(Protocol):
     """A file of one format that is being written."""
 
@@ -115,7 +138,7 @@ class _BlockFile(Protocol):
 
 
 class _CsvFile:
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO | io.RawIOBase) -> None:
         self._file = file
         self._has_header = False
         self._formulas = 0
