@@ -17,9 +17,11 @@ import math
 import os
 import re
 import shutil
+import tempfile
 import time
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import partial, wraps
@@ -399,6 +401,22 @@ def disk_free(place: Path) -> int | None:
         except OSError:
             continue
     return None
+
+
+@contextmanager
+def explain_full_tmpdir(use: str) -> Iterator[None]:
+    """Context manager: a full disk of temporary files becomes a `UserError` that names TMPDIR.
+
+    `use` says what lies there. Other errors stay.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        hint = f"Set TMPDIR to a folder of a disk with more room: {use}."
+        place = Path(tempfile.gettempdir())
+        raise out_of_space(error, place, None, "TMPDIR", hint) from None
 
 
 def _in_megabytes(num_bytes: int) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -133,6 +135,19 @@ def test_a_folder_of_texts_for_each_class_is_answered_into_one_file_and_scored_b
     assert verb("evaluate", finished.folder, tmp_path / "fold", "--json") == 0
     right = [answer == row["label"] for answer, row in zip(predicted, rows, strict=True)]
     assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(sum(right) / len(rows))
+
+
+def test_standard_input_that_finds_no_room_names_the_folder_of_temporary_files(
+    finished, monkeypatch, capsys
+):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"label,text\na,b\n")))
+    monkeypatch.setattr(shutil, "copyfileobj", refuse)
+    assert verb("evaluate", finished.folder, "-") == 2
+    said = capsys.readouterr().err
+    require_printed(said, "TMPDIR: no space left", "it holds what comes over standard input")
 
 
 def test_a_mistake_in_standard_input_names_the_option_of_the_verb_and_no_passing_file(

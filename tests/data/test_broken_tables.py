@@ -6,6 +6,7 @@ import gzip
 import os
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -217,6 +218,16 @@ def test_what_readers_swallow_is_told_too(tmp_path, case):
         rows_of(open_table(tmp_path / name, where="data.train"))
     assert str(caught.value).startswith(f"data.train: {tmp_path / name}")
     assert str(caught.value).encode()
+
+
+def test_a_full_disk_of_temporary_files_is_named_where_a_file_is_unpacked(tmp_path, monkeypatch):
+    path = tmp_path / "rows.parquet.gz"
+    pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "rows.parquet")
+    path.write_bytes(gzip.compress((tmp_path / "rows.parquet").read_bytes()))
+    full = partial(Path("/dev/full").open, "r+b", 0)
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
+    with refused("TMPDIR", "no space left", fix="rows.parquet.gz is unpacked there"):
+        rows_of(open_table(path, where="data.train"))
 
 
 def test_a_file_cut_short_inside_its_rows_is_told(tmp_path):

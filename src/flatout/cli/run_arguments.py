@@ -28,6 +28,7 @@ from flatout.errors import (
     UserError,
     as_choice,
     example_columns,
+    explain_full_tmpdir,
     printable,
     require,
     settings_of,
@@ -111,7 +112,8 @@ def _store_standard_input(folder: str, verb: str) -> str:
     if plain.startswith(b"PAR1"):
         ending = "parquet"
     path = Path(folder, f"standard input.{ending}{packed}")
-    with path.open("wb") as file:
+    use = "it holds what comes over standard input"
+    with explain_full_tmpdir(use), path.open("wb") as file:
         file.write(head)
         shutil.copyfileobj(sys.stdin.buffer, file)
     return str(path)

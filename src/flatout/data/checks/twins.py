@@ -11,9 +11,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ from flatout.data.tables.splits import (
     split_by_hash,
     split_groups,
 )
-from flatout.errors import out_of_space, require
+from flatout.errors import explain_full_tmpdir, require
 
 RECORD = np.dtype(
     [
@@ -41,6 +40,7 @@ RECORD = np.dtype(
     align=True,
 )
 """What is kept of a row to compare it with others."""
+_USE_OF_TMPDIR = f"comparing texts takes {RECORD.itemsize} bytes a row there"
 # Bits of the hash `alike` that choose a record's file.
 _FILE_BITS = 6
 _NUM_FILES = 1 << _FILE_BITS
@@ -75,17 +75,17 @@ class RecordFiles:
     def add(self, records: Records) -> None:
         """Hand records to the thread that writes them, in the order of the calls."""
         while len(self._waiting) >= _MOST_WAITING:
-            with _refusals_of_temporary_disk():
+            with explain_full_tmpdir(_USE_OF_TMPDIR):
                 self._waiting.pop(0).result()
         self._waiting.append(self._thread.submit(self._write, records))
 
     def parts(self) -> Iterator[Records]:
         """The records of one file after the other, once all are written."""
-        with _refusals_of_temporary_disk():
+        with explain_full_tmpdir(_USE_OF_TMPDIR):
             while self._waiting:
                 self._waiting.pop().result()
         for file in self._files:
-            with _refusals_of_temporary_disk():
+            with explain_full_tmpdir(_USE_OF_TMPDIR):
                 file.seek(0)
                 content = file.read()
             yield np.frombuffer(content, RECORD)
@@ -97,19 +97,6 @@ class RecordFiles:
         parts = np.split(records, ends[:-1])
         for file, part in zip(self._files, parts, strict=True):
             file.write(part.tobytes())
-
-
-@contextmanager
-def _refusals_of_temporary_disk() -> Iterator[None]:
-    """Context manager: a full temporary disk becomes a `UserError` that names TMPDIR."""
-    try:
-        yield
-    except OSError as error:
-        hint = (
-            "Set TMPDIR to a folder of a disk with more room:"
-            f" comparing texts takes {RECORD.itemsize} bytes a row there."
-        )
-        raise out_of_space(error, Path(tempfile.gettempdir()), None, "TMPDIR", hint) from None
 
 
 def assigner(splitting: Splitting, files: RecordFiles, strata: NDArray[np.int64]) -> Assigner:

@@ -29,7 +29,7 @@ import pyarrow as pa
 from flatout.data.store.store import file_checksum
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.table import Entries, Table, changed
-from flatout.errors import UserError, did_you_mean, require
+from flatout.errors import UserError, did_you_mean, explain_full_tmpdir, require
 from flatout.files import has_time_moved, stamp_of
 
 if TYPE_CHECKING:
@@ -148,9 +148,10 @@ class FileTable(Table):
         if self._copy is None:
             self._copy = tempfile.NamedTemporaryFile()  # noqa: SIM115 (removed with the table)
             weakref.finalize(self, self._copy.close)
-            with unpacked(self.path, self.where) as content:
+            use = f"{self.path.name} is unpacked there"
+            with explain_full_tmpdir(use), unpacked(self.path, self.where) as content:
                 shutil.copyfileobj(content, self._copy, HEAD_BYTES)
-            self._copy.flush()
+                self._copy.flush()
         return Path(self._copy.name)
 
     def _open(self) -> io.BufferedReader:
