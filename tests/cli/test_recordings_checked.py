@@ -50,6 +50,7 @@ def test_a_check_of_recordings_prints_lengths_and_columns_and_a_command_that_tra
     printed = capsys.readouterr().out
     assert "train: 4 recordings, 200 samples; length 50" in printed
     assert "a sample every 2 s" in printed
+    assert "data.group=[COLUMN] keeps the files of one machine in one split" in printed
     assert "\ny " in printed
     assert "0 errors, 0 warnings; to train: python -m train data=sequence" in printed
     words = printed.rsplit("python -m train ", 1)[1].replace("'", "").split()
