@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import re
 import signal
 import sys
@@ -31,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if words[:1] == ["train"]:
             importlib.import_module("flatout.cli.train").main(words[1:])
             return
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # names of files may have bytes that are no UTF-8
+            sys.stdout.reconfigure(errors="backslashreplace")
         with importing():
             command, parsed = _parse(words)
         command.run(parsed)

@@ -27,7 +27,7 @@ import yaml
 from flatout.errors import UserError, class_name, first_line, require
 
 # errors of a disk rather than of a name
-REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 _ASIDE = "-replaced"
 _MOST_BYTES = 50_000_000
 # limits of a file of settings

@@ -392,6 +392,7 @@ def test_decisions_that_fit_no_row_are_refused_in_one_sentence(rows, tmp_path, l
             "audit: looks at texts with one class a row, and at tags, in this version",
         ),
         (["folds=1"], "folds: 1 (2 to 50)"),
+        (["out=/proc/audit"], "out: cannot write to /proc/audit"),
         (
             ["data.split_by=group", "data.group=label", "folds=4"],
             "data.label: the training rows have only one class",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -258,3 +259,11 @@ def test_a_check_of_bit_strings_counts_a_repeated_id_as_a_warning(encoded, capsy
     found = json.loads(capsys.readouterr().out)
     assert found["warnings"] == 1
     assert found["columns"]["bits"] == "clk"
+
+
+def test_a_file_whose_name_is_no_utf_8_is_checked(tmp_path, capsys):
+    path = tmp_path / os.fsdecode(b"caf\xe9.csv")
+    lines = [f"some words of row {row},{'ab'[row % 2]}" for row in range(60)]
+    path.write_text("\n".join(["text,label", *lines]))
+    assert verb("check", path) == 0
+    assert r"caf\udce9.csv" in capsys.readouterr().out

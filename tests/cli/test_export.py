@@ -4,6 +4,8 @@ itself says.
 
 from __future__ import annotations
 
+import resource
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,11 +31,13 @@ from flatout import (
     TextDataConfig,
     fit,
 )
+from flatout.cli.export import _complete_folder
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.problem import Problem
 from flatout.data.tables.roles import Roles
 from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
+from flatout.errors import UserError
 from flatout.inference.export import export, made_up_rows
 from flatout.inference.model_folder import WEIGHTS
 from flatout.models.encoder.lora import LoraConfig
@@ -439,3 +443,23 @@ def test_missing_packages_of_onnx_are_named_before_anything_is_done(
     expected = "--onnx: needs the package onnxruntime. Install it with pip install 'flatout[onnx]'."
     assert expected in capsys.readouterr().err
     assert not (finished / "export").exists()
+
+
+def test_an_export_that_the_disk_refuses_is_one_sentence_and_leaves_nothing(tmp_path):
+    def write(tensors: int) -> None:
+        with _complete_folder(tmp_path / "export") as beside:
+            if tensors:
+                save_file({"a": torch.zeros(tensors)}, beside / "a.safetensors")
+            (beside / "a.txt").write_text("a" * 1000)
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        for tensors in (0, 1000):
+            with pytest.raises(UserError, match=r"--out: cannot write .*File too large"):
+                write(tensors)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert list(tmp_path.iterdir()) == []

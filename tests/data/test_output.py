@@ -6,6 +6,8 @@ import csv
 import gc
 import os
 import pty
+import resource
+import signal
 import sys
 
 import pyarrow as pa
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flatout.data.tables.output import block_writer
+from flatout.errors import UserError
 from flatout.files import unguard_cell, write_table
 
 TEXTS = ["=1+1", "@somebody says", None, "-5 degrees", " =2", "=cmd|' /C calc'!A0"]
@@ -146,3 +149,19 @@ def test_answers_on_a_terminal_act_on_nothing(monkeypatch):
         shown = os.read(ours, 1000).decode()
     os.close(ours)
     assert shown.splitlines() == ['"text"', r'"naïve \x1b[2J\x9b2J"', '"plain"']
+
+
+def test_a_limit_of_the_size_of_files_is_one_sentence(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with (
+            pytest.raises(UserError, match="cannot write"),
+            block_writer(str(tmp_path / "answers.csv")) as write,
+        ):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+            write(BLOCK)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert list(tmp_path.iterdir()) == []

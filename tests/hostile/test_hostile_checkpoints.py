@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from flatout.checkpoints.folder import MANIFEST, STATE, TENSORS, FolderCheckpointIO
 from flatout.checkpoints.folder import sealed as sealed_manifest
 from flatout.checkpoints.kept import shelve
+from flatout.checkpoints.odd_state import is_like, is_of_checkpoint
 from flatout.data.store.store import file_checksum
 from flatout.errors import UserError
+from tests.faults.plants import Planted
+from tests.faults.runs import train
+from tests.fitting import own_cache
+from tests.params import at_once
+from tests.run.short_runs import BROKEN, SMALL, contents
 
 
 def checkpoint(folder: Path, state: object, tensors: dict[str, torch.Tensor] | None = None) -> Path:
@@ -159,3 +166,114 @@ def test_a_folder_of_checkpoints_that_is_a_link_is_not_emptied(tmp_path):
     with suppress(UserError):
         shelve(tmp_path / "run" / "checkpoints", last=2, best=None)
     assert outside.is_dir()
+
+
+# Checkpoints of a run, whole by their checksums, with a value that is odd.
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A copy of `runs`, in which a run of two epochs was ended by a callback after step 14."""
+    place = tmp_path_factory.mktemp("place")
+    with own_cache(place):
+        with pytest.raises(Planted):
+            train(BROKEN, place / "runs")
+        (place / "runs").rename(place / "kept")
+        yield place / "kept"
+
+
+@pytest.fixture
+def cut_short(kept):
+    """The place of the runs, as it was when the run ended."""
+    runs = kept.parent / "runs"
+    shutil.copytree(kept, runs, symlinks=True)
+    yield runs
+    shutil.rmtree(runs)
+
+
+def set_state(*keys_and_value):
+    *keys, last, value = keys_and_value
+
+    def change(state, tensors):
+        for key in keys:
+            state = state[key]
+        state[last] = value
+
+    return change
+
+
+def set_tensor(name, tensor):
+    def change(state, tensors):
+        (key,) = [key for key in tensors if key.endswith(name)]
+        tensors[key] = tensor
+
+    return change
+
+
+def without_the_first_weight(state, tensors):
+    del state["state_dict"][next(iter(state["state_dict"]))]
+
+
+OF_GROUP = ("optimizer_states", 0, "param_groups", 0)
+ODD_VALUES = {
+    "no version of Lightning": set_state("pytorch-lightning_version", None),
+    "a weight is missing": without_the_first_weight,
+    "a weight is a number": set_state("state_dict", "model.output.bias", 7),
+    "a weight of another shape": set_tensor("model.output.bias", torch.zeros(5000)),
+    "a position that is none": set_state("position", "step_in_epoch", None),
+    "a rank that is a number": set_state("ranks", 0, -1),
+    "random numbers of another generator": set_state("ranks", 0, "random", "numpy", 0, 7),
+    "no random numbers": set_tensor("random/numpy/1", torch.zeros(0)),
+    "sums that are a list": set_state("callbacks", "RunCurves", "timer", []),
+    "a sum that is a list": set_state(
+        "callbacks", "RunCurves", "throughput", "first", "computed", []
+    ),
+    "no weights in a group": set_state(*OF_GROUP, "params", None),
+    "a flag that its states do not fit": set_state(*OF_GROUP, "amsgrad", True),
+    "a mean of another shape": set_tensor("/0/state/0/exp_avg", torch.zeros(3)),
+    "a mean of no number": set_tensor("/0/state/1/exp_avg_sq", torch.zeros(0)),
+    "no count of steps": set_tensor("/0/state/0/step", torch.zeros(0)),
+}
+
+
+@pytest.mark.parametrize("name", at_once(*list(ODD_VALUES)[::4], of=ODD_VALUES, seconds=1))
+def test_a_checkpoint_with_an_odd_value_is_refused_in_one_sentence(name, cut_short):
+    (checkpoint,) = cut_short.glob("*/*/checkpoints/step-14")
+    state = json.loads((checkpoint / STATE).read_text())
+    tensors = load_file(checkpoint / TENSORS)
+    ODD_VALUES[name](state, tensors)
+    (checkpoint / STATE).write_text(json.dumps(state))
+    save_file(tensors, checkpoint / TENSORS)
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    for file, written in manifest["files"].items():
+        written["bytes"] = (checkpoint / file).stat().st_size
+        written["xxh3"] = file_checksum(checkpoint / file)
+    del manifest["checksum"]
+    (checkpoint / MANIFEST).write_bytes(sealed_manifest(manifest))
+    before = contents(checkpoint)
+    with pytest.raises(UserError, match="checkpoint"):
+        train(SMALL, cut_short)
+    assert contents(checkpoint) == before
+
+
+def test_states_are_compared_by_their_form():
+    usual = {"rows": 0, "parts_s": {}, "first": [], "name": None}
+    assert is_like({"rows": 3.0, "parts_s": {"wait": 0.1}, "first": [1], "name": "x"}, usual)
+    for odd in ({"rows": [3]}, {"parts_s": 7}, {"parts_s": {"wait": "x"}}, {"first": 3}, 7):
+        assert not is_like(odd, usual)
+
+
+def test_an_error_of_ones_own_module_as_it_is_restored_keeps_its_traceback():
+    namespace = {"__name__": "flatout.checkpoints.position"}
+    exec("def load(restore): restore()", namespace)
+
+    def restore():
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError) as caught:
+        namespace["load"](restore)
+    assert not is_of_checkpoint(caught.value)
+    with pytest.raises(TypeError) as caught:
+        namespace["load"](7)
+    caught.value.__traceback__ = caught.value.__traceback__.tb_next
+    assert is_of_checkpoint(caught.value)

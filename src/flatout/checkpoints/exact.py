@@ -38,6 +38,7 @@ from flatout.checkpoints.folder import (
     route_folders,
 )
 from flatout.checkpoints.kept import Best, find_checkpoint, link, newest_first, shelve
+from flatout.checkpoints.odd_state import is_like
 from flatout.checkpoints.position import Boundary, Position, batches_of, loader_states, store_data
 from flatout.checkpoints.same_run import plan_facts, require_same_training
 from flatout.checkpoints.settings import CheckpointConfig
@@ -412,6 +413,12 @@ class ExactCheckpoint(InBothLightnings, Checkpoint):
             pl_module.double().load_state_dict(
                 checkpoint["state_dict"], strict=pl_module.strict_loading
             )
+        for each in callbacks_of(trainer):
+            # parts of your own may keep other states than they begin with
+            if type(each).__module__.startswith("flatout."):
+                saved = checkpoint["callbacks"].get(each.state_key, {})
+                is_usual = is_like(saved, each.state_dict())
+                require(is_usual, "checkpoint", f"the state of {each.state_key} does not fit")
         self.boundary.load(checkpoint, trainer)
         self._saved = self.boundary.at
         self.seconds_before = float(about.get("seconds", 0.0))

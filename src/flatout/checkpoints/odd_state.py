@@ -1,4 +1,4 @@
-"""Whether an error comes from the state that a checkpoint has brought.
+"""Whether a checkpoint has odd values, or an error comes from the state that it has brought.
 
 A checkpoint may come from others, and its checksums say nothing of its values. They meet the code
 of many packages: Lightning and torch copy them, callbacks and optimizers compute with them later.
@@ -10,20 +10,31 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Iterable
+
+from torch.optim import Optimizer
 
 from flatout.engine.pieces import is_out_of_memory
+from flatout.errors import require
 
-# functions that set what a checkpoint holds: the module, and how their names begin
+# functions that set what a checkpoint holds: how their module ends, and how their names begin
 _RESTORING = (
-    (
-        "lightning.pytorch.trainer.connectors.checkpoint_connector",
-        ("resume", "restore", "_restore"),
-    ),
+    ("trainer.connectors.checkpoint_connector", ("resume", "restore", "_restore")),
     ("flatout.checkpoints.position", ("load", "restore")),
 )
 # modules that compute with it in later steps, and fail themselves where it is odd
 _USING = ("torch.optim", "lightning.pytorch.callbacks.early_stopping", "flatout.engine.schedule")
-_PACKAGES = {"flatout", "lightning", "lightning_fabric", "lightning_utilities", "numpy", "torch"}
+_LIKE_WEIGHTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum")
+_PACKAGES = {
+    "flatout",
+    "lightning",
+    "lightning_fabric",
+    "lightning_utilities",
+    "numpy",
+    "packaging",
+    "pytorch_lightning",
+    "torch",
+}
 
 
 def is_of_checkpoint(error: Exception) -> bool:
@@ -36,8 +47,49 @@ def is_of_checkpoint(error: Exception) -> bool:
     if not functions:
         return False
     for place, (module, name) in enumerate(functions):
-        if any(module == of and name.startswith(begins) for of, begins in _RESTORING):
+        if any(module.endswith(of) and name.startswith(begins) for of, begins in _RESTORING):
             below = {module.partition(".")[0] for module, _ in functions[place:]}
             return below <= _PACKAGES | sys.stdlib_module_names
     last_module, _ = functions[-1]
     return last_module.startswith(_USING)
+
+
+def require_fitting_states(optimizers: Iterable[Optimizer]) -> None:
+    """Refuse what an optimizer keeps of a weight where it has another shape than the weight.
+
+    Fused optimizers would read and write memory behind it, as they compare no shapes.
+    """
+    for optimizer in optimizers:
+        for weight, kept in optimizer.state.items():
+            for name, value in kept.items():
+                shape = getattr(value, "shape", None)
+                has_its_shape = name not in _LIKE_WEIGHTS or shape == weight.shape
+                is_one = name != "step" or shape is None or value.numel() == 1
+                require(
+                    has_its_shape and is_one,
+                    "checkpoint",
+                    f"the optimizer's {name} of a weight of {list(weight.shape)} does not fit",
+                    hint="It was changed, or is of another run: resume another checkpoint.",
+                )
+
+
+def is_like(saved: object, usual: object) -> bool:
+    """Whether a saved state has numbers, lists and mappings where the usual state has them.
+
+    {"rows": 3, "parts_s": {}} is like {"rows": 0, "parts_s": {}}, and {"rows": [3]} is not. What
+    an empty mapping may hold are numbers, and mappings.
+    """
+    if isinstance(usual, dict):
+        if not isinstance(saved, dict):
+            return False
+        if not usual:
+            return all(isinstance(value, dict) or _is_number(value) for value in saved.values())
+        has_all = all(key in saved for key in usual if _is_number(usual[key]))
+        return has_all and all(is_like(value, usual.get(key)) for key, value in saved.items())
+    if isinstance(usual, list):
+        return isinstance(saved, list)
+    return _is_number(saved) or not _is_number(usual)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, bool | int | float)

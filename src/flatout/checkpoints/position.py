@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import lightning as L
 import torch
 
+from flatout.checkpoints.odd_state import require_fitting_states
 from flatout.data.batches.feed import Feed
 from flatout.data.batches.store_data import StoreData
 from flatout.distributed.collectives import of_all_ranks, share_of, whole
@@ -203,6 +204,7 @@ class Boundary:
             part.load_position_state(states, rank)
 
         def restore() -> None:
+            require_fitting_states(trainer.optimizers)
             device = trainer.strategy.root_device
             if has_same_ranks:
                 restore_random_state(states[rank]["random"], device)

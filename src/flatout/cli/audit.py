@@ -8,8 +8,8 @@ its own model is trained in folds too; with `model.pretrained` an encoder reads 
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
+import tempfile
 import time
 from dataclasses import dataclass, fields
 from functools import partial
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.cli.train import start_measuring
 from flatout.cli.typed import require_typed_again
 from flatout.cli.words import is_of_training, with_secrets_typed
-from flatout.errors import about_settings, as_seconds, check_settings, require, setting
+from flatout.errors import UserError, about_settings, as_seconds, check_settings, require, setting
 from flatout.files import read_modest
 from flatout.masking import mask_words
 from flatout.run_log import print_line
@@ -241,12 +241,14 @@ def _require_writable(folder: Path) -> None:
     """Refuse a folder that cannot be made, before anything is measured."""
     parents = (folder.absolute(), *folder.absolute().parents)
     nearest = next(parent for parent in parents if parent.exists())
-    require(
-        nearest.is_dir() and os.access(nearest, os.W_OK),
-        "out",
-        f"cannot write to {folder}",
-        hint="Name another: out=FOLDER.",
-    )
+    try:
+        # by trying: some file systems refuse what their permissions allow
+        with tempfile.TemporaryDirectory(dir=nearest, prefix=".flatout-"):
+            pass
+    except OSError:
+        raise UserError(
+            "out", f"cannot write to {folder}", hint="Name another: out=FOLDER."
+        ) from None
 
 
 def _require_same_source(summary: dict[str, Any], source: str) -> None:
@@ -266,6 +268,7 @@ def _audit_texts(
     from flatout.audit.next_rows import write_next_rows
     from flatout.audit.read_rows import read_audit_rows, read_unlabelled
     from flatout.audit.texts import measure_texts, report_texts
+    from flatout.data.tables.output import explain_disk_errors
 
     folder = Path(config.out)
     rows = read_audit_rows(settings.data, config.folds, config.rows, config.column)
@@ -277,10 +280,12 @@ def _audit_texts(
     views = _choose_views(settings, config, run_s)
     max_length = settings.data.max_length
     measured = measure_texts(rows, config.folds, max_length, views, print_line)
-    report_texts(measured, config.folds, folder, command, print_line)
+    with explain_disk_errors(folder):
+        report_texts(measured, config.folds, folder, command, print_line)
     if config.unlabelled is not None:
         path = folder / NEXT_ROWS
-        count = write_next_rows(rows, unlabelled, config.unlabelled, config.top, path)
+        with explain_disk_errors(path):
+            count = write_next_rows(rows, unlabelled, config.unlabelled, config.top, path)
         print_line(f"{path}: {count:,} rows of {config.unlabelled} to label next")
 
 
@@ -311,6 +316,7 @@ def _audit_numbers(
     from flatout.audit.number_rows import read_number_rows
     from flatout.audit.numbers import measure_numbers
     from flatout.audit.texts import PAGE
+    from flatout.data.tables.output import explain_disk_errors
     from flatout.run.kinds import kind_of
 
     data = kind_of(settings.data).data.of(settings.data)
@@ -320,6 +326,7 @@ def _audit_numbers(
     for line in describe_numbers(measured):
         print_line(line)
     folder = Path(config.out)
-    folder.mkdir(parents=True, exist_ok=True)
     title = f"Audit of {data.info.source}"
-    write_numbers(measured, title, command, folder / WORST, folder / PAGE)
+    with explain_disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_numbers(measured, title, command, folder / WORST, folder / PAGE)

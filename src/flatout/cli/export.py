@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from flatout.cli.run_arguments import FILES, add_reading, choose_reading, input_file
 from flatout.distributed.limits import processor_name
 from flatout.engine.precision import Precision
-from flatout.errors import UserError, require
+from flatout.errors import UserError, first_line, require
 from flatout.inference.here import (
     BEST,
     HEAD,
@@ -196,5 +197,13 @@ def _complete_folder(folder: Path) -> Iterator[Path]:
         if target.exists():
             target.rmdir()
         beside.rename(target)
+    except (OSError, SafetensorError) as error:
+        # each library writes by itself, and this is what all of them raise on a full disk
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise UserError(
+            "--out",
+            f"cannot write {folder}: {reason}",
+            hint="Name a folder where there is room, and which you may write.",
+        ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)

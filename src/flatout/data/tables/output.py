@@ -69,19 +69,21 @@ def block_writer(
     try:
         with explain_disk_errors(path):
             file = beside.open("wb")
-        with file:
-            written = _FILES[path.suffix](file)
-            try:
-                yield explain_disk_errors(path)(written.write)
-            except BaseException:
-                # pyarrow ends a file that is open; the first error is the one to show
-                with suppress(Exception):
-                    written.close(is_whole=False)
-                raise
-            with explain_disk_errors(path):
-                written.close()
-                file.flush()
-                beside.replace(path)
+        written = _FILES[path.suffix](file)
+        try:
+            yield explain_disk_errors(path)(written.write)
+        except BaseException:
+            # pyarrow ends a file that is open; the first error is the one to show
+            with suppress(Exception):
+                written.close(is_whole=False)
+            # closing writes once more what a full disk has refused
+            with suppress(OSError):
+                file.close()
+            raise
+        with explain_disk_errors(path):
+            written.close()
+            file.close()
+            beside.replace(path)
     finally:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
