@@ -415,9 +415,9 @@ class ExactCheckpoint(InBothLightnings, Checkpoint):
             )
         for each in callbacks_of(trainer):
             # parts of your own may keep other states than they begin with
-            if type(each).__module__.startswith("flatout."):
-                saved = checkpoint["callbacks"].get(each.state_key, {})
-                is_usual = is_like(saved, each.state_dict())
+            is_ours = type(each).__module__.startswith("flatout.")
+            if is_ours and each.state_key in checkpoint["callbacks"]:
+                is_usual = is_like(checkpoint["callbacks"][each.state_key], each.state_dict())
                 require(is_usual, "checkpoint", f"the state of {each.state_key} does not fit")
         self.boundary.load(checkpoint, trainer)
         self._saved = self.boundary.at

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Iterable
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from flatout.engine.pieces import is_out_of_memory
@@ -62,9 +63,10 @@ def require_fitting_states(optimizers: Iterable[Optimizer]) -> None:
     for optimizer in optimizers:
         for weight, kept in optimizer.state.items():
             for name, value in kept.items():
-                shape = getattr(value, "shape", None)
-                has_its_shape = name not in _LIKE_WEIGHTS or shape == weight.shape
-                is_one = name != "step" or shape is None or value.numel() == 1
+                if not isinstance(value, Tensor):
+                    continue
+                has_its_shape = name not in _LIKE_WEIGHTS or value.shape == weight.shape
+                is_one = name != "step" or value.numel() == 1
                 require(
                     has_its_shape and is_one,
                     "checkpoint",
@@ -92,4 +94,5 @@ def is_like(saved: object, usual: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, bool | int | float)
+    # a rate may be a tensor
+    return isinstance(value, bool | int | float) or (isinstance(value, Tensor) and not value.ndim)

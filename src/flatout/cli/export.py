@@ -199,10 +199,9 @@ def _complete_folder(folder: Path) -> Iterator[Path]:
         beside.rename(target)
     except (OSError, SafetensorError) as error:
         # each library writes by itself, and this is what all of them raise on a full disk
-        reason = getattr(error, "strerror", None) or first_line(error)
         raise UserError(
             "--out",
-            f"cannot write {folder}: {reason}",
+            f"cannot write {folder}: {first_line(error)}",
             hint="Name a folder where there is room, and which you may write.",
         ) from error
     finally:

@@ -5,7 +5,6 @@ appears when it is whole.
 from __future__ import annotations
 
 import codecs
-import io
 import json
 import re
 import secrets
@@ -69,21 +68,23 @@ def block_writer(
     try:
         with explain_disk_errors(path):
             file = beside.open("wb")
-        written = _FILES[path.suffix](file)
         try:
-            yield explain_disk_errors(path)(written.write)
-        except BaseException:
-            # pyarrow ends a file that is open; the first error is the one to show
-            with suppress(Exception):
-                written.close(is_whole=False)
+            written = _FILES[path.suffix](file)
+            try:
+                yield explain_disk_errors(path)(written.write)
+            except BaseException:
+                # pyarrow ends a file that is open; the first error is the one to show
+                with suppress(Exception):
+                    written.close(is_whole=False)
+                raise
+            with explain_disk_errors(path):
+                written.close()
+                file.flush()
+                beside.replace(path)
+        finally:
             # closing writes once more what a full disk has refused
             with suppress(OSError):
                 file.close()
-            raise
-        with explain_disk_errors(path):
-            written.close()
-            file.close()
-            beside.replace(path)
     finally:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
@@ -113,18 +114,23 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
         ) from None
 
 
-class _Screen(io.RawIOBase):
+class _Screen:
     """Standard output that is a terminal: codes that a text could act by there are written out."""
 
     def __init__(self) -> None:
         # a block may end inside of a character
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    closed = False
+
     def writable(self) -> bool:
         return True
 
-    def write(self, data: Any) -> int:
-        text = self._decoder.decode(bytes(data))
+    def flush(self) -> None:
+        sys.stdout.buffer.flush()
+
+    def write(self, data: bytes) -> int:
+        text = self._decoder.decode(data)
         shown = _CODES.sub(lambda code: code[0].encode("unicode_escape").decode(), text)
         sys.stdout.buffer.write(shown.encode())
         return len(data)
