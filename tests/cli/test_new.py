@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import resource
 import runpy
 import shlex
 import signal
@@ -160,3 +161,17 @@ def test_a_project_takes_an_empty_folder_and_its_name(tmp_path):
     assert 'name = "my-waves"' in written
     assert (tmp_path / "my-waves" / ".github" / "workflows" / "test.yml").is_file()
     assert [path.name for path in tmp_path.iterdir()] == ["my-waves"]
+
+
+def test_a_project_that_the_disk_refuses_is_one_sentence(tmp_path, capsys):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
+        assert verb("new", tmp_path / "birds") == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    place = tmp_path / "birds"
+    assert f"new: cannot make {place}: [Errno 27] File too large" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

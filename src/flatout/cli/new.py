@@ -63,5 +63,9 @@ def make_project(folder: Path) -> None:
                 (made / file).write_text(text.replace(_NAME_THERE, name), encoding="utf-8")
             made.rename(folder)
     except OSError as error:
-        what = f"cannot make {folder}: {error.strerror or error}"
+        reason = error.strerror or error
+        if isinstance(error, shutil.Error):
+            # a list of files, each with its source, its target and the reason
+            reason = error.args[0][0][-1]
+        what = f"cannot make {folder}: {reason}"
         raise UserError("new", what, hint="Name a folder that you can write to.") from None
