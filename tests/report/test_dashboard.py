@@ -34,6 +34,7 @@ from flatout.data.problem import Problem
 from flatout.report.closing import closing_markdown
 from flatout.report.dashboard import (
     confusion_figure,
+    event_file,
     layout,
     precision_over_recall,
     time_figure,
@@ -425,3 +426,11 @@ def test_tensorboard_shows_the_pages_in_a_browser(finished, tmp_path):
     finally:
         server.terminate()
         server.wait(20)
+
+
+def test_an_event_file_needs_no_room_for_temporary_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", "/proc/none")
+    with event_file(tmp_path, ".end") as writer:
+        writer.add_scalar("loss", 1.0, 1)
+    (written,) = tmp_path.iterdir()
+    assert written.name.startswith("events.out")

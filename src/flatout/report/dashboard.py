@@ -177,7 +177,8 @@ def event_file(folder: Path, suffix: str) -> Iterator[Any]:
     from torch.utils.tensorboard import SummaryWriter
 
     before = list(folder.glob(f"events.*{suffix}"))
-    with tempfile.TemporaryDirectory(prefix="flatout-events-") as apart:
+    # in this folder: the disk of temporary files may be full, and the run has ended well
+    with tempfile.TemporaryDirectory(prefix=".events-", dir=folder) as apart:
         with closing(SummaryWriter(apart, filename_suffix=suffix)) as writer:
             yield writer
         written = next(Path(apart).iterdir())
