@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,7 +41,7 @@ def block_writer(
     """
     if out is None:
         stdout = sys.stdout.buffer
-        shown = _CsvFile(_Screen() if stdout.isatty() else stdout)
+        shown = _CsvFile(cast(BinaryIO, _Screen()) if stdout.isatty() else stdout)
         # each call of `write` runs inside of `explain_disk_errors`
         yield explain_disk_errors(Path("/dev/stdout"))(shown.write)
         with explain_disk_errors(Path("/dev/stdout")):
@@ -146,7 +146,7 @@ class _BlockFile(Protocol):
 
 
 class _CsvFile:
-    def __init__(self, file: BinaryIO | io.RawIOBase) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._has_header = False
         self._formulas = 0
