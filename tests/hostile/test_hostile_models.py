@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import resource
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -514,3 +516,19 @@ def test_an_odd_folder_of_transformers_ends_in_one_sentence(
     capsys.readouterr()
     assert verb("verify", folder, rows) in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_answers_that_the_disk_refuses_leave_those_of_before(tmp_path):
+    kept = HeldOutAnswers(np.ones(9), np.zeros(9, bool), np.ones(9), np.arange(9))
+    kept.write(tmp_path)
+    before = sorted((path.name, path.read_bytes()) for path in tmp_path.iterdir())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+        with pytest.raises(OSError, match="File too large"):
+            kept.write(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert sorted((path.name, path.read_bytes()) for path in tmp_path.iterdir()) == before

@@ -71,7 +71,15 @@ def run(arguments: argparse.Namespace) -> None:
         kept = scored.held_out or scored.held_out_errors
         if kept is None:
             raise UserError("--calibrate", "this run leaves no answer out", hint="Leave it out.")
-        kept.write(ModelFolder.find(arguments.run).path)
+        folder = ModelFolder.find(arguments.run).path
+        try:
+            kept.write(folder)
+        except OSError as error:
+            raise UserError(
+                "--calibrate",
+                f"cannot write in {folder}: {error.strerror or error}",
+                hint="Make room, or copy the run to a folder that you may write to.",
+            ) from error
     cuts = [] if scored.held_out is None else scored.held_out.facts()
     if arguments.json:
         metrics = {**scored.counts, **scored.values, "intervals": scored.intervals}

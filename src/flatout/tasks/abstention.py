@@ -74,7 +74,14 @@ class KeptArrays(ABC):
         """Whether these are arrays of numbers, in shapes that belong together."""
 
     def write(self, folder: Path) -> None:
-        np.savez_compressed(folder / self.FILE, **asdict(self))
+        beside = folder / f".{self.FILE}"
+        try:
+            # a full disk leaves the file of before
+            with beside.open("wb") as file:
+                np.savez_compressed(file, **asdict(self))
+            beside.replace(folder / self.FILE)
+        finally:
+            beside.unlink(missing_ok=True)
 
 
 def are_numbers(*arrays: Array) -> bool:
