@@ -63,12 +63,12 @@ def choose_graphs(
     stays_plain = asked is GraphUse.auto and captured_before is False
     if asked is GraphUse.off or stays_plain:
         return None
-    has_plan = hasattr(trainer.train_dataloader, "planned_sizes")
-    is_of_others = not (_is_of_flatout(module) or has_plan)
-    is_watched = is_of_others and asked is GraphUse.on
+    has_nothing_of_ours = not (_is_of_flatout(module) or _has_plan(trainer.train_dataloader))
+    is_watched = has_nothing_of_ours and asked is GraphUse.on
     reason = _reason_against_device(device.type) or _reason_against_trainer(trainer, step)
     if not (reason or is_watched):
-        reason = _reason_against_module(module) or _reason_against_feed(trainer.train_dataloader)
+        feed = trainer.train_dataloader
+        reason = _reason_against_module(module, feed) or _reason_against_feed(feed)
     if not reason and asked is GraphUse.auto and trainer.estimated_stepping_batches < _LEAST_STEPS:
         reason = f"the training has fewer than {_LEAST_STEPS} steps"
     if not reason and is_watched:
@@ -120,7 +120,7 @@ def planned_token_counts(
     is_captured = asked is not GraphUse.off and feed.device.type in CAPTURES
     if not is_captured or (asked is GraphUse.auto and steps < _LEAST_STEPS):
         return []
-    if _reason_against_module(task) or _reason_against_feed(feed):
+    if _reason_against_module(task, feed) or _reason_against_feed(feed):
         return []
     return _choose_shapes(feed, task).token_counts
 
@@ -138,7 +138,7 @@ def require_captures(asked: GraphUse, world: int, device: torch.device) -> None:
 def require_static_steps(asked: GraphUse, task: L.LightningModule, feed: Feed) -> None:
     """Refuse `graph=on` for a task of flatout whose steps the host decides; before training."""
     if asked is GraphUse.on:
-        reason = _reason_against_module(task) or _reason_against_feed(feed)
+        reason = _reason_against_module(task, feed) or _reason_against_feed(feed)
         require(not reason, "graph", f"on, but {reason}", hint="Leave it at auto.")
 
 
@@ -173,14 +173,23 @@ def _reason_against_trainer(trainer: L.Trainer, step: Step) -> str:
     name = type(optimizer).__name__
     if type(optimizer) not in _STEP_ON_DEVICE:
         return f"{name} does not step on the device alone"
-    if step.decides_on_host or not is_fused(optimizer):
+    if not is_fused(optimizer):
         return f"{name} does not step on the device alone, as it lacks fused=True"
+    if step.decides_on_host:
+        return "the host looks at each gradient before the step"
     return ""
 
 
-def _reason_against_module(module: L.LightningModule) -> str:
+def _has_plan(loader: object) -> bool:
+    """Whether batches come from a feed of flatout, which knows their sizes beforehand."""
+    return hasattr(loader, "planned_sizes")
+
+
+def _reason_against_module(module: L.LightningModule, loader: object) -> str:
     # The loss of a task of flatout reads nothing of the host but shapes.
     if not _is_of_flatout(module):
+        if _has_plan(loader):
+            return f"{type(module).__name__} is no task of flatout's, but reads flat batches"
         return f"{type(module).__name__} is no task of flatout's, which graph=on may capture"
     network = module.model
     if not isinstance(network, Network):
@@ -192,7 +201,7 @@ def _reason_against_module(module: L.LightningModule) -> str:
 
 
 def _reason_against_feed(loader: object) -> str:
-    if not hasattr(loader, "planned_sizes"):
+    if not _has_plan(loader):
         return f"a {type(loader).__name__} has no plan of its batches"
     feed = cast("Feed", loader)
     if feed.transform is not None or feed.complete is not None:

@@ -453,6 +453,13 @@ def test_a_checkpoint_an_epoch_is_not_too_many_where_nothing_validates():
     assert verdict(replace(once, counts={"checkpoint": 100}))["cause"] == "checkpoint"
 
 
+def test_a_checkpoint_every_ten_minutes_is_not_too_many_in_an_epoch_of_hours():
+    # steps of 54 ms, so 10 hours
+    long = replace(spending(checkpoint=27.1), epochs=1, batches=667_000)
+    assert verdict(replace(long, counts={"checkpoint": 60}))["cause"] != "checkpoint"
+    assert verdict(replace(long, counts={"checkpoint": 600}))["cause"] == "checkpoint"
+
+
 def test_one_thread_that_has_its_core_is_not_held_back_by_those_who_use_the_other():
     alone = replace(QUIET, threads=1, host={"machine_cpu_share": 1.0, "process_cpu_cores": 0.97})
     assert verdict(alone)["cause"] == "nothing"

@@ -34,6 +34,7 @@ from flatout.perf.verdict.findings import (
 )
 
 _NEAR_PEAK = 0.5  # MFU from which on a model is about as fast as it can be
+_USUAL_MINUTES = 10  # between two checkpoints
 _USUAL_FLUSH = 50  # optimizer steps
 # Reasons for throttled clocks that a user can change, and how. "clocks set by hand" is intended.
 _CURES = {
@@ -203,15 +204,17 @@ def validating(evidence: Evidence) -> VerdictFinding | None:
 
 
 def saving(evidence: Evidence) -> VerdictFinding | None:
-    """Checkpoints come more often than validations and every ten minutes."""
+    """Checkpoints come more often than with each validation and every ten minutes."""
     times = evidence.counts.get("checkpoint", 0)
     spent = evidence.ms.get("checkpoint", 0.0)
-    needed = max(evidence.counts.get("validation", 0), math.ceil(evidence.epochs)) + 1
+    minutes = evidence.total_ms * evidence.batches / 60_000
+    validations = max(evidence.counts.get("validation", 0), math.ceil(evidence.epochs))
+    needed = validations + 1 + math.floor(minutes / _USUAL_MINUTES)
     if times <= 1.5 * needed:
         return None
     why = f"{times:,} checkpoints, {spent * evidence.batches / times:.0f} ms each"
     saved = spent * (1 - needed / times)
-    fix = "checkpoint.every_steps=null checkpoint.every_minutes=10"
+    fix = f"checkpoint.every_steps=null checkpoint.every_minutes={_USUAL_MINUTES}"
     gain = gain_without(evidence, saved, quicker=_QUICKER_WITHOUT_WRITES)
     return by_removing(evidence, saved, "checkpoint", "checkpoints", why, override=fix, gain=gain)
 
