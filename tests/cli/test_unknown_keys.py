@@ -25,7 +25,7 @@ TRAIN = {
     ),
     "model.hiden=3": "Did you mean 'model.hidden'? python -m flatout settings model lists all.",
     "+model.hiden=3": (
-        "model.hiden: no such key (embedding, vectors, freeze_vectors, hidden, layers,"
+        "model.hiden: no such key (embedding, vectors, freeze_vectors, ngrams, hidden,"
     ),
     "optim.lr=log(1e-4,1e-2)": "In a sweep write 'optim.lr=tag(log,interval(1e-4,1e-2))'.",
     "optim.lr=uniform(1,2)": "In a sweep write 'optim.lr=interval(1,2)'.",

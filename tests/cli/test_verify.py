@@ -100,9 +100,8 @@ def test_shifted_positions_and_a_lost_window_of_the_flat_layers_are_found(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(
-        network.Transformer, "_numbers", lambda own, tokens, begins, places: places + 1
-    )
+    number_positions = network.number_positions
+    monkeypatch.setattr(network, "number_positions", lambda *tokens: number_positions(*tokens) + 1)
     assert verb("verify", exported, rows) == 1
     flat, _, others = capsys.readouterr().out.partition("padded, in batches")
     assert flat.count("looks like: rows of any length, alone too: positions") == 4

@@ -114,8 +114,8 @@ def test_pretrained_weights_get_small_steps_unless_a_person_says_otherwise(class
     pretrained = TransformerConfig(pretrained=str(tmp_path / "plain"))
     data = TextDataConfig(train=table(60), cache=str(tmp_path))
     for optim, rate in (
-        (OptimConfig(), "5e-05"),
-        (OptimConfig(lr=3e-4), None),
+        (OptimConfig(), "0.0003"),
+        (OptimConfig(lr=1e-4), None),
     ):
         summary = run(tmp_path, data, pretrained, optim=optim, epochs=1).summary
         chosen = choices_of(summary)

@@ -394,7 +394,7 @@ def test_a_careless_person_gets_one_sentence_and_no_folder(lines, walk):
 @pytest.mark.soak(seconds=2)
 def test_a_person_who_only_looks_finds_words_and_leaves_nothing(walk):
     for line, says in {
-        "train --help": "data.batch_size=128",
+        "train --help": "data.batch_size=",
         "--help": "doctor",
         "doctor --help": "the run's folder",
         "settings": "data.batch_size",

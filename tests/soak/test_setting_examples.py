@@ -26,12 +26,17 @@ OPTIONS = {
 """The words that an option needs beside it; other options stand alone."""
 ALONE = ("run", "trainer", "python -m train -m", "tune=default")
 """Options that are no words of a command line."""
+OF_RECORDINGS = ("data.read.decimal", "data.read.dates")
+"""Settings that every kind of data has, and only recordings take."""
 
 
 def words_of(setting: SettingPage) -> list[str]:
     """The words of a command line that shows an example."""
-    default = "" if setting.option in ALONE else setting.option
-    before = OPTIONS.get(setting.option, default)
+    option = setting.option
+    if setting.example.startswith(OF_RECORDINGS):
+        option = "data=sequence"
+    default = "" if option in ALONE else option
+    before = OPTIONS.get(option, default)
     return shlex.split(f"{before} {setting.example}")
 
 

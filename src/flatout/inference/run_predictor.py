@@ -158,6 +158,7 @@ class RunPredictor(ABC):
     unlike: NDArray[Any] | None = None  # how unlike them each row is that was answered last
     # how texts longer than the network's rows are read; other rows are read whole
     long_texts = CUT
+    why_inexact = ""  # why last bits of exact answers may differ; empty where they do not
     # rows of exact answers, and rows that were computed for them
     asked = 0
     computed = 0
@@ -220,7 +221,8 @@ class RunPredictor(ABC):
             f"{self.computed:,} rows computed for {self.asked:,}, as each length fills whole"
             " batches"
         )
-        return [f"exact: {more}"] if self.asked else []
+        lines = [self.why_inexact, more] if self.asked else []
+        return [f"exact: {line}" for line in lines if line]
 
     @classmethod
     def require_exportable(cls, where: str, model: str, *, onnx: bool) -> None:

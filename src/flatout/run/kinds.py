@@ -33,6 +33,7 @@ from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.vocabulary import VocabularyKind
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
+from flatout.inference.exact import ask_for_equal_bits
 from flatout.inference.masked_words import MaskedWordPredictor
 from flatout.inference.model_folder import ModelFolder
 from flatout.inference.run_predictor import RunPredictor
@@ -268,6 +269,8 @@ def load_predictor(
         predictor.leave_out_unsure(at_error)
     # it answers each recording by itself
     predictor.exact = exact and not isinstance(predictor, SequencePredictor)
+    if predictor.exact and torch.device(device).type == "cpu":
+        predictor.why_inexact = ask_for_equal_bits()
     return predictor
 
 

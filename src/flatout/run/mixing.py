@@ -31,8 +31,11 @@ from flatout.tasks.classification import Classifier, LinearBeside
 from flatout.tasks.mixture import FittedMixture, fit_mixture, log_shares
 from flatout.tasks.task_class import TaskClass
 
-# That the linear model may take in any run; in a longer one `_SHARE` of its time. It is worth that:
-# 5,000 long articles are answered right 50 times of 100 by the network, and 84 times with it.
+# Seconds that the linear model may take in any run; in a longer one `_SHARE` of its time. With few
+# rows it is worth minutes: 5,000 long articles are answered right 50 times of 100 by the network,
+# and 84 times with it. A busy machine must not decide between these.
+_FEW_ROWS = 10_000
+_LEAST_S_OF_FEW = 600.0
 _LEAST_S = 60.0
 _SHARE = 0.5
 # Training rows below which nothing is learned, and above which a network knows what n-grams know.
@@ -58,10 +61,12 @@ def add_linear_model(run: Run, ours: OurParts, seconds: float) -> None:
     ngrams = asks_for_ngrams(config.model)
     if _why_not(ngrams, config, ours):
         return
-    # What was asked for takes its time.
-    limit_s = math.inf if ngrams == Ngrams.on else max(_LEAST_S, _SHARE * seconds)
     assert isinstance(ours.data, TextData)
     assert isinstance(ours.task, Classifier)
+    num_rows = ours.data.store.splits["train"].num_rows
+    least_s = _LEAST_S_OF_FEW if num_rows <= _FEW_ROWS else _LEAST_S
+    # What was asked for takes its time.
+    limit_s = math.inf if ngrams == Ngrams.on else max(least_s, _SHARE * seconds)
     try:
         beside, fitted = _fit(ours.task, ours.data, ours.feeds, limit_s)
     except TooSlow as slow:
