@@ -57,12 +57,15 @@ def keys_walked(loop: ast.For) -> list[str]:
 
 
 def replaced_object(node: ast.AST) -> str:
-    """The name of the object whose attribute a call of `setattr` replaces; else empty."""
+    """The object whose attribute a call of `setattr` replaces, as `module.Class`; else empty."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return ""
-    if node.func.attr != "setattr" or not isinstance(node.args[0], ast.Name):
+    if node.func.attr != "setattr":
         return ""
-    return node.args[0].id
+    is_named = all(
+        isinstance(part, ast.Name | ast.Attribute | ast.Load) for part in ast.walk(node.args[0])
+    )
+    return ast.unparse(node.args[0]) if is_named else ""
 
 
 def missing_names(source: str) -> tuple[int, list[str]]:
@@ -72,11 +75,16 @@ def missing_names(source: str) -> tuple[int, list[str]]:
     count = 0
     missing = []
     for line, target, name in replaced_names(tree):
-        if target not in objects:
+        first, *parts = target.split(".")
+        if first not in objects:
             continue
         count += 1
-        if not hasattr(objects[target], name):
-            missing.append(f"line {line}: {target}.{name}")
+        found = objects[first]
+        for part in [*parts, name]:
+            if not hasattr(found, part):
+                missing.append(f"line {line}: {target}.{name}")
+                break
+            found = getattr(found, part)
     return count, missing
 
 
@@ -98,9 +106,13 @@ from flatout.perf.verdict import own_tries, own_ways
 
 def test_one(monkeypatch):
     monkeypatch.setattr(own_ways, "LEAST_GAIN", 0.0)
+    monkeypatch.setattr(own_ways.Evidence, "no_such_name", 0.0)
     for name, value in {"LEAST_GAIN": 1}.items():
         monkeypatch.setattr(own_tries, name, value)
 """
     count, missing = missing_names(source)
-    assert count == 2
-    assert missing == ["line 6: own_tries.LEAST_GAIN"]
+    assert count == 3
+    assert sorted(missing) == [
+        "line 6: own_ways.Evidence.no_such_name",
+        "line 7: own_tries.LEAST_GAIN",
+    ]

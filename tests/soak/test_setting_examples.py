@@ -33,7 +33,7 @@ OF_RECORDINGS = ("data.read.decimal", "data.read.dates")
 def words_of(setting: SettingPage) -> list[str]:
     """The words of a command line that shows an example."""
     option = setting.option
-    if setting.example.startswith(OF_RECORDINGS):
+    if any(key in setting.example for key in OF_RECORDINGS):
         option = "data=sequence"
     default = "" if option in ALONE else option
     before = OPTIONS.get(option, default)
