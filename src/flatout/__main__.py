@@ -95,7 +95,7 @@ class Parser(argparse.ArgumentParser):
         if match := re.match(r"unrecognized arguments: (\S+)", message):
             word = match[1].partition("=")[0]
             what = "no such option" if word.startswith("-") else "one argument too many"
-            hint = self._setting_instead(match[1], usage)
+            hint = self._setting_instead(match[1])
             hint = hint or did_you_mean(word, self._option_string_actions) or usage
             raise UserError(f"{self.prog}: {word}", what, hint=hint)
         if match := re.match(
@@ -114,15 +114,18 @@ class Parser(argparse.ArgumentParser):
             raise UserError(f"{self.prog}: {match[1]}", what, hint=f"Write {match[1]}=VALUE.")
         raise UserError(self.prog, message, hint=usage)
 
-    def _setting_instead(self, option: str, usage: str) -> str:
+    def _setting_instead(self, option: str) -> str:
         """The setting that an option names, where the verb takes settings; else empty."""
-        takes_settings = "key=value" in usage.lower() or "[WORD ...]" in usage
-        if not (takes_settings and option.startswith("--")):
+        takes_settings = any(action.metavar in ("WORD", "SOURCE") for action in self._actions)
+        if not takes_settings or not option.startswith("--"):
             return ""
         # imports torch: for a mistake alone
-        meant = importlib.import_module("flatout.cli.composing").setting_meant(option, self.words)
+        composing = importlib.import_module("flatout.cli.composing")
+        meant = composing.setting_meant(option, self.words)
         name = option[2:].partition("=")[0].replace("-", "_")
-        if meant is None or name not in meant.partition("=")[0].split("."):
+        key = meant.partition("=")[0] if meant else ""
+        is_key = name in (key, *key.split(".")) or name in composing.WORDS_ELSEWHERE
+        if not is_key:
             return ""  # a word that is only like a setting may be like an option, too
         return f"Settings are key=value. Did you mean {meant}?"
 

@@ -125,10 +125,14 @@ def first_line(error: BaseException) -> str:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether code of others failed with this error; False for Ctrl-C, an exit, a time limit.
+    """Whether code of others failed with this error.
+
+    False for Ctrl-C, an exit, a time limit, and for memory that does not suffice.
 
     Packages in Rust panic on odd files, and a panic is no `Exception`.
     """
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return False
     # each such package has a class of this name, and none can be imported
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
@@ -412,7 +416,7 @@ def explain_full_tmpdir(use: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO):
             raise
         hint = f"Set TMPDIR to a folder of a disk with more room: {use}."
         place = Path(tempfile.gettempdir())

@@ -137,6 +137,12 @@ def test_estimates_get_intervals_that_hold_by_recording(tmp_path, capsys):
     assert at_ten["error"] == 0.1
     assert at_ten["outside"] == pytest.approx(1 - np.mean(held), abs=0.03)
     assert verb("predict", run, fresh, "--at-error", "1%") == 0  # now by 450 recordings
+    # of a single recording however many samples are one stretch, as they are alike
+    long = estimates(450, 5)
+    one = long.set_column(0, "cell", pa.array(np.zeros(len(long), np.int64)))
+    pa.csv.write_csv(one, more)
+    assert verb("evaluate", run, more, "--calibrate") == 2
+    require_printed(capsys.readouterr().err, "too few recordings to promise any interval")
 
 
 def test_forecasts_go_by_labelled_rows_of_your_own(tmp_path, capsys):
@@ -154,6 +160,12 @@ def test_forecasts_go_by_labelled_rows_of_your_own(tmp_path, capsys):
         cache=str(tmp_path / "cache"),
     )
     run = fit(data, RNNConfig(hidden=4), epochs=1, folder=tmp_path / "run", monitor=QUIET).folder
+    one = tmp_path / "one.csv"
+    pa.csv.write_csv(table.slice(720, 12), one)
+    kept = HeldOutErrors.read(run / "model")
+    assert kept is not None
+    assert verb("evaluate", run, one, "--calibrate") == 2
+    require_printed(capsys.readouterr().err, "too few recordings to promise any interval")
     own = tmp_path / "own.csv"
     pa.csv.write_csv(table.slice(720, 240), own)
     assert verb("evaluate", run, own, "--calibrate") == 0

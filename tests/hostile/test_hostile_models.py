@@ -532,3 +532,12 @@ def test_answers_that_the_disk_refuses_leave_those_of_before(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
     assert sorted((path.name, path.read_bytes()) for path in tmp_path.iterdir()) == before
+
+
+def test_classes_whose_names_end_in_layer_are_no_layers(tmp_path):
+    save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    folder = ModelFolder(tmp_path)
+    names = {"TennisPlayer": 300, "age group": 301, "num_layers": 2}
+    folder._require_few_layers({"label2id": names, "num_hidden_layers": 6}, "encoder.json")
+    with pytest.raises(UserError, match="n_layer does not fit"):
+        folder._require_few_layers({"text_config": {"n_layer": 10**9}}, "encoder.json")

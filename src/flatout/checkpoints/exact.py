@@ -413,12 +413,17 @@ class ExactCheckpoint(InBothLightnings, Checkpoint):
             pl_module.double().load_state_dict(
                 checkpoint["state_dict"], strict=pl_module.strict_loading
             )
-        for each in callbacks_of(trainer):
+        for callback in callbacks_of(trainer):
             # parts of your own may keep other states than they begin with
-            is_ours = type(each).__module__.startswith("flatout.")
-            if is_ours and each.state_key in checkpoint["callbacks"]:
-                is_usual = is_like(checkpoint["callbacks"][each.state_key], each.state_dict())
-                require(is_usual, "checkpoint", f"the state of {each.state_key} does not fit")
+            is_ours = type(callback).__module__.startswith("flatout.")
+            key = callback.state_key
+            if is_ours and key in checkpoint["callbacks"]:
+                require(
+                    is_like(checkpoint["callbacks"][key], callback.state_dict()),
+                    "checkpoint",
+                    f"the state of {key} does not fit",
+                    hint="It was changed, or is of another run: resume another checkpoint.",
+                )
         self.boundary.load(checkpoint, trainer)
         self._saved = self.boundary.at
         self.seconds_before = float(about.get("seconds", 0.0))

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from torch import Tensor
 from torch.optim import Optimizer
 
+from flatout.engine.clipping import is_fused
 from flatout.engine.pieces import is_out_of_memory
 from flatout.errors import require
 
@@ -51,8 +52,9 @@ def is_of_checkpoint(error: Exception) -> bool:
         if any(module.endswith(of) and name.startswith(begins) for of, begins in _RESTORING):
             below = {module.partition(".")[0] for module, _ in functions[place:]}
             return below <= _PACKAGES | sys.stdlib_module_names
-    last_module, _ = functions[-1]
-    return last_module.startswith(_USING)
+    last_module, last_name = functions[-1]
+    # an optimizer that is made refuses what the user's own code gives it
+    return last_module.startswith(_USING) and last_name != "__init__"
 
 
 def require_fitting_states(optimizers: Iterable[Optimizer]) -> None:
@@ -60,8 +62,10 @@ def require_fitting_states(optimizers: Iterable[Optimizer]) -> None:
 
     Fused optimizers would read and write memory behind it, as they compare no shapes.
     """
-    for optimizer in optimizers:
+    for optimizer in filter(is_fused, optimizers):
         for weight, kept in optimizer.state.items():
+            if not isinstance(weight, Tensor):
+                continue
             for name, value in kept.items():
                 if not isinstance(value, Tensor):
                     continue

@@ -280,11 +280,11 @@ def _audit_texts(
     views = _choose_views(settings, config, run_s)
     max_length = settings.data.max_length
     measured = measure_texts(rows, config.folds, max_length, views, print_line)
-    with explain_disk_errors(folder):
+    with explain_disk_errors(folder, "out"):
         report_texts(measured, config.folds, folder, command, print_line)
     if config.unlabelled is not None:
         path = folder / NEXT_ROWS
-        with explain_disk_errors(path):
+        with explain_disk_errors(path, "out"):
             count = write_next_rows(rows, unlabelled, config.unlabelled, config.top, path)
         print_line(f"{path}: {count:,} rows of {config.unlabelled} to label next")
 
@@ -327,6 +327,6 @@ def _audit_numbers(
         print_line(line)
     folder = Path(config.out)
     title = f"Audit of {data.info.source}"
-    with explain_disk_errors(folder):
+    with explain_disk_errors(folder, "out"):
         folder.mkdir(parents=True, exist_ok=True)
         write_numbers(measured, title, command, folder / WORST, folder / PAGE)

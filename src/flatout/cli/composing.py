@@ -413,10 +413,14 @@ def setting_meant(option: str, words: Sequence[str]) -> str | None:
     `--data`, `rows.csv` → `data.source=rows.csv`
     """
     name, _, value = option.lstrip("-").partition("=")
-    value = value or next(
-        (word for word in words if "=" not in word and not word.startswith("-")), "VALUE"
-    )
-    key = name if name in known_keys() else find_key(name.replace("-", "_"))
+    name = name.replace("-", "_")
+    behind = list(words)[list(words).index(option) + 1 :] if option in words else []
+    if not value and behind and "=" not in behind[0] and not behind[0].startswith("-"):
+        value = behind[0]
+    value = value or "VALUE"
+    key: str | None = WORDS_ELSEWHERE.get(name, name)
+    if key not in known_keys():
+        key = find_key(name)
     if key == "data" and is_like_file(value):
         key = "data.source"
     return f"{key}={value}" if key else None

@@ -71,6 +71,12 @@ def run(arguments: argparse.Namespace) -> None:
         kept = scored.held_out or scored.held_out_errors
         if kept is None:
             raise UserError("--calibrate", "this run leaves no answer out", hint="Leave it out.")
+        if scored.held_out_errors is not None and not scored.held_out_errors.facts():
+            raise UserError(
+                "--calibrate",
+                "too few recordings to promise any interval",
+                hint="Name a file with more, or leave it out: the intervals of before stay.",
+            )
         folder = ModelFolder.find(arguments.run).path
         try:
             kept.write(folder)

@@ -7,6 +7,7 @@ names, or has another signature, commands end with one sentence.
 
 from __future__ import annotations
 
+import errno
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -112,9 +113,9 @@ class GuardedLoader(ConfigLoaderImpl):
         except (UserError, HydraException, OmegaConfBaseException):
             raise
         except (AssertionError, OSError, ValueError) as error:
-            # Hydra checks lists of defaults and the first lines of files by plain errors. The one
-            # of a file without keys has no number, and is explained elsewhere.
-            if isinstance(error, OSError) and error.errno is None:
+            # Hydra checks lists of defaults and the first lines of files by plain errors. That of a
+            # file without keys has no number. It is explained elsewhere, as are permissions.
+            if isinstance(error, OSError) and error.errno in (None, errno.EACCES):
                 raise
             raise UserError(
                 "conf",

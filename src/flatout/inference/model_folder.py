@@ -46,7 +46,8 @@ Built = TypeVar("Built", bound=nn.Module)
 _MOST_TOKENS = 1 << 31
 _USUAL_LAYERS = 64
 # how families of transformers call their number of layers
-_COUNTS_LAYERS = re.compile(r"layers?$|depth$|blocks?$|groups?$|group_num$", re.IGNORECASE)
+_COUNTS_LAYERS = re.compile(r"(^|_)(layers?|depth|blocks?|groups?|group_num)$")
+_OF_CLASSES = ("label2id", "id2label")  # their keys are names of classes
 _SPARE_WEIGHTS = 1000  # a network may register some weights more than once
 _CHANGED = "The folder was changed, or comes from another version: train again."
 WEIGHTS = "model.safetensors"
@@ -140,7 +141,7 @@ class ModelFolder:
         with safe_open(self.path / WEIGHTS, framework="numpy") as weights:
             most = max(_USUAL_LAYERS, len(list(weights.keys())))
         for key, count in values.items():
-            if isinstance(count, dict):
+            if isinstance(count, dict) and key not in _OF_CLASSES:
                 self._require_few_layers(count, name)
             is_few = not isinstance(count, int | float) or count <= most
             is_other = _COUNTS_LAYERS.search(key) is None

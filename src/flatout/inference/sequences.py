@@ -473,7 +473,8 @@ class SequencePredictor(RunPredictor):
         recording_of_answers = np.repeat(
             np.arange(len(answers_of_recordings)), answers_of_recordings
         )
-        span = shape.horizon or shape.lookback or 1
+        # A network that answers each sample has no window: a single recording is one stretch then.
+        span = shape.horizon or shape.lookback or max(1, answered)
         return Scored(
             {"rows": total},
             scores.values(),

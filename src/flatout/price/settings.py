@@ -19,7 +19,7 @@ class PriceConfig:
     """What computing costs here. Without a price, money is left out."""
 
     per_hour: float | None = setting(
-        None, "Money for an hour of this machine.", above=0, example="price.per_hour=2.5"
+        None, "Money for an hour of all machines of the run.", above=0, example="price.per_hour=2.5"
     )
     per_kwh: float | None = setting(
         None, "Money for a kilowatt-hour.", above=0, example="price.per_kwh=0.3"

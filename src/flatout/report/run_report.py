@@ -45,7 +45,8 @@ class Score:
 class RunReport:
     """A run as it is shown. A text or a list is empty where nothing is known.
 
-    The run may go on, or have failed. `per_class`: precision, recall, F1 and rows of each class.
+    The run may still train, or have failed. `per_class`: precision, recall, F1 and rows of each
+    class.
     """
 
     summary: Mapping[str, Any]
@@ -148,7 +149,7 @@ class RunReport:
 
     @property
     def _commonest_class(self) -> str:
-        """The accuracy of always answering the commonest class, if most rows have it."""
+        """The accuracy of always answering the commonest class, if half of the rows have it."""
         num_rows = sum(row["support"] for row in self.per_class)
         commonest = max(self.per_class, key=operator.itemgetter("support"), default=None)
         if commonest is None or 2 * commonest["support"] < num_rows or num_rows == 0:

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from flatout.data.checks.tags import Entities, find_entities
 from flatout.errors import UserError, first_line, require
+from flatout.files import write_atomically
 
 Array = NDArray[Any]
 CALIBRATE = "python -m flatout evaluate RUN labelled.csv --calibrate takes rows of your own."
@@ -249,8 +250,7 @@ class HeldOutAnswers(KeptArrays):
 
     def write(self, folder: Path) -> None:
         KeptArrays.write(self, folder)
-        text = json.dumps(self.facts(), indent=1)
-        (folder / "abstention.json").write_text(text, encoding="utf-8")
+        write_atomically(folder / "abstention.json", json.dumps(self.facts(), indent=1))
 
     def facts(self) -> list[dict[str, float]]:
         """The cuts; none for numbers, which are never left out."""

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flatout.errors import UserError
+from flatout.files import write_atomically
 from flatout.tasks.abstention import CALIBRATE, KeptArrays, are_numbers
 
 Array = NDArray[Any]
@@ -55,7 +56,7 @@ class HeldOutErrors(KeptArrays):
 
     def write(self, folder: Path) -> None:
         KeptArrays.write(self, folder)
-        (folder / "intervals.json").write_text(json.dumps(self.facts(), indent=1), "utf-8")
+        write_atomically(folder / "intervals.json", json.dumps(self.facts(), indent=1))
 
     def facts(self) -> list[dict[str, Any]]:
         """The half widths at some errors, as far as they can be promised."""
@@ -143,7 +144,7 @@ class ErrorCollector:
             self._keep_every_second()
 
     def _keep_every_second(self) -> None:
-        # Of answers 0 3 6 9, which are 3 apart, stay 0 and 6. The next are 6 apart, from 12 on.
+        # Of answers 0 4 8 12, which are 4 apart, stay 0 and 8. The next are 8 apart, from 16 on.
         self._apart *= 2
         self._distances = [np.concatenate(self._distances)[::2]]
         self._rows = [np.concatenate(self._rows)[::2]]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
 import secrets
 import sys
@@ -80,9 +81,10 @@ def block_writer(
             with explain_disk_errors(path):
                 written.close()
                 file.flush()
+                os.fsync(file.fileno())
                 beside.replace(path)
         finally:
-            # closing writes once more what a full disk has refused
+            # The disk has it by now, or closing would write once more what it has refused.
             with suppress(OSError):
                 file.close()
     finally:
@@ -100,17 +102,17 @@ def _is_among(path: Path, source: Path) -> bool:
 
 
 @contextmanager
-def explain_disk_errors(path: Path) -> Iterator[None]:
-    """Inside it an error of the disk becomes a UserError that names the path."""
+def explain_disk_errors(path: Path, where: str = "--out") -> Iterator[None]:
+    """Inside it an error of the disk becomes a UserError that names the path, and the option."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
         raise UserError(
-            "--out",
+            where,
             f"cannot write {path}: {error.strerror or error}",
-            hint="Name a file where there is room, and which you may write.",
+            hint="Name a place where there is room, and where you may write.",
         ) from None
 
 

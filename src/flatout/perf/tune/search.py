@@ -1,11 +1,11 @@
 """Search settings before training, one after the other and within a budget of seconds.
 
 The order is feed, precision, rows at once, learning rate, compile (`_DECISIONS`). The settings as
-they are get measured first. Another feed or precision, or other rows of a step of the same rows,
-must be faster by `gain` in two measurements, in which the two values take turns. The other settings
-have rules of their own (`_double`, `_decide_rate`, `_decide_compile`). Settings for which there was
-no time stay unchanged, and the run reports that. Open this file to change how one of the settings
-is chosen, or the reason that is printed for it.
+they are get measured first. Another feed or precision must be faster by `gain` in two measurements,
+in which the two values take turns. So must other rows at once, where a step keeps its rows. The
+other settings have rules of their own (`_double`, `_decide_rate`, `_decide_compile`). Settings for
+which there was no time stay unchanged, and the run reports that. Open this file to change how one
+of the settings is chosen, or the reason that is printed for it.
 """
 
 from __future__ import annotations

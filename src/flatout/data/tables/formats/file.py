@@ -146,12 +146,13 @@ class FileTable(Table):
         if self.path.suffix.lower() != ".gz":
             return self.path
         if self._copy is None:
-            self._copy = tempfile.NamedTemporaryFile()  # noqa: SIM115 (removed with the table)
-            weakref.finalize(self, self._copy.close)
             use = f"{self.path.name} is unpacked there"
             with explain_full_tmpdir(use), unpacked(self.path, self.where) as content:
-                shutil.copyfileobj(content, self._copy, HEAD_BYTES)
-                self._copy.flush()
+                copy = tempfile.NamedTemporaryFile()  # noqa: SIM115 (removed with the table)
+                weakref.finalize(self, copy.close)
+                shutil.copyfileobj(content, copy, HEAD_BYTES)
+                copy.flush()
+            self._copy = copy
         return Path(self._copy.name)
 
     def _open(self) -> io.BufferedReader:
