@@ -249,7 +249,7 @@ def test_a_disk_that_fills_up_on_the_way_is_one_message_and_leaves_nothing(
     monkeypatch.setattr("flatout.data.tables.output.pa_csv.write_csv", full)
     assert verb("predict", finished.folder, rows, "--out", tmp_path / "out.csv") == 2
     said = (
-        f"--out: cannot write {tmp_path}/out.csv: No space left on device. Name a file where there"
+        f"--out: cannot write {tmp_path}/out.csv: No space left on device. Name a place where there"
         " is room,"
     )
     assert said in capsys.readouterr().err
