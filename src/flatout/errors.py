@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 EXIT_CODE = 2
+# numbers of errors of a disk rather than of a name
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 LARGEST_SEED = 2**63 - 1  # the largest number that arrays hold
 Choice = TypeVar("Choice", bound=StrEnum)
 Settings = TypeVar("Settings")
@@ -416,7 +418,7 @@ def explain_full_tmpdir(use: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO):
+        if error.errno not in REFUSALS:
             raise
         hint = f"Set TMPDIR to a folder of a disk with more room: {use}."
         place = Path(tempfile.gettempdir())

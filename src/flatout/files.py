@@ -26,8 +26,6 @@ import yaml
 
 from flatout.errors import UserError, class_name, first_line, require
 
-# errors of a disk rather than of a name
-REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 _ASIDE = "-replaced"
 _MOST_BYTES = 50_000_000
 # limits of a file of settings
@@ -81,18 +79,28 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """Context manager: a new path beside `path`, which takes its place at the end.
+
+    After an error it is removed, and what stood at `path` stays.
+    """
+    # machines that share a disk may share numbers
+    beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        yield beside
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file in one step, after its new text is on the disk.
 
     Half characters, which UTF-8 cannot hold, become escape codes.
     """
-    # machines that share a disk may share numbers
-    beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    try:
+    with written_aside(path) as beside:
         write_synced(beside, text.encode("utf-8", "backslashreplace"))
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def write_table(path: Path, rows: Iterable[Sequence[object]]) -> None:

@@ -19,11 +19,7 @@ def test_hydra_reads_its_options_on_every_python():
     assert known.overrides == ["optim.lr=0.1"]
 
 
-# Python checks no help before that release.
-@pytest.mark.skipif(
-    sys.version_info < (3, 14),
-    reason="Python 3.14 is the first to check them",
-)
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="no Python before 3.14 checks a help")
 def test_a_help_that_is_a_text_is_still_checked():
     allow_late_help()
     with pytest.raises(ValueError, match="badly formed help string"):

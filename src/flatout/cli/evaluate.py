@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -30,6 +32,9 @@ from flatout.report.run_report import interval_text
 from flatout.report.summary import json_safe
 from flatout.run.run_folder import require_no_link_outside
 from flatout.run_log import print_line, print_note
+
+if TYPE_CHECKING:
+    from flatout.inference.run_predictor import Scored
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,24 +73,7 @@ def run(arguments: argparse.Namespace) -> None:
     for warning in dict.fromkeys([*scored.warnings, *predictors[0].notes()]):
         print_note(warning)
     if arguments.calibrate:
-        kept = scored.held_out or scored.held_out_errors
-        if kept is None:
-            raise UserError("--calibrate", "this run leaves no answer out", hint="Leave it out.")
-        if scored.held_out_errors is not None and not scored.held_out_errors.facts():
-            raise UserError(
-                "--calibrate",
-                "too few recordings to promise any interval",
-                hint="Name a file with more, or leave it out: the intervals of before stay.",
-            )
-        folder = ModelFolder.find(arguments.run).path
-        try:
-            kept.write(folder)
-        except OSError as error:
-            raise UserError(
-                "--calibrate",
-                f"cannot write in {folder}: {error.strerror or error}",
-                hint="Make room, or copy the run to a folder that you may write to.",
-            ) from error
+        _keep_answers(scored, ModelFolder.find(arguments.run).path)
     cuts = [] if scored.held_out is None else scored.held_out.facts()
     if arguments.json:
         metrics = {**scored.counts, **scored.values, "intervals": scored.intervals}
@@ -93,6 +81,32 @@ def run(arguments: argparse.Namespace) -> None:
         metrics["answer_intervals"] = scored.answer_intervals
         print(json.dumps(json_safe(metrics), indent=1))
         return
+    _print_scores(scored, cuts)
+
+
+def _keep_answers(scored: Scored, folder: Path) -> None:
+    """Let `predict --at-error` go by these answers; those of before stay where it cannot."""
+    kept = scored.held_out or scored.held_out_errors
+    if kept is None:
+        raise UserError("--calibrate", "this run leaves no answer out", hint="Leave it out.")
+    if scored.held_out_errors is not None and not scored.held_out_errors.facts():
+        raise UserError(
+            "--calibrate",
+            "too few recordings to promise any interval",
+            hint="Name a file with more, or leave it out: the intervals of before stay.",
+        )
+    try:
+        kept.write(folder)
+    except OSError as error:
+        raise UserError(
+            "--calibrate",
+            f"cannot write in {folder}: {error.strerror or error}",
+            hint="Make room, or copy the run to a folder that you may write to.",
+        ) from error
+
+
+def _print_scores(scored: Scored, cuts: Sequence[Mapping[str, float]]) -> None:
+    """The metrics, those of each class, and the error of the surest answers."""
     for remark in scored.remarks:
         print_line(remark)
     # A class without a row in this file has no score here.

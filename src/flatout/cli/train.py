@@ -32,7 +32,15 @@ from flatout.cli.words import (
 from flatout.distributed.engine import Place
 from flatout.distributed.imports import importing
 from flatout.distributed.processes import warm_start
-from flatout.errors import EXIT_CODE, RunBroke, UserError, out_of_space, require, write_for_launcher
+from flatout.errors import (
+    EXIT_CODE,
+    REFUSALS,
+    RunBroke,
+    UserError,
+    out_of_space,
+    require,
+    write_for_launcher,
+)
 from flatout.run_log import print_line
 
 if TYPE_CHECKING:
@@ -131,7 +139,7 @@ def _compose(words: Sequence[str], typed: Sequence[str], job: Callable[[DictConf
 
     from flatout.cli.composing import explain_errors
     from flatout.cli.hydra_internals import guard_hydra, refuse_options
-    from flatout.files import REFUSALS, refused_folder
+    from flatout.files import refused_folder
 
     try:
         with explain_errors():

@@ -34,7 +34,7 @@ def clip_divisor(norm: Tensor, max_norm: float) -> Tensor:
 def clip_divisor_and_check(norm: Tensor, inverse_max_norm: Tensor, broken: Tensor) -> Tensor:
     """The same as `clip_divisor`; also sets `broken` to 1 where the norm is not finite.
 
-    Else `broken` stays as it is. These are three operators where the plain way takes ten, and a
+    Else `broken` keeps its value. These are three operators where the plain way takes ten, and a
     small model's step on a GPU is as long as its list of operators.
     """
     divisor = norm + _ADDED_TO_NORM

@@ -218,7 +218,7 @@ class ModelFolder:
 
     @contextmanager
     def _building(self, most: int) -> Iterator[None]:
-        """Within it, a network that registers more weights than `most` is refused as it is built.
+        """Within it, no network is built that registers more weights than `most`.
 
         Settings may ask for a billion layers of no size, under names that only their family knows.
         """

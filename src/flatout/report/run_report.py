@@ -43,7 +43,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """A run as it is shown. A text or a list is empty where nothing is known.
+    """What is shown of a run. A text or a list is empty where nothing is known.
 
     The run may still train, or have failed. `per_class`: precision, recall, F1 and rows of each
     class.

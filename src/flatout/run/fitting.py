@@ -95,8 +95,8 @@ def _fit(run: Run, training: Training, start: Start | None) -> None:
     except UserError:
         raise
     except Exception as error:
-        # Lightning has no class of its own for some mistakes of settings, and odd values of a
-        # checkpoint raise any class
+        # no narrower class: odd values of a checkpoint raise any, and Lightning has none of its own
+        # for some mistakes of settings
         if isinstance(error, RuntimeError) and str(error).startswith(_MISTAKES):
             raise _user_error(error, run) from None
         if checkpoint is None or not is_of_checkpoint(error):

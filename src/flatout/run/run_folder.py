@@ -26,8 +26,8 @@ from flatout.checkpoints.kept import CHECKPOINTS, newest_first
 from flatout.data.store.lock import acquire, file_lock
 from flatout.data.store.store import Store
 from flatout.distributed.ranks import Ranks
-from flatout.errors import RunBroke, UserError, first_line, out_of_space, require
-from flatout.files import REFUSALS, numbered, refused_folder, require_ordinary, write_atomically
+from flatout.errors import REFUSALS, RunBroke, UserError, first_line, out_of_space, require
+from flatout.files import numbered, refused_folder, require_ordinary, write_atomically
 from flatout.masking import mask_words
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import FILE as SUMMARY

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from flatout.data.checks.tags import Entities, find_entities
 from flatout.errors import UserError, first_line, require
-from flatout.files import write_atomically
+from flatout.files import write_atomically, written_aside
 
 Array = NDArray[Any]
 CALIBRATE = "python -m flatout evaluate RUN labelled.csv --calibrate takes rows of your own."
@@ -75,14 +75,9 @@ class KeptArrays(ABC):
         """Whether these are arrays of numbers, in shapes that belong together."""
 
     def write(self, folder: Path) -> None:
-        beside = folder / f".{self.FILE}"
-        try:
-            # a full disk leaves the file of before
-            with beside.open("wb") as file:
-                np.savez_compressed(file, **asdict(self))
-            beside.replace(folder / self.FILE)
-        finally:
-            beside.unlink(missing_ok=True)
+        # a full disk leaves the file of before
+        with written_aside(folder / self.FILE) as beside, beside.open("wb") as file:
+            np.savez_compressed(file, **asdict(self))
 
 
 def are_numbers(*arrays: Array) -> bool:

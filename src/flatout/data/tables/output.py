@@ -41,15 +41,20 @@ def block_writer(
     that may be written. Blocks of CoNLL have two columns, lists of words and of their tags.
     """
     if out is None:
-        stdout = sys.stdout.buffer
-        shown = _CsvFile(cast(BinaryIO, _Screen()) if stdout.isatty() else stdout)
-        # each call of `write` runs inside of `explain_disk_errors`
-        yield explain_disk_errors(Path("/dev/stdout"))(shown.write)
-        with explain_disk_errors(Path("/dev/stdout")):
-            shown.close()
-            sys.stdout.buffer.flush()
+        with _standard_output() as write:
+            yield write
         return
     path = Path(out)
+    _require_writable(path, reads, formats)
+    is_there = path.exists()
+    with _whole_file(path) as write:
+        yield write
+    if is_there:
+        print(f"{path} was there, and is replaced", file=sys.stderr)
+
+
+def _require_writable(path: Path, reads: str | None, formats: Sequence[str]) -> None:
+    """Refuse an ending that is not among the formats, a folder that is missing, and the input."""
     require(
         path.suffix in formats,
         "--out",
@@ -64,34 +69,44 @@ def block_writer(
     )
     if reads is not None and path.exists() and _is_among(path, Path(reads)):
         raise UserError("--out", f"{path} is a file that is read", hint="Name another file.")
+
+
+@contextmanager
+def _standard_output() -> Iterator[Callable[[pa.RecordBatch], None]]:
+    stdout = sys.stdout.buffer
+    shown = _CsvFile(cast(BinaryIO, _Screen()) if stdout.isatty() else stdout)
+    # each call of `write` runs inside of `explain_disk_errors`
+    yield explain_disk_errors(Path("/dev/stdout"))(shown.write)
+    with explain_disk_errors(Path("/dev/stdout")):
+        shown.close()
+        stdout.flush()
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[Callable[[pa.RecordBatch], None]]:
+    """Write a file beside `path`, which takes its place when all blocks are on the disk."""
     beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    is_there = path.exists()
+    with explain_disk_errors(path):
+        file = beside.open("wb")
+    written = _FILES[path.suffix](file)
     try:
+        yield explain_disk_errors(path)(written.write)
         with explain_disk_errors(path):
-            file = beside.open("wb")
-        try:
-            written = _FILES[path.suffix](file)
-            try:
-                yield explain_disk_errors(path)(written.write)
-            except BaseException:
-                # pyarrow ends a file that is open; the first error is the one to show
-                with suppress(Exception):
-                    written.close(is_whole=False)
-                raise
-            with explain_disk_errors(path):
-                written.close()
-                file.flush()
-                os.fsync(file.fileno())
-                beside.replace(path)
-        finally:
-            # The disk has it by now, or closing would write once more what it has refused.
-            with suppress(OSError):
-                file.close()
+            written.close()
+            file.flush()
+            os.fsync(file.fileno())
+            beside.replace(path)
+    except BaseException:
+        # pyarrow ends a file that is open; the first error is the one to show
+        with suppress(Exception):
+            written.close(is_whole=False)
+        raise
     finally:
+        # The disk has it by now, or closing would write once more what it has refused.
+        with suppress(OSError):
+            file.close()
         with suppress(OSError):
             beside.unlink(missing_ok=True)
-    if is_there:
-        print(f"{path} was there, and is replaced", file=sys.stderr)
 
 
 def _is_among(path: Path, source: Path) -> bool:
@@ -162,7 +177,9 @@ class _CsvFile:
             columns.append(safe_column)
             self._formulas += formulas
         # A spreadsheet would run a column's name, too.
-        names = [f"'{name}" if name.startswith("=") else name for name in block.schema.names]
+        names = []
+        for name in block.schema.names:
+            names.append(f"'{name}" if name.startswith("=") else name)
         pa_csv.write_csv(pa.RecordBatch.from_arrays(columns, names=names), self._file, options)
 
     def close(self, *, is_whole: bool = True) -> None:

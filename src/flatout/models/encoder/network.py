@@ -94,6 +94,26 @@ class Transformer(FreezableEncoder):
         self.window_query: nn.Parameter | None = None
         self._waiting: list[list[str]] = []  # layers that thaw later (`freezing.py`)
         self._kernels: dict[tuple[str, torch.dtype, bool], Kernel] = {}
+        self._choose_batches(compute)
+        self._distance_rows = DistanceRows()
+        self._numbers_pairs = separator_id is not None and self.facts.numbers_pairs
+        pooling = self.facts.pooling
+        # whether a row's answer is the mean of its tokens' answers
+        self.means_answers = pooling == "late" and not self.answers_tokens
+        # whether only first tokens are read after the last layer, so only they are computed there
+        reads_first = not self.answers_tokens and pooling not in ("mean", "late")
+        self.is_narrow = self.is_flat and reads_first
+        if self.is_flat:
+            replace_layers(net, FLAT_FAMILIES[self.family])
+        else:
+            _use_plain_attention(net)
+        self.register_load_state_dict_post_hook(require_same_weights)
+        make_lean(net)
+        # by each name that the state leaves out, the name that it keeps for the same weight
+        self.first_names = keep_tied_once(self)
+
+    def _choose_batches(self, compute: Compute) -> None:
+        """Let batches be flat where the family can; refuse what neither form can read."""
         can_be_flat = not self.facts.why_not_flat
         require(
             compute is not Compute.flat or can_be_flat,
@@ -112,22 +132,6 @@ class Transformer(FreezableEncoder):
             hint="Set pad_token_id in its config.json.",
         )
         self.padding_id = self.facts.padding_id or 0
-        self._distance_rows = DistanceRows()
-        self._numbers_pairs = separator_id is not None and self.facts.numbers_pairs
-        pooling = self.facts.pooling
-        # whether a row's answer is the mean of its tokens' answers
-        self.means_answers = pooling == "late" and not self.answers_tokens
-        # whether only first tokens are read after the last layer, so only they are computed there
-        reads_first = not self.answers_tokens and pooling not in ("mean", "late")
-        self.is_narrow = self.is_flat and reads_first
-        if self.is_flat:
-            replace_layers(net, FLAT_FAMILIES[self.family])
-        else:
-            _use_plain_attention(net)
-        self.register_load_state_dict_post_hook(require_same_weights)
-        make_lean(net)
-        # by each name that the state leaves out, the name that it keeps for the same weight
-        self.first_names = keep_tied_once(self)
 
     @property
     def answers_tokens(self) -> bool:
