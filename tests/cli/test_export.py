@@ -39,6 +39,7 @@ from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
 from flatout.inference.export import export, made_up_rows
+from flatout.inference.forms import exported
 from flatout.inference.model_folder import WEIGHTS
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs, TransformerConfig
@@ -295,6 +296,14 @@ def test_tags_are_exported_token_by_token(tmp_path: Path, family: str) -> None:
         torch.testing.assert_close(
             opened(torch.tensor([row])).logits[0], model(flat_batch([row])), rtol=1e-5, atol=1e-5
         )
+    (form,) = exported(tagger, tmp_path).values()
+    words = pa.array([["oak", "fern"], ["slate"]])
+    assert len(form.tags(words).ids) == 3
+    form.ask = lambda given: torch.zeros(len(given["input_ids"]), 3)
+    with pytest.raises(
+        UserError, match="answers 2 for rows and tokens 2 × 4. Export the run again"
+    ):
+        form.tags(words)
 
 
 @pytest.mark.parametrize(
@@ -463,3 +472,15 @@ def test_an_export_that_the_disk_refuses_is_one_sentence_and_leaves_nothing(tmp_
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_the_run_that_cannot_be_read_is_not_called_one_that_cannot_be_written(tmp_path):
+    source = tmp_path / "model"
+    source.mkdir()
+    with (
+        pytest.raises(UserError, match="model: cannot be read: Is a directory. See who may"),
+        _complete_folder(tmp_path / "export") as beside,
+    ):
+        (beside / "kept.txt").write_text("a")
+        source.read_bytes()
+    assert list(tmp_path.iterdir()) == [source]

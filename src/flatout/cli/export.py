@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from safetensors import SafetensorError
@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from flatout.cli.run_arguments import FILES, add_reading, choose_reading, input_file
 from flatout.distributed.limits import processor_name
 from flatout.engine.precision import Precision
-from flatout.errors import UserError, first_line, require
+from flatout.errors import REFUSALS, UserError, first_line, require
 from flatout.inference.here import (
     BEST,
     HEAD,
@@ -198,6 +198,12 @@ def _complete_folder(folder: Path) -> Iterator[Path]:
             target.rmdir()
         beside.rename(target)
     except (OSError, SafetensorError) as error:
+        if _is_about_reading(error, beside):
+            raise UserError(
+                str(error.filename),
+                f"cannot be read: {error.strerror}",
+                hint="See who may read it, or name another run.",
+            ) from None
         # each library writes by itself, and this is what all of them raise on a full disk
         raise UserError(
             "--out",
@@ -206,3 +212,10 @@ def _complete_folder(folder: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _is_about_reading(error: OSError | SafetensorError, beside: Path) -> TypeGuard[OSError]:
+    """Whether an error names a file elsewhere than in the folder that is being written."""
+    if not isinstance(error, OSError) or error.filename is None or error.errno in REFUSALS:
+        return False
+    return not Path(error.filename).absolute().is_relative_to(beside)

@@ -292,6 +292,14 @@ class FolderTagger(TagPredictor):
             with read_by("flatout", Path(self.where)):
                 given = self.tokenizer(batch, is_split_into_words=True, **_AS_USUAL)
                 shares = self.ask(given).float().softmax(-1)
+                shape = tuple(given["input_ids"].shape)
+                require(
+                    shares.shape[:-1] == shape,
+                    self.where,
+                    f"answers {_shown_shape(shares.shape[:-1])} for rows and tokens"
+                    f" {_shown_shape(shape)}",
+                    hint="Export the run again, or name the file of another one.",
+                )
                 require(
                     shares.shape[-1] == len(self.names),
                     self.where,
@@ -311,6 +319,11 @@ class FolderTagger(TagPredictor):
                 found.probabilities[of_row] = answers.probabilities
                 found.types[of_row] = answers.types
         return found
+
+
+def _shown_shape(sizes: Sequence[int]) -> str:
+    """`8 × 32`, or a word for no number at all."""
+    return " × ".join(map(str, sizes)) or "one number"
 
 
 def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:

@@ -47,6 +47,8 @@ def fit_to_end(run: Run, training: Training, start: Start | None) -> None:
             for listener in listeners:
                 with suppress(OSError):
                     listener.close()
+            if training.trainer.global_step > (0 if start is None else start.step):
+                folder.replaced.clear()  # the run has gone on: what it was before is past
     require(
         training.trainer.global_step > 0,
         "trainer",

@@ -27,7 +27,14 @@ from flatout.data.store.lock import acquire, file_lock
 from flatout.data.store.store import Store
 from flatout.distributed.ranks import Ranks
 from flatout.errors import REFUSALS, RunBroke, UserError, first_line, out_of_space, require
-from flatout.files import numbered, refused_folder, require_ordinary, write_atomically
+from flatout.files import (
+    numbered,
+    refused_folder,
+    require_ordinary,
+    write_atomically,
+    write_synced,
+    written_aside,
+)
 from flatout.masking import mask_words
 from flatout.report.page import read_curves, write_page
 from flatout.report.summary import FILE as SUMMARY
@@ -63,6 +70,8 @@ class RunFolder(RunLog):
     files: dict[str, str] = field(default_factory=dict)  # what `begin` writes
     # what a resumed run chose at its beginning
     before: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # files of the run that is resumed, as they were; empty once a new step is made
+    replaced: dict[str, bytes] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Write down what this run is; one in an older run's folder does so when nothing can be
@@ -70,6 +79,9 @@ class RunFolder(RunLog):
         """
         if not self.is_first or self.summary.path is not None:
             return
+        for name in (*self.files, SUMMARY):
+            with suppress(FileNotFoundError):
+                self.replaced[name] = (self.path / name).read_bytes()
         for name, text in self.files.items():
             write_atomically(self.path / name, text)
         self.summary.path = self.path / SUMMARY
@@ -80,6 +92,13 @@ class RunFolder(RunLog):
         self.summary.values["choices"] = [*choices, *earlier]
         self.summary.write()
         self.summary.values["choices"] = choices
+
+    def put_back(self) -> None:
+        """Give the folder the files again that `begin` has replaced: nothing was resumed."""
+        for name, content in self.replaced.items():
+            with written_aside(self.path / name) as beside:
+                write_synced(beside, content)
+        self.summary.path = None
 
     def put(self, facts: dict[str, Any]) -> None:
         for name, value in facts.items():
@@ -212,6 +231,10 @@ def _close_early(place: RunFolder, error: BaseException, *, is_old: bool) -> Non
         place.log.keep(
             str(error) if isinstance(error, UserError | RunBroke) else traceback.format_exc()
         )
+    if isinstance(error, UserError) and place.replaced:
+        # a mistake that was found before the first step: the run stays what it was
+        with suppress(OSError):
+            place.put_back()
     if place.summary.path is None:  # it has not begun
         return
     status = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"

@@ -86,14 +86,17 @@ class ReadingNotes:
         total = counted(sum(self.gaps.values()), "gap")
         return f"gaps: recordings are parted at {total} longer than data.max_gap: {named}"
 
-    def describe_holes(self) -> str:
-        """The longest gap of all, and how many other recordings have gaps."""
+    def describe_holes(self, setting: str = "data.max_gap") -> str:
+        """The longest gap of all, and how many other recordings have gaps.
+
+        `setting` is the name under which the reader of this line knows `max_gap`.
+        """
         name = max(self.holes, key=lambda hole: self.holes[hole][0])
         longest_s, step_s = self.holes[name]
         what = f"longest gap {longest_s:,.10g} s, with a sample every {step_s:.10g} s"
         if len(self.holes) > 1:
             what += f"; {counted(len(self.holes) - 1, 'recording')} more with such gaps"
-        return f"{name}: {what}; windows reach across it unless data.max_gap parts recordings there"
+        return f"{name}: {what}; windows reach across it unless {setting} parts recordings there"
 
     def _describe_rates(self) -> list[str]:
         """A warning where recordings were sampled at different rates."""

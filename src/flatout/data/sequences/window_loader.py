@@ -347,7 +347,7 @@ def _read_groups(source: object, roles: Roles, rules: RecordingRules) -> Iterato
         yield from read_recordings(table, rules, notes)
     except UserError as error:
         raise UserError(
-            error.where.replace("data.", ""),
+            error.where.removeprefix("data."),
             error.what,
             allowed=error.allowed,
             hint=error.hint.replace("data.", ""),
@@ -355,7 +355,7 @@ def _read_groups(source: object, roles: Roles, rules: RecordingRules) -> Iterato
     if notes.short:
         warnings.warn(f"{counted(notes.short, 'group')} of a single row left out", stacklevel=5)
     if notes.holes:
-        warnings.warn(notes.describe_holes().replace("data.", ""), stacklevel=5)
+        warnings.warn(notes.describe_holes("max_gap"), stacklevel=5)
 
 
 def _only_row(recording: Recording, names: list[str], first: int) -> NDArray[np.float32]:
