@@ -426,7 +426,9 @@ def explain_full_tmpdir(use: str) -> Iterator[None]:
 
 
 def _in_megabytes(num_bytes: int) -> str:
-    """`12_345_678` → `12 MB`, `1_234_567` → `1.2 MB`; never less than 0.1 MB."""
+    """`12_345_678` → `12 MB`, `1_234_567` → `1.2 MB`; some bytes are at least 0.1 MB."""
+    if num_bytes == 0:
+        return "0 MB"
     megabytes = num_bytes / _MEGABYTE
     if megabytes >= 10:
         return f"{megabytes:,.0f} MB"

@@ -301,7 +301,7 @@ def test_tags_are_exported_token_by_token(tmp_path: Path, family: str) -> None:
     assert len(form.tags(words).ids) == 3
     form.ask = lambda given: torch.zeros(len(given["input_ids"]), 3)
     with pytest.raises(
-        UserError, match="answers 2 for rows and tokens 2 × 4. Export the run again"
+        UserError, match=r"answers 2 for rows and tokens 2 × 4\. Export the run again"
     ):
         form.tags(words)
 
@@ -478,7 +478,7 @@ def test_a_file_of_the_run_that_cannot_be_read_is_not_called_one_that_cannot_be_
     source = tmp_path / "model"
     source.mkdir()
     with (
-        pytest.raises(UserError, match="model: cannot be read: Is a directory. See who may"),
+        pytest.raises(UserError, match=r"model: cannot be read: Is a directory\. See who may"),
         _complete_folder(tmp_path / "export") as beside,
     ):
         (beside / "kept.txt").write_text("a")

@@ -165,7 +165,16 @@ def _compose(words: Sequence[str], typed: Sequence[str], job: Callable[[DictConf
                 raise
             raise refused_folder(error, Path(error.filename or ".")) from None
         hint = "Set output=FOLDER to a writable folder."
-        raise out_of_space(error, Path(error.filename or "."), None, "output", hint) from None
+        place = Path(error.filename or _output_of(words))
+        raise out_of_space(error, place, None, "output", hint) from None
+
+
+def _output_of(words: Sequence[str]) -> str:
+    """The folder that was asked for with `output=`; a write of Hydra does not name its file."""
+    from flatout.config import RunConfig
+
+    asked = [word.removeprefix("output=") for word in words if word.startswith("output=")]
+    return asked[-1] if asked else RunConfig().output
 
 
 def leave(mistake: UserError) -> NoReturn:

@@ -96,13 +96,23 @@ def try_safely(evidence: Evidence, tries: Callable[[], None]) -> None:
     evidence.tried = []
 
 
+def time_for_tries(trained_s: float, most_s: float = MOST_S) -> float:
+    """The seconds that all tries may take, after a training of `trained_s`.
+
+    trained      1 s     4 s     20 s    100 s
+    tries        0.1     1.2     3.0     10.0
+    """
+    seconds = min(SHARE * trained_s, most_s)
+    if seconds < LEAST_S:
+        return seconds
+    return max(seconds, min(_SHORT_S, _SHORT_SHARE * trained_s, most_s))
+
+
 def try_out(task: Task, feeds: Feeds, evidence: Evidence, *, is_compiled: bool) -> None:
     """Race other ways to train, and add the results to the evidence, or why nothing was tried."""
     trained_s = evidence.total_ms * evidence.batches / 1000
     waits = evidence.share("wait") >= WAITS
-    seconds = min(SHARE * trained_s, MOST_S)
-    if seconds >= LEAST_S:
-        seconds = max(seconds, min(_SHORT_S, _SHORT_SHARE * trained_s))
+    seconds = time_for_tries(trained_s)
     if waits:
         seconds = max(seconds, min(_FEEDS_S, trained_s / 2))
     starving = starved(evidence)

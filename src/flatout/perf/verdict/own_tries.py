@@ -45,10 +45,10 @@ def try_own(
     """Race other ways of training the trainer's module, and add to `evidence` what each was worth.
 
     `evidence.not_tried` says why, where nothing is raced. All races together take `seconds` at
-    most, and no more than a tenth of `trained_s`, the seconds that the run has trained.
+    most, and no more than `time_for_tries` allows a run that has trained `trained_s`.
     """
     device = trainer.strategy.root_device
-    seconds = min(seconds, experiments.SHARE * trained_s)
+    seconds = experiments.time_for_tries(trained_s, seconds)
     if trainer.world_size > 1:
         evidence.not_tried = "on several ranks nothing else is tried"
     elif seconds < experiments.LEAST_S:

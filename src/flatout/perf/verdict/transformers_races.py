@@ -53,11 +53,10 @@ def race_copies(
 ) -> None:
     """Race ways that `evidence` suggests, and add to it what each was worth.
 
-    `evidence.not_tried` says why, where nothing is raced. All races take a tenth of the training's
-    time at most.
+    `evidence.not_tried` says why, where nothing is raced.
     """
     trained_s = evidence.total_ms * evidence.batches / 1000
-    seconds = min(experiments.SHARE * trained_s, experiments.MOST_S)
+    seconds = experiments.time_for_tries(trained_s)
     finding = starved(evidence)
     why = ""
     if trainer is None:
