@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,13 @@ from flatout.data.batches.flat_batch import FlatBatch, flat_batch
 from flatout.data.batches.shapes import Shapes
 from flatout.engine import compile as compiling
 from flatout.engine.captures import CAPTURES, GraphUse
-from flatout.engine.compile import (
-    Passes,
-    choose_compile,
-    choose_static_shapes,
-    compile_layers,
-    is_compiled,
-)
+from flatout.engine.compile import compile_layers, is_compiled
 from flatout.engine.graph_choice import planned_token_counts
 from flatout.engine.precision import Precision
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs, Transformer, TransformerConfig
+from flatout.perf import compile_choice
+from flatout.perf.compile_choice import Passes, choose_compile, choose_static_shapes
 from flatout.run import resolve
 from flatout.run_log import Choice
 from flatout.tasks import Classifier
@@ -179,6 +176,13 @@ def chosen(model: Any, *, passes: int, say: Any = print) -> Choice[bool]:
     return choose_compile(model, CPU, Precision.fp32, Passes(passes, tokens=12), say)
 
 
+def take_times(monkeypatch: pytest.MonkeyPatch, times: Iterator[float]) -> None:
+    """Let trials measure these seconds, one after the other."""
+    monkeypatch.setattr(
+        compile_choice._Trial, "time", lambda trial, *ways: [next(times) for _ in ways]
+    )
+
+
 def test_a_short_run_compiles_nothing():
     choice = chosen(encoder(), passes=10)
     assert (choice.value, choice.why) == (False, "the run is too short for it")
@@ -186,7 +190,7 @@ def test_a_short_run_compiles_nothing():
 
 
 def test_a_machine_without_a_compiler_compiles_nothing(monkeypatch):
-    monkeypatch.setattr(compiling, "why_not", lambda device: "no C++ compiler is here")
+    monkeypatch.setattr(compile_choice, "why_not", lambda device: "no C++ compiler is here")
     assert chosen(encoder(), passes=10**9).why == "no C++ compiler is here"
 
 
@@ -194,8 +198,7 @@ def test_a_machine_without_a_compiler_compiles_nothing(monkeypatch):
 def test_layers_are_compiled_where_the_gain_that_was_measured_pays(monkeypatch, factor, value):
     graphs = traced(monkeypatch)
     model = encoder()
-    taken = iter([1.0, factor])
-    monkeypatch.setattr(compiling._Trial, "time", lambda trial, finish: next(taken))
+    take_times(monkeypatch, iter([1.0, 1.0, factor]))
     before = torch.random.get_rng_state()
     choice = chosen(model, passes=10**6)
     assert choice.value is value
@@ -213,8 +216,7 @@ def test_a_function_for_each_number_of_tokens_is_made_where_that_pays(monkeypatc
     graphs = traced(monkeypatch)
     model = encoder()
     compile_layers(model)
-    taken = iter([1.0, factor])
-    monkeypatch.setattr(compiling._Trial, "time", lambda trial, finish: next(taken))
+    take_times(monkeypatch, iter([1.0, factor]))
     passes = Passes(1_000, tokens=12, token_counts=[8, 16, 24])
     said: list[str] = []
     choice = choose_static_shapes(model, CPU, Precision.fp32, passes, said.append)
@@ -225,7 +227,7 @@ def test_a_function_for_each_number_of_tokens_is_made_where_that_pays(monkeypatc
     layers_compiled = model.flat_layers()[0].compiled
     graphs.clear()
     for tokens in (24, 20):
-        compiling._Trial(model, CPU, Precision.fp32, tokens).run(
+        compile_choice._Trial(model, CPU, Precision.fp32, tokens).run(
             partial(layers_compiled, model.flat_layers()[0])
         )
     # With static shapes the planned 24 tokens have another function than 20.
@@ -272,7 +274,7 @@ def test_the_numbers_of_tokens_are_those_of_steps_that_are_captured(
 
 def test_a_run_too_short_for_more_functions_keeps_one(monkeypatch):
     traced(monkeypatch)
-    monkeypatch.setattr(compiling._Trial, "time", lambda trial, finish: 1e-3)
+    take_times(monkeypatch, itertools.repeat(1e-3))
     model = encoder()
     compile_layers(model)
     passes = Passes(100, tokens=12, token_counts=[8, 16])
@@ -282,7 +284,7 @@ def test_a_run_too_short_for_more_functions_keeps_one(monkeypatch):
 
 
 def test_a_trial_that_does_not_fit_into_the_memory_leaves_the_run_eager(monkeypatch):
-    run = compiling._Trial.run
+    run = compile_choice._Trial.run
     model = encoder()
 
     def fail(trial, finish):
@@ -290,7 +292,7 @@ def test_a_trial_that_does_not_fit_into_the_memory_leaves_the_run_eager(monkeypa
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 216.00 MiB.")
         run(trial, finish)
 
-    monkeypatch.setattr(compiling._Trial, "run", fail)
+    monkeypatch.setattr(compile_choice._Trial, "run", fail)
     choice = chosen(model, passes=10**9)
     assert (choice.value, choice.why) == (False, "a trial did not fit into memory")
     assert not is_compiled(model)
@@ -309,9 +311,9 @@ def test_a_compiler_that_fails_in_the_trial_leaves_the_run_eager(monkeypatch):
 
 def test_a_trial_says_that_it_begins_and_is_ended_when_it_takes_too_long(monkeypatch):
     # a layer takes 1 µs, so the run can save 0.5 µs a layer and pass: half of it is the limit
-    monkeypatch.setattr(compiling._Trial, "time", lambda trial, finish: 1e-6)
-    monkeypatch.setattr(compiling, "_USUAL_COMPILE_S", 0.1)
-    run = compiling._Trial.run
+    take_times(monkeypatch, itertools.repeat(1e-6))
+    monkeypatch.setattr(compile_choice, "_USUAL_COMPILE_S", 0.1)
+    run = compile_choice._Trial.run
     model = encoder()
 
     def hang(trial, finish):
@@ -319,7 +321,7 @@ def test_a_trial_says_that_it_begins_and_is_ended_when_it_takes_too_long(monkeyp
             time.sleep(0.01)
         run(trial, finish)
 
-    monkeypatch.setattr(compiling._Trial, "run", hang)
+    monkeypatch.setattr(compile_choice._Trial, "run", hang)
     said: list[str] = []
     passes = round(0.4 / 0.25e-6 / len(model.flat_layers()))
     began = time.perf_counter()
@@ -388,9 +390,9 @@ def require_same_bits_after_a_resume(
 @pytest.mark.soak(seconds=3)
 def test_a_run_that_chose_to_compile_resumes_to_the_same_bits(monkeypatch, tmp_path):
     graphs = traced(monkeypatch)
-    monkeypatch.setattr(compiling, "_USUAL_COMPILE_S", 0.0)
-    times = itertools.cycle([1e6, 1.0])  # a gain that pays in so short a run
-    monkeypatch.setattr(compiling._Trial, "time", lambda trial, finish: next(times))
+    monkeypatch.setattr(compile_choice, "_USUAL_COMPILE_S", 0.0)
+    times = itertools.cycle([1e6, 1e6, 1.0])  # a gain that pays in so short a run
+    take_times(monkeypatch, times)
     require_same_bits_after_a_resume(tmp_path)
     assert graphs
     assert next(times) == 1e6, "the resumed run measures nothing again"
@@ -399,10 +401,10 @@ def test_a_run_that_chose_to_compile_resumes_to_the_same_bits(monkeypatch, tmp_p
 @pytest.mark.soak(seconds=3)
 def test_a_run_that_chose_static_shapes_resumes_to_the_same_bits(monkeypatch, tmp_path):
     graphs = traced(monkeypatch)
-    monkeypatch.setattr(compiling, "_USUAL_COMPILE_S", 0.0)
+    monkeypatch.setattr(compile_choice, "_USUAL_COMPILE_S", 0.0)
     monkeypatch.setattr(resolve, "planned_token_counts", lambda *unused: [40, 45, 50])
-    times = itertools.cycle([1e6, 1e5, 1e5, 1.0])  # eager, compiled, and compiled for one number
-    monkeypatch.setattr(compiling._Trial, "time", lambda trial, finish: next(times))
+    times = itertools.cycle([1e6, 1e6, 1e5, 1e5, 1.0])  # eager, both, compiled, for one number
+    take_times(monkeypatch, times)
     require_same_bits_after_a_resume(tmp_path, {"compiled shapes": compiling.STATIC})
     assert graphs
     assert next(times) == 1e6, "the resumed run measures nothing again"

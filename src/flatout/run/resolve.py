@@ -21,20 +21,14 @@ from flatout.config import RunConfig
 from flatout.data.batches.gather import TOKENS
 from flatout.distributed.limits import keep_freed_memory, let_segments_grow
 from flatout.distributed.ranks import Ranks, cores_here
-from flatout.engine.compile import (
-    STATIC,
-    Passes,
-    choose_compile,
-    choose_static_shapes,
-    compile_in_place,
-    compiles_layers,
-)
+from flatout.engine.compile import STATIC, compile_in_place, compiles_layers
 from flatout.engine.graph_choice import planned_token_counts
 from flatout.engine.optimizer import OptimConfig, ScaleRate
 from flatout.engine.precision import Precision, choose_precision, fast_fp32_products
 from flatout.engine.run_length import batches_in_epoch, planned_steps, whole_steps
 from flatout.errors import require
 from flatout.models.contract import recommended_clip, recommended_lr
+from flatout.perf.compile_choice import Passes, choose_compile, choose_static_shapes
 from flatout.price.settings import Target
 from flatout.report.summary import plain
 from flatout.run.context import OurParts, Run, RunContext, Settings
