@@ -87,7 +87,8 @@ def _race(trainer: L.Trainer, loader: object, evidence: Evidence, until: float) 
     was = TrainingWay(feed=feed, precision=precision, model=task.model)
     evidence.native = other_precision(precision, device)
     waits = evidence.share("wait") >= experiments.WAITS and starved(evidence) is None
-    if waits and experiments.try_feeds(task, was, other_loaders, evidence, until):
+    feeds_until = experiments.end_of_feeds(evidence, until)
+    if waits and experiments.try_feeds(task, was, other_loaders, evidence, feeds_until):
         return
     # From here on what computes is raced. Batches are read in this process, so that none of the
     # ways waits for the start of workers.

@@ -99,7 +99,8 @@ def _race(training: _EndedTraining, evidence: Evidence, until: float) -> None:
     evidence.native = evidence.native or other_precision(precision, task.device)
     is_disturbed = starved(evidence) is not None
     waits = evidence.share("wait") >= experiments.WAITS and not is_disturbed
-    if waits and experiments.try_feeds(task, was, other_loaders, evidence, until):
+    feeds_until = experiments.end_of_feeds(evidence, until)
+    if waits and experiments.try_feeds(task, was, other_loaders, evidence, feeds_until):
         return
     # From here on what computes is raced, in this process.
     here_feed: Any = feed.opened(num_workers=0)
