@@ -14,6 +14,7 @@ from functools import partial
 from statistics import fmean as mean
 from typing import Any
 
+from flatout.data.checks.findings import counted
 from flatout.perf.measure.intervals import SpeedupInterval
 from flatout.perf.verdict.evidence import (
     LEAST_COMPILING,
@@ -248,7 +249,7 @@ def padding(evidence: Evidence) -> VerdictFinding | None:
 
 def _by_other_ways(evidence: Evidence) -> Iterator[VerdictFinding | None]:
     """Causes that only a try shows: accumulation, small batches, threads, eager steps, the loop."""
-    rows = f"{evidence.rows_per_batch:.0f} rows"
+    rows = counted(round(evidence.rows_per_batch), "row")
     also = f"{evidence.accumulate} batches of {rows} a step; the step stays the same"
     yield by_trying(evidence, "accumulation", "needless accumulation", also)
     if evidence.accumulate == 1:  # else batches can grow without changing the step
