@@ -48,6 +48,7 @@ from flatout.inference.text import Predictor
 from flatout.inference.verify import SplitAnswer, Verified, verify, write_certificate
 from flatout.inference.words_onnx import encode_padded, open_tokenizer, write_program
 from flatout.models.encoder.transformer import Transformer, quiet_library
+from flatout.perf.measure.intervals import take_turns
 from flatout.report.page import render_text
 from flatout.report.run_report import interval_text
 from flatout.run_log import Say
@@ -203,7 +204,7 @@ def measure_forms(
     seconds = _in_turn(forms, sorted(rows, key=len))
     found = []
     for name, (file, asked) in forms.items():
-        alone = np.array([_seconds(asked, [row]) for row in rows[:_ALONE]]) * 1e3
+        alone = np.array([1e3 / _passes_per_s(asked, [row]) for row in rows[:_ALONE]])
         scored = (
             own
             if asked is predictor
@@ -251,19 +252,19 @@ def _in_bf16(plain: RunPredictor) -> FolderPredictor:
 
 def _in_turn(forms: dict[str, tuple[str, Any]], rows: list[str]) -> dict[str, float]:
     """Median seconds that each form takes for all rows."""
-    # The forms take turns, so that a machine which slows down slows all of them. The first round
-    # has a few rows, warms up, and is not counted.
-    found: dict[str, list[float]] = {name: [] for name in forms}
-    for round_ in range(_ROUNDS + 1):
-        for name, (_, asked) in forms.items():
-            found[name].append(_seconds(asked, rows if round_ else rows[:32]))
-    return {name: statistics.median(each[1:]) for name, each in found.items()}
+    for _, predictor in forms.values():
+        predictor.predict(rows[:32])  # warms up
+    sides = [partial(_passes_per_s, predictor, rows) for _, predictor in forms.values()]
+    rates = take_turns(sides, least=_ROUNDS)
+    medians = [1 / statistics.median(of_form) for of_form in rates]
+    return dict(zip(forms, medians, strict=True))
 
 
-def _seconds(predictor: RunPredictor, rows: list[str]) -> float:
+def _passes_per_s(predictor: RunPredictor, rows: list[str]) -> float:
+    """How often a second all rows are answered."""
     began = time.perf_counter()
     predictor.predict(rows)
-    return time.perf_counter() - began
+    return 1 / (time.perf_counter() - began)
 
 
 def choose(

@@ -308,7 +308,7 @@ class HFVerdict(TrainerCallback):
             self._restart()
         if self._steps >= _FIRST_STEPS:
             outside_s = sum(self._between.spent.values())
-            self._pace.note_step(time.perf_counter(), outside_s, self._own_clock.waited_s())
+            self._pace.note_step(self._mark_s, outside_s, self._mark_waited_s)
         if self._steps % _EVERY_50_STEPS == 0:
             self._take_phases()
 
