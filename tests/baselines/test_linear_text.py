@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from sklearn.naive_bayes import MultinomialNB
 
 from flatout.baselines.linear_text import QuickModel
 from flatout.data.problem import Problem
@@ -131,8 +132,8 @@ def test_arrays_know_that_texts_are_pairs():
 def test_counts_help_where_rows_are_few():
     texts, targets, num_classes = rows(60)
     others, truths, _ = rows(400, "test")
-    plain = QuickModel(Problem.single, num_classes).fit(texts, targets)
-    with_counts = plain.add_counts(texts, targets)
+    plain = QuickModel(Problem.single, num_classes)
+    with_counts = plain.fit_with_counts(texts, targets)
     shares = with_counts.predict(others)
     right = np.mean(shares.argmax(axis=1) == truths)
     assert right > np.mean(plain.predict(others).argmax(axis=1) == truths)
@@ -141,8 +142,9 @@ def test_counts_help_where_rows_are_few():
 
 def test_counts_move_a_word_by_how_much_oftener_its_class_has_it():
     texts = ["soup"] * 3 + ["goal"] * 3
-    plain = QuickModel(Problem.single, 2).fit(texts, np.array([0, 0, 0, 1, 1, 1]))
-    sides = plain.add_counts(texts, np.array([0, 0, 0, 1, 1, 1])).predict(["soup", "goal", "rain"])
+    plain = QuickModel(Problem.single, 2)
+    with_counts = plain.fit_with_counts(texts, np.array([0, 0, 0, 1, 1, 1]))
+    sides = with_counts.predict(["soup", "goal", "rain"])
     assert sides[0, 0] > plain.predict(["soup"])[0, 0] > 0.5
     assert sides[1, 1] == pytest.approx(sides[0, 0])
     assert sides[2] == pytest.approx([0.5, 0.5])
@@ -159,10 +161,24 @@ def test_counts_move_a_word_by_how_much_oftener_its_class_has_it():
     ids=["class without rows", "one class", "no word twice", "label of all rows"],
 )
 def test_counts_leave_a_class_of_all_rows_or_none_as_it_is(texts, targets, problem, num_classes):
-    plain = QuickModel(problem, num_classes).fit(texts, np.array(targets))
-    found = plain.add_counts(texts, np.array(targets)).predict([*texts, "some words"])
+    plain = QuickModel(problem, num_classes)
+    with_counts = plain.fit_with_counts(texts, np.array(targets))
+    found = with_counts.predict([*texts, "some words"])
     assert np.isfinite(found).all()
+    counted = QuickModel(problem, num_classes).count(texts, np.array(targets))
+    assert np.isfinite(counted.predict([*texts, "some words"])).all()
     expected = plain.predict(["some words"]).argmax(axis=1)
     assert found[-1:].argmax(axis=1) == expected
     again = QuickModel.of_arrays(problem, num_classes, plain.arrays())
     assert again.predict(["some words"]).argmax(axis=1) == expected
+
+
+def test_counts_alone_of_two_classes_are_naive_bayes():
+    texts, topics, _ = rows(300)
+    targets = (topics % 3 == 0).astype(np.int64)
+    model = QuickModel(Problem.single, 2).count(texts, targets)
+    features = model.features.read(texts)
+    theirs = MultinomialNB(alpha=0.3 * features.data.mean()).fit(features, targets)
+    others, _, _ = rows(400, "test")
+    expected = theirs.predict_proba(model.features.read(others))
+    assert model.predict(others) == pytest.approx(expected, abs=1e-9)

@@ -23,15 +23,18 @@ from flatout import (
     fit,
     load_predictor,
 )
-from flatout.baselines.linear_text import QuickModel
+from flatout.baselines.linear_text import Features, Head, QuickModel
 from flatout.config import MonitorConfig
 from flatout.data import TextData
 from flatout.data.problem import Problem
+from flatout.data.texts.opening import open_source
 from flatout.errors import UserError
 from flatout.inference.linear_part import LINEAR, LinearPart
 from flatout.inference.model_folder import ModelFolder
 from flatout.inference.onnx_file import write_signature
 from flatout.inference.words_onnx import LINEAR_PROGRAM
+from flatout.run import linear, mixing
+from flatout.run.linear import texts_of
 from flatout.run.rival import score_linear
 from flatout.tasks.mixture import Mixture, log_shares
 from tests.verbs import verb
@@ -74,6 +77,28 @@ def test_few_rows_are_answered_by_both(result):
     assert mixture["losses"]["both"] < mixture["losses"]["network"]
 
 
+@pytest.mark.parametrize("cause", ["many rows", "a slow machine"])
+def test_counts_alone_answer_with_the_network_where_a_regression_takes_too_long(
+    cause, tmp_path, monkeypatch, capsys
+):
+    if cause == "many rows":
+        monkeypatch.setattr(mixing, "_FEW_ROWS", 100)
+        monkeypatch.setattr(Head, "fit", None)
+    else:
+        monkeypatch.setattr(mixing, "_LEAST_S_OF_FEW", 0.0)
+        monkeypatch.setattr(mixing, "_SHARE", 0.0)
+        monkeypatch.setattr(linear, "_TRIED_ROWS", 20)
+    found = trained(tmp_path)
+    expected = "n-grams: Naive Bayes on them answers with the network (counts"
+    assert expected in capsys.readouterr().out
+    mixture = found.summary["mixture"]
+    assert mixture["used"]
+    assert mixture["losses"].keys() == {"network", "Naive Bayes", "both"}
+    assert found.metrics["test/accuracy"] > 0.9
+    texts = rows(60)["text"]
+    assert load_predictor(found.folder).predict(texts) == found.predictor.predict(texts)
+
+
 def test_the_folder_answers_as_the_run_does(result):
     texts = rows(60)["text"]
     reopened = load_predictor(result.folder)
@@ -99,13 +124,13 @@ def test_metrics_are_those_of_the_answers_that_are_given(result):
 
 def test_the_rival_beside_the_score_is_the_plain_linear_model_which_is_kept(tmp_path, monkeypatch):
     fitted = []
-    fit_once = QuickModel.fit
+    fit_once = Head.fit
 
-    def count(model: QuickModel, *rows: Any) -> QuickModel:
-        fitted.append(model)
-        return fit_once(model, *rows)
+    def count(head: Head, *rows: Any) -> Head:
+        fitted.append(head)
+        return fit_once(head, *rows)
 
-    monkeypatch.setattr(QuickModel, "fit", count)
+    monkeypatch.setattr(Head, "fit", count)
     monkeypatch.setattr("flatout.run.closing.wins_clearly", lambda section, values: True)
     data = TextDataConfig(train=rows(200), test=TEST, cache=str(tmp_path / "cache"))
     monitor = replace(QUIET, rival=True)
@@ -113,11 +138,13 @@ def test_the_rival_beside_the_score_is_the_plain_linear_model_which_is_kept(tmp_
     texts = TextData(**{name: getattr(data, name) for name in ("train", "test", "cache")})
     texts.setup()
     apart = score_linear(texts, math.inf)
-    assert len(fitted) == 3, "once by the run, once to be kept, once here"
+    assert len(fitted) == 2, "once by the run, once here"
     of_run = found.summary["rival"]["metrics"]
     assert of_run == pytest.approx({f"test/{name}": value for name, value in apart.items()})
     answers = load_predictor(found.folder, answer_with="rival").predict(TEST["text"])
-    shares = fitted[0].predict(TEST["text"]).max(axis=1)
+    features = Features()
+    features.fit(texts_of(open_source(texts.config), texts, "train"))
+    shares = fitted[0].predict(features.read(TEST["text"])).max(axis=1)
     assert [answer.probability for answer in answers] == pytest.approx(shares, abs=1e-5)
 
 

@@ -326,7 +326,7 @@ def report_kind(run: Run, ours: OurParts, predictor: Answers, seconds: float) ->
             model_folder = ModelFolder(folder.path / "model")
             limit_s = rival_limit_s(may_take_s)
             section["kept"] = may_keep and keep_rival(
-                cast(Any, ours.data), model_folder, limit_s, folder
+                ours.task, cast(Any, ours.data), model_folder, limit_s, folder
             )
         folder.summary.set("rival", section)
     if kind.report is not None:

@@ -7,9 +7,9 @@ of a run and the linear model that may answer with its network (`run/mixing.py`)
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from flatout.data.tags.data import TagData
     from flatout.data.texts.data import TextData
 
+Learned = TypeVar("Learned")
 _TRIED_ROWS = 2_048  # rows whose training is timed
 _SLOWER = 1.5  # a row of the whole training takes up to so many times a timed row
 
@@ -52,7 +53,29 @@ class RunTexts:
         return cls(data, {split: texts_of(source, data, split) for split in splits})
 
     def fit(self, limit_s: float) -> QuickModel:
-        """Learn from the training rows; `TooSlow` if some rows show that it would be.
+        """Learn from the training rows; `TooSlow` if some rows show that it would be."""
+        return self._learn(lambda model, texts, targets: model.fit(texts, targets), limit_s)
+
+    def fit_with_counts(self, limit_s: float) -> tuple[QuickModel, QuickModel]:
+        """The same, and beside it the model to which Naive Bayes was added."""
+
+        def learn(
+            model: QuickModel, texts: Sequence[str], targets: NDArray[Any]
+        ) -> tuple[QuickModel, QuickModel]:
+            return model, model.fit_with_counts(texts, targets)
+
+        return self._learn(learn, limit_s)
+
+    def count(self, limit_s: float) -> QuickModel:
+        """Naive Bayes alone, which learns faster."""
+        return self._learn(lambda model, texts, targets: model.count(texts, targets), limit_s)
+
+    def _learn(
+        self,
+        learn: Callable[[QuickModel, Sequence[str], NDArray[Any]], Learned],
+        limit_s: float,
+    ) -> Learned:
+        """What `learn` makes of the training rows; `TooSlow` if some rows show that it would be.
 
         The rows of the other splits are counted, too: the model is to answer them.
         """
@@ -67,12 +90,12 @@ class RunTexts:
             # Rows from all over the split are timed: neighbours may be alike.
             read = time.perf_counter()
             some = slice(0, None, len(texts) // _TRIED_ROWS)
-            QuickModel(labels.problem, labels.num_outputs).fit(texts[some], targets[some])
+            learn(QuickModel(labels.problem, labels.num_outputs), texts[some], targets[some])
             now = time.perf_counter()
             row_s = (now - read) / len(texts[some])
             num_rows = sum(map(len, self.texts.values()))
             require_time(now - started + _SLOWER * num_rows * row_s, limit_s)
-        return QuickModel(labels.problem, labels.num_outputs).fit(texts, targets)
+        return learn(QuickModel(labels.problem, labels.num_outputs), texts, targets)
 
 
 def rows_of(

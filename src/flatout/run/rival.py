@@ -49,7 +49,7 @@ _SHARE = 0.1  # fraction of the run's time that it may take
 # The least time of any rival: an import, and so much a row. If that is too long, no text is read.
 _START_S = 0.5
 _ROW_S = 1e-4
-_VERSION = 1  # of the scores in the cache
+_VERSION = 2  # of the scores in the cache
 Scores = dict[str, float]
 
 
@@ -150,17 +150,23 @@ def wins_clearly(section: Mapping[str, Any], summary: Mapping[str, Any]) -> bool
     return not low <= section["metrics"][metric] <= high
 
 
-def keep_rival(data: TextData, folder: ModelFolder, limit_s: float, log: RunLog) -> bool:
-    """Train the linear model on a run's rows once more, and write it beside the network.
+def keep_rival(
+    task: Task, data: TextData, folder: ModelFolder, limit_s: float, log: RunLog
+) -> bool:
+    """Write the linear model of a run beside its network; returns whether it was kept.
 
-    Scores may have come from the cache, which has no model. A linear model that answers with the
-    network counts words as well, so it is another one. Returns whether it was kept.
+    It was fitted where a linear model answers with the network. Else it is trained once more:
+    scores may have come from the cache, which has no model.
     """
+    beside = task.beside if isinstance(task, Classifier) else None
+    fitted = None if beside is None else beside.plain
     try:
         is_multi = data.info.problem is Problem.multi
-        splits = ["train", "validation"] if is_multi else ["train"]
+        splits = [] if fitted is not None else ["train"]
+        if is_multi:
+            splits.append("validation")
         rows = RunTexts.read(open_source(data.config), data, splits)
-        model = rows.fit(limit_s)
+        model = rows.fit(limit_s) if fitted is None else fitted
         thresholds: list[float] = []
         if is_multi:
             shares = model.predict(rows.texts["validation"])

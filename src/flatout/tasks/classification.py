@@ -52,7 +52,8 @@ class LinearBeside:
     model: QuickModel
     mixture: Mixture
     answers: Mapping[str, Tensor]  # by split, `[N, C]`, as logits
-    rival: Mapping[str, Tensor]  # the same, of the plain model that the run is compared with
+    plain: QuickModel | None  # the one that the run is compared with, where it was fitted
+    rival: Mapping[str, Tensor]  # what that one says
 
 
 class Classifier(Task[Labels]):
