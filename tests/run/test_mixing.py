@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import runpy
 import shutil
 import sys
@@ -97,6 +98,16 @@ def test_counts_alone_answer_with_the_network_where_a_regression_takes_too_long(
     assert found.metrics["test/accuracy"] > 0.9
     texts = rows(60)["text"]
     assert load_predictor(found.folder).predict(texts) == found.predictor.predict(texts)
+
+
+def test_a_linear_model_that_would_fill_the_memory_is_left_out_with_a_line(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(linear, "free_bytes", lambda: 1_000_000)
+    found = trained(tmp_path)
+    expected = r"n-grams: left out: n-grams would take \d+\.\d GB of memory, 0\.0 GB is free"
+    assert re.search(expected, capsys.readouterr().out)
+    assert not found.summary["mixture"]
 
 
 def test_the_folder_answers_as_the_run_does(result):

@@ -21,6 +21,7 @@ from flatout.data.checks.findings import Findings
 from flatout.data.problem import Problem
 from flatout.data.tables.table import changed
 from flatout.data.texts.source import TextSource
+from flatout.distributed.limits import free_bytes
 
 if TYPE_CHECKING:
     from flatout.baselines.linear_text import QuickModel
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 
 Learned = TypeVar("Learned")
 _TRIED_ROWS = 2_048  # rows whose training is timed
+# Memory of a linear model, by the letters of its texts: 158 and 90 bytes on headlines and on long
+# articles. Each class has a weight for each n-gram, of which there is one for some 13 letters.
+_BYTES_A_LETTER = 160
+_LONGEST = 1_000  # letters of a text whose n-grams are read
+_BYTES_A_CLASS = 1.2
 _SLOWER = 1.5  # a row of the whole training takes up to so many times a timed row
 
 
@@ -75,9 +81,10 @@ class RunTexts:
         learn: Callable[[QuickModel, Sequence[str], NDArray[Any]], Learned],
         limit_s: float,
     ) -> Learned:
-        """What `learn` makes of the training rows; `TooSlow` if some rows show that it would be.
+        """What `learn` makes of the training rows.
 
-        The rows of the other splits are counted, too: the model is to answer them.
+        `TooSlow` if some rows show that it would be, `MemoryError` if it would take more than half
+        of what is free. The rows of the other splits are counted, too: the model is to answer them.
         """
         started = time.perf_counter()
         # scikit-learn takes a second to import
@@ -86,6 +93,7 @@ class RunTexts:
         labels = self.data.info.labels
         texts = self.texts["train"]
         targets = targets_of(self.data, "train")
+        _require_memory(texts, labels.num_outputs)
         if len(texts) > 2 * _TRIED_ROWS:
             # Rows from all over the split are timed: neighbours may be alike.
             read = time.perf_counter()
@@ -96,6 +104,17 @@ class RunTexts:
             num_rows = sum(map(len, self.texts.values()))
             require_time(now - started + _SLOWER * num_rows * row_s, limit_s)
         return learn(QuickModel(labels.problem, labels.num_outputs), texts, targets)
+
+
+def _require_memory(texts: Sequence[str], num_classes: int) -> None:
+    """Refuse texts whose n-grams would fill the memory of a run that has trained to its end."""
+    letters = sum(min(len(text), _LONGEST) for text in texts)
+    needed = letters * (_BYTES_A_LETTER + _BYTES_A_CLASS * num_classes)
+    free = free_bytes()
+    if needed > free / 2:
+        raise MemoryError(
+            f"n-grams would take {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB is free"
+        )
 
 
 def rows_of(
