@@ -92,7 +92,8 @@ def written_aside(path: Path) -> Iterator[Path]:
         beside.replace(path)
     except OSError as error:
         # a write that the disk refuses does not name its file
-        error.filename = error.filename or str(path)
+        if error.errno is not None:
+            error.filename = error.filename or str(path)
         raise
     finally:
         beside.unlink(missing_ok=True)

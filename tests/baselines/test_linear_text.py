@@ -165,7 +165,7 @@ def test_counts_leave_a_class_of_all_rows_or_none_as_it_is(texts, targets, probl
     with_counts = plain.fit_with_counts(texts, np.array(targets))
     found = with_counts.predict([*texts, "some words"])
     assert np.isfinite(found).all()
-    counted = QuickModel(problem, num_classes).count(texts, np.array(targets))
+    counted = QuickModel(problem, num_classes).fit_counts(texts, np.array(targets))
     assert np.isfinite(counted.predict([*texts, "some words"])).all()
     expected = plain.predict(["some words"]).argmax(axis=1)
     assert found[-1:].argmax(axis=1) == expected
@@ -176,7 +176,7 @@ def test_counts_leave_a_class_of_all_rows_or_none_as_it_is(texts, targets, probl
 def test_counts_alone_of_two_classes_are_naive_bayes():
     texts, topics, _ = rows(300)
     targets = (topics % 3 == 0).astype(np.int64)
-    model = QuickModel(Problem.single, 2).count(texts, targets)
+    model = QuickModel(Problem.single, 2).fit_counts(texts, targets)
     features = model.features.read(texts)
     theirs = MultinomialNB(alpha=0.3 * features.data.mean()).fit(features, targets)
     others, _, _ = rows(400, "test")

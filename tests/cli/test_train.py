@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -330,6 +332,23 @@ def test_an_output_that_cannot_be_a_folder_is_one_sentence(
     assert line.startswith("output: ")
     assert problem in line
     assert line.endswith("Set output=FOLDER to a writable folder.")
+
+
+@pytest.mark.parametrize(("words", "place"), [(["output=runs"], "runs"), ([], "outputs")])
+def test_a_full_disk_is_named_where_a_write_of_hydra_names_no_file(
+    words, place, tmp_path, monkeypatch, capsys
+):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("omegaconf.OmegaConf.save", refuse)
+    monkeypatch.setattr("flatout.errors.disk_free", lambda place: 0)
+    assert run_train(["-m", "seed=1,2", *TINY, *words], monkeypatch) == 2
+    expected = (
+        f"output: no space left in {place}: 0 MB free. Set output=FOLDER to a writable folder."
+    )
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has other permissions")

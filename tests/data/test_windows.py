@@ -154,9 +154,10 @@ def test_a_gap_is_a_number_of_seconds(gap):
 
 
 def test_a_series_with_a_hole_is_warned_of_unless_max_gap_parts_it():
-    frame = table({"a": 12})
+    # Settings are named without their `data.`; a group's own name stays whole.
+    frame = table({"data.a": 12})
     frame.loc[6:, "t"] += 1_000
-    said = "a: longest gap 1,001 s, .* windows reach across it unless max_gap parts recordings"
+    said = r"=data\.a: longest gap 1,001 s, .* windows reach across it unless max_gap parts recor"
     with pytest.warns(UserWarning, match=said):
         windows(frame, **GIVEN)
     assert len(windows(frame, **GIVEN, max_gap=60).dataset) == 2 * 2

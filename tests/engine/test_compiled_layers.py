@@ -183,6 +183,17 @@ def take_times(monkeypatch: pytest.MonkeyPatch, times: Iterator[float]) -> None:
     )
 
 
+def test_two_ways_of_a_layer_are_timed_in_turns(monkeypatch):
+    order: list[str] = []
+    monkeypatch.setattr(compile_choice._Trial, "run", lambda trial, finish: order.append(finish))
+    trial = compile_choice._Trial(encoder(), CPU, Precision.fp32, 12)
+    assert len(trial.time("eager", "compiled")) == 2
+    warmed = order[:2]
+    timed = order[2:]
+    assert warmed == ["eager", "compiled"]
+    assert timed == ["eager", "compiled", "compiled", "eager"] * 2 + ["eager", "compiled"]
+
+
 def test_a_short_run_compiles_nothing():
     choice = chosen(encoder(), passes=10)
     assert (choice.value, choice.why) == (False, "the run is too short for it")

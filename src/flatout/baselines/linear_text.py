@@ -7,7 +7,7 @@ same answers, on one core. `Features` makes rows of numbers of texts, `Head` lea
 
 Where rows are few, Naive Bayes learns more from each than a regression: it only counts. What it
 says may be added to the weights of a fitted model (`fit_with_counts`). Where rows are many, it
-learns in a fraction of the time of a regression, and answers alone (`count`).
+learns in a fraction of the time of a regression, and answers alone (`fit_counts`).
 """
 
 from __future__ import annotations
@@ -185,13 +185,14 @@ class Head:
         self._constants_M = np.array([constant for _, constant in models])
         return self
 
-    def count(self, features: csr_matrix, targets: NDArray[np.generic]) -> Head:
+    def fit_counts(self, features: csr_matrix, targets: NDArray[np.generic]) -> Head:
         """Learn as Naive Bayes does: the commoner a class, and its words in it, the likelier."""
         members = self._members_of_classes(targets)
         shares = [float(np.clip(is_member.mean(), _LEAST, 1 - _LEAST)) for is_member in members]
         self._weights_MD = np.zeros((len(members), features.shape[1]))
         self._constants_M = logit(np.array(shares))
-        return self.add_counts(features, targets, weight=1.0)
+        self._weights_MD = self.add_counts(features, targets, weight=1.0)._weights_MD
+        return self
 
     def add_counts(
         self, features: csr_matrix, targets: NDArray[np.generic], weight: float = _BAYES
@@ -274,9 +275,9 @@ class QuickModel:
         model.head = self.head.add_counts(rows, targets)
         return model
 
-    def count(self, texts: Sequence[str], targets: NDArray[np.generic]) -> QuickModel:
+    def fit_counts(self, texts: Sequence[str], targets: NDArray[np.generic]) -> QuickModel:
         """Learn as Naive Bayes does, in a fraction of the time of `fit`."""
-        self.head = self.head.count(self.features.fit(texts), targets)
+        self.head.fit_counts(self.features.fit(texts), targets)
         return self
 
     def predict(self, texts: Sequence[str]) -> NDArray[np.float64]:

@@ -198,7 +198,7 @@ def _complete_folder(folder: Path) -> Iterator[Path]:
             target.rmdir()
         beside.rename(target)
     except (OSError, SafetensorError) as error:
-        if _is_about_reading(error, beside):
+        if _is_about_reading(error, beside, target):
             raise UserError(
                 str(error.filename),
                 f"cannot be read: {error.strerror}",
@@ -214,8 +214,11 @@ def _complete_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _is_about_reading(error: OSError | SafetensorError, beside: Path) -> TypeGuard[OSError]:
-    """Whether an error names a file elsewhere than in the folder that is being written."""
+def _is_about_reading(
+    error: OSError | SafetensorError, beside: Path, target: Path
+) -> TypeGuard[OSError]:
+    """Whether an error names another place than the folder that is being written."""
     if not isinstance(error, OSError) or error.filename is None or error.errno in REFUSALS:
         return False
-    return not Path(error.filename).absolute().is_relative_to(beside)
+    place = Path(error.filename).absolute()
+    return place != target and not place.is_relative_to(beside)

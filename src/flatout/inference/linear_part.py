@@ -6,7 +6,7 @@ ONNX has no hash of texts, so `export` copies this file and the arrays of the li
     logits = logits_of_onnx + LinearPart(folder).read(texts)
 
 It counts words and n-grams of letters as scikit-learn's HashingVectorizer does, weighs them by
-TF-IDF, and asks a logistic regression for each class (`baselines/linear_text.py`). A thousand short
+TF-IDF, and asks a linear model for each class (`baselines/linear_text.py`). A thousand short
 texts take about a second. Where flatout is installed, `load_predictor` is faster.
 
 Shapes: N texts or n-grams, C classes, M models, L bytes of an n-gram.

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from flatout.data.checks.cleaning import Escapes
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
+from flatout.data.tables.roles import Roles
 from flatout.data.tokens.long_texts import Long, LongTexts
 from flatout.data.tokens.subwords import Encoder, Subwords
 from flatout.data.tokens.vocabulary import PADDING, SEPARATOR, UNKNOWN_ID
@@ -60,6 +61,7 @@ class WordsRun(Protocol):
 
     model: nn.Module
     vocabulary: Encoder
+    roles: Roles
     labels: Labels
     max_length: int
     long_texts: LongTexts
@@ -85,6 +87,12 @@ def export_words(predictor: WordsRun, folder: Path) -> list[str]:
         "export",
         f"its tokenizer would cut the texts that the run reads with data.long={kind}",
         hint="Train with data.long=cut.",
+    )
+    require(
+        len(predictor.roles.texts) == 1 or predictor.linear is None,
+        "export",
+        "the linear model of a run on pairs of texts has no exported form",
+        hint="Train with model.ngrams=off.",
     )
     network = _PaddedWords(predictor).eval()
     # Rows of two lengths; the file takes any others.

@@ -72,9 +72,9 @@ class RunTexts:
 
         return self._learn(learn, limit_s)
 
-    def count(self, limit_s: float) -> QuickModel:
+    def fit_counts(self, limit_s: float) -> QuickModel:
         """Naive Bayes alone, which learns faster."""
-        return self._learn(lambda model, texts, targets: model.count(texts, targets), limit_s)
+        return self._learn(lambda model, texts, targets: model.fit_counts(texts, targets), limit_s)
 
     def _learn(
         self,

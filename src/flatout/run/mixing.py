@@ -1,11 +1,11 @@
 """A linear model on words and n-grams that answers with a network trained from scratch.
 
 After training it is fitted on the training rows: the rival of the run, with what Naive Bayes says
-added to its weights. With many rows it is Naive Bayes alone, which takes a tenth of the time. The
-network and it are mixed by weights that the validation rows choose (`tasks/mixture.py`). It stays
-where it lowers the network's loss there. The metrics of the run, its predictor and its `model/`
-folder are then those of both. Nothing of training changes: the curves are the network's. Open this
-file to change in which runs that happens.
+added to its weights. With many rows it is Naive Bayes alone, which learns in a fraction of the
+time. The network and it are mixed by weights that the validation rows choose (`tasks/mixture.py`).
+It stays where it lowers the network's loss there. The metrics of the run, its predictor and its
+`model/` folder are then those of both. Nothing of training changes: the curves are the network's.
+Open this file to change in which runs that happens.
 """
 
 from __future__ import annotations
@@ -45,17 +45,15 @@ if TYPE_CHECKING:
 # 11,000 long articles 53, and 86 with it.
 _FEW_ROWS = 10_000
 _LEAST_S_OF_FEW = 600.0
-# Seconds that Naive Bayes may take in any run; in a longer one `_SHARE` of its time.
+# Seconds that Naive Bayes may take in any run. In a longer one both kinds may take `_SHARE` of its
+# time.
 _LEAST_S = 60.0
 _SHARE = 0.5
-# Training rows below which nothing is learned, and above which n-grams take gigabytes.
+# Training rows below which nothing is learned, and above which reading them takes minutes.
 _LEAST_ROWS = 100
 _MOST_ROWS = 100_000
-_WHY = {
-    True: "few rows teach a network little of which words matter",
-    False: "counts of words tell what the network has not learned from these rows",
-}
-"""Why a linear model answers with the network: with a regression in it, and by counts alone."""
+_WHY_FEW = "few rows teach a network little of which words matter"
+_WHY_COUNTS = "counts of words tell what the network has not learned from these rows"
 
 
 def require_mixable(config: RunConfig, data: object) -> None:
@@ -97,7 +95,12 @@ def add_linear_model(run: Run, ours: OurParts, seconds: float) -> None:
     is_used = fitted.helps or is_asked
     if is_used:
         ours.task.answer_beside(beside)
-    _report(fitted, beside, folder, is_used=is_used)
+    reason = ""
+    if is_asked:
+        reason = "model.ngrams=on"
+    elif fitted.helps:
+        reason = _WHY_COUNTS if beside.plain is None else _WHY_FEW
+    _report(fitted, beside, folder, reason)
 
 
 def _why_not(ngrams: str, config: RunConfig, ours: OurParts) -> str:
@@ -143,7 +146,7 @@ def _learn(rows: RunTexts, limits: _Limits) -> tuple[QuickModel | None, QuickMod
     if len(rows.texts["train"]) <= limits.rows:
         with suppress(TooSlow):
             return rows.fit_with_counts(limits.fitting_s)
-    return None, rows.count(limits.counting_s)
+    return None, rows.fit_counts(limits.counting_s)
 
 
 def _fit(
@@ -170,34 +173,38 @@ def _fit(
     if labels.problem is Problem.multi:
         linear_outputs, _, _ = as_two_classes(linear_outputs, targets, row_numbers)
         outputs, targets, _ = as_two_classes(outputs, targets, row_numbers)
-    mixture = fit_mixture(outputs, linear_outputs, targets)
+    if plain is None:
+        # The network has had many rows, so that it must be seen that counts of words help.
+        mixture = fit_mixture(outputs, linear_outputs, targets, few_rows=0)
+    else:
+        mixture = fit_mixture(outputs, linear_outputs, targets)
     return LinearBeside(linear, mixture.mixture, answers, plain, rival), mixture
 
 
-def _report(
-    fitted: FittedMixture, beside: LinearBeside, folder: RunFolder, *, is_used: bool
-) -> None:
-    """Report what was chosen, with the held-out losses that decided."""
-    has_regression = beside.plain is not None
-    name = "linear model" if has_regression else "Naive Bayes"
-    why = _WHY[has_regression]
-    held = len(beside.answers["validation"])
-    if not is_used:
-        why = "the network alone loses as little"
+def _report(fitted: FittedMixture, beside: LinearBeside, folder: RunFolder, reason: str) -> None:
+    """Report what was chosen, with the held-out losses that decided.
+
+    `reason`: why the linear model is used; empty where it is not.
+    """
+    name = "Naive Bayes" if beside.plain is None else "linear model"
     losses = {
         "network": fitted.loss_of_network,
-        name: fitted.loss_of_linear,
+        "linear model": fitted.loss_of_linear,
         "both": fitted.loss,
     }
-    shown = ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
-    evidence = f"losses on {held:,} validation rows: {shown}"
-    model = "a linear model" if has_regression else name
-    value = f"{model} on them answers with the network" if is_used else "left out"
+    shown = [f"network {losses['network']:.3f}", f"{name} {losses['linear model']:.3f}"]
+    shown.append(f"both {losses['both']:.3f}")
+    held = len(beside.answers["validation"])
+    model = "a linear model" if name == "linear model" else name
+    value = f"{model} on them answers with the network" if reason else "left out"
+    why = reason or "the network alone loses as little"
+    evidence = f"losses on {held:,} validation rows: {', '.join(shown)}"
     folder.decision("n-grams", value, why, evidence)
     folder.summary.set(
         "mixture",
         {
-            "used": is_used,
+            "used": bool(reason),
+            "model": name,
             "network": fitted.mixture.network,
             "linear": fitted.mixture.linear,
             "losses": losses,

@@ -182,6 +182,8 @@ def find_start(run: Run) -> Start | None:
             f"resume: continuing from step {start.step}, in epoch {position['epoch'] + 1} ({path})"
         )
     folder.begin()
+    if start is None:
+        folder.replaced.clear()  # what was there before is not continued
     if folder.is_first:
         # A resume has looked at all that are newer than its start, and found them damaged.
         set_aside(start, folder.path / CHECKPOINTS, are_damaged=config.resume is not None)

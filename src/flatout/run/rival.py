@@ -165,7 +165,9 @@ def keep_rival(
         splits = [] if fitted is not None else ["train"]
         if is_multi:
             splits.append("validation")
-        rows = RunTexts.read(open_source(data.config), data, splits)
+        rows = RunTexts(data, {})
+        if splits:
+            rows = RunTexts.read(open_source(data.config), data, splits)
         model = rows.fit(limit_s) if fitted is None else fitted
         thresholds: list[float] = []
         if is_multi:

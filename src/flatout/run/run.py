@@ -61,7 +61,8 @@ def run(config: RunConfig, path: Path, *, overrides: Sequence[str] = (), number:
             parts.compile_network(decided)
             fit_to_end(decided, training, start)
             load_best(decided, training)
-            parts.add_linear_model(decided, time.perf_counter() - started)
+            trained_s = training.checkpoints.seconds_before + time.perf_counter() - started
+            parts.add_linear_model(decided, trained_s)
             metrics = evaluate(decided, training)
             metric = decided.settings.metric or metric_among(metrics)
             folder.summary.set("metric", metric)

@@ -70,7 +70,7 @@ class RunFolder(RunLog):
     files: dict[str, str] = field(default_factory=dict)  # what `begin` writes
     # what a resumed run chose at its beginning
     before: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # files of the run that is resumed, as they were; empty once a new step is made
+    # files of the run whose checkpoint is resumed, as they were; empty once it has gone on
     replaced: dict[str, bytes] = field(default_factory=dict)
 
     def begin(self) -> None:

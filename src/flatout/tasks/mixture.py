@@ -59,8 +59,14 @@ class FittedMixture:
     helps: bool
 
 
-def fit_mixture(network_BC: Tensor, linear_BC: Tensor, targets_B: Tensor) -> FittedMixture:
-    """Fit the weights on rows that neither model was trained on."""
+def fit_mixture(
+    network_BC: Tensor, linear_BC: Tensor, targets_B: Tensor, few_rows: int = _FEW_ROWS
+) -> FittedMixture:
+    """Fit the weights on rows that neither model was trained on.
+
+    With fewer than `few_rows` of them the linear model is used whatever they say. That is right
+    where the network had few rows to learn from.
+    """
     nothing_BC = torch.zeros_like(linear_BC)
     mixture = _likeliest(network_BC, linear_BC, targets_B, _USUAL)
     # as sure of itself as it is
@@ -76,7 +82,7 @@ def fit_mixture(network_BC: Tensor, linear_BC: Tensor, targets_B: Tensor) -> Fit
         loss=float(mixed_B.mean()),
         loss_of_network=float(alone_B.mean()),
         loss_of_linear=float(linear_B.mean()),
-        helps=len(gains_B) < _FEW_ROWS or float(gains_B.mean()) > chance,
+        helps=len(gains_B) < few_rows or float(gains_B.mean()) > chance,
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from flatout.perf.verdict import experiments
 from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence, Tried
 from flatout.perf.verdict.findings import gain_of
 from flatout.perf.verdict.rules import findings, verdict
@@ -502,3 +503,24 @@ def test_freezing_is_named_after_all_else_as_a_change_of_what_is_learned():
 def test_freezing_is_not_named_where_layers_are_frozen_or_one_epoch_trains():
     assert findings(replace(QUIET, tuned_layers=0)) == []
     assert findings(replace(QUIET, tuned_layers=6, epochs=1)) == []
+
+
+@pytest.mark.parametrize(
+    ("trained_s", "most_s", "tries_s"),
+    [(1, 20, 0.1), (4, 20, 1.2), (20, 20, 3.0), (100, 20, 10.0), (1_000, 20, 20.0), (20, 0.5, 0.5)],
+)
+def test_tries_take_a_tenth_of_a_training_and_some_seconds_of_a_short_one(
+    trained_s, most_s, tries_s
+):
+    assert experiments.time_for_tries(trained_s, most_s) == pytest.approx(tries_s)
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "left_s", "feeds_s"), [(2, 2.4, 1.2), (2, 4, 2.1), (2, 10, 5), (50, 4, 4)]
+)
+def test_feeds_have_half_of_the_tries_where_training_waits_little(
+    monkeypatch, wait_ms, left_s, feeds_s
+):
+    monkeypatch.setattr(experiments.time, "perf_counter", lambda: 100.0)
+    ends_s = experiments.end_of_feeds(spending(wait=wait_ms), 100.0 + left_s)
+    assert ends_s == pytest.approx(100.0 + feeds_s)

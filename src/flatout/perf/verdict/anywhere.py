@@ -65,8 +65,7 @@ class Verdict(RunCurves):
     def __init__(self, *, seconds: float = 20.0, log: RunLog | None = None) -> None:
         """`seconds`: the longest that the races at the end of `fit` may take.
 
-        They take a tenth of the run at most. In a run of less than half a minute they may take 3 s,
-        but never more than 30 % of it.
+        They take a tenth of the run; of one shorter than half a minute 3 s, and 30 % at most.
         """
         require(seconds >= 0, "seconds", f"{seconds:g}", allowed="0 or more")
         super().__init__([])
