@@ -85,6 +85,8 @@ def test_options_may_stand_anywhere(rows, capsys):
         (["data.label=x"], "check: no SOURCE"),
         (["a.csv", "b.csv"], "check: two sources: 'a.csv' and 'b.csv' (one). Write python"),
         (["a.csv", "data.train=b.csv"], "data.train: SOURCE is what is checked"),
+        (["a.csv", "label=x"], "check: 'label=x' is no setting of the data. Write data.label=x."),
+        (["a.csv", "model=textcnn"], "'model=textcnn' is no setting of the data. Leave it out"),
     ],
 )
 def test_one_source_is_checked(words, says, capsys):
@@ -240,6 +242,34 @@ def test_bit_strings_are_checked_by_the_columns_that_a_run_would_take(encoded, c
     assert said.rstrip().endswith(
         f"to train: python -m train +experiment=bloom_bigrams data.source={encoded}"
     )
+
+
+def test_an_index_of_pandas_is_no_plain_text(encoded, capsys):
+    first, *rest = encoded.read_text(encoding="utf-8").splitlines()
+    lines = [f",{first}", *(f"{number},{line}" for number, line in enumerate(rest))]
+    encoded.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert verb("check", encoded) == 0
+    assert "plain text: GivenName, Surname, Birthday" in capsys.readouterr().out
+    out = encoded.with_name("again.csv")
+    assert verb("encode", encoded, "--columns", "GivenName,Surname", "--out", out) == 0
+    encoded.write_text(",name\n0,Ann\n1,Bo\n", encoding="utf-8")
+    assert verb("encode", encoded, "--out", out) == 0
+    assert "encoded: name; '', an index, is not; no column" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("rows.json", '{"name": {"0": "Ann"}}', "--columns: column 'name' of"),
+        ("rows.data", "name\nAnn\n", "Give it the ending of its format."),
+        ("rows.csv", "name,born\n", "no rows below the line that names the columns. Add rows."),
+    ],
+)
+def test_what_cannot_be_encoded_is_one_sentence(tmp_path, capsys, name, text, says):
+    file = tmp_path / name
+    file.write_text(text, encoding="utf-8")
+    assert verb("encode", file, "--out", tmp_path / "out.csv") == 2
+    assert says in capsys.readouterr().err
 
 
 def test_a_check_of_bit_strings_names_the_row_that_would_end_a_run(encoded, capsys):

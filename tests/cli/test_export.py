@@ -434,6 +434,10 @@ def test_a_run_of_another_model_is_refused(
     require_printed(said, "model=bilstm", "ONNX", "--onnx")
     assert verb("export", Path(run).parent) == 2
     require_printed(capsys.readouterr().err, "no finished run", "model/", f"{run}?")
+    assert verb("export", Path(run).parent.parent) == 2
+    require_printed(capsys.readouterr().err, "no finished run", f"{run}?")
+    assert verb("predict", Path(run) / "model" / "labels.json", run) == 2
+    require_printed(capsys.readouterr().err, "It is a file: the folder of a run stands first")
     assert "Traceback" not in said
 
 

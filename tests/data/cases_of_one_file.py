@@ -35,6 +35,24 @@ plain(
     text="text",
     label="label",
 )
+plain("a setting that names no column", "data.label: no column is named", GOOD, label="")
+plain(
+    "an index of pandas beside columns of other names",
+    "(columns: '', a, b)",
+    csv_of([(f"7,{text}", label) for text, label in lines()], ",a,b"),
+)
+plain(
+    "a file of pandas that has a mapping for each column",
+    "Write a row an object: to_json(orient='records')",
+    '{"text": {"0": "some words"}, "label": {"0": "a"}}',
+    file="rows.json",
+)
+plain(
+    "two files joined with their first lines",
+    "1 row that repeats the names of the columns, kept: files were joined",
+    GOOD + "text,label\n",
+    is_error=False,
+)
 plain("no column by a known name", "which column of", csv_of(lines(), "a,b"))
 plain(
     "one column left for the labels",

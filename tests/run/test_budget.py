@@ -63,13 +63,20 @@ def test_a_wrong_budget_and_a_wrong_target_are_refused_before_anything_is_read()
         quiet_fit(DATA, MODEL, until="fast")
 
 
-def test_training_ends_where_its_target_is_reached_and_says_so(tmp_path):
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"until": "val/accuracy:0.1"}, "until=val/accuracy:0.1"),
+        ({"trainer": {"max_time": {"milliseconds": 1}}}, "trainer.max_time"),
+    ],
+)
+def test_training_ends_where_its_target_or_time_is_reached_and_says_so(tmp_path, words, why):
     with own_cache(tmp_path):
-        result = quiet_fit(DATA, MODEL, epochs=3, until="val/accuracy:0.1", folder=tmp_path / "run")
-    assert result.summary["training"]["epochs"] == 1
+        result = quiet_fit(DATA, MODEL, epochs=3, folder=tmp_path / "run", **words)
+    assert result.summary["training"]["epochs"] <= 1
     ended = RunReport(result.summary).early_end
     assert ended.startswith("after ")
-    assert "until=val/accuracy:0.1" in ended
+    assert why in ended
 
 
 def test_patience_and_a_target_watch_one_metric_together(tmp_path):

@@ -86,6 +86,11 @@ def test_few_steps_are_named_with_a_batch_size_that_makes_more_of_them() -> None
     assert "448 steps" in finding["text"]
 
 
+def test_a_batch_that_is_larger_than_the_file_counts_as_the_file() -> None:
+    (finding,) = _find(_summary(steps=1, rows_per_step=1000, rows=319), [], 1)
+    assert "data.batch_size=16, about 19 steps" in finding["text"]
+
+
 def test_a_run_in_small_batches_is_not_told_to_take_smaller_ones() -> None:
     assert _find(_summary(steps=56, rows_per_step=16), [], 8) == []
 

@@ -30,6 +30,7 @@ from flatout.data.tables.table import (
     decoded,
     is_list,
     is_missing,
+    is_plain,
     is_text,
     mask_of,
 )
@@ -284,6 +285,11 @@ def uid_of(columns: Sequence[str], uid: str = UIDS[0]) -> str | None:
     return uid if uid in columns else next(usual, None)
 
 
+def is_index(name: str) -> bool:
+    """Whether a column is the index that pandas writes into a csv: it says nothing of a record."""
+    return re.fullmatch(r"(Unnamed: \d+)?", name) is not None
+
+
 def known_numbers(encoding: Sets, numbers: NDArray[np.int64] | None) -> Sets:
     """Numbers as places in the sorted list of known ones; unknown ones are left out."""
     values, lengths = encoding
@@ -326,6 +332,12 @@ def encode_table(
         others = [name for name in others if name in kept]
         before = []
     for block in table.blocks([*columns, *others]):
+        for name in columns:
+            kind = decoded(block.column(name)).type
+            is_value = is_text(kind) or is_plain(kind) or pa.types.is_null(kind)
+            what = f"column {name!r} of {table.name} holds lists or mappings"
+            hint = "Name columns of plain text: --columns A,B."
+            require(is_value, "--columns", what, allowed="texts", hint=hint)
         encodings = encoder.encode(join_fields([block.column(name) for name in columns]))
         if isinstance(encodings, tuple):
             column = write_sets(*encodings)

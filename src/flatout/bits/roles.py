@@ -6,7 +6,7 @@ what is recognised, or what is asked where several columns may be meant.
 
 from __future__ import annotations
 
-from flatout.bits.columns import UIDS, uid_of
+from flatout.bits.columns import UIDS, is_index, uid_of
 from flatout.bits.people import PeopleTable
 from flatout.bits.recognise import LikelyEncoding, find_encodings
 from flatout.bits.settings import KNOWN_BITS, BitsDataConfig
@@ -82,10 +82,10 @@ class RoleFinder:
         )
 
     def _columns_before(self, bits: str | None) -> list[str]:
-        """Every column before the encoding but the uid."""
+        """Every column before the encoding but the uid and an index of pandas."""
         columns = self.table.columns
         end = columns.index(bits) if bits else len(columns)
-        return [name for name in columns[:end] if name != self.uid]
+        return [name for name in columns[:end] if name != self.uid and not is_index(name)]
 
     def find_texts(self, bits: str | None) -> list[str]:
         """The columns of plain text, in the order in which they are joined.

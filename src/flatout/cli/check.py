@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -106,6 +108,20 @@ def _names_of_settings(kind: type) -> set[str]:
     return {field.name for field in fields(kind)}
 
 
+def _require_of_data(word: str) -> None:
+    """Refuse `label=stars` and `model=rnn`: a setting that is none of the data's, or has no `data.`
+    before it. A file may have such a name.
+    """
+    key, is_setting, _ = word.partition("=")
+    if not is_setting or not re.fullmatch(r"[+\w.]+", key) or Path(word).exists():
+        return
+    kinds = (TextDataConfig, SequenceDataConfig, BitsDataConfig)
+    hint = "Leave it out: check takes data.KEY=VALUE."
+    if any(key.partition(".")[0] in _names_of_settings(kind) for kind in kinds):
+        hint = f"Write data.{word}."
+    raise UserError("check", f"{word!r} is no setting of the data", hint=hint)
+
+
 def _split_words(words: list[str]) -> tuple[str, str, list[str]]:
     """The key of the source, the source, and the settings: `a.csv data.label=stars` gives
     ("source", "a.csv", ["data.label=stars"]).
@@ -113,6 +129,8 @@ def _split_words(words: list[str]) -> tuple[str, str, list[str]]:
     sources = [
         word for word in words if not word.startswith(("data.", "+data.")) or "=" not in word
     ]
+    for word in sources:
+        _require_of_data(word)
     settings = [word.removeprefix("+") for word in words if word not in sources]
     hint = "Write python -m flatout check SOURCE data.KEY=VALUE."
     named = [setting for setting in settings if setting.startswith(("data.source=", "data.train="))]

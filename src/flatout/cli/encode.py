@@ -11,7 +11,7 @@ import os
 import time
 from collections import Counter
 
-from flatout.bits.columns import COLUMN, UIDS, Form, encode_table, uid_of
+from flatout.bits.columns import COLUMN, UIDS, Form, encode_table, is_index, uid_of
 from flatout.bits.encodings import EncodingConfig, EncodingKind, Hashing
 from flatout.bits.people import PeopleConfig, PeopleTable
 from flatout.bits.recognise import find_encodings
@@ -19,7 +19,7 @@ from flatout.data.checks.findings import counted
 from flatout.data.store.progress import Progress
 from flatout.data.tables.output import FORMATS, block_writer
 from flatout.data.tables.sources import open_table
-from flatout.data.tables.table import Table, require_columns
+from flatout.data.tables.table import Table, join_names, require_columns
 from flatout.errors import as_choice, did_you_mean, require
 from flatout.run_log import print_note
 
@@ -96,7 +96,9 @@ def run(arguments: argparse.Namespace) -> None:
     config = _read_encoding(arguments)
     form = _read_form(arguments, config)
     named = f"{uid} names each record" if uid else "no column names them: --uid COLUMN"
-    print_note(f"encoded: {', '.join(columns)}; {named}")
+    index = [name for name in table.columns if is_index(name) and name not in columns]
+    left_out = f"; {join_names(index)}, an index, is not" if index else ""
+    print_note(f"encoded: {join_names(columns)}{left_out}; {named}")
     started = time.perf_counter()
     rows = 0
     empty_fields: Counter[str] = Counter()
@@ -146,7 +148,7 @@ def _open_records(arguments: argparse.Namespace) -> Table:
     if arguments.sample is not None:
         return PeopleTable(PeopleConfig(rows=arguments.sample, typos=arguments.typos))
     require(not arguments.typos, "--typos", "is for --sample", hint="Leave it out.")
-    return open_table(arguments.file, where="FILE")
+    return open_table(arguments.file, where="encode")
 
 
 def _choose_columns(arguments: argparse.Namespace, table: Table, uid: str | None) -> list[str]:
@@ -157,7 +159,8 @@ def _choose_columns(arguments: argparse.Namespace, table: Table, uid: str | None
             table, {f"--columns[{number}]": name for number, name in enumerate(columns)}
         )
         return columns
-    columns = [name for name in table.columns if name != uid and name not in COLUMN.values()]
+    known = {uid, *COLUMN.values()}
+    columns = [name for name in table.columns if name not in known and not is_index(name)]
     require(
         bool(columns),
         "FILE",

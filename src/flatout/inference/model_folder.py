@@ -87,8 +87,11 @@ class ModelFolder:
                 require_ordinary(*folder.iterdir())
                 return cls(folder)
         require(path.exists(), str(path), "no such run", hint="Name a folder below outputs/.")
-        inside = sorted(each.parent for each in path.glob(f"*/model/{WEIGHTS}"))
+        inside = [each.parent for at in ("*", "*/*") for each in path.glob(f"{at}/model/{WEIGHTS}")]
+        inside.sort(key=lambda model: model.parent.name)  # a run's folder is named for its time
         usual = "A run that ended well has one, unless it trained a module of your own."
+        if path.is_file():
+            usual = "It is a file: the folder of a run stands first, the file behind it."
         hint = f"Did you mean {inside[-1].parent}?" if inside else usual
         raise UserError(str(path), "no finished run: it has no model/ folder", hint=hint)
 

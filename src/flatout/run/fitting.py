@@ -10,10 +10,11 @@ import math
 import signal
 import warnings
 from contextlib import suppress
+from typing import Any, cast
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from flatout.checkpoints.kept import Start
@@ -115,7 +116,7 @@ def _user_error(error: Exception, run: Run) -> UserError:
 
 
 def report_early_end(training: Training, folder: RunFolder) -> None:
-    """Report after which epoch patience or a target has ended training, and which setting decided.
+    """Report after which epoch patience, a target or a limit of time has ended training.
 
     A run that reached its last epoch has nothing to report.
     """
@@ -130,6 +131,13 @@ def report_early_end(training: Training, folder: RunFolder) -> None:
         has_ended = not math.isfinite(value) or stopping.wait_count >= stopping.patience
         if trainer.should_stop and has_ended:
             _report_stopping(stopping, value, training, folder)
+            return
+    callbacks = cast(Any, trainer).callbacks  # Lightning sets the list without declaring it
+    timers = [each for each in callbacks if isinstance(each, Timer)]
+    if any((left := timer.time_remaining()) is not None and left <= 0 for timer in timers):
+        moment = f"after {counted(trainer.global_step, 'step')}"
+        why = "trainer.max_time, or a Timer of yours, was over"
+        folder.decision(EARLY_END, moment, why, _kept_weights(training))
 
 
 def is_reached(stopping: EarlyStopping, value: float) -> bool:
@@ -155,7 +163,6 @@ def _report_stopping(
 ) -> None:
     """The decision `early end`: after which epoch, by which setting, and whose weights stay."""
     trainer: L.Trainer = training.trainer
-    best = training.checkpoints.best_so_far
     last_epoch = trainer.max_epochs or -1
     moment = f"after epoch {trainer.current_epoch}"
     if last_epoch > 0:
@@ -167,13 +174,17 @@ def _report_stopping(
     setting = "your EarlyStopping with patience="
     if stopping in training.stopping:
         setting = "checkpoint.patience="
-    if best.value is None:
-        evidence = "the last weights are kept"
-    else:
-        best_moment = f"step {best.step}" if best.epoch is None else f"epoch {best.epoch}"
-        evidence = f"{best.value:.4f} after {best_moment}, which is kept"
     why = f"{stopping.monitor} {reason}, {setting}{stopping.patience}"
-    folder.decision(EARLY_END, moment, why, evidence)
+    folder.decision(EARLY_END, moment, why, _kept_weights(training))
+
+
+def _kept_weights(training: Training) -> str:
+    """Whose weights a run that ended early keeps, in words."""
+    best = training.checkpoints.best_so_far
+    if best.value is None:
+        return "the last weights are kept"
+    best_moment = f"step {best.step}" if best.epoch is None else f"epoch {best.epoch}"
+    return f"{best.value:.4f} after {best_moment}, which is kept"
 
 
 def report_signal(number: int, training: Training, folder: RunFolder) -> None:

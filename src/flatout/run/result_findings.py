@@ -70,9 +70,10 @@ def _nothing_right_text(per_class: Sequence[Mapping[str, Any]], max_epochs: int)
 def _few_steps_text(summary: Mapping[str, Any]) -> str:
     """A finding if a run took few steps although smaller batches of its rows would give more."""
     steps = summary["training"]["steps"]
-    rows_per_step = summary["training"]["rows_per_step"]
     rows = summary["data"]["rows"]["train"]
-    if not (steps and rows_per_step and rows):
+    # a batch that is larger than the file has the rows of the file
+    rows_per_step = min(summary["training"]["rows_per_step"] or 0, rows or 0)
+    if not (steps and rows_per_step):
         return ""
     wanted = max(_LEAST_ROWS_PER_STEP, rows_per_step * steps / _FEW_STEPS)
     smaller = 2 ** math.floor(math.log2(wanted))

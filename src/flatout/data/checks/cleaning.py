@@ -32,6 +32,7 @@ from flatout.data.tables.table import (
 )
 from flatout.errors import UserError, check_settings, require, setting
 
+_TYPE_SHOWN = 60  # letters of the type of a column, in a message
 RowRule = StrEnum("RowRule", "keep drop refuse")  # what is done with rows of some kind
 # What is done with rows without a text; by_split: dropped in training, kept in validation and test.
 Empty = StrEnum("Empty", "by_split keep drop refuse")
@@ -139,6 +140,7 @@ def clean_block(
     outcome = "dropped" if drops_empty else "kept"
     findings.add(f"null_text_{outcome}", rows[is_null])
     findings.add(f"empty_text_{outcome}", rows[is_empty])
+    findings.add("names_again", rows[_names_again(texts, labels, roles)])
     has_no_text = is_null | is_empty
     if cleaning.unlabelled is Unlabelled.refuse:
         missing = "words" if is_tagged else roles.label
@@ -162,6 +164,14 @@ def labels_of(block: pa.RecordBatch, roles: Roles) -> pa.Array:
     if roles.label:
         return decoded(block.column(roles.label))
     return pa.array(np.zeros(block.num_rows, np.float32))
+
+
+def _names_again(texts: pa.Array, labels: pa.Array, roles: Roles) -> NDArray[np.bool_]:
+    """Which rows hold the names of their columns: `cat a.csv b.csv` puts such a line in between."""
+    if not (roles.label and is_text(labels.type)):
+        return np.zeros(len(texts), np.bool_)
+    is_name = pc.and_(pc.equal(texts, roles.texts[0]), pc.equal(labels, roles.label))
+    return mask_of(pc.fill_null(is_name, False))
 
 
 def _refuse(name: str, rows: NDArray[np.int64], what: str, findings: Findings) -> None:
@@ -215,15 +225,20 @@ def _read_column(
     column = decoded(column)
     if is_text(column.type) or pa.types.is_null(column.type):
         return column.cast(pa.large_string())
+    written = str(column.type)
+    hint = (
+        "Name a column of texts: data.text=COLUMN. For lists of words and tags set"
+        " data.problem=tags."
+    )
+    if pa.types.is_struct(column.type):
+        hint += " Was it written by pandas? Write a row an object: to_json(orient='records')."
     require(
         is_plain(column.type),
         "data.text",
-        f"column {name!r} of {findings.source} holds {column.type}",
+        f"column {name!r} of {findings.source} holds"
+        f" {written[:_TYPE_SHOWN]}{'…' if len(written) > _TYPE_SHOWN else ''}",
         allowed="texts",
-        hint=(
-            "Name a column of texts: data.text=COLUMN. For lists of words and tags set"
-            " data.problem=tags."
-        ),
+        hint=hint,
     )
     findings.add("text_cast", rows)
     # NaN is how pandas writes a missing number.

@@ -59,6 +59,10 @@ def find_roles(
         ((_TOKENS, _TAGS), ("words", "tags")) if tags else ((_TEXTS, _LABELS), ("texts", "labels"))
     )
     given = (text,) if isinstance(text, str) else tuple(text or ())
+    for key, name in (("text", text), ("label", label)):
+        if name == "" and is_labelled:
+            hint = f"Name a column, or leave data.{key} out."
+            raise UserError(f"data.{key}", "no column is named", allowed=table.listed(), hint=hint)
     labels = (label,) if label is not None else _found(table, known[1])
     found = {
         "text": given[:1] or _found(table, known[0]),

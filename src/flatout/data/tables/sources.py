@@ -125,11 +125,12 @@ def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = 
     form = reading.format or format_of(file)
     if form is None:
         key = "--read " if where == "FILE" else "data.read."
+        hint = f"Name the format: {key}format=csv."
         raise UserError(
             where,
             f"{file} is no format we read",
             allowed=f"{', '.join(ENDINGS)}; any of them also .gz",
-            hint=f"Name the format: {key}format=csv.",
+            hint="Give it the ending of its format." if where == "encode" else hint,
         )
     return _TABLES[form][0](file, where, reading)
 

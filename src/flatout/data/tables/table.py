@@ -120,11 +120,16 @@ class Table(ABC):
     def listed(self) -> str:
         """Its first columns, in words."""
         more = ", …" if len(self.columns) > _COLUMNS_NAMED else ""
-        return f"columns: {', '.join(self.columns[:_COLUMNS_NAMED])}{more}"
+        return f"columns: {join_names(self.columns[:_COLUMNS_NAMED])}{more}"
 
     def lacking(self, column: str) -> tuple[str, str]:
         """Which of several files lacks a column, and the columns there, in words."""
         return (self.name, self.listed()) if self.inner is None else self.inner.lacking(column)
+
+
+def join_names(columns: Sequence[str]) -> str:
+    """Names of columns in words; one without a name, such as pandas' index in a csv, is `''`."""
+    return ", ".join(name or "''" for name in columns)
 
 
 def changed(name: str) -> UserError:

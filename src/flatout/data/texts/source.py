@@ -34,6 +34,7 @@ from flatout.data.tables.table import (
     as_texts,
     changed,
     decoded,
+    join_names,
     mask_of,
     require_columns,
 )
@@ -200,7 +201,7 @@ class TextSource:
                 what += f", labels from {self.roles.label}"
             if others:
                 more = ", …" if len(others) > _COLUMNS_LISTED else ""
-                what += f" (left alone: {', '.join(others[:_COLUMNS_LISTED])}{more})"
+                what += f" (left alone: {join_names(others[:_COLUMNS_LISTED])}{more})"
             remarks.append(Remark(Level.note, "columns", what))
         return [] if self.config.is_sample else remarks
 

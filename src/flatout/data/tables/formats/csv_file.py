@@ -176,6 +176,8 @@ class CsvTable(FileTable):
                 "Add rows; or, if that line is a row, name the columns:"
                 f" data.read.columns={example_columns(len(names), known)}."
             )
+            if self.where == "encode":  # which reads tables as they are
+                hint = "Add rows."
             raise self._fail("no rows below the line that names the columns", hint)
         return names
 

@@ -304,7 +304,7 @@ def _encoding_mend(path: Path, data: bytes, where: str) -> str:
     """A hint with the encoding that a file may have: a guess, which the user has to confirm."""
     guess = "utf-16" if data.startswith(_UTF16_MARKS) else "cp1252"
     convert = f"iconv -f {guess} -t utf-8 {path.name} > utf8{path.suffix}"
-    if where.startswith("data."):
+    if where.startswith("data.") or where == "FILE":  # `FILE` of a command that has --read
         doubt = "" if guess == "utf-16" else " if it is Western European, else name its encoding"
         return f"Set data.read.encoding={guess}{doubt}. Among files in UTF-8 convert it: {convert}"
     return f"Convert it, for example: {convert}"
