@@ -53,6 +53,30 @@ plain(
     GOOD + "text,label\n",
     is_error=False,
 )
+plain(
+    "several labels a row that are read as one",
+    "'wood|land' look like several labels a row; data.problem=multi data.label_delimiter='|'",
+    GOOD
+    + "".join(f"some text {number},wood|land\nother {number},land|water\n" for number in range(5)),
+    is_error=False,
+)
+plain(
+    "labels that pandas has written as lists",
+    "are lists that were written as text; write JSON lines",
+    csv_of([(text, f"['{label}']") for text, label in lines()]),
+    is_error=False,
+)
+plain(
+    "columns of 0 and 1 behind the texts",
+    "(columns: text, sea, land). Set data.label=COLUMN.",
+    csv_of([(text, "0,1") for text, _ in lines()], "text,sea,land"),
+)
+plain(
+    "numbers to predict that are all equal",
+    "each training row has the number 3",
+    csv_of([(text, "3.0") for text, _ in lines()]),
+    problem="regression",
+)
 plain("no column by a known name", "which column of", csv_of(lines(), "a,b"))
 plain(
     "one column left for the labels",

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from torch import nn
 
+from flatout.callbacks.clock import FIRST_STEPS
 from flatout.callbacks.profile_steps import TABLE, TRACE
 from flatout.callbacks.step_timer import StepTimer
 from flatout.checkpoints.kept import CHECKPOINTS
@@ -217,7 +218,8 @@ def write_verdict(run: Run, training: Training) -> None:
     if evidence is None:
         if run.settings.asked.monitor.verdict:
             folder.say(
-                f"verdict: none; what limits the speed is judged from {LEAST_STEPS} steps on"
+                f"verdict: none; what limits the speed is judged from"
+                f" {LEAST_STEPS} steps after the first {FIRST_STEPS} on"
             )
     elif folder.is_first:
         folder.summary.set("evidence", asdict(evidence))

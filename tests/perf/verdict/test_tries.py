@@ -259,7 +259,7 @@ def test_a_short_run_has_no_verdict_and_says_so(tmp_path, capsys):
         output=str(tmp_path),
     )
     assert result.verdict is None
-    line = "verdict: none; what limits the speed is judged from 30 steps on"
+    line = "verdict: none; what limits the speed is judged from 30 steps after the first 5 on"
     assert line in capsys.readouterr().out
     with pytest.raises(UserError, match=r"has \d+ steps .*Train it for longer"):
         evidence_in(result.folder)

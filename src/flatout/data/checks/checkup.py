@@ -131,6 +131,7 @@ def check(config: TextDataConfig) -> Checkup:
         checkup.remarks += surveyed.census.remarks("training rows", given_labels(source.tables))
         checkup.remarks += _find_errors(surveyed, checkup, config.split_names(source.tables))
         if checkup.rows.get("train"):
+            checkup.remarks += _measure_numbers(source, surveyed)
             samples = _first_texts(source, surveyed)
             checkup.remarks += _measure_tokens(config, samples, surveyed, checkup)
     return checkup
@@ -149,6 +150,22 @@ def _find_errors(surveyed: TextSurvey, checkup: Checkup, wanted: list[str]) -> I
     except UserError as mistake:
         what = mistake.what + (f" ({mistake.allowed})" if mistake.allowed else "")
         yield Remark(Level.error, "labels", what, mistake.hint.rstrip("."))
+
+
+def _measure_numbers(source: TextSource, surveyed: TextSurvey) -> Iterator[Remark]:
+    """Mean and spread of the training rows' numbers, or that they are all equal."""
+    if source.config.problem is not Problem.regression:
+        return
+    census = surveyed.census
+    for _, block in source.texts_and_labels(surveyed.fates, lambda rows: None, splits=("train",)):
+        census.add_numbers(block.labels.to_numpy(zero_copy_only=False))
+    try:
+        mean, spread = census.scale()
+    except UserError as mistake:
+        yield Remark(Level.error, "labels", mistake.what, mistake.hint.rstrip("."))
+        return
+    what = f"numbers with a mean of {mean:.4g} and a standard deviation of {spread:.4g}"
+    yield Remark(Level.note, "training rows", what)
 
 
 def _find_empty_splits(checkup: Checkup, wanted: list[str]) -> Iterator[Remark]:

@@ -43,6 +43,7 @@ _UNEVEN = 10  # times the rows of the rarest class: then accuracy hides how the 
 # More classes than that, and than half of the training rows, look like a column of ids.
 _IDS_FROM = 50
 _MOST_CLASSES = 20_000  # allowed without data.max_classes, however many rows there are
+_MARKS = "|;,/+&"  # that may part the labels of a row
 _NAME = "Name the column of the labels: data.label=COLUMN."
 
 
@@ -383,6 +384,8 @@ class LabelCensus:
         elif rarest and commonest >= _UNEVEN * rarest:
             what = f"the commonest class has {commonest / rarest:,.0f} times the rows of the rarest"
             warn(source, what, "task.class_weights=auto checkpoint.metric=macro_f1")
+        if several := self._find_several():
+            warn(source, *several)
         total = sum(self.counts.values(), Counter[str]())
         # A label that only data.relabel gives may be a slip of the pen in its file.
         if alone := {
@@ -406,6 +409,24 @@ class LabelCensus:
                 )
                 warn(split, what, "data.split_by=stratified where splits are made")
         return remarks
+
+    def _find_several(self) -> tuple[str, str] | None:
+        """What says that a label is really several, and the settings that part them.
+
+        None where none is: `a|b` beside `a` and `b` is several, `rock, pop` alone is a name.
+        """
+        names = self._train
+        written = [name for name in names if name.startswith("['") or name.endswith("']")]
+        if 2 * len(written) > len(names):
+            what = f"labels such as {written[0][:40]!r} are lists that were written as text"
+            return what, "write JSON lines; of pandas: to_json(orient='records', lines=True)"
+        for mark in _MARKS:
+            joined = [name for name in names if mark in name]
+            known = [name for name in joined if {*map(str.strip, name.split(mark))} <= names.keys()]
+            if len(joined) > 1 and 2 * len(known) > len(joined):
+                what = f"labels such as {known[0][:40]!r} look like several labels a row"
+                return what, f"data.problem=multi data.label_delimiter='{mark}'"
+        return None
 
     def _list_classes(self) -> str:
         """The classes of the training rows, each with its rows and their share of all rows."""

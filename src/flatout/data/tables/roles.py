@@ -91,7 +91,7 @@ def find_roles(
         question,
         allowed=table.listed(),
         hint=" ".join(filter(None, [*nearest, f"Set {_words_for(table, found, keys)}."]))
-        + _headless(table),
+        + _headless(table, has_texts=bool(found["text"])),
     )
 
 
@@ -117,12 +117,15 @@ def has_tags(table: Table) -> bool:
     return bool(names & set(_TOKENS)) and bool(names & set(_TAGS))
 
 
-def _headless(table: Table) -> str:
-    """A hint where the first line may be no list of names, or was not parted into columns."""
+def _headless(table: Table, *, has_texts: bool) -> str:
+    """A hint where the first line may be no list of names, or was not parted into columns.
+
+    `has_texts`: whether a column is known to hold texts.
+    """
     is_row = any(
         len(name) > 40 or name.strip().isdecimal() or name.count(" ") > 3 for name in table.columns
     )
-    if table.holds_numbers():
+    if not has_texts and table.holds_numbers():
         return (
             " Are they recordings? Set data.target=COLUMN data.features=[COLUMN,…], and"
             " data=sequence to train."
