@@ -77,6 +77,31 @@ plain(
     csv_of([(text, "3.0") for text, _ in lines()]),
     problem="regression",
 )
+TAGGED = [(text, f"B-{label}" + " O" * text.count(" ")) for text, label in lines()]
+plain(
+    "tags where words are expected",
+    "rows.csv are tags: 'B-land', 'O', 'B-water'. Set data.text=words data.label=tags.",
+    csv_of(TAGGED, "words,tags"),
+    text="tags",
+    label="words",
+    problem="tags",
+)
+plain(
+    "words and tags that pandas has written as lists",
+    "rows.csv holds lists that were written as text",
+    csv_of([(f"['{text}']", "['O']") for text, _ in lines()], "words,tags"),
+    text="words",
+    label="tags",
+    problem="tags",
+)
+plain(
+    "a CoNLL file without empty lines",
+    "one sentence of 240 words: an empty line parts sentences",
+    "".join(f"{word} O\n" for text, _ in lines() for word in text.split()).replace("O", "B-x", 9),
+    file="rows.conll",
+    problem="tags",
+    is_error=False,
+)
 plain("no column by a known name", "which column of", csv_of(lines(), "a,b"))
 plain(
     "one column left for the labels",

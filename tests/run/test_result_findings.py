@@ -105,6 +105,13 @@ def test_a_run_whose_last_epoch_is_best_names_a_longer_one() -> None:
     assert "trainer.max_epochs=16" in finding["text"]
 
 
+def test_a_run_whose_score_cannot_rise_is_not_said_to_be_rising() -> None:
+    summary = _summary(best_epoch=8) | {"metric": "f1", "metrics": {"val/f1": 1.0}}
+    assert _find(summary, [], 8) == []
+    summary |= {"metric": "rmse", "metrics": {"val/rmse": 1.0}}
+    assert len(_find(summary, [], 8)) == 1
+
+
 def test_a_run_of_one_epoch_is_not_said_to_be_rising() -> None:
     assert _find(_summary(best_epoch=1), [], 1) == []
 

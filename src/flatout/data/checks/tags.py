@@ -48,6 +48,7 @@ _LETTERS = {
     "W": _SINGLE,
 }
 _TAG = re.compile(f"O|[{''.join(_LETTERS)}][-_].+", re.DOTALL)
+_PRINTED_LIST = r"^\[\s*(['\"].*['\"]\s*)?\]$"  # as pandas writes a list into a csv
 COLUMNS = ("text", "label")  # columns of a `TaggedTable` in the first pass, a text each
 LISTS = ("tokens", "tags")  # and in a later pass, a list each
 _NO_TAGS = ("", UNANSWERED)  # CoNLL-U has `_` where a word has no tag
@@ -290,6 +291,8 @@ class TaggedTable(Table):
             words = self._lists(block, self.roles.texts[0], "data.text")
             tags = self._lists(block, self.roles.label, "data.label")
             self._require_pairs(words, tags, rows)
+            if rows[:1] == 0:
+                self._require_words(words, tags)
             lists = {name: block.column(name) for name in read}
             lists |= {"tokens": words, "tags": tags}
             if "label" in columns:  # the first pass; what it counts is counted once
@@ -329,6 +332,20 @@ class TaggedTable(Table):
                 hint="Give every word one tag.",
             )
 
+    def _require_words(self, words: pa.Array, tags: pa.Array) -> None:
+        """Refuse words that are tags of entities beside tags that are none: they are swapped."""
+        found = [pc.unique(pc.list_flatten(lists)).to_pylist() for lists in (words, tags)]
+        are_words, are_tags = (all(map(_TAG.fullmatch, names)) for names in found)
+        hint = f"Set data.text={self.roles.label} data.label={self.roles.texts[0]}."
+        if self.inner.word_lines() is not None:
+            hint = "Write each line with its word first and its tag last."
+        require(
+            are_tags or not are_words or len(found[0]) < 2,
+            "data.text and data.label",
+            f"the words of {self.name} are tags: {', '.join(map(repr, found[0][:3]))}",
+            hint=hint,
+        )
+
 
 def split_words(column: pa.Array, *, name: str, table: str, key: str) -> pa.Array:
     """The words or tags of each row, as lists of texts.
@@ -339,6 +356,13 @@ def split_words(column: pa.Array, *, name: str, table: str, key: str) -> pa.Arra
     column = decoded(column)
     if is_text(column.type):
         column = pc.utf8_trim_whitespace(column)
+        require(
+            len(column) == 0 or not pc.all(pc.match_substring_regex(column, _PRINTED_LIST)).as_py(),
+            key,
+            f"column {name!r} of {table} holds lists that were written as text",
+            allowed="words with a blank between them, or lists",
+            hint="Write JSON lines; of pandas: to_json(orient='records', lines=True).",
+        )
         has_blanks = pc.any(pc.match_substring_regex(column, r"\s")).as_py()
         has_bars = pc.any(pc.match_substring_regex(column, r"[^|]\|[^|]")).as_py()
         if has_bars and not has_blanks:

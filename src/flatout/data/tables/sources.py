@@ -126,6 +126,8 @@ def open_table(path: str | Path, *, where: str, reading: ReadingConfig | None = 
     if form is None:
         key = "--read " if where == "FILE" else "data.read."
         hint = f"Name the format: {key}format=csv."
+        if file.suffix.lower() == ".txt":
+            hint += f" With a word and its tag on each line it is {key}format=conll."
         raise UserError(
             where,
             f"{file} is no format we read",

@@ -10,6 +10,7 @@ the tables of files, `sources` finds the right one.
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import Counter
@@ -161,6 +162,9 @@ def require_columns(table: Table, wanted: Mapping[str, str]) -> None:
         return
     names = ", ".join(f"{name!r}" for name in missing.values())
     hints = " ".join(filter(None, (did_you_mean(name, table.columns) for name in missing.values())))
+    options = [f"{key} COLUMN" for key in missing if re.fullmatch("--[a-z]+", key)]
+    if not hints and options:  # settings of a run are explained where they are found
+        hints = f"Name the column: {' '.join(options)}."
     file, columns = table.lacking(next(iter(missing.values())))
     what = f"no column {names} in {file}"
     raise UserError(" and ".join(missing), what, allowed=columns, hint=hints)

@@ -47,6 +47,7 @@ Fates = Mapping[str, NDArray[np.int8]]  # for each table the split of each row, 
 Piece = tuple[str, range, Table]
 Pieces = Sequence[Piece]
 TOPIC = "topic"  # the column of the built-in headlines with the true label of each row
+_LONG_SENTENCE = 200  # words; more in the only sentence of a file are many sentences
 _COLUMNS_LISTED = 8
 
 
@@ -240,6 +241,10 @@ class TagSource(TextSource):
             Remark(Level.note, "tags", f"{scheme.value}, {counts}"),
             Remark(Level.note, "words" if self.census.is_plain else "entities", kinds or "none"),
         ]
+        rows_read = sum(findings.rows_read for findings in of_splits.values())
+        if rows_read == 1 and self.census.tokens > _LONG_SENTENCE:
+            what = f"one sentence of {self.census.tokens:,} words: an empty line parts sentences"
+            notes.append(Remark(Level.warning, self.name, what))
         return [*notes, *_unseen_types(self.census)]
 
     def remarks(self) -> list[Remark]:
