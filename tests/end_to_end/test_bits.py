@@ -369,7 +369,13 @@ MISTAKES = {
         "--text",
         "x",
     ): "--text: this run answers encodings. Leave it out.",
-    ("predict", "RUN", "OTHERS", "--bits", "uid"): "column 'uid': 24 bits where others have 512",
+    (
+        "predict",
+        "RUN",
+        "OTHERS",
+        "--bits",
+        "uid",
+    ): "column 'uid': 24 bits where others have 512. Correct this row, or encode all of them",
     ("evaluate", "RUN", "OTHERS", "--bits", "blomfilter"): "Did you mean 'bloomfilter'?",
 }
 

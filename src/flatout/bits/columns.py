@@ -73,6 +73,7 @@ class BitColumn:
         self.form = form
         # bits of every record, known after the first block; None for sets of numbers
         self.num_bits: int | None = None
+        self.is_of_run = False  # whether form and bits are those of a trained run, which answers
         self._width = 0  # characters of every record of a text, known after the first block
 
     def read(self, column: pa.Array, rows: NDArray[np.int64]) -> Packed | Sets:
@@ -217,7 +218,9 @@ class BitColumn:
 
     def _fail(self, row: int, what: str, hint: str = _NAME_FORM) -> None:
         what = f"{self.source} row {int(row) + 1}: column {self.name!r}: {what}"
-        raise UserError("data.bits", what, hint=hint)
+        if self.is_of_run:
+            hint = "Correct this row, or encode all of them as the records of the training were."
+        raise UserError("--bits" if self.is_of_run else "data.bits", what, hint=hint)
 
 
 def written_form(value: str) -> Form:

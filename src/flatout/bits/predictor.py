@@ -194,6 +194,7 @@ class GramPredictor(RunPredictor):
         if self.numbers is None:
             reader.form = self.form
             reader.num_bits = self.num_inputs
+        reader.is_of_run = True
         return reader.read(column, rows)
 
     def outputs(self, encodings: Packed | Sets) -> Tensor:
