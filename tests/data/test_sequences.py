@@ -152,14 +152,30 @@ def test_dates_are_times(tmp_path, zone):
     assert info.facts["step"] == 3600
 
 
-@pytest.mark.parametrize("time", ["28.03.2026 07:00:00", "P1"])
-def test_a_time_that_cannot_be_read_is_no_number_with_a_comma(tmp_path, time):
+@pytest.mark.parametrize(
+    ("time", "form"),
+    [
+        ("28.03.2026 07:00:00", "%d.%m.%Y %H:%M:%S"),
+        ("P1", "%d.%m.%Y %H:%M:%S"),
+        ("03/28/2026 07:00:00 AM", "%m/%d/%Y %I:%M:%S %p"),
+        ("03/28/2026 17:00", "%m/%d/%Y %H:%M"),
+    ],
+)
+def test_a_time_that_cannot_be_read_is_named_with_the_form_that_fits(tmp_path, time, form):
     folder = write_files(tmp_path / "runs", t=lambda columns: [time] * 41)
     said = (
         f"t is {time!r} in row 1 (seconds or dates). Write dates as 2026-03-28T07:00:00, or say how"
-        " they are written: 'data.read.dates=%d.%m.%Y %H:%M:%S'."
+        f" they are written: 'data.read.dates={form}'."
     )
     assert said in refusal(folder)
+
+
+@pytest.mark.parametrize(("start", "is_said"), [(45_000.25, True), (0.0, False)])
+def test_times_that_are_days_of_a_spreadsheet_are_named(start, is_said):
+    days = [start + second / 86_400 for second in range(40)]
+    table = pa.table(recording(40) | {"t": days})
+    facts = open_data(table, split_by="time", split_at=[20, 30]).info.facts
+    assert ("are they days of Excel?" in str(facts["lines"])) is is_said
 
 
 EUROPEAN = ReadingConfig(decimal=",", dates="%d.%m.%Y %H:%M:%S")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -247,13 +248,42 @@ _NUMBERS = (
     "numbers",
     "Write numbers with a point, leave a missing value empty, or leave out the column.",
 )
-_TIMES = (
-    "seconds or dates",
-    (
-        "Write dates as 2026-03-28T07:00:00, or say how they are written:"
-        " 'data.read.dates=%d.%m.%Y %H:%M:%S'."
-    ),
+_TIMES = ("seconds or dates", "")  # the hint has the form of the date
+# How dates are often written; of two that fit, the first is shown.
+_FORMS_OF_DATES = (
+    "%d.%m.%Y %H:%M:%S",
+    "%d.%m.%Y %H:%M",
+    "%d.%m.%Y",
+    "%m/%d/%Y %I:%M:%S %p",
+    "%m/%d/%Y %I:%M %p",
+    "%d/%m/%Y %H:%M:%S",
+    "%m/%d/%Y %H:%M:%S",
+    "%d/%m/%Y %H:%M",
+    "%m/%d/%Y %H:%M",
+    "%d/%m/%Y",
+    "%m/%d/%Y",
+    "%d-%m-%Y %H:%M:%S",
+    "%d-%m-%Y %H:%M",
+    "%Y/%m/%d %H:%M:%S",
+    "%Y/%m/%d %H:%M",
+    "%Y%m%d %H:%M:%S",
 )
+
+
+def _advise_on_date(written: str) -> str:
+    """How to write dates, or to say how they are written: by a form that fits, if one does."""
+    fitting = (form for form in _FORMS_OF_DATES if _is_date(written, form))
+    named = next(fitting, "%d.%m.%Y %H:%M:%S")
+    advice = "Write dates as 2026-03-28T07:00:00, or say how they are written:"
+    return f"{advice} 'data.read.dates={named}'."
+
+
+def _is_date(written: str, form: str) -> bool:
+    try:
+        datetime.strptime(written, form)
+    except ValueError:
+        return False
+    return True
 
 
 def _parse_texts(
@@ -278,6 +308,7 @@ def _parse_texts(
     written = texts[row].as_py()
     what = f"{name} is {written!r} in row {table.locate(first + row + 1)}"
     allowed, hint = expected
+    hint = hint or _advise_on_date(written)
     if table.decimal == "," and expected is _NUMBERS:
         hint = "Write numbers with a comma, and with no points between thousands."
     elif _WITH_COMMA.fullmatch(written):

@@ -49,6 +49,7 @@ class ReadingNotes:
     brief: list[str] = field(default_factory=list)  # recordings too short for a window, left out
     # The median seconds between two samples of each recording, as they were written.
     steps: list[float] = field(default_factory=list)
+    in_days: int = 0  # recordings whose times may be days, as a spreadsheet counts them
     is_resampled: bool = False  # whether `data.step` gives all recordings one step
 
     def look_at_steps(self, name: str, longest_s: float, step_s: float) -> None:
@@ -70,6 +71,9 @@ class ReadingNotes:
             lines.append(self._describe_gaps())
         if self.holes:
             lines.append(f"warning {self.describe_holes()}")
+        if self.in_days and self.in_days == len(self.steps):
+            what = f"times between {_DAYS[0]:,} and {_DAYS[1]:,}, {np.median(self.steps):.3g} apart"
+            lines.append(f"warning recordings: {what}: are they days of Excel? Write dates there")
         lines += self._describe_rates()
         if self.short:
             lines.append(f"warning recordings: {self.short:,} of a single sample left out")
@@ -109,6 +113,8 @@ class ReadingNotes:
         return [f"warning recordings: {what}; data.step={median_s:.10g} resamples them"]
 
 
+_DAYS = (36_000, 60_000)  # 1998 to 2064, in days since 1900
+_LONGEST_PART = 0.005  # of a day, some seven minutes: seconds that are so short are hardly meant
 OTHER_RATE = 0.05  # fraction by which the median time between samples may differ
 _STEPS_OF_A_HOLE = 10.0  # between two samples: a longer gap is warned of
 
@@ -232,6 +238,8 @@ def _apply_rules(
         longest_s = float(steps.max()) if rules.time is not None else 0.0
         notes.is_resampled = rules.step is not None
         notes.look_at_steps(piece.name, longest_s, step_s)
+        is_of_days = _DAYS[0] <= piece.times[0] <= piece.times[-1] <= _DAYS[1]
+        notes.in_days += rules.time is not None and is_of_days and step_s < _LONGEST_PART
         yield replace(_add_integrals(even, rules) if rules.cumulate else even, step=step_s)
 
 
