@@ -66,6 +66,18 @@ def test_a_script_with_transformers_trainer_leaves_a_verdict_and_a_page(capsys):
     assert "doctor: slower than allowed" in capsys.readouterr().out
 
 
+def test_a_baseline_is_never_replaced_by_what_is_compared_with_it(capsys):
+    assert run(OF_LIGHTNING) == 0
+    kept = Path("doctor/verdict.json").read_bytes()
+    assert run(OF_LIGHTNING, options=("--against", "doctor/verdict.json")) == 2
+    assert "would be replaced" in capsys.readouterr().err
+    assert Path("doctor/verdict.json").read_bytes() == kept
+    assert run("print('it ran')", "--fail-below=1") == 0
+    assert "--fail-below=1 goes to script.py: options of doctor" in capsys.readouterr().out
+    assert verb("doctor", "script.py") == 2
+    assert "write python -m flatout doctor run train.py" in capsys.readouterr().err
+
+
 def write(name: str, kept: dict[str, Any]) -> None:
     Path(name).write_text(json.dumps(kept), encoding="utf-8")
 
@@ -107,6 +119,8 @@ def test_a_script_without_a_training_keeps_its_exit_code_and_its_traceback(text,
     [
         (("--fail-below", 0.9), "--fail-below: 0.9 of nothing"),
         (("--fail-below", 0, "--against", "a"), "--fail-below: 0.0"),
+        (("--fail-below", 90, "--against", "a"), "--fail-below: 90.0 (a ratio such as 0.9)"),
+        (("--output", "script.py"), "--output: script.py is a file. Name a folder."),
         (("--against", "none.json"), "--against: there is no none.json"),
         (("--against", "script.py"), "--against: script.py is not valid JSON"),
     ],

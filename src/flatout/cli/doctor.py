@@ -85,6 +85,11 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             "doctor", f"{arguments.words[0]!r}: words belong to --confirm", hint="Add --confirm."
         )
+    if arguments.run.suffix == ".py" or (
+        str(arguments.run) == "run" and not arguments.run.exists()
+    ):
+        hint = "For a script of yours write python -m flatout doctor run train.py."
+        raise UserError("doctor", f"{arguments.run} is no folder of a run", hint=hint)
     with values_of(arguments.run / SUMMARY):
         show(arguments)
 

@@ -30,6 +30,9 @@ from flatout.run_log import print_line
 
 _SLOWER = 1  # the exit code of a training that is slower than allowed
 _WHERE = "doctor run"
+_VERDICT = "verdict.json"
+_OPTIONS = ("--output", "--against", "--fail-below")
+_LARGEST_RATIO = 2.0  # a larger one is a percentage by mistake
 _WAITED = 0.05  # fraction of the time without a core, from which on it is printed
 
 
@@ -50,11 +53,15 @@ def run(arguments: argparse.Namespace) -> None:
     script: Path = arguments.script
     require(script.is_file(), _WHERE, f"there is no script {script}", hint="Name a file of Python.")
     limit: float | None = arguments.fail_below
-    require(limit is None or limit > 0, "--fail-below", f"{limit}", allowed="above 0")
+    is_ratio = limit is None or 0 < limit < _LARGEST_RATIO
+    require(is_ratio, "--fail-below", f"{limit}", allowed="a ratio such as 0.9")
     needs_baseline = limit is not None and arguments.against is None
     hint = "Add --against verdict.json."
     require(not needs_baseline, "--fail-below", f"{limit} of nothing", hint=hint)
     baseline = None if arguments.against is None else read_baseline(arguments.against)
+    _require_output(arguments)
+    if behind := [word for word in arguments.words if word.partition("=")[0] in _OPTIONS]:
+        print_line(f"doctor: {behind[0]} goes to {script}: options of doctor run stand before it")
     watch = ScriptWatch()
     with watch.watching():
         ended_by = run_script(script, arguments.words)
@@ -63,6 +70,18 @@ def run(arguments: argparse.Namespace) -> None:
     _end_as_the_script(script, ended_by)
     if baseline is not None and is_first_rank:
         _compare(training, baseline, limit)
+
+
+def _require_output(arguments: argparse.Namespace) -> None:
+    """Refuse an output that is a file, or that would take the place of the baseline."""
+    folder: Path = arguments.output
+    is_free = folder.is_dir() or not folder.exists()
+    require(is_free, "--output", f"{folder} is a file", hint="Name a folder.")
+    kept = folder / _VERDICT
+    against: Path | None = arguments.against
+    is_kept = against is None or not kept.exists() or not kept.samefile(against)
+    what = f"{against} would be replaced by the verdict that is compared with it"
+    require(is_kept, "--against", what, hint="Name another folder: --output FOLDER.")
 
 
 def _report(trainings: list[JudgedTraining], arguments: argparse.Namespace) -> KeptVerdict | None:
@@ -89,10 +108,12 @@ def _report(trainings: list[JudgedTraining], arguments: argparse.Namespace) -> K
         print_line(f"doctor: {kept.why_none if kept.verdict is None else kept.verdict['sentence']}")
     folder: Path = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
-    kept.save(folder / "verdict.json")
+    if (folder / _VERDICT).exists():
+        print_line(f"doctor: {folder / _VERDICT} was there, and is replaced")
+    kept.save(folder / _VERDICT)
     command = shlex.join([str(script), *arguments.words])
     page = write_verdict_page(folder / "verdict.html", command, kept.as_dict())
-    print_line(f"doctor: kept in {folder / 'verdict.json'} and {page}")
+    print_line(f"doctor: kept in {folder / _VERDICT} and {page}")
     return kept
 
 
