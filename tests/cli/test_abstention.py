@@ -135,6 +135,14 @@ def test_evaluate_prints_the_error_by_share_and_calibrates_by_other_rows(trained
     assert [cut["error"] for cut in kept.cuts()] == [cut["error"] for cut in cuts]
 
 
+def test_rows_of_the_training_calibrate_nothing(trained, capsys):
+    run, path = trained
+    kept = load_predictor(run.folder).held_out
+    assert verb("evaluate", run.folder, path.with_name("train.csv"), "--calibrate") == 2
+    require_printed(capsys.readouterr().err, "the run has learned from", "train.csv")
+    assert len(load_predictor(run.folder).held_out.rows) == len(kept.rows) == 400
+
+
 def test_predict_names_a_file_that_is_unlike_the_training_texts(trained, tmp_path, capsys):
     run, path = trained
     assert verb("predict", run.folder, path, "--out", tmp_path / "answers.csv") == 0

@@ -22,6 +22,7 @@ from flatout.cli.run_arguments import (
     choose_reading,
     file_options,
     input_file,
+    is_trained_on,
     load_predictors,
 )
 from flatout.data.store.progress import Progress
@@ -64,6 +65,12 @@ def run(arguments: argparse.Namespace) -> None:
             hint="Leave one of them out.",
         )
         require_no_link_outside(Path(arguments.run))  # before minutes of answering
+        require(
+            not is_trained_on(arguments.run, arguments.file),
+            "--calibrate",
+            f"the run has learned from {arguments.file}, where it errs less than elsewhere",
+            hint="Name rows that training has not seen.",
+        )
     predictors = load_predictors(arguments)
     with input_file(arguments, "evaluate") as file, Progress() as progress:
         table = predictors[0].open(file, "evaluate", choose_reading(arguments))

@@ -33,7 +33,7 @@ from flatout.errors import (
     require,
     settings_of,
 )
-from flatout.files import load_yaml
+from flatout.files import load_yaml, values_of
 from flatout.inference.model_folder import ModelFolder
 from flatout.inference.run_predictor import FileOptions, RunPredictor
 from flatout.run.kinds import load_predictor
@@ -151,6 +151,21 @@ def choose_reading(arguments: argparse.Namespace) -> ReadingConfig:
                 "--read", f"cannot read {word!r}", hint="Put quotes around the value."
             ) from None
     return settings_of(ReadingConfig, values)
+
+
+def is_trained_on(run: str, file: str) -> bool:
+    """Whether a run has learned from this very file, or folder, by its settings."""
+    settings = ModelFolder.find(run).path.parent / SETTINGS
+    if not settings.is_file() or not Path(file).exists():
+        return False
+    with values_of(settings):
+        data = (load_yaml(settings) or {}).get("data") or {}
+        named = [data.get(key) for key in ("source", "train")]
+    for name in named:
+        with suppress(OSError, ValueError):  # a name of the Hub, or of a file that is gone
+            if isinstance(name, str) and Path(name).samefile(file):
+                return True
+    return False
 
 
 def _reading_of_run(file: Path) -> dict[str, object]:
