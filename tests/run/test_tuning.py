@@ -445,3 +445,12 @@ def test_two_ranks_share_one_answer(tmp_path):
     assert found["values"]["data.batch_size"] * found["values"]["data.accumulate"] == 128
     assert result.summary["training"]["rows_per_step"] == 256
     assert result.summary["status"] == "finished"
+
+
+@pytest.mark.soak(seconds=20)
+def test_a_search_alone_measures_the_batches_of_the_run(tmp_path, capsys):
+    rows = [f"{word} number {row},{word}" for row in range(30) for word in ("sea", "land")]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows, ""]), encoding="utf-8")
+    words = [f"data.source={tmp_path}/rows.csv", f"data.cache={tmp_path}/cache", "model=textcnn"]
+    assert verb("tune", *words, "tune.steps=2", "tune.compile=false") == 0
+    assert "data.batch_size=16 data.accumulate=1" in capsys.readouterr().out

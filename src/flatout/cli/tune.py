@@ -46,6 +46,7 @@ def measure(config: RunConfig, overrides: Sequence[str]) -> None:
     from flatout.distributed.ranks import Ranks
     from flatout.run.answers import build_question
     from flatout.run.devices import choose_devices
+    from flatout.run.length import settle_length
     from flatout.run.parts import open_data, require_memory_for_model
     from flatout.run.resolve import share_processor
     from flatout.run.run_folder import unwritten_run
@@ -65,6 +66,7 @@ def measure(config: RunConfig, overrides: Sequence[str]) -> None:
         data = open_data(config, alone, folder)
         for device in devices.values():
             require_memory_for_model(config, data, ranks, device)
+        config = settle_length(config, data, ranks, folder)  # as the run does before it is tuned
     print(data.info.report.line(), flush=True)
     measured = []
     for device in devices.values():
