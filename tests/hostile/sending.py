@@ -97,6 +97,10 @@ PARTS = (
     "an environment beside +hydra.job.env_set.A=1",
     "a secret that Hydra keeps in a file",
     "a sweep in a file of a folder",
+    "a sweeper that is os.system",
+    "settings 1 of the launcher submitit_local",
+    "settings 1 of the launcher submitit_slurm",
+    "settings 3 of the launcher submitit_slurm",
 )
 """Names of cases that put together what is harmless in each part, one of each kind."""
 
@@ -354,15 +358,24 @@ def _of_hydras_own() -> Iterator[Case]:
     }
     yield _file("a folder of runs that Hydra is said to have", settings, is_whole=True)
     for launcher, words in {
-        "joblib": "{temp_folder: <outside>/x}",
-        "submitit_local": "{submitit_folder: <outside>/x}",
-        "submitit_slurm": "{setup: ['touch <canary>'], submitit_folder: <outside>/x}",
+        "joblib": ("{temp_folder: <outside>/x}",),
+        "submitit_local": ("{submitit_folder: <outside>/x}", "{submitit_folder: ../../outside/x}"),
+        "submitit_slurm": (
+            "{setup: ['touch <canary>'], submitit_folder: <outside>/x}",
+            '{comment: "x\\ntouch <canary>\\n"}',
+            '{partition: "x\\rtouch <canary>\\n"}',
+            "{qos: '${hydra.help.header}'}",
+        ),
     }.items():
-        text = f"defaults: [override /hydra/launcher: {launcher}]\n"
-        text += (
-            f"hydra: {{mode: MULTIRUN, launcher: {words}, sweeper: {{params: {{seed: '0,1'}}}}}}\n"
-        )
-        yield _file(f"files of the launcher {launcher}", text, is_whole=True)
+        # a file cannot choose the launcher, but its settings count where one is typed
+        for number, written in enumerate(words):
+            text = f"hydra: {{mode: MULTIRUN, launcher: {written}, sweeper: {{params: {{seed:"
+            text += " '0,1'}}, help: {header: \"x\\ntouch <canary>\\n\"}}\n"
+            name = f"settings {number} of the launcher {launcher}"
+            yield _file(name, text, f"hydra/launcher={launcher}", is_whole=True)
+    for target in ("os.system", "hydra_plugins.flatout_trials.TrialLauncher", "7"):
+        settings = {"hydra": {"mode": "MULTIRUN", "sweeper": {"_target_": target}}}
+        yield _file(f"a sweeper that is {target}", settings, is_whole=True)
     for name in ("../../outside/x", "<outside>/x", "${oc.env:HOME}"):
         settings = {"hydra": {"job": {"name": name}}}
         yield _file(f"a job named {name}", settings, is_whole=True)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning import seed_everything
@@ -232,10 +233,11 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     for group in ("launcher", "sweeper", "callbacks"):
         for where, described in targets(_resolved(cfg, f"hydra.{group}"), f"hydra.{group}"):
             target = described["_target_"]
-            # as a launcher or sweeper itself, Hydra accepts only its plugins
-            is_plugin = group != "callbacks" and where == f"hydra.{group}"
+            if group != "callbacks" and where == f"hydra.{group}":
+                _require_plugin(settings._get_node(group), target, where)
+                continue
             require(
-                is_plugin or is_allowed(target, allowed),
+                is_allowed(target, allowed),
                 where,
                 f"_target_ {target!r} is from a package not trusted",
                 hint=_trust_package(str(target)),
@@ -257,6 +259,24 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
         _check_logging(plain[name], f"hydra.{name}")
     _check_folders(cfg, overrides)
     _require_no_secret_in_clear(cfg, overrides)
+
+
+def _require_plugin(node: object, target: object, where: str) -> None:
+    """Refuse a `_target_` of a launcher or sweeper that is no plugin, or not that of its settings.
+
+    Hydra would call one plugin with the settings of another.
+    """
+    kind = OmegaConf.get_type(node)
+    if is_dataclass(kind):
+        is_plugin = target == getattr(kind, "_target_", None)
+    else:
+        is_plugin = target in Plugins.instance().class_name_to_class
+    require(
+        is_plugin,
+        where,
+        f"_target_ {target!r} is not the class of these settings",
+        hint=f"Leave it out, and choose by hydra/{where.rpartition('.')[2]}=NAME.",
+    )
 
 
 def _require_typed_parts(key: str, value: object, overrides: Sequence[str]) -> None:
@@ -313,6 +333,7 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
         require(folder.isprintable(), key, repr(folder), allowed="a folder")
         if not _is_typed(key, overrides):
             require_inside(folder, [output], key)
+    _check_launcher(numbered, [output, Path(str(_value(numbered, "hydra.sweep.dir")))], overrides)
     for key in ("hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.name"):
         part = _value(numbered, key)
         require(
@@ -321,6 +342,22 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
             repr(part),
             allowed="a name below the run folder",
         )
+
+
+def _check_launcher(cfg: DictConfig, folders: Sequence[Path], overrides: Sequence[str]) -> None:
+    """Refuse values of a launcher in a file that leave `folders`, or break out of their line.
+
+    submitit puts them into lines of a shell script.
+    """
+    written: Any = OmegaConf.to_container(cfg.hydra.launcher, resolve=False)
+    for key, text in nodes(written, "hydra.launcher"):
+        if not isinstance(text, str) or _is_typed(key, overrides):
+            continue
+        value = _value(cfg, key) if "${" in text else text
+        is_line = isinstance(value, str) and value.isprintable()
+        require(is_line, key, repr(value), allowed="a text of one line", hint=ONLY_TYPED)
+        if key.endswith("folder"):
+            require_inside(str(value), folders, key)
 
 
 def _require_no_secret_in_clear(cfg: DictConfig, overrides: Sequence[str]) -> None:
