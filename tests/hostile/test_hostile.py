@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -365,12 +366,49 @@ def test_a_file_of_numbers_reads_no_other_file(plant, tmp_path):
         print(open_table(str(tmp_path / "rows.h5"), where="FILE").columns)
 
 
-def test_a_refusal_shows_no_secret_that_a_file_refers_to(tmp_path, monkeypatch, capsys):
+def run_evil(text, words, folder, monkeypatch):
+    """Train with an experiment of others; the exit code."""
+    (folder / "experiment").mkdir()
+    (folder / "experiment" / "evil.yaml").write_text(f"# @package _global_\n{text}\n")
+    return run_train([f"--config-dir={folder}", "+experiment=evil", *words], monkeypatch)
+
+
+@pytest.mark.parametrize("option", ["", "--help", "--cfg job --resolve", "--cfg all --resolve"])
+@pytest.mark.parametrize("key", ["task.class_weights", "hydra.help.header"])
+def test_a_refusal_shows_no_secret_that_a_file_refers_to(
+    key, option, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("FLATOUT_HOSTILE", "sk-live-topsecret")
-    text = "# @package _global_\ntask: {class_weights: '${oc.env:FLATOUT_HOSTILE}'}\n"
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "evil.yaml").write_text(text)
-    assert run_train([f"--config-dir={tmp_path}", "+experiment=evil"], monkeypatch) == 2
-    said = capsys.readouterr().err
-    assert "task.class_weights" in said
+    text = "'${oc.env:FLATOUT_HOSTILE}'"
+    for part in reversed(key.split(".")):
+        text = f"{{{part}: {text}}}"
+    assert run_evil(text, option.split(), tmp_path, monkeypatch) == 2
+    said = "".join(capsys.readouterr())
+    assert key in said
     assert "topsecret" not in said
+
+
+ODD_SETTINGS_OF_HYDRA = [
+    ("launcher", "null", "hydra.launcher"),
+    ("callbacks", "{a: 7}", "hydra.callbacks"),
+    ("job", "{env_set: '${name}'}", "hydra.job.env_set"),
+    ("job", "{env_copy: [NOWHERE]}", "NOWHERE"),
+    ("verbose", "null", "hydra.verbose"),
+    ("job_logging", "{version: 1, root: {level: LOUD}}", "hydra.job_logging"),
+]
+
+
+@pytest.mark.parametrize(("group", "value", "said"), ODD_SETTINGS_OF_HYDRA)
+def test_odd_settings_of_hydra_itself_are_refused(
+    group, value, said, tmp_path, monkeypatch, capsys
+):
+    assert run_evil(f"hydra: {{{group}: {value}}}", ["seed=1"], tmp_path, monkeypatch) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["- 1", "hydra: null"])
+def test_a_whole_file_of_settings_that_is_odd_is_refused(text, tmp_path, monkeypatch, capsys):
+    (tmp_path / "evil.yaml").write_text(text)
+    words = [f"--config-dir={tmp_path}", "--config-name=evil"]
+    assert run_train(words, monkeypatch) == 2
+    assert re.search(r"evil.yaml: holds a list|conf: a file cannot", capsys.readouterr().err)

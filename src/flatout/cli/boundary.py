@@ -230,6 +230,12 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
             hint="Take it out of the file.",
         )
     allowed = allowed_targets(cfg, overrides)
+    for key in ("launcher", "sweeper", "callbacks", "job.env_set"):
+        parts = [_value(cfg, f"hydra.{key}")]
+        if key == "callbacks" and OmegaConf.is_dict(parts[0]):
+            parts = [_value(cfg, f"hydra.callbacks.{name}") for name in parts[0]]
+        is_fitting = all(map(OmegaConf.is_dict, parts))
+        require(is_fitting, f"hydra.{key}", "does not fit", allowed="a mapping")
     for group in ("launcher", "sweeper", "callbacks"):
         for where, described in targets(_resolved(cfg, f"hydra.{group}"), f"hydra.{group}"):
             target = described["_target_"]
@@ -268,7 +274,8 @@ def _require_plugin(node: object, target: object, where: str) -> None:
     """
     kind = OmegaConf.get_type(node)
     if is_dataclass(kind):
-        is_plugin = target == getattr(kind, "_target_", None)
+        defaults = {field.name: field.default for field in fields(kind)}
+        is_plugin = target == defaults.get("_target_")
     else:
         is_plugin = target in Plugins.instance().class_name_to_class
     require(

@@ -7,6 +7,7 @@ Open it when a mistyped setting gets a poor message.
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import Field, dataclass, fields, is_dataclass
@@ -25,7 +26,7 @@ from flatout.data.samples.headlines import HeadlinesConfig
 from flatout.data.samples.tagged_tweets import TaggedTweetsConfig
 from flatout.data.samples.tweets import TweetsConfig
 from flatout.engine.optimizer import OptimConfig
-from flatout.errors import RunBroke, UserError, did_you_mean, nearest
+from flatout.errors import RunBroke, UserError, did_you_mean, first_line, nearest
 from flatout.models import MODELS
 from flatout.perf.tune.settings import INSTEAD_OF_CUT, TuneConfig
 from flatout.price.settings import PriceConfig
@@ -118,6 +119,8 @@ def explain(error: BaseException) -> UserError | None:
     chain = chain_of(error)
     if (mistake := mistake_in(chain)) is not None:
         return mistake
+    if (mistake := _wrong_logging(error)) is not None:
+        return mistake
     said = _HydraError.of(error, chain)
     override = said.override
     if override and " while evaluating " in said.message:
@@ -149,6 +152,18 @@ def explain(error: BaseException) -> UserError | None:
             first_line = said.message.splitlines()[0]
             return UserError(said.key or "conf", first_line, hint="Write the value itself.")
     return _unreadable_file(said)
+
+
+def _wrong_logging(error: BaseException) -> UserError | None:
+    """The mistake of settings that Python's logging refuses, by errors of every class."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if all(frame.name != "configure_log" for frame in frames):
+        return None
+    return UserError(
+        "hydra.job_logging, hydra.hydra_logging, hydra.verbose",
+        f"do not fit ({first_line(error)})",
+        hint="Leave them out of the file.",
+    )
 
 
 def _unreadable_file(said: _HydraError) -> UserError | None:

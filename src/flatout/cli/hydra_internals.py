@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra._internal.hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -31,9 +31,9 @@ from flatout.cli.boundary import check_hydra
 from flatout.cli.composing import setting_meant
 from flatout.cli.late_help import allow_late_help
 from flatout.cli.options import store_part
-from flatout.cli.typed import check_defaults
+from flatout.cli.typed import check_defaults, check_values
 from flatout.cli.words import require_folders
-from flatout.errors import UserError, first_line
+from flatout.errors import UserError, first_line, require
 from flatout.files import read_modest, require_modest
 
 _SINGLE = "hydra.mode=RUN"  # what Hydra adds to the words of a single run
@@ -112,9 +112,17 @@ class GuardedLoader(ConfigLoaderImpl):
             cfg = super().load_configuration(config_name, overrides, *settings)
         except (UserError, HydraException, OmegaConfBaseException):
             raise
-        except (AssertionError, OSError, ValueError) as error:
-            # Hydra checks lists of defaults and the first lines of files by plain errors. That of a
-            # file without keys has no number. It is explained elsewhere, as are permissions.
+        except (
+            AssertionError,
+            AttributeError,
+            LookupError,
+            OSError,
+            TypeError,
+            ValueError,
+        ) as error:
+            # Hydra checks lists of defaults and the first lines of files by plain errors, and a
+            # `hydra: null` not at all. The error of a file without keys has no number. It is
+            # explained elsewhere, as are permissions.
             if isinstance(error, OSError) and error.errno in (None, errno.EACCES):
                 raise
             raise UserError(
@@ -123,6 +131,10 @@ class GuardedLoader(ConfigLoaderImpl):
                 allowed="defaults: a list of FILE and of GROUP: OPTION; # @package NAME",
             ) from error
         check_hydra(cfg, overrides)
+        settings = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False))
+        del settings["hydra"]
+        # here, too: options such as `--cfg job --resolve` print what references lead to
+        check_values(settings, overrides)
         return cfg
 
     def _process_config_searchpath(
@@ -136,6 +148,12 @@ class GuardedLoader(ConfigLoaderImpl):
         places: list[object] = []
         primary = None if config_name is None else repo.load_config(config_path=config_name)
         if primary is not None:
+            require(
+                isinstance(primary.config, DictConfig),
+                f"{config_name}.yaml",
+                "holds a list",
+                hint="Write KEY: VALUE in each line.",
+            )
             places += OmegaConf.select(primary.config, "hydra.searchpath") or []
         for override in parsed_overrides:
             if override.get_key_element() == "hydra.searchpath":

@@ -39,7 +39,8 @@ _ADDRESS = re.compile(
 # A sweep hands these to its trials as words, where they would count as typed.
 _SEARCHED = ("hydra.sweeper.params", "hydra.sweeper.space")
 _REPEATED = ("hydra.job.override_dirname",)  # Hydra repeats the typed words there
-_OF_HYDRA = ("run", "sweep", "job", "sweeper", "launcher", "callbacks")
+_OF_HYDRA = ("run", "sweep", "job", "sweeper", "launcher", "callbacks", "help", "hydra_help")
+_OF_HELP = ("hydra.help", "hydra.hydra_help")  # names the address of Hydra's pages
 
 
 def check_values(settings: Mapping[Any, Any], words: Sequence[str]) -> None:
@@ -101,7 +102,8 @@ def check_values_of_hydra(settings: Mapping[Any, Any], words: Sequence[str]) -> 
             if not isinstance(value, str) or key in _REPEATED:
                 continue
             if not is_typed_value(key, value, words):
-                _check_text(key, value, _SECRETS)
+                check = _check_references if key.startswith(_OF_HELP) else _check_text
+                check(key, value, _SECRETS)
                 if key.startswith(_SEARCHED):
                     _check_searched(key, value)
 
@@ -210,6 +212,10 @@ def _is_address(text: str) -> bool:
 
 def _check_text(key: str, text: str, secrets: Sequence[str]) -> None:
     require(not _is_address(text), key, "an address stands in a file", hint=ONLY_TYPED)
+    _check_references(key, text, secrets)
+
+
+def _check_references(key: str, text: str, secrets: Sequence[str]) -> None:
     # References to other settings and the time are harmless. What is left of `${…}` then calls
     # something: `${oc.env:KEY}`, `${oc.decode:…}`, or one reference inside another.
     rest = _TIME.sub("", _REFERENCE.sub("", text))
