@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import hydra._internal.hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -131,10 +131,10 @@ class GuardedLoader(ConfigLoaderImpl):
                 allowed="defaults: a list of FILE and of GROUP: OPTION; # @package NAME",
             ) from error
         check_hydra(cfg, overrides)
-        settings = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False))
-        del settings["hydra"]
+        composed: Any = OmegaConf.to_container(cfg, resolve=False)
+        del composed["hydra"]
         # here, too: options such as `--cfg job --resolve` print what references lead to
-        check_values(settings, overrides)
+        check_values(composed, overrides)
         return cfg
 
     def _process_config_searchpath(
