@@ -45,6 +45,7 @@ _ABOUT = "about"  # the key of a field's metadata under which its description li
 _FIELDS_ELSEWHERE = {"learning_rate": "lr", "monitor": "metric"}
 _SECONDS_OF_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _MEGABYTE = 1e6
+_CODES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class UserError(ValueError):
@@ -109,6 +110,11 @@ def _escape(character: str) -> str:
     if character.isprintable():
         return character
     return character.encode("unicode_escape").decode()
+
+
+def without_codes(text: str) -> str:
+    """A text in which codes that a terminal acts on are written out; line ends and tabs stay."""
+    return _CODES.sub(lambda code: code[0].encode("unicode_escape").decode(), text)
 
 
 def printable_lines(text: str) -> str:

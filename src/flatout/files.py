@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from safetensors import SafetensorError
 
 from flatout.errors import UserError, class_name, first_line, require
 
@@ -77,6 +78,19 @@ def write_synced(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def errors_of_the_disk() -> Iterator[None]:
+    """Within it, an error of safetensors that is the disk's becomes the system's own error."""
+    try:
+        yield
+    except SafetensorError as error:
+        # One class for all errors; the number of the system's error stands in the message.
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
 
 
 @contextmanager

@@ -19,6 +19,8 @@ from flatout.errors import UserError
 from flatout.files import unguard_cell, write_table
 
 TEXTS = ["=1+1", "@somebody says", None, "-5 degrees", " =2", "=cmd|' /C calc'!A0"]
+CALLS = ["+1+cmd|' /C calc'!A0", "-2+3+cmd|x!A0", "@SUM(1,2)", "\t=1", "+HYPERLINK(x)", "@x\n|y"]
+NO_CALLS = ["@somebody (see below)", "+49 (0)30", "-5", "a\t=1", "a+SUM(1)"]
 BLOCK = pa.RecordBatch.from_pydict(
     {"text": TEXTS, "share": [0.5] * 6, "labels": [["=a", "b"], [], ["c"], [], [], []]}
 )
@@ -35,7 +37,16 @@ def test_a_csv_of_answers_holds_no_formula(tmp_path, capsys):
         '"@somebody says",0.5,""',
     ]
     assert lines[6] == '"\'=cmd|\' /C calc\'!A0",0.5,""'
-    assert "6 cells that begin with '='" in capsys.readouterr().err
+    assert "6 cells that begin with '=', or" in capsys.readouterr().err
+
+
+def test_a_csv_of_answers_calls_nothing_by_other_signs(tmp_path, capsys):
+    with block_writer(str(tmp_path / "answers.csv")) as write:
+        write(pa.RecordBatch.from_pydict({"+cmd|x!A0": [*CALLS, *NO_CALLS]}))
+    with (tmp_path / "answers.csv").open(newline="") as file:
+        rows = [row[0] for row in csv.reader(file)]
+    assert rows == ["'+cmd|x!A0", *(f"'{text}" for text in CALLS), *NO_CALLS]
+    assert "6 cells that begin with '=', or call something" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

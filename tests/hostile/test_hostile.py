@@ -331,7 +331,10 @@ def test_labels_that_look_like_paths_or_markup_make_no_files_and_are_shown_as_te
         train.main(["data.source=rows.csv", "data.cache=outputs/cache", *hostile.TINY])
         assert hostile.files_outside(place) == before
         (page,) = Path("outputs").glob("default/*/report.html")
-        assert "<script>alert(1)" not in page.read_text(encoding="utf-8")
+        written = page.read_text(encoding="utf-8")
+        assert "<script>alert(1)" not in written
+        assert "\x1b" not in written
+        assert r"a\x1b[2Jb" in written
     said = capsys.readouterr()
     assert "\x1b[2J" not in said.out + said.err
 

@@ -17,6 +17,7 @@ from flatout.checkpoints.folder import MANIFEST, STATE, TENSORS, FolderCheckpoin
 from flatout.checkpoints.folder import sealed as sealed_manifest
 from flatout.checkpoints.kept import shelve
 from flatout.checkpoints.odd_state import is_like, is_of_checkpoint
+from flatout.checkpoints.same_run import differences
 from flatout.data.store.store import file_checksum
 from flatout.errors import UserError
 from tests.faults.plants import Planted
@@ -259,6 +260,23 @@ def test_a_checkpoint_with_an_odd_value_is_refused_in_one_sentence(name, cut_sho
     added = {name for name in after if after[name] != before.get(name)}
     assert {name for name in added if not name.startswith("log.txt")} == set()
     assert before.keys() <= after.keys()
+
+
+@pytest.mark.parametrize("name", [STATE, TENSORS, MANIFEST])
+def test_a_link_to_itself_in_a_checkpoint_counts_as_damage(name, cut_short):
+    (file,) = cut_short.glob(f"*/*/checkpoints/step-14/{name}")
+    file.unlink()
+    file.symlink_to(name)
+    train(SMALL, cut_short)
+    assert list(cut_short.glob("*/*/checkpoints/damaged-*"))
+
+
+@pytest.mark.parametrize("odd", [-1, [3], 1.5, True])
+@pytest.mark.parametrize("name", ["settings", "plan", "precision"])
+def test_facts_of_a_checkpoint_that_are_of_no_mapping_are_another_run(name, odd):
+    now = {"settings": {"seed": 0}, "plan": {"rows": 3}, "precision": "32"}
+    found = list(differences(now | {name: odd}, now))
+    assert found or name == "plan"
 
 
 def test_states_are_compared_by_their_form():

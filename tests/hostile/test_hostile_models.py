@@ -25,6 +25,7 @@ from flatout.data.problem import Problem
 from flatout.errors import UserError
 from flatout.inference.fingerprint import Fingerprint
 from flatout.inference.model_folder import ModelFolder
+from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.encoder.transformer import _require_no_code
 from flatout.report.page import as_markdown
 from flatout.run.kinds import load_predictor
@@ -449,6 +450,7 @@ ODD_TOKENIZERS = {
     "that opens rows by a text": put("frame", "opening", ["x"]),
     "that opens rows by an unknown id": put("frame", "opening", [5000]),
     "with a file of no text": put("files", {"vocab.txt": 5}),
+    "with half a character in a file": put("files", {"vocab.txt": "\ud800"}),
 }
 
 
@@ -459,6 +461,24 @@ def test_an_odd_tokenizer_in_a_model_folder_ends_in_one_sentence(name, model, tm
     rows.write_text("text\nwords\n")
     assert verb("predict", folder, rows, "--device", "cpu") == 2
     assert "tokenizer" in capsys.readouterr().err or "panics" in name
+
+
+def test_a_kind_of_model_that_is_a_number_is_refused_by_export(model, capsys):
+    assert verb("export", model("lstm", "config.json", put("model", 1.5))) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_weights_that_the_disk_refuses_are_an_error_of_the_system(model, tmp_path):
+    predictor = load_predictor(model("lstm", "config.json", lambda described: None))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        with pytest.raises(OSError, match="File too large"):
+            predictor.save(tmp_path / "kept", BiLSTMConfig())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def test_half_a_character_in_the_name_of_a_class_is_refused(model):

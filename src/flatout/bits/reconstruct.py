@@ -27,6 +27,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from flatout.bits.grams import code_points, pad_with_blanks
+from flatout.files import errors_of_the_disk
 
 _EDGES = 48  # most probable grams of a record that are searched; at most 64 (bits of `used_RW`)
 _WALKS = 24  # unfinished walks of a record that stay after each step
@@ -84,7 +85,8 @@ class LetterOrder:
 
     def save(self, path: Path) -> None:
         metadata = {"shapes": json.dumps(sorted(self.shapes)), "longest": str(self.longest)}
-        save_file({"log_next": self.log_next}, path, metadata=metadata)
+        with errors_of_the_disk():
+            save_file({"log_next": self.log_next}, path, metadata=metadata)
 
     @classmethod
     def load(cls, path: Path, grams: Sequence[str]) -> LetterOrder:

@@ -34,7 +34,14 @@ from flatout.data.store.store import file_checksum
 from flatout.distributed.both_lightnings import InBothLightnings
 from flatout.engine.lightning_internals import callbacks_of, overrides
 from flatout.errors import UserError, out_of_space, require
-from flatout.files import load_json, put_in_place, read_modest, sync_file, write_synced
+from flatout.files import (
+    errors_of_the_disk,
+    load_json,
+    put_in_place,
+    read_modest,
+    sync_file,
+    write_synced,
+)
 
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
@@ -78,7 +85,8 @@ class FolderCheckpointIO(InBothLightnings, CheckpointIO):
             _separate(tensors)
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir(parents=True)
-            _save_tensors(tensors, beside / TENSORS)
+            with errors_of_the_disk():
+                save_file(tensors, beside / TENSORS)
             (beside / STATE).write_text(json.dumps(state), encoding="utf-8")
             # the disk writes while checksums are taken
             with ThreadPoolExecutor(2) as pool:
@@ -270,17 +278,6 @@ def _separate(tensors: dict[str, Tensor]) -> None:
         if memory.data_ptr() in taken or tensor.nbytes != memory.nbytes():
             tensors[name] = tensor.clone()
         taken.add(memory.data_ptr())
-
-
-def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    try:
-        save_file(tensors, path)
-    except SafetensorError as error:
-        # One class for all errors; the number of the system's error stands in the message.
-        found = re.search(r"\(os error (\d+)\)", str(error))
-        if found is None:
-            raise
-        raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
 
 
 def _checksum_of_tensors(tensors: dict[str, Tensor], path: Path) -> str:

@@ -110,7 +110,7 @@ def shelve(folder: Path, *, last: int, best: int | None, keep: int = 2) -> None:
         steps = [int(path.name.removeprefix("step-")) for path in newest_first(folder)]
         before = [step for step in steps if step < last][: keep - 1]
         # If the new best checkpoint could not be written, the link still has the one before.
-        linked = (folder / "best").resolve().name
+        linked = Path(os.path.realpath(folder / "best")).name
         for step in steps:
             # Checkpoints of more steps than `last` are of a training that was given up.
             if step not in (last, best, *before) and f"step-{step}" != linked:

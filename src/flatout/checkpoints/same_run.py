@@ -134,9 +134,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
 
 
 def _named_values(training: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The entry `name` as a mapping, with secrets masked; a text "fp32" becomes {name: "fp32"}."""
+    """The entry `name` as a mapping, with secrets masked; any other value becomes {name: value}."""
     values = mask_settings(training.get(name) or {})
-    return {name: values} if isinstance(values, str) else values
+    return values if isinstance(values, Mapping) else {name: values}
 
 
 def _or_null(value: object) -> object:

@@ -81,9 +81,12 @@ def run(arguments: argparse.Namespace) -> None:
         option = f"--{name.replace('_', '-')}"
         is_given = getattr(arguments, name) is not None
         require(not is_given, option, "is for --for here alone", hint="Add it.")
-    settings = ModelFolder.find(arguments.run).settings()
-    predictor = kind_of_run(settings).predictor
-    predictor.require_exportable(str(arguments.run), settings["model"]["kind"], onnx=arguments.onnx)
+    model = ModelFolder.find(arguments.run)
+    settings = model.settings()
+    with model.read():
+        kind = settings["model"]["kind"]
+        predictor = kind_of_run(settings).predictor
+        predictor.require_exportable(str(arguments.run), kind, onnx=arguments.onnx)
     if arguments.onnx:
         _require_onnx()
     with _complete_folder(folder) as beside:

@@ -29,7 +29,7 @@ from flatout.data.tokens.long_texts import CUT, LongTexts
 from flatout.data.tokens.run_model import MOST_BYTES
 from flatout.data.tokens.subwords import PAIR, Encoder, Subwords, pair_separator, read_encoder
 from flatout.errors import UserError, first_line, is_failure, require, settings_of
-from flatout.files import read_modest, require_ordinary
+from flatout.files import errors_of_the_disk, read_modest, require_ordinary
 from flatout.inference.linear_part import LINEAR
 from flatout.inference.records import Record, is_name, read_record
 from flatout.models import kind_of, model_class
@@ -161,12 +161,14 @@ class ModelFolder:
         return QuickModel.of_arrays(labels.problem, labels.num_outputs, arrays)
 
     def write_linear_model(self, model: QuickModel) -> None:
-        save_arrays(model.arrays(), self.path / LINEAR)
+        with errors_of_the_disk():
+            save_arrays(model.arrays(), self.path / LINEAR)
 
     def write_rival(self, model: QuickModel, thresholds: list[float]) -> None:
         """Keep a rival, with the least probability of each label; empty: one half."""
         arrays = model.arrays() | {_THRESHOLDS: np.array(thresholds, np.float32)}
-        save_arrays(arrays, self.path / RIVAL)
+        with errors_of_the_disk():
+            save_arrays(arrays, self.path / RIVAL)
 
     def rival(self, labels: Labels) -> tuple[QuickModel, list[float]] | None:
         """The rival that the run has kept, with its thresholds; None where it has none."""
@@ -282,7 +284,8 @@ class ModelFolder:
         """Write what is read above; `config` must be of a class in MODELS."""
         self.path.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.contiguous().cpu() for name, tensor in network.state_dict().items()}
-        save_file(tensors, self.path / WEIGHTS)
+        with errors_of_the_disk():
+            save_file(tensors, self.path / WEIGHTS)
         self.write_json(LABELS, labels)
         described = {"kind": kind_of(config), "config": asdict(config)}
         self.write_json(SETTINGS, {"schema": 1, "model": described, **settings})

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatout.errors import without_codes
 from flatout.files import read_modest, write_atomically, write_table
 from flatout.masking import mask_settings
 from flatout.report.figures import COLOURS, Chart, Curve, line_chart
@@ -195,11 +196,18 @@ def _environment() -> Environment:
         loader=PackageLoader("flatout.report"),
         autoescape=select_autoescape(disabled_extensions=("md.jinja", "py.jinja"), default=True),
         undefined=StrictUndefined,
+        finalize=_without_codes,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["as_markdown"] = as_markdown
     return environment
+
+
+def _without_codes(value: object) -> object:
+    """A text whose codes a terminal would act on are written out; anything else as it is."""
+    # a chart's own SVG is of another class
+    return without_codes(value) if type(value) is str else value
 
 
 def as_markdown(text: object) -> str:

@@ -189,12 +189,12 @@ def require_no_link_outside(path: Path) -> None:
     A folder may come from others, with its log.txt a link to a file of yours. What is copied from
     it, as in an export, would be that file. A pipe in it would be waited for without end.
     """
-    root = path.resolve()
+    root = os.path.realpath(path)  # takes a link that leads to itself, too
     for folder, folders, files in os.walk(path):
         for name in [*folders, *files]:
             entry = Path(folder, name)
             require(
-                not entry.is_symlink() or entry.resolve().is_relative_to(root),
+                not entry.is_symlink() or Path(os.path.realpath(entry)).is_relative_to(root),
                 str(entry),
                 "is a link that leads out of the folder of its run",
                 hint="Remove the link.",

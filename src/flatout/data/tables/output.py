@@ -22,10 +22,11 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from flatout.data.tables.table import are_bytes, is_list, is_text
-from flatout.errors import UserError, require
+from flatout.errors import UserError, require, without_codes
 
 # control characters but for tabs and line ends
-_CODES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# A spreadsheet runs what begins with `=`. After another sign it runs a call: SUM(…), cmd|'…'!A0.
+_FORMULA = r"(?s)^(?:[=\t\r]|[+\-@].*(?:\||[A-Za-z]\())"
 FORMATS = (".csv", ".jsonl", ".parquet")
 CONLL = ".conll"  # a word and its tag on each line
 CONLL_U = ".conllu"  # ten columns, of which the number, the word and its part of speech are written
@@ -148,7 +149,7 @@ class _Screen:
 
     def write(self, data: bytes) -> int:
         text = self._decoder.decode(data)
-        shown = _CODES.sub(lambda code: code[0].encode("unicode_escape").decode(), text)
+        shown = without_codes(text)
         sys.stdout.buffer.write(shown.encode())
         return len(data)
 
@@ -179,14 +180,15 @@ class _CsvFile:
         # A spreadsheet would run a column's name, too.
         names = []
         for name in block.schema.names:
-            names.append(f"'{name}" if name.startswith("=") else name)
+            names.append(f"'{name}" if re.match(_FORMULA, name) else name)
         pa_csv.write_csv(pa.RecordBatch.from_arrays(columns, names=names), self._file, options)
 
     def close(self, *, is_whole: bool = True) -> None:
         if self._formulas and is_whole:
-            cells = f"{self._formulas:,} cells that begin with '=' got a ' before it"
+            cells = f"{self._formulas:,} cells that begin with '=', or call something, got a '"
             print(
-                f"{cells}: a spreadsheet would run them. jsonl and parquet keep them as they are.",
+                f"{cells} before it: a spreadsheet would run them."
+                " jsonl and parquet keep them as they are.",
                 file=sys.stderr,
             )
 
@@ -254,9 +256,9 @@ _FILES: dict[str, Callable[[BinaryIO], _BlockFile]] = {
 
 
 def _without_formulas(column: pa.Array) -> tuple[pa.Array, int]:
-    """The column with a ' before each text that begins with =, and how many these are.
+    """The column with a ' before each text that is a formula, and how many these are.
 
-    A spreadsheet would run such a text.
+    A spreadsheet would run such a text. `@somebody says` and `-5 degrees` stay as they are.
     """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -264,10 +266,11 @@ def _without_formulas(column: pa.Array) -> tuple[pa.Array, int]:
         column = column.cast(pa.large_string())  # pyarrow searches no views
     if not is_text(column.type):
         return column, 0
-    are_formulas = pc.fill_null(pc.starts_with(column, "="), False)
+    are_formulas = pc.fill_null(pc.match_substring_regex(column, pattern=_FORMULA), False)
     if not (count := pc.sum(are_formulas).as_py() or 0):
         return column, 0
-    return pc.replace_substring_regex(column, pattern="^=", replacement="'="), count
+    guarded = pc.replace_substring_regex(column, pattern="^", replacement="'", max_replacements=1)
+    return pc.if_else(are_formulas, guarded, column), count
 
 
 def _join_words(words: list[str | None] | None) -> str | None:

@@ -243,6 +243,8 @@ class Subwords:
         for name, content in held["files"].items():
             is_file = Path(name).name == name and name.endswith(_ENDINGS)
             is_plain = is_file and isinstance(content, str)
+            # JSON may have half a character, and a file may not
+            is_plain = is_plain and content.encode("utf-8", "ignore").decode() == content
             require(
                 is_plain,
                 "tokenizer.json",
