@@ -26,6 +26,7 @@ import train
 from flatout.data.tables.fetched import fetch
 from flatout.data.tables.sources import open_table
 from flatout.errors import UserError
+from flatout.run.trainer import _build_quiet_trainer
 from tests.composed import run_train
 from tests.hostile import attempts as hostile
 from tests.hostile.paths import path_cases
@@ -407,6 +408,11 @@ def test_odd_settings_of_hydra_itself_are_refused(
 ):
     assert run_evil(f"hydra: {{{group}: {value}}}", ["seed=1"], tmp_path, monkeypatch) == 2
     assert said in capsys.readouterr().err
+
+
+def test_an_argument_of_the_trainer_that_overflows_is_refused():
+    with pytest.raises(UserError, match="trainer: cannot convert float infinity"):
+        _build_quiet_trainer({"max_time": {"days": float("inf")}}, [])
 
 
 @pytest.mark.parametrize("text", ["- 1", "hydra: null"])

@@ -218,7 +218,14 @@ def _build_quiet_trainer(arguments: dict[str, Any], callbacks: list[L.Callback])
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         return L.Trainer(**arguments, callbacks=callbacks)
-    except (TypeError, ValueError, AttributeError, MisconfigurationException) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        MisconfigurationException,
+        TypeError,
+        ValueError,
+    ) as error:
         raise UserError(
             "trainer", str(error), hint="These settings go to Lightning's Trainer."
         ) from None
