@@ -488,3 +488,13 @@ def test_a_file_of_the_run_that_cannot_be_read_is_not_called_one_that_cannot_be_
         (beside / "kept.txt").write_text("a")
         source.read_bytes()
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_folder_that_another_export_has_filled_meanwhile_is_not_called_unreadable(tmp_path):
+    with (
+        pytest.raises(UserError, match=r"--out: cannot write .*Directory not empty"),
+        _complete_folder(tmp_path / "export"),
+    ):
+        (tmp_path / "export").mkdir()
+        (tmp_path / "export" / "kept.txt").write_text("a")
+    assert [path.name for path in tmp_path.rglob("*")] == ["export", "kept.txt"]

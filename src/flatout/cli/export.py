@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -201,7 +201,7 @@ def _complete_folder(folder: Path) -> Iterator[Path]:
             target.rmdir()
         beside.rename(target)
     except (OSError, SafetensorError) as error:
-        if _is_about_reading(error, beside, target):
+        if _is_about_reading(error, (beside, target)):
             raise UserError(
                 str(error.filename),
                 f"cannot be read: {error.strerror}",
@@ -218,10 +218,10 @@ def _complete_folder(folder: Path) -> Iterator[Path]:
 
 
 def _is_about_reading(
-    error: OSError | SafetensorError, beside: Path, target: Path
+    error: OSError | SafetensorError, written: Sequence[Path]
 ) -> TypeGuard[OSError]:
-    """Whether an error names another place than the folder that is being written."""
+    """Whether an error names a file elsewhere than in the folders that are being written."""
     if not isinstance(error, OSError) or error.filename is None or error.errno in REFUSALS:
         return False
-    place = Path(error.filename).absolute()
-    return place != target and not place.is_relative_to(beside)
+    named = Path(error.filename).absolute()
+    return not any(map(named.is_relative_to, written))
