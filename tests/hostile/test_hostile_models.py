@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
 import resource
@@ -466,6 +467,17 @@ def test_an_odd_tokenizer_in_a_model_folder_ends_in_one_sentence(name, model, tm
 def test_a_kind_of_model_that_is_a_number_is_refused_by_export(model, capsys):
     assert verb("export", model("lstm", "config.json", put("model", 1.5))) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_an_export_is_refused(model, tmp_path, capsys):
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text\nwords\n")
+    (tmp_path / "export").mkdir()
+    os.mkfifo(tmp_path / "export" / "signature.json")
+    folder = model("lstm", "config.json", lambda described: None)
+    assert verb("verify", folder, rows, "--form", tmp_path / "export", "--device", "cpu") == 2
+    assert "signature.json: is a pipe" in capsys.readouterr().err
 
 
 def test_weights_that_the_disk_refuses_are_an_error_of_the_system(model, tmp_path):

@@ -31,7 +31,7 @@ from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.subwords import PAIR
 from flatout.engine.precision import Precision
 from flatout.errors import UserError, require
-from flatout.files import load_json
+from flatout.files import load_json, require_ordinary
 from flatout.inference.export import outputs_of, plain_model
 from flatout.inference.linear_part import LinearPart
 from flatout.inference.masked_words import MaskedWordPredictor
@@ -128,6 +128,7 @@ def forms_of_folder(folder: Path, text: str) -> tuple[Form, list[Form]]:
 
     They are transformers row by row and in batches, our flat layers, and the folder's ONNX files.
     """
+    require_ordinary(*folder.iterdir())
     plain = FolderPredictor.of_folder(folder, text)
     require(
         has_weights(folder),
@@ -388,6 +389,8 @@ def _require_own_labels(predictor: Predictor, folder: Path, found: list[str]) ->
 
 def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
     """Predictors that answer from a folder, as which a run was exported, by name."""
+    if folder.is_dir():
+        require_ordinary(*folder.iterdir())
     kind = predictor.long_texts.kind
     require(
         kind is Long.cut,
