@@ -19,8 +19,15 @@ from flatout.errors import UserError
 from flatout.files import unguard_cell, write_table
 
 TEXTS = ["=1+1", "@somebody says", None, "-5 degrees", " =2", "=cmd|' /C calc'!A0"]
-CALLS = ["+1+cmd|' /C calc'!A0", "-2+3+cmd|x!A0", "@SUM(1,2)", "\t=1", "+HYPERLINK(x)", "@x\n|y"]
-NO_CALLS = ["@somebody (see below)", "+49 (0)30", "-5", "a\t=1", "a+SUM(1)"]
+CALLS = ["+1+cmd|' /C calc'!A0", "-2+3+cmd|x!A0", "@SUM(1,2)", "\t=1", "+HYPERLINK(x)", "@x\n|y!A0"]
+NO_CALLS = [
+    "@somebody (see below)",
+    "@user|how|nice|!|I|am",
+    "+49 (0)30",
+    "-5",
+    "a\t=1",
+    "a+SUM(1)",
+]
 BLOCK = pa.RecordBatch.from_pydict(
     {"text": TEXTS, "share": [0.5] * 6, "labels": [["=a", "b"], [], ["c"], [], [], []]}
 )

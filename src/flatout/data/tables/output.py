@@ -26,7 +26,7 @@ from flatout.errors import UserError, require, without_codes
 
 # control characters but for tabs and line ends
 # A spreadsheet runs what begins with `=`. After another sign it runs a call: SUM(…), cmd|'…'!A0.
-_FORMULA = r"(?s)^(?:[=\t\r]|[+\-@].*(?:\||[A-Za-z]\())"
+_FORMULA = r"(?s)^(?:[=\t\r]|[+\-@].*(?:\|[^|]*![\w$]|[A-Za-z]\())"
 FORMATS = (".csv", ".jsonl", ".parquet")
 CONLL = ".conll"  # a word and its tag on each line
 CONLL_U = ".conllu"  # ten columns, of which the number, the word and its part of speech are written
