@@ -19,6 +19,7 @@ def test_hydra_reads_its_options_on_every_python():
     assert known.overrides == ["optim.lr=0.1"]
 
 
+# Below 3.14 argparse reads a help when it prints it: there is nothing that could raise.
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="no Python before 3.14 checks a help")
 def test_a_help_that_is_a_text_is_still_checked():
     allow_late_help()

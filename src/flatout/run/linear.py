@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 
 Learned = TypeVar("Learned")
 _TRIED_ROWS = 2_048  # rows whose training is timed
-# Memory of a linear model, by the letters of its texts: 158 and 90 bytes on headlines and on long
-# articles. Each class has a weight for each n-gram, of which there is one for some 13 letters.
-_BYTES_A_LETTER = 160
-_LONGEST = 1_000  # letters of a text whose n-grams are read
-_BYTES_A_CLASS = 1.2
 _SLOWER = 1.5  # a row of the whole training takes up to so many times a timed row
 
 
@@ -88,12 +83,12 @@ class RunTexts:
         """
         started = time.perf_counter()
         # scikit-learn takes a second to import
-        from flatout.baselines.linear_text import QuickModel
+        from flatout.baselines.linear_text import QuickModel, needed_bytes
 
         labels = self.data.info.labels
         texts = self.texts["train"]
         targets = targets_of(self.data, "train")
-        _require_memory(texts, labels.num_outputs)
+        _require_memory(needed_bytes(texts, labels.num_outputs))
         if len(texts) > 2 * _TRIED_ROWS:
             # Rows from all over the split are timed: neighbours may be alike.
             read = time.perf_counter()
@@ -106,10 +101,8 @@ class RunTexts:
         return learn(QuickModel(labels.problem, labels.num_outputs), texts, targets)
 
 
-def _require_memory(texts: Sequence[str], num_classes: int) -> None:
-    """Refuse texts whose n-grams would fill the memory of a run that has trained to its end."""
-    letters = sum(min(len(text), _LONGEST) for text in texts)
-    needed = letters * (_BYTES_A_LETTER + _BYTES_A_CLASS * num_classes)
+def _require_memory(needed: float) -> None:
+    """Refuse a linear model that would fill the memory of a run that has trained to its end."""
     free = free_bytes()
     if needed > free / 2:
         raise MemoryError(

@@ -9,7 +9,7 @@ import os
 import shlex
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -151,29 +151,49 @@ def open_run_folder(
     except OSError as error:
         raise refused_folder(error, path) from None
     require_no_link_outside(path)
-    overrides = mask_words(overrides)
-    command = shlex.join(["python", "-m", "train", *overrides])
-    begun = (
-        earlier.get("begun") if earlier else datetime.now(UTC).isoformat(timespec="microseconds")
-    )
-    facts = {"begun": begun, "experiment": config.name, "command": command, "seed": config.seed}
-    summary = Summary(empty_summary() | facts)
+    summary = Summary(empty_summary() | _describe_run(config, overrides, earlier))
+    files = _files_of_run(config, overrides)
+    with _full_disk_told(path), LogFile(path / LOG) as log:
+        place = RunFolder(path, summary, log, files=files, before=before)
+        if not is_old:
+            place.begin()
+        try:
+            yield place
+        except BaseException as error:
+            # however a run ends, its summary says so
+            told = _of_worker(error, path)
+            _close_early(place, told or error, is_old=is_old)
+            if told is not None:
+                raise told from None
+            raise
+        summary.finish("finished")
+
+
+def _describe_run(
+    config: RunConfig, overrides: Sequence[str], earlier: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a summary says of a run from its start on; `earlier`: that of the run it resumes."""
+    now = datetime.now(UTC).isoformat(timespec="microseconds")
+    return {
+        "begun": earlier.get("begun") if earlier else now,
+        "experiment": config.name,
+        "command": shlex.join(["python", "-m", "train", *mask_words(overrides)]),
+        "seed": config.seed,
+    }
+
+
+def _files_of_run(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
+    """The texts of the files that say what a run is, by their names; secrets are masked."""
     settings = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
-    files = {SETTINGS: settings, OVERRIDES: "".join(f"{override}\n" for override in overrides)}
+    words = "".join(f"{override}\n" for override in mask_words(overrides))
+    return {SETTINGS: settings, OVERRIDES: words}
+
+
+@contextmanager
+def _full_disk_told(path: Path) -> Iterator[None]:
+    """Context manager: a disk that refuses a write of the run in `path` is a user's mistake."""
     try:
-        with LogFile(path / LOG) as log:
-            place = RunFolder(path, summary, log, files=files, before=before)
-            if not is_old:
-                place.begin()
-            try:
-                yield place
-            except BaseException as error:
-                told = _of_worker(error, path)
-                _close_early(place, told or error, is_old=is_old)
-                if told is not None:
-                    raise told from None
-                raise
-            summary.finish("finished")
+        yield
     except OSError as error:
         if error.errno not in REFUSALS:
             raise
