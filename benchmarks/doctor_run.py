@@ -138,6 +138,8 @@ def claims(options: Options) -> Iterator[Claim]:
     if COST in names:
         for script in ("of_transformers.py", "of_lightning.py"):
             yield _cost_claim(script, kept.of(f"cost of {script}", partial(measure_cost, script)))
+        hooks = kept.of("hooks of transformers", measure_hooks)
+        yield _hooks_claim(hooks["us"])
 
 
 def chosen(options: Options) -> list[str]:
@@ -403,6 +405,58 @@ def _processor_s(script: str, words: list[str], judges: bool) -> float:
     began = time.process_time()
     run_script(script, words, [] if judges else None)
     return time.process_time() - began
+
+
+# Those that the Trainer or the model calls in each step.
+_HOOKS = (
+    "on_step_begin",
+    "_enter_model",
+    "_leave_model",
+    "on_pre_optimizer_step",
+    "on_optimizer_step",
+    "on_step_end",
+)
+
+
+def measure_hooks() -> dict[str, Any]:
+    """Processor time that `HFVerdict` takes of a step, in microseconds: the sum over its hooks.
+
+    It is steadier than the difference of two trainings, and leaves out the Trainer's own calls.
+    """
+    # The fastest of some rounds, as above.
+    rounds = [apart.run(_spent_in_hooks_us) for _ in range(_COST_ROUNDS)]
+    return {"us": min(rounds)}
+
+
+def _spent_in_hooks_us() -> float:
+    import time
+
+    from flatout.perf.verdict.transformers_trainer import HFVerdict
+
+    spent_s = [0.0]
+
+    def timed(hook: Any) -> Any:
+        def run(*arguments: Any, **others: Any) -> Any:
+            began_s = time.thread_time()
+            try:
+                return hook(*arguments, **others)
+            finally:
+                spent_s[0] += time.thread_time() - began_s
+
+        return run
+
+    for name in _HOOKS:
+        setattr(HFVerdict, name, timed(getattr(HFVerdict, name)))
+    steps = max(_COST_STEPS)
+    words = f"--batch-size 2 --width 16 --sleep-ms 5 --steps {steps}"
+    _processor_s("of_transformers.py", words.split(), judges=True)
+    return 1e6 * spent_s[0] / steps
+
+
+def _hooks_claim(us: float) -> Claim:
+    share = us / 10 / _COST_MS
+    name = f"cost of a step of {_COST_MS:g} ms, hooks of HFVerdict alone"
+    return bounded(name, share, "%", most=_MOST_COST, note=f"{us:.0f} µs of the processor a step")
 
 
 def _cost_claim(script: str, row: dict[str, Any]) -> Claim:
