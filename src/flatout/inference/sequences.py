@@ -45,16 +45,14 @@ from flatout.inference.run_predictor import Advance, Answered, FileOptions, RunP
 from flatout.inference.unit_check import UnitCheck
 from flatout.models.contract import ModelConfig, contract
 from flatout.tasks.abstention import HeldOutAnswers
-from flatout.tasks.error_intervals import Coverage, ErrorCollector
 from flatout.tasks.metrics import TaskMetrics
-from flatout.tasks.sequence_scores import SequenceScores
+from flatout.tasks.target_errors import TargetErrors
 from flatout.tasks.task import Task
 
 Floats = NDArray[np.float64]
 Values = NDArray[Any] | ScratchValues  # `[samples, columns]`, of which a file may hold the rows
 _SAMPLES_A_BLOCK = 4096
 _ROWS_A_BATCH = 1024
-_GROUPS = 512  # of more recordings than these the errors of several are added up for an interval
 
 
 @dataclass(slots=True)
@@ -215,7 +213,7 @@ class SequencePredictor(RunPredictor):
             f"{count} columns",
             allowed=", ".join(self.columns),
         )
-        self.units.add(blocks_of(values, _SAMPLES_A_BLOCK), name)
+        self._note_units(values, name)
         with answering(self.precision, self.device):
             if self.shape.labels:
                 yield self._label(self._scale(values[:]))
@@ -223,6 +221,10 @@ class SequencePredictor(RunPredictor):
                 yield self._forecast(values)
             else:
                 yield from map(self._in_units, self._estimates(values, self._scale))
+
+    def _note_units(self, values: Values, name: str) -> None:
+        """Compare the units of a recording with those of the training."""
+        self.units.add(blocks_of(values, _SAMPLES_A_BLOCK), name)
 
     @torch.inference_mode()
     def compare(self, recording: Recording) -> Iterator[tuple[Tensor, Tensor]]:
@@ -440,48 +442,28 @@ class SequencePredictor(RunPredictor):
         if self.shape.labels:
             return self._score_labels(table, options.label, advance)
         shape = self.shape
-        needed = 0
         columns = self.rules.columns
+        needed = 0
         if shape.horizon:
             needed = (shape.lookback or 1) + shape.horizon
         else:  # a forecast reads its targets anyhow
             columns = [*columns, *self.names]
         recordings = self.read(table, replace(self.rules, columns=columns))
         _, factor = self.scaler.of_targets(shape.targets)
-        scores = SequenceScores(_GROUPS, self.names, factor)
-        total = 0
-        coverage = Coverage.of(self.held_out_errors)
-        collector = ErrorCollector()
-        answers_of_recordings = list[int]()
-        answered = 0
-        for number, recording in enumerate(self._long_enough(recordings, needed, "evaluate")):
-            self.units.add(blocks_of(recording.values, _SAMPLES_A_BLOCK), recording.name)
-            answered_before = answered
-            for answers, truths in self.compare(recording):
-                scores.add(answers, truths, torch.full((len(answers),), number % _GROUPS))
-                total += int((~truths.isnan()).any(1).sum())
-                distances = (answers - truths).abs() * torch.from_numpy(np.array(factor))
-                coverage.add(distances.numpy())
-                # of a forecast all steps ahead of a window are one answer
-                of_answers = distances.reshape(-1, max(1, shape.horizon) * len(self.names))
-                collector.add(of_answers, np.arange(len(of_answers)) + answered)
-                answered += len(of_answers)
-            answers_of_recordings.append(answered - answered_before)
+        steps_ahead = max(1, shape.horizon)
+        errors = TargetErrors(self.names, factor, steps_ahead, self.held_out_errors)
+        for recording in self._long_enough(recordings, needed, "evaluate"):
+            self._note_units(recording.values, recording.name)
+            errors.add_recording(self.compare(recording))
             advance(len(recording.times))
-        self.require_rows(total, table)
-        remarks = [*self.notes(), *coverage.lines(self.names)]
-        recording_of_answers = np.repeat(
-            np.arange(len(answers_of_recordings)), answers_of_recordings
-        )
-        # A network that answers each sample has no window: a single recording is one stretch then.
-        span = shape.horizon or shape.lookback or max(1, answered)
+        self.require_rows(errors.rows, table)
         return Scored(
-            {"rows": total},
-            scores.values(),
-            remarks=remarks,
-            intervals=scores.intervals(),
-            held_out_errors=collector.held_out(recording_of_answers, span),
-            answer_intervals=coverage.facts(self.names),
+            {"rows": errors.rows},
+            errors.scores.values(),
+            remarks=[*self.notes(), *errors.coverage.lines(self.names)],
+            intervals=errors.scores.intervals(),
+            held_out_errors=errors.held_out(shape.horizon or shape.lookback or 0),
+            answer_intervals=errors.coverage.facts(self.names),
         )
 
     def _score_labels(self, table: Table, label: str | None, advance: Advance) -> Scored:
