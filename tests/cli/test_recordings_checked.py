@@ -187,7 +187,9 @@ def test_a_check_of_recordings_names_the_mistakes_of_all_files_at_once(tmp_path,
     for number in range(6, 15):
         (folder / f"r{number}.csv").write_text("t,a,b,y\n0,x,x,1\n", encoding="utf-8")
     assert verb("check", folder, *COLUMNS) == 2
-    assert "5 mistakes more of these recordings" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "5 mistakes more of these recordings" in printed
+    assert printed.splitlines()[-1].startswith("15 errors, ")
 
 
 def test_recordings_of_several_sampling_rates_are_warned_of_unless_they_are_resampled(
