@@ -68,3 +68,21 @@ def test_a_task_of_another_value_of_the_problem_says_how_it_is_chosen():
         RunConfig(task=COMPONENTS["task"]["tagging"]())
     with refused("task", "mlm", "data.problem=multi", fix="data.problem"):
         RunConfig(data=TextDataConfig(problem=Problem.multi), task=COMPONENTS["task"]["mlm"]())
+
+
+@pytest.mark.parametrize(
+    ("task", "problem", "fix"),
+    [
+        ("classification", Problem.tags, "Set task=tagging. Tags need model=transformer, too."),
+        ("classification", Problem.none, "task=mlm. Masked words need model=transformer, too."),
+        ("tagging", Problem.single, "Tags need model=transformer, too."),
+    ],
+)
+def test_one_message_names_the_task_and_the_model_that_rows_need(task, problem, fix):
+    data = TextDataConfig(problem=problem)
+    with refused("task", fix=fix):
+        RunConfig(data=data, task=COMPONENTS["task"][task]())
+    with refused("task") as caught:
+        encoder = COMPONENTS["model"]["transformer"]()
+        RunConfig(data=data, model=encoder, task=COMPONENTS["task"][task]())
+    assert "model=transformer" not in caught.value.hint

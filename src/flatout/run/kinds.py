@@ -296,9 +296,9 @@ def complete_parts(
         f"{_option_of(model)} does not fit {kind.rows}",
         hint=kind.model_hint,
     )
-    _require_task(task, data, kind)
+    _require_task(task, data, kind, model)
     require(
-        not kind.answers or isinstance(model, TransformerConfig),
+        not _needs_encoder(kind, model),
         "model",
         f"{_option_of(model)} predicts no {kind.answers}",
         hint="Set model=transformer.",
@@ -328,8 +328,16 @@ def _require_task_of(kind: DataKind, task: type[Task]) -> None:
     )
 
 
-def _require_task(task: object, data: FeedingConfig, kind: DataKind) -> None:
-    """Refuse a task that is not the kind's own, and say how to get the two together."""
+def _needs_encoder(kind: DataKind, model: object) -> bool:
+    """Whether only an encoder answers this kind of data, and the model is none."""
+    return bool(kind.answers) and not isinstance(model, TransformerConfig)
+
+
+def _require_task(task: object, data: FeedingConfig, kind: DataKind, model: object) -> None:
+    """Refuse a task that is not the kind's own, and say how to get the two together.
+
+    Where the model fits neither, the same message says so.
+    """
     if isinstance(task, kind.task.settings):
         return
     near = [
@@ -346,11 +354,11 @@ def _require_task(task: object, data: FeedingConfig, kind: DataKind) -> None:
     # The task is one of these rows, but not of their problem; bit strings have no problems.
     assert isinstance(data, TextDataConfig | SequenceDataConfig)
     way = near[0].way_to_task if near else ""
-    raise UserError(
-        "task",
-        f"{_option_of(task)} with data.problem={data.problem}",
-        hint=way or f"Set task={kind.task_option}.",
-    )
+    wanted = near[0] if way else kind
+    hint = way or f"Set task={kind.task_option}."
+    if _needs_encoder(wanted, model):
+        hint = f"{hint} {wanted.answers.capitalize()} need model=transformer, too."
+    raise UserError("task", f"{_option_of(task)} with data.problem={data.problem}", hint=hint)
 
 
 def _with_tokenizer(data: TextDataConfig, model: object) -> TextDataConfig:
