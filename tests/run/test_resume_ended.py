@@ -16,6 +16,7 @@ from tests.faults.plants import Planted, RaiseAt, SignalAt
 from tests.faults.runs import Spec, attempt, run_folder, saved_step, train
 from tests.params import at_once
 from tests.run.short_runs import SMALL
+from tests.run_files import read_log
 
 
 def test_a_run_of_no_steps_is_no_success(tmp_path):
@@ -189,3 +190,22 @@ def test_a_signal_after_the_last_step_ends_the_run_and_nothing_is_lost(tmp_path)
     assert read_summary(run_folder(tmp_path / "runs"))["status"] == "interrupted"
     assert attempt(SMALL, tmp_path / "runs") == 0
     assert read_summary(run_folder(tmp_path / "runs"))["training"]["resumed_from"] == 20
+
+
+class InterruptsEvaluation(L.Callback):
+    def on_validation_start(self, trainer, pl_module):
+        if trainer.state.fn == "validate":
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_the_evaluation_names_what_is_missing_and_a_resume_makes_it(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(SMALL.planted(InterruptsEvaluation), tmp_path / "runs")
+    folder = run_folder(tmp_path / "runs")
+    assert (
+        "training is complete; evaluation and report are missing:"
+        ' resume=auto makes them, in a script fit(…, resume="auto")' in read_log(folder)
+    )
+    train(SMALL, tmp_path / "runs")
+    summary = read_summary(folder)
+    assert (summary["status"], summary["training"]["resumed_from"]) == ("finished", 20)

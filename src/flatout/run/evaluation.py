@@ -66,7 +66,12 @@ def _judge_split(run: Run, training: Training, split: str) -> list[Mapping[str, 
     trainer = training.trainer
     judge = trainer.validate if split == "val" else trainer.test
     with without_lightning_advice(), others_watched():
-        return judge(run.parts.module, datamodule=run.parts.data, verbose=False)
+        try:
+            return judge(run.parts.module, datamodule=run.parts.data, verbose=False)
+        except SystemExit:
+            if trainer.interrupted:  # Lightning turns Ctrl-C into exit code 1
+                raise KeyboardInterrupt from None
+            raise
 
 
 def metric_among(metrics: dict[str, float]) -> str | None:

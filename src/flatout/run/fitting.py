@@ -27,7 +27,7 @@ from flatout.price.words import describe_seconds
 from flatout.report.run_report import EARLY_END
 from flatout.run.context import OurParts, Run, Training
 from flatout.run.lightning_advice import without_lightning_advice
-from flatout.run.run_folder import OVERRIDES, RunFolder
+from flatout.run.run_folder import RunFolder
 
 # how RuntimeErrors of Lightning begin that a setting or a module of the user causes
 _MISTAKES = ("Training with multiple optimizers", "Early stopping conditioned on metric")
@@ -56,6 +56,7 @@ def fit_to_end(run: Run, training: Training, start: Start | None) -> None:
         "not one step was planned",
         hint="Give it rows, epochs and time.",
     )
+    folder.note_trained()
     report_early_end(training, folder)
     _report_skipped(training, folder)
 
@@ -191,11 +192,7 @@ def report_signal(number: int, training: Training, folder: RunFolder) -> None:
     """Say where a signal stopped training, and how to resume; SLURM is asked to start it again."""
     name = signal.Signals(number).name
     step = training.checkpoints.boundary.at.step
-    if folder.files.get(OVERRIDES):
-        advice = "the same command with resume=auto resumes there"
-    else:  # no words were typed: most likely a script called `fit`
-        advice = 'resume=auto resumes there, in a script fit(…, resume="auto")'
-    folder.say(f"stopped by {name} after step {step}: {advice}")
+    folder.say(f"stopped by {name} after step {step}: {folder.advise_resume('resumes there')}")
     if folder.is_first:
         answer = requeue_with_slurm(number)
         if answer:

@@ -72,6 +72,7 @@ class RunFolder(RunLog):
     before: dict[str, dict[str, Any]] = field(default_factory=dict)
     # files of the run whose checkpoint is resumed, as they were; empty once it has gone on
     replaced: dict[str, bytes] = field(default_factory=dict)
+    is_trained: bool = False  # whether the last step is done: evaluation and report remain
 
     def begin(self) -> None:
         """Write down what this run is; one in an older run's folder does so when nothing can be
@@ -99,6 +100,17 @@ class RunFolder(RunLog):
             with written_aside(self.path / name) as beside:
                 write_synced(beside, content)
         self.summary.path = None
+
+    def note_trained(self) -> None:
+        """Note that the last step is done: whoever ends the run now learns what is missing."""
+        self.is_trained = True
+
+    def advise_resume(self, does: str) -> str:
+        """How to resume this run, in words; `does`: what the resume then does."""
+        if self.files.get(OVERRIDES):
+            return f"the same command with resume=auto {does}"
+        # no words were typed: most likely a script called `fit`
+        return f'resume=auto {does}, in a script fit(…, resume="auto")'
 
     def put(self, facts: dict[str, Any]) -> None:
         for name, value in facts.items():
@@ -262,6 +274,9 @@ def _close_early(place: RunFolder, error: BaseException, *, is_old: bool) -> Non
         place.summary.finish(status)
         write_page(place.path, place.summary.values, read_curves(place.path), [])
     place.log.say(f"{status}: {place.path}")
+    if place.is_trained and _is_by_signal(error):
+        way = place.advise_resume("makes them")
+        place.log.say(f"training is complete; evaluation and report are missing: {way}")
 
 
 def _is_by_signal(error: BaseException) -> bool:
