@@ -135,11 +135,14 @@ def test_evaluate_prints_the_error_by_share_and_calibrates_by_other_rows(trained
     assert [cut["error"] for cut in kept.cuts()] == [cut["error"] for cut in cuts]
 
 
-def test_rows_of_the_training_calibrate_nothing(trained, capsys):
+def test_rows_of_the_training_calibrate_nothing(trained, tmp_path, capsys):
     run, path = trained
     kept = load_predictor(run.folder).held_out
-    assert verb("evaluate", run.folder, path.with_name("train.csv"), "--calibrate") == 2
-    require_printed(capsys.readouterr().err, "the run has learned from", "train.csv")
+    file = path.with_name("train.csv")
+    copy = shutil.copy(file, tmp_path / "labelled.csv")
+    for name in (file, copy):
+        assert verb("evaluate", run.folder, name, "--calibrate") == 2
+        require_printed(capsys.readouterr().err, "the run has learned from", name)
     assert len(load_predictor(run.folder).held_out.rows) == len(kept.rows) == 400
 
 

@@ -37,6 +37,7 @@ SCHEMA = {
     },
     "data": {
         "source",
+        "fingerprints",
         "rows",
         "classes",
         "tokens",

@@ -21,6 +21,7 @@ from flatout.cli.run_arguments import (
     add_reading,
     choose_reading,
     file_options,
+    has_training_bytes,
     input_file,
     is_trained_on,
     load_predictors,
@@ -65,15 +66,12 @@ def run(arguments: argparse.Namespace) -> None:
             hint="Leave one of them out.",
         )
         require_no_link_outside(Path(arguments.run))  # before minutes of answering
-        require(
-            not is_trained_on(arguments.run, arguments.file),
-            "--calibrate",
-            f"the run has learned from {arguments.file}, where it errs less than elsewhere",
-            hint="Name rows that training has not seen.",
-        )
+        _require_unseen(arguments.file, is_trained_on(arguments.run, arguments.file))
     predictors = load_predictors(arguments)
     with input_file(arguments, "evaluate") as file, Progress() as progress:
         table = predictors[0].open(file, "evaluate", choose_reading(arguments))
+        if arguments.calibrate:
+            _require_unseen(arguments.file, has_training_bytes(arguments.run, table))
         advance = progress.task("evaluating")
         scored = predictors[0].score_table(table, file_options(arguments), predictors, advance)
     # Warnings go beside the metrics, so that standard output can be piped into another program.
@@ -89,6 +87,16 @@ def run(arguments: argparse.Namespace) -> None:
         print(json.dumps(json_safe(metrics), indent=1))
         return
     _print_scores(scored, cuts)
+
+
+def _require_unseen(file: str, is_seen: bool) -> None:
+    rows = "these rows" if file == "-" else file
+    require(
+        not is_seen,
+        "--calibrate",
+        f"the run has learned from {rows}, where it errs less than elsewhere",
+        hint="Name rows that training has not seen.",
+    )
 
 
 def _keep_answers(scored: Scored, folder: Path) -> None:

@@ -22,6 +22,7 @@ import torch
 import yaml
 
 from flatout.data.tables.reading import ReadingConfig
+from flatout.data.tables.table import Table
 from flatout.distributed.ranks import why_no_gpu
 from flatout.engine.precision import Precision
 from flatout.errors import (
@@ -36,6 +37,8 @@ from flatout.errors import (
 from flatout.files import load_yaml, values_of
 from flatout.inference.model_folder import ModelFolder
 from flatout.inference.run_predictor import FileOptions, RunPredictor
+from flatout.report.summary import FILE as SUMMARY
+from flatout.report.summary import read_summary
 from flatout.run.kinds import load_predictor
 from flatout.run.run_folder import SETTINGS
 
@@ -166,6 +169,17 @@ def is_trained_on(run: str, file: str) -> bool:
             if isinstance(name, str) and Path(name).samefile(file):
                 return True
     return False
+
+
+def has_training_bytes(run: str, table: Table) -> bool:
+    """Whether a table holds the bytes that a run has learned from, wherever its file lies."""
+    folder = ModelFolder.find(run).path.parent
+    if not (folder / SUMMARY).is_file():
+        return False
+    prints = read_summary(folder)["data"].get("fingerprints")
+    trained = prints.get("train") if isinstance(prints, dict) else None
+    # Behind the hash of its bytes may stand how a file was read, and what was left out of it.
+    return isinstance(trained, str) and trained.split()[:1] == table.fingerprint().split()[:1]
 
 
 def _reading_of_run(file: Path) -> dict[str, object]:

@@ -58,7 +58,8 @@ def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> StoreData[A
 
 
 def _summarise_data(data: StoreData[Any, Any]) -> dict[str, Any]:
-    """The section `data` of `summary.json`: source, rows of each split, counts, cache."""
+    """The section `data` of `summary.json`: source, fingerprints and rows of each
+    split, counts, cache."""
     facts = data.info.summary()
     # the summary names splits as metrics do: `val/loss`
     rows_of_split = {}
@@ -66,7 +67,15 @@ def _summarise_data(data: StoreData[Any, Any]) -> dict[str, Any]:
         rows_of_split["val" if split == "validation" else split] = count
     report = data.info.report
     cache = {"key": report.key, "hit": report.hit, "seconds": round(report.seconds, 4)}
-    return {"source": data.info.source, "rows": rows_of_split, **facts, "cache": cache}
+    # parts of other packages may have another recipe
+    fingerprints = data.store.manifest["recipe"].get("source")
+    return {
+        "source": data.info.source,
+        "fingerprints": fingerprints,
+        "rows": rows_of_split,
+        **facts,
+        "cache": cache,
+    }
 
 
 def require_memory_for_model(
