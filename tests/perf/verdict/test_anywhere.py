@@ -137,6 +137,19 @@ def test_a_barebones_trainer_and_a_second_verdict_get_one_sentence_each(tmp_path
     assert second.verdict is None
 
 
+def test_a_verdict_that_is_attached_after_the_training_says_so(tmp_path, capsys):
+    trainer = trainer_of(tmp_path)
+    trainer.fit(Small(), DataLoader(Rows(), 1))
+    assert "verdict" not in capsys.readouterr().out
+    verdict = flatout.attach(trainer)
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"verdict: none, it was attached after {trainer.global_step} steps;")
+    verdict.save(tmp_path / "verdict.json")
+    assert "it was attached after" in (tmp_path / "verdict.json").read_text(encoding="utf-8")
+    assert flatout.attach(trainer) is verdict
+    assert capsys.readouterr().out == ""
+
+
 def test_a_trainer_that_somebody_else_built_gets_all_four_once(tmp_path):
     with pytest.raises(flatout.UserError, match="attach: takes a Trainer, not Small"):
         flatout.attach(Small())

@@ -80,6 +80,14 @@ def test_a_short_training_has_no_verdict_and_says_why(tmp_path, capsys):
     assert "verdict: none, a verdict needs 30 steps after the first 5" in capsys.readouterr().out
 
 
+def test_a_verdict_that_is_attached_after_the_training_says_so(tmp_path, capsys):
+    trainer = trainer_of("regression", tmp_path, max_steps=2)
+    trainer.train()
+    capsys.readouterr()
+    attach(trainer)
+    assert "verdict: none, it was attached after 2 steps;" in capsys.readouterr().out
+
+
 class Breaks(TrainerCallback):
     def on_optimizer_step(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         if state.global_step == 21:

@@ -30,7 +30,7 @@ from flatout.errors import require
 from flatout.perf.measure.own_clock import OwnClock
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence, split_line
 from flatout.perf.verdict.gathering import evidence_of_own
-from flatout.perf.verdict.kept import KeptVerdict, Pace, describe_machine
+from flatout.perf.verdict.kept import KeptVerdict, Pace, describe_machine, describe_missed
 from flatout.perf.verdict.own_tries import try_own
 from flatout.perf.verdict.rules import plain_finding, verdict
 from flatout.run_log import RunLog
@@ -121,6 +121,10 @@ class Verdict(RunCurves):
         self.kept = KeptVerdict(why_none=why)
         self.parts = ()
         self._log.say(f"verdict: none, {why}")
+
+    def note_missed(self, steps: int) -> None:
+        """Say that a Trainer has taken so many steps before this verdict was attached."""
+        self._leave(describe_missed(steps))
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._began = time.perf_counter()
@@ -257,4 +261,8 @@ def attach(trainer: L.Trainer | HFTrainer) -> Verdict | HFVerdict:
     ours = (StepTimer(), Throughput(), HardwareMonitor(), Verdict())
     callbacks = [callback for callback in ours if type(callback) not in classes] + callbacks
     set_callbacks(lightning_trainer, callbacks)
-    return next(callback for callback in callbacks if isinstance(callback, Verdict))
+    attached = next(callback for callback in callbacks if isinstance(callback, Verdict))
+    steps_before = lightning_trainer.global_step
+    if attached in ours and steps_before:
+        attached.note_missed(steps_before)
+    return attached

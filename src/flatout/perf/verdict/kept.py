@@ -82,6 +82,11 @@ def _pace_of(ended_s: array[float]) -> SpeedupInterval | None:
     return median_of(paces)
 
 
+def describe_missed(steps: int) -> str:
+    """Why there is no verdict where one was attached after so many steps of a Trainer."""
+    return f"it was attached after {steps:,} steps; it judges what is trained from now on"
+
+
 @dataclass(kw_only=True)
 class KeptVerdict:
     """What one training leaves behind for `verdict.json`."""

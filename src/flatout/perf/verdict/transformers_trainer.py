@@ -38,7 +38,7 @@ from flatout.callbacks.read_places import ReadPlaces
 from flatout.distributed.collectives import are_several, of_all_ranks
 from flatout.perf.measure.own_clock import OwnClock
 from flatout.perf.verdict.evidence import LEAST_STEPS, OWN_LOADER, Evidence
-from flatout.perf.verdict.kept import KeptVerdict, Pace, describe_machine
+from flatout.perf.verdict.kept import KeptVerdict, Pace, describe_machine, describe_missed
 from flatout.perf.verdict.predicted import TransformersFacts, predict_findings
 from flatout.perf.verdict.rules import verdict
 from flatout.run_log import RunLog
@@ -137,6 +137,11 @@ class HFVerdict(TrainerCallback):
     def save(self, path: str | Path) -> None:
         """Write the verdict and its evidence as JSON; without a verdict, why there is none."""
         (self.kept or KeptVerdict(why_none=self.why_none)).save(path)
+
+    def note_missed(self, steps: int) -> None:
+        """Say that a Trainer has taken so many steps before this verdict was attached."""
+        self.why_none = describe_missed(steps)
+        self._log.say(f"verdict: none, {self.why_none}")
 
     def watch(self, callbacks: Iterable[TrainerCallback]) -> None:
         """Time the hooks of these callbacks by name in the next training.
@@ -434,6 +439,8 @@ def attach_to(trainer: Trainer) -> HFVerdict:
     verdict = verdicts[0] if verdicts else HFVerdict()
     if not verdicts:
         trainer.add_callback(verdict)
+        if trainer.state.global_step:
+            verdict.note_missed(trainer.state.global_step)
     verdict.watch(callbacks)
     verdict.race_for(trainer)
     return verdict
