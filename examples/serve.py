@@ -5,8 +5,8 @@ curl localhost:8000/predict -H 'content-type: application/json' -d '{"texts": ["
 treaty"]}'
 """
 
+import argparse
 import asyncio
-import sys
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from itertools import islice
@@ -20,7 +20,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, StringConstraints
 from starlette.requests import ClientDisconnect
 
-from flatout import Predictor
+from flatout import Predictor, UserError
 
 MOST_BYTES = 4_000_000
 MOST_TEXTS = 512
@@ -95,5 +95,18 @@ def make_app(run: Any, *, exact: bool = False) -> FastAPI:
     return app
 
 
+def main(words: list[str] | None = None) -> None:
+    """Serve the run that the command names; a mistake is one sentence, with exit code 2."""
+    parser = argparse.ArgumentParser(description="A finished run on texts at localhost:8000.")
+    parser.add_argument("run", metavar="RUN")
+    parser.add_argument("--exact", action="store_true")
+    arguments = parser.parse_args(words)
+    try:
+        app = make_app(arguments.run, exact=arguments.exact)
+    except UserError as mistake:
+        parser.exit(2, f"{mistake}\n")
+    uvicorn.run(app, host="127.0.0.1", port=8000)
+
+
 if __name__ == "__main__":
-    uvicorn.run(make_app(sys.argv[1], exact="--exact" in sys.argv), host="127.0.0.1", port=8000)
+    main()

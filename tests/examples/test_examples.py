@@ -171,6 +171,16 @@ def post(
         return int(client.recv(4096).split()[1])
 
 
+def test_the_server_s_command_refuses_a_run_in_one_sentence(tmp_path, capsys):
+    pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+    with pytest.raises(SystemExit) as left:
+        load("serve").main([str(tmp_path)])
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"{tmp_path}: no finished run")
+    assert said.count("\n") == 1
+
+
 @pytest.mark.soak(seconds=2)
 def test_a_run_that_answers_no_texts_is_not_served(tmp_path):
     pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
