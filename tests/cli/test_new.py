@@ -173,5 +173,5 @@ def test_a_project_that_the_disk_refuses_is_one_sentence(tmp_path, capsys):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
     place = tmp_path / "birds"
-    assert f"new: cannot make {place}: [Errno 27] File too large" in capsys.readouterr().err
+    assert f"new: cannot make {place}: File too large. Name a folder" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
