@@ -36,9 +36,12 @@ from tests.sweep.trials import MODEL, config, ended, trial
 def test_a_trial_gives_what_the_run_alone_gives_and_takes_no_memory_here(tmp_path):
     alone = fit(**vars_of(config()), folder=tmp_path / "alone")
     before = psutil.Process().memory_info().rss
-    found = ended([trial(tmp_path)])
+    of_folder = trial(tmp_path)
+    found = ended([of_folder])
     assert found[0].status is Status.complete
     assert found[0].value == alone.objective
+    seconds_read_later, _ = of_folder.job.read_ending(of_folder.folder)
+    assert found[0].seconds == seconds_read_later > 0
     assert found[0].metrics == pytest.approx(alone.metrics)
     assert psutil.Process().memory_info().rss - before < 20e6
     assert "run folder:" in (tmp_path / "0" / "output.txt").read_text()

@@ -213,7 +213,8 @@ class _Running:
         mark_broken(self.trial.folder, self._started, status)
 
     def _ending(self, status: Status, **known: Any) -> Ending:
-        return Ending(status, time.monotonic() - self._clock, **{"value": self._value, **known})
+        seen = {"seconds": time.monotonic() - self._clock, "value": self._value}
+        return Ending(status, **{**seen, **known})
 
 
 def new_trial_folder(folder: Path, *, is_again: bool) -> None:
@@ -333,7 +334,10 @@ def _train(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]:
         # a defect of any class: the sweep gets its name, and the output its traceback
         traceback.print_exc()
         return 1, {"note": f"{type(error).__name__}: {last_line(error)}"}
-    return 0, {"value": result.objective, "metrics": result.metrics | result.spent}
+    # its own seconds, without the start of a process: a later command reads the same from there
+    seconds, _ = trial.job.read_ending(trial.folder)
+    fields = {"value": result.objective, "metrics": result.metrics | result.spent}
+    return 0, {**fields, "seconds": seconds}
 
 
 def _train_in_ray(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]:
