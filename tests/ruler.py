@@ -5,6 +5,7 @@ tests.house` prints them. `tests/test_ruler.py` holds them below their ceilings.
 is kept with its file and line, so that a failing test says where to look.
 
 Tokens are Python's own, without comments, docstrings and layout. A line of code holds at least one.
+An f-string is one token, as it is for Python 3.11: later releases split it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _LAYOUT = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
+# names that Python 3.11 does not have; none of them is there
+_FSTRING_START = getattr(tokenize, "FSTRING_START", None)
+_FSTRING_END = getattr(tokenize, "FSTRING_END", None)
 _SIMPLE_STATEMENTS = (
     ast.Assign,
     ast.AnnAssign,
@@ -86,7 +90,7 @@ def _count_lines(path: Path, text: str, nodes: list[ast.AST], figures: TreeFigur
     lines = text.splitlines()
     in_docstrings = set(_docstring_lines(nodes))
     code_lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for token in _tokens_of(text):
         first_line = token.start[0]
         if token.type == tokenize.COMMENT:
             figures.counts["comments"] += lines[first_line - 1].lstrip().startswith("#")
@@ -98,6 +102,25 @@ def _count_lines(path: Path, text: str, nodes: list[ast.AST], figures: TreeFigur
     for number, line in enumerate(lines, start=1):
         if len(line) > LONGEST_LINE:
             figures.add_place("long lines", path, number)
+
+
+def _tokens_of(text: str) -> Iterator[tokenize.TokenInfo]:
+    """Python's tokens, but each f-string as one of type STRING.
+
+    `f"{a} of {b}"` is one token for Python 3.11 and nine for 3.12, among them the braces.
+    """
+    depth = 0  # f-strings stand within f-strings
+    start = (0, 0)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == _FSTRING_START:
+            start = token.start if depth == 0 else start
+            depth += 1
+        elif token.type == _FSTRING_END:
+            depth -= 1
+            if depth == 0:
+                yield token._replace(type=tokenize.STRING, start=start)
+        elif depth == 0:
+            yield token
 
 
 def _docstring_lines(nodes: list[ast.AST]) -> Iterator[int]:

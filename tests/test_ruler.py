@@ -97,3 +97,12 @@ def test_the_ruler_finds_what_it_counts(tmp_path):
         "long lines": [13],
     }
     assert figures.counts["comments"] == 2
+
+
+def test_a_string_is_one_token_whatever_it_is_filled_with(tmp_path):
+    (tmp_path / "said.py").write_text(
+        "place = f'{a} of {sum(b):.2f}'\ntext = f'''{f'{a}'}\n{b}'''\n",
+        encoding="utf-8",
+    )
+    counts = measure_tree(tmp_path).counts
+    assert (counts["tokens"], counts["code lines"]) == (6, 3)
