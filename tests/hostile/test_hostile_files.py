@@ -269,7 +269,6 @@ ODD_LISTS = (
     "defaults: [{/model: bilstm, /data: text}]",
     "defaults: [{/: x}]",
     'defaults: [{/model: "\\ud800"}]',
-    f"defaults: [{{/model: {'x' * 5000}}}]",
     "# @package",
     "# @package a b",
 )
@@ -277,9 +276,24 @@ ODD_LISTS = (
 
 @pytest.mark.parametrize("text", ODD_LISTS, ids=lambda text: text[:40])
 def test_a_list_of_defaults_that_is_none_is_refused(text, tmp_path, monkeypatch, capsys):
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "odd.yaml").write_text(f"{text}\nname: x\n")
-    assert run_train([f"--config-dir={tmp_path}", "+experiment=odd"], monkeypatch) == 2
-    said = capsys.readouterr().err
+    said = refusal_of_experiment(text, tmp_path, monkeypatch, capsys)
     assert said.startswith("conf: a file cannot be composed")
+
+
+def test_an_option_too_long_for_the_name_of_a_file_is_refused(tmp_path, monkeypatch, capsys):
+    text = f"defaults: [{{/model: {'x' * 5000}}}]"
+    said = refusal_of_experiment(text, tmp_path, monkeypatch, capsys)
+    # from Python 3.14 on there is no such file; before, looking for it is an error of the system
+    assert said.startswith(("model: no option 'xxx", "conf: a file cannot be composed"))
+
+
+def refusal_of_experiment(
+    text: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """What a run says to an experiment file that begins with this text."""
+    (folder / "experiment").mkdir()
+    (folder / "experiment" / "odd.yaml").write_text(f"{text}\nname: x\n")
+    assert run_train([f"--config-dir={folder}", "+experiment=odd"], monkeypatch) == 2
+    said = capsys.readouterr().err
     assert "Traceback" not in said
+    return said
