@@ -6,6 +6,7 @@ No Lightning is needed. Where a loader cannot be read again, `Refused` says so.
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -131,6 +132,10 @@ class OwnFeed:
             settings |= {"prefetch_factor": None, "persistent_workers": False}
         elif self.loader.num_workers:
             settings["multiprocessing_context"] = self.loader.multiprocessing_context
+        elif "fork" in multiprocessing.get_all_start_methods():
+            # By default Python 3.14 starts a server that imports the user's script. A script
+            # without `if __name__ == "__main__":` would train again there.
+            settings["multiprocessing_context"] = "fork"
         return DataLoader(
             self.loader.dataset, generator=torch.Generator().manual_seed(0), **settings
         )
