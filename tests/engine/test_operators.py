@@ -60,5 +60,5 @@ def test_a_step_of_a_stretch_asks_for_less_than_one_operator_beside_its_replay(t
     assert list(found) == list(stretches.CASES)
     for name, counts in found.items():
         assert counts["share at once"] == 0.98, name
-        for what, most in stretches.MOST.items():
-            assert 0 < counts[what] <= most, (name, what)
+        assert 0 < counts["operators"] <= stretches.MOST_OPERATORS, name
+        assert 0 < counts["calls"] <= stretches.MOST_CALLS[name], name

@@ -26,6 +26,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loops.optimization.automatic import Closure
 from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.tuner import Tuner
 from torch import Tensor, nn
@@ -418,6 +419,33 @@ def test_a_training_that_an_error_ended_leaves_lightning_s_own_loop(tmp_path):
         type(trainer.fit_loop.epoch_loop.automatic_optimization).__name__
         == "_AutomaticOptimization"
     )
+    assert "profile" not in vars(trainer.profiler)
+
+
+class NotesContexts(L.Callback):
+    """Notes whether the profiler makes a context of its own for each hook."""
+
+    def __init__(self) -> None:
+        self.are_own: list[bool] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        contexts = [trainer.profiler.profile(name) for name in ("one", "other")]
+        self.are_own.append(contexts[0] is not contexts[1])
+        with contexts[0]:
+            pass
+
+
+@pytest.mark.parametrize("profiler", [None, SimpleProfiler])
+def test_only_a_profiler_that_was_asked_for_makes_a_context_for_each_hook(tmp_path, profiler):
+    notes = NotesContexts()
+    _, _, trainer = trained(
+        tmp_path, Small, is_fast=True, callbacks=lambda: [notes], profiler=profiler
+    )
+    assert set(notes.are_own) == {profiler is not None}
+    assert "profile" not in vars(trainer.profiler)
+    if profiler is not None:
+        times = trainer.profiler.recorded_durations
+        assert len(times["[Callback]NotesContexts.on_train_batch_end"]) == 20
 
 
 @pytest.mark.parametrize("names", [None, ["layer.bias"]])

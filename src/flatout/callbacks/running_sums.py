@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 _SAVED = ("now", "total", "first")
@@ -25,14 +25,14 @@ class Sums:
 
     def add(self, other: Sums, sign: int = 1) -> None:
         """Add each field of `other` to the same field here; subtract it with `sign=-1`."""
-        for field in fields(self):
-            mine = getattr(self, field.name)
-            theirs = getattr(other, field.name)
+        for name in self.__dataclass_fields__:
+            mine = getattr(self, name)
+            theirs = getattr(other, name)
             if isinstance(mine, dict):
-                for name, value in theirs.items():
-                    mine[name] += sign * value
+                for key, value in theirs.items():
+                    mine[key] += sign * value
             else:
-                setattr(self, field.name, mine + sign * theirs)
+                setattr(self, name, mine + sign * theirs)
 
 
 class RunningSums(Generic[Kind]):

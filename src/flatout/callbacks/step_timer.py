@@ -53,10 +53,8 @@ class Split(Sums):
 
     def values(self) -> dict[str, float]:
         """Milliseconds of each part for each batch, under their curve names."""
-        return {
-            f"time/{part}_ms": 1000 * spent / max(self.batches, 1)
-            for part, spent in self.split().items()
-        }
+        batches = max(self.batches, 1)
+        return {f"time/{part}_ms": 1000 * spent / batches for part, spent in self.split().items()}
 
 
 class StepTimer(CurveSource):

@@ -261,7 +261,7 @@ class ExactCheckpoint(InBothLightnings, Checkpoint):
             return
         trainer.should_stop = trainer.should_stop or self._is_stop_asked
         self.boundary.take(trainer)
-        asked, is_due = self.when.look(pl_module.device, trainer.global_step)
+        asked, is_due = self.when.look(pl_module.device, self.boundary.at.step)
         if self._must_judge:
             self._judge(trainer)
         elif is_due:

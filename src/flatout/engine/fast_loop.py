@@ -192,6 +192,7 @@ class FastLoop(Callback):
         if optimization is None:
             self._stop(trainer, pl_module)
             return
+        internals.skip_profiling(trainer)
         others = [callback for callback in internals.callbacks_of(trainer) if callback is not self]
         self.side = LightningSide(trainer, pl_module, optimization, others)
         # A checkpoint restores losses on the host; they are stacked with later ones on the device.
@@ -241,6 +242,7 @@ class FastLoop(Callback):
         # The step stays: before the last checkpoint is saved, `is_state_partial` is asked.
         internals.unplug_optimization(trainer)
         internals.unplug_turns(trainer)
+        internals.restore_profiling(trainer)
 
     def _set_active(self, reason_against: str) -> None:
         if reason_against and self.graph is GraphUse.on:
@@ -253,6 +255,7 @@ class FastLoop(Callback):
     def _stop(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         internals.unplug_optimization(trainer)
         internals.unplug_turns(trainer)
+        internals.restore_profiling(trainer)
         self._release_embedding_gradients()
         if self.graphs is not None:
             self.graph_facts = self.graphs.facts()

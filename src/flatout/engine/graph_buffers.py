@@ -35,8 +35,8 @@ class Buffers(Protocol[ShapeT, BatchT]):
     def release(self, buffer: BatchT) -> None:
         """Let a buffer forget its batch."""
 
-    def count_tokens(self, shape: ShapeT, batch: BatchT) -> tuple[int, int]:
-        """Tokens of a batch, and those that a step of its shape computes."""
+    def count_tokens(self, shapes: Sequence[ShapeT], batches: Sequence[BatchT]) -> tuple[int, int]:
+        """Tokens of some batches, and those that steps of their shapes compute."""
 
 
 class Ring(Protocol[AnyShapeT, BatchT]):

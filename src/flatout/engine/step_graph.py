@@ -137,7 +137,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             step.rates = self._rates
         self._seen = Counter[ShapeT]()  # batches of each shape
         self._buffers: dict[ShapeT, BatchT] = {}
-        self._graphs: dict[ShapeT, CapturedStep[ShapeT]] = {}
+        self._graphs: dict[ShapeT | str, CapturedStep[ShapeT]] = {}
         self._facts = State()  # what the graphs have fixed, see `_describe`
         # Whether nobody can have changed it since `may_replay_many`.
         self._is_described = False
@@ -203,8 +203,8 @@ class StepGraphs(Generic[ShapeT, BatchT]):
 
     def captured_step(self, batch: BatchT) -> CapturedStep[ShapeT] | None:
         """The captured step for a batch; None where it must be taken alone."""
-        shape = self._shapes.shape_of(batch)
-        return None if isinstance(shape, str) else self._graphs.get(shape)
+        # a reason in place of a shape is no key
+        return self._graphs.get(self._shapes.shape_of(batch))
 
     def replay_all(
         self,
@@ -219,18 +219,14 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         assert self.ring is not None
         # an interrupt between two replays leaves no state between two counted steps
         self._step.is_at_once = True
-        self.ring.put_all(batches, [step.shape for step in steps], rates)
+        shapes = [step.shape for step in steps]
+        self.ring.put_all(batches, shapes, rates)
         for step in steps:
             step.captured.replay()
         losses, norms = self.ring.take(len(batches))
         self._step.losses.values.extend(losses)
         self._step.losses.norms.extend(norms)
-        count_tokens = self._shapes.count_tokens
-        counts = [
-            count_tokens(step.shape, batch) for step, batch in zip(steps, batches, strict=True)
-        ]
-        self._tokens += sum([tokens for tokens, _ in counts])
-        self._computed_tokens += sum([computed for _, computed in counts])
+        self._count_tokens(shapes, batches)
         self.replayed += len(batches)
         self.at_once += len(batches)
 
@@ -307,7 +303,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         """Count a replayed step, and hand on what it has computed."""
         self.replayed += 1
         self.alone[self.why_alone] += 1
-        self._count_tokens(shape, batch)
+        self._count_tokens([shape], [batch])
         # copies, as the next replay writes to the same addresses
         self._outputs = change_tensors(graph.ran.outputs, Tensor.clone)
         if self._watch is not None:
@@ -319,8 +315,8 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         for weight, gradient in graph.gradients:
             weight.grad = gradient
 
-    def _count_tokens(self, shape: ShapeT, batch: BatchT) -> None:
-        tokens, computed_tokens = self._shapes.count_tokens(shape, batch)
+    def _count_tokens(self, shapes: Sequence[ShapeT], batches: Sequence[BatchT]) -> None:
+        tokens, computed_tokens = self._shapes.count_tokens(shapes, batches)
         self._tokens += tokens
         self._computed_tokens += computed_tokens
 
@@ -536,12 +532,12 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         step = self._step
         facts: State = {
             "gradient_clip_val": step.side.longest_gradient,
-            "a weight's place": tuple(_places_of(step.module)),
-            "the optimizer's state": tuple(tensor.data_ptr() for tensor in optimizer_states(step)),
-            "the task's state": tuple(tensor.data_ptr() for tensor in task_states(step)),
+            "a weight's place": _places_of(step.module),
+            "the optimizer's state": [tensor.data_ptr() for tensor in optimizer_states(step)],
+            "the task's state": [tensor.data_ptr() for tensor in task_states(step)],
         }
         for number, group in enumerate(step.optimizer.param_groups):
-            are_trained = tuple(weight.requires_grad for weight in group["params"])
+            are_trained = [weight.requires_grad for weight in group["params"]]
             settings = {**group, "params": are_trained}
             if self._rates is not None:
                 del settings["lr"]

@@ -112,15 +112,20 @@ class StepRing:
     ) -> None:
         """Let the next captured steps read these batches, with the rates of each step."""
         assert self._batches is not None
-        first = self._step.side.trainer.global_step
-        rows = list[list[float]]()
-        for place, batch in enumerate(batches):
-            share = 0.0 if self._average is None else self._average.share_at(first + place)
-            rows.append([*rates[place], share, float(batch.step_rows)])
+        shares = self._shares(len(batches))
+        columns = zip(rates, shares, batches, strict=True)
+        rows = [[*of_groups, share, batch.step_rows] for of_groups, share, batch in columns]
         numbers = torch.tensor(rows, dtype=torch.float32)
         self._numbers[: len(rows)].copy_(on_device(numbers, self._numbers.device))
         self._batches.put_all(batches, shapes)
         self._batches.place.zero_()
+
+    def _shares(self, count: int) -> list[float]:
+        """The share of the weights in their running mean, in the coming steps."""
+        if self._average is None:
+            return [0.0] * count
+        first = self._step.side.trainer.global_step
+        return [self._average.share_at(step) for step in range(first, first + count)]
 
     def take(self, count: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Losses and norms of so many steps; copies, as later steps write to the same places."""

@@ -16,6 +16,7 @@ the host are stepped for the whole stretch, and the steps read their rates from 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
@@ -66,36 +67,35 @@ class Stretches:
         self._run = run
         self._callbacks = list[Callback]()  # all of the latest turn
         self._hearing = list[Callback]()  # of these, who hears of batches
-        self._why_alone = ""  # because of one of them
+        self._why_alone = ""  # because of one of them, or of what stays as it was
 
     def take_turn(self, fetcher: _DataFetcher) -> None:
         """Stand for `advance` of Lightning's epoch loop."""
         reason = self._reason_against()
         most = 0 if reason else self._steps_at_once()
-        batches: list[FlatBatch] = []
-        steps: list[CapturedStep[Shape]] = []
+        taken: list[tuple[FlatBatch, CapturedStep[Shape]]] = []
         usual: Any = fetcher
-        # `zip` asks the numbers first, so it fetches no batch too many
-        for _, batch in zip(range(most), internals.fetch_batches(fetcher), strict=False):
+        for batch in itertools.islice(internals.batches_of(fetcher), most):
             step = self._graphs.captured_step(batch)
             if step is None:
                 usual = internals.FetchedBefore(batch, fetcher)
                 break
-            batches.append(batch)
-            steps.append(step)
-        if batches:
-            self._take(batches, steps)
+            taken.append((batch, step))
+        if most:
+            internals.count_fetched(fetcher, len(taken) + (usual is not fetcher))
+        if taken:
+            self._take(taken)
         self._graphs.why_alone = reason or "at the end of one"
         internals.take_usual_turn(self._trainer, usual)
 
     def _reason_against(self) -> str:
-        """`reason_against`; the callbacks are looked at where they are others than before."""
+        """`reason_against`; all but schedules is asked where callbacks are others than before."""
         callbacks = internals.callbacks_of(self._trainer)
         if callbacks != self._callbacks:
             self._callbacks = callbacks
             self._hearing = _that_hear(self._trainer)
-            self._why_alone = _reason_against_callbacks(self._hearing)
-        return self._why_alone or _reason_against_others(self._trainer)
+            self._why_alone = _reason_against_parts(self._trainer, self._hearing)
+        return self._why_alone or _reason_against_schedules(self._trainer)
 
     def _steps_at_once(self) -> int:
         """How many steps may be taken before the next one that needs Lightning's turn."""
@@ -107,8 +107,11 @@ class Stretches:
             steps = min(steps, cast(HearsAtOnce, callback).steps_to_hook(trainer))
         return steps - 1
 
-    def _take(self, batches: Sequence[FlatBatch], steps: Sequence[CapturedStep[Shape]]) -> None:
+    def _take(self, taken: Sequence[tuple[FlatBatch, CapturedStep[Shape]]]) -> None:
+        """Take captured steps of batches, and tell who counts them."""
         trainer = self._trainer
+        batches = [batch for batch, _ in taken]
+        steps = [step for _, step in taken]
         groups = trainer.optimizers[0].param_groups
         schedules = list[LRScheduler]()
         for config in internals.step_schedules(trainer):
@@ -129,18 +132,15 @@ class Stretches:
 
 def reason_against(trainer: L.Trainer) -> str:
     """Why each step needs a turn of Lightning's loop now; empty where it does not."""
-    return _reason_against_callbacks(_that_hear(trainer)) or _reason_against_others(trainer)
+    reason = _reason_against_parts(trainer, _that_hear(trainer))
+    return reason or _reason_against_schedules(trainer)
 
 
-def _reason_against_callbacks(hearing: Sequence[Callback]) -> str:
+def _reason_against_parts(trainer: L.Trainer, hearing: Sequence[Callback]) -> str:
     for callback in hearing:
         is_ours = type(callback).__module__.startswith("flatout.")
         if not (is_ours and isinstance(callback, HearsAtOnce)):
             return f"as {type(callback).__name__} hears of each batch"
-    return ""
-
-
-def _reason_against_others(trainer: L.Trainer) -> str:
     if internals.overridden_hooks(_BATCH_HOOKS, trainer.lightning_module, []):
         return "as the module hears of each batch"
     if internals.is_profiled(trainer):
@@ -150,6 +150,11 @@ def _reason_against_others(trainer: L.Trainer) -> str:
         return "as a DataModule of flatout's is missing"
     if internals.overrides(trainer.precision_plugin, "convert_input", Precision):
         return "as the precision converts each batch"
+    return ""
+
+
+def _reason_against_schedules(trainer: L.Trainer) -> str:
+    # Lightning's weight averaging puts its own in their place
     for schedule in internals.step_schedules(trainer):
         if schedule.reduce_on_plateau or schedule.frequency != 1:
             return "as a schedule does not step with each batch"

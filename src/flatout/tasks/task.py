@@ -493,10 +493,6 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
     def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
         """Restore `position_state` of this rank; of the last rank if there were fewer ranks."""
 
-    def computed_tokens(self, batch: FlatBatch) -> int:
-        """Tokens computed for a batch, padding included."""
-        return self.network.computed_tokens(batch)
-
     @torch.inference_mode()
     def gathered(
         self,

@@ -190,14 +190,12 @@ class Feed:
         batches = self._batches(self._make_plan(self.epoch), self.consumed)
         if self.complete is not None:
             batches = map(self.complete, batches)
-        while True:
-            asked = time.perf_counter()
-            batch = next(batches, None)
+        asked = time.perf_counter()
+        for batch in batches:
             self.wait_s += time.perf_counter() - asked
-            if batch is None:
-                return
             self.consumed += 1
             yield batch
+            asked = time.perf_counter()
 
     def _make_plan(self, epoch: int) -> Plan:
         if self.plan.is_stream:

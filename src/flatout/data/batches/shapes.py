@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -145,31 +146,27 @@ class Shapes:
             return "of other rows"
         if batch.places is not None or batch.states is not None:
             return "whose parts vary in size"
-        sizes = self._sizes_of(batch)
-        if isinstance(sizes, str):
-            return sizes
-        tokens, longest = sizes
-        labels = 0 if batch.targets is None else len(batch.targets)
-        if labels and self.tags:
-            labels = tokens
-        elif batch.target_offsets is not None:
-            labels = _round_up_by_eighths(labels)
-        return Shape(self.rows, tokens, longest, self.is_even, labels)
-
-    def _sizes_of(self, batch: FlatBatch) -> tuple[int, int] | str:
-        """Tokens and longest row of the buffer for a batch."""
         if self.is_even:
-            return batch.num_tokens, self.longest
+            return self._shape(batch, batch.num_tokens, self.longest)
         needed = batch.longest() if self.is_padded else batch.num_tokens + self.fillers
         if needed > self.sizes[-1]:
             return "with more tokens than planned"
         size = self.sizes[bisect_left(self.sizes, needed)]
         if self.is_padded:
             # A place more than the rectangle: `FlatBatch.padded` takes a view of a full one.
-            return self.rows * size + 1, size
+            return self._shape(batch, self.rows * size + 1, size)
         if size - batch.num_tokens > self.fillers * self.longest:
             return "with fewer tokens than planned"
-        return size, self.longest
+        return self._shape(batch, size, self.longest)
+
+    def _shape(self, batch: FlatBatch, tokens: int, longest: int) -> Shape:
+        """The shape with so many tokens, and with room for the labels of a batch."""
+        labels = 0 if batch.targets is None else batch.targets.shape[0]
+        if labels and self.tags:
+            labels = tokens
+        elif batch.target_offsets is not None:
+            labels = _round_up_by_eighths(labels)
+        return Shape(self.rows, tokens, longest, self.is_even, labels)
 
     def make(self, shape: Shape, batch: FlatBatch) -> FlatBatch:
         """A buffer of a shape, filled with a batch."""
@@ -220,11 +217,14 @@ class Shapes:
         """Let a buffer forget its batch: a slice of many, which it would keep in memory."""
         buffer.copied_from = None
 
-    def count_tokens(self, shape: Shape, batch: FlatBatch) -> tuple[int, int]:
-        """Tokens of a batch, and those that a step of its shape computes."""
-        is_rectangle = self.is_padded and not shape.is_even
-        computed = shape.rows * shape.longest if is_rectangle else shape.tokens
-        return batch.num_tokens, computed
+    def count_tokens(
+        self, shapes: Sequence[Shape], batches: Sequence[FlatBatch]
+    ) -> tuple[int, int]:
+        """Tokens of some batches, and those that steps of their shapes compute."""
+        tokens = sum([batch.num_tokens for batch in batches])
+        if self.is_padded and not self.is_even:
+            return tokens, sum([shape.rows * shape.longest for shape in shapes])
+        return tokens, sum([shape.tokens for shape in shapes])
 
     def _host_lengths(self, shape: Shape, rows: int) -> Tensor:
         """Stand-in lengths for the host, the same for all batches of a shape.

@@ -13,7 +13,7 @@ Batches of flatout's own feeds have `shapes.py`, which pads them to few shapes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TypeVar, cast
 
@@ -79,9 +79,11 @@ class Signatures:
     def release(self, buffer: object) -> None:
         """Do nothing: a buffer keeps no batch."""
 
-    def count_tokens(self, shape: Signature, batch: object) -> tuple[int, int]:
-        """One and one, as nothing is padded."""
-        return 1, 1
+    def count_tokens(
+        self, shapes: Sequence[Signature], batches: Sequence[object]
+    ) -> tuple[int, int]:
+        """As many as there are batches, as nothing is padded."""
+        return len(batches), len(batches)
 
 
 def leaves_of(value: object) -> Iterator[object]:
