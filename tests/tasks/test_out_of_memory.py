@@ -28,6 +28,7 @@ from flatout.data.feeding import FeedKind
 from flatout.data.problem import Problem
 from flatout.data.store.store import StoreSplit
 from flatout.engine.fast_loop import FastLoop, fast_loop_of
+from flatout.engine.fused_adamw import FusedAdamW
 from flatout.errors import UserError
 from flatout.models.encoder.transformer import Outputs
 from flatout.tasks.classification import Classifier, ClassWeights
@@ -293,7 +294,7 @@ def test_batch_normalisation_notes_each_row_once(tmp_path):
     assert torch.equal(*found)
 
 
-class ScarceState(torch.optim.AdamW):
+class ScarceState(FusedAdamW):
     """Has no memory for its state so many times."""
 
     lacks = 1
@@ -314,7 +315,7 @@ class ScarceState(torch.optim.AdamW):
 def test_an_optimizer_without_memory_for_its_state_is_tried_once_more(
     make_split, tmp_path, times, monkeypatch
 ):
-    monkeypatch.setattr("flatout.engine.optimizer.AdamW", ScarceState)
+    monkeypatch.setattr("flatout.engine.optimizer.FusedAdamW", ScarceState)
     monkeypatch.setattr(ScarceState, "lacks", 0)
     split = make_split(LENGTHS)
     _, expected = trained(classifier("bilstm", Problem.single), feed_of(split, 8, 1), tmp_path)

@@ -20,6 +20,7 @@ from flatout.data.batches.signatures import Signatures
 from flatout.distributed.both_lightnings import either
 from flatout.engine.captures import CAPTURES, GraphUse
 from flatout.engine.clipping import is_fused
+from flatout.engine.fused_adamw import FusedAdamW
 from flatout.engine.step_graph import StepGraphs
 from flatout.engine.step_ring import StepRing
 from flatout.engine.step_watch import StepWatch
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
 _LEAST_STEPS = 200
 """A capture takes about as long as ten plain steps, and up to eight of them may be needed."""
-_STEP_ON_DEVICE = (AdamW, Adam, SGD)  # those of torch that can be fused on a GPU
+# what can be fused on a GPU, so that the host decides nothing
+_STEP_ON_DEVICE = (FusedAdamW, AdamW, Adam, SGD)
 
 
 class _TaskOfOurs(Protocol):
