@@ -61,7 +61,7 @@ def test_each_row_is_answered_by_a_run_on_the_other_folds_and_nothing_is_left_of
         data=data, model=NETWORK, trainer={"max_epochs": 1}, tune=tune_of("off"), seed=3
     )
     found = answers_in_folds(
-        settings, texts, labels, sorted(set(labels)), folds, 0.0, 60.0, lines.append
+        settings, texts, labels, sorted(set(labels)), folds, 0.0, 600.0, lines.append
     )
     sides = [
         pa.table({"text": texts[folds == fold], "label": labels[folds == fold]}) for fold in (0, 1)
@@ -94,7 +94,7 @@ def test_each_word_is_answered_by_a_tagger_that_saw_no_sentence_of_its_fold(tmp_
     )
     words = as_column([row["tokens"] for row in rows])
     tags = as_column([row["tags"] for row in rows])
-    found = answers_in_folds(settings, words, tags, types, folds, 0.0, 60.0, lines.append)
+    found = answers_in_folds(settings, words, tags, types, folds, 0.0, 600.0, lines.append)
     words_of = np.repeat(np.arange(160), [len(row["tokens"]) for row in rows])
     assert found.shape == (len(words_of), len(types))
     assert not found[folds[words_of] < 0].any()

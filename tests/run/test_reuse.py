@@ -94,7 +94,7 @@ def train(data: TextDataConfig, model: TransformerConfig, folder: Path, **settin
         "epochs": 2,
         "output": str(folder / "runs"),
         "compile": False,
-        "monitor": MonitorConfig(flush_every=1, verdict=False, progress=False),
+        "monitor": MonitorConfig(flush_every=1, verdict=False, progress=False, rival=False),
     }
     return quiet_fit(replace(data, cache=str(folder / "cache")), model, **(given | settings))
 
