@@ -6,6 +6,7 @@ BENCHES = {
     "spine": "data: batches a second, waiting, framework cost, padding, ten million rows",
     "shortcuts": "what each shortcut through Lightning saves of a step",
     "operators": "what a step of a small model asks a GPU for, by phase; counted on any machine",
+    "shapes": "captured steps: how many shapes batches are brought to, and the padding they add",
     "sources": "tables: reading and checking against reading alone, rows a second, memory, splits",
     "headlines": "a BiLSTM's epochs against the usual loop, at the same accuracy",
     "bits": (

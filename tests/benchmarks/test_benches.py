@@ -47,6 +47,10 @@ FIRST_ROWS = {
         "LSTM on windows, fp32: operators of a step",
         "LSTM on windows, bf16: operators of a step",
     ],
+    "shapes": [
+        "headlines, 32 rows, flat: padding that shapes add",
+        "headlines, 128 rows, flat: padding that shapes add",
+    ],
     "sources": [
         "reading and checking a csv, against datasets reading it",
         "checking rows in memory",

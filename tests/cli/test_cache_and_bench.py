@@ -64,6 +64,7 @@ def test_benches_are_listed(capsys):
         "drift",
         "shortcuts",
         "operators",
+        "shapes",
         "sources",
         "sequences",
         "tune",

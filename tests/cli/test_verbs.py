@@ -175,10 +175,10 @@ MISTAKES = [
     (
         ["bench", "spin"],
         (
-            "no bench 'spin' (spine, shortcuts, operators, sources, headlines, bits, sequences,"
-            " loaders, bert, answers, abstention, drift, audit, reuse, gpu, rates, price, tune,"
-            " scale, cluster, doctor, doctor_run, protections, defaults, quality). Did you mean"
-            " 'spine'?"
+            "no bench 'spin' (spine, shortcuts, operators, shapes, sources, headlines, bits,"
+            " sequences, loaders, bert, answers, abstention, drift, audit, reuse, gpu, rates,"
+            " price, tune, scale, cluster, doctor, doctor_run, protections, defaults, quality)."
+            " Did you mean 'spine'?"
         ),
     ),
     (["bench", "spine", "--only", "waiting"], "--only: bench spine cannot leave rows out"),

@@ -91,7 +91,7 @@ def test_a_plain_number_that_a_capture_has_baked_is_named_by_its_line(planted):
     words = "gets another plain number in each step at"
     assert of_network["baked"][0] == f"div {words} {of_network['line']}"
     assert of_network["line_before"] in of_network["outside"]
-    assert f"_fused_adamw_ {words} engine/step.py:" in planted["a baked rate"]["baked"][0]
+    assert f"_fused_adamw_ {words} engine/fused_adamw.py:" in planted["a baked rate"]["baked"][0]
 
 
 def test_a_training_is_resumed_amid_replays_to_the_same_bits(tmp_path):

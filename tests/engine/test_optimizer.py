@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from flatout import RunConfig
-from flatout.engine.clipping import clip_gradients
+from flatout.engine import clipping
+from flatout.engine.clipping import clip_gradients, gradient_norm
 from flatout.engine.optimizer import OptimConfig, Schedule
 from flatout.errors import UserError
 from tests.refusals import refused
@@ -47,6 +48,20 @@ def test_biases_do_not_decay():
         (2, 0.3),
         (1, 0.0),
     ]
+
+
+@pytest.mark.parametrize("most_joined", [0, 1 << 20])
+def test_the_norm_of_gradients_of_several_types_is_that_of_all_their_numbers(
+    monkeypatch, most_joined
+):
+    monkeypatch.setattr(clipping, "_MOST_JOINED", most_joined)
+    weights = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2, 2, dtype=torch.float64))]
+    weights.append(nn.Parameter(torch.zeros(1)))  # without a gradient
+    weights[0].grad = torch.tensor([1.0, 2.0, 2.0])
+    weights[1].grad = torch.full((2, 2), 2.0, dtype=torch.float64)
+    assert float(gradient_norm(weights)) == 5.0
+    weights[0].grad[1] = torch.inf
+    assert float(gradient_norm(weights)) == torch.inf
 
 
 def test_clipping_shortens_long_gradients_only():

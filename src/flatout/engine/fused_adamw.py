@@ -30,7 +30,7 @@ class FusedAdamW(AdamW):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        found_inf: Tensor | None = vars(self).get("found_inf")
         tensors_of_groups = [self._tensors_of(group) for group in self.param_groups]
         counts = [count for tensors in tensors_of_groups for count in tensors[-1]]
         if not counts:  # no weight has a gradient
@@ -72,6 +72,6 @@ class FusedAdamW(AdamW):
                 weight_decay=group["weight_decay"],
                 eps=group["eps"],
                 maximize=group["maximize"],
-                grad_scale=getattr(self, "grad_scale", None),
+                grad_scale=vars(self).get("grad_scale"),
                 found_inf=found_inf,
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -163,8 +163,7 @@ class LightningSide:
         block = getattr(self._strategy, "block_backward_sync", None)
         if ends_step or not self.has_several_ranks or block is None:
             return nullcontext()
-        context: AbstractContextManager[object] = block()
-        return context
+        return cast("AbstractContextManager[object]", block())
 
     def clips_in_its_own_way(self) -> bool:
         """Whether gradients are clipped by the module's own method, or by value."""

@@ -237,9 +237,7 @@ class Step:
         self.side.call_hooks("on_before_optimizer_step", self.optimizer)
         norm = self._clip()
         if self.decides_on_host:
-            is_finite = (
-                math.isfinite(norm) if norm is not None else gradient_is_finite(self.weights)
-            )
+            is_finite = gradient_is_finite(self.weights) if norm is None else math.isfinite(norm)
             return self.losses.accept(self.side.trainer.global_step, is_finite=is_finite)
         if norm is None:
             norm = gradient_norm(self.weights)
