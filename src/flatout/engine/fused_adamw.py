@@ -20,9 +20,13 @@ from torch.optim import AdamW
 class FusedAdamW(AdamW):
     """`torch.optim.AdamW(fused=True)` with fewer operators.
 
-    It reads two attributes in each step, as torch's does: `grad_scale`, by which gradients are
-    divided, and `found_inf`, which is 1 where the step is left out.
+    As torch's, it reads two attributes, which whoever steps may set for one step.
     """
+
+    found_inf: Tensor | None = None
+    """1 where the step is left out, else 0."""
+    grad_scale: Tensor
+    """What gradients are divided by. Without a value here, as torch's scaler multiplies it."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -30,16 +34,15 @@ class FusedAdamW(AdamW):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        found_inf: Tensor | None = vars(self).get("found_inf")
         tensors_of_groups = [self._tensors_of(group) for group in self.param_groups]
         counts = [count for tensors in tensors_of_groups for count in tensors[-1]]
         if not counts:  # no weight has a gradient
             return loss
         torch._foreach_add_(counts, 1)
         for group, tensors in zip(self.param_groups, tensors_of_groups, strict=True):
-            self._step_group(group, tensors, found_inf)
-        if found_inf is not None:
-            torch._foreach_sub_(counts, [found_inf] * len(counts))
+            self._step_group(group, tensors)
+        if self.found_inf is not None:
+            torch._foreach_sub_(counts, [self.found_inf] * len(counts))
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -56,9 +59,7 @@ class FusedAdamW(AdamW):
         make_state(group, *tensors)
         return tensors
 
-    def _step_group(
-        self, group: dict[str, Any], tensors: list[list[Tensor]], found_inf: Tensor | None
-    ) -> None:
+    def _step_group(self, group: dict[str, Any], tensors: list[list[Tensor]]) -> None:
         beta1, beta2 = group["betas"]
         # one kernel reads weights of one type
         group_by_type: Any = self._group_tensors_by_device_and_dtype
@@ -72,6 +73,6 @@ class FusedAdamW(AdamW):
                 weight_decay=group["weight_decay"],
                 eps=group["eps"],
                 maximize=group["maximize"],
-                grad_scale=vars(self).get("grad_scale"),
-                found_inf=found_inf,
+                grad_scale=self.grad_scale if hasattr(self, "grad_scale") else None,
+                found_inf=self.found_inf,
             )
