@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import lightning as L
 import torch
+from torch._ops import OpOverload
 
 from flatout.callbacks import ExactCheckpoint, ProgressLine
 from flatout.callbacks.run_curves import RunCurves
 from flatout.data.batches import feed
 from flatout.data.batches.flat_batch import FlatBatch
+from flatout.engine.step_graph import StepGraphs
+from flatout.engine.step_ring import StepRing
+from tests.elsewhere.capture import Captured
+from tests.elsewhere.device import There
 from tests.elsewhere.graphs import NEVER_REPLAYED, RESULTS, Trained, begin_elsewhere, train
 
 NAME = "window mlp"  # the quickest case; its rates fall, and its weights have a running mean
@@ -50,13 +56,46 @@ def compare_all(folder: Path) -> None:
     """What trainings in stretches leave, beside plain ones."""
     begin_elsewhere()
     plain = train(NAME, "on", plain_first=NEVER_REPLAYED)
+    with noting_between_replays() as asked_between:
+        alone = train(NAME, "on")
     results = {
-        "alone": _facts(train(NAME, "on"), plain),
+        "alone": {**_facts(alone, plain), "asked_between": asked_between},
         "with a callback": _facts(train(NAME, "on", callbacks=[Hears()]), plain),
         "with parts of flatout": _tell_parts(folder),
         "broken": _break_a_step(),
     }
     (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
+
+
+@contextmanager
+def noting_between_replays() -> Iterator[list[str]]:
+    """What is asked of the device between the replays of stretches, where a card waits for it."""
+    noted = list[str]()
+
+    def note(operator: OpOverload) -> None:
+        noted.append(str(operator))
+
+    def replay(self: Captured) -> None:
+        There.watch = None
+        plain_replay(self)
+        There.watch = note
+
+    def take(self: StepRing, count: int) -> Any:  # behind the last replay
+        There.watch = None
+        return plain_take(self, count)
+
+    def replay_all(self: StepGraphs[Any, Any], *arguments: Any) -> None:
+        with mock.patch.object(Captured, "replay", replay):
+            plain_replay_all(self, *arguments)
+
+    plain_replay = Captured.replay
+    plain_take = StepRing.take
+    plain_replay_all = StepGraphs.replay_all
+    with (
+        mock.patch.object(StepGraphs, "replay_all", replay_all),
+        mock.patch.object(StepRing, "take", take),
+    ):
+        yield noted
 
 
 def _facts(trained: Trained, plain: Trained) -> dict[str, Any]:

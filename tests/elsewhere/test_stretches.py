@@ -22,6 +22,7 @@ def test_a_stretch_has_all_bits_of_plain_steps(results):
     assert found["has_equal_losses"] and found["has_equal_weights"]
     words = f"{found['at_once']} of them in stretches, alone: 5 at the end of one"
     assert words in found["summary"]
+    assert found["asked_between"] == []
 
 
 def test_a_callback_that_hears_of_each_batch_ends_all_stretches_and_is_named(results):
