@@ -233,6 +233,14 @@ def require_ordinary(*paths: Path) -> None:
             raise UserError(str(path), "is a pipe or a device", hint="Remove it.")
 
 
+def home_expanded(path: str | Path) -> Path:
+    """A path with the home folder in place of `~`; unchanged where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def stamp_of(path: Path) -> list[int]:
     """Values of a file's entry that change when the file does: size, mtime, ctime, inode.
 

@@ -38,6 +38,7 @@ from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.sources import files_in
 from flatout.distributed import engine
 from flatout.errors import require
+from flatout.files import home_expanded
 from flatout.inference.fingerprint import describe_drift
 from flatout.inference.model_folder import WEIGHTS, ModelFolder
 from flatout.inference.run_predictor import FileOptions, RunPredictor
@@ -124,7 +125,7 @@ def _refuse_unknown_options(options: FileOptions, predictor: RunPredictor) -> No
 
 def _warn_of_inner_folders(place: str) -> None:
     """Say that folders inside a folder of files are left out: their files are easily missed."""
-    inner = [path.name for path in Path(place).expanduser().glob("[!.]*/") if path.is_dir()]
+    inner = [path.name for path in home_expanded(place).glob("[!.]*/") if path.is_dir()]
     if inner:
         print_note(f"{place}: folders in it are not read: {', '.join(inner[:3])}")
 

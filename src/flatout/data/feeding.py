@@ -17,6 +17,7 @@ from flatout.data.batches.plan import FeedKind
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.splits import SPLITS
 from flatout.errors import UserError, check_settings, require, setting
+from flatout.files import home_expanded
 
 FILES = "a file, a pattern, a list of files; from Python a table"
 FOLDERS = "a file, a pattern, a list of files, a folder; from Python a table"
@@ -166,7 +167,7 @@ def require_other_files(given: dict[str, object], source_keys: Sequence[str]) ->
         if not isinstance(value, str | Path):
             continue
         # `Path.resolve` fails on names that no file can have
-        path = Path(os.path.abspath(Path(value).expanduser()))  # noqa: PTH100
+        path = Path(os.path.abspath(home_expanded(value)))  # noqa: PTH100
         other = paths.setdefault(path, name)
         require(
             other == name,

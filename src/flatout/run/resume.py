@@ -27,7 +27,7 @@ from flatout.checkpoints.same_run import (
 from flatout.config import RunConfig
 from flatout.engine.run_length import EPOCHS
 from flatout.errors import UserError, require
-from flatout.files import load_yaml, read_modest
+from flatout.files import home_expanded, load_yaml, read_modest
 from flatout.masking import mask_words
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import plain, read_summary
@@ -54,7 +54,7 @@ def find_run(config: RunConfig, overrides: Sequence[str], named: Sequence[Path] 
         return Found(None)
     settings = plain(config)
     if config.resume != "auto":
-        folder = Path(config.resume).expanduser()
+        folder = home_expanded(config.resume)
         read_summary(folder)  # refuses what is not the folder of a run
     else:
         place = named[0] if named else Path(config.output, config.name)

@@ -114,5 +114,5 @@ class ReadingConfig:
 def _is_encoding(name: str) -> bool:
     try:
         return codecs.lookup(name)._is_text_encoding
-    except LookupError:
+    except (LookupError, ValueError):  # a name with a null character, too
         return False

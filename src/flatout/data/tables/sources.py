@@ -8,6 +8,7 @@ kind of source.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ from flatout.data.tables.hub import from_disk, from_hub, is_saved_dataset, may_b
 from flatout.data.tables.reading import Format, ReadingConfig
 from flatout.data.tables.table import ManyFiles, Table
 from flatout.errors import UserError, require
+from flatout.files import home_expanded
 
 _TABLES: dict[Format, tuple[Callable[[Path, str, ReadingConfig], FileTable], str]] = {
     Format.csv: (CsvTable, ".csv"),
@@ -90,7 +92,13 @@ def files_in(given: str | Path, where: str) -> list[str]:
         # `glob` takes no pattern that begins with a root.
         root = Path(path.anchor)
         pattern = str(path.relative_to(path.anchor))
-        if matches := sorted((str(file) for file in root.glob(pattern)), key=_by_number):
+        try:
+            matches = sorted(map(str, root.glob(pattern)), key=_by_number)
+        except (OSError, RecursionError) as error:  # a folder on the way cannot be listed
+            raise UserError(
+                where, f"{given} cannot be followed ({error})", hint="Name the files, or a folder."
+            ) from None
+        if matches:
             return matches
         hint = f"Patterns are looked up in {Path.cwd()}. Correct the pattern, or name the files."
         raise UserError(where, f"no file fits {given}", hint=hint)
@@ -145,7 +153,7 @@ def format_of(file: Path) -> Format | None:
 def _path_of(given: str | Path, where: str) -> Path:
     """The path that is named; for an address, the path of its copy in the cache."""
     require(bool(str(given)), where, "is empty", hint="Name a file, or leave it out.")
-    return Path(fetch(str(given), where) if is_address(given) else given).expanduser()
+    return home_expanded(fetch(str(given), where) if is_address(given) else given)
 
 
 def _join_files(given: list[Any], where: str, reading: ReadingConfig) -> Table:
@@ -197,7 +205,7 @@ def _splits_of(source: object, where: str, reading: ReadingConfig) -> dict[str, 
         return {"train": open_source(source, where=where, reading=reading)}
     path = _path_of(source, where)
     source = str(path) if is_address(source) else source  # what was fetched is not asked for again
-    is_there = path.exists() or path.is_symlink()  # a link that leads nowhere names no data set
+    is_there = os.path.lexists(path)  # a link that leads nowhere names no data set
     names_no_file = not is_there and not _is_pattern(path) and format_of(path) is None
     if names_no_file and may_be_hub_name(str(source)):
         return _splits_of(from_hub(str(source), where), where, reading)
