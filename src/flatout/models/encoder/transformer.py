@@ -297,12 +297,16 @@ class TransformerConfig:
         self._set_dropout(described, "head_dropout", self.head_dropout)
         _require_no_code(self.settings, "model.settings")
         for name, value in self.settings.items():
-            if not hasattr(described, name):
+            if not _set_one(described, name, value):
                 hint = did_you_mean(name, list(described.to_dict()))
                 raise UserError(
                     f"model.settings.{name}", f"no setting of {described.model_type}", hint=hint
                 )
-            setattr(described, name, value)
+        layers = read_setting(described, "num_hidden_layers", 1)
+        where = (
+            "model.layers" if self.pretrained is None else f"model.pretrained: {self.pretrained}"
+        )
+        require(layers >= 1, where, f"{layers} layers", allowed="1 or more")
         if self.pretrained is None:
             described.vocab_size, described.pad_token_id = vocabulary_size, padding_id
             for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
@@ -476,6 +480,21 @@ def _require_no_code(described: Mapping[str, Any], where: str) -> None:
             f"{value!r} names code of others",
             hint="Take it out.",
         )
+
+
+def _set_one(described: PretrainedConfig, name: str, value: object) -> bool:
+    """Set a value of a configuration; false where it has no setting of that name.
+
+    Methods, names of Python's own, and what the library does not let change are no settings.
+    """
+    is_there = hasattr(described, name) and not name.startswith("__")
+    if not is_there or callable(getattr(described, name)):
+        return False
+    try:
+        setattr(described, name, value)
+    except AttributeError:
+        return False
+    return True
 
 
 def _config_class(family: str) -> type[PretrainedConfig]:
