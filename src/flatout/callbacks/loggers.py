@@ -131,6 +131,8 @@ class MLflowConfig:
     name: str | None = setting(None, "Its name; null: that of the run folder.", example="first")
 
     def build(self, place: RunPlace) -> Logger:
+        # MLflow would report its use to its makers, and keep a number of this machine in the home
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from lightning.pytorch.loggers import MLFlowLogger
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
