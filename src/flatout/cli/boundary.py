@@ -31,7 +31,13 @@ from lightning import seed_everything
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from flatout.cli.composing import chain_of, explain_errors, mistake_in, unknown_key
+from flatout.cli.composing import (
+    chain_of,
+    explain_errors,
+    mistake_in,
+    unknown_key,
+    without_value,
+)
 from flatout.cli.own_classes import hold_optimizer, hold_task
 from flatout.cli.typed import (
     ONLY_TYPED,
@@ -40,6 +46,7 @@ from flatout.cli.typed import (
     check_values_of_hydra,
     is_typed_value,
     nodes,
+    secret_keys,
 )
 from flatout.config import NAMES, RunConfig
 from flatout.data.tables.hub import never_ask_to_run_code
@@ -133,8 +140,12 @@ _FOLDERS = (
     "exclude_batches_path",
     "folder",
 )
-# arguments that become a part of such a folder
-_PARTS = ("name", "version", "sub_dir", "filename", "prefix", "filename_suffix", "comment")
+# arguments that become a part of such a folder, those that are joined to it first
+_JOINED = ("name", "version", "sub_dir")
+_PARTS = (*_JOINED, "filename", "prefix", "filename_suffix", "comment")
+# What a file name of ModelCheckpoint may hold of metrics: {epoch}, {val/loss:.2f}. It is a format
+# of Python, so any other name in it could look up attributes, or fill with slashes.
+_METRIC = re.compile(r"\{\w[\w/@. -]*(:\d{0,2}(\.\d{1,2})?[dfge]?)?\}", re.ASCII)
 
 
 def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
@@ -150,7 +161,8 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
         OmegaConf.resolve(cfg)  # once, so the checked values are the used ones
     except OmegaConfBaseException as error:
         key = str(error.full_key or "settings")
-        raise UserError(key, first_line(error), hint="Write the value itself.") from None
+        reason = without_value(first_line(error))
+        raise UserError(key, reason, hint="Write the value itself.") from None
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     _refuse_references(plain, "")
     check_resolved(written, plain, overrides)
@@ -205,14 +217,15 @@ def as_typed(words: Sequence[str]) -> list[str]:
 
 def allowed_targets(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
     """The packages that the command line trusts; a file cannot trust any."""
-    allowed = tuple(cfg.get("allow_targets") or ())
+    allowed = cfg.get("allow_targets") or ()
+    require(OmegaConf.is_list(allowed) or allowed == (), "allow_targets", "is no list")
     require(
         not allowed or _is_typed("allow_targets", overrides),
         "allow_targets",
         "stands in a file",
         hint=ONLY_TYPED,
     )
-    return allowed
+    return tuple(allowed)
 
 
 def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
@@ -229,6 +242,12 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
             f"{invented} was not typed",
             hint="Take it out of the file.",
         )
+    plain: Any = OmegaConf.to_container(settings, resolve=False)
+    # before anything is resolved: a refusal quotes values, and files may refer to secrets
+    composed: Any = OmegaConf.to_container(cfg, resolve=False)
+    del composed["hydra"]
+    check_values_of_hydra(plain, overrides, secret_keys(composed, overrides))
+    check_values(composed, overrides)
     allowed = allowed_targets(cfg, overrides)
     for key in ("launcher", "sweeper", "callbacks", "job.env_set"):
         parts = [_value(cfg, f"hydra.{key}")]
@@ -248,7 +267,6 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
                 f"_target_ {target!r} is from a package not trusted",
                 hint=_trust_package(str(target)),
             )
-    plain: Any = OmegaConf.to_container(settings, resolve=False)
     # submitit runs these in a shell
     for name in ("setup", "additional_parameters", "srun_args", "python"):
         _require_typed_parts(f"hydra.launcher.{name}", plain["launcher"].get(name), overrides)
@@ -260,7 +278,6 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     folder = "hydra.runtime.output_dir"
     if not OmegaConf.is_missing(settings.runtime, "output_dir"):
         _require_typed_parts(folder, plain["runtime"]["output_dir"], overrides)
-    check_values_of_hydra(plain, overrides)
     for name in ("hydra_logging", "job_logging"):
         _check_logging(plain[name], f"hydra.{name}")
     _check_folders(cfg, overrides)
@@ -335,11 +352,17 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
         allowed="a folder below the working directory",
         hint=f"Type it on the command line: output={shlex.quote(str(output))}",
     )
+    if not _is_typed("output", overrides) and str(output) != RunConfig().output:
+        # A link that came with the files may lead anywhere; the usual folder may be one of yours.
+        require_inside(str(output), [Path.cwd()], "output", hint="Type it on the command line.")
     for key in ("hydra.run.dir", "hydra.sweep.dir"):
         folder = str(_value(numbered, key))
         require(folder.isprintable(), key, repr(folder), allowed="a folder")
         if not _is_typed(key, overrides):
             require_inside(folder, [output], key)
+            # a run whose folder is taken lies beside it, which must be below `output`, too
+            is_below = os.path.realpath(folder) != os.path.realpath(output)
+            require(is_below, key, f"{folder!r} is the folder of all runs", allowed="one below it")
     _check_launcher(numbered, [output, Path(str(_value(numbered, "hydra.sweep.dir")))], overrides)
     for key in ("hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.name"):
         part = _value(numbered, key)
@@ -522,13 +545,32 @@ def _check_arguments(
         constructor = getattr(kind, "__init__")  # noqa: B009
         names = list(inspect.signature(constructor).parameters)[1:]
         arguments |= dict(zip(names, positional, strict=False))
-    for name, value in arguments.items():
-        if name in _FOLDERS and value is not None:
-            require_inside(str(value), folders, f"{where}.{name}")
-        elif name in _PARTS and isinstance(value, str):
-            require(
-                not value or is_plain_part(value),
-                f"{where}.{name}",
-                repr(value),
-                allowed="a name without '..' that begins with no '/' or '~'",
-            )
+    joined = None
+    for name in _FOLDERS:
+        if (folder := arguments.get(name)) is not None:
+            require_inside(str(folder), folders, f"{where}.{name}")
+            _require_no_expansion(str(folder), f"{where}.{name}")
+            joined = Path(str(folder))
+    for name in _PARTS:
+        value = arguments.get(name)
+        if value is None or (name == "version" and isinstance(value, int)):
+            continue
+        # a list would be written out, with all of its slashes
+        is_text = isinstance(value, str)
+        rest = _METRIC.sub("", str(value)) if name == "filename" else str(value)
+        is_part = is_text and (not value or is_plain_part(str(value)))
+        require(
+            is_part and "{" not in rest and "}" not in rest,
+            f"{where}.{name}",
+            repr(value),
+            allowed="a name without '..' that begins with no '/' or '~', and holds no braces",
+        )
+        _require_no_expansion(str(value), f"{where}.{name}")
+        if joined is not None and name in _JOINED:
+            joined = joined / str(value)
+            require_inside(str(joined), folders, f"{where}.{name}")  # through links, too
+
+
+def _require_no_expansion(text: str, where: str) -> None:
+    """Refuse a `$`: TensorBoard's logger puts variables of the environment in its place."""
+    require("$" not in text, where, repr(text), hint="Write the name itself, without '$'.")

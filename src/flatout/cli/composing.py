@@ -14,8 +14,6 @@ from dataclasses import Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flatout.__main__ import VERBS
 from flatout.callbacks.loggers import LOGGERS
 from flatout.checkpoints.settings import CheckpointConfig
@@ -27,6 +25,7 @@ from flatout.data.samples.tagged_tweets import TaggedTweetsConfig
 from flatout.data.samples.tweets import TweetsConfig
 from flatout.engine.optimizer import OptimConfig
 from flatout.errors import RunBroke, UserError, did_you_mean, first_line, nearest
+from flatout.files import load_yaml
 from flatout.models import MODELS
 from flatout.perf.tune.settings import INSTEAD_OF_CUT, TuneConfig
 from flatout.price.settings import PriceConfig
@@ -149,8 +148,8 @@ def explain(error: BaseException) -> UserError | None:
             "UnsupportedInterpolationType",
             "GrammarParseError",
         ):
-            first_line = said.message.splitlines()[0]
-            return UserError(said.key or "conf", first_line, hint="Write the value itself.")
+            reason = without_value(said.message.splitlines()[0])
+            return UserError(said.key or "conf", reason, hint="Write the value itself.")
     return _unreadable_file(said)
 
 
@@ -174,11 +173,19 @@ def _unreadable_file(said: _HydraError) -> UserError | None:
             return UserError("conf", one_line, hint="The file is not valid YAML.")
         case "OSError" if "Invalid loaded object type" in said.message:
             return UserError("conf", "a file holds no keys", hint="Write KEY: VALUE in each line.")
+        case "ConfigTypeError":
+            hint = "Write KEY: VALUE in each line."
+            return UserError("conf", "a file holds a list where keys stand", hint=hint)
         case "RecursionError":
             return UserError(
                 "conf", "is nested too deeply", hint="Write the settings with fewer levels."
             )
     return None
+
+
+def without_value(reason: str) -> str:
+    """A reason of OmegaConf without the value that a reference leads to: it may be secret."""
+    return re.sub(r"Value '.*' of type", "a value of type", reason)
 
 
 def _wrong_key(said: _HydraError) -> UserError:
@@ -507,6 +514,6 @@ def _fields_of(key: str) -> list[Field[Any]]:
 
 def ours_of_trainer() -> dict[str, Any]:
     """Arguments of Lightning's Trainer that are set without a plus sign, and their values."""
-    return dict(
-        yaml.safe_load((conf_folder() / "trainer" / "default.yaml").read_text(encoding="utf-8"))
-    )
+    file = conf_folder() / "trainer" / "default.yaml"
+    settings = load_yaml(file) if file.is_file() else None  # a folder of others may lack it
+    return dict(settings) if isinstance(settings, dict) else {}

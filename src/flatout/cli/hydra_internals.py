@@ -31,7 +31,7 @@ from flatout.cli.boundary import check_hydra
 from flatout.cli.composing import setting_meant
 from flatout.cli.late_help import allow_late_help
 from flatout.cli.options import store_part
-from flatout.cli.typed import check_defaults, check_values
+from flatout.cli.typed import check_read_early
 from flatout.cli.words import require_folders
 from flatout.errors import UserError, first_line, require
 from flatout.files import read_modest, require_modest
@@ -64,7 +64,7 @@ class _ModestFiles(ConfigRepository):
             file = Path(source.path) / source._normalize_file_name(config_path)
             text = read_modest(file)
             require_modest(text, str(file))
-            check_defaults(text, str(file))
+            check_read_early(text, str(file))
         return source
 
 
@@ -130,11 +130,8 @@ class GuardedLoader(ConfigLoaderImpl):
                 f"a file cannot be composed ({first_line(error)[:_LONGEST_REASON]})",
                 allowed="defaults: a list of FILE and of GROUP: OPTION; # @package NAME",
             ) from error
+        # of all settings: options such as `--cfg job --resolve` print what references lead to
         check_hydra(cfg, overrides)
-        composed: Any = OmegaConf.to_container(cfg, resolve=False)
-        del composed["hydra"]
-        # here, too: options such as `--cfg job --resolve` print what references lead to
-        check_values(composed, overrides)
         return cfg
 
     def _process_config_searchpath(

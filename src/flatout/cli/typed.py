@@ -17,6 +17,7 @@ import yaml
 
 from flatout.cli.words import key_of, translate_word
 from flatout.errors import require
+from flatout.masking import mask_settings, mask_words
 
 ONLY_TYPED = "Type it on the command line: files may not set it."
 KEYS_ONLY_TYPED = (
@@ -38,9 +39,16 @@ _ADDRESS = re.compile(
 )
 # A sweep hands these to its trials as words, where they would count as typed.
 _SEARCHED = ("hydra.sweeper.params", "hydra.sweeper.space")
+# A trial that set these would lie, or continue a run, wherever a file says.
+_OF_ONE_RUN = ("resume", "output")
 _REPEATED = ("hydra.job.override_dirname",)  # Hydra repeats the typed words there
-_OF_HYDRA = ("run", "sweep", "job", "sweeper", "launcher", "callbacks", "help", "hydra_help")
-_OF_HELP = ("hydra.help", "hydra.hydra_help")  # names the address of Hydra's pages
+# parts of Hydra's settings that are checked elsewhere: what was typed, and logging
+_ELSEWHERE = ("overrides", "job_logging", "hydra_logging")
+# these hold addresses of Hydra's own: of its pages, and of the folders that it reads
+_WITH_ADDRESSES = ("hydra.help", "hydra.hydra_help", "hydra.runtime", "hydra.searchpath")
+# Hydra acts on these while it composes, and its errors quote them.
+_READ_EARLY = re.compile(r"(?:^|\.)(?:searchpath|env_copy)(?:\[|\.|$)")
+_TYPED_WORDS = ("hydra.overrides", "hydra.job.override_dirname")
 
 
 def check_values(settings: Mapping[Any, Any], words: Sequence[str]) -> None:
@@ -53,7 +61,7 @@ def check_values(settings: Mapping[Any, Any], words: Sequence[str]) -> None:
     #     data.source: https://example.org/rows.csv     an address
     #     name: ${oc.env:KEY}                           the environment
     #     name: ${data.encoding.secret}                 a copy of the secret
-    secrets = [*_SECRETS, *_typed_references(settings, words)]
+    secrets = secret_keys(settings, words)
     for key, value in nodes(settings, ""):
         _require_typed(key, value, words)
         if isinstance(value, str) and not is_typed_value(key, value, words):
@@ -78,32 +86,43 @@ def check_resolved(
             require(is_typed or is_copy, key, "an address stands in a file", hint=ONLY_TYPED)
 
 
-def check_defaults(text: str, where: str) -> None:
-    """Refuse a YAML text whose list of defaults asks the environment which files it takes in.
+def check_read_early(text: str, where: str) -> None:
+    """Refuse a YAML text that asks the environment for what Hydra acts on while it composes.
 
-    With a file for each guess at a secret, such a list would tell a server which guess is right.
+    With a file for each guess at a secret, a list of defaults would tell a server which guess is
+    right. Errors about a search path, or about a variable to copy, would print what it asks for.
     """
-    if "${" not in text:
+    if "$" not in text and "\\" not in text:  # YAML can write `$` as "\x24"
         return
     try:
         written = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (RecursionError, ValueError, yaml.YAMLError):
         return  # the reader reports the error
-    defaults = written.get("defaults") if isinstance(written, Mapping) else None
-    for key, value in nodes(defaults, f"{where}: defaults"):
-        if isinstance(value, str):
-            _check_text(key, value, _SECRETS)
+    for key, value in nodes(written, ""):
+        if not isinstance(value, str) or "${" not in value:
+            continue
+        if key.startswith("defaults"):
+            _check_text(f"{where}: {key}", value, _SECRETS)
+        is_early = _READ_EARLY.search(key) is not None
+        require(not is_early, f"{where}: {key}", "a reference", hint="Write the value itself.")
 
 
-def check_values_of_hydra(settings: Mapping[Any, Any], words: Sequence[str]) -> None:
-    """The same for Hydra's own settings, whose sweepers make words of what a file says."""
-    for group in _OF_HYDRA:
-        for key, value in nodes(settings.get(group), f"hydra.{group}"):
-            if not isinstance(value, str) or key in _REPEATED:
+def check_values_of_hydra(
+    settings: Mapping[Any, Any], words: Sequence[str], secrets: Sequence[str]
+) -> None:
+    """The same for Hydra's own settings, whose sweepers make words of what a file says.
+
+    `secrets`: keys whose values files may not refer to.
+    """
+    if mask_words(words) != list(words):
+        secrets = [*secrets, *_TYPED_WORDS]
+    for group in settings:
+        for key, value in nodes(settings[group], f"hydra.{group}"):
+            if group in _ELSEWHERE or not isinstance(value, str) or key in _REPEATED:
                 continue
             if not is_typed_value(key, value, words):
-                check = _check_references if key.startswith(_OF_HELP) else _check_text
-                check(key, value, _SECRETS)
+                check = _check_references if key.startswith(_WITH_ADDRESSES) else _check_text
+                check(key, value, secrets)
                 if key.startswith(_SEARCHED):
                     _check_searched(key, value)
 
@@ -195,14 +214,18 @@ def nodes(value: object, where: str) -> Iterator[tuple[str, object]]:
             yield from nodes(item, f"{where}[{number}]")
 
 
-def _typed_references(settings: Mapping[Any, Any], words: Sequence[str]) -> list[str]:
-    """Keys of typed values that refer to something, such as the environment."""
-    texts = (
-        (key, value)
-        for key, value in nodes(settings, "")
-        if isinstance(value, str) and "${" in value
-    )
-    return [_dotted(key) for key, value in texts if is_typed_value(key, value, words)]
+def secret_keys(settings: Mapping[Any, Any], words: Sequence[str]) -> list[str]:
+    """Keys whose values files may not refer to: secrets, and typed values that hold any.
+
+    A typed value may refer to something, such as the environment, or be an address with a password.
+    """
+    found = list(_SECRETS)
+    for key, value in nodes(settings, ""):
+        if not isinstance(value, str) or not is_typed_value(key, value, words):
+            continue
+        if "${" in value or mask_settings(value, key) != value:
+            found.append(_dotted(key))
+    return found
 
 
 def _is_address(text: str) -> bool:
@@ -246,7 +269,7 @@ def _check_searched(key: str, text: str) -> None:
     words = [name.strip().lstrip("+~") for name in names]
     # Hydra's own, too: a trial would lie where `hydra.sweep.dir` says.
     is_own = any(
-        _is_only_typed(word) or lets_code_in(word) or key_of(word) == "resume" for word in words
+        _is_only_typed(word) or lets_code_in(word) or key_of(word) in _OF_ONE_RUN for word in words
     )
     require(
         not is_own,

@@ -1,0 +1,264 @@
+"""Files of settings that ask for little: a name with braces, a list in place of a name, an escaped
+`$`, a link. Each was once taken.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flatout.cli.boundary import check_targets
+from flatout.cli.kept_help import checksum_of
+from flatout.cli.typed import check_read_early, check_values, check_values_of_hydra, secret_keys
+from flatout.data.tables.reading import ReadingConfig
+from flatout.data.tables.sources import open_source, open_splits
+from flatout.errors import UserError
+from flatout.models.encoder.transformer import TransformerConfig, _set_one
+from tests.composed import run_train
+from tests.hostile import attempts as hostile
+from tests.hostile.sending import ENVIRONMENT, SECRET
+from tests.hostile.targets import Case
+
+CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"
+TENSORBOARD = "lightning.pytorch.loggers.TensorBoardLogger"
+CSV = "lightning.pytorch.loggers.CSVLogger"
+_GLOBALS = "{epoch].__class__.__repr__.__globals__[torch]"
+FILENAMES = {
+    "a variable of the environment": f"{_GLOBALS}.os.environ[FLATOUT_HOSTILE}}",
+    "the sign that parts folders": f"{_GLOBALS}.os.sep[0}}tmp/x",
+    "a filling with slashes": "{epoch:/>9}x",
+    "a character by its number": "{epoch:c}",
+    "a metric named like a path": "{/tmp/x}",
+    "a brace that is not closed": "{",
+    "a number": 3,
+}
+
+
+SOAK = pytest.mark.soak(seconds=3)
+
+
+def said_of(settings: dict[str, object] | str, *words: str) -> str:
+    """What is said of an experiment of others, which must be refused with nothing done."""
+    written = settings if isinstance(settings, str) else yaml.safe_dump(settings)
+    files = {"experiment/evil.yaml": f"# @package _global_\n{written}"}
+    case = Case("evil", ("+experiment=evil", *words), files, ENVIRONMENT, is_whole=True)
+    found = hostile.tried(case)
+    assert found.is_refused, found.said
+    assert not found.is_executed
+    assert SECRET not in found.said
+    return found.said
+
+
+def check_part(settings: dict[str, Any]) -> None:
+    """Check a class and its arguments as those of a file, with `outputs` as folder of runs."""
+    check_targets({"x": settings}, (), [Path("outputs")])
+
+
+@pytest.mark.parametrize("name", FILENAMES)
+def test_a_checkpoint_s_name_names_metrics_and_nothing_else(name):
+    settings = {"_target_": CHECKPOINT, "dirpath": "outputs/c", "filename": FILENAMES[name]}
+    with pytest.raises(UserError, match=r"x\.filename"):
+        check_part(settings)
+
+
+def test_a_checkpoint_s_name_may_hold_metrics():
+    filename = "{epoch}-{val/loss:.2f}-{step:06d}"
+    check_part({"_target_": CHECKPOINT, "dirpath": "outputs/c", "filename": filename})
+
+
+@SOAK
+def test_a_whole_file_with_such_a_name_is_refused():
+    name = FILENAMES["a variable of the environment"]
+    settings = {"_target_": CHECKPOINT, "dirpath": "${output}/c", "filename": name}
+    assert "callbacks.x.filename" in said_of({"callbacks": {"x": settings}})
+
+
+LOGGERS = [
+    (TENSORBOARD, "name", "$FLATOUT_HOSTILE"),
+    (TENSORBOARD, "version", "x$FLATOUT_HOSTILE"),
+    (TENSORBOARD, "sub_dir", "$FLATOUT_HOSTILE"),
+    (TENSORBOARD, "save_dir", "outputs/$FLATOUT_HOSTILE"),
+    (TENSORBOARD, "version", ["/../../../../../outside/x"]),
+    (TENSORBOARD, "version", {"/../../../../../outside/x": 1}),
+    (CSV, "version", ["/../../../../../outside/x"]),
+]
+
+
+@pytest.mark.parametrize(("kind", "key", "value"), LOGGERS)
+def test_a_logger_s_folder_has_no_variable_and_no_list_in_its_name(kind, key, value):
+    with pytest.raises(UserError, match=rf"x\.{key}"):
+        check_part({"_target_": kind, "save_dir": "outputs/log", key: value})
+
+
+def test_a_logger_in_a_file_follows_no_link(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs" / "log").mkdir(parents=True)
+    (tmp_path / "outputs" / "log" / "linked").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="lies outside of the folder of all runs"):
+        check_part({"_target_": TENSORBOARD, "save_dir": "outputs/log", "name": "linked"})
+
+
+def test_a_link_among_the_files_leads_no_run_outside(tmp_path, monkeypatch, capsys):
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "linked").symlink_to(tmp_path)
+    monkeypatch.chdir(work)
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "evil.yaml").write_text("# @package _global_\noutput: linked/x\n")
+    assert run_train([f"--config-dir={tmp_path}", "+experiment=evil"], monkeypatch) == 2
+    assert "output: 'linked/x' lies outside" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+OF_ENVIRONMENT = "${oc.env:FLATOUT_HOSTILE}"
+SHOWN: dict[str, dict[str, Any]] = {
+    "Hydra's own files": {"output_subdir": OF_ENVIRONMENT},
+    "what Hydra chose": {"runtime": {"choices": {"x": OF_ENVIRONMENT}}},
+    "variables for Hydra": {"env": {"a": OF_ENVIRONMENT}},
+    "a callback of Hydra": {"callbacks": {"a": {"_target_": OF_ENVIRONMENT}}},
+    "a launcher": {"launcher": {"_target_": OF_ENVIRONMENT}},
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_no_setting_of_hydra_in_a_file_asks_the_environment(name):
+    with pytest.raises(UserError, match="not to the environment"):
+        check_values_of_hydra(SHOWN[name], [], [])
+
+
+@SOAK
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_same_in_a_whole_file_shows_no_secret(name):
+    said_of({"hydra": SHOWN[name]})
+
+
+@pytest.mark.parametrize("key", ["name", pytest.param("output", marks=SOAK)])
+def test_a_refusal_of_a_folder_shows_no_secret(key, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FLATOUT_HOSTILE", SECRET)
+    (tmp_path / "experiment").mkdir()
+    text = f"# @package _global_\n{key}: '../{OF_ENVIRONMENT}'\n"
+    (tmp_path / "experiment" / "evil.yaml").write_text(text)
+    assert run_train([f"--config-dir={tmp_path}", "+experiment=evil"], monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert key in said
+    assert SECRET not in said
+
+
+EARLY = {
+    "an option by an escaped sign": 'defaults: [override /data: "\\x24{oc.env:HOME}"]\n',
+    "a file by a folded sign": 'defaults:\n- "$\\\n  {oc.env:HOME}"\n',
+    "a search path": "hydra: {searchpath: ['file:///x/${oc.env:HOME}']}\n",
+    "a search path by another setting": "hydra: {searchpath: ['${zz}']}\n",
+    "a variable to copy": "hydra: {job: {env_copy: ['${oc.env:HOME}']}}\n",
+    "a variable to copy, in a file of its group": "env_copy: ['${oc.env:HOME}']\n",
+}
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_what_hydra_reads_while_it_composes_asks_no_environment(name):
+    with pytest.raises(UserError, match=r"evil\.yaml: "):
+        check_read_early(EARLY[name], "evil.yaml")
+
+
+def test_a_search_path_shows_no_secret_of_the_environment(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FLATOUT_HOSTILE", SECRET)
+    path = f"file:///nowhere/{OF_ENVIRONMENT}"
+    settings = {"defaults": ["train", "_self_"], "hydra": {"searchpath": [path]}}
+    (tmp_path / "evil.yaml").write_text(yaml.safe_dump(settings))
+    words = [f"--config-dir={tmp_path}", "--config-name=evil", "seed=no_number"]
+    assert run_train(words, monkeypatch) == 2
+    said = "".join(capsys.readouterr())
+    assert "hydra.searchpath[0]" in said
+    assert SECRET not in said
+
+
+def test_a_typed_reference_that_does_not_fit_shows_no_secret(monkeypatch, capsys):
+    monkeypatch.setenv("FLATOUT_HOSTILE", SECRET)
+    assert run_train([f"seed={OF_ENVIRONMENT}"], monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert "seed" in said
+    assert SECRET not in said
+
+
+TYPED = {
+    "the word": (f"data.encoding.secret={SECRET}", "${hydra.overrides.task[0]}"),
+    "all words": (f"data.encoding.secret={SECRET}", "${hydra.overrides.task}"),
+    "the address": (f"data.source=s3://KEY:{SECRET}@bucket", "${data.source}"),
+    "a mapping above it": (f"data.source=s3://KEY:{SECRET}@bucket", "${data}"),
+    "a setting of one's own": (f"+task.api_key={SECRET}", "${task.api_key}"),
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_a_file_refers_to_no_secret_that_was_typed(name):
+    word, reference = TYPED[name]
+    key, _, value = word.lstrip("+").partition("=")
+    settings: dict[str, Any] = {}
+    group = settings
+    *above, last = key.split(".")
+    for part in above:
+        group = group.setdefault(part, {})
+    group[last] = value
+    secrets = secret_keys(settings, [word])
+    with pytest.raises(UserError, match="may be secret"):
+        check_values_of_hydra({"run": {"dir": f"${{output}}/{reference}"}}, [word], secrets)
+    if "hydra" not in reference:
+        with pytest.raises(UserError, match="may be secret"):
+            check_values(settings | {"logger": {"csv": {"folder": reference}}}, [word])
+
+
+@pytest.mark.parametrize("group", ["params", "space"])
+def test_a_sweep_in_a_file_searches_no_folder_of_runs(group):
+    with pytest.raises(UserError, match="searches what only the command line may set"):
+        check_values_of_hydra({"sweeper": {group: {"output": "choice(../outside)"}}}, [], [])
+
+
+@SOAK
+def test_a_run_in_a_file_lies_below_the_folder_of_runs_and_not_beside_it():
+    assert "is the folder of all runs" in said_of({"hydra": {"run": {"dir": "${output}"}}})
+
+
+@SOAK
+@pytest.mark.parametrize("text", ["hydra: [1]\n", "data: {source: '~nosuchuser/x.csv'}\n"])
+def test_odd_values_in_a_file_end_in_one_sentence(text):
+    said_of(text)
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x.csv", f"{'a' * 5000}.csv"])
+def test_a_source_that_no_folder_can_hold_is_no_file(name):
+    with pytest.raises(UserError, match=r"no such file|cannot read"):
+        open_splits(name, {}, ReadingConfig())
+
+
+def test_a_pattern_through_a_folder_that_cannot_be_listed_is_refused(monkeypatch):
+    def fail(*_: object) -> None:
+        raise OSError("Invalid argument")
+
+    monkeypatch.setattr(Path, "glob", fail)
+    with pytest.raises(UserError, match="cannot be followed"):
+        open_source("/proc/**/*.csv", where="data.source")
+
+
+def test_an_encoding_with_a_null_character_is_refused():
+    with pytest.raises(UserError, match="no encoding"):
+        ReadingConfig(encoding="a\0b")
+
+
+def test_a_folder_of_settings_of_others_ends_help_in_one_sentence(tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.yaml").write_text("a: 1\n")
+    os.mkfifo(tmp_path / "pipe.yaml")
+    monkeypatch.setenv("FLATOUT_CONF", str(tmp_path))
+    assert checksum_of(tmp_path)  # a pipe is not waited for
+    assert run_train(["seed=1"], monkeypatch) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["to_dict", "__class__", "sub_configs"])
+def test_a_setting_of_an_encoder_is_no_method_and_no_name_of_python(name):
+    described = TransformerConfig().read_description()
+    assert not _set_one(described, name, "x")
+    assert _set_one(described, "hidden_size", 8)
