@@ -11,21 +11,27 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatout.engine.fused_adamw import FusedAdamW
+from flatout.engine.fused_adamw import FusedAdamW, is_as_known
 from tests.same import same
 
 EXACT = {"rtol": 0, "atol": 0}
 
 
 def make(kind: type[AdamW], **settings: Any) -> tuple[nn.Module, AdamW]:
-    """Three layers, the last in double precision; biases are a group without decay."""
+    """Three layers, the last in double precision; biases are a group without decay.
+
+    A fourth is frozen, and a group of its own.
+    """
     torch.manual_seed(3)
-    network = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 2).double())
+    trained = [nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 2).double()]
+    frozen = nn.Linear(2, 2).requires_grad_(False)
     groups = [
-        {"params": [layer.weight for layer in network], "weight_decay": 0.1},
-        {"params": [layer.bias for layer in network], "weight_decay": 0.0},
+        {"params": [layer.weight for layer in trained], "weight_decay": 0.1},
+        {"params": list(frozen.parameters())},
+        {"params": [layer.bias for layer in trained], "weight_decay": 0.0},
     ]
-    return network, kind(groups, lr=0.01, fused=True, **settings)
+    network = nn.Sequential(*trained, frozen)
+    return network, kind(groups, **{"lr": 0.01, "fused": True, **settings})
 
 
 def step(network: nn.Module, optimizer: AdamW, number: int, **told: Tensor | float) -> None:
@@ -33,7 +39,7 @@ def step(network: nn.Module, optimizer: AdamW, number: int, **told: Tensor | flo
     torch.manual_seed(number)
     for layer_number, layer in enumerate(network):
         for weight in layer.parameters():
-            has_gradient = layer_number != 1 or number % 3
+            has_gradient = weight.requires_grad and (layer_number != 1 or number % 3)
             weight.grad = torch.randn_like(weight) if has_gradient else None
     for name, value in told.items():
         setattr(optimizer, name, torch.as_tensor(value))
@@ -42,7 +48,9 @@ def step(network: nn.Module, optimizer: AdamW, number: int, **told: Tensor | flo
         delattr(optimizer, name)
 
 
-@pytest.mark.parametrize("settings", [{}, {"amsgrad": True, "maximize": True}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"amsgrad": True, "maximize": True}, {"lr": torch.tensor(0.02)}]
+)
 def test_weights_and_state_are_those_of_torch_in_all_bits(settings):
     ours = make(FusedAdamW, **settings)
     theirs = make(AdamW, **settings)
@@ -54,6 +62,10 @@ def test_weights_and_state_are_those_of_torch_in_all_bits(settings):
     assert same(ours[1].state_dict(), theirs[1].state_dict(), **EXACT)
     counts = [int(state["step"]) for state in ours[1].state.values()]
     assert sorted(counts) == [3, 3, 6, 6, 6, 6]
+
+
+def test_torch_makes_the_state_of_adamw_as_it_is_known_here():
+    assert is_as_known()
 
 
 def test_a_step_without_gradients_changes_nothing():

@@ -75,10 +75,7 @@ class Throughput(CurveSource):
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._world = trainer.world_size
         self._count_flops = contract(getattr(pl_module, "model", pl_module)).training_flops
-        # a task of flatout would only hand the question on
-        is_task = hasattr(pl_module, "network") and not hasattr(pl_module, "computed_tokens")
-        asked = pl_module.network if is_task else pl_module
-        self._count_computed = contract(asked).computed_tokens
+        self._count_computed = contract(pl_module).computed_tokens
         if self.peak is None:
             self.peak = known_peak(trainer.strategy.root_device, str(trainer.precision))
         self._since = time.perf_counter()

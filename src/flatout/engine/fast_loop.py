@@ -34,6 +34,7 @@ from lightning.pytorch.plugins.precision import (
     MixedPrecision,
     Precision,
 )
+from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch.optim import LBFGS, Optimizer
 
@@ -95,6 +96,7 @@ class FastLoop(Callback):
         require(graph in list(GraphUse), "graph", repr(graph), allowed=", ".join(GraphUse))
         self.graph = GraphUse(graph)
         self.graphs: StepGraphs[Any, Any] | None = None
+        self._skipped_profiler: Profiler | None = None
         """The captured steps of the training that this loop has begun; None: all are plain."""
         self.graph_facts: dict[str, Any] = {}
         """Of the last training: how many steps were replayed, and why others were not."""
@@ -192,7 +194,7 @@ class FastLoop(Callback):
         if optimization is None:
             self._stop(trainer, pl_module)
             return
-        internals.skip_profiling(trainer)
+        self._skipped_profiler = internals.skip_profiling(trainer)
         others = [callback for callback in internals.callbacks_of(trainer) if callback is not self]
         self.side = LightningSide(trainer, pl_module, optimization, others)
         # A checkpoint restores losses on the host; they are stacked with later ones on the device.
@@ -242,7 +244,7 @@ class FastLoop(Callback):
         # The step stays: before the last checkpoint is saved, `is_state_partial` is asked.
         internals.unplug_optimization(trainer)
         internals.unplug_turns(trainer)
-        internals.restore_profiling(trainer)
+        internals.restore_profiling(self._skipped_profiler)
 
     def _set_active(self, reason_against: str) -> None:
         if reason_against and self.graph is GraphUse.on:
@@ -255,7 +257,7 @@ class FastLoop(Callback):
     def _stop(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         internals.unplug_optimization(trainer)
         internals.unplug_turns(trainer)
-        internals.restore_profiling(trainer)
+        internals.restore_profiling(self._skipped_profiler)
         self._release_embedding_gradients()
         if self.graphs is not None:
             self.graph_facts = self.graphs.facts()

@@ -9,6 +9,7 @@ in another way.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +17,20 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW
 
+# What torch's own way to make the state is asked for, by name.
+_LISTS = ("params_with_grad", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_steps")
+
+
+def is_as_known() -> bool:
+    """Whether this version of torch makes the state of AdamW as `FusedAdamW` knows it."""
+    makes_state = getattr(AdamW, "_init_group", None)
+    if makes_state is None or not hasattr(AdamW, "_group_tensors_by_device_and_dtype"):
+        return False
+    return tuple(inspect.signature(makes_state).parameters) == ("self", "group", *_LISTS)
+
 
 class FusedAdamW(AdamW):
-    """`torch.optim.AdamW(fused=True)` with fewer operators.
+    """`torch.optim.AdamW(fused=True)` with fewer operators, for weights of one device.
 
     As torch's, it reads two attributes, which whoever steps may set for one step.
     """
@@ -47,19 +59,21 @@ class FusedAdamW(AdamW):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take a state, also that of an AdamW that was not fused: it counts on the host."""
-        groups = [{**group, "fused": True} for group in state_dict["param_groups"]]
+        groups = [{**group, "fused": True, "foreach": None} for group in state_dict["param_groups"]]
         super().load_state_dict({**state_dict, "param_groups": groups})
 
     def _tensors_of(self, group: dict[str, Any]) -> list[list[Tensor]]:
         """What the kernel gets of the weights with a gradient: the weights, gradients, two means,
         the largest second mean (empty without amsgrad), and the counts of steps.
         """
-        tensors: list[list[Tensor]] = [[] for _ in range(6)]
+        tensors: list[list[Tensor]] = [[] for _ in _LISTS]
         make_state: Any = self._init_group  # torch's, which makes the state in the first step
         make_state(group, *tensors)
         return tensors
 
     def _step_group(self, group: dict[str, Any], tensors: list[list[Tensor]]) -> None:
+        if not tensors[0]:  # no weight of the group has a gradient, as where layers are frozen
+            return
         beta1, beta2 = group["betas"]
         # one kernel reads weights of one type
         group_by_type: Any = self._group_tensors_by_device_and_dtype

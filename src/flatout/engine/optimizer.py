@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from flatout.distributed.collectives import is_share
-from flatout.engine.fused_adamw import FusedAdamW
+from flatout.engine.fused_adamw import FusedAdamW, is_as_known
 from flatout.engine.muon import MATRICES, Group, MuonAndAdamW
 from flatout.engine.step_losses import NotFinite
 from flatout.errors import UserError, check_settings, class_name, first_line, require, setting
@@ -245,7 +245,8 @@ class OptimConfig:
         adamw = {"betas": betas, "eps": self.eps, "fused": fused}
         if self.name is OptimizerName.muon:
             return MuonAndAdamW, adamw
-        return (FusedAdamW if self.arguments.get("fused", fused) else AdamW), adamw
+        is_fused = self.arguments.get("fused", fused) and is_as_known()
+        return (FusedAdamW if is_fused else AdamW), adamw
 
     def _matrices(self, model: nn.Module) -> set[int]:
         """The `id` of each weight that Muon steps: whole matrices of the model's layers."""

@@ -65,9 +65,9 @@ class Stretches:
         self._trainer = trainer
         self._graphs = graphs
         self._run = run
-        self._callbacks = list[Callback]()  # all of the latest turn
+        self._parts = list[object]()  # of the latest turn
         self._hearing = list[Callback]()  # of these, who hears of batches
-        self._why_alone = ""  # because of one of them, or of what stays as it was
+        self._why_alone = ""  # because of one of them
 
     def take_turn(self, fetcher: _DataFetcher) -> None:
         """Stand for `advance` of Lightning's epoch loop."""
@@ -89,13 +89,14 @@ class Stretches:
         internals.take_usual_turn(self._trainer, usual)
 
     def _reason_against(self) -> str:
-        """`reason_against`; all but schedules is asked where callbacks are others than before."""
-        callbacks = internals.callbacks_of(self._trainer)
-        if callbacks != self._callbacks:
-            self._callbacks = callbacks
-            self._hearing = _that_hear(self._trainer)
-            self._why_alone = _reason_against_parts(self._trainer, self._hearing)
-        return self._why_alone or _reason_against_schedules(self._trainer)
+        """`reason_against`; parts are looked at where they are others than in the turn before."""
+        trainer = self._trainer
+        parts = _parts_that_may_change(trainer)
+        if parts != self._parts:
+            self._parts = parts
+            self._hearing = _that_hear(trainer)
+            self._why_alone = _reason_against_parts(trainer, self._hearing)
+        return self._why_alone or _reason_against_schedules(trainer)
 
     def _steps_at_once(self) -> int:
         """How many steps may be taken before the next one that needs Lightning's turn."""
@@ -105,7 +106,7 @@ class Stretches:
         steps = min(PLACES, internals.batches_to_next_hook(trainer))
         for callback in self._hearing:
             steps = min(steps, cast(HearsAtOnce, callback).steps_to_hook(trainer))
-        return steps - 1
+        return max(0, steps - 1)
 
     def _take(self, taken: Sequence[tuple[FlatBatch, CapturedStep[Shape]]]) -> None:
         """Take captured steps of batches, and tell who counts them."""
@@ -134,6 +135,13 @@ def reason_against(trainer: L.Trainer) -> str:
     """Why each step needs a turn of Lightning's loop now; empty where it does not."""
     reason = _reason_against_parts(trainer, _that_hear(trainer))
     return reason or _reason_against_schedules(trainer)
+
+
+def _parts_that_may_change(trainer: L.Trainer) -> list[object]:
+    """What hears of batches: a callback may replace any of it in a training."""
+    module: L.LightningModule = trainer.lightning_module
+    hooks = [getattr(module, name) for name in _BATCH_HOOKS]
+    return [*internals.callbacks_of(trainer), *hooks, internals.profiler_of(trainer)]
 
 
 def _reason_against_parts(trainer: L.Trainer, hearing: Sequence[Callback]) -> str:

@@ -493,6 +493,11 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
     def load_position_state(self, of_ranks: list[dict[str, Any]], rank: int) -> None:
         """Restore `position_state` of this rank; of the last rank if there were fewer ranks."""
 
+    @property
+    def computed_tokens(self) -> Callable[[FlatBatch], int]:
+        """Counts the tokens computed for a batch, padding included."""
+        return self.network.computed_tokens
+
     @torch.inference_mode()
     def gathered(
         self,
