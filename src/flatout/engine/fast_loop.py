@@ -274,9 +274,7 @@ class FastLoop(Callback):
         A batch size or learning rate finder trains with other callbacks or another optimizer.
         """
         is_ours = self.step is not None and optimizer is self.step.optimizer
-        return is_ours and any(
-            callback is self for callback in internals.callbacks_of(self.trainer)
-        )
+        return is_ours and self in internals.callbacks_of(self.trainer)
 
     def is_state_partial(self) -> bool:
         """Whether a step that did not end has changed weights or running statistics.
