@@ -209,3 +209,14 @@ def test_ctrl_c_in_the_evaluation_names_what_is_missing_and_a_resume_makes_it(tm
     train(SMALL, tmp_path / "runs")
     summary = read_summary(folder)
     assert (summary["status"], summary["training"]["resumed_from"]) == ("finished", 20)
+
+
+def test_ctrl_c_behind_the_evaluation_says_that_the_report_is_missing(tmp_path, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flatout.run.run.write_verdict", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(SMALL, tmp_path / "runs")
+    log = read_log(run_folder(tmp_path / "runs"))
+    assert "training is complete; the report is missing: resume=auto makes it" in log

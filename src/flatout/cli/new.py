@@ -67,6 +67,6 @@ def make_project(folder: Path) -> None:
         if isinstance(error, shutil.Error):
             # A list of files, each with its source, its target and the reason as a text:
             # "[Errno 28] No space left on device: 'FROM' -> 'TO'".
-            reason = re.sub(r"^\[Errno \d+\] |: '.*", "", error.args[0][0][-1])
+            reason = re.sub(r"^\[Errno \d+\] |: ['\"].*", "", error.args[0][0][-1])
         what = f"cannot make {folder}: {reason}"
         raise UserError("new", what, hint="Name a folder that you can write to.") from None

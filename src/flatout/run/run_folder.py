@@ -275,8 +275,12 @@ def _close_early(place: RunFolder, error: BaseException, *, is_old: bool) -> Non
         write_page(place.path, place.summary.values, read_curves(place.path), [])
     place.log.say(f"{status}: {place.path}")
     if place.is_trained and _is_by_signal(error):
-        way = place.advise_resume("makes them")
-        place.log.say(f"training is complete; evaluation and report are missing: {way}")
+        missing = "evaluation and report are missing"
+        does = "makes them"
+        if place.summary.values["metrics"]:
+            missing = "the report is missing"
+            does = "makes it"
+        place.log.say(f"training is complete; {missing}: {place.advise_resume(does)}")
 
 
 def _is_by_signal(error: BaseException) -> bool:

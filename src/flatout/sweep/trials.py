@@ -322,6 +322,8 @@ def _train(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]:
     """Train a trial; returns the exit code of its process, and fields of its `Ending`."""
     try:
         result = trial.job.train(trial.folder, trial.overrides, resumes=resumes)
+        # its own seconds, without the start of a process: a later command reads the same there
+        seconds, _ = trial.job.read_ending(trial.folder)
     except UserError as mistake:
         print(mistake, file=sys.stderr, flush=True)
         return EXIT_CODE, {"note": str(mistake), "is_mistake": True}
@@ -334,8 +336,6 @@ def _train(trial: Trial, *, resumes: bool) -> tuple[int, dict[str, Any]]:
         # a defect of any class: the sweep gets its name, and the output its traceback
         traceback.print_exc()
         return 1, {"note": f"{type(error).__name__}: {last_line(error)}"}
-    # its own seconds, without the start of a process: a later command reads the same from there
-    seconds, _ = trial.job.read_ending(trial.folder)
     fields = {"value": result.objective, "metrics": result.metrics | result.spent}
     return 0, {**fields, "seconds": seconds}
 

@@ -39,13 +39,13 @@ class TargetErrors:
         self.coverage = Coverage.of(held_out)
         self._collector = ErrorCollector()
         self._answers_of_recordings = list[int]()
+        self._answered = 0  # the sum of these
         self.rows = 0  # of which any target was measured
 
     def add_recording(self, blocks: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Add scaled answers and truths `[N, K]` of one recording; an unknown truth is NaN."""
         group = len(self._answers_of_recordings) % _GROUPS
-        answered_before = sum(self._answers_of_recordings)
-        answered = 0
+        answered_before = self._answered
         for answers, truths in blocks:
             self.scores.add(answers, truths, torch.full((len(answers),), group))
             self.rows += int((~truths.isnan()).any(1).sum())
@@ -53,17 +53,16 @@ class TargetErrors:
             self.coverage.add(distances.numpy())
             # of a forecast all steps ahead of a window are one answer
             of_answers = distances.reshape(-1, self._numbers_an_answer)
-            numbers = np.arange(len(of_answers)) + answered_before + answered
-            self._collector.add(of_answers, numbers)
-            answered += len(of_answers)
-        self._answers_of_recordings.append(answered)
+            self._collector.add(of_answers, np.arange(len(of_answers)) + self._answered)
+            self._answered += len(of_answers)
+        self._answers_of_recordings.append(self._answered - answered_before)
 
     def held_out(self, window: int) -> HeldOutErrors | None:
         """A sample of the errors; None without any.
 
-        `window`: samples that an answer reads, 0 where all are read.
+        `window`: samples that an answer reads, or steps of a forecast; 0 where all are read.
         """
         counts = self._answers_of_recordings
         recording_of_answers = np.repeat(np.arange(len(counts)), counts)
         # A network that answers each sample has no window: a single recording is one stretch then.
-        return self._collector.held_out(recording_of_answers, window or max(1, sum(counts)))
+        return self._collector.held_out(recording_of_answers, window or max(1, self._answered))

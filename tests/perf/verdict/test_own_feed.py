@@ -24,19 +24,9 @@ class Parents(Dataset[Tensor]):
         return torch.tensor(os.getppid())
 
 
-@pytest.fixture
-def _server_by_default() -> Iterator[None]:
-    """Python 3.14's default on Linux; its server imports the script that started it."""
-    multiprocessing.set_start_method("forkserver", force=True)
-    yield
-    multiprocessing.set_start_method(None, force=True)
-
-
-@pytest.mark.usefixtures("_server_by_default")
-def test_workers_that_are_tried_are_forked_and_import_no_script():
-    loader = DataLoader(Parents(), 2)
-    feed = OwnFeed(
-        loader=loader,
+def feed() -> OwnFeed:
+    return OwnFeed(
+        loader=DataLoader(Parents(), 2),
         device=torch.device("cpu"),
         move=lambda batch: batch,
         rows=2.0,
@@ -44,5 +34,26 @@ def test_workers_that_are_tried_are_forked_and_import_no_script():
         batches=2.0,
         epochs=1.0,
     )
-    found = [each.batch.tolist() for each in feed.opened(num_workers=1)]
+
+
+def test_workers_that_are_tried_are_forked_and_import_no_script(monkeypatch):
+    # Python 3.14's default on Linux; its server imports the script that started it
+    server = multiprocessing.get_context("forkserver")
+    monkeypatch.setattr(multiprocessing.context._default_context, "_default_context", server)
+    assert multiprocessing.get_start_method(allow_none=True) is None
+    found = [each.batch.tolist() for each in feed().opened(num_workers=1)]
     assert found == [[os.getpid()] * 2] * 2
+
+
+@pytest.fixture
+def _start_of_the_script() -> Iterator[None]:
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(None, force=True)
+
+
+@pytest.mark.usefixtures("_start_of_the_script")
+def test_workers_that_are_tried_start_as_the_script_has_chosen():
+    loader = feed().opened(num_workers=1)._open()
+    assert isinstance(loader, DataLoader)
+    assert loader.multiprocessing_context is None

@@ -84,7 +84,8 @@ def _pace_of(ended_s: array[float]) -> SpeedupInterval | None:
 
 def describe_missed(steps: int) -> str:
     """Why there is no verdict where one was attached after so many steps of a Trainer."""
-    return f"it was attached after {steps:,} steps; it judges what is trained from now on"
+    taken = f"{steps:,} step" if steps == 1 else f"{steps:,} steps"
+    return f"it was attached after {taken}; it judges what is trained from now on"
 
 
 @dataclass(kw_only=True)

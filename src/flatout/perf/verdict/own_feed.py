@@ -132,10 +132,15 @@ class OwnFeed:
             settings |= {"prefetch_factor": None, "persistent_workers": False}
         elif self.loader.num_workers:
             settings["multiprocessing_context"] = self.loader.multiprocessing_context
-        elif "fork" in multiprocessing.get_all_start_methods():
+        elif _leaves_start_open() and "fork" in multiprocessing.get_all_start_methods():
             # By default Python 3.14 starts a server that imports the user's script. A script
             # without `if __name__ == "__main__":` would train again there.
             settings["multiprocessing_context"] = "fork"
         return DataLoader(
             self.loader.dataset, generator=torch.Generator().manual_seed(0), **settings
         )
+
+
+def _leaves_start_open() -> bool:
+    """Whether the script has not said how its processes start."""
+    return multiprocessing.get_start_method(allow_none=True) is None
