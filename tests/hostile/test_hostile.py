@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -415,9 +414,21 @@ def test_an_argument_of_the_trainer_that_overflows_is_refused():
         _build_quiet_trainer({"max_time": {"days": float("inf")}}, [])
 
 
-@pytest.mark.parametrize("text", ["- 1", "hydra: null"])
-def test_a_whole_file_of_settings_that_is_odd_is_refused(text, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- 1", "evil.yaml: holds a list"),
+        ("hydra: null", "conf: a file cannot"),
+        ("hydra: text", "evil.yaml: hydra: does not fit (a mapping)"),
+        ("hydra: {searchpath: text}", "evil.yaml: hydra.searchpath: does not fit (a list of"),
+        ("hydra: {searchpath: ['pkg://${oc.env:FLATOUT_HOSTILE}']}", "evil.yaml: hydra.searchpath"),
+    ],
+)
+def test_a_whole_file_of_settings_that_is_odd_is_refused(text, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FLATOUT_HOSTILE", "sk-live-topsecret")
     (tmp_path / "evil.yaml").write_text(text)
     words = [f"--config-dir={tmp_path}", "--config-name=evil"]
     assert run_train(words, monkeypatch) == 2
-    assert re.search(r"evil.yaml: holds a list|conf: a file cannot", capsys.readouterr().err)
+    printed = capsys.readouterr().err
+    assert printed.startswith(said)
+    assert "topsecret" not in printed

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigSource
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flatout.cli.boundary import check_hydra
@@ -33,7 +34,7 @@ from flatout.cli.late_help import allow_late_help
 from flatout.cli.options import store_part
 from flatout.cli.typed import check_read_early
 from flatout.cli.words import require_folders
-from flatout.errors import UserError, first_line, require
+from flatout.errors import UserError, did_you_mean, first_line, require
 from flatout.files import read_modest, require_modest
 
 _SINGLE = "hydra.mode=RUN"  # what Hydra adds to the words of a single run
@@ -132,6 +133,7 @@ class GuardedLoader(ConfigLoaderImpl):
             ) from error
         # of all settings: options such as `--cfg job --resolve` print what references lead to
         check_hydra(cfg, overrides)
+        _require_package(cfg)
         return cfg
 
     def _process_config_searchpath(
@@ -151,12 +153,52 @@ class GuardedLoader(ConfigLoaderImpl):
                 "holds a list",
                 hint="Write KEY: VALUE in each line.",
             )
-            places += OmegaConf.select(primary.config, "hydra.searchpath") or []
+            places += _read_search_path(primary.config, f"{config_name}.yaml")
         for override in parsed_overrides:
             if override.get_key_element() == "hydra.searchpath":
                 places.append(override.value())
         require_folders("hydra.searchpath", str(places))
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
+
+
+def _read_search_path(config: Container, file: str) -> list[str]:
+    """The folders that the file of the settings names for more settings.
+
+    Hydra resolves references in them, and says where a folder is missing: a secret would show.
+    """
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    written = plain.get("hydra")
+    where = f"{file}: hydra"
+    require(isinstance(written, dict | None), where, "does not fit", allowed="a mapping")
+    places = (written or {}).get("searchpath") or []
+    are_texts = isinstance(places, list) and all(isinstance(place, str) for place in places)
+    require(
+        are_texts and "${" not in str(places),
+        f"{where}.searchpath",
+        "does not fit",
+        allowed="a list of folders without ${…}",
+        hint="Name a folder by --config-dir.",
+    )
+    return places
+
+
+def _require_package(cfg: DictConfig) -> None:
+    """Refuse a `--package` that `--cfg` cannot show."""
+    # read only where it is typed: a sweep composes a thousand times
+    if not any(word.startswith(("-p", "--p")) for word in sys.argv):
+        return
+    shown, _ = get_args_parser().parse_known_args()
+    if not shown.cfg or shown.package in (None, "_global_"):
+        return
+    is_of_hydra = shown.package.partition(".")[0] == "hydra"
+    is_shown = shown.cfg == "all" or is_of_hydra == (shown.cfg == "hydra")
+    require(
+        is_shown and OmegaConf.select(cfg, shown.package) is not None,
+        "--package",
+        f"no settings {shown.package!r}",
+        hint=did_you_mean(shown.package, [str(name) for name in cfg])
+        or "python -m train --cfg job shows all.",
+    )
 
 
 def refuse_options(words: Sequence[str]) -> None:
