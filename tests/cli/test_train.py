@@ -211,6 +211,24 @@ def test_a_misspelt_key_is_compared_with_those_beside_it(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--cfg job --package optm", "--package: no settings 'optm'. Did you mean 'optim'?"),
+        ("--cfg job -p hydra.run", "--package: no settings 'hydra.run'."),
+        (
+            "-m seed=1 hydra/launcher=joblib hydra.launcher.prefer=x",
+            "hydra.launcher: does not fit (prefer=x is not a valid",
+        ),
+    ],
+)
+def test_what_hydra_and_its_launchers_refuse_is_one_sentence(
+    words, message, tmp_path, monkeypatch, capsys
+):
+    assert run_train([f"output={tmp_path}", *words.split()], monkeypatch) == 2
+    assert capsys.readouterr().err.startswith(message)
+
+
 def test_torchrun_is_told_a_mistake_so_that_its_last_page_names_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     assert run_train(["model.hidden=0", f"output={tmp_path / 'runs'}"], monkeypatch) == 2

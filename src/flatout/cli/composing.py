@@ -118,7 +118,7 @@ def explain(error: BaseException) -> UserError | None:
     chain = chain_of(error)
     if (mistake := mistake_in(chain)) is not None:
         return mistake
-    if (mistake := _wrong_logging(error)) is not None:
+    if (mistake := _wrong_logging(error) or _wrong_launcher(error)) is not None:
         return mistake
     said = _HydraError.of(error, chain)
     override = said.override
@@ -162,6 +162,27 @@ def _wrong_logging(error: BaseException) -> UserError | None:
         "hydra.job_logging, hydra.hydra_logging, hydra.verbose",
         f"do not fit ({first_line(error)})",
         hint="Leave them out of the file.",
+    )
+
+
+def _wrong_launcher(error: BaseException) -> UserError | None:
+    """The mistake of settings that a launcher of another package refuses, before a run begins."""
+    # The classes themselves: losses of processes and jobs have subclasses. An error within a
+    # process has a cause.
+    if type(error) not in (ValueError, TypeError, RuntimeError) or error.__cause__ is not None:
+        return None
+    names = set()
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        names.add(frame.name)
+        if "hydra_plugins" in path.parts and path.parent.name != "hydra_plugins":
+            names.add("launcher of others")  # ours is a module, theirs are packages
+    if "launcher of others" not in names or "run_job" in names:
+        return None
+    return UserError(
+        "hydra.launcher",
+        f"does not fit ({first_line(error)})",
+        hint="Correct that setting, or leave hydra/launcher out.",
     )
 
 
