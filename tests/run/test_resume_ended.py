@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -190,6 +191,18 @@ def test_a_signal_after_the_last_step_ends_the_run_and_nothing_is_lost(tmp_path)
     assert read_summary(run_folder(tmp_path / "runs"))["status"] == "interrupted"
     assert attempt(SMALL, tmp_path / "runs") == 0
     assert read_summary(run_folder(tmp_path / "runs"))["training"]["resumed_from"] == 20
+
+
+class RemovesTheRun(L.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == 4:
+            shutil.rmtree(trainer.default_root_dir)
+
+
+def test_a_folder_that_is_removed_in_mid_run_ends_it_in_one_message(tmp_path, capsys):
+    with pytest.raises(UserError, match=r"^output: .* is gone: it was removed or moved while"):
+        train(replace(SMALL, logger="tensorboard").planted(RemovesTheRun), tmp_path / "runs")
+    assert "Traceback" not in capsys.readouterr().err
 
 
 class InterruptsEvaluation(L.Callback):

@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -257,6 +258,7 @@ class RunLoggers:
         # `log_metrics` of each logger that has not failed.
         self._write: dict[str, Callable[..., Any]] = {}
         self._is_open = False
+        self._show_error_of_thread = threading.excepthook
 
     def for_trainer(self, *, is_first: bool = True) -> list[Logger] | bool:
         """The argument `logger` of Lightning's Trainer. Ranks but the first write nothing."""
@@ -265,6 +267,8 @@ class RunLoggers:
         return list(self.loggers.values()) or False
 
     def __enter__(self) -> RunLoggers:
+        self._show_error_of_thread = threading.excepthook
+        threading.excepthook = self._leave_to_writer
         for name, logger in self.loggers.items():
             with _starting(name):
                 self._open(logger)
@@ -281,6 +285,12 @@ class RunLoggers:
             if name in self._write:
                 self._guarded(name, _close)(logger, status)
         self._write = {}
+        threading.excepthook = self._show_error_of_thread
+
+    def _leave_to_writer(self, error: threading.ExceptHookArgs) -> None:
+        """Print the error of a thread, unless it is TensorBoard's: its next write raises that."""
+        if type(error.thread).__module__ != "tensorboard.summary.writer.event_file_writer":
+            self._show_error_of_thread(error)
 
     def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
         for write in list(self._write.values()):

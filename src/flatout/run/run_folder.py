@@ -4,6 +4,7 @@ half written.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import shlex
@@ -178,6 +179,7 @@ def open_run_folder(
             if told is not None:
                 raise told from None
             raise
+        _require_in_place(path)
         summary.finish("finished")
 
 
@@ -207,12 +209,39 @@ def _full_disk_told(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno == errno.ENOENT:
+            _require_in_place(path)
         if error.errno not in REFUSALS:
             raise
         hint = (
             "Make room, or set output=FOLDER on another disk. Checkpoints that are there are kept."
         )
         raise out_of_space(error, path, None, "output", hint) from None
+
+
+def _require_in_place(path: Path) -> None:
+    """Refuse to go on without the folder of a run, whose log is there from the first second on."""
+    require(
+        (path / LOG).exists(),
+        "output",
+        f"{path} is gone: it was removed or moved while the run trained",
+        hint="Leave it in place until the run ends, and begin again.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FolderWatch:
+    """A listener of curves that ends a run whose folder is gone: it would train for nothing."""
+
+    path: Path
+
+    def on_flush(self, step: int, epoch: float, values: dict[str, float]) -> None:
+        _require_in_place(self.path)
+
+    on_validation = on_flush
+
+    def close(self) -> None:
+        """Do nothing: it holds no file."""
 
 
 def require_no_link_outside(path: Path) -> None:

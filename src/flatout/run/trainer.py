@@ -37,7 +37,7 @@ from flatout.errors import UserError
 from flatout.price.settings import Target
 from flatout.report.summary import hardware
 from flatout.run.context import Run, Settings, Training
-from flatout.run.run_folder import RunFolder
+from flatout.run.run_folder import FolderWatch, RunFolder
 from flatout.run.strategy import choose_strategy
 from flatout.run_log import Choice
 
@@ -197,7 +197,9 @@ def _build_listeners(run: Run, loggers: RunLoggers, *, is_new: bool) -> list[Lis
         say=folder.say,
         live=settings.asked.monitor.progress,
     )
-    return [MetricsFile(folder.path / "metrics.csv", names, is_new=is_new), loggers, progress]
+    curves = MetricsFile(folder.path / "metrics.csv", names, is_new=is_new)
+    # first: a checkpoint behind it would make the folder again
+    return [FolderWatch(folder.path), curves, loggers, progress]
 
 
 def _build_loggers(run: Run, resumed_from: int | None, *, has_card: bool) -> RunLoggers:
