@@ -169,6 +169,13 @@ def test_answers_on_a_terminal_act_on_nothing(monkeypatch):
     assert shown.splitlines() == ['"text"', r'"naïve \x1b[2J\x9b2J"', '"plain"']
 
 
+def test_answers_in_a_pipe_hold_the_characters_of_the_texts(capfdbinary):
+    block = pa.RecordBatch.from_pydict({"text": ["naïve \x1b[2J"]})
+    with block_writer(None) as write:
+        write(block)
+    assert capfdbinary.readouterr().out == '"text"\n"naïve \x1b[2J"\n'.encode()
+
+
 def test_a_limit_of_the_size_of_files_is_one_sentence(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
