@@ -212,6 +212,11 @@ def test_the_summary_names_the_loggers_and_everything_lies_in_the_run_folder(fin
     assert {path.name for path in result.folder.parent.parent.iterdir()} == {"default", "cache"}
 
 
+def test_mlflow_reports_nothing_to_its_makers(finished):
+    telemetry = importlib.import_module("mlflow.environment_variables")
+    assert telemetry.MLFLOW_DISABLE_TELEMETRY.get()
+
+
 def test_a_logger_that_fails_in_mid_run_is_dropped_with_one_warning(tmp_path):
     failing = Keeps(fails_at=3)
     whole = Keeps()
