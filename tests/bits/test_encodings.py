@@ -210,6 +210,7 @@ def test_keys_are_those_of_rfc_5869():
         ({"kind": "twostep", "hashes": 30}, r"encoding.hashes: 30 \(1 to 24 for twostep\)"),
         ({"size": 64, "diffusion": 65}, r"encoding.diffusion: 65 of 64 bits. Set it to 64 or less"),
         ({"size": 1 << 17}, r"at most 65,536 bits"),
+        ({"secret": "a\udce4"}, "encoding.secret: holds bytes that are no UTF-8"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings_of, message):

@@ -94,6 +94,13 @@ class EncodingConfig:
             f"{self.secret} stands in place of the secret, which no run folder holds",
             hint="Type the secret, or data.encoding.secret=${oc.env:NAME}.",
         )
+        # words of a command line may have bytes that are no UTF-8
+        require(
+            self.secret.encode("utf-8", "ignore").decode() == self.secret,
+            "encoding.secret",
+            "holds bytes that are no UTF-8",
+            hint="Type it in letters and digits.",
+        )
         settings_of_bloom = [
             ("fold", self.fold, 0),
             ("diffusion", self.diffusion, 0),
