@@ -125,6 +125,15 @@ def test_a_sweep_without_confirming_runs_is_a_table_of_its_trials(tmp_path, caps
     assert f"python -m flatout compare {tmp_path} lists its trials" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "text", ["", "[]", "a,b\n1,2\n", "number,status\n", f"number,status\n0,{'x' * 200_000}\n"]
+)
+def test_a_table_of_trials_that_is_damaged_is_refused(text, tmp_path, capsys):
+    (tmp_path / "sweep.csv").write_text(text)
+    assert verb("compare", tmp_path) == 2
+    assert "sweep.csv: holds no trials" in capsys.readouterr().err
+
+
 def test_one_run_alone_is_refused_in_words_of_runs(groups, capsys):
     assert verb("compare", groups[0]) == 2
     assert "(two folders of runs, or one folder of a sweep)" in capsys.readouterr().err

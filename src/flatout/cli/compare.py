@@ -101,8 +101,18 @@ def show_trials(folder: Path) -> None:
     # the folder may come from others, so cells may be missing or odd
     with (folder / TRIALS).open(encoding="utf-8", errors="replace", newline="") as file:
         reader = csv.DictReader(file)
-        rows = list(reader)
+        try:
+            rows = list(reader)
+        except csv.Error:  # a cell that is far too long
+            rows = []
         heads = reader.fieldnames or []
+    is_whole = {"number", "status"} <= set(heads) and bool(rows)
+    require(
+        is_whole,
+        str(folder / TRIALS),
+        "holds no trials",
+        hint="It is damaged. python -m flatout sweep resume FOLDER writes it again.",
+    )
     # Columns without any cell are left out, and all metrics of many trials would be too wide. The
     # folder of a trial is named by its number.
     filled_heads = {head for row in rows for head, cell in row.items() if cell}

@@ -23,6 +23,8 @@ from flatout.errors import require
 from flatout.price.cards import CARDS, require_card
 from flatout.run_log import print_line
 
+_MOST_CARDS = 100_000
+
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
     from flatout.data.batches.store_data import StoreData
@@ -44,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     if arguments.on is not None:
         require_card(arguments.on)
+        most = f"1 to {_MOST_CARDS:,}"
+        is_count = 1 <= arguments.devices <= _MOST_CARDS
+        require(is_count, "--devices", f"{arguments.devices:,}", allowed=most)
         print_line(f"on {arguments.on}: by arithmetic from data sheets, not measured there")
     warm_start()  # it imports beside us what the tries will need
     choices = read_choices([word for word in arguments.words if word not in ("-m", "--multirun")])
