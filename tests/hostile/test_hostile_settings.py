@@ -94,6 +94,15 @@ def test_a_logger_s_folder_has_no_variable_and_no_list_in_its_name(kind, key, va
         check_part({"_target_": kind, "save_dir": "outputs/log", key: value})
 
 
+ODD_ARGUMENTS = [("_args_", "/x"), ("_args_", {"/x": 1}), ("_convert_", "x"), ("_recursive_", "x")]
+
+
+@pytest.mark.parametrize(("key", "value"), ODD_ARGUMENTS)
+def test_arguments_by_place_are_a_list_and_no_text_of_letters(key, value):
+    with pytest.raises(UserError, match=rf"x\.{key}"):
+        check_part({"_target_": CSV, key: value})
+
+
 def test_a_logger_in_a_file_follows_no_link(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs" / "log").mkdir(parents=True)

@@ -130,6 +130,7 @@ _LEFT_OUT = (
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 # keys beside the arguments of a `_target_`
 _SETTINGS = ("_target_", "_partial_", "_recursive_", "_convert_", "_args_")
+_CONVERT = ("none", "partial", "object", "all")
 # arguments that name a folder to write to
 _FOLDERS = (
     "save_dir",
@@ -458,6 +459,16 @@ def check_targets(
             "makes a function, and a run needs objects",
             hint="Leave it out.",
         )
+        # Hydra takes a text for a list of its letters: `_args_: /x` would be two arguments
+        is_list = isinstance(settings.get("_args_", []), list)
+        require(is_list, f"{where}._args_", repr(settings.get("_args_")), allowed="a list")
+        convert = settings.get("_convert_", "none")
+        require(
+            convert in _CONVERT, f"{where}._convert_", repr(convert), allowed=", ".join(_CONVERT)
+        )
+        recursive = settings.get("_recursive_", True)
+        is_switch = isinstance(recursive, bool)
+        require(is_switch, f"{where}._recursive_", repr(recursive), allowed="true or false")
         if not is_allowed(target, allowed):
             _check_arguments(kind, settings, where, folders)
 
@@ -539,12 +550,10 @@ def _check_arguments(
 ) -> None:
     """Refuse arguments, positional ones too, that lead out of the folder of all runs."""
     arguments = {str(key): value for key, value in settings.items() if key not in _SETTINGS}
-    positional = settings.get("_args_") or []
-    if isinstance(positional, list | tuple):
-        # by getattr: a type checker holds `kind.__init__` to be unsafe on an instance
-        constructor = getattr(kind, "__init__")  # noqa: B009
-        names = list(inspect.signature(constructor).parameters)[1:]
-        arguments |= dict(zip(names, positional, strict=False))
+    # by getattr: a type checker holds `kind.__init__` to be unsafe on an instance
+    constructor = getattr(kind, "__init__")  # noqa: B009
+    names = list(inspect.signature(constructor).parameters)[1:]
+    arguments |= dict(zip(names, settings.get("_args_", []), strict=False))
     joined = None
     for name in _FOLDERS:
         if (folder := arguments.get(name)) is not None:
