@@ -23,10 +23,10 @@ _LISTS = ("params_with_grad", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_s
 
 def is_as_known() -> bool:
     """Whether this version of torch makes the state of AdamW as `FusedAdamW` knows it."""
-    makes_state = getattr(AdamW, "_init_group", None)
-    if makes_state is None or not hasattr(AdamW, "_group_tensors_by_device_and_dtype"):
+    names = ("_init_group", "_group_tensors_by_device_and_dtype")
+    if not all(hasattr(AdamW, name) for name in names):
         return False
-    return tuple(inspect.signature(makes_state).parameters) == ("self", "group", *_LISTS)
+    return tuple(inspect.signature(AdamW._init_group).parameters) == ("self", "group", *_LISTS)
 
 
 class FusedAdamW(AdamW):

@@ -251,7 +251,7 @@ def skip_profiling(trainer: L.Trainer) -> Profiler | None:
     Returns the profiler for `restore_profiling`; None where it stays as it is.
     """
     profiler = profiler_of(trainer)
-    if is_profiled(trainer) or "profile" in vars(profiler):
+    if is_profiled(trainer) or "profile" in profiler.__dict__:
         return None
     set_method(profiler, "profile", _time_nothing)
     return profiler
