@@ -17,8 +17,7 @@ from torch.optim import Optimizer
 
 from flatout.distributed.collectives import is_share, whole
 
-_ADDED_TO_NORM = 1e-6
-"""What torch's own clipping adds to the norm before it divides by it."""
+_ADDED_TO_NORM = 1e-6  # torch's own clipping does so before it divides by the norm
 _MOST_JOINED = 1 << 20  # numbers of a gradient that a GPU copies in some microseconds
 
 
@@ -72,7 +71,8 @@ def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
         # the same numbers as torch's function below, which groups gradients by device and type
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)), 2.0)
     are_few = 0 < sum(gradient.numel() for gradient in gradients) <= _MOST_JOINED
-    if are_few and not any(map(is_share, gradients)):
+    devices = {gradient.device for gradient in gradients}
+    if are_few and len(devices) == 1 and not any(map(is_share, gradients)):
         # two operators in place of three, for one more pass over little memory
         return torch.linalg.vector_norm(torch.cat([each.flatten() for each in gradients]))
     return whole(nn.utils.get_total_norm(gradients, foreach=True))
