@@ -55,12 +55,15 @@ def fetch(address: str, where: str) -> str:
     local = default_cache_folder() / FETCHED / f"{parts.scheme}-{host}" / path.strip("/")
     with _errors_explained(address, where):
         local.parent.mkdir(parents=True, exist_ok=True)
-        with file_lock(local.with_name(f".lock-{local.name}")) as lock:
-            acquire(lock, -1)
+        lock = file_lock(local.with_name(f".lock-{local.name}"))
+        acquire(lock, -1)
+        try:
             if info.type is fs.FileType.File:
                 _fetch_file(system, info, local)
             else:
                 _fetch_folder(system, path, local)
+        finally:
+            lock.release()
     return str(local)
 
 
