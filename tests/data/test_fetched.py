@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 from pyarrow import fs
@@ -155,6 +157,14 @@ def test_a_disk_that_is_full_while_fetching_is_told_as_such_and_leaves_nothing(
     assert said.startswith(f"data.source: no space left in {tmp_path / 'cache'}: ")
     assert said.strip().endswith("Make room, or set FLATOUT_CACHE to a folder of another disk.")
     assert not list((tmp_path / "cache" / ".fetched").rglob("*one.csv*.partial"))
+
+
+def test_a_file_is_fetched_to_a_disk_without_locks(bucket, monkeypatch):
+    def missing(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    assert texts_of("s3://bucket/one.csv") == texts_of(str(bucket / "one.csv"))
 
 
 def test_a_bucket_that_denies_is_one_message(bucket, capfd):
