@@ -126,7 +126,15 @@ def test_a_sweep_without_confirming_runs_is_a_table_of_its_trials(tmp_path, caps
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "a,b\n1,2\n", "number,status\n", f"number,status\n0,{'x' * 200_000}\n"]
+    "text",
+    [
+        "",
+        "[]",
+        "a,b\n1,2\n",
+        "number,status\n",
+        f"number,status\n0,{'x' * 200_000}\n",
+        f"{'x' * 200_000}\n{'x' * 200_000}\n",
+    ],
 )
 def test_a_table_of_trials_that_is_damaged_is_refused(text, tmp_path, capsys):
     (tmp_path / "sweep.csv").write_text(text)

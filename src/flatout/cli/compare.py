@@ -103,15 +103,16 @@ def show_trials(folder: Path) -> None:
         reader = csv.DictReader(file)
         try:
             rows = list(reader)
+            heads = reader.fieldnames or []
         except csv.Error:  # a cell that is far too long
             rows = []
-        heads = reader.fieldnames or []
+            heads = []
     is_whole = {"number", "status"} <= set(heads) and bool(rows)
     require(
         is_whole,
         str(folder / TRIALS),
         "holds no trials",
-        hint="It is damaged. python -m flatout sweep resume FOLDER writes it again.",
+        hint=f"It is damaged. python -m flatout sweep resume {folder} writes it again.",
     )
     # Columns without any cell are left out, and all metrics of many trials would be too wide. The
     # folder of a trial is named by its number.

@@ -37,6 +37,7 @@ from flatout.errors import (
 from flatout.files import load_yaml, values_of
 from flatout.inference.model_folder import ModelFolder
 from flatout.inference.run_predictor import FileOptions, RunPredictor
+from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
 from flatout.run.kinds import load_predictor
 from flatout.run.run_folder import SETTINGS
@@ -173,10 +174,9 @@ def is_trained_on(run: str, file: str) -> bool:
 def has_training_bytes(run: str, table: Table) -> bool:
     """Whether a table holds the bytes that a run has learned from, wherever its file lies."""
     folder = ModelFolder.find(run).path.parent
-    try:
-        prints = read_summary(folder)["data"].get("fingerprints")
-    except UserError:  # a model's folder alone, which knows nothing of its run
+    if not all((folder / name).is_file() for name in (SUMMARY, SETTINGS)):  # no run's folder
         return False
+    prints = read_summary(folder)["data"].get("fingerprints")
     trained = prints.get("train") if isinstance(prints, dict) else None
     # Behind the hash of its bytes may stand how a file was read, and what was left out of it.
     return isinstance(trained, str) and trained.split()[:1] == table.fingerprint().split()[:1]

@@ -95,8 +95,8 @@ class FastLoop(Callback):
     ) -> None:
         require(graph in list(GraphUse), "graph", repr(graph), allowed=", ".join(GraphUse))
         self.graph = GraphUse(graph)
-        self.graphs: StepGraphs[Any, Any] | None = None
         self._skipped_profiler: Profiler | None = None
+        self.graphs: StepGraphs[Any, Any] | None = None
         """The captured steps of the training that this loop has begun; None: all are plain."""
         self.graph_facts: dict[str, Any] = {}
         """Of the last training: how many steps were replayed, and why others were not."""

@@ -40,7 +40,8 @@ def test_workers_that_are_tried_are_forked_and_import_no_script(monkeypatch):
     # Python 3.14's default on Linux; its server imports the script that started it
     server = multiprocessing.get_context("forkserver")
     monkeypatch.setattr(multiprocessing.context._default_context, "_default_context", server)
-    assert multiprocessing.get_start_method(allow_none=True) is None
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", server)
+    assert multiprocessing.get_start_method() == "forkserver"
     found = [each.batch.tolist() for each in feed().opened(num_workers=1)]
     assert found == [[os.getpid()] * 2] * 2
 
@@ -53,7 +54,7 @@ def _start_of_the_script() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_start_of_the_script")
-def test_workers_that_are_tried_start_as_the_script_has_chosen():
+def test_workers_that_are_tried_are_not_forked_where_the_script_has_chosen_to_spawn():
     loader = feed().opened(num_workers=1)._open()
     assert isinstance(loader, DataLoader)
     assert loader.multiprocessing_context is None

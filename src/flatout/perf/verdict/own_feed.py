@@ -132,7 +132,7 @@ class OwnFeed:
             settings |= {"prefetch_factor": None, "persistent_workers": False}
         elif self.loader.num_workers:
             settings["multiprocessing_context"] = self.loader.multiprocessing_context
-        elif _leaves_start_open() and "fork" in multiprocessing.get_all_start_methods():
+        elif _may_fork():
             # By default Python 3.14 starts a server that imports the user's script. A script
             # without `if __name__ == "__main__":` would train again there.
             settings["multiprocessing_context"] = "fork"
@@ -141,6 +141,7 @@ class OwnFeed:
         )
 
 
-def _leaves_start_open() -> bool:
-    """Whether the script has not said how its processes start."""
-    return multiprocessing.get_start_method(allow_none=True) is None
+def _may_fork() -> bool:
+    """Whether workers may be forked here; not where the script has chosen to spawn processes."""
+    has_fork = "fork" in multiprocessing.get_all_start_methods()
+    return has_fork and multiprocessing.get_start_method(allow_none=True) != "spawn"
