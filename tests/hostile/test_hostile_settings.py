@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,15 @@ import yaml
 
 from flatout.cli.boundary import check_targets
 from flatout.cli.kept_help import checksum_of
-from flatout.cli.typed import check_read_early, check_values, check_values_of_hydra, secret_keys
+from flatout.cli.typed import (
+    check_read_early,
+    check_values,
+    check_values_of_hydra,
+    is_named_like_a_setting,
+    secret_keys,
+)
+from flatout.config import RunConfig
+from flatout.data.tables.hub import from_hub
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.sources import open_source, open_splits
 from flatout.errors import UserError
@@ -271,3 +280,54 @@ def test_a_setting_of_an_encoder_is_no_method_and_no_name_of_python(name):
     described = TransformerConfig().read_description()
     assert not _set_one(described, name, "x")
     assert _set_one(described, "hidden_size", 8)
+
+
+NAMED_LIKE_SETTINGS = {
+    "data.source": 'data: {source: "s3://b/${oc.env:FLATOUT_HOSTILE}?endpoint_override=127.0.0.1"}',
+    "output": "output: /tmp/elsewhere",
+    "allow_targets": "allow_targets: [evil]",
+}
+
+
+@pytest.mark.parametrize("group", NAMED_LIKE_SETTINGS)
+def test_a_folder_that_is_named_like_a_setting_does_not_make_its_files_typed(group):
+    files = {f"{group}/evil.yaml": f"# @package _global_\n{NAMED_LIKE_SETTINGS[group]}"}
+    found = hostile.tried(Case("evil", (f"+{group}=evil",), files, ENVIRONMENT, is_whole=True))
+    assert found.is_refused, found.said
+    assert "a folder of files is named like a setting" in found.said
+
+
+def test_every_setting_that_is_no_group_is_known_as_one():
+    groups = {folder.name for folder in Path("conf").iterdir() if folder.is_dir()}
+    settings = {each.name for each in fields(RunConfig)} - groups
+    assert all(map(is_named_like_a_setting, settings))
+    assert not any(map(is_named_like_a_setting, groups))
+
+
+def test_a_chain_of_file_systems_is_an_address():
+    assert "an address stands in a file" in said_of({"name": "dir::x"})
+
+
+def test_a_folder_with_a_part_behind_a_colon_is_no_name_of_the_hub(tmp_path, monkeypatch):
+    (tmp_path / "conf").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="conf is a folder or a file here"):
+        from_hub("conf:evil", "data.source")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("adapter_config.json", '{"megatron_core": "megatron.evil"}', "holds an adapter of peft"),
+        (
+            "config.json",
+            '{"model_type": "bert", "backbone": "of/others", "use_pretrained_backbone": true}',
+            "fetches other weights",
+        ),
+    ],
+)
+def test_a_folder_of_an_encoder_that_names_more_to_load_is_refused(file, content, said, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / file).write_text(content)
+    with pytest.raises(UserError, match=said):
+        TransformerConfig(pretrained=str(tmp_path)).read_description()

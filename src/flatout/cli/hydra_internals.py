@@ -32,7 +32,7 @@ from flatout.cli.boundary import check_hydra
 from flatout.cli.composing import setting_meant
 from flatout.cli.late_help import allow_late_help
 from flatout.cli.options import store_part
-from flatout.cli.typed import check_read_early
+from flatout.cli.typed import check_read_early, is_named_like_a_setting
 from flatout.cli.words import require_folders
 from flatout.errors import UserError, did_you_mean, first_line, require
 from flatout.files import read_modest, require_modest
@@ -56,6 +56,8 @@ class _ModestFiles(ConfigRepository):
         self, config_path: str, object_type: ObjectType | None
     ) -> ConfigSource | None:
         source = super()._find_object_source(config_path, object_type)
+        if source is not None:
+            _require_no_setting(config_path, object_type, source.path)
         if source is None and object_type is ObjectType.CONFIG:
             # Hydra copies its store with each repository, so this one has its own.
             stored: Any = next(each for each in self.sources if each.scheme() == "structured")
@@ -67,6 +69,21 @@ class _ModestFiles(ConfigRepository):
             require_modest(text, str(file))
             check_read_early(text, str(file))
         return source
+
+
+def _require_no_setting(config_path: str, object_type: ObjectType | None, place: str) -> None:
+    """Refuse a folder of files that is named like a setting: words for it would count as typed.
+
+    With a folder `data.source`, the word `data.source=evil` reads evil.yaml there.
+    """
+    folder, _, rest = config_path.partition("/")
+    is_folder = object_type is ObjectType.GROUP or bool(rest)
+    require(
+        not (is_folder and is_named_like_a_setting(folder)),
+        f"{place}/{folder}",
+        "a folder of files is named like a setting",
+        hint="Rename the folder.",
+    )
 
 
 class GuardedLoader(ConfigLoaderImpl):

@@ -35,7 +35,22 @@ _SECRETS = ("data.encoding.secret",)
 _REFERENCE = re.compile(r"\$\{\s*([\w.\[\]]+)\s*\}")
 _TIME = re.compile(r"\$\{now:[^${}]*\}")
 _ADDRESS = re.compile(
-    r"://|^\s*[a-z][a-z0-9+.-]+:[/\\]|^\s*(file|local|data|sqlite):", re.IGNORECASE
+    r"://|\w::|^\s*[a-z][a-z0-9+.-]+:[/\\]|^\s*(file|local|data|sqlite):", re.IGNORECASE
+)
+# Settings beside the groups that conf/ has.
+_SETTINGS = (
+    "allow_targets",
+    "budget",
+    "compile",
+    "graph",
+    "name",
+    "output",
+    "precision",
+    "resume",
+    "resume_anyway",
+    "seed",
+    "threads",
+    "until",
 )
 # A sweep hands these to its trials as words, where they would count as typed.
 _SEARCHED = ("hydra.sweeper.params", "hydra.sweeper.space")
@@ -156,6 +171,11 @@ def is_typed_value(key: str, text: str, words: Sequence[str]) -> bool:
         if text and key.startswith((f"{name}.", f"{name}[")) and text in typed:
             return True
     return False
+
+
+def is_named_like_a_setting(group: str) -> bool:
+    """Whether files lie in a folder that has the name of a setting: `seed`, `data.source`."""
+    return "." in group or group in _SETTINGS
 
 
 def must_be_typed_again(word: str) -> bool:

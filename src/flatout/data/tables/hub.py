@@ -40,6 +40,12 @@ def is_saved_dataset(folder: Path) -> bool:
 def from_hub(name: str, where: str) -> Any:
     """A data set of the Hub, or of the cache that `datasets` keeps."""
     path, _, configuration = name.partition(":")
+    require(
+        not Path(path).exists(),
+        where,
+        f"{path} is a folder or a file here, and no data set of the Hub",
+        hint="Name a file or a folder without the colon.",
+    )
     # Any word without an ending may be a name of the Hub: often it is a mistyped file.
     near = did_you_mean(path, [file.name for file in Path().iterdir()])
     datasets = _import_datasets(where, f"no file or folder {name}, and a data set of the Hub", near)
