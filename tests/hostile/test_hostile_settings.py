@@ -166,6 +166,7 @@ def test_a_refusal_of_a_folder_shows_no_secret(key, tmp_path, monkeypatch, capsy
     assert SECRET not in said
 
 
+_PATH = "!!python/object/apply:pathlib.Path"
 EARLY = {
     "an option by an escaped sign": 'defaults: [override /data: "\\x24{oc.env:HOME}"]\n',
     "a file by a folded sign": 'defaults:\n- "$\\\n  {oc.env:HOME}"\n',
@@ -173,6 +174,9 @@ EARLY = {
     "a search path by another setting": "hydra: {searchpath: ['${zz}']}\n",
     "a variable to copy": "hydra: {job: {env_copy: ['${oc.env:HOME}']}}\n",
     "a variable to copy, in a file of its group": "env_copy: ['${oc.env:HOME}']\n",
+    "beside what looks like a date": "{zz: 2024-13-45, env_copy: ['${oc.env:HOME}']}\n",
+    "beside a tag": f"zz: {_PATH} [a]\nenv_copy: ['${{oc.env:HOME}}']\n",
+    "by a tag": f"env_copy: [{_PATH} ['${{oc.env:HOME}}']]\n",
 }
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
-import yaml
+from omegaconf import OmegaConf
 
 from flatout.cli.words import key_of, translate_word
-from flatout.errors import require
+from flatout.errors import UserError, first_line, require
 from flatout.masking import mask_settings, mask_words
 
 ONLY_TYPED = "Type it on the command line: files may not set it."
@@ -110,9 +111,10 @@ def check_read_early(text: str, where: str) -> None:
     if "$" not in text and "\\" not in text:  # YAML can write `$` as "\x24"
         return
     try:
-        written = yaml.safe_load(text)
-    except (RecursionError, ValueError, yaml.YAMLError):
-        return  # the reader reports the error
+        # By OmegaConf, as Hydra reads the file: it takes dates and tags that `safe_load` refuses.
+        written = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except (RecursionError, ValueError) as error:
+        raise UserError(where, f"is not valid YAML: {first_line(error)}") from None
     for key, value in nodes(written, ""):
         if not isinstance(value, str) or "${" not in value:
             continue
@@ -222,9 +224,9 @@ def nodes(value: object, where: str) -> Iterator[tuple[str, object]]:
     """Every part of plain settings with its key, at any depth.
 
     `{"a": [1]}` gives `{"a": [1]}`, the name `a`, `[1]` under `a`, and 1 under `a[0]`. Names are
-    parts too: a sweep makes words of them.
+    parts too: a sweep makes words of them. A path, which YAML writes by a tag, is given as text.
     """
-    yield where, value
+    yield where, str(value) if isinstance(value, PurePath) else value
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield where, str(key)
