@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from flatout.cli.words import key_of, translate_word
 from flatout.errors import UserError, first_line, require
-from flatout.masking import mask_settings, mask_words
+from flatout.masking import mask_words
 
 ONLY_TYPED = "Type it on the command line: files may not set it."
 KEYS_ONLY_TYPED = (
@@ -64,7 +64,7 @@ _ELSEWHERE = ("overrides", "job_logging", "hydra_logging")
 _WITH_ADDRESSES = ("hydra.help", "hydra.hydra_help", "hydra.runtime", "hydra.searchpath")
 # Hydra acts on these while it composes, and its errors quote them.
 _READ_EARLY = re.compile(r"(?:^|\.)(?:searchpath|env_copy)(?:\[|\.|$)")
-_TYPED_WORDS = ("hydra.overrides", "hydra.job.override_dirname")
+_TYPED_WORDS = ("hydra.overrides", "hydra.job.override_dirname", "hydra.job.env_set")
 
 
 def check_values(settings: Mapping[Any, Any], words: Sequence[str]) -> None:
@@ -82,6 +82,7 @@ def check_values(settings: Mapping[Any, Any], words: Sequence[str]) -> None:
         _require_typed(key, value, words)
         if isinstance(value, str) and not is_typed_value(key, value, words):
             _check_text(key, value, secrets)
+            _require_none_of_hydra(key, value)
 
 
 def check_resolved(
@@ -131,7 +132,8 @@ def check_values_of_hydra(
 
     `secrets`: keys whose values files may not refer to.
     """
-    if mask_words(words) != list(words):
+    # Hydra puts variables of the environment into `env_set`.
+    if mask_words(words) != list(words) or (settings.get("job") or {}).get("env_set"):
         secrets = [*secrets, *_TYPED_WORDS]
     for group in settings:
         for key, value in nodes(settings[group], f"hydra.{group}"):
@@ -242,10 +244,10 @@ def secret_keys(settings: Mapping[Any, Any], words: Sequence[str]) -> list[str]:
     A typed value may refer to something, such as the environment, or be an address with a password.
     """
     found = list(_SECRETS)
+    # by the word: a number, a list or a mapping may be secret as a whole
+    found += [_dotted(key_of(word)) for word in words if mask_words([word]) != [word]]
     for key, value in nodes(settings, ""):
-        if not isinstance(value, str) or not is_typed_value(key, value, words):
-            continue
-        if "${" in value or mask_settings(value, key) != value:
+        if isinstance(value, str) and "${" in value and is_typed_value(key, value, words):
             found.append(_dotted(key))
     return found
 
@@ -282,6 +284,20 @@ def _check_references(key: str, text: str, secrets: Sequence[str]) -> None:
             "a file refers to a value that may be secret",
             hint=ONLY_TYPED,
         )
+
+
+def _require_none_of_hydra(key: str, text: str) -> None:
+    """Refuse references of a run's settings to Hydra's own, which hold typed words and variables.
+
+    No run resolves them, but the name of its folder would.
+    """
+    names = [_dotted(name).lstrip(".") for name in _REFERENCE.findall(text)]
+    require(
+        all(name.partition(".")[0] != "hydra" for name in names),
+        key,
+        "a file refers to a setting of Hydra, whose value may be secret",
+        hint="Write the value itself.",
+    )
 
 
 def _check_searched(key: str, text: str) -> None:
