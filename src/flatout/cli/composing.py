@@ -73,6 +73,18 @@ _OF_VALUES = (
     "UnsupportedValueType",
     "ReadonlyConfigError",
 )
+_KINDS_OF_VALUES = {
+    "Integer": "a whole number",
+    "Float": "a number",
+    "bool": "true or false",
+    "String": "a text",
+}
+# what OmegaConf says of a reference that leads nowhere
+_OF_NAMES = re.compile(
+    r"Interpolation key '[\w.\[\]]*' not found|Environment variable '\w*' not found"
+    r"|Unsupported interpolation type [\w.]+|Recursive interpolation detected"
+    r"|MissingMandatoryValue while resolving interpolation: Missing mandatory value: [\w.]+"
+)
 _ALMOST = 0.75  # least likeness of keys outside of the group that was typed
 
 
@@ -148,7 +160,9 @@ def explain(error: BaseException) -> UserError | None:
             "UnsupportedInterpolationType",
             "GrammarParseError",
         ):
-            reason = without_value(said.message.splitlines()[0])
+            reason = said.message.splitlines()[0]  # of the grammar: it quotes what was written
+            if said.kind != "GrammarParseError":
+                reason = without_value(said.message)
             return UserError(said.key or "conf", reason, hint="Write the value itself.")
     return _unreadable_file(said)
 
@@ -205,8 +219,17 @@ def _unreadable_file(said: _HydraError) -> UserError | None:
 
 
 def without_value(reason: str) -> str:
-    """A reason of OmegaConf without the value that a reference leads to: it may be secret."""
-    return re.sub(r"Value '.*' of type", "a value of type", reason)
+    """A reason of OmegaConf without the value that a reference leads to: it may be secret.
+
+    Of its sentences only those are kept that quote names.
+    """
+    if kept := _OF_NAMES.search(reason):
+        return kept[0]
+    fitting = (
+        words for kind, words in _KINDS_OF_VALUES.items() if f"converted to {kind}" in reason
+    )
+    wanted = next(fitting, "")
+    return "the value referred to does not fit" + (f" ({wanted})" if wanted else "")
 
 
 def _wrong_key(said: _HydraError) -> UserError:
@@ -317,14 +340,8 @@ def _wrong_value(key: str, value: str, message: str) -> UserError:
     if "is not Optional" in message:
         return UserError(key, "null does not fit", hint="Give it a value, or leave it out.")
     wanted = _first(r"converted to (\w+)|expected one of \[(.*?)\]|not a valid (bool)", message)
-    names = {
-        "Integer": "a whole number",
-        "Float": "a number",
-        "bool": "true or false",
-        "String": "a text",
-    }
     last = message.rsplit("\nValue", 1)[-1]
-    allowed = names.get(wanted, wanted)
+    allowed = _KINDS_OF_VALUES.get(wanted, wanted)
     value = value if value != "None" else _first(r"[Vv]alue '([^']*)'", last)
     hint = "" if allowed else f"python -m flatout settings {key} shows an example."
     hint = did_you_mean(value, allowed.split(", ")) if "," in allowed else hint
