@@ -327,9 +327,17 @@ def is_plain_part(text: str) -> bool:
 
 
 def require_inside(
-    path: str, folders: Sequence[Path], where: str, hint: str = "Begin it with ${output}/."
+    path: str,
+    folders: Sequence[Path],
+    where: str,
+    hint: str = "Begin it with ${output}/.",
+    *,
+    of: str = "the folder of all runs",
 ) -> None:
-    """Refuse a path that is not below one of the folders, once links are followed."""
+    """Refuse a path that is not below one of the folders, once links are followed.
+
+    `of`: words for the first of the folders.
+    """
     is_plain = path.isprintable() and not path.startswith("~")
     if is_plain:
         resolved = _resolve(Path(path))
@@ -337,7 +345,7 @@ def require_inside(
             return
     raise UserError(
         where,
-        f"{path!r} lies outside of the folder of all runs",
+        f"{path!r} lies outside of {of}",
         allowed=str(folders[0]),
         hint=hint,
     )

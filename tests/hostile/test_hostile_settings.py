@@ -5,14 +5,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
 
 from flatout.cli.boundary import check_targets
+from flatout.cli.composing import without_value
 from flatout.cli.kept_help import checksum_of
 from flatout.cli.typed import (
     check_read_early,
@@ -25,6 +28,7 @@ from flatout.config import RunConfig
 from flatout.data.tables.hub import from_hub
 from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.sources import open_source, open_splits
+from flatout.engine.optimizer import OptimizerName
 from flatout.errors import UserError
 from flatout.models.encoder.transformer import TransformerConfig, _set_one
 from tests.composed import run_train
@@ -75,7 +79,7 @@ def test_a_checkpoint_s_name_names_metrics_and_nothing_else(name):
 
 
 def test_a_checkpoint_s_name_may_hold_metrics():
-    filename = "{epoch}-{val/loss:.2f}-{step:06d}"
+    filename = "{epoch}-{val/loss:.2f}-{step:06d}-{step:,}-{acc:.3%}"
     check_part({"_target_": CHECKPOINT, "dirpath": "outputs/c", "filename": filename})
 
 
@@ -112,12 +116,32 @@ def test_arguments_by_place_are_a_list_and_no_text_of_letters(key, value):
         check_part({"_target_": CSV, key: value})
 
 
-def test_a_logger_in_a_file_follows_no_link(tmp_path, monkeypatch):
+LINKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "a logger's name": ("linked", {"_target_": TENSORBOARD, "name": "linked"}),
+    "the usual name": ("lightning_logs", {"_target_": CSV}),
+    "a version": ("lightning_logs/version_3", {"_target_": CSV, "version": 3}),
+    "a version without a name": ("version_3", {"_target_": CSV, "name": "", "version": 3}),
+    "a checkpoint's name": ("linked", {"_target_": CHECKPOINT, "filename": "linked/x"}),
+}
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_logger_and_a_checkpoint_in_a_file_follow_no_link(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "outputs" / "log").mkdir(parents=True)
-    (tmp_path / "outputs" / "log" / "linked").symlink_to(tmp_path)
-    with pytest.raises(UserError, match="lies outside of the folder of all runs"):
-        check_part({"_target_": TENSORBOARD, "save_dir": "outputs/log", "name": "linked"})
+    link, settings = LINKED[name]
+    place = tmp_path / "outputs" / "log" / link
+    place.parent.mkdir(parents=True)
+    place.symlink_to(tmp_path)
+    folder = "dirpath" if settings["_target_"] == CHECKPOINT else "save_dir"
+    with pytest.raises(UserError, match=r"lies outside of the folder of all runs|leads out"):
+        check_part({**settings, folder: "outputs/log"})
+
+
+def test_a_logger_writes_where_the_folder_of_runs_is_a_link(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "disk" / "log" / "lightning_logs").mkdir(parents=True)
+    (tmp_path / "outputs").symlink_to(tmp_path / "disk")
+    check_part({"_target_": CSV, "save_dir": "outputs/log", "version": 1.5, "_convert_": "ALL"})
 
 
 def test_a_link_among_the_files_leads_no_run_outside(tmp_path, monkeypatch, capsys):
@@ -130,6 +154,24 @@ def test_a_link_among_the_files_leads_no_run_outside(tmp_path, monkeypatch, caps
     assert run_train([f"--config-dir={tmp_path}", "+experiment=evil"], monkeypatch) == 2
     assert "output: 'linked/x' lies outside" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+FOLDERS = [
+    "output: outputs/bert\n",
+    pytest.param("hydra: {sweep: {dir: '${output}'}}\n", marks=SOAK),
+]
+
+
+@pytest.mark.parametrize("text", FOLDERS)
+def test_a_file_names_folders_below_a_folder_of_runs_that_is_a_link(text, tmp_path, monkeypatch):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "outputs").symlink_to(tmp_path / "disk")
+    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
+    words = [f"--config-dir={tmp_path}", "+experiment=mine", "--cfg=job"]
+    assert run_train(words, monkeypatch) == 0
 
 
 OF_ENVIRONMENT = "${oc.env:FLATOUT_HOSTILE}"
@@ -199,11 +241,37 @@ def test_a_search_path_shows_no_secret_of_the_environment(tmp_path, monkeypatch,
 
 
 def test_a_typed_reference_that_does_not_fit_shows_no_secret(monkeypatch, capsys):
-    monkeypatch.setenv("FLATOUT_HOSTILE", SECRET)
+    monkeypatch.setenv("FLATOUT_HOSTILE", f"{SECRET}\nof two lines")
     assert run_train([f"seed={OF_ENVIRONMENT}"], monkeypatch) == 2
     said = capsys.readouterr().err
-    assert "seed" in said
+    assert "seed: the value referred to does not fit (a whole number)" in said
     assert SECRET not in said
+
+
+@dataclass
+class _Typed:
+    count: int = 1
+    share: float = 0.5
+    is_on: bool = True
+    kind: OptimizerName = OptimizerName.adamw
+
+
+@pytest.mark.parametrize("key", ["count", "share", "is_on", "kind"])
+def test_no_reason_of_omegaconf_quotes_a_value_referred_to(key, monkeypatch):
+    monkeypatch.setenv("FLATOUT_HOSTILE", SECRET)
+    settings = OmegaConf.structured(_Typed)
+    settings[key] = OF_ENVIRONMENT
+    with pytest.raises(InterpolationValidationError, match=SECRET) as caught:
+        OmegaConf.resolve(settings)
+    assert "does not fit" in without_value(str(caught.value))
+    assert SECRET not in without_value(str(caught.value))
+
+
+def test_a_reference_that_leads_nowhere_is_named():
+    for reference in ("${oc.env:FLATOUT_NOWHERE}", "${data.FLATOUT_NOWHERE}"):
+        with pytest.raises(OmegaConfBaseException) as caught:
+            OmegaConf.resolve(OmegaConf.create({"seed": reference}))
+        assert "FLATOUT_NOWHERE' not found" in without_value(str(caught.value))
 
 
 TYPED = {
@@ -212,6 +280,10 @@ TYPED = {
     "the address": (f"data.source=s3://KEY:{SECRET}@bucket", "${data.source}"),
     "a mapping above it": (f"data.source=s3://KEY:{SECRET}@bucket", "${data}"),
     "a setting of one's own": (f"+task.api_key={SECRET}", "${task.api_key}"),
+    "a number": ("+task.api_key=12345678", "${task.api_key}"),
+    "an item of a list": (f"+task.token=[{SECRET}]", "${task.token[0]}"),
+    "a part of a mapping": (f"+task.credentials={{word: {SECRET}}}", "${task.credentials.word}"),
+    "a variable for Hydra": (f"hydra.job.env_set.api_key={SECRET}", "${hydra.job.env_set.api_key}"),
 }
 
 
@@ -224,13 +296,20 @@ def test_a_file_refers_to_no_secret_that_was_typed(name):
     *above, last = key.split(".")
     for part in above:
         group = group.setdefault(part, {})
-    group[last] = value
+    group[last] = yaml.safe_load(value)
     secrets = secret_keys(settings, [word])
     with pytest.raises(UserError, match="may be secret"):
         check_values_of_hydra({"run": {"dir": f"${{output}}/{reference}"}}, [word], secrets)
-    if "hydra" not in reference:
-        with pytest.raises(UserError, match="may be secret"):
-            check_values(settings | {"logger": {"csv": {"folder": reference}}}, [word])
+    with pytest.raises(UserError, match="may be secret"):
+        check_values(settings | {"logger": {"csv": {"folder": reference}}}, [word])
+
+
+def test_a_file_refers_to_no_variable_that_hydra_copied():
+    copied = {"env_copy": ["WANDB_API_KEY"], "env_set": {"WANDB_API_KEY": SECRET}}
+    folder = {"dir": "${output}/${hydra.job.env_set.WANDB_API_KEY}"}
+    words = ["hydra.job.env_copy=[WANDB_API_KEY]"]
+    with pytest.raises(UserError, match="may be secret"):
+        check_values_of_hydra({"job": copied, "run": folder}, words, [])
 
 
 @pytest.mark.parametrize("group", ["params", "space"])

@@ -50,9 +50,10 @@ from flatout.cli.typed import (
 )
 from flatout.config import NAMES, RunConfig
 from flatout.data.tables.hub import never_ask_to_run_code
-from flatout.errors import UserError, first_line, require
+from flatout.errors import UserError, require
 from flatout.files import is_plain_part, require_inside
 from flatout.masking import mask_words
+from flatout.run.run_folder import require_no_link_outside
 
 # classes and texts that settings of Python's logging may name
 _LOGGING_CLASSES = (
@@ -141,12 +142,11 @@ _FOLDERS = (
     "exclude_batches_path",
     "folder",
 )
-# arguments that become a part of such a folder, those that are joined to it first
-_JOINED = ("name", "version", "sub_dir")
-_PARTS = (*_JOINED, "filename", "prefix", "filename_suffix", "comment")
+# arguments that become a part of such a folder
+_PARTS = ("name", "version", "sub_dir", "filename", "prefix", "filename_suffix", "comment")
 # What a file name of ModelCheckpoint may hold of metrics: {epoch}, {val/loss:.2f}. It is a format
 # of Python, so any other name in it could look up attributes, or fill with slashes.
-_METRIC = re.compile(r"\{\w[\w/@. -]*(:\d{0,2}(\.\d{1,2})?[dfge]?)?\}", re.ASCII)
+_METRIC = re.compile(r"\{\w[\w/@. -]*(:\d{0,2},?(\.\d{1,2})?[dfge%]?)?\}", re.ASCII)
 
 
 def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
@@ -162,7 +162,7 @@ def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
         OmegaConf.resolve(cfg)  # once, so the checked values are the used ones
     except OmegaConfBaseException as error:
         key = str(error.full_key or "settings")
-        reason = without_value(first_line(error))
+        reason = without_value(str(error))
         raise UserError(key, reason, hint="Write the value itself.") from None
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     _refuse_references(plain, "")
@@ -354,15 +354,25 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
         hint=f"Type it on the command line: output={shlex.quote(str(output))}",
     )
     if not _is_typed("output", overrides) and str(output) != RunConfig().output:
-        # A link that came with the files may lead anywhere; the usual folder may be one of yours.
-        require_inside(str(output), [Path.cwd()], "output", hint="Type it on the command line.")
+        # A link that came with the files may lead anywhere; the usual folder may be a link
+        # of yours.
+        require_inside(
+            str(output),
+            [Path.cwd(), Path(RunConfig().output)],
+            "output",
+            "Type it on the command line.",
+            of="the working directory",
+        )
     for key in ("hydra.run.dir", "hydra.sweep.dir"):
         folder = str(_value(numbered, key))
         require(folder.isprintable(), key, repr(folder), allowed="a folder")
         if not _is_typed(key, overrides):
             require_inside(folder, [output], key)
-            # a run whose folder is taken lies beside it, which must be below `output`, too
-            is_below = os.path.realpath(folder) != os.path.realpath(output)
+            # A run whose folder is taken lies beside it, which must be below `output`, too. A sweep
+            # has no other folder than the one that is named.
+            is_below = key == "hydra.sweep.dir" or os.path.realpath(folder) != os.path.realpath(
+                output
+            )
             require(is_below, key, f"{folder!r} is the folder of all runs", allowed="one below it")
     _check_launcher(numbered, [output, Path(str(_value(numbered, "hydra.sweep.dir")))], overrides)
     for key in ("hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.name"):
@@ -463,9 +473,8 @@ def check_targets(
         is_list = isinstance(settings.get("_args_", []), list)
         require(is_list, f"{where}._args_", repr(settings.get("_args_")), allowed="a list")
         convert = settings.get("_convert_", "none")
-        require(
-            convert in _CONVERT, f"{where}._convert_", repr(convert), allowed=", ".join(_CONVERT)
-        )
+        is_known = str(convert).lower() in _CONVERT  # as Hydra compares
+        require(is_known, f"{where}._convert_", repr(convert), allowed=", ".join(_CONVERT))
         recursive = settings.get("_recursive_", True)
         is_switch = isinstance(recursive, bool)
         require(is_switch, f"{where}._recursive_", repr(recursive), allowed="true or false")
@@ -552,17 +561,11 @@ def _check_arguments(
     arguments = {str(key): value for key, value in settings.items() if key not in _SETTINGS}
     # by getattr: a type checker holds `kind.__init__` to be unsafe on an instance
     constructor = getattr(kind, "__init__")  # noqa: B009
-    names = list(inspect.signature(constructor).parameters)[1:]
-    arguments |= dict(zip(names, settings.get("_args_", []), strict=False))
-    joined = None
-    for name in _FOLDERS:
-        if (folder := arguments.get(name)) is not None:
-            require_inside(str(folder), folders, f"{where}.{name}")
-            _require_no_expansion(str(folder), f"{where}.{name}")
-            joined = Path(str(folder))
+    parameters = inspect.signature(constructor).parameters
+    arguments |= dict(zip(list(parameters)[1:], settings.get("_args_", []), strict=False))
     for name in _PARTS:
         value = arguments.get(name)
-        if value is None or (name == "version" and isinstance(value, int)):
+        if value is None or (name == "version" and isinstance(value, int | float)):
             continue
         # a list would be written out, with all of its slashes
         is_text = isinstance(value, str)
@@ -572,12 +575,20 @@ def _check_arguments(
             is_part and "{" not in rest and "}" not in rest,
             f"{where}.{name}",
             repr(value),
-            allowed="a name without '..' that begins with no '/' or '~', and holds no braces",
+            allowed="a name without '..' that begins with no '/' or '~'; braces hold a metric"
+            " and its format, in the filename of a checkpoint only: {epoch}, {val/loss:.2f}",
         )
         _require_no_expansion(str(value), f"{where}.{name}")
-        if joined is not None and name in _JOINED:
-            joined = joined / str(value)
-            require_inside(str(joined), folders, f"{where}.{name}")  # through links, too
+    default = parameters["name"].default if "name" in parameters else ""
+    part = arguments.get("name", default)
+    for name in _FOLDERS:
+        if (folder := arguments.get(name)) is not None:
+            require_inside(str(folder), folders, f"{where}.{name}")
+            _require_no_expansion(str(folder), f"{where}.{name}")
+            # A logger joins its `name`; all else of a run lies below that, at any depth.
+            written_to = Path(str(folder)) / (part if isinstance(part, str) else "")
+            require_inside(str(written_to), folders, f"{where}.name")
+            require_no_link_outside(written_to)
 
 
 def _require_no_expansion(text: str, where: str) -> None:
