@@ -21,7 +21,13 @@ from flatout.config import RunConfig
 from flatout.distributed.ranks import Ranks
 from flatout.errors import RunBroke, UserError
 from flatout.report.summary import read_summary
-from flatout.run.run_folder import claim_folder, claim_named_folder, folder_of_one, open_run_folder
+from flatout.run.run_folder import (
+    FolderWatch,
+    claim_folder,
+    claim_named_folder,
+    folder_of_one,
+    open_run_folder,
+)
 from tests.composed import run_train
 from tests.params import at_once
 from tests.run_files import read_log
@@ -296,3 +302,10 @@ def test_the_log_of_a_run_that_a_signal_ended_holds_no_traceback(tmp_path, end, 
     assert "begun\\x1b[2J" in log
     assert f"interrupted: {tmp_path}" in log
     assert ("Traceback" in log) is has_traceback
+
+
+def test_a_log_that_is_renamed_in_mid_run_does_not_end_the_run(tmp_path):
+    with open_run_folder(tmp_path, RunConfig(), [], Ranks()):
+        (tmp_path / "log.txt").rename(tmp_path / "log.txt.1")
+        FolderWatch(tmp_path).on_flush(1, 0.1, {})
+    assert read_summary(tmp_path)["status"] == "finished"

@@ -220,13 +220,29 @@ def _full_disk_told(path: Path) -> Iterator[None]:
 
 
 def _require_in_place(path: Path) -> None:
-    """Refuse to go on without the folder of a run, whose log is there from the first second on."""
+    """Refuse to go on without the folder of a run.
+
+    Its settings and its log are there from the first second on. A rotation of logs takes away one
+    of them. A folder that was made anew, as TensorBoard does, has none.
+    """
     require(
-        (path / LOG).exists(),
+        any(_is_there(path / name) for name in (SETTINGS, OVERRIDES, LOG)),
         "output",
         f"{path} is gone: it was removed or moved while the run trained",
         hint="Leave it in place until the run ends, and begin again.",
     )
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file is there; true, too, where the disk does not answer: the next write tells."""
+    # `Path.exists` of Python 3.14 takes every error for an absence
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 @dataclass(frozen=True, slots=True)
