@@ -9,11 +9,9 @@ always fit. Open this file to change how texts of an encoder become ids.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -62,8 +60,6 @@ _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _ROWS_A_CALL = 4_096  # rows handed to Rust at once: enough for all cores, few enough for memory
 _ENDINGS = (".json", ".txt", ".jinja", ".model")
 """Endings of a tokenizer's files: all of them are data, none is code."""
-_STDERR = 2  # the standard error of a process, as the system counts it
-_REDIRECTING = threading.Lock()  # held while it leads elsewhere
 _KIND = "subwords"
 _MOST_IDS = 1 << 31
 
@@ -143,42 +139,12 @@ class EncodedWords:
 
 
 def _open_tokenizer(text: str) -> Tokenizer:
-    """The tokenizer in a text; one that panics does so here, and prints nothing."""
-    with _panics_unprinted():
-        tokenizer = Tokenizer.from_str(text)
-        # Some panic at every text. An error is no panic: it may be about these letters alone.
-        with suppress(Exception):
-            tokenizer.encode("a b")
+    """The tokenizer in a text; one that panics at every text does so here."""
+    tokenizer = Tokenizer.from_str(text)
+    # An error is no panic: it may be about these letters alone.
+    with suppress(Exception):
+        tokenizer.encode("a b")
     return tokenizer
-
-
-@contextmanager
-def _panics_unprinted() -> Iterator[None]:
-    """Within it, the lines of a panic in Rust are left out: the error says the same.
-
-    Rust prints to the standard error of the process. What else is printed there follows at the end.
-    """
-    with _REDIRECTING:
-        try:
-            stderr = os.dup(_STDERR)
-        except OSError:  # it is closed: nothing is printed
-            yield
-            return
-        printed = os.memfd_create("stderr")
-        os.dup2(printed, _STDERR)
-        has_panicked = False
-        try:
-            yield
-        except BaseException as error:
-            # of any class, as it is raised again
-            has_panicked = type(error).__name__ == "PanicException"
-            raise
-        finally:
-            os.dup2(stderr, _STDERR)
-            if not has_panicked:
-                os.write(stderr, os.pread(printed, os.fstat(printed).st_size, 0))
-            os.close(stderr)
-            os.close(printed)
 
 
 class Subwords:
