@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+
 import pytest
 
 from flatout.cli.composing import chain_of, explain, explain_errors
@@ -35,3 +37,12 @@ def test_an_interrupt_that_another_error_hides_ends_what_is_done(kind):
             raise kind
         finally:
             raise AttributeError("defaults")  # as OmegaConf fails where a signal leaves it
+
+
+@pytest.mark.parametrize("part", ["launcher", "sweeper"])
+def test_what_a_plugin_refuses_names_the_settings_of_that_plugin(part, tmp_path):
+    package = tmp_path / "hydra_plugins" / f"hydra_own_{part}"
+    package.mkdir(parents=True)
+    (package / "core.py").write_text("float('ten')")
+    with pytest.raises(UserError, match=rf"^hydra\.{part}: does not fit"), explain_errors():
+        runpy.run_path(str(package / "core.py"))

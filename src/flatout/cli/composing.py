@@ -130,7 +130,7 @@ def explain(error: BaseException) -> UserError | None:
     chain = chain_of(error)
     if (mistake := mistake_in(chain)) is not None:
         return mistake
-    if (mistake := _wrong_logging(error) or _wrong_launcher(error)) is not None:
+    if (mistake := _wrong_logging(error) or _wrong_plugin(error)) is not None:
         return mistake
     said = _HydraError.of(error, chain)
     override = said.override
@@ -179,24 +179,25 @@ def _wrong_logging(error: BaseException) -> UserError | None:
     )
 
 
-def _wrong_launcher(error: BaseException) -> UserError | None:
-    """The mistake of settings that a launcher of another package refuses, before a run begins."""
+def _wrong_plugin(error: BaseException) -> UserError | None:
+    """The mistake of settings that a launcher or a sweeper of another package refuses, before a run
+    begins.
+    """
     # The classes themselves: losses of processes and jobs have subclasses. An error within a
     # process has a cause.
     if type(error) not in (ValueError, TypeError, RuntimeError) or error.__cause__ is not None:
         return None
-    names = set()
-    for frame in traceback.extract_tb(error.__traceback__):
-        path = Path(frame.filename)
-        names.add(frame.name)
-        if "hydra_plugins" in path.parts and path.parent.name != "hydra_plugins":
-            names.add("launcher of others")  # ours is a module, theirs are packages
-    if "launcher of others" not in names or "run_job" in names:
+    frames = traceback.extract_tb(error.__traceback__)
+    # ours is a module of `hydra_plugins`, theirs are packages
+    found = [_first(r"\bhydra_plugins/(\w+)/", Path(frame.filename).as_posix()) for frame in frames]
+    packages = [package for package in found if package]
+    if not packages or any(frame.name == "run_job" for frame in frames):
         return None
+    part = "sweeper" if "sweeper" in packages[-1] else "launcher"  # a sweeper calls its launcher
     return UserError(
-        "hydra.launcher",
+        f"hydra.{part}",
         f"does not fit ({first_line(error)})",
-        hint="Correct that setting, or leave hydra/launcher out.",
+        hint=f"Correct that setting, or leave hydra/{part} out.",
     )
 
 
