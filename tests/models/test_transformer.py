@@ -248,3 +248,18 @@ def test_rectangles_hold_every_token_once_and_nothing_of_another_row(lengths: li
             assert set(row_of_token[own.numpy()]) == {row}
             row += 1
     assert row == len(lengths)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value", "problem"),
+    [
+        ("bert", "num_hidden_layers", 0, "0 layers"),
+        ("distilbert", "n_layers", 0, "0 layers"),
+        ("bert", "num_hidden_layers", "x", "'x' does not fit"),
+    ],
+)
+def test_a_number_of_layers_among_further_settings_is_refused_by_that_key(
+    family: str, name: str, value: object, problem: str
+) -> None:
+    with pytest.raises(UserError, match=rf"^model\.settings\.{name}: {problem}"):
+        built(family, settings={name: value})

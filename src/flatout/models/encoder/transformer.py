@@ -310,11 +310,15 @@ class TransformerConfig:
                 raise UserError(
                     f"model.settings.{name}", f"no setting of {described.model_type}", hint=hint
                 )
-        layers = read_setting(described, "num_hidden_layers", 1)
-        where = (
-            "model.layers" if self.pretrained is None else f"model.pretrained: {self.pretrained}"
-        )
-        require(layers >= 1, where, f"{layers} layers", allowed="1 or more")
+        layers: object = read_setting(described, "num_hidden_layers", 1)
+        where = "model.layers"
+        if self.pretrained is not None:
+            where = f"model.pretrained: {self.pretrained}"
+        for name in ("num_hidden_layers", described.attribute_map.get("num_hidden_layers", "")):
+            if name in self.settings:
+                where = f"model.settings.{name}"
+        has_layers = isinstance(layers, int) and layers >= 1
+        require(has_layers, where, f"{layers} layers", allowed="1 or more")
         if self.pretrained is None:
             described.vocab_size, described.pad_token_id = vocabulary_size, padding_id
             for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
@@ -503,6 +507,8 @@ def _set_one(described: PretrainedConfig, name: str, value: object) -> bool:
 
     Methods, names of Python's own, and what the library does not let change are no settings.
     """
+    from huggingface_hub.errors import StrictDataclassError
+
     is_there = hasattr(described, name) and not name.startswith("__")
     if not is_there or callable(getattr(described, name)):
         return False
@@ -510,6 +516,9 @@ def _set_one(described: PretrainedConfig, name: str, value: object) -> bool:
         setattr(described, name, value)
     except AttributeError:
         return False
+    except StrictDataclassError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise UserError(f"model.settings.{name}", f"{value!r} does not fit ({reason})") from None
     return True
 
 
