@@ -30,7 +30,7 @@ def test_several_values_are_runs_and_a_list_is_one_value():
     ("words", "message"),
     [
         (("--on", "h10"), "--on: no card 'h10' (h100, a100, 4090, a16, l4, t4). Did you mean"),
-        (("--on", "h100", "--devices", "0"), "--devices: 0 (1 to 100,000)"),
+        (("--devices", "0", "optim.lr=interval(1,2)"), "--devices: 0 (1 to 100,000)"),
         (("optim.lr=interval(1,2)",), "optim.lr: interval(1,2) has no end of values."),
     ],
 )

@@ -216,6 +216,7 @@ def test_a_misspelt_key_is_compared_with_those_beside_it(
     [
         ("--cfg job --package optm", "--package: no settings 'optm'. Did you mean 'optim'?"),
         ("--cfg job -p hydra.run", "--package: no settings 'hydra.run'."),
+        ("--cfg job -p resume", "--package: 'resume' is null."),
         (
             "-m seed=1 hydra/launcher=joblib hydra.launcher.prefer=x",
             "hydra.launcher: does not fit (prefer=x is not a valid",

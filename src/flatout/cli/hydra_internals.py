@@ -209,8 +209,11 @@ def _require_package(cfg: DictConfig) -> None:
         return
     is_of_hydra = shown.package.partition(".")[0] == "hydra"
     is_shown = shown.cfg == "all" or is_of_hydra == (shown.cfg == "hydra")
+    missing = object()
+    value = OmegaConf.select(cfg, shown.package, default=missing) if is_shown else missing
+    require(value is not None, "--package", f"{shown.package!r} is null", hint="Nothing is shown.")
     require(
-        is_shown and OmegaConf.select(cfg, shown.package) is not None,
+        value is not missing,
         "--package",
         f"no settings {shown.package!r}",
         hint=did_you_mean(shown.package, [str(name) for name in cfg])

@@ -44,11 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    most = f"1 to {_MOST_CARDS:,}"
+    is_count = 1 <= arguments.devices <= _MOST_CARDS
+    require(is_count, "--devices", f"{arguments.devices:,}", allowed=most)
     if arguments.on is not None:
         require_card(arguments.on)
-        most = f"1 to {_MOST_CARDS:,}"
-        is_count = 1 <= arguments.devices <= _MOST_CARDS
-        require(is_count, "--devices", f"{arguments.devices:,}", allowed=most)
         print_line(f"on {arguments.on}: by arithmetic from data sheets, not measured there")
     warm_start()  # it imports beside us what the tries will need
     choices = read_choices([word for word in arguments.words if word not in ("-m", "--multirun")])
