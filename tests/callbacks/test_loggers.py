@@ -6,6 +6,7 @@ import importlib.util
 import json
 import struct
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -311,6 +312,23 @@ def test_a_logger_that_cannot_start_is_refused_before_training(tmp_path):
         RunLoggers(build_loggers({"csv": CSVConfig()}, place)),
     ):
         pass
+
+
+class CannotStart(Keeps):
+    def log_hyperparams(self, params: Mapping[str, object], *args: Any, **kwargs: Any) -> None:
+        raise ConnectionError("the network is down")
+
+
+def test_a_logger_that_cannot_start_leaves_threads_and_the_other_loggers_as_they_were():
+    before = threading.excepthook
+    started = Keeps()
+    with (
+        pytest.raises(UserError, match=r"^logger=late: cannot start"),
+        RunLoggers({"own": started, "late": CannotStart()}),
+    ):
+        pass
+    assert threading.excepthook is before
+    assert started.ended == ["failed"]
 
 
 def test_ranks_after_the_first_have_a_logger_that_writes_nothing():

@@ -16,7 +16,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -258,7 +258,6 @@ class RunLoggers:
         # `log_metrics` of each logger that has not failed.
         self._write: dict[str, Callable[..., Any]] = {}
         self._is_open = False
-        self._show_error_of_thread = threading.excepthook
 
     def for_trainer(self, *, is_first: bool = True) -> list[Logger] | bool:
         """The argument `logger` of Lightning's Trainer. Ranks but the first write nothing."""
@@ -269,10 +268,13 @@ class RunLoggers:
     def __enter__(self) -> RunLoggers:
         self._show_error_of_thread = threading.excepthook
         threading.excepthook = self._leave_to_writer
-        for name, logger in self.loggers.items():
-            with _starting(name):
-                self._open(logger)
-            self._guard(name, logger)
+        with ExitStack() as on_failure:
+            on_failure.push(self)
+            for name, logger in self.loggers.items():
+                with _starting(name):
+                    self._open(logger)
+                self._guard(name, logger)
+            on_failure.pop_all()
         self._is_open = True
         return self
 
