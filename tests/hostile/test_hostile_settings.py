@@ -404,8 +404,8 @@ def test_a_folder_with_a_part_behind_a_colon_is_no_name_of_the_hub(tmp_path, mon
         ("adapter_config.json", '{"megatron_core": "megatron.evil"}', "holds an adapter of peft"),
         (
             "config.json",
-            '{"model_type": "bert", "backbone": "of/others", "use_pretrained_backbone": true}',
-            "fetches other weights",
+            '{"model_type": "llava", "vision_config": {"backbone": "of/others"}}',
+            "names a backbone to fetch",
         ),
     ],
 )

@@ -26,6 +26,7 @@ from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.info import Labels
 from flatout.data.problem import Problem
 from flatout.data.ragged import row_bounds
+from flatout.data.tables.hub import require_complete
 from flatout.data.tables.roles import Roles
 from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.subwords import PAIR
@@ -447,6 +448,7 @@ def open_folder(folder: Path, kind: Outputs) -> tuple[Any, Any]:
     )
     # the library would make an empty one
     require(has_tokens, str(folder), "no tokenizer in it", hint=hint)
+    require_complete(folder, str(folder))
     with read_by("transformers", folder, hint), quiet_library():
         torch.manual_seed(0)  # of a head that the folder does not have
         if has_weights(folder) or not onnx_files(folder):

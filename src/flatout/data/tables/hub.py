@@ -10,7 +10,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from flatout.errors import UserError, did_you_mean, first_line, is_failure, require
+from flatout.files import load_json
 
 T = TypeVar("T")
 _OTHER_FILE = re.compile(
@@ -72,9 +73,40 @@ def never_ask_to_run_code() -> None:
         questions.TIME_OUT_REMOTE_CODE = 0  # seconds to answer; at 0 it refuses without asking
 
 
+def require_complete(folder: Path, where: str) -> None:
+    """Refuse a model's folder here that names others to load: the library would fetch them."""
+    require(
+        not (folder / "adapter_config.json").exists(),
+        where,
+        f"{folder} holds an adapter of peft, which names another model",
+        hint="Merge it into its encoder (merge_and_unload), and name that folder.",
+    )
+    described: object = None
+    with suppress(OSError, UserError):  # the library says what is wrong with a damaged file
+        described = load_json(folder / "config.json")
+    require(
+        not _fetches_a_backbone(described),
+        where,
+        f"config.json in {folder} names a backbone to fetch",
+        hint="Take backbone and use_pretrained_backbone out of it.",
+    )
+
+
+def _fetches_a_backbone(described: object) -> bool:
+    """Whether a configuration, or a part of it, names another model to be built on."""
+    if isinstance(described, list):
+        return any(map(_fetches_a_backbone, described))
+    if not isinstance(described, dict):
+        return False
+    is_named = isinstance(described.get("backbone"), str)
+    is_asked = is_named or bool(described.get("use_pretrained_backbone"))
+    return is_asked or any(map(_fetches_a_backbone, described.values()))
+
+
 def fetch_model(name: str, where: str, load: Callable[[], T]) -> T:
     """What `load` opens with transformers; a UserError about the setting `where` if it fails."""
     never_ask_to_run_code()
+    require_complete(Path(name), where)
     try:
         with _offline_without_network():
             return load()

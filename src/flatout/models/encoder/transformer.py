@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -260,13 +259,6 @@ class TransformerConfig:
         from transformers import AutoConfig
 
         name = self.pretrained
-        # peft would import what it names, or fetch the encoder that it was trained on
-        require(
-            not Path(name, "adapter_config.json").exists(),
-            "model.pretrained",
-            f"{name} holds an adapter of peft",
-            hint="Merge it into its encoder (merge_and_unload), and name that folder.",
-        )
         config = fetch_model(
             name,
             "model.pretrained",
@@ -485,14 +477,6 @@ def _require_no_code(described: Mapping[str, Any], where: str) -> None:
         if isinstance(within, Mapping):
             _require_no_code(within, f"{where}: {name}")
         is_named = value is not None and name.removeprefix("_").removesuffix("_internal") in _CODE
-        # these names are looked up at the Hub
-        is_fetched = name.removeprefix("_") == "use_pretrained_backbone" and bool(value)
-        require(
-            not is_fetched,
-            f"{where}: {name}",
-            "fetches other weights from the Hub",
-            hint="Set it to false.",
-        )
         is_local = isinstance(value, str) and name != "auto_map" and not re.search(r"[/|:]", value)
         require(
             not is_named or is_local,
