@@ -14,9 +14,9 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
 
-from flatout.cli.boundary import check_targets
 from flatout.cli.composing import without_value
 from flatout.cli.kept_help import checksum_of
+from flatout.cli.targets import check_targets
 from flatout.cli.typed import (
     check_read_early,
     check_values,

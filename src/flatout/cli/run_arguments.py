@@ -172,7 +172,7 @@ def is_trained_on(run: str, file: str) -> bool:
 
 
 def has_training_bytes(run: str, table: Table) -> bool:
-    """Whether a table holds the bytes that a run has learned from, wherever its file lies."""
+    """Whether a table holds the bytes that a run has learned from, under any name."""
     folder = ModelFolder.find(run).path.parent
     if not all((folder / name).is_file() for name in (SUMMARY, SETTINGS)):  # no run's folder
         return False

@@ -1,6 +1,6 @@
 """AdamW in one kernel a group of weights, whose steps one operator counts.
 
-torch counts the steps of each weight on the device, group by group: one operator counts on, and a
+torch counts the steps of each weight on the device, group by group. One operator counts on, and a
 second one counts back where the step was left out. Weights with and without decay are two groups.
 Here the counts of all groups are changed at once, which saves two operators of a step. All numbers
 are those of torch's AdamW, and so is the state. Open this file when a new version of torch counts
@@ -32,7 +32,7 @@ def is_as_known() -> bool:
 class FusedAdamW(AdamW):
     """`torch.optim.AdamW(fused=True)` with fewer operators, for weights of one device.
 
-    As torch's, it reads two attributes, which whoever steps may set for one step.
+    As torch's, it reads two attributes, which may be set for one step.
     """
 
     found_inf: Tensor | None = None

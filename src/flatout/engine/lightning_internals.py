@@ -248,7 +248,7 @@ def plug_turns(trainer: L.Trainer, take_turn: Callable[[_DataFetcher], None]) ->
 def skip_profiling(trainer: L.Trainer) -> Profiler | None:
     """Let the profiler that times nothing make no context for each hook: saves 8 calls of it.
 
-    Returns the profiler for `restore_profiling`; None where it stays as it is.
+    Returns the profiler for `restore_profiling`; None where nothing was changed.
     """
     profiler = profiler_of(trainer)
     if is_profiled(trainer) or "profile" in profiler.__dict__:

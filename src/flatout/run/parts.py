@@ -58,8 +58,7 @@ def open_data(config: RunConfig, ranks: Ranks, folder: RunFolder) -> StoreData[A
 
 
 def _summarise_data(data: StoreData[Any, Any]) -> dict[str, Any]:
-    """The section `data` of `summary.json`: source, fingerprints and rows of each
-    split, counts, cache."""
+    """The section `data` of `summary.json`: source, fingerprints, rows, counts and cache."""
     facts = data.info.summary()
     # the summary names splits as metrics do: `val/loss`
     rows_of_split = {}

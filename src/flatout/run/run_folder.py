@@ -103,7 +103,7 @@ class RunFolder(RunLog):
         self.summary.path = None
 
     def note_trained(self) -> None:
-        """Note that the last step is done: whoever ends the run now learns what is missing."""
+        """Note that the last step is done: a run that is ended now says what is missing."""
         self.is_trained = True
 
     def advise_resume(self, does: str) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from flatout.data.checks.findings import counted
 from flatout.distributed.limits import processor_name
 from flatout.errors import UserError, require
 from flatout.files import load_json, write_atomically
@@ -84,8 +85,7 @@ def _pace_of(ended_s: array[float]) -> SpeedupInterval | None:
 
 def describe_missed(steps: int) -> str:
     """Why there is no verdict where one was attached after so many steps of a Trainer."""
-    taken = f"{steps:,} step" if steps == 1 else f"{steps:,} steps"
-    return f"it was attached after {taken}; it judges what is trained from now on"
+    return f"it was attached after {counted(steps, 'step')}; it judges what is trained from now on"
 
 
 @dataclass(kw_only=True)
