@@ -256,15 +256,6 @@ class SequenceCheckup(CheckReport):
     """Least, median and most seconds between two samples, over the recordings; empty without
     data.time."""
     step_s: float | None = None  # data.step, to which recordings are resampled
-    num_unlisted: int = 0  # mistakes behind those that are listed; one remark tells how many
-
-    def count(self, level: Level) -> int:
-        """How many remarks of a level there are; a mistake that is not listed counts, too."""
-        # by its name: `super()` fails in a class that `slots=True` has made anew
-        num_remarks = CheckReport.count(self, level)
-        if level is Level.error and self.num_unlisted:
-            return num_remarks - 1 + self.num_unlisted
-        return num_remarks
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -327,10 +318,10 @@ def check_recordings(config: SequenceDataConfig) -> SequenceCheckup:
         mistakes = [*gaps, *others]
         notes.dropped.clear()  # the errors name these rows
     checkup.remarks += map(_error_remark, mistakes[:_MOST_MISTAKES])
-    checkup.num_unlisted = max(len(mistakes) - _MOST_MISTAKES, 0)
-    if checkup.num_unlisted:
-        what = f"{counted(checkup.num_unlisted, 'mistake')} more of these recordings"
-        checkup.remarks.append(Remark(Level.error, checkup.source, what))
+    left = len(mistakes) - _MOST_MISTAKES
+    if left > 0:
+        what = f"{counted(left, 'mistake')} more of these recordings"
+        checkup.remarks.append(Remark(Level.error, checkup.source, what, stands_for=left))
     checkup.remarks += map(_remark_of_line, notes.lines())
     if notes.steps and config.time is not None:
         checkup.steps_s = np.quantile(notes.steps, (0, 0.5, 1)).tolist()

@@ -143,6 +143,7 @@ class Remark:
     hint: str = ""  # the setting that changes it
     count: int | None = None  # rows it is about
     rows: list[int] = field(default_factory=list)  # the first few of them, counted from 1
+    stands_for: int = 1  # remarks; one line may say how many more there are
 
     def line(self) -> str:
         return printable(f"{self.source}: {self.what}" + (f"; {self.hint}" if self.hint else ""))
@@ -161,7 +162,7 @@ class CheckReport:
     remarks: list[Remark] = field(default_factory=list, kw_only=True)
 
     def count(self, level: Level) -> int:
-        return sum(remark.level is level for remark in self.remarks)
+        return sum(remark.stands_for for remark in self.remarks if remark.level is level)
 
     def remarks_as_dict(self) -> dict[str, Any]:
         return {
