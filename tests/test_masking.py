@@ -75,6 +75,8 @@ def test_what_is_no_secret_stays(text):
         "data.encoding={secret: a b sw0rdfish , size: 64}",
         "+callbacks.x.hf_token=sw0rdfish",
         "+callbacks.x.api_token=sw0rdfish",
+        "+callbacks.x.credentials.user=sw0rdfish",
+        "+callbacks.x.secret[0]=sw0rdfish",
         "+callbacks.x={y: 1, db_passphrase: sw0rdfish}",
     ],
 )

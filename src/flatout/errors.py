@@ -45,7 +45,8 @@ _ABOUT = "about"  # the key of a field's metadata under which its description li
 _FIELDS_ELSEWHERE = {"learning_rate": "lr", "monitor": "metric"}
 _SECONDS_OF_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _MEGABYTE = 1e6
-_CODES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# What a terminal acts on, and marks of direction, which show a text in another order than it has.
+_CODES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class UserError(ValueError):
@@ -113,7 +114,7 @@ def _escape(character: str) -> str:
 
 
 def without_codes(text: str) -> str:
-    """A text in which codes that a terminal acts on are written out; line ends and tabs stay."""
+    """A text in which codes and marks of direction are written out; line ends and tabs stay."""
     return _CODES.sub(lambda code: code[0].encode("unicode_escape").decode(), text)
 
 

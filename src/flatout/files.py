@@ -113,6 +113,16 @@ def written_aside(path: Path) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
 
 
+def part_from_links(path: Path) -> None:
+    """Make a file with a second name elsewhere, a hard link, a copy that has this name alone.
+
+    What is then written into it changes nothing under the other name.
+    """
+    if path.is_file() and path.stat().st_nlink > 1:
+        with written_aside(path) as beside:
+            shutil.copyfile(path, beside)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file in one step, after its new text is on the disk.
 

@@ -72,9 +72,11 @@ def mask_addresses(text: str) -> str:
 def mask_settings(value: object, key: str = "") -> Any:
     """Settings, or facts of a run, with every secret masked.
 
-    A value is secret by the name of its key (`api_key`), a part of an address by its place.
+    A value is secret by the name of its key (`api_key`) or of one above it (`credentials.user`), a
+    part of an address by its place.
     """
-    is_secret = _IS_SECRET.fullmatch(key.rpartition(".")[2]) is not None
+    names = re.split(r"[.\[\]]", key)
+    is_secret = any(_IS_SECRET.fullmatch(name) is not None for name in names)
     if isinstance(value, Mapping):
         # all of a mapping is secret where its own name is
         masked = {}

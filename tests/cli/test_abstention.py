@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from flatout import (
     BiLSTMConfig,
@@ -15,6 +16,8 @@ from flatout import (
     TextDataConfig,
     load_predictor,
 )
+from flatout.cli.run_arguments import is_trained_on
+from flatout.inference.model_folder import SETTINGS, WEIGHTS
 from tests.fitting import quiet_fit
 from tests.refusals import require_printed
 from tests.run_files import read_csv, write_jsonl
@@ -144,6 +147,27 @@ def test_rows_of_the_training_calibrate_nothing(trained, tmp_path, capsys):
         assert verb("evaluate", run.folder, name, "--calibrate") == 2
         require_printed(capsys.readouterr().err, "the run has learned from", name)
     assert len(load_predictor(run.folder).held_out.rows) == len(kept.rows) == 400
+
+
+@pytest.mark.parametrize("form", ["a list", "a pattern", "a folder", "a folder of splits"])
+def test_each_of_several_training_files_is_known(form, tmp_path):
+    run = tmp_path / "run"
+    (run / "model").mkdir(parents=True)
+    for name in (SETTINGS, WEIGHTS):
+        (run / "model" / name).touch()
+    folder = tmp_path / "data"
+    folder.mkdir()
+    is_split = form == "a folder of splits"
+    names = ["train-0.csv", "train-1.csv"] if is_split else ["a.csv", "b.csv"]
+    files = [folder / name for name in names]
+    others = [folder / "test.csv"] if is_split else [tmp_path / "other.csv"]
+    for file in [*files, *others]:
+        file.write_text("text,label\n", encoding="utf-8")
+    source = {"a list": list(map(str, files)), "a pattern": f"{folder}/*.csv"}
+    settings = {"data": {"source": source.get(form, str(folder))}}
+    (run / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    assert all(is_trained_on(str(run), str(file)) for file in files)
+    assert not any(is_trained_on(str(run), str(file)) for file in others)
 
 
 def test_predict_names_a_file_that_is_unlike_the_training_texts(trained, tmp_path, capsys):

@@ -316,6 +316,7 @@ def test_labels_that_look_like_paths_or_markup_make_no_files_and_are_shown_as_te
         "<script>alert(1)</script>",
         "=1+1",
         "a\x1b[2Jb",
+        "a\u202eb",
         "~",
         "..",
         "C:\\x",
@@ -335,6 +336,7 @@ def test_labels_that_look_like_paths_or_markup_make_no_files_and_are_shown_as_te
         assert "<script>alert(1)" not in written
         assert "\x1b" not in written
         assert r"a\x1b[2Jb" in written
+        assert "\u202e" not in written
     said = capsys.readouterr()
     assert "\x1b[2J" not in said.out + said.err
 

@@ -215,6 +215,18 @@ def test_a_run_of_others_that_is_resumed_writes_into_no_file_outside(name):
         assert not found.is_executed
 
 
+@pytest.mark.parametrize("name", ["log.txt", "metrics.csv"])
+def test_a_resumed_run_leaves_a_file_of_yours_that_has_a_second_name_in_its_folder(name):
+    with hostile.bait() as place:
+        folder = run_of_others(place / "work" / "outputs" / "theirs", [], {})
+        yours = place / "outside" / "kept.txt"
+        before = yours.read_bytes()
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).hardlink_to(yours)
+        hostile.outcome(place, lambda: train.main([*hostile.TINY, f"resume={folder}"]))
+        assert yours.read_bytes() == before
+
+
 def test_a_file_resumes_no_run_outside_of_the_folder_of_runs():
     with hostile.bait() as place:
         folder = run_of_others(place / "outside" / "run", [], {})

@@ -107,6 +107,27 @@ def test_a_logger_s_folder_has_no_variable_and_no_list_in_its_name(kind, key, va
         check_part({"_target_": kind, "save_dir": "outputs/log", key: value})
 
 
+FUNCTIONS = [
+    ("lightning.pytorch.callbacks.BackboneFinetuning", "lambda_func"),
+    ("lightning.pytorch.callbacks.ThroughputMonitor", "batch_size_fn"),
+    ("lightning.pytorch.callbacks.ThroughputMonitor", "length_fn"),
+    ("lightning.pytorch.callbacks.WeightAveraging", "avg_fn"),
+]
+
+
+@pytest.mark.parametrize(("kind", "key"), FUNCTIONS)
+def test_a_text_where_a_function_is_wanted_is_refused(kind, key):
+    with pytest.raises(UserError, match=rf"x\.{key}.*a function is wanted"):
+        check_part({"_target_": kind, key: "max"})
+
+
+def test_a_layer_may_stand_where_a_function_is_wanted():
+    distance = {"_target_": "torch.nn.PairwiseDistance"}
+    loss = "torch.nn.TripletMarginWithDistanceLoss"
+    check_part({"_target_": loss, "distance_function": distance})
+    check_part({"_target_": loss, "distance_function": None})
+
+
 ODD_ARGUMENTS = [("_args_", "/x"), ("_args_", {"/x": 1}), ("_convert_", "x"), ("_recursive_", "x")]
 
 
@@ -414,3 +435,9 @@ def test_a_folder_of_an_encoder_that_names_more_to_load_is_refused(file, content
     (tmp_path / file).write_text(content)
     with pytest.raises(UserError, match=said):
         TransformerConfig(pretrained=str(tmp_path)).read_description()
+
+
+@pytest.mark.parametrize("name", ["csv:default", "text", "json:x"])
+def test_a_form_of_files_is_no_name_of_the_hub(name):
+    with pytest.raises(UserError, match="is a form of files"):
+        from_hub(name, "data.source")

@@ -22,6 +22,7 @@ import torch
 import yaml
 
 from flatout.data.tables.reading import ReadingConfig
+from flatout.data.tables.sources import training_files
 from flatout.data.tables.table import Table
 from flatout.distributed.ranks import why_no_gpu
 from flatout.engine.precision import Precision
@@ -163,11 +164,14 @@ def is_trained_on(run: str, file: str) -> bool:
         return False
     with values_of(settings):
         data = (load_yaml(settings) or {}).get("data") or {}
-        named = [data.get(key) for key in ("source", "train")]
-    for name in named:
-        with suppress(OSError, ValueError):  # a name of the Hub, or of a file that is gone
-            if isinstance(name, str) and Path(name).samefile(file):
-                return True
+    for key in ("source", "train"):
+        named = [data.get(key)]
+        with suppress(UserError):  # a name of the Hub, or of files that are gone
+            named += training_files(data.get(key), f"data.{key}")
+        for name in named:
+            with suppress(OSError, ValueError):
+                if isinstance(name, str) and Path(name).samefile(file):
+                    return True
     return False
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from flatout.cli.typed import nodes
 from flatout.data.tables.hub import never_ask_to_run_code
@@ -213,6 +214,7 @@ def _check_arguments(
     parameters = inspect.signature(constructor).parameters
     arguments |= dict(zip(list(parameters)[1:], settings.get("_args_", []), strict=False))
     _check_parts(arguments, where)
+    _check_functions(arguments, parameters, where)
     default = parameters["name"].default if "name" in parameters else ""
     part = arguments.get("name", default)
     for name in _FOLDERS:
@@ -243,6 +245,34 @@ def _check_parts(arguments: Mapping[str, Any], where: str) -> None:
             " and its format, in the filename of a checkpoint only: {epoch}, {val/loss:.2f}",
         )
         _require_no_expansion(str(value), f"{where}.{name}")
+
+
+def _check_functions(
+    arguments: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter], where: str
+) -> None:
+    """Refuse a text or a number where a class wants a function: it would fail in mid-training.
+
+    An object of a class, such as a layer, can be called and stays.
+    """
+    for name, value in arguments.items():
+        # a class may hand on what it does not name itself
+        is_function = name.endswith("_fn")
+        if name in parameters:
+            is_function = _is_function(parameters[name].annotation)
+        require(
+            not is_function or value is None or isinstance(value, Mapping),
+            f"{where}.{name}",
+            f"{value!r}, and a function is wanted there",
+            hint="Settings hold no functions: leave it out, or write a class of your own with it.",
+        )
+
+
+def _is_function(annotation: object) -> bool:
+    """Whether a parameter takes functions, and nothing else but None."""
+    is_union = get_origin(annotation) in (Union, UnionType)
+    kinds = get_args(annotation) if is_union else (annotation,)
+    wanted = [kind for kind in kinds if kind is not NoneType]
+    return all(Callable in (kind, get_origin(kind)) for kind in wanted)
 
 
 def _require_no_expansion(text: str, where: str) -> None:

@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from flatout.errors import printable
+from flatout.errors import printable, without_codes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -144,8 +144,8 @@ def _simplify(element: ElementTree.Element) -> None:
     for child in list(element):
         if child.tag == "style" or (child.tag == "g" and not len(child)):
             element.remove(child)
-    if element.tag not in ("text", "title"):
-        element.text = None
+    is_text = element.tag in ("text", "title")
+    element.text = without_codes(element.text or "") if is_text else None
     element.tail = None
     if element.get("transform", "").startswith("rotate(-0 "):
         del element.attrib["transform"]
@@ -164,7 +164,7 @@ def _simplify(element: ElementTree.Element) -> None:
             mark for mark in element.iter() if mark.tag in ("path", "use") and mark not in hidden
         ]
         for mark, text in zip(marks if len(texts) > 1 else [element], texts, strict=True):
-            ElementTree.SubElement(mark, "title").text = text
+            ElementTree.SubElement(mark, "title").text = without_codes(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,7 @@ def _environment() -> Environment:
 
 
 def _without_codes(value: object) -> object:
-    """A text whose codes a terminal would act on are written out; anything else stays as it is."""
+    """A text with codes and marks of direction written out; anything else stays as it is."""
     # a chart's own SVG is of another class
     return without_codes(value) if type(value) is str else value
 

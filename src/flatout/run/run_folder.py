@@ -30,6 +30,7 @@ from flatout.distributed.ranks import Ranks
 from flatout.errors import REFUSALS, RunBroke, UserError, first_line, out_of_space, require
 from flatout.files import (
     numbered,
+    part_from_links,
     refused_folder,
     require_ordinary,
     write_atomically,
@@ -54,6 +55,8 @@ LOCK = ".lock"  # an empty file that stays; the process that trains in the folde
 SPLIT_ROWS = "splits.parquet"
 # what a run would replace
 _OWN = (SETTINGS, OVERRIDES, LOG, "report.html", "metrics.csv", "checkpoints", "model")
+# a resumed run goes on in these; any other file is replaced whole
+_WRITTEN_IN_PLACE = (LOG, "metrics.csv")
 _ROWS_AT_ONCE = 1 << 20
 _PATIENCE_S = 30.0  # how long a run that is just ending may still hold its folder
 
@@ -166,6 +169,9 @@ def open_run_folder(
     require_no_link_outside(path)
     summary = Summary(empty_summary() | _describe_run(config, overrides, earlier))
     files = _files_of_run(config, overrides)
+    with _full_disk_told(path):
+        for name in _WRITTEN_IN_PLACE:
+            part_from_links(path / name)
     with _full_disk_told(path), LogFile(path / LOG) as log:
         place = RunFolder(path, summary, log, files=files, before=before)
         if not is_old:

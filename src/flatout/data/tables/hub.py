@@ -50,6 +50,14 @@ def from_hub(name: str, where: str) -> Any:
     # Any word without an ending may be a name of the Hub: often it is a mistyped file.
     near = did_you_mean(path, [file.name for file in Path().iterdir()])
     datasets = _import_datasets(where, f"no file or folder {name}, and a data set of the Hub", near)
+    # `csv:default` would read all files of that form in the folder you are in
+    is_reader = "/" not in path and _has_reader(path)
+    require(
+        not is_reader,
+        where,
+        f"{path} is a form of files to the library datasets, and no data set",
+        hint="Name the files themselves, or a data set as owner/name.",
+    )
     ways = (
         "Name a file or a folder; or fetch it once where there is a network, and set HF_HOME to"
         " that cache."
@@ -64,6 +72,11 @@ def from_hub(name: str, where: str) -> Any:
             f" ({first_line(error)})",
             hint=f"{near} {ways}".strip(),
         ) from None
+
+
+def _has_reader(form: str) -> bool:
+    """Whether `datasets` has a reader of its own for a form of files: csv, json, text, …"""
+    return importlib.util.find_spec(f"datasets.packaged_modules.{form}") is not None
 
 
 def never_ask_to_run_code() -> None:

@@ -185,6 +185,22 @@ def _join_files(given: list[Any], where: str, reading: ReadingConfig) -> Table:
     return joined
 
 
+def training_files(source: object, where: str) -> list[str]:
+    """The files behind a setting that names training rows.
+
+    Lists, patterns and folders are unfolded: `data` → `data/train-0.csv`, `data/train-1.csv`, and
+    not the `data/test.csv` beside them.
+    """
+    if isinstance(source, list):
+        return [file for part in source for file in training_files(part, where)]
+    if not isinstance(source, str):
+        return []
+    folder = Path(source)
+    if _is_folder(folder) and (splits := _splits_in(folder)):
+        return training_files(splits["train"], where)
+    return files_in(source, where)
+
+
 def _splits_of(source: object, where: str, reading: ReadingConfig) -> dict[str, Table]:
     """The tables of `data.source` by split; all rows are training rows if no splits are named."""
     if isinstance(source, Mapping) and source and all(map(is_rows, source.values())):
