@@ -221,6 +221,11 @@ def test_a_misspelt_key_is_compared_with_those_beside_it(
             "-m seed=1 hydra/launcher=joblib hydra.launcher.prefer=x",
             "hydra.launcher: does not fit (prefer=x is not a valid",
         ),
+        ("-m seed=1 hydra/launcher=basic +hydra.launcher.x=1", "hydra.launcher: does not fit."),
+        (
+            "~model +model._target_=torch.nn.Linear +model.in_features=4 +model.out_features=2",
+            "model: Linear takes tensors, and a network gets the rows of a batch as one object.",
+        ),
     ],
 )
 def test_what_hydra_and_its_launchers_refuse_is_one_sentence(

@@ -137,6 +137,17 @@ def test_a_tokenizer_is_kept_whole_with_all_of_its_files(subwords, tmp_path):
     )
 
 
+def test_templates_of_chats_which_lie_in_a_folder_are_left_out(subwords, tmp_path):
+    subwords.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    theirs.chat_template = {"default": "{{ messages }}", "short": "{{ messages[0] }}"}
+    of_theirs = Subwords.of(theirs)
+    assert "additional_chat_templates" not in of_theirs.files
+    texts = pa.array(TEXTS, pa.large_string())
+    expected = subwords.encode(texts, max_length=9).tokens.tolist()
+    assert of_theirs.encode(texts, max_length=9).tokens.tolist() == expected
+
+
 def test_a_folder_without_the_files_of_its_tokenizer_is_refused(tmp_path):
     # from it alone a tokenizer without words is made
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')

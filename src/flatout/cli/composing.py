@@ -150,9 +150,9 @@ def explain(error: BaseException) -> UserError | None:
             return UserError(said.key, "has no value", hint=f"Give it one: {said.key}=VALUE.")
         case "ConfigAttributeError" | "ConfigKeyError" | "ConfigCompositionException":
             return _wrong_key(said)
-        case "AttributeError" if "full_key: hydra." in said.message:
+        case "AttributeError" | "TypeError" if "full_key: hydra." in said.message:
             return UserError(
-                said.key,
+                _first(r"full_key: (\S+)", said.message),
                 "does not fit",
                 hint="python -m flatout settings lists what each key may be.",
             )

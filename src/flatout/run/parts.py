@@ -101,8 +101,24 @@ def build_task(config: RunConfig, data: Any, optim: OptimConfig, log: RunLog) ->
     return task
 
 
+def _require_takes_batches(network: nn.Module) -> None:
+    """Refuse a network whose first layer is one of torch's own: these take tensors."""
+    first = network
+    while isinstance(first, nn.Sequential) and len(first):
+        first = first[0]
+    name = type(first).__name__
+    require(
+        not type(first).__module__.startswith("torch.nn.modules."),
+        "model",
+        f"{name} takes tensors, and a network gets the rows of a batch as one object",
+        hint=f"Call {name} within a module of your own: docs/own_parts.md.",
+    )
+
+
 def make_task(config: RunConfig, model: nn.Module | ModelConfig, optim: OptimConfig) -> Task:
     """The task of a run around a network or its Config: of the user's class, or the kind's own."""
+    if isinstance(model, nn.Module):
+        _require_takes_batches(model)
     if isinstance(config.task, TaskClass):
         return config.task.task(model, config.task.config, optim)
     return kind_of(config.data).task(model, config.task, optim)

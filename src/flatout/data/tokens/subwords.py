@@ -210,9 +210,11 @@ class Subwords:
         """A fast tokenizer of transformers."""
         with tempfile.TemporaryDirectory() as folder:
             fast.save_pretrained(folder)
+            # templates of chats lie in a folder of their own; texts are not put into any
             files = {
                 path.name: path.read_text(encoding="utf-8")
                 for path in sorted(Path(folder).iterdir())
+                if path.is_file()
             }
         tokenizer = Tokenizer.from_str(fast.backend_tokenizer.to_str())
         return cls(tokenizer, _frame_of(tokenizer, fast), files)
