@@ -85,7 +85,7 @@ def _require_output(arguments: argparse.Namespace) -> None:
 
 
 def _report(trainings: list[JudgedTraining], arguments: argparse.Namespace) -> KeptVerdict | None:
-    """Write the verdict of the longest training; None if there was no training."""
+    """Write the verdict of the longest training that has one; None if there was no training."""
     from flatout.report.verdict_page import write_verdict_page
 
     script: Path = arguments.script
@@ -94,7 +94,9 @@ def _report(trainings: list[JudgedTraining], arguments: argparse.Namespace) -> K
         why = "no training in it came to its end" if trainings else "nothing was trained in it"
         print_line(f"doctor: no verdict of {script}: {why} by Lightning's or transformers' Trainer")
         return None
-    longest = max(finished, key=lambda training: training.seconds)
+    # a short first training may take long, as it imports; a verdict needs enough steps
+    judged = [training for training in finished if training.kept and training.kept.verdict]
+    longest = max(judged or finished, key=lambda training: training.seconds)
     kept = longest.kept
     assert kept is not None
     if len(trainings) > 1:
