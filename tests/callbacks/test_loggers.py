@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import struct
 import sys
 import threading
@@ -95,7 +96,9 @@ def trained(output: Path, **settings: Any):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished")
+    # a name that a library may take for a variable
+    folder = tmp_path_factory.mktemp("finished") / "a$HOME"
+    folder.mkdir()
     with own_cache(folder) as patch:
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_SILENT", "true")
@@ -210,7 +213,23 @@ def test_the_summary_names_the_loggers_and_everything_lies_in_the_run_folder(fin
     result, _ = finished
     assert read_summary(result.folder)["loggers"] == [*ALL, "own"]
     assert not (result.folder / "hparams.yaml").exists()
-    assert {path.name for path in result.folder.parent.parent.iterdir()} == {"default", "cache"}
+    place = result.folder.parent.parent
+    assert {path.name for path in place.iterdir()} == {"default", "cache"}
+    assert [path.name for path in place.parent.iterdir()] == ["a$HOME"]
+
+
+def test_mlflow_keeps_no_database_behind_a_question_mark(tmp_path):
+    with pytest.raises(UserError, match=r"a name without %, [?] and #"):
+        MLflowConfig().build(RunPlace(tmp_path / "mydb?x", "news"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_leaves_its_database_to_no_later_run_of_the_process(finished, tmp_path):
+    assert "MLFLOW_TRACKING_URI" not in os.environ
+    logger = MLflowConfig().build(RunPlace(tmp_path, "news"))
+    assert logger.run_id
+    assert (tmp_path / "mlflow.db").exists()
+    assert "MLFLOW_TRACKING_URI" not in os.environ
 
 
 def test_mlflow_reports_nothing_to_its_makers(finished):

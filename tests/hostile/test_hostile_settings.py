@@ -408,6 +408,34 @@ def test_every_setting_that_is_no_group_is_known_as_one():
     assert not any(map(is_named_like_a_setting, groups))
 
 
+FOLDERS_WITH_SIGNS = [
+    {"name": "n$FLATOUT_HOSTILE"},
+    {"name": "mydb?x"},
+    {"hydra": {"run": {"dir": "${output}/$FLATOUT_HOSTILE"}}},
+    {"hydra": {"sweep": {"subdir": "$FLATOUT_HOSTILE"}}},
+]
+
+
+@pytest.mark.parametrize("settings", FOLDERS_WITH_SIGNS, ids=str)
+def test_a_folder_in_a_file_has_no_sign_that_a_library_takes_for_more_than_a_name(settings):
+    assert "a folder without $, %, ? and #" in said_of(settings)
+
+
+@pytest.mark.parametrize("output", ["o$FLATOUT_HOSTILE", "mydb?x"])
+def test_the_same_holds_for_the_folder_of_runs(output, tmp_path, monkeypatch, capsys):
+    (tmp_path / "experiment").mkdir()
+    text = f"# @package _global_\noutput: {output}\n"
+    (tmp_path / "experiment" / "evil.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert run_train(["--config-dir", str(tmp_path), "+experiment=evil"], monkeypatch) == 2
+    assert capsys.readouterr().err.startswith(f"output: {output!r} (a folder without")
+    assert [path.name for path in tmp_path.iterdir()] == ["experiment"]
+
+
+def test_a_file_takes_no_run_into_its_folder_from_where_python_would_import():
+    assert said_of({"hydra": {"job": {"chdir": True}}}).startswith("hydra.job.chdir: stands in")
+
+
 def test_a_chain_of_file_systems_is_an_address():
     assert "an address stands in a file" in said_of({"name": "dir::x"})
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import re
 import socket
 import sys
 import threading
@@ -143,16 +144,42 @@ class MLflowConfig:
         # The id of the run in MLflow, which a resumed run continues.
         id_file = folder / "mlflow_run_id"
         run_id = id_file.read_text(encoding="utf-8").strip() if id_file.is_file() else None
-        with _foreign_warnings_ignored():
+        with _foreign_warnings_ignored(), _kept_in_environment("MLFLOW_TRACKING_URI"):
             logger = MLFlowLogger(
                 self.experiment or place.experiment,
                 run_name=self.name or folder.name,
-                tracking_uri=server or f"sqlite:///{folder}/mlflow.db",
+                tracking_uri=server or _address_of_database(folder / "mlflow.db"),
                 artifact_location=None if server else str(folder / "mlflow"),
                 run_id=run_id,
             )
             id_file.write_text(f"{logger.run_id}\n", encoding="utf-8")
         return logger
+
+
+@contextmanager
+def _kept_in_environment(name: str) -> Iterator[None]:
+    """Context manager: a variable has its value again at the end.
+
+    MLflow leaves the address of a run in it, and the next run of the process would go there too.
+    """
+    before = os.environ.get(name)
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+
+
+def _address_of_database(path: Path) -> str:
+    """The address of MLflow's database in a file: behind a `?` in it would stand options."""
+    require(
+        not re.search(r"[%?#]", str(path)),
+        "output",
+        f"MLflow keeps no database in a folder of such a name ({path.parent})",
+        allowed="a name without %, ? and #",
+    )
+    return f"sqlite:///{path}"
 
 
 @runtime_checkable
@@ -228,6 +255,11 @@ class RunTensorBoard(TensorBoardLogger):
 
     It writes no settings: a run writes them at its end, with the final metrics.
     """
+
+    @property
+    def log_dir(self) -> str:
+        """The run folder, under its very name: Lightning would expand variables such as `$HOME`."""
+        return str(self.save_dir)
 
     def save(self) -> None:
         """Do nothing: the writer flushes by time, as a flush for each point is slow."""

@@ -174,6 +174,8 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     # submitit runs these in a shell
     for name in ("setup", "additional_parameters", "srun_args", "python"):
         _require_typed_parts(f"hydra.launcher.{name}", plain["launcher"].get(name), overrides)
+    # Python imports from the folder that it is in, and files may bring one along
+    _require_typed_parts("hydra.job.chdir", plain["job"]["chdir"], overrides)
     # Hydra has put the variables of `env_copy` into `env_set`.
     copied = plain["job"]["env_copy"] if _is_typed("hydra.job.env_copy", overrides) else []
     env = {name: value for name, value in plain["job"]["env_set"].items() if name not in copied}
@@ -268,9 +270,13 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
     name = _value(numbered, "name")
     if isinstance(name, str):
         require(is_plain_part(name), "name", repr(name), allowed=NAMES)
+        if not _is_typed("name", overrides):
+            _require_plain_folder(name, "name")
     output = Path(str(_value(numbered, "output")))
     # The folder in which you start is yours. Any other one of the disk is not for a file to choose.
     relative = os.path.relpath(output) if output.is_absolute() else str(output)
+    if not _is_typed("output", overrides):
+        _require_plain_folder(str(output), "output")
     require(
         _is_typed("output", overrides) or is_plain_part(relative),
         "output",
@@ -292,6 +298,7 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
         folder = str(_value(numbered, key))
         require(folder.isprintable(), key, repr(folder), allowed="a folder")
         if not _is_typed(key, overrides):
+            _require_plain_folder(folder, key)
             require_inside(folder, [output], key)
             # A run whose folder is taken lies beside it, which must be below `output`, too. A sweep
             # has no other folder than the one that is named.
@@ -308,6 +315,22 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
             repr(part),
             allowed="a name below the run folder",
         )
+        if part is not None and not _is_typed(key, overrides):
+            _require_plain_folder(str(part), key)
+
+
+def _require_plain_folder(folder: str, key: str) -> None:
+    """Refuse signs by which a library may take a folder's name for more than a name.
+
+    `$NAME` is a variable of the environment to loggers, and an address ends at `?` and `#`.
+    """
+    require(
+        not re.search(r"[$%?#]", folder),
+        key,
+        repr(folder),
+        allowed="a folder without $, %, ? and #, where a file names it",
+        hint=ONLY_TYPED,
+    )
 
 
 def _check_launcher(cfg: DictConfig, folders: Sequence[Path], overrides: Sequence[str]) -> None:
