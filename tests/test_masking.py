@@ -88,6 +88,31 @@ def test_a_word_that_sets_a_secret_is_masked(word):
     assert mask_words([masked]) == [masked]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x=" + "://a:b" * 200_000,
+        "data.source=x://?" + "token" * 200_000,
+        "x={secret:" + " " * 200_000,
+        "x={" + "a_" * 200_000,
+        "x={secret: '" + "\\'" * 200_000,
+        "x=a://" + "?#;&" * 200_000,
+    ],
+    ids=["addresses", "tokens", "blanks", "names", "quotes", "signs"],
+)
+def test_a_long_text_of_others_is_read_about_once(text):
+    # an expression that begins anew at each place would take hours here
+    assert len(mask_words([text])[0]) <= len(text)
+
+
+def test_a_text_of_thousands_of_secrets_is_masked_as_well():
+    # a digest of each would take minutes
+    masked = mask_addresses(" ".join(f"s3://k:sw0rdfish{number}@b" for number in range(20_000)))
+    assert "sw0rdfish" not in masked
+    assert masked.count("@b") == masked.count("s3://***-") == 20_000
+    mask.cache_clear()
+
+
 def test_a_mask_tells_two_secrets_apart_and_is_the_same_for_the_same_secret():
     assert mask("one") == mask("one") != mask("two")
     assert mask_settings({"secret": "one", "size": 64}) == {"secret": mask("one"), "size": 64}

@@ -18,6 +18,9 @@ from typing import Any
 
 # Of PBKDF2: some 50 ms a guess. Masks are kept in memory, so a run pays once for each secret.
 _ROUNDS = 100_000
+# More of them are no person's: all further ones have one mask, or a text of others takes hours.
+_MOST_SECRETS = 32
+_MASK_OF_MANY = "***-0000"
 _MASKED = re.compile(r"\*\*\*-[0-9a-f]{4}")
 _REFERENCE = re.compile(r"\$\{[\w.:]+\}")
 # Names of settings that hold secrets: `token` is one, `max_tokens` is not.
@@ -28,29 +31,35 @@ _NAME = (
 _IS_SECRET = re.compile(_NAME, re.IGNORECASE)
 # A setting within a mapping that is typed as one word: {api_key: abc, mode: online}
 _IN_MAPPING = re.compile(
-    rf"(?<=[{{,\s])((?:{_NAME})\s*:\s*)"
+    rf"(?<=[{{,\s])((?:{_NAME})\s*+:\s*+)"
     # between quotes, with quotes behind backslashes; a reference; words without quotes
     r"('(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|\$\{[^{}]*\}|[^,}\]]*[^,}\]\s])",
     re.IGNORECASE,
 )
-# A part of an address's query, as storage services sign them: ?sig=abc&expires=3
-_IN_QUERY = re.compile(
-    r"([?&;#](?:[\w.-]*"
-    r"(?:token|secret|password|passwd|signature|credential|access_?key|api_?key)[\w.-]*"
-    r"|sig|sas|key|pwd|pass|passphrase|auth|jwt|bearer)=)([^&;\s#'\"]+)",
+# Texts of others are searched: no expression reads a part of a text once more for each place in it.
+# A part of an address's query: ?sig=abc&expires=3
+_IN_QUERY = re.compile(r"(?<=[?&;#])([\w.-]++)(=)([^&;\s#'\"]+)")
+# Names of such parts that hold a secret, as storage services sign addresses.
+_IS_SECRET_OF_QUERY = re.compile(
+    r"token|secret|password|passwd|signature|credential|access_?key|api_?key"
+    r"|^(?:sig|sas|key|pwd|pass|passphrase|auth|jwt|bearer)$",
     re.IGNORECASE,
 )
 # The user part ends at the last @ before the path; a key may hold a slash, which a port's number
-# does not precede.
-_USER = re.compile(r"(?<=://)([^/\s?#'\"]+|[^/\s:@?#'\"]+:(?!\d+[/?#])[^\s@'\"]+)(?=@)")
+# does not precede. It does not reach into the next address.
+_USER = re.compile(
+    r"(?<=://)([^/\s?#'\"]+|[^/\s:@?#'\"]++:(?!\d+[/?#])(?:(?!://)[^\s@'\"])++)(?=@)"
+)
 
 
-@lru_cache(1024)
+@lru_cache(2 * _MOST_SECRETS)
 def mask(secret: str) -> str:
     """The mask of a secret: `***-9f3c`. A mask, a reference and an empty text stay."""
     is_no_secret = not _REFERENCE.sub("", secret).strip(":'\"") or _MASKED.fullmatch(secret)
     if is_no_secret:
         return secret
+    if mask.cache_info().currsize >= _MOST_SECRETS:
+        return _MASK_OF_MANY
     secret_bytes = secret.encode("utf-8", "surrogatepass")
     digest = hashlib.pbkdf2_hmac("sha256", secret_bytes, b"flatout mask", _ROUNDS, dklen=2)
     return f"***-{digest.hex()}"
@@ -66,7 +75,12 @@ def mask_addresses(text: str) -> str:
     if "://" not in text:
         return text
     text = _USER.sub(lambda user: mask(user[1]), text)
-    return _IN_QUERY.sub(lambda part: part[1] + mask(part[2]), text)
+    return _IN_QUERY.sub(_mask_in_query, text)
+
+
+def _mask_in_query(part: re.Match[str]) -> str:
+    name, equals, value = part.groups()
+    return name + equals + (mask(value) if _IS_SECRET_OF_QUERY.search(name) else value)
 
 
 def mask_settings(value: object, key: str = "") -> Any:

@@ -25,6 +25,7 @@ from flatout.data.tables.sources import open_source
 from flatout.data.tables.table import class_names
 from flatout.data.tokens.long_texts import LongTexts
 from flatout.data.tokens.vocabulary import Vocabulary, VocabularyConfig
+from flatout.data.texts.decisions import _read_decisions, _read_lines
 from flatout.errors import UserError
 from flatout.files import load_json, load_yaml, read_modest
 from flatout.inference.model_folder import ModelFolder, RowSettings
@@ -297,3 +298,16 @@ def refusal_of_experiment(
     said = capsys.readouterr().err
     assert "Traceback" not in said
     return said
+
+
+def test_a_line_of_decisions_that_is_longer_than_its_head_is_read_by_the_columns_it_has(tmp_path):
+    file = tmp_path / "e.csv"
+    file.write_text("row\n1,2,3\n", encoding="utf-8")
+    assert _read_lines("data.exclude", str(file)) == [{"row": "1"}]
+
+
+def test_a_row_s_number_of_thousands_of_digits_is_refused(tmp_path):
+    file = tmp_path / "e.csv"
+    file.write_text(f"row\n{'9' * 5000}\n", encoding="utf-8")
+    with pytest.raises(UserError, match="names row"):
+        _read_decisions("data.exclude", str(file), {})

@@ -129,11 +129,14 @@ HOSTILE_MODELS = [
     ("encoder", "encoder.json", put("model_type", "os.system")),
     ("encoder", "encoder.json", put("model_type", None)),
     ("encoder", "encoder.json", put("vocab_size", -3)),
+    ("encoder", "encoder.json", put("pad_token_id", -3)),
     ("encoder", "encoder.json", put("hidden_size", "8; import os")),
     ("encoder", "encoder.json", "7"),
     ("encoder", "tokenizer.json", put("files", {"../x": "x"})),
     ("encoder", "tokenizer.json", put("files", {"evil.py": "import os"})),
     ("encoder", "tokenizer.json", put("files", {"/etc/x.json": "{}"})),
+    ("encoder", "tokenizer.json", put("files", {"config.json": "{}"})),
+    ("encoder", "tokenizer.json", put("files", {"adapter_config.json": "{}"})),
     ("encoder", "tokenizer.json", put("frame", {"_target_": "os.system"})),
     ("encoder", "tokenizer.json", put("tokenizer", "{}")),
 ]
@@ -440,6 +443,7 @@ def ids_above_the_network(described):
     described["tokenizer"] = json.dumps(core)
 
 
+DOUBLES = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 ODD_TOKENIZERS = {
     "that panics as it opens": tokenizer_with(
         "normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
@@ -450,6 +454,9 @@ ODD_TOKENIZERS = {
     "that opens rows by no list": put("frame", "opening", None),
     "that opens rows by a text": put("frame", "opening", ["x"]),
     "that opens rows by an unknown id": put("frame", "opening", [5000]),
+    "whose rules double a text 34 times": tokenizer_with(
+        "normalizer", {"type": "Sequence", "normalizers": [DOUBLES] * 34}
+    ),
     "with a file of no text": put("files", {"vocab.txt": 5}),
     "with half a character in a file": put("files", {"vocab.txt": "\ud800"}),
 }
@@ -465,6 +472,52 @@ def test_an_odd_tokenizer_in_a_model_folder_ends_in_one_sentence(name, model, tm
     *of_rust, sentence = capfd.readouterr().err.strip().splitlines()
     assert "panicked at" in "".join(of_rust) if "panics" in name else not of_rust
     assert ("no model that can be read" if "panics" in name else "tokenizer") in sentence
+
+
+def test_a_tokenizer_that_fills_rows_up_to_a_length_fills_none_here(model, tmp_path):
+    padding = {
+        "strategy": {"Fixed": 10**8},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "[PAD]",
+    }
+    folder = model("encoder", "tokenizer.json", tokenizer_with("padding", padding))
+    assert len(load_predictor(folder).predict(["words"])) == 1
+
+
+def settings_of_tokenizer(content):
+    def change(described):
+        described["files"]["tokenizer_config.json"] = content
+
+    return change
+
+
+ODD_SETTINGS = ["[1]", '{"tokenizer_class": "MistralCommonBackend"}', '{"added_tokens_decoder": 7}']
+
+
+@pytest.mark.parametrize("content", ODD_SETTINGS)
+def test_odd_settings_of_a_tokenizer_end_an_export_in_one_sentence(
+    content, model, tmp_path, capsys
+):
+    folder = model("encoder", "tokenizer.json", settings_of_tokenizer(content))
+    assert verb("export", folder, "--out", tmp_path / "exported") == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not (tmp_path / "exported").exists()
+
+
+def test_an_encoder_s_settings_of_form_change_no_answer_and_no_export(models, model, tmp_path):
+    form = {
+        "return_dict": False,
+        "output_attentions": True,
+        "output_hidden_states": True,
+        "chunk_size_feed_forward": 7,
+    }
+    folder = model("encoder", "encoder.json", lambda described: described | form)
+    expected = load_predictor(models / "encoder").predict(["words of a row"])
+    assert load_predictor(folder).predict(["words of a row"]) == expected
+    assert verb("export", folder, "--out", tmp_path / "exported") == 0
 
 
 def test_a_kind_of_model_that_is_a_number_is_refused_by_export(model, capsys):

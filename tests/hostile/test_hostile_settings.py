@@ -24,6 +24,7 @@ from flatout.cli.typed import (
     is_named_like_a_setting,
     secret_keys,
 )
+from flatout.cli.words import require_folders
 from flatout.config import RunConfig
 from flatout.data.tables.hub import from_hub
 from flatout.data.tables.reading import ReadingConfig
@@ -430,6 +431,33 @@ def test_the_same_holds_for_the_folder_of_runs(output, tmp_path, monkeypatch, ca
     assert run_train(["--config-dir", str(tmp_path), "+experiment=evil"], monkeypatch) == 2
     assert capsys.readouterr().err.startswith(f"output: {output!r} (a folder without")
     assert [path.name for path in tmp_path.iterdir()] == ["experiment"]
+
+
+@pytest.mark.parametrize(("key", "value"), [("validate", False), ("style", "{")])
+def test_a_form_of_messages_in_a_file_is_checked_and_looks_into_nothing(key, value):
+    form = {"format": "%(nope)s" if key == "validate" else "{msg.__class__}", key: value}
+    handler = {"class": "logging.StreamHandler", "formatter": "s"}
+    logging = {"version": 1, "formatters": {"s": form}, "handlers": {"c": handler}}
+    assert f"formatters.s.{key}: {value!r}" in said_of({"hydra": {"job_logging": logging}})
+
+
+@pytest.mark.parametrize(
+    "place", ["pkg://evil", "structured://evil", "Structured://evil", "x:evil"]
+)
+def test_a_place_of_settings_is_a_folder_and_no_module_to_import(place):
+    for written in (place, f"['file:///a', '{place}']"):
+        with pytest.raises(UserError, match="names a package"):
+            require_folders("hydra.searchpath", written)
+
+
+def test_folders_of_settings_may_be_anywhere():
+    require_folders("hydra.searchpath", "['file:///a/b', 'conf', '/c', None, '../d:e']")
+
+
+def test_a_launcher_in_a_file_that_would_keep_typed_secrets_is_refused():
+    settings = "defaults: [{override /hydra/launcher: basic}]\n"
+    words = ("-m", "seed=1,2", f"data.validation=https://me:{SECRET}@x.invalid/y.csv")
+    assert "hydra/launcher" in said_of(settings, *words)
 
 
 def test_a_file_takes_no_run_into_its_folder_from_where_python_would_import():

@@ -55,6 +55,7 @@ from flatout.config import NAMES, RunConfig
 from flatout.errors import UserError, require
 from flatout.files import is_plain_part, require_inside
 from flatout.masking import mask_words
+from flatout.sweep.settings import LauncherSettings
 
 # classes and texts that settings of Python's logging may name
 _LOGGING_CLASSES = (
@@ -68,6 +69,8 @@ _LOGGING_TEXTS = (
     "ext://sys.stderr",
     "${hydra.runtime.output_dir}/${hydra.job.name}.log",
 )
+# of a form of messages: what a file may say of how it is filled in, and checked
+_FORMS = {"style": "%", "validate": True}
 
 
 def read_config(cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
@@ -244,7 +247,10 @@ def _require_typed_parts(key: str, value: object, overrides: Sequence[str]) -> N
 
 
 def _check_logging(settings: object, name: str) -> None:
-    """Refuse calls: Python's logging calls a `class`, a `()`, and any name behind `ext://`."""
+    """Refuse calls: Python's logging calls a `class`, a `()`, and any name behind `ext://`.
+
+    Refuse forms, too, that are not compared with what a message has, or could look into objects.
+    """
     for where, value in nodes(settings, name):
         if isinstance(value, str):
             is_plain = value in _LOGGING_TEXTS or not re.search(r"\$\{|\w+://", value)
@@ -256,6 +262,8 @@ def _check_logging(settings: object, name: str) -> None:
             require(
                 not is_class, f"{where}.class", f"{item!r}", allowed=", ".join(_LOGGING_CLASSES)
             )
+            is_plain_form = key not in _FORMS or item == _FORMS[key]
+            require(is_plain_form, f"{where}.{key}", f"{item!r}", hint="Leave it out.")
             is_file = key == "filename" and item not in _LOGGING_TEXTS
             require(not is_file, f"{where}.filename", f"{item!r}", allowed=_LOGGING_TEXTS[-1])
 
@@ -353,6 +361,13 @@ def _require_no_secret_in_clear(cfg: DictConfig, overrides: Sequence[str]) -> No
     """Refuse what lets Hydra write the typed words, secrets too, into files or names of folders."""
     if mask_words(overrides) == list(overrides):
         return
+    launcher = _value(cfg, "hydra.launcher._target_")
+    require(
+        launcher == LauncherSettings._target_ or _is_typed("hydra/launcher", overrides),
+        "hydra/launcher",
+        f"{launcher} in a file would keep your secrets in clear",
+        hint="Leave it out, or type it on the command line.",
+    )
     words = _value(cfg, "hydra.job.override_dirname")
     for key in ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir"):
         value = _value(cfg, key)

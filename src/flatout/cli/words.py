@@ -189,8 +189,10 @@ def refuse_two_sizes(words: Sequence[str]) -> None:
 
 
 def require_folders(where: str, places: str) -> None:
-    """Refuse packages: Hydra imports a package to look for settings in it."""
-    require("pkg:" not in places.lower(), where, f"{places} names a package", hint="Name a folder.")
+    """Refuse all but folders: Hydra imports the package or module behind another scheme."""
+    schemes = re.findall(r"(?:^|[^\w.+/-])(\w[\w.+-]*):", places.lower())
+    is_folder = all(scheme == "file" for scheme in schemes)
+    require(is_folder, where, f"{places} names a package", hint="Name a folder.")
 
 
 def with_secrets_typed(words: Sequence[str], typed: Sequence[str], where: str) -> list[str]:

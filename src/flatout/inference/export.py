@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import flat_batch
+from flatout.data.tables.hub import fetch_model
 from flatout.data.tokens.long_texts import Long, LongTexts
-from flatout.data.tokens.subwords import Subwords
+from flatout.data.tokens.subwords import Subwords, open_tokenizer
 from flatout.errors import require
 from flatout.files import load_json
 from flatout.inference.onnx_file import (
@@ -223,6 +225,10 @@ def _save_tokenizer(predictor: EncoderRun, folder: Path) -> None:
     predictor.vocabulary.save(folder)
     path = folder / "tokenizer_config.json"
     settings = load_json(path)
+    require(isinstance(settings, dict), "export", f"{path.name} of the run holds no settings")
+    # the library opens this file, and the run another text: what is checked there is checked here
+    files = predictor.vocabulary.files
+    fetch_model(str(folder), "export", lambda: open_tokenizer(files["tokenizer.json"]))
     longest = predictor.model.window or predictor.model.longest_row()
     settings["model_max_length"] = min(longest, predictor.max_length)
     settings["model_input_names"] = _input_names(predictor.model)
@@ -231,7 +237,9 @@ def _save_tokenizer(predictor: EncoderRun, folder: Path) -> None:
 
     text = "A short text, of 12 words or so: naïve, ÉCOLE & more."
     expected = predictor.vocabulary.encode(pa.array([text]), max_length=1_000).tokens.tolist()
-    found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)(text)["input_ids"]
+    opened = partial(AutoTokenizer.from_pretrained, folder, trust_remote_code=False)
+    # the run may come from others, and so may what its folder says of the tokenizer
+    found = fetch_model(str(folder), "export", lambda: opened()(text)["input_ids"])
     require(
         found == expected,
         "export",
@@ -242,7 +250,8 @@ def _save_tokenizer(predictor: EncoderRun, folder: Path) -> None:
 
 def _opened(model: Transformer, folder: Path) -> Any:
     kind = outputs_of(model).auto_class
-    return kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
+    opened = partial(kind.from_pretrained, folder, dtype=torch.float32, trust_remote_code=False)
+    return fetch_model(str(folder), "export", opened).eval()
 
 
 class _OnlyLogits(nn.Module):

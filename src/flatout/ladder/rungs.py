@@ -7,6 +7,7 @@ some words (`run`). Changes add up.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -50,6 +51,9 @@ _SETTABLE = (
     "seed",
     "threads",
 )
+_ONLY_TYPED = ("data.cache", "trainer.model_registry")
+# an address, a reference, or a mapping, which could hold any of the keys above
+_NAMES_MORE = re.compile(r":[/\\:]|\{[^}]*:|^\W*(file|local|data|sqlite):", re.IGNORECASE)
 _OF_THE_WAY = (
     "precision compile threads tune data.batch_size data.tokens_per_batch data.accumulate"
     " data.effective_batch data.eval_batch_size data.feed data.workers optim.lr optim.scale_lr"
@@ -137,14 +141,14 @@ def _require_plain_words(words: tuple[str, ...], where: str) -> None:
     Words of a ladder count as typed when its runs are composed, so they are looked at here.
     """
     for word in words:
-        key = word.lstrip("+~").partition("=")[0]
-        plain = word.replace("\\", "")  # Hydra takes backslashes away: `$\{` becomes `${`
-        names_more = any(part in plain for part in ("_target_", "${", ":/"))
+        key, _, value = word.lstrip("+~").partition("=")
+        plain = value.replace("\\", "")  # Hydra takes backslashes away: `$\{` becomes `${`
+        is_value = key.partition(".")[0] in _SETTABLE and key not in _ONLY_TYPED
         require(
-            key.partition(".")[0] in _SETTABLE and key != "data.cache" and not names_more,
+            is_value and "_target_" not in word and not _NAMES_MORE.search(plain),
             where,
             f"{word!r}",
-            allowed=f"values of {', '.join(_SETTABLE)}, and no addresses",
+            allowed=f"values of {', '.join(_SETTABLE)}, and no addresses or mappings",
         )
 
 

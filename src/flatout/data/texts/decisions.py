@@ -26,6 +26,7 @@ from flatout.errors import UserError, printable, require
 from flatout.files import unguard_cell
 
 Line = dict[str, str]  # the cells of a line of such a file, by column
+_MOST_DIGITS = 18  # of a row's number
 
 
 class DecisionFile(NamedTuple):
@@ -120,9 +121,9 @@ def _read_decisions(key: str, file: str, tables: Mapping[str, Table]) -> dict[st
         # Spreadsheets and pandas write 12.0 where a cell of the column is empty.
         row = (line.get("row") or "").strip().removesuffix(".0")
         require(
-            row.isdecimal() and int(row) > 0,
+            row.isdecimal() and len(row) <= _MOST_DIGITS and int(row) > 0,
             key,
-            f"{place} names row {row!r}",
+            f"{place} names row {row!r:.40}",
             allowed="a number",
             hint="Rows count from 1.",
         )
@@ -178,8 +179,9 @@ def _read_lines(key: str, file: str) -> list[Line]:
 
 def _remove_guards(line: Line) -> Line:
     """The cells without the mark by which `write_table` keeps spreadsheets from running them."""
-    # Cells behind the end of a short line are None.
-    return {name: cell and unguard_cell(cell) for name, cell in line.items()}
+    # Cells behind the end of a short line are None; those beyond the head have no name.
+    named = {name: cell for name, cell in line.items() if name is not None}
+    return {name: cell and unguard_cell(cell) for name, cell in named.items()}
 
 
 def _find_split(key: str, place: str, line: Line, tables: Mapping[str, Table]) -> str:

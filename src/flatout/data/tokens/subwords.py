@@ -9,6 +9,7 @@ always fit. Open this file to change how texts of an encoder become ids.
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -31,6 +32,7 @@ from tokenizers import (
     processors,
     trainers,
 )
+from tokenizers.normalizers import Normalizer
 
 from flatout.data.ragged import row_begins, row_indices
 from flatout.data.tables.roles import Roles
@@ -58,8 +60,13 @@ _NO_WORD = "?"
 _WORD_BEGIN = "▁"
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _ROWS_A_CALL = 4_096  # rows handed to Rust at once: enough for all cores, few enough for memory
-_ENDINGS = (".json", ".txt", ".jinja", ".model")
-"""Endings of a tokenizer's files: all of them are data, none is code."""
+# Files of a tokenizer as the library writes them. All are data; a model beside them has others.
+_FILES = re.compile(
+    r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|entity_vocab|dict|merges"
+    r"|normalizer|byte_maps|emoji|chat_template|spiece|spm|spm_char|sentencepiece(\.bpe)?)"
+    r"\.(json|txt|jinja|model)"
+)
+_MOST_GROWTH = 1_000  # times a text may grow by the rules that replace letters
 _KIND = "subwords"
 _MOST_IDS = 1 << 31
 
@@ -138,13 +145,40 @@ class EncodedWords:
     words: NDArray[np.int64]  # words of each row that were kept
 
 
-def _open_tokenizer(text: str) -> Tokenizer:
+def open_tokenizer(text: str) -> Tokenizer:
     """The tokenizer in a text; one that panics at every text does so here."""
     tokenizer = Tokenizer.from_str(text)
+    # a text of others may ask for rows of any length
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    _require_modest_growth(tokenizer.normalizer)
     # An error is no panic: it may be about these letters alone.
     with suppress(Exception):
         tokenizer.encode("a b")
     return tokenizer
+
+
+def _require_modest_growth(normalizer: Normalizer | None) -> None:
+    """Refuse rules that replace letters by so many others that a word would fill the memory.
+
+    34 rules of "a" by "aa", one after the other, make some 10^10 letters of one.
+    """
+    growth = 1.0
+    waiting = [] if normalizer is None else [json.loads(normalizer.__getstate__())]
+    while waiting:
+        rule = waiting.pop()
+        waiting += rule.get("normalizers", [])
+        if rule["type"] == "Replace":
+            added = len(rule["content"])
+            # an expression may be met between any two letters
+            length = len(rule["pattern"].get("String", ""))
+            growth *= max(1.0, added / length) if length else 1 + added
+    require(
+        growth <= _MOST_GROWTH,
+        "tokenizer.json",
+        f"its rules make a text up to {growth:,.0f} times as long",
+        allowed=f"{_MOST_GROWTH:,} times",
+    )
 
 
 class Subwords:
@@ -253,17 +287,16 @@ class Subwords:
         """What `to_json` wrote. Names of files are checked: the text may come from others."""
         held = json.loads(text)
         for name, content in held["files"].items():
-            is_file = Path(name).name == name and name.endswith(_ENDINGS)
-            is_plain = is_file and isinstance(content, str)
+            is_plain = bool(_FILES.fullmatch(name)) and isinstance(content, str)
             # JSON may have half a character, and a file may not
             is_plain = is_plain and content.encode("utf-8", "ignore").decode() == content
             require(
                 is_plain,
                 "tokenizer.json",
                 f"holds a file named {name!r}",
-                allowed=", ".join(_ENDINGS),
+                allowed="files of a tokenizer, such as vocab.txt and tokenizer_config.json",
             )
-        tokenizer = _open_tokenizer(held["tokenizer"])
+        tokenizer = open_tokenizer(held["tokenizer"])
         return cls(tokenizer, Frame.read(held["frame"]), held["files"])
 
     def to_json(self) -> str:

@@ -43,6 +43,12 @@ _CODE = (
     "use_kernels",
 )
 """Settings of an encoder's own configuration that can name code to be fetched and run."""
+_FORM = {
+    "return_dict": True,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "chunk_size_feed_forward": 0,
+}
 ReuseFormat = StrEnum("ReuseFormat", "auto bf16")
 
 
@@ -212,7 +218,16 @@ class TransformerConfig:
         """
         settings = dict(described)
         _require_no_code(settings, "encoder.json")
+        # these change the form of what the library returns, and no number in it
+        settings |= {name: usual for name, usual in _FORM.items() if name in settings}
         config = _config_class(settings.pop("model_type"))(**settings)
+        padding_id = read_setting(config, "pad_token_id", None)
+        require(
+            padding_id is None or 0 <= padding_id < config.vocab_size,
+            "encoder.json: pad_token_id",
+            repr(padding_id),
+            allowed=f"0 to {config.vocab_size - 1:,}",
+        )
         model = outputs.wrap(outputs.auto_class.from_config(config), self.compute, separator_id)
         model.set_windows(window, self.windows)
         if self.lora.rank:
