@@ -184,9 +184,13 @@ def read_modest(path: Path, most_bytes: int = _MOST_BYTES) -> str:
             hint="It is damaged, or was not written by this program.",
         )
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            # files of the kernel have no size, and may have no end
+            text = file.read(most_bytes + 1)
     except UnicodeDecodeError:
         raise UserError(str(path), "is not UTF-8", hint="Save it as UTF-8.") from None
+    require(len(text) <= most_bytes, str(path), "has no end", allowed="a file that was written")
+    return text
 
 
 def load_json(path: Path) -> Any:

@@ -23,9 +23,9 @@ from flatout.data.sequences.missing import Missing
 from flatout.data.tables.formats import file
 from flatout.data.tables.sources import open_source
 from flatout.data.tables.table import class_names
+from flatout.data.texts.decisions import _read_decisions, _read_lines
 from flatout.data.tokens.long_texts import LongTexts
 from flatout.data.tokens.vocabulary import Vocabulary, VocabularyConfig
-from flatout.data.texts.decisions import _read_decisions, _read_lines
 from flatout.errors import UserError
 from flatout.files import load_json, load_yaml, read_modest
 from flatout.inference.model_folder import ModelFolder, RowSettings
@@ -34,6 +34,7 @@ from flatout.inference.sequences import SequencePredictor
 from flatout.inference.unit_check import UnitCheck
 from flatout.models.bilstm import BiLSTMConfig
 from flatout.models.rnn import RNNConfig
+from flatout.models.words import load_vectors
 from flatout.run.memory import require_memory
 from flatout.tasks.error_intervals import HeldOutErrors
 from flatout.tasks.mixture import Mixture
@@ -311,3 +312,25 @@ def test_a_row_s_number_of_thousands_of_digits_is_refused(tmp_path):
     file.write_text(f"row\n{'9' * 5000}\n", encoding="utf-8")
     with pytest.raises(UserError, match="names row"):
         _read_decisions("data.exclude", str(file), {})
+
+
+def test_a_file_of_the_kernel_which_has_no_size_is_read_to_a_bound_only():
+    with pytest.raises(UserError, match="has no end"):
+        read_modest(Path("/proc/self/status"), 10)
+
+
+def test_files_of_gigabytes_without_a_line_are_no_decisions_and_no_vectors(tmp_path):
+    file = tmp_path / "zeros"
+    with file.open("wb") as zeros:
+        zeros.truncate(1 << 31)  # takes no room on the disk
+    with pytest.raises(UserError, match="a csv of some rows"):
+        _read_lines("data.exclude", str(file))
+    with pytest.raises(UserError, match="a line has 1,048,576 bytes or more"):
+        load_vectors(str(file), {"a": 0}, torch.zeros(1, 2))
+
+
+def test_a_head_of_thousands_of_digits_is_no_count_of_vectors(tmp_path):
+    file = tmp_path / "v.txt"
+    file.write_text(f"{'9' * 5000} {'9' * 5000}\n", encoding="utf-8")
+    with pytest.raises(UserError, match="1 numbers a word"):
+        load_vectors(str(file), {"a": 0}, torch.zeros(1, 2))

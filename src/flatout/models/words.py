@@ -28,6 +28,8 @@ from flatout.errors import UserError, check_settings, require, setting
 from flatout.models.contract import Product, through
 
 Pooling = StrEnum("Pooling", "last max mean attention")
+_MOST_OF_LINE = 1 << 20  # bytes of a file of vectors
+_MOST_DIGITS = 9  # of a count in its head
 Ngrams = StrEnum("Ngrams", "auto on off")  # whether a linear model answers with the network
 
 
@@ -122,7 +124,8 @@ def _entries(file: Path, width: int) -> Iterator[tuple[int, bytes, bytes]]:
     """Line number, word and the text of its numbers; a word2vec header is read and passed over."""
     for number, line in enumerate(_lines(file), 1):
         word, _, numbers = line.rstrip().partition(b" ")
-        is_header = number == 1 and word.isdigit() and numbers.isdigit()
+        is_count = numbers.isdigit() and len(numbers) <= _MOST_DIGITS
+        is_header = number == 1 and word.isdigit() and is_count
         if number == 1:
             count = int(numbers) if is_header else len(numbers.split())
             hint = (
@@ -184,7 +187,14 @@ def _wrong_count(where: str, word: bytes, count: int, width: int) -> UserError:
 def _lines(file: Path) -> Iterator[bytes]:
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
-            yield from lines
+            while line := lines.readline(_MOST_OF_LINE):
+                require(
+                    len(line) < _MOST_OF_LINE,
+                    f"model.vectors: {file}",
+                    f"a line has {_MOST_OF_LINE:,} bytes or more",
+                    hint="It must hold a word and its numbers a line, as text.",
+                )
+                yield line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(
             f"model.vectors: {file}",

@@ -26,6 +26,7 @@ from flatout.errors import UserError, printable, require
 from flatout.files import unguard_cell
 
 Line = dict[str, str]  # the cells of a line of such a file, by column
+_MOST_BYTES = 1 << 30
 _MOST_DIGITS = 18  # of a row's number
 
 
@@ -153,6 +154,9 @@ def _label_of(line: Line) -> str:
 def _read_lines(key: str, file: str) -> list[Line]:
     path = Path(file)
     require(path.is_file(), key, f"no such file: {file}", hint="Name a csv with the column row.")
+    # a file of the kernel has no size, and its first line may have no end
+    size = path.stat().st_size
+    require(0 < size < _MOST_BYTES, key, f"{file} has {size:,} bytes", allowed="a csv of some rows")
     try:
         with path.open(encoding="utf-8-sig", newline="") as opened:
             head = opened.readline()
