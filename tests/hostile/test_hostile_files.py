@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from datasets import Dataset
 
 import train
 from flatout.config import RunConfig
@@ -21,8 +22,9 @@ from flatout.data.sequences.columns import RecordingRules
 from flatout.data.sequences.info import Scaler, SequenceShape
 from flatout.data.sequences.missing import Missing
 from flatout.data.tables.formats import file
+from flatout.data.tables.hub import from_disk
 from flatout.data.tables.sources import open_source
-from flatout.data.tables.table import class_names
+from flatout.data.tables.table import as_texts, class_names
 from flatout.data.texts.decisions import _read_decisions, _read_lines
 from flatout.data.tokens.long_texts import LongTexts
 from flatout.data.tokens.vocabulary import Vocabulary, VocabularyConfig
@@ -334,3 +336,75 @@ def test_a_head_of_thousands_of_digits_is_no_count_of_vectors(tmp_path):
     file.write_text(f"{'9' * 5000} {'9' * 5000}\n", encoding="utf-8")
     with pytest.raises(UserError, match="1 numbers a word"):
         load_vectors(str(file), {"a": 0}, torch.zeros(1, 2))
+
+
+def arrays_of_others() -> dict[str, Any]:
+    structs = np.zeros(2, dtype=[("a", [("b", "i4")])])
+    return {
+        "complex": np.zeros((2, 2), np.complex64),
+        "big-endian": np.zeros((2, 2), ">f8"),
+        "void": np.zeros((2, 2), "V3"),
+        "a time without a unit": np.zeros((2, 2), "M8"),
+        "structs in structs": structs,
+        "texts that are no UTF-8": np.array([(b"\xff",)], dtype=[("t", "S1")]),
+        "no columns": np.zeros((10**12, 0)),
+    }
+
+
+@pytest.mark.parametrize("name", arrays_of_others())
+def test_an_array_of_an_odd_type_is_read_or_refused_in_one_sentence(name, tmp_path):
+    np.save(tmp_path / "a.npy", arrays_of_others()[name])
+    try:
+        table = open_source(tmp_path / "a.npy", where="data.source")
+        as_numbers = [block.num_rows for block in table.blocks(table.columns, 2)]
+    except UserError as refused:
+        assert "a.npy" in str(refused)
+    else:
+        assert as_numbers[0] == 2
+
+
+def test_several_arrays_under_the_name_of_one_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((2, 2)))
+    (tmp_path / "a.npz").rename(tmp_path / "a.npy")
+    with pytest.raises(UserError, match="several arrays in one file"):
+        list(open_source(tmp_path / "a.npy", where="data.source").columns)
+
+
+def test_a_shape_that_no_memory_holds_is_no_array(tmp_path):
+    head = "{'descr': '<f8', 'fortran_order': False, 'shape': (10**30, 4)}".replace(
+        "10**30", "1" * 30
+    )
+    head = head.ljust(117) + "\n"
+    length = len(head).to_bytes(2, "little")
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + length + head.encode())
+    with pytest.raises(UserError, match=r"not a whole \.npy file"):
+        list(open_source(tmp_path / "a.npy", where="data.source").columns)
+
+
+def test_a_column_of_a_type_that_has_no_texts_is_refused():
+    with pytest.raises(UserError, match="no texts can be made"):
+        as_texts(pa.array([(1, 2, 3)], pa.month_day_nano_interval()))
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("dataset_info.json", '{"features": {"text": {"_type": "copy"}}}'),
+        ("dataset_info.json", '{"features": [1]}'),
+        ("state.json", "[1]"),
+        ("state.json", '{"_data_files": [], "_split": {"a": 1}}'),
+    ],
+)
+def test_a_saved_data_set_that_says_odd_things_is_refused_in_one_sentence(file, content, tmp_path):
+    Dataset.from_dict({"text": ["a"], "label": ["b"]}).save_to_disk(tmp_path)
+    (tmp_path / file).write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match="not a whole data set"):
+        from_disk(tmp_path, "data.source")
+
+
+def test_folders_of_texts_may_have_names_that_are_no_utf_8(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff"))
+    folder.mkdir()
+    (folder / "one.txt").write_text("words", encoding="utf-8")
+    (block,) = open_source(tmp_path, where="data.source").blocks(["label", "text"])
+    assert block.to_pylist() == [{"label": "a\\udcff", "text": "words"}]

@@ -14,6 +14,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
 
+from flatout.cli.boundary import _require_no_secret_in_clear
 from flatout.cli.composing import without_value
 from flatout.cli.kept_help import checksum_of
 from flatout.cli.targets import check_targets
@@ -454,10 +455,27 @@ def test_folders_of_settings_may_be_anywhere():
     require_folders("hydra.searchpath", "['file:///a/b', 'conf', '/c', None, '../d:e']")
 
 
+def test_lists_of_defaults_that_name_the_next_one_twice_are_ended_by_their_number(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "experiment").mkdir()
+    for number in range(22):
+        next_one = f"b{number + 1}"
+        text = f"defaults: [{next_one}@x{number}, {next_one}@y{number}]\n"
+        (tmp_path / "experiment" / f"b{number}.yaml").write_text(text)
+    (tmp_path / "experiment" / "b22.yaml").write_text("a: 1\n")
+    words = [f"--config-dir={tmp_path}", "+experiment=b0"]
+    assert run_train(words, monkeypatch) == 2
+    assert capsys.readouterr().err.startswith("conf: lists of defaults name files without end")
+
+
 def test_a_launcher_in_a_file_that_would_keep_typed_secrets_is_refused():
-    settings = "defaults: [{override /hydra/launcher: basic}]\n"
-    words = ("-m", "seed=1,2", f"data.validation=https://me:{SECRET}@x.invalid/y.csv")
-    assert "hydra/launcher" in said_of(settings, *words)
+    words = ["seed=1,2", f"data.validation=https://me:{SECRET}@x.invalid/y.csv"]
+    cfg = OmegaConf.create({"hydra": {"launcher": {"_target_": "theirs.Launcher"}}})
+    with pytest.raises(UserError, match=r"theirs\.Launcher in a file would keep your secrets"):
+        _require_no_secret_in_clear(cfg, words)
+    _require_no_secret_in_clear(cfg, ["hydra/launcher=theirs", *words])
+    _require_no_secret_in_clear(cfg, words[:1])
 
 
 def test_a_file_takes_no_run_into_its_folder_from_where_python_would_import():

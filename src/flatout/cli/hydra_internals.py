@@ -38,6 +38,7 @@ from flatout.errors import UserError, did_you_mean, first_line, require
 from flatout.files import read_modest, require_modest
 
 _SINGLE = "hydra.mode=RUN"  # what Hydra adds to the words of a single run
+_MOST_PLACES = 5_000  # that name files of one run; of ours there are some hundred
 _LONGEST_REASON = 200  # characters
 _SIGNATURES: dict[tuple[type, str], str] = {
     (
@@ -69,6 +70,20 @@ class _ModestFiles(ConfigRepository):
             require_modest(text, str(file))
             check_read_early(text, str(file))
         return source
+
+
+class _FewFiles(dict[str, Any]):
+    """The files of one composition, by name: Hydra looks here at each place that names one.
+
+    23 lists of defaults, each of which names the next one twice, would be four million places.
+    """
+
+    num_looks = 0
+
+    def __contains__(self, name: object) -> bool:
+        self.num_looks += 1
+        require(self.num_looks <= _MOST_PLACES, "conf", "lists of defaults name files without end")
+        return super().__contains__(name)
 
 
 def _require_no_setting(config_path: str, object_type: ObjectType | None, place: str) -> None:
@@ -175,6 +190,7 @@ class GuardedLoader(ConfigLoaderImpl):
             if override.get_key_element() == "hydra.searchpath":
                 places.append(override.value())
         require_folders("hydra.searchpath", str(places))
+        repo.cache = _FewFiles(repo.cache)
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
 
 

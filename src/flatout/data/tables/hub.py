@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import pyarrow as pa
-
 from flatout.errors import UserError, did_you_mean, first_line, is_failure, require
 from flatout.files import load_json
 
@@ -65,7 +63,10 @@ def from_hub(name: str, where: str) -> Any:
     try:
         with _offline_without_network():
             return datasets.load_dataset(path, configuration or None)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+    except BaseException as error:
+        # of any class, as above
+        if not is_failure(error):
+            raise
         raise UserError(
             where,
             f"no file or folder {name}, and no data set of that name that could be fetched"
@@ -194,7 +195,10 @@ def from_disk(folder: Path, where: str) -> Any:
     datasets = _import_datasets(where, f"{folder}, which datasets has saved,")
     try:
         return datasets.load_from_disk(str(folder))
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+    except BaseException as error:
+        # of any class: its files may say anything of their columns
+        if not is_failure(error):
+            raise
         raise UserError(
             where,
             f"{folder}: not a whole data set ({first_line(error)})",

@@ -26,7 +26,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from flatout.data.problem import Problem
-from flatout.errors import UserError, did_you_mean, require
+from flatout.errors import UserError, did_you_mean, first_line, require
 
 _COLUMNS_NAMED = 20  # of a table, in a message
 _FILES_NAMED = 3
@@ -205,7 +205,11 @@ def as_texts(values: pa.Array) -> pa.Array:
 
     A float that is whole is written as one: a missing value had turned the column into floats.
     """
-    texts = values.cast(pa.large_string())
+    try:
+        texts = values.cast(pa.large_string())
+    except pa.ArrowException as error:
+        reason = f"no texts can be made of values of type {values.type} ({first_line(error)})"
+        raise UserError("data", reason, hint="Name another column.") from None
     if not pa.types.is_floating(values.type):
         return texts
     is_whole = pc.and_(pc.equal(pc.floor(values), values), pc.less(pc.abs(values), 2.0**53))
@@ -400,6 +404,7 @@ def class_names(schema: pa.Schema) -> Mapping[str, list[str]]:
             # The feature of a list is that of its items.
             names = (feature.get("feature") or feature).get("names")
             if names and all(isinstance(name, str) for name in names):
+                "".join(names).encode()  # fails where a name holds half a character
                 names_of_columns[column] = names
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return {}

@@ -8,6 +8,7 @@ its columns. Nothing is unpickled.
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,8 @@ from flatout.data.tables.table import Table, named_classes
 from flatout.errors import UserError, first_line
 
 _MAGIC = b"ARROW1"
+# What readers raise on files of others; Python's own where a column's class reads its notes.
+_DAMAGED = (pa.ArrowException, OSError, ValueError, TypeError, LookupError, AttributeError)
 ONLY_COLUMN = "bits"
 
 
@@ -57,7 +60,9 @@ class ArrowTable(FileTable):
                 yield from (
                     map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
                 )
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        except UserError:
+            raise
+        except _DAMAGED as error:
             raise self._fail(f"not a whole Arrow file ({first_line(error)})", CUT_SHORT) from None
 
 
@@ -104,7 +109,9 @@ class ParquetTable(FileTable):
         try:
             with pq.ParquetFile(self.whole, buffer_size=HEAD_BYTES, pre_buffer=False) as file:
                 yield file
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        except UserError:
+            raise
+        except _DAMAGED as error:
             raise self._fail(f"not a whole parquet file ({first_line(error)})", CUT_SHORT) from None
 
 
@@ -149,9 +156,9 @@ class NpyTable(FileTable):
             block = array[start : start + rows_per_block]
             # A structured array has its columns by name; a plain one is a single column.
             if array.dtype.names:
-                yield _record_batch({name: block[name] for name in columns})
+                yield _record_batch({name: block[name] for name in columns}, self._fail)
             else:
-                yield _record_batch(dict.fromkeys(columns, block))
+                yield _record_batch(dict.fromkeys(columns, block), self._fail)
 
     def _read_columns(self) -> list[str]:
         array = self._mapped()
@@ -168,11 +175,15 @@ class NpyTable(FileTable):
 
     def _mapped(self) -> np.ndarray:
         try:
-            return np.load(self.whole, mmap_mode="r", allow_pickle=False)
-        except ValueError as error:
+            loaded = np.load(self.whole, mmap_mode="r", allow_pickle=False)
+        except (*_DAMAGED, OverflowError, EOFError, zipfile.BadZipFile) as error:
             raise self._fail(
-                f"not a whole .npy file of plain values ({error})", CUT_SHORT
+                f"not a whole .npy file of plain values ({first_line(error)})", CUT_SHORT
             ) from None
+        if not isinstance(loaded, np.ndarray):
+            loaded.close()
+            raise self._fail("several arrays in one file", "Save each as a .npy file of its own.")
+        return loaded
 
 
 class Hdf5Table(FileTable):
@@ -182,7 +193,8 @@ class Hdf5Table(FileTable):
         with self._opened() as sets:
             for start in range(0, len(sets[columns[0]]) if columns else 0, rows_per_block):
                 yield _record_batch(
-                    {name: sets[name][start : start + rows_per_block] for name in columns}
+                    {name: sets[name][start : start + rows_per_block] for name in columns},
+                    self._fail,
                 )
 
     def _read_columns(self) -> list[str]:
@@ -231,10 +243,19 @@ class Hdf5Table(FileTable):
             raise self._fail(f"not a whole HDF5 file ({first_line(error)})", CUT_SHORT) from None
 
 
-def _record_batch(columns: Mapping[str, np.ndarray]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [_arrow(values) for values in columns.values()], names=list(columns)
-    )
+def _record_batch(
+    columns: Mapping[str, np.ndarray], fail: Callable[[str], UserError]
+) -> pa.RecordBatch:
+    arrays = []
+    for name, values in columns.items():
+        try:
+            arrays.append(_arrow(values))
+        except (*_DAMAGED, OverflowError) as error:
+            reason = first_line(error)
+            raise fail(
+                f"column {name!r} of type {values.dtype} cannot be read ({reason})"
+            ) from None
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 def _arrow(values: np.ndarray) -> pa.Array:

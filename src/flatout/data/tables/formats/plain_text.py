@@ -180,8 +180,8 @@ class TextFolder(Table):
             files = self._files[start : start + step]
             # Files are opened only where their texts are asked for.
             value_of = {
-                "label": lambda file: file.parent.name,
-                "file": lambda file: str(file.relative_to(self.path)),
+                "label": lambda file: _readable(file.parent.name),
+                "file": lambda file: _readable(str(file.relative_to(self.path))),
                 "text": self._text,
             }
             arrays = [pa.array(map(value_of[name], files), pa.large_string()) for name in columns]
@@ -230,6 +230,11 @@ def is_text_folder(path: Path) -> bool:
 def _is_text(file: Path) -> bool:
     ending = Path(file.stem if file.suffix.lower() == ".gz" else file.name).suffix.lower()
     return file.is_file() and (ending in _ENDINGS or ending[1:].isdecimal())
+
+
+def _readable(name: str) -> str:
+    """A name with bytes that are no UTF-8 written out: Linux allows any byte in a name."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _visible(folder: Path) -> list[Path]:
