@@ -29,6 +29,7 @@ from flatout.errors import UserError, class_name, first_line, require
 
 _ASIDE = "-replaced"
 _MOST_BYTES = 50_000_000
+_MOST_REFERENCES = 1_000  # in a file of settings
 # limits of a file of settings
 _MOST_CHARACTERS = 1_000_000
 _MOST_VALUES = 20_000
@@ -385,6 +386,12 @@ def require_modest(text: str, where: str) -> None:
     )
     has_endless_number = re.search(rf"\d{{{_MOST_DIGITS + 1}}}", text) is not None
     require(not has_endless_number, where, f"a number of more than {_MOST_DIGITS:,} digits")
+    # YAML reads 1:59:59 as a number in base sixty; references are parsed by a slow grammar
+    has_many_places = re.search(r"(?<![\d_:])(?:\d[\d_]*+:){20}", text) is not None
+    require(not has_many_places, where, "a number of more than 20 places in base sixty")
+    has_long_reference = re.search(r"\$\{[^{}\n]{1000}", text) is not None
+    is_modest = text.count("${") <= _MOST_REFERENCES and not has_long_reference
+    require(is_modest, where, f"more than {_MOST_REFERENCES:,} references, or very long ones")
     if "&" not in text or "*" not in text:
         return  # without references nothing unfolds
     try:

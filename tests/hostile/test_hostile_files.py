@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -408,3 +409,18 @@ def test_folders_of_texts_may_have_names_that_are_no_utf_8(tmp_path):
     (folder / "one.txt").write_text("words", encoding="utf-8")
     (block,) = open_source(tmp_path, where="data.source").blocks(["label", "text"])
     assert block.to_pylist() == [{"label": "a\\udcff", "text": "words"}]
+
+
+def test_a_data_set_of_rows_that_were_never_written_is_refused(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", shape=(10**13,), dtype="u1", chunks=(1 << 20,))
+    with pytest.raises(UserError, match="bytes, and 0 stored"):
+        list(open_source(tmp_path / "a.h5", where="data.source").columns)
+
+
+@pytest.mark.parametrize("kind", ["V3", ">c8", h5py.ref_dtype])
+def test_a_data_set_of_an_odd_type_is_read_or_refused_in_one_sentence(kind, tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", shape=(2,), dtype=kind)
+    with pytest.raises(UserError, match=r"a\.h5"):
+        list(open_source(tmp_path / "a.h5", where="data.source").blocks(["x"]))

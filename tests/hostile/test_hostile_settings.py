@@ -14,11 +14,12 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
 
-from flatout.cli.boundary import _require_no_secret_in_clear
+from flatout.cli.boundary import _require_few_trials, _require_no_secret_in_clear
 from flatout.cli.composing import without_value
 from flatout.cli.kept_help import checksum_of
 from flatout.cli.targets import check_targets
 from flatout.cli.typed import (
+    check_growth,
     check_read_early,
     check_values,
     check_values_of_hydra,
@@ -32,7 +33,9 @@ from flatout.data.tables.reading import ReadingConfig
 from flatout.data.tables.sources import open_source, open_splits
 from flatout.engine.optimizer import OptimizerName
 from flatout.errors import UserError
+from flatout.files import require_modest
 from flatout.models.encoder.transformer import TransformerConfig, _set_one
+from flatout.sweep.settings import LauncherSettings
 from tests.composed import run_train
 from tests.hostile import attempts as hostile
 from tests.hostile.sending import ENVIRONMENT, SECRET
@@ -49,6 +52,7 @@ FILENAMES = {
     "a character by its number": "{epoch:c}",
     "a metric named like a path": "{/tmp/x}",
     "a brace that is not closed": "{",
+    "a whole number's form of a metric": "{val/loss:,d}",
     "a number": 3,
 }
 
@@ -121,6 +125,25 @@ FUNCTIONS = [
 def test_a_text_where_a_function_is_wanted_is_refused(kind, key):
     with pytest.raises(UserError, match=rf"x\.{key}.*a function is wanted"):
         check_part({"_target_": kind, key: "max"})
+
+
+OTHER_TYPES = [
+    ("lightning.pytorch.callbacks.EarlyStopping", {"monitor": "val/loss", "patience": "x"}),
+    (CHECKPOINT, {"dirpath": "outputs/c", "train_time_interval": 5}),
+    (CHECKPOINT, {"dirpath": "outputs/c", "save_top_k": [1]}),
+]
+
+
+@pytest.mark.parametrize(("kind", "arguments"), OTHER_TYPES)
+def test_an_argument_of_another_type_than_its_class_wants_is_refused(kind, arguments):
+    with pytest.raises(UserError, match=r"is wanted there"):
+        check_part({"_target_": kind, **arguments})
+
+
+def test_arguments_of_the_types_that_are_wanted_stay():
+    kind = "lightning.pytorch.callbacks.EarlyStopping"
+    check_part({"_target_": kind, "monitor": "val/loss", "patience": 3, "stopping_threshold": 1})
+    check_part({"_target_": kind, "monitor": "val/loss", "strict": False, "mode": "max"})
 
 
 def test_a_layer_may_stand_where_a_function_is_wanted():
@@ -476,6 +499,69 @@ def test_a_launcher_in_a_file_that_would_keep_typed_secrets_is_refused():
         _require_no_secret_in_clear(cfg, words)
     _require_no_secret_in_clear(cfg, ["hydra/launcher=theirs", *words])
     _require_no_secret_in_clear(cfg, words[:1])
+
+
+@pytest.mark.parametrize(
+    "part", [{"verbose": True}, {"hydra_logging": {"root": {"level": "DEBUG"}}}]
+)
+def test_logging_of_a_file_that_would_show_typed_secrets_is_refused(part):
+    word = f"data.validation=https://me:{SECRET}@x.invalid/y.csv"
+    launcher = {"launcher": {"_target_": LauncherSettings._target_}}
+    cfg = OmegaConf.create({"hydra": {**launcher, **part}})
+    with pytest.raises(UserError, match="logging in a file would show your secrets"):
+        _require_no_secret_in_clear(cfg, [word])
+    _require_no_secret_in_clear(cfg, ["hydra.verbose=true", word])
+    _require_no_secret_in_clear(OmegaConf.create({"hydra": launcher}), [word])
+
+
+def test_a_sweep_in_a_file_is_counted_before_it_is_listed():
+    for params in (
+        {"seed": "range(1,1000000000)"},
+        {f"callbacks.a{number}": "1,2,3,4,5,6,7,8" for number in range(9)},
+    ):
+        with pytest.raises(UserError, match=r"hydra\.sweeper\.params: [\d,]+ trials"):
+            _require_few_trials(params)
+    _require_few_trials({"seed": "range(1,1000)", "model": "bilstm,textcnn", "name": "x"})
+
+
+def test_a_message_that_quotes_a_long_value_is_read_to_a_bound():
+    assert "seed" in said_of({"seed": "override " * 100_000})
+    assert "seed" in said_of({"seed": "expected one of [" * 50_000})
+
+
+def test_references_that_double_are_refused_before_they_are_followed():
+    doubling = {f"a{number}": f"${{callbacks.a{number + 1}}}" * 2 for number in range(40)}
+    said = said_of({"callbacks": {**doubling, "a40": "x"}})
+    assert "unfold to too long a text" in said
+
+
+def test_references_are_followed_to_their_end():
+    check_growth({"a": {"b": "${.c}${..e}", "c": "x" * 600_000}, "d": "${a.c}", "e": "y"})
+    with pytest.raises(UserError, match="unfold"):
+        check_growth({"a": {"b": "${.c}${..d}", "c": "x" * 600_000}, "d": "${a.c}"})
+    check_growth({"a": "${b}", "b": "${a}"})
+
+
+SLOW = [
+    "seed: " + "1:" + "59:" * 300 + "59",
+    "name: ${a" + ".a" * 1000 + "}",
+    "b: " + "${a}" * 2000,
+]
+
+
+@pytest.mark.parametrize("text", SLOW, ids=["base sixty", "a long name", "many references"])
+def test_texts_that_take_long_to_read_are_refused_unread(text):
+    with pytest.raises(UserError, match="more than"):
+        require_modest(text, "evil.yaml")
+
+
+@pytest.mark.parametrize("key", ["model.pretrained", "data.tokenizer", "data.exclude"])
+@pytest.mark.parametrize("name", ["a\0b", "a" * 5000], ids=["null", "long"])
+def test_a_name_that_no_disk_takes_ends_in_one_sentence(key, name):
+    said_of(
+        {"model": {"pretrained": name}} if key == "model.pretrained" else {"data": {key[5:]: name}},
+        "model=transformer",
+    )
 
 
 def test_a_file_takes_no_run_into_its_folder_from_where_python_would_import():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.encoders import calm_encoder
 from tests.verbs import verb
 
@@ -19,7 +22,7 @@ from flatout.data.texts.settings import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
 from flatout.inference.forms import exported, through_library
-from flatout.inference.tags import TagPredictor
+from flatout.inference.tags import TagPredictor, words_of
 from flatout.models.encoder.transformer import Outputs
 from flatout.tasks.tagging import Tagger
 
@@ -149,3 +152,16 @@ def test_a_batch_counts_each_word_of_its_long_rows_once(tmp_path: Path) -> None:
     rows = data.info.store.splits["train"].fixed("rows")[batch.rows.numpy()]
     assert batch.targets is not None
     assert int(batch.targets.ne(NO_TAG).sum()) == sum(len(TABLE["words"][row]) for row in rows)
+
+
+@given(st.text("a.(\"' ”)x…«", max_size=30))
+def test_words_are_those_between_marks(text):
+    mark = r"""[(\[{"'«“]"""
+    closing = r""".,;:!?)\]}"'»”…"""
+    plainly = re.findall(rf"""{mark}|[^\s]+?(?=[{closing}]*(?:\s|$))|\S""", text)
+    assert words_of(text) == plainly
+
+
+def test_the_words_of_a_long_row_of_marks_are_found_in_one_pass():
+    # an expression that begins anew at each mark would take hours here
+    assert len(words_of("." * 400_000 + "x")) == 1

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 from hydra.core.plugins import Plugins
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -44,6 +46,7 @@ from flatout.cli.targets import (
 )
 from flatout.cli.typed import (
     ONLY_TYPED,
+    check_growth,
     check_resolved,
     check_values,
     check_values_of_hydra,
@@ -69,6 +72,8 @@ _LOGGING_TEXTS = (
     "ext://sys.stderr",
     "${hydra.runtime.output_dir}/${hydra.job.name}.log",
 )
+_MOST_TRIALS = 100_000
+_LEVELS = ("INFO", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL")
 # of a form of messages: what a file may say of how it is filled in, and checked
 _FORMS = {"style": "%", "validate": True}
 
@@ -170,9 +175,11 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     plain: Any = OmegaConf.to_container(settings, resolve=False)
     # before anything is resolved: a refusal quotes values, and files may refer to secrets
     composed: Any = OmegaConf.to_container(cfg, resolve=False)
+    check_growth(composed)
     del composed["hydra"]
     check_values_of_hydra(plain, overrides, secret_keys(composed, overrides))
     check_values(composed, overrides)
+    _require_few_trials(plain["sweeper"].get("params") or {})
     _check_plugins(cfg, allowed_targets(cfg, overrides))
     # submitit runs these in a shell
     for name in ("setup", "additional_parameters", "srun_args", "python"):
@@ -191,6 +198,20 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
         _check_logging(plain[name], f"hydra.{name}")
     _check_folders(cfg, overrides)
     _require_no_secret_in_clear(cfg, overrides)
+
+
+def _require_few_trials(params: Mapping[str, object]) -> None:
+    """Refuse a sweep of a file with more trials than a list holds: Hydra lists all first."""
+    words = [f"{key}={value}" for key, value in params.items()]
+    trials = 1.0
+    for override in OverridesParser.create().parse_overrides(words):
+        values = override.value()
+        if isinstance(values, RangeSweep):
+            trials *= abs(float(values.stop or 0) - float(values.start or 0)) / abs(values.step)
+        elif isinstance(values, ChoiceSweep):
+            trials *= len(values.list)
+    few = trials <= _MOST_TRIALS
+    require(few, "hydra.sweeper.params", f"{trials:,.0f} trials", allowed=f"{_MOST_TRIALS:,}")
 
 
 def _check_plugins(cfg: DictConfig, allowed: Sequence[str]) -> None:
@@ -366,6 +387,19 @@ def _require_no_secret_in_clear(cfg: DictConfig, overrides: Sequence[str]) -> No
         launcher == LauncherSettings._target_ or _is_typed("hydra/launcher", overrides),
         "hydra/launcher",
         f"{launcher} in a file would keep your secrets in clear",
+        hint="Leave it out, or type it on the command line.",
+    )
+    # at this level Hydra prints all settings
+    levels = [
+        value
+        for where, value in nodes(_resolved(cfg, "hydra.hydra_logging"), "")
+        if where.endswith("level")
+    ]
+    prints_all = bool(_value(cfg, "hydra.verbose")) or not {*map(str, levels)} <= {*_LEVELS}
+    require(
+        not prints_all or _is_typed("hydra.verbose", overrides),
+        "hydra.verbose",
+        "logging in a file would show your secrets",
         hint="Leave it out, or type it on the command line.",
     )
     words = _value(cfg, "hydra.job.override_dirname")

@@ -85,6 +85,7 @@ _OF_NAMES = re.compile(
     r"|Unsupported interpolation type [\w.]+|Recursive interpolation detected"
     r"|MissingMandatoryValue while resolving interpolation: Missing mandatory value: [\w.]+"
 )
+_MOST_READ = 10_000  # characters of a message in which something is looked for
 _ALMOST = 0.75  # least likeness of keys outside of the group that was typed
 
 
@@ -389,7 +390,8 @@ def _no_such_key(said: _HydraError) -> UserError:
 
 
 def _first(pattern: str, text: str) -> str:
-    found = re.search(pattern, text, re.MULTILINE)
+    # a message may quote a value of a file as a whole, and a pattern may begin anew at each place
+    found = re.search(pattern, text[:_MOST_READ], re.MULTILINE)
     return next(filter(None, found.groups()), "") if found else ""
 
 

@@ -146,6 +146,7 @@ class GuardedLoader(ConfigLoaderImpl):
         except (UserError, HydraException, OmegaConfBaseException):
             raise
         except (
+            ArithmeticError,
             AssertionError,
             AttributeError,
             LookupError,

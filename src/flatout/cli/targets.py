@@ -13,6 +13,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
@@ -100,9 +101,21 @@ _FOLDERS = (
 )
 # arguments that become a part of such a folder
 _PARTS = ("name", "version", "sub_dir", "filename", "prefix", "filename_suffix", "comment")
+# By a parameter's type, those of the values of a file that fit it.
+_PLAIN_TYPES: dict[Any, tuple[type, ...]] = {
+    int: (int, float),
+    float: (int, float),
+    bool: (bool,),
+    str: (str,),
+    timedelta: (),
+    NoneType: (),
+}
 # What a file name of ModelCheckpoint may hold of metrics: {epoch}, {val/loss:.2f}. It is a format
 # of Python, so any other name in it could look up attributes, or fill with slashes.
-_METRIC = re.compile(r"\{\w[\w/@. -]*(:\d{0,2},?(\.\d{1,2})?[dfge%]?)?\}", re.ASCII)
+_METRIC = re.compile(
+    r"\{(?:epoch|step)(?::\d{0,2},?d?)?\}|\{\w[\w/@. -]*(?::\d{0,2},?(?:\.\d{1,2})?[fge%]?)?\}",
+    re.ASCII,
+)
 
 
 def check_targets(
@@ -214,7 +227,7 @@ def _check_arguments(
     parameters = inspect.signature(constructor).parameters
     arguments |= dict(zip(list(parameters)[1:], settings.get("_args_", []), strict=False))
     _check_parts(arguments, where)
-    _check_functions(arguments, parameters, where)
+    _check_types(arguments, parameters, where)
     default = parameters["name"].default if "name" in parameters else ""
     part = arguments.get("name", default)
     for name in _FOLDERS:
@@ -247,32 +260,43 @@ def _check_parts(arguments: Mapping[str, Any], where: str) -> None:
         _require_no_expansion(str(value), f"{where}.{name}")
 
 
-def _check_functions(
+def _check_types(
     arguments: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter], where: str
 ) -> None:
-    """Refuse a text or a number where a class wants a function: it would fail in mid-training.
+    """Refuse a value where a class wants another type: it would fail in mid-training.
 
-    An object of a class, such as a layer, can be called and stays.
+    A part of its own, such as a layer where a function is wanted, stays.
     """
     for name, value in arguments.items():
+        if value is None or isinstance(value, Mapping):
+            continue
         # a class may hand on what it does not name itself
-        is_function = name.endswith("_fn")
+        types: tuple[type, ...] | None = () if name.endswith("_fn") else None
         if name in parameters:
-            is_function = _is_function(parameters[name].annotation)
+            types = _types_of(parameters[name].annotation)
+        wanted = "function" if types == () else " or ".join(kind.__name__ for kind in types or ())
         require(
-            not is_function or value is None or isinstance(value, Mapping),
+            types is None or isinstance(value, types),
             f"{where}.{name}",
-            f"{value!r}, and a function is wanted there",
-            hint="Settings hold no functions: leave it out, or write a class of your own with it.",
+            f"{value!r}, and a {wanted} is wanted there",
+            hint="Leave it out, or write a class of your own with it.",
         )
 
 
-def _is_function(annotation: object) -> bool:
-    """Whether a parameter takes functions, and nothing else but None."""
+def _types_of(annotation: object) -> tuple[type, ...] | None:
+    """The types of plain values that fit a parameter; None where anything may fit.
+
+    `Optional[int]` gives numbers. Of functions and spans of time a file can hold none.
+    """
     is_union = get_origin(annotation) in (Union, UnionType)
     kinds = get_args(annotation) if is_union else (annotation,)
-    wanted = [kind for kind in kinds if kind is not NoneType]
-    return all(Callable in (kind, get_origin(kind)) for kind in wanted)
+    types: tuple[type, ...] = ()
+    for kind in kinds:
+        if kind in _PLAIN_TYPES:
+            types += _PLAIN_TYPES[kind]
+        elif Callable not in (kind, get_origin(kind)):
+            return None
+    return types
 
 
 def _require_no_expansion(text: str, where: str) -> None:

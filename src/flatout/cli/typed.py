@@ -34,6 +34,7 @@ and removed."""
 _RECEIVERS = re.compile(r"logger\.[^.]+\.(tracking_uri|entity)\b")
 _SECRETS = ("data.encoding.secret",)
 _REFERENCE = re.compile(r"\$\{\s*([\w.\[\]]+)\s*\}")
+_MOST_LETTERS = 1_000_000  # of a text once its references are followed
 _TIME = re.compile(r"\$\{now:[^${}]*\}")
 _ADDRESS = re.compile(
     r"://|\w::|^\s*[a-z][a-z0-9+.-]+:[/\\]|^\s*(file|local|data|sqlite):", re.IGNORECASE
@@ -83,6 +84,39 @@ def check_values(settings: Mapping[Any, Any], words: Sequence[str]) -> None:
         if isinstance(value, str) and not is_typed_value(key, value, words):
             _check_text(key, value, secrets)
             _require_none_of_hydra(key, value)
+
+
+def check_growth(settings: Mapping[Any, Any]) -> None:
+    """Refuse references that make long texts of short ones.
+
+    Forty lines such as `a: ${b}${b}`, `b: ${c}${c}` would make 2^40 letters.
+    """
+    written = {_dotted(key): value for key, value in nodes(settings, "")}
+    lengths: dict[str, int] = {}
+
+    def length_of(key: str) -> int:
+        """Letters of a value once its references are followed; 0 of one that refers to itself."""
+        if key not in lengths:
+            lengths[key] = 0
+            text = str(written.get(key, ""))
+            parts = [_absolute(name, key) for name in _REFERENCE.findall(text)]
+            lengths[key] = len(text) + sum(map(length_of, parts))
+        return lengths[key]
+
+    for key, value in written.items():
+        if isinstance(value, str) and "${" in value:
+            try:
+                length = length_of(key)
+            except RecursionError:
+                raise UserError(key, "refers to a value through too many others") from None
+            require(length <= _MOST_LETTERS, key, "its references unfold to too long a text")
+
+
+def _absolute(name: str, key: str) -> str:
+    """The key that a reference names: `..x` in `a.b.c` is `a.x`."""
+    names = _dotted(name).lstrip(".")
+    above = len(_dotted(name)) - len(names)
+    return ".".join([*key.split(".")[:-above], names]) if above else names
 
 
 def check_resolved(

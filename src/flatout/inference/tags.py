@@ -9,7 +9,6 @@ Plain tags, such as parts of speech, are given without entities.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -377,8 +376,8 @@ _FIELDS = [
 ]
 _ENTITIES = pa.list_(pa.struct(_FIELDS))
 _UNSURE = pa.list_(pa.struct([*_FIELDS, ("possible", pa.list_(pa.string()))]))
-_WORD = re.compile(r"""[(\[{"'«“]|[^\s]+?(?=[.,;:!?)\]}"'»”…]*(?:\s|$))|\S""")
-"""A mark that opens, a word up to the marks at its end, or one of these marks."""
+_OPENING = "([{\"'«“"
+_CLOSING = ".,;:!?)]}\"'»”…"
 
 
 def words_of(text: str) -> list[str]:
@@ -386,7 +385,16 @@ def words_of(text: str) -> list[str]:
 
     `("Well," he asked.)` → `(` `"` `Well` `,` `"` `he` `asked` `.` `)`.
     """
-    return _WORD.findall(text)
+    words = []
+    for token in text.split():
+        end = len(token.rstrip(_CLOSING))  # of the word; each mark behind it stands alone
+        place = 0
+        while place < len(token):
+            is_mark = token[place] in _OPENING or place >= end
+            stop = place + 1 if is_mark else end
+            words.append(token[place:stop])
+            place = stop
+    return words
 
 
 def _possible_types(names: Sequence[str]) -> list[str]:

@@ -223,6 +223,7 @@ def _build_quiet_trainer(arguments: dict[str, Any], callbacks: list[L.Callback])
     except (
         ArithmeticError,
         AttributeError,
+        ImportError,
         LookupError,
         MisconfigurationException,
         TypeError,

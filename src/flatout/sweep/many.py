@@ -51,6 +51,7 @@ def run_all(
     A trial that fails does not stop the others. When all have ended, `RunBroke` names those that
     failed.
     """
+    require(bool(trials), "hydra.sweeper", "the values of a setting name no trial")
     with alone_in(of.folder), print_resuming(of.again, of_slurm=of.is_again):
         _require_own_folders(trials)
         begun_by = {"schema": 1, "words": mask_words(of.words)}

@@ -10,7 +10,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -95,9 +95,9 @@ def require_complete(folder: Path, where: str) -> None:
         f"{folder} holds an adapter of peft, which names another model",
         hint="Merge it into its encoder (merge_and_unload), and name that folder.",
     )
-    described: object = None
-    with suppress(OSError, UserError):  # the library says what is wrong with a damaged file
-        described = load_json(folder / "config.json")
+    file = folder / "config.json"
+    # a file that cannot be read here is refused: the library may read more of it
+    described = load_json(file) if file.exists() else None
     require(
         not _fetches_a_backbone(described),
         where,
@@ -113,16 +113,19 @@ def _fetches_a_backbone(described: object) -> bool:
     if not isinstance(described, dict):
         return False
     is_named = isinstance(described.get("backbone"), str)
-    is_asked = is_named or bool(described.get("use_pretrained_backbone"))
+    is_of_timm = str(described.get("model_type")).startswith("timm")
+    is_asked = is_named or is_of_timm or bool(described.get("use_pretrained_backbone"))
     return is_asked or any(map(_fetches_a_backbone, described.values()))
 
 
 def fetch_model(name: str, where: str, load: Callable[[], T]) -> T:
     """What `load` opens with transformers; a UserError about the setting `where` if it fails."""
     never_ask_to_run_code()
-    require_complete(Path(name), where)
+    is_here = Path(name).is_dir()
+    if is_here:
+        require_complete(Path(name), where)
     try:
-        with _offline_without_network():
+        with _offline_without_network(is_here=is_here):
             return load()
     except UserError:
         raise
@@ -155,10 +158,11 @@ def fetch_model(name: str, where: str, load: Callable[[], T]) -> T:
 
 
 @contextmanager
-def _offline_without_network() -> Iterator[None]:
+def _offline_without_network(*, is_here: bool = False) -> Iterator[None]:
     """Inside it, without a network, only the cache is asked.
 
-    The Hub's library would try for half a minute before it looks there.
+    The Hub's library would try for half a minute before it looks there. Of a folder that `is_here`
+    nothing is fetched, so nobody is asked.
     """
     from huggingface_hub import constants
 
@@ -167,9 +171,7 @@ def _offline_without_network() -> Iterator[None]:
     if "datasets" in sys.modules:
         switches.append(sys.modules["datasets"].config)
     before = constants.HF_HUB_OFFLINE
-    try:
-        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
-    except OSError:
+    if is_here or not (before or _is_reached(constants.ENDPOINT)):
         for switch in switches:
             switch.HF_HUB_OFFLINE = True
     try:
@@ -177,6 +179,15 @@ def _offline_without_network() -> Iterator[None]:
     finally:
         for switch in switches:
             switch.HF_HUB_OFFLINE = before
+
+
+def _is_reached(address: str) -> bool:
+    """Whether the name of a server is known here: without a network it is not."""
+    try:
+        socket.getaddrinfo(urlsplit(address).hostname, 443)
+    except OSError:
+        return False
+    return True
 
 
 def _import_datasets(where: str, what: str, hint: str = "") -> Any:

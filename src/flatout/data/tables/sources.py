@@ -92,9 +92,13 @@ def files_in(given: str | Path, where: str) -> list[str]:
         # `glob` takes no pattern that begins with a root.
         root = Path(path.anchor)
         pattern = str(path.relative_to(path.anchor))
+        # each one multiplies the ways through deep folders
+        is_short = pattern.count("**") <= 1
+        require(is_short, where, f"{given} has several **", hint="Write one of them.")
         try:
             matches = sorted(map(str, root.glob(pattern)), key=_by_number)
-        except (OSError, RecursionError) as error:  # a folder on the way cannot be listed
+        # a folder on the way cannot be listed, or `**` stands beside letters
+        except (OSError, RecursionError, ValueError) as error:
             raise UserError(
                 where, f"{given} cannot be followed ({error})", hint="Name the files, or a folder."
             ) from None

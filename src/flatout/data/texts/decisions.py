@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -153,7 +154,10 @@ def _label_of(line: Line) -> str:
 
 def _read_lines(key: str, file: str) -> list[Line]:
     path = Path(file)
-    require(path.is_file(), key, f"no such file: {file}", hint="Name a csv with the column row.")
+    is_there = False
+    with suppress(OSError, ValueError):  # no disk takes such a name
+        is_there = path.is_file()
+    require(is_there, key, f"no such file: {file:.200}", hint="Name a csv with the column row.")
     # a file of the kernel has no size, and its first line may have no end
     size = path.stat().st_size
     require(0 < size < _MOST_BYTES, key, f"{file} has {size:,} bytes", allowed="a csv of some rows")

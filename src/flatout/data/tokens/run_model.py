@@ -95,6 +95,10 @@ class RunModel:
 
 def model_of_run(name: str) -> RunModel | None:
     """The model of a run, by its folder or the `model` folder in it; None for any other name."""
+    try:
+        Path(name).exists()
+    except (OSError, ValueError):  # no disk takes such a name
+        raise UserError(_KEY, f"{name!r:.40} is no name of a folder or a model") from None
     for folder in (Path(name), Path(name) / "model"):
         if (folder / _ENCODER).is_file() and (folder / _WEIGHTS).is_file():
             return RunModel(folder)

@@ -43,6 +43,7 @@ _CODE = (
     "use_kernels",
 )
 """Settings of an encoder's own configuration that can name code to be fetched and run."""
+# Settings of the form in which the library returns its numbers: ours reads it in one.
 _FORM = {
     "return_dict": True,
     "output_attentions": False,
@@ -218,7 +219,6 @@ class TransformerConfig:
         """
         settings = dict(described)
         _require_no_code(settings, "encoder.json")
-        # these change the form of what the library returns, and no number in it
         settings |= {name: usual for name, usual in _FORM.items() if name in settings}
         config = _config_class(settings.pop("model_type"))(**settings)
         padding_id = read_setting(config, "pad_token_id", None)
@@ -317,6 +317,9 @@ class TransformerConfig:
                 raise UserError(
                     f"model.settings.{name}", f"no setting of {described.model_type}", hint=hint
                 )
+        for name, usual in _FORM.items():
+            if hasattr(described, name):
+                setattr(described, name, usual)
         layers: object = read_setting(described, "num_hidden_layers", 1)
         where = "model.layers"
         if self.pretrained is not None:

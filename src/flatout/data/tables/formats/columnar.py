@@ -23,8 +23,19 @@ from flatout.errors import UserError, first_line
 
 _MAGIC = b"ARROW1"
 # What readers raise on files of others; Python's own where a column's class reads its notes.
-_DAMAGED = (pa.ArrowException, OSError, ValueError, TypeError, LookupError, AttributeError)
+_DAMAGED = (
+    pa.ArrowException,
+    AttributeError,
+    LookupError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 ONLY_COLUMN = "bits"
+_MOST_UNWRITTEN = 1 << 30  # bytes of a data set of HDF5, however few are stored
+_MOST_RATIO = 1_000  # bytes of a larger one to one that is stored
 
 
 class ArrowTable(FileTable):
@@ -176,7 +187,7 @@ class NpyTable(FileTable):
     def _mapped(self) -> np.ndarray:
         try:
             loaded = np.load(self.whole, mmap_mode="r", allow_pickle=False)
-        except (*_DAMAGED, OverflowError, EOFError, zipfile.BadZipFile) as error:
+        except (*_DAMAGED, EOFError, zipfile.BadZipFile) as error:
             raise self._fail(
                 f"not a whole .npy file of plain values ({first_line(error)})", CUT_SHORT
             ) from None
@@ -237,9 +248,18 @@ class Hdf5Table(FileTable):
                         )
                     # Groups and scalars are left alone.
                     if isinstance(values, h5py.Dataset) and values.ndim in (1, 2):
+                        # rows that were never written take no room, and have no end
+                        num_bytes = values.size * values.dtype.itemsize
+                        stored = values.id.get_storage_size()
+                        if num_bytes > max(_MOST_UNWRITTEN, _MOST_RATIO * stored):
+                            raise self._fail(
+                                f"data set {name!r} has {num_bytes:,} bytes, and {stored:,} stored"
+                            )
                         sets[name] = values
                 yield sets
-        except OSError as error:
+        except UserError:
+            raise
+        except _DAMAGED as error:
             raise self._fail(f"not a whole HDF5 file ({first_line(error)})", CUT_SHORT) from None
 
 
@@ -250,7 +270,7 @@ def _record_batch(
     for name, values in columns.items():
         try:
             arrays.append(_arrow(values))
-        except (*_DAMAGED, OverflowError) as error:
+        except _DAMAGED as error:
             reason = first_line(error)
             raise fail(
                 f"column {name!r} of type {values.dtype} cannot be read ({reason})"

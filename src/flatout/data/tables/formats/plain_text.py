@@ -217,6 +217,9 @@ class TextFolder(Table):
             f"{file}: longer than {_LONGEST_TEXT >> 20} MB",
             hint="One file is one text.",
         )
+        # a link may lead to what the kernel shows of this process: its variables, its command
+        is_written = not data or file.stat().st_size > 0
+        require(is_written, self.where, f"{file}: a file of the kernel", hint="Remove it.")
         return data
 
 
