@@ -123,7 +123,7 @@ FUNCTIONS = [
 
 @pytest.mark.parametrize(("kind", "key"), FUNCTIONS)
 def test_a_text_where_a_function_is_wanted_is_refused(kind, key):
-    with pytest.raises(UserError, match=rf"x\.{key}.*a function is wanted"):
+    with pytest.raises(UserError, match=rf"x\.{key}.*a function or an object is wanted"):
         check_part({"_target_": kind, key: "max"})
 
 

@@ -110,6 +110,12 @@ _PLAIN_TYPES: dict[Any, tuple[type, ...]] = {
     timedelta: (),
     NoneType: (),
 }
+_NAMES_OF_TYPES: dict[type, str] = {
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+}
 # What a file name of ModelCheckpoint may hold of metrics: {epoch}, {val/loss:.2f}. It is a format
 # of Python, so any other name in it could look up attributes, or fill with slashes.
 _METRIC = re.compile(
@@ -274,11 +280,11 @@ def _check_types(
         types: tuple[type, ...] | None = () if name.endswith("_fn") else None
         if name in parameters:
             types = _types_of(parameters[name].annotation)
-        wanted = "function" if types == () else " or ".join(kind.__name__ for kind in types or ())
+        wanted = dict.fromkeys(_NAMES_OF_TYPES[kind] for kind in types or ())
         require(
             types is None or isinstance(value, types),
             f"{where}.{name}",
-            f"{value!r}, and a {wanted} is wanted there",
+            f"{value!r}, and {' or '.join(wanted) or 'a function or an object'} is wanted there",
             hint="Leave it out, or write a class of your own with it.",
         )
 
