@@ -93,6 +93,11 @@ def _recordings_of_any_length(times: int) -> Parts:
     return data, SequenceRegressor(RNNConfig(hidden=8, smoothing="ema"), optim=OPTIM)
 
 
+def _thawing(times: int) -> Parts:
+    """A layer and the embeddings are frozen at first, and join the training amid epochs."""
+    return every_model._encoder(times, freeze_layers=1, unfreeze_epochs=2.25)
+
+
 def _by_sgd(times: int) -> Parts:
     data = TextData(sample=replace(every_model.HEADLINES, rows=64 * times), batch_size=8)
     optim = OptimConfig(name="sgd", lr=0.01)
@@ -101,6 +106,7 @@ def _by_sgd(times: int) -> Parts:
 
 CASES = {
     **every_model.CASES,
+    "bert that thaws": Case(_thawing),
     "sgd": Case(_by_sgd),
     "deberta whose activations are kept": Case(_deberta),
     "recordings of any length": Case(_recordings_of_any_length),
@@ -108,6 +114,7 @@ CASES = {
     "bits without recombined texts": Case(_bits_alone),
 }
 IN_SOAK = (
+    "bert",
     "bert in fp32",
     "bilstm",
     "bits without recombined texts",
@@ -340,8 +347,8 @@ class CutError(Exception):
     """A training was cut."""
 
 
-RESUMED = ("textcnn", "bert")
-CUT_AT = 13  # in the second of three epochs of eight steps
+RESUMED = ("textcnn", "bert that thaws")
+CUT_AT = 13  # in the second of three epochs of eight steps; layers thaw before and behind it
 
 
 def resume_all(folder: Path) -> None:
@@ -446,15 +453,19 @@ def _keep_old_offsets() -> dict[str, Any]:
 
 
 def _exchange_a_weight() -> dict[str, Any]:
-    """A callback puts another tensor in a weight's place."""
+    """A callback puts another tensor in a weight's place, and once gives one another group."""
 
     class Exchange(L.Callback):
         def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
             weight = cast(There, next(module.parameters()))
             weight.numbers = weight.numbers.clone()
+            optimizer = trainer.optimizers[0]
+            if trainer.current_epoch == 1:
+                moved = optimizer.param_groups[0]["params"].pop()
+                optimizer.add_param_group({"params": [moved], "lr_share": 0.5})
 
-    replayed = train("textcnn", "on", callbacks=[Exchange()])
-    plain = train("textcnn", "on", callbacks=[Exchange()], plain_first=NEVER_REPLAYED)
+    replayed = train("textcnn", "on", callbacks=[Exchange()], epochs=4)
+    plain = train("textcnn", "on", callbacks=[Exchange()], plain_first=NEVER_REPLAYED, epochs=4)
     return {
         "has_equal_losses": replayed.losses == plain.losses,
         "replayed": replayed.replayed,

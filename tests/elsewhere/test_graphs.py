@@ -90,6 +90,7 @@ def test_replayed_steps_have_all_bits_of_plain_ones(name, found):
     assert found["different_losses"] > found["steps"] / 2
     assert (found["at_once"] == 0) == (name in ALONE)
     assert ALONE.get(name, "in stretches") in found["summary"]
+    assert ("captured anew behind 2 thaws" in found["summary"]) == ("thaws" in name)
 
 
 @pytest.mark.parametrize("name", REPLAYED_AT_ONCE)
@@ -144,7 +145,7 @@ def test_a_replay_that_gives_other_numbers_ends_the_replays(planted):
     assert "a replay gives other numbers" in found["summary"]
 
 
-def test_another_weight_is_captured_anew(planted):
+def test_another_weight_or_another_group_of_the_optimizer_is_captured_anew(planted):
     found = planted["another weight"]
     assert found["has_equal_losses"]
     assert found["replayed"] == 15

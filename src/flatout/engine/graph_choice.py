@@ -25,15 +25,19 @@ from flatout.engine.step_graph import StepGraphs
 from flatout.engine.step_ring import StepRing
 from flatout.engine.step_watch import StepWatch
 from flatout.engine.stretch import reason_against
+from flatout.engine.thaws import Thaws, why_unknown
 from flatout.errors import UserError, require
 from flatout.models.contract import Network, contract
 
 if TYPE_CHECKING:
     from flatout.data.batches.feed import Feed
     from flatout.engine.step import Step
+    from flatout.engine.thaws import ThawingTask
 
 _LEAST_STEPS = 200
 """A capture takes about as long as ten plain steps, and up to eight of them may be needed."""
+_LEAST_STEPS_WHERE_ASKED = 2
+"""With `graph=on` a step is captured though few replays follow. Behind a thaw one step is plain."""
 # what can be fused on a GPU, so that the host decides nothing
 _STEP_ON_DEVICE = (FusedAdamW, AdamW, Adam, SGD)
 
@@ -73,6 +77,9 @@ def choose_graphs(
         reason = _reason_against_module(module, feed) or _reason_against_feed(feed)
     if not reason and asked is GraphUse.auto and trainer.estimated_stepping_batches < _LEAST_STEPS:
         reason = f"the training has fewer than {_LEAST_STEPS} steps"
+    thaws = None if reason or is_watched else _thaws_of(module, asked)
+    if thaws is not None:
+        reason = thaws.reason_against()
     if not reason and is_watched:
         capture = CAPTURES[device.type](device)
         watch = StepWatch(module, has_replayed=bool(captured_before))
@@ -83,6 +90,7 @@ def choose_graphs(
         shapes = _choose_shapes(feed, module)
         must_gain = asked is GraphUse.auto and not captured_before
         graphs = StepGraphs(step, shapes, CAPTURES[device.type](device), must_gain=must_gain)
+        graphs.thaws = thaws
         graphs.why_alone = reason_against(trainer) or _reason_against_ring(feed, shapes)
         if not graphs.why_alone:
             graphs.ring = StepRing(step, shapes)
@@ -92,6 +100,14 @@ def choose_graphs(
     if device.type in CAPTURES:
         print(f"step graph: off, {reason}; plain steps train", flush=True)
     return None
+
+
+def _thaws_of(module: L.LightningModule, asked: GraphUse) -> Thaws | None:
+    """When layers of a task of flatout thaw; None: never."""
+    task = cast("ThawingTask", module)
+    if not task.network.unfreeze_epochs:
+        return None
+    return Thaws(task, _LEAST_STEPS if asked is GraphUse.auto else _LEAST_STEPS_WHERE_ASKED)
 
 
 def _choose_shapes(feed: Feed, module: L.LightningModule) -> Shapes:
@@ -196,8 +212,8 @@ def _reason_against_module(module: L.LightningModule, loader: object) -> str:
     network = module.model
     if not isinstance(network, Network):
         return f"{type(network).__name__} is no network of flatout's"
-    if network.unfreeze_epochs:
-        return "layers thaw during the training"
+    if reason := why_unknown(network):
+        return reason
     decision = cast("_TaskOfOurs", module).decides_on_host()
     return f"the host decides in each step {decision}" if decision else ""
 

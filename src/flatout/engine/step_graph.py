@@ -47,6 +47,7 @@ from flatout.engine.step_snapshot import (
     task_states,
 )
 from flatout.engine.step_watch import Logged, StepWatch
+from flatout.engine.thaws import Thaws
 from flatout.errors import first_line
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ _MOST_SEEN = 1000  # shapes that are counted; batches of any other one are plain
 _MOST_CHANGES = 8
 """So many changes of a module or an optimizer between steps end the replays, if these were few."""
 _LEAST_REPLAYS = 20  # a change, as a capture takes about as long as ten plain steps
+_TRAINED = "the trained weights"  # as part of what a captured step has fixed
 
 Apart = tuple[float, float]
 """The largest difference of two steps: of all numbers that they change, and of loss and norm."""
@@ -143,10 +145,14 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         self._is_described = False
         self._changes = 0  # of it between steps
         self._unfit: set[ShapeT] = set()  # those that could not be captured
-        self._is_proven = False
+        self._is_proven = False  # for the weights that are trained now
+        self._captured = 0  # steps that were captured, also those that were forgotten
+        self._most_bytes = 0  # that captures have held
         self._outputs: dict[str, Any] = {}  # of the last replay
         self.ring: Ring[ShapeT, BatchT] | None = None
         """Where captured steps read their batches, if many may follow each other."""
+        self.thaws: Thaws | None = None
+        """When layers of the network thaw; None: never."""
         self.why_off = ""  # why no step is replayed any more
         self.evidence = ""  # of the proof
         self.replayed = 0  # steps
@@ -249,14 +255,24 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         has_state = self._step.optimizer.state or isinstance(self._step.optimizer, SGD)
         if self.plain["the first steps"] < _PLAIN_FIRST or not has_state:
             return "the first steps"
-        if changed and (had_graphs or self._watch is not None):
+        if changed and (had_graphs or self._watch is not None or changed == _TRAINED):
             # A plain step lets the optimizer and the clipping learn of the new weights.
             return self._note_change(shape, changed)
+        if self.thaws is not None and shape not in self._graphs and self.thaws.is_near():
+            return "shortly before layers thaw"
         # Libraries choose kernels and make workspaces then, which a capture may not.
         return "the first of a shape" if self._seen[shape] <= self._shapes.plain_first else ""
 
     def _note_change(self, shape: ShapeT, changed: str) -> str:
         """Note a change between two steps; returns the reason for this plain step."""
+        if changed == _TRAINED and self._watch is None:
+            # Other kernels run now, so what was seen and proven holds no more.
+            self._is_proven = False
+            self._seen.clear()
+            self._seen[shape] = 1
+        if changed == _TRAINED and self.thaws is not None:
+            self.thaws.count += 1
+            return "the first behind a thaw"
         self._changes += 1
         are_many = self._changes > _MOST_CHANGES
         if are_many and self.replayed < _LEAST_REPLAYS * self._changes:
@@ -311,6 +327,8 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         # with a ring the mean of the weights is moved in the captured step
         follows = self.ring is None
         self._step.finish(self._outputs["loss"], graph.ran.norm.clone(), follows=follows)
+        if self.thaws is not None:
+            self.thaws.follow()
         # for callbacks that read gradients
         for weight, gradient in graph.gradients:
             weight.grad = gradient
@@ -345,10 +363,12 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         others = ", ".join(f"{count:,} {reason}" for reason, count in self.plain.most_common())
         if not self.replayed:
             return f"off, {self.why_off}" if self.why_off else f"no step, {others}"
+        graphs = f"{facts['graphs']} graphs"
+        if facts["thaws"]:
+            graphs += f", captured anew behind {facts['thaws']} thaws"
         replayed = (
             f"{self.replayed / steps:.1%} of {steps:,} steps in one launch each,"
-            f" {facts['graphs']} graphs, {facts['padding_share']:.1%} padding,"
-            f" {facts['memory_mb']:.0f} MB"
+            f" {graphs}, {facts['padding_share']:.1%} padding, {facts['memory_mb']:.0f} MB"
         )
         alone = ", ".join(f"{count:,} {reason}" for reason, count in self.alone.most_common())
         replayed += f"; {self.at_once:,} of them in stretches, alone: {alone}"
@@ -361,9 +381,10 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             "steps_in_stretches": self.at_once,
             "steps_alone": dict(self.alone),
             "plain_steps": dict(self.plain),
-            "graphs": len(self._graphs),
+            "graphs": self._captured,
+            "thaws": 0 if self.thaws is None else self.thaws.count,
             "padding_share": self._computed_tokens / max(1, self._tokens) - 1,
-            "memory_mb": self._capture.num_bytes / 1e6,
+            "memory_mb": self._most_bytes / 1e6,
             "evidence": self.evidence or self.why_off,
         }
 
@@ -454,6 +475,8 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         gradients = [(weight, weight.grad) for weight in self._step.module.parameters()]
         graph = CapturedStep(shape, captured, ran[0], gradients)
         self._graphs[shape] = graph
+        self._captured += 1
+        self._most_bytes = max(self._most_bytes, self._capture.num_bytes)
         return graph
 
     def _prove(self, shape: ShapeT, buffer: BatchT, batch: BatchT) -> CapturedStep[ShapeT] | None:
@@ -477,11 +500,13 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             start.restore()
             return None
         self._is_proven = True
-        if not self.evidence:
+        # Each step of a watched module has a proof of its own, of which the first is told.
+        if not self.evidence or self._watch is None:
             noise = max(proof.noise)
             bits = f"within their own noise, {noise:.1e}" if max(proof.distance) else "in all bits"
+            how = "captured anew" if self.evidence else "on"
             self.evidence = f"{_ROUNDS} replays equal plain steps {bits}, {times}"
-            print(f"step graph: on, {self.evidence}", flush=True)
+            print(f"step graph: {how}, {self.evidence}", flush=True)
         return graph
 
     def _try(
@@ -531,14 +556,17 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         """
         step = self._step
         facts: State = {
+            _TRAINED: [
+                [weight.requires_grad for weight in group["params"]]
+                for group in step.optimizer.param_groups
+            ],
             "gradient_clip_val": step.side.longest_gradient,
             "a weight's place": _places_of(step.module),
             "the optimizer's state": [tensor.data_ptr() for tensor in optimizer_states(step)],
             "the task's state": [tensor.data_ptr() for tensor in task_states(step)],
         }
         for number, group in enumerate(step.optimizer.param_groups):
-            are_trained = [weight.requires_grad for weight in group["params"]]
-            settings = {**group, "params": are_trained}
+            settings = {name: value for name, value in group.items() if name != "params"}
             if self._rates is not None:
                 del settings["lr"]
             facts[f"optimizer.param_groups[{number}]"] = settings

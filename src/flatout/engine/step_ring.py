@@ -44,8 +44,7 @@ class StepRing:
         self._rates = step.rates
         self._batches: BatchRing | None = None
         device = step.module.device
-        columns = len(step.optimizer.param_groups) + 2
-        self._numbers = torch.zeros(PLACES, columns, device=device)
+        self._numbers = self._make_table()
         self._results = torch.zeros(PLACES, 2, device=device)
         self._average = cast("_AveragedTask", step.module).average
         self._share = torch.zeros((), device=device)  # of the step that is taken now
@@ -61,12 +60,21 @@ class StepRing:
         own = [self._numbers, self._results]
         return own if self._batches is None else [*own, *self._batches.tensors()]
 
+    def _make_table(self) -> Tensor:
+        """A row of numbers for each place: the rate of each group, the mean's share, the rows."""
+        columns = len(self._step.optimizer.param_groups) + 2
+        return torch.zeros(PLACES, columns, device=self._step.module.device)
+
     # Around a step that is captured, or tried before.
 
     def begin(self, buffer: FlatBatch) -> None:
-        """Prepare for a step on a buffer: make the block for batches, and note the mean's share."""
+        """Prepare for a step on a buffer: make what is missing, and note the mean's share."""
         if self._batches is None:
             self._batches = BatchRing(self._shapes, PLACES, buffer)
+        if self._numbers.shape[1] != len(self._step.optimizer.param_groups) + 2:
+            # A callback has added a group, as those do that thaw layers: no captured step of before
+            # is replayed any more.
+            self._numbers = self._make_table()
         if self._average is not None:
             self._share.fill_(self._average.share_at(self._step.side.trainer.global_step))
 

@@ -6,8 +6,8 @@ loop trains on one batch. Here a turn begins with the replays of the batches bef
     a turn    fetch 49 batches | 49 replays | tell who counts them | Lightning's turn of the 50th
 
 In the last part Lightning calls all hooks: curves are written, checkpoints saved, validations
-begun, epochs ended. So a stretch has no rules for these. It ends one step before the next of them
-(`_steps_at_once`), and before a batch whose step is not captured.
+begun, epochs ended, layers thawed. So a stretch has no rules for these. It ends one step before the
+next of them (`_steps_at_once`), and before a batch whose step is not captured.
 
 Parts of flatout hear of a stretch at its end (`HearsAtOnce`). If any other callback overrides a
 hook of batches, each batch has a turn of its own. Learning rates are computed ahead: schedules on
@@ -106,6 +106,8 @@ class Stretches:
         steps = min(PLACES, internals.batches_to_next_hook(trainer))
         for callback in self._hearing:
             steps = min(steps, cast(HearsAtOnce, callback).steps_to_hook(trainer))
+        if self._graphs.thaws is not None:
+            steps = self._graphs.thaws.steps_to_next(steps)
         return max(0, steps - 1)
 
     def _take(self, taken: Sequence[tuple[FlatBatch, CapturedStep[Shape]]]) -> None:

@@ -401,7 +401,11 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
         done = self.trainer.global_step + uncounted
         if self.average is not None:
             self.average.add(done - 1)
-        if self.network.thaw(self._epochs_done(done)):
+        self.thaw_layers(done)
+
+    def thaw_layers(self, done: int) -> None:
+        """Let layers train whose time has come after so many steps."""
+        if self.network.thaw(self.epochs_done(done)):
             strategy: Any = self.trainer.strategy
             if isinstance(strategy, either(DDPStrategy)):
                 internals.rebuild_ddp(strategy, self)
@@ -445,7 +449,7 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if self.average is not None:
             checkpoint[AVERAGE] = self.average.state_dict()
-        checkpoint[EPOCHS_DONE] = self._epochs_done(self.trainer.global_step)
+        checkpoint[EPOCHS_DONE] = self.epochs_done(self.trainer.global_step)
         from flatout.models import has_name, kind_of
 
         settings: dict[str, Any] = {"config": asdict(self.config), "optim": asdict(self.optim)}
@@ -584,7 +588,8 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
             values[name] = float(value)
         return values
 
-    def _epochs_done(self, steps: int) -> float:
+    def epochs_done(self, steps: int) -> float:
+        """The epochs of the training, or a fraction, that so many optimizer steps make."""
         # An IterableDataset has no length: Lightning then counts infinitely many batches.
         batches = int(min(self.trainer.num_training_batches, 1 << 62))
         return steps / max(1, -(-batches // self.trainer.accumulate_grad_batches))

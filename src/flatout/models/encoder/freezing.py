@@ -79,18 +79,27 @@ class FreezableEncoder(LayeredEncoder):
 
         Returns whether any layer has joined the training just now.
         """
-        if not self._waiting:
+        due = self._layers_due(epochs)
+        if not due:
             return False
-        waiting_before = len(self._waiting)
         weights = dict(self.named_parameters())
-        due = int(self._frozen_at_first * min(1.0, epochs / self.unfreeze_epochs))
-        while self._waiting and self._frozen_at_first - len(self._waiting) < due:
-            for name in self._waiting.pop(0):
-                weights[name].requires_grad_(True)
-        is_changed = len(self._waiting) < waiting_before
-        if is_changed and self.stored_layers:
+        for name in itertools.chain(*self._waiting[:due]):
+            weights[name].requires_grad_(True)
+        del self._waiting[:due]
+        if self.stored_layers:
             self.keep_layers_still(0)
-        return is_changed
+        return True
+
+    def is_thaw_due(self, epochs: float) -> bool:
+        """Whether `thaw` would let any layer join the training after so many epochs."""
+        return self._layers_due(epochs) > 0
+
+    def _layers_due(self, epochs: float) -> int:
+        """How many of the layers that wait have their turn after so many epochs."""
+        if not self._waiting:
+            return 0
+        due = int(self._frozen_at_first * min(1.0, epochs / self.unfreeze_epochs))
+        return max(0, due - self._frozen_at_first + len(self._waiting))
 
     def epochs_frozen(self) -> float:
         """Epochs before the first frozen layer joins the training; infinite where none does."""
