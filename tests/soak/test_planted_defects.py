@@ -155,8 +155,8 @@ DEFECTS = [
     ),
     Defect(
         "random numbers are not set back before a step is repeated",
-        "engine/step.py",
-        "        restore_random_state(self._random_before, self.module.device)\n",
+        "engine/step_start.py",
+        "        restore_random_state(self._random, self._device)\n",
         "",
         "tests/tasks/test_out_of_memory.py::test_random_numbers_begin_where_the_step_began",
     ),

@@ -105,7 +105,8 @@ class Boundary:
         self._taken = _batches_ended(trainer)
         self._before_validation = None
         self._batches = _batches_taken(trainer) if store_data(trainer) is None else None
-        # Now, not when it is saved: a validation draws, too, and a resumed run repeats it.
+        # Now, not when it is saved: a validation draws, too, and a resumed run repeats it. The copy
+        # with which the next step begins (`StepStart`) is another: a loader may draw in between.
         self._random = random_state(trainer.strategy.root_device, with_others=self._others_draw)
 
     def is_behind_loader(self, trainer: L.Trainer) -> bool:

@@ -59,13 +59,13 @@ def gradient_is_finite(parameters: list[nn.Parameter]) -> bool:
         return math.isfinite(gradient_norm(parameters))
     # On a CPU a sum for each weight is quicker than a norm. It is not finite if a number is not. It
     # may also be beyond the largest number of the format, which counts as not finite, too.
-    return all(math.isfinite(weight.grad.sum()) for weight in parameters if weight.grad is not None)
+    return all(math.isfinite(gradient.sum()) for gradient in _gradients_of(parameters))
 
 
 @torch.no_grad()
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
     """The norm of the whole gradient, still on the device."""
-    gradients = [weight.grad for weight in parameters if weight.grad is not None]
+    gradients = _gradients_of(parameters)
     are_plain = all(type(gradient) is Tensor and gradient.is_cpu for gradient in gradients)
     if are_plain and len({gradient.dtype for gradient in gradients}) == 1:
         # the same numbers as torch's function below, which groups gradients by device and type
@@ -76,3 +76,7 @@ def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
         # two operators in place of three, for one more pass over little memory
         return torch.linalg.vector_norm(torch.cat([each.flatten() for each in gradients]))
     return whole(nn.utils.get_total_norm(gradients, foreach=True))
+
+
+def _gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:
+    return [weight.grad for weight in parameters if weight.grad is not None]

@@ -41,8 +41,8 @@ from flatout.engine.pieces import (
     running_statistics,
     update_first,
 )
-from flatout.engine.random_state import random_state, restore_random_state
 from flatout.engine.step_losses import StepLosses
+from flatout.engine.step_start import StepStart
 from flatout.models.lean import LeanEmbedding
 
 Edge = Callable[[int], float]
@@ -80,10 +80,7 @@ class Step:
         self._batches: list[Any] = []  # of the step that is running
         self._piece_losses: list[Tensor] = []  # one a piece, of the step that is running
         # A walk over all modules takes longer than copies of the statistics: it is done once.
-        self._statistics = running_statistics(self.module)
-        # What the step began with, for `_undo`.
-        self._random_before: dict[str, Any] = {}
-        self._statistics_before: list[Tensor] = []
+        self._start = StepStart(self.module.device, running_statistics(self.module))
         self._is_running = False
         self._is_updating = False
         self.is_at_once = False  # whether a captured step is taken, or tried
@@ -93,7 +90,8 @@ class Step:
     def is_partial(self) -> bool:
         """Whether a step that did not end has changed weights or running statistics."""
         # Weights change in the update; running means of batch norms already in the forward pass.
-        return self._is_updating or self.is_at_once or (self._is_running and bool(self._statistics))
+        has_moved_statistics = self._is_running and self._start.has_statistics
+        return self._is_updating or self.is_at_once or has_moved_statistics
 
     def add_gradients(self, batch: Any, *, ends_step: bool, edge: Edge) -> float:
         """Add the gradients and the loss of the step's next batch.
@@ -151,9 +149,7 @@ class Step:
 
     def _begin(self) -> None:
         self._is_running = True
-        self._random_before = random_state(self.module.device, with_others=False)
-        # Each forward pass changes running statistics; weights change in the update only.
-        self._statistics_before = [mean.clone() for mean in self._statistics]
+        self._start.keep()
         self.side.begin_step()
 
     def _run_pieces(self, batch: Any, ends_step: bool, edge: Edge) -> float:
@@ -204,9 +200,7 @@ class Step:
     def _undo(self) -> None:
         """Restore all that the step's passes have changed: gradients, random state, statistics."""
         self._piece_losses.clear()
-        restore_random_state(self._random_before, self.module.device)
-        for mean, before in zip(self._statistics, self._statistics_before, strict=True):
-            mean.copy_(before)
+        self._start.restore()
         self.optimizer.zero_grad()
         self.side.undo_step()
         self._is_exchanging = False
