@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 import torch
+from tests.models.encoder_cases import FLAT, batch_of, built, gradients
+from torch import Tensor, nn
 
-from flatout.models.casts import autocast_dtype, cast_weights, share_cast
+from flatout.models.casts import autocast_dtype, cast_in_pass, cast_weights, share_cast
+from flatout.models.encoder.layers import FlatLayer, groups_to_cast
+from flatout.models.encoder.lora import LoraConfig
+from flatout.models.encoder.transformer import Transformer
 
 SHAPES = [(3, 4), (4,), (2, 3, 5)]
 
@@ -41,3 +48,59 @@ def test_products_have_autocast_s_number_format_where_it_is_on():
     with torch.autocast("cpu", torch.bfloat16):
         assert autocast_dtype(cpu) is torch.bfloat16
         assert autocast_dtype(torch.device("meta")) is None
+
+
+def groups_of(model: Transformer) -> list[list[nn.Linear]]:
+    layers = cast("list[FlatLayer]", model.in_order())
+    return groups_to_cast(model.net, layers, are_first=model.is_narrow, are_compiled=False)
+
+
+def trained_once(model: Transformer, groups: list[list[nn.Linear]]) -> dict[str, Tensor]:
+    """Answers and gradients of a pass in bf16, in which these layers are cast at once."""
+    with torch.autocast("cpu", torch.bfloat16), cast_in_pass(torch.bfloat16, groups) as joined:
+        model._joined = joined
+        outputs = model._answer_flat(batch_of([2, 3, 9, 21, 21]))
+        assert len(joined) == sum(len(group) > 1 for group in groups)
+    assert not joined
+    return {"answers": outputs.detach(), **gradients(model, outputs)}
+
+
+CALL_TWICE = {"albert", "deberta-v2"}  # families that call a layer more than once
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    *((family, kind, {}) for family in FLAT for kind in ("single", "tags")),
+    ("bert", "single", {"freeze_layers": 2}),
+    ("eurobert", "single", {"freeze_layers": 1}),
+    ("modernbert", "words", {}),
+    ("roberta", "words", {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "settings"), [case for case in CASES if case[0] not in CALL_TWICE]
+)
+def test_an_encoder_whose_weights_are_cast_at_once_has_all_bits_of_autocast(
+    family: str, kind: str, settings: dict[str, Any]
+) -> None:
+    model = built(family, kind=kind, **settings)
+    weights = dict(model.named_parameters())
+    plain = trained_once(model, [])
+    at_once = trained_once(model, groups_of(model))
+    # a weight that is frozen, or that nothing has read, has no gradient either way
+    assert list(plain) == list(at_once)
+    assert all(torch.equal(plain[name], at_once[name]) for name in plain)
+    assert dict(model.named_parameters()) == weights
+
+
+def test_layers_that_are_called_twice_or_have_small_matrices_cast_their_own_weights() -> None:
+    assert groups_of(built("deberta-v2")) == []
+    assert groups_of(built("bert", lora=LoraConfig(rank=2))) == []
+    assert len(groups_of(built("bert"))) == 15  # of the last layer, queries and the others apart
+
+
+def test_a_pass_that_fails_leaves_the_weights_in_their_places() -> None:
+    layer = nn.Linear(3, 2)
+    weight = layer.weight
+    with pytest.raises(RuntimeError), cast_in_pass(torch.bfloat16, [[layer]]):
+        assert layer.weight.dtype is torch.bfloat16
+        layer(torch.ones(1, 3))
+    assert layer.weight is weight

@@ -11,18 +11,26 @@ The numbers are those of autocast.
 
         groups    [[query, key, value], [out]], each weight [4, 4]
         joined    one matrix [12, 4] and one [4, 4], in bf16
+
+- `cast_in_pass`: the same for all linear layers of a network, for one forward pass. The gradients
+  of all weights wait in sixteen bits for the end of the backward pass, two bytes a weight.
+
+Each pass casts again, also where a step has several. A copy that later passes use would have to be
+renewed whenever a weight changes, of which the host does not hear in captured steps.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-Weights = tuple[Tensor, Tensor]  # weight and bias of a product
+Weights = tuple[Tensor, Tensor | None]  # weight and bias of a product
+Joined = dict[nn.Linear, Weights]  # by the first layer of each group
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -46,14 +54,55 @@ def share_cast(inputs: Tensor, dtype: torch.dtype, num_readers: int) -> tuple[Te
 
 
 def join_weights(dtype: torch.dtype, groups: list[list[nn.Linear]]) -> list[Weights]:
-    """Weight and bias of each group of linear layers, joined and cast."""
+    """Weight and bias of each group of linear layers, joined and cast.
+
+    All layers of a group have a bias, or none has.
+    """
     if not groups:
         return []
+    with_bias = [group for group in groups if group[0].bias is not None]
     weights = [layer.weight for group in groups for layer in group]
-    biases = [layer.bias for group in groups for layer in group]
-    sizes = [len(group) for group in groups]
-    joined = _Join.apply(dtype, 2 * sizes, *weights, *biases)
-    return list(zip(joined[: len(groups)], joined[len(groups) :], strict=True))
+    biases = [layer.bias for group in with_bias for layer in group]
+    sizes = [len(group) for group in (*groups, *with_bias)]
+    joined = _Join.apply(dtype, sizes, *weights, *biases)
+    joined_biases = iter(joined[len(groups) :])
+    found = list[Weights]()
+    for group, weight in zip(groups, joined[: len(groups)], strict=True):
+        found.append((weight, None if group[0].bias is None else next(joined_biases)))
+    return found
+
+
+@contextmanager
+def cast_in_pass(dtype: torch.dtype, groups: list[list[nn.Linear]]) -> Iterator[Joined]:
+    """Context manager: these linear layers have weights in this number format.
+
+    One operator casts all weights, and one all their gradients. A layer may be called once. Yields
+    the joined weights of groups of several layers, whose own weights stay.
+    """
+    joined: Joined = {}
+    weights_of_layers = list[tuple[nn.Linear, dict[str, nn.Parameter | None]]]()
+    try:
+        # Apart, as the cast of a frozen weight has no gradient either.
+        for is_trained in (True, False):
+            some = [group for group in groups if _is_trained(group) == is_trained]
+            for group, (weight, bias) in zip(some, join_weights(dtype, some), strict=True):
+                if len(group) > 1:
+                    joined[group[0]] = (weight, bias)
+                    continue
+                kept = group[0]._parameters
+                weights_of_layers.append((group[0], kept))
+                # Not by attributes: as such a module takes parameters only.
+                cast: dict[str, Tensor | None] = {"weight": weight, "bias": bias}
+                group[0]._parameters = cast  # type: ignore[assignment]
+        yield joined
+    finally:
+        for layer, kept in weights_of_layers:
+            layer._parameters = kept
+        joined.clear()  # else they would live on, and with them the pass's graph
+
+
+def _is_trained(group: list[nn.Linear]) -> bool:
+    return any(layer.weight.requires_grad for layer in group)
 
 
 def _regroup(tensors: list[Tensor], sizes: list[int]) -> list[list[Tensor]]:
@@ -131,6 +180,8 @@ class _Join(torch.autograd.Function):
         ctx: _JoinContext, dtype: torch.dtype, sizes: list[int], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.dtype = tensors[0].dtype
+        # A layer that this pass does not call has no gradient, rather than one of zeros.
+        ctx.set_materialize_grads(False)
         ctx.lengths = []
         joined = list[Tensor]()
         targets = list[Tensor]()  # slices of the joined tensors, one for each tensor
@@ -148,11 +199,15 @@ class _Join(torch.autograd.Function):
         return tuple(joined)
 
     @staticmethod
-    def backward(ctx: _JoinContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        cast = list(gradients)
-        if gradients[0].dtype != ctx.dtype:
-            cast = _copy_as(ctx.dtype, gradients)
-        parts = list[Tensor]()
-        for whole, lengths in zip(cast, ctx.lengths, strict=True):
-            parts += whole.split_with_sizes(lengths)
+    def backward(ctx: _JoinContext, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        cast = [gradient for gradient in gradients if gradient is not None]
+        if cast and cast[0].dtype != ctx.dtype:
+            cast = _copy_as(ctx.dtype, cast)
+        rest = iter(cast)
+        parts = list[Tensor | None]()
+        for gradient, lengths in zip(gradients, ctx.lengths, strict=True):
+            if gradient is None:
+                parts += [None] * len(lengths)
+            else:
+                parts += next(rest).split_with_sizes(lengths)
         return None, None, *parts

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flatout.models.casts import Weights, join_weights
+from flatout.models.casts import Joined, Weights, join_weights
 from flatout.models.encoder.attention import Scores
 from flatout.models.encoder.families import FlatForm, activation_of
 from flatout.models.lean import draw_words, drop_by_words
@@ -51,6 +51,7 @@ class Pass:
     kept: Tensor | None = None  # [K] the tokens that are read after the last layer; None: all
     are_first: bool = False  # whether these are the first tokens of the rows
     distances: Distances | None = None  # in families whose scores depend on them
+    joined: Joined = field(default_factory=dict)  # weights that were joined for all layers at once
 
 
 class FlatLayer(nn.Module, ABC):
@@ -83,6 +84,13 @@ class FlatLayer(nn.Module, ABC):
             return self.compiled(self, *inputs)
         return self.finish(*inputs)
 
+    def groups(self, *, are_first: bool) -> list[tuple[str, ...]]:
+        """Names of linear layers that are one product with others.
+
+        `are_first`: whether it is the last layer, and only first tokens are read.
+        """
+        return []
+
     def prepare(self, own_KH: Tensor) -> tuple[Any, ...]:
         """What `finish` needs besides states.
 
@@ -110,16 +118,10 @@ class PostNormLayer(FlatLayer):
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
         """`[T, H]`, or `[K, H]` after the last layer."""
-        names = self.names
         kept = shared.kept if is_last else None
         are_first = kept is not None and shared.are_first
-        # Linear layers of one group are one product. Where first tokens alone ask, queries come
-        # from fewer tokens than keys and values.
-        if are_first:
-            groups = [(names.query,), (names.key, names.value)]
-        else:
-            groups = [(names.query, names.key, names.value)]
-        weights = self.weights(states_TH, [*groups, *self._later])
+        groups = self.groups(are_first=are_first)
+        weights = self.weights(states_TH, [*groups, *self._later], shared.joined)
         scores = self.score(shared)
         own_KH = _select(states_TH, kept)
         if are_first:
@@ -132,6 +134,13 @@ class PostNormLayer(FlatLayer):
         later_weights = weights[len(groups) :]
         return self.run_finish(own_KH, read.flatten(1), *self._draw(own_KH), *later_weights)
 
+    def groups(self, *, are_first: bool) -> list[tuple[str, ...]]:
+        names = self.names
+        # Where first tokens alone ask, queries come from fewer tokens than keys and values.
+        if are_first:
+            return [(names.query,), (names.key, names.value)]
+        return [(names.query, names.key, names.value)]
+
     def score(self, shared: Pass) -> Scores:
         """How scores become shares in this pass."""
         scale = self.head_size**-0.5
@@ -141,7 +150,9 @@ class PostNormLayer(FlatLayer):
             return Scores(scale, dropout, None)
         return Scores(scale, dropout, None, partial(distances.attend, distances.add_numbers))
 
-    def weights(self, states_TH: Tensor, groups: list[tuple[str, ...]]) -> list[Weights | None]:
+    def weights(
+        self, states_TH: Tensor, groups: list[tuple[str, ...]], joined_before: Joined
+    ) -> list[Weights | None]:
         """Weight and bias of each group of linear layers, joined, in the number format of products.
 
         None where LoRA has put matrices beside one of them: then each is called by itself.
@@ -157,6 +168,9 @@ class PostNormLayer(FlatLayer):
             layers = [self.part(name) for name in group]
             if not all(type(layer) is nn.Linear for layer in layers):
                 weights.append(None)
+                continue
+            if layers[0] in joined_before:
+                weights.append(joined_before[layers[0]])
                 continue
             weights.append((layers[0].weight, layers[0].bias))
             if len(layers) > 1 or layers[0].weight.dtype != dtype:
@@ -177,7 +191,7 @@ class PostNormLayer(FlatLayer):
 
     def prepare(self, own_KH: Tensor) -> tuple[Any, ...]:
         """Random words for the two dropouts, and the weights of the three products."""
-        return *self._draw(own_KH), *self.weights(own_KH, self._later)
+        return *self._draw(own_KH), *self.weights(own_KH, self._later, {})
 
     def finish(self, own_KH: Tensor, read_KH: Tensor, *prepared: Any) -> Tensor:
         """The two sums with their norms, and the feed-forward products between."""
@@ -369,6 +383,33 @@ def replace_layers(net: PreTrainedModel, form: FlatForm) -> None:
             layers[number] = LayerGroup(group)
         else:
             layers[number] = _LAYER_KINDS[form.layer_kind](block, config, form)
+
+
+def groups_to_cast(
+    net: PreTrainedModel, layers: Sequence[FlatLayer], *, are_first: bool, are_compiled: bool
+) -> list[list[nn.Linear]]:
+    """Linear layers that `cast_in_pass` may cast; those of one group are one product.
+
+    `are_first`: whether only first tokens are read after the last layer. `are_compiled`: whether
+    compiled functions run in this pass; then layers are left out whose function reads weights.
+    """
+    # The gradients of a layer that is called twice would be added up in sixteen bits, and LoRA asks
+    # in which format weights are.
+    calls_twice = any(type(layer) is DisentangledLayer for layer in layers)
+    if calls_twice or any("lora_" in name for name, _ in net.named_parameters()):
+        return []
+    groups = list[list[nn.Linear]]()
+    left_out = set[nn.Module]()
+    for layer in layers:
+        for names in layer.groups(are_first=are_first and layer is layers[-1]):
+            groups.append([layer.part(name) for name in names])
+            left_out.update(groups[-1])
+        if are_compiled and not isinstance(layer, PostNormLayer):
+            left_out.update(layer.modules())
+    for module in net.modules():
+        if type(module) is nn.Linear and module not in left_out:
+            groups.append([module])
+    return groups
 
 
 def _select(states_TH: Tensor, kept: Tensor | None) -> Tensor:

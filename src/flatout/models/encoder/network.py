@@ -20,15 +20,17 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from flatout.data.batches.flat_batch import FlatBatch, rows_of_one_length
 from flatout.data.batches.kept_tensors import count_up
 from flatout.errors import require
+from flatout.models.casts import Joined, autocast_dtype, cast_in_pass
 from flatout.models.contract import Lengths, Product
 from flatout.models.encoder.attention import Kernel
 from flatout.models.encoder.embeddings import (
@@ -41,7 +43,7 @@ from flatout.models.encoder.facts import read_facts
 from flatout.models.encoder.families import FLAT_FAMILIES, classify_tokens
 from flatout.models.encoder.flat_rows import FlatRows
 from flatout.models.encoder.freezing import FreezableEncoder, require_same_weights
-from flatout.models.encoder.layers import FlatLayer, Pass, replace_layers
+from flatout.models.encoder.layers import FlatLayer, Pass, groups_to_cast, replace_layers
 from flatout.models.encoder.products import encoder_products
 from flatout.models.encoder.relative import DistanceRows, reads_distances
 from flatout.models.encoder.tied_weights import keep_tied_once
@@ -94,6 +96,8 @@ class Transformer(FreezableEncoder):
         self.window_query: nn.Parameter | None = None
         self._waiting: list[list[str]] = []  # layers that thaw later (`freezing.py`)
         self._kernels: dict[tuple[str, torch.dtype, bool], Kernel] = {}
+        self._groups: dict[bool, list[list[nn.Linear]]] = {}  # for `_cast_at_once`
+        self._joined: Joined = {}  # weights of the pass that is running
         self._choose_batches(compute)
         self._distance_rows = DistanceRows()
         self._numbers_pairs = separator_id is not None and self.facts.numbers_pairs
@@ -268,8 +272,33 @@ class Transformer(FreezableEncoder):
             self._kernels[key] = self.kernel_choice(device, dtype, is_training=self.training).value
         return self._kernels[key]
 
+    def _cast_at_once(self, device: torch.device) -> AbstractContextManager[Joined]:
+        """Context manager for a training's pass over flat batches: one operator casts the weights.
+
+        Elsewhere each layer casts its own. A CPU has them in its cache then. Ranks exchange the
+        gradients of a layer while those of the next are computed. Answers may be asked for by
+        several threads.
+        """
+        dtype = autocast_dtype(device)
+        has_ranks = dist.is_available() and dist.is_initialized()
+        calls_twice = self.recomputes or self.facts.family.repeats_layers
+        is_served = self.training and device.type != "cpu" and not (has_ranks or calls_twice)
+        if dtype is None or not is_served:
+            return nullcontext({})
+        layers = cast("list[FlatLayer]", self.in_order())
+        are_compiled = any(layer.compiled is not None for layer in layers)
+        if are_compiled not in self._groups:
+            self._groups[are_compiled] = groups_to_cast(
+                self.net, layers, are_first=self.is_narrow, are_compiled=are_compiled
+            )
+        return cast_in_pass(dtype, self._groups[are_compiled])
+
     def _flat(self, batch: FlatBatch) -> Tensor:
         """The answers of a family that runs flat."""
+        with self._cast_at_once(batch.tokens.device) as self._joined:
+            return self._answer_flat(batch)
+
+    def _answer_flat(self, batch: FlatBatch) -> Tensor:
         form = FLAT_FAMILIES[self.family]
         rounded = self._in_steps(batch)
         first_layer = self.stored_layers if batch.states is not None else 0
@@ -378,7 +407,7 @@ class Transformer(FreezableEncoder):
         elif self.predicts_words:
             read_at_last = batch.places
         rotary = rotary_positions(backbone, self.facts.rotary_kinds, states_TH, positions_T)
-        shared = Pass(rows, rotary, read_at_last, self.is_narrow)
+        shared = Pass(rows, rotary, read_at_last, self.is_narrow, joined=self._joined)
         if reads_distances(backbone):
             longest = max(rectangle.length for rectangle in rows.layout.rectangles)
             shared.distances = self._distance_rows.measure(backbone.encoder, longest)
