@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.models.encoder_cases import FLAT, batch_of, built, gradients
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from flatout.models.casts import autocast_dtype, cast_in_pass, cast_weights, share_cast
 from flatout.models.encoder.layers import FlatLayer, groups_to_cast
@@ -91,10 +92,13 @@ def test_an_encoder_whose_weights_are_cast_at_once_has_all_bits_of_autocast(
     assert dict(model.named_parameters()) == weights
 
 
-def test_layers_that_are_called_twice_or_have_small_matrices_cast_their_own_weights() -> None:
+def test_layers_that_are_called_twice_or_compute_their_weights_cast_their_own() -> None:
     assert groups_of(built("deberta-v2")) == []
     assert groups_of(built("bert", lora=LoraConfig(rank=2))) == []
-    assert len(groups_of(built("bert"))) == 15  # of the last layer, queries and the others apart
+    model = built("bert")
+    assert len(groups_of(model)) == 15  # of the last layer, queries and the others apart
+    prune.identity(model.net.classifier, "weight")
+    assert len(groups_of(model)) == 14
 
 
 def test_a_pass_that_fails_leaves_the_weights_in_their_places() -> None:

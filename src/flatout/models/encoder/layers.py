@@ -407,7 +407,10 @@ def groups_to_cast(
         if are_compiled and not isinstance(layer, PostNormLayer):
             left_out.update(layer.modules())
     for module in net.modules():
-        if type(module) is nn.Linear and module not in left_out:
+        if type(module) is not nn.Linear or module in left_out:
+            continue
+        # Pruning and the like compute a weight from others in each call.
+        if {*module._parameters} == {"weight", "bias"}:
             groups.append([module])
     return groups
 
