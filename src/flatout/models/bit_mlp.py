@@ -17,6 +17,7 @@ Shapes: B records, D bits (or known numbers of a set), H hashed grams, C answers
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.errors import check_settings, require, setting
+from flatout.models.casts import autocast_dtype, cast_in_pass
 from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.lean import LeanDropout
 
@@ -210,8 +212,18 @@ class BitMLP(Network, nn.Module):
         return torch.addcmul(logits_BC + shift_C, own_BC, sureness_C, value=2)
 
     def _answers(self, features: Tensor) -> Tensor:
-        logits_BC = self.lean + self.composer(features) if len(self.composer) else self.lean
-        return logits_BC if self.straight is None else logits_BC + self.straight(features)
+        with self._cast_at_once(self.lean.device):
+            logits_BC = self.lean + self.composer(features) if len(self.composer) else self.lean
+            return logits_BC if self.straight is None else logits_BC + self.straight(features)
+
+    def _cast_at_once(self, device: torch.device) -> AbstractContextManager[object]:
+        """Context manager: on a GPU one operator casts the weights of all layers that answer."""
+        dtype = autocast_dtype(device)
+        # several threads may ask for answers
+        if dtype is None or device.type == "cpu" or not self.training:
+            return nullcontext()
+        modules = [*self.composer.modules(), self.straight]
+        return cast_in_pass(dtype, [[layer] for layer in modules if type(layer) is nn.Linear])
 
     def products(self, lengths: Lengths) -> list[Product]:
         """Each record meets every weight once; sets only add up rows, and turns of the composer are

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from flatout.errors import check_settings, require, setting
 from flatout.models.carried_state import CarriedState
@@ -137,14 +138,14 @@ class RNN(Network, nn.Module):
             return self.answer(windows_of(batch, shape))
         inputs_BLF = rectangle(batch)[..., : shape.inputs]
         if self.is_both:
-            return self.output(self.dropout(self._both_ways(inputs_BLF, batch)))
+            return self._both_ways(inputs_BLF, batch)
         if not shape.is_each_step:
-            states_LBH, after_layers = self._recur(inputs_BLF, None)
+            states_LBH, after_layers, output = self._recur(inputs_BLF, None)
             if is_even(batch):
                 last_BH = _hidden_after(after_layers)
             else:
                 last_BH = last_of(states_LBH.transpose(0, 1), batch)
-            answers = self.output(self.dropout(last_BH))
+            answers = self._read(last_BH, output)
             return answers if self.ridge is None else answers + self.ridge(batch)
         carrier = self.carried if self.training else self.carried_of_others
         zeros = self.make_state(len(inputs_BLF), inputs_BLF.device)
@@ -159,13 +160,13 @@ class RNN(Network, nn.Module):
         """
         # A row that ends before the rectangle does is the last of its recording: nothing continues
         # its state.
-        states_LBH, after_layers = self._recur(
+        states_LBH, after_layers, output = self._recur(
             inputs_BLF, before[:-1] if self.memory is not None else before
         )
         after = after_layers[0]
         if len(after_layers) > 1:
             after = tuple(torch.cat(parts) for parts in zip(*after_layers, strict=True))
-        answers_BLK = self.output(self.dropout(states_LBH)).transpose(0, 1)
+        answers_BLK = self._read(states_LBH, output).transpose(0, 1)
         if self.memory is None:
             return answers_BLK, after
         answers_BLK, filtered = smooth(answers_BLK, self.memory.sigmoid(), before[-1])
@@ -185,14 +186,17 @@ class RNN(Network, nn.Module):
         filtered = torch.zeros(1, rows, self.shape.targets + 1, device=device)
         return (*state, filtered)
 
-    def _recur(self, inputs_BLF: Tensor, before: State | None) -> tuple[Tensor, list[State]]:
-        """`[L, B, H]` states of the last layer, and the states after each layer; None: zeros.
+    def _recur(
+        self, inputs_BLF: Tensor, before: State | None
+    ) -> tuple[Tensor, list[State], list[Tensor] | None]:
+        """`[L, B, H]` states of the last layer, the states after each layer, and weights to read
+        answers with. `before`: None: zeros.
 
         Time comes first: oneDNN then copies less (8 % of a step).
         """
         states = inputs_BLF.transpose(0, 1)
         after = list[State]()
-        weights = cast_layers(list(self.ahead), states.device)
+        *weights, output = cast_layers([*self.ahead, self.output], states.device)
         for depth, layer in enumerate(self.ahead):
             own = before
             if before is not None and len(self.ahead) > 1:
@@ -201,15 +205,20 @@ class RNN(Network, nn.Module):
                 states = self.dropout(states)
             states, end = run_layer(layer, states, own, weights[depth])
             after.append(end)
-        return states, after
+        return states, after, output
+
+    def _read(self, states: Tensor, weights: list[Tensor] | None) -> Tensor:
+        """Answers from states of the last layer. `weights`: of the output, if they were cast."""
+        states = self.dropout(states)
+        return self.output(states) if weights is None else linear(states, *weights)
 
     def answer(self, windows_BLF: Tensor) -> Tensor:
         """`[B, K]`, or `[B, H, K]` of a forecast, from whole windows."""
         shape = self.shape
         last_B1F = windows_BLF[:, -1:]
         inputs_BLF = windows_BLF - last_B1F if shape.horizon else windows_BLF
-        _, after_layers = self._recur(inputs_BLF, None)
-        answers = self.output(self.dropout(_hidden_after(after_layers)))
+        _, after_layers, output = self._recur(inputs_BLF, None)
+        answers = self._read(_hidden_after(after_layers), output)
         if shape.horizon:
             answers = answers.view(-1, shape.horizon, shape.targets)
         if self.ridge is not None:
@@ -217,15 +226,22 @@ class RNN(Network, nn.Module):
         return answers + last_B1F[..., -shape.targets :] if shape.horizon else answers
 
     def _both_ways(self, inputs_BLF: Tensor, batch: FlatBatch) -> Tensor:
-        """`[B, 2H]`: the state at the end of a recording, and at its beginning of the way back."""
+        """`[B, labels]` from the state at the end of a recording, and at its beginning of the way
+        back.
+        """
         lengths_B = batch.offsets[1:] - batch.offsets[:-1]
         turned = None if is_even(batch) else reversed_places(lengths_B, inputs_BLF.shape[1])
         states_LBD = inputs_BLF.transpose(0, 1)
-        for depth, (ahead, back) in enumerate(zip(self.ahead, self.back, strict=True)):
+        sides = [side for both in zip(self.ahead, self.back, strict=True) for side in both]
+        *weights, output = cast_layers([*sides, self.output], inputs_BLF.device)
+        for depth in range(len(self.ahead)):
+            both = slice(2 * depth, 2 * depth + 2)
+            ahead, back = sides[both]
             states_LBD = self.dropout(states_LBD) if depth else states_LBD
-            there_LBH, back_LBH = run_both(ahead, back, states_LBD, turned)
+            there_LBH, back_LBH = run_both(ahead, back, states_LBD, turned, weights[both])
             states_LBD = torch.cat([there_LBH, back_LBH], -1)
-        return torch.cat([last_of(there_LBH.transpose(0, 1), batch), back_LBH[0]], -1)
+        ends_BD = torch.cat([last_of(there_LBH.transpose(0, 1), batch), back_LBH[0]], -1)
+        return self._read(ends_BD, output)
 
     def products(self, lengths: Lengths) -> list[Product]:
         """A sample meets the weights of each layer; an answer is made for each sample, or a row."""
