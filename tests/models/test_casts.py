@@ -51,6 +51,22 @@ def test_products_have_autocast_s_number_format_where_it_is_on():
         assert autocast_dtype(torch.device("meta")) is None
 
 
+def test_layers_whose_weights_are_cast_at_once_answer_as_under_autocast() -> None:
+    torch.manual_seed(2)
+    first = nn.Linear(5, 4)
+    second = nn.Linear(4, 3, bias=False)
+    unread = nn.Linear(2, 2)
+    inputs = torch.randn(9, 5)
+    found = []
+    for groups in ([], [[first], [second], [unread]]):
+        with torch.autocast("cpu", torch.bfloat16), cast_in_pass(torch.bfloat16, groups):
+            answers = second(first(inputs).relu())
+        trained = [first.weight, first.bias, second.weight]
+        found.append([answers, *torch.autograd.grad(answers.float().square().sum(), trained)])
+    assert all(map(torch.equal, *found))
+    assert first.weight.dtype is torch.float32
+
+
 def groups_of(model: Transformer) -> list[list[nn.Linear]]:
     layers = cast("list[FlatLayer]", model.in_order())
     return groups_to_cast(model.net, layers, are_first=model.is_narrow, are_compiled=False)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import FlatBatch
 from flatout.errors import check_settings, require, setting
-from flatout.models.casts import autocast_dtype, cast_in_pass
+from flatout.models.casts import cast_in_pass, dtype_of_pass
 from flatout.models.contract import Lengths, Network, Product, look_up, through
 from flatout.models.lean import LeanDropout
 
@@ -217,10 +217,9 @@ class BitMLP(Network, nn.Module):
             return logits_BC if self.straight is None else logits_BC + self.straight(features)
 
     def _cast_at_once(self, device: torch.device) -> AbstractContextManager[object]:
-        """Context manager: on a GPU one operator casts the weights of all layers that answer."""
-        dtype = autocast_dtype(device)
-        # several threads may ask for answers
-        if dtype is None or device.type == "cpu" or not self.training:
+        """Context manager: where it can, one operator casts the weights of layers that answer."""
+        dtype = dtype_of_pass(self, device)
+        if dtype is None:
             return nullcontext()
         modules = [*self.composer.modules(), self.straight]
         return cast_in_pass(dtype, [[layer] for layer in modules if type(layer) is nn.Linear])

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
@@ -38,6 +39,18 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
+
+
+def dtype_of_pass(module: nn.Module, device: torch.device) -> torch.dtype | None:
+    """The number format in which `cast_in_pass` may cast; None: each layer casts its own weights.
+
+    A CPU has them in its cache then. Ranks exchange the gradients of a layer while those of the
+    next are computed. Outside of training several threads may ask for answers.
+    """
+    has_ranks = dist.is_available() and dist.is_initialized()
+    if device.type == "cpu" or has_ranks or not module.training:
+        return None
+    return autocast_dtype(device)
 
 
 def cast_weights(dtype: torch.dtype, groups: list[list[Tensor]]) -> list[list[Tensor]]:

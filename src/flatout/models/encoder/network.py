@@ -23,14 +23,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from flatout.data.batches.flat_batch import FlatBatch, rows_of_one_length
 from flatout.data.batches.kept_tensors import count_up
 from flatout.errors import require
-from flatout.models.casts import Joined, autocast_dtype, cast_in_pass
+from flatout.models.casts import Joined, cast_in_pass, dtype_of_pass
 from flatout.models.contract import Lengths, Product
 from flatout.models.encoder.attention import Kernel
 from flatout.models.encoder.embeddings import (
@@ -273,17 +272,11 @@ class Transformer(FreezableEncoder):
         return self._kernels[key]
 
     def _cast_at_once(self, device: torch.device) -> AbstractContextManager[Joined]:
-        """Context manager for a training's pass over flat batches: one operator casts the weights.
-
-        Elsewhere each layer casts its own. A CPU has them in its cache then. Ranks exchange the
-        gradients of a layer while those of the next are computed. Answers may be asked for by
-        several threads.
+        """Context manager for a pass over flat batches: where it can, one operator casts all
+        weights.
         """
-        dtype = autocast_dtype(device)
-        has_ranks = dist.is_available() and dist.is_initialized()
-        calls_twice = self.recomputes or self.facts.family.repeats_layers
-        is_served = self.training and device.type != "cpu" and not (has_ranks or calls_twice)
-        if dtype is None or not is_served:
+        dtype = dtype_of_pass(self, device)
+        if dtype is None or self.recomputes or self.facts.family.repeats_layers:
             return nullcontext({})
         layers = cast("list[FlatLayer]", self.in_order())
         are_compiled = any(layer.compiled is not None for layer in layers)
