@@ -274,11 +274,19 @@ def test_flat_batches_have_tokens_padding_and_mfu(tmp_path):
     assert throughput.mfu(total) == pytest.approx(24e6 / total.seconds / 0.5e12)
 
 
+def threads_that_watch() -> list[threading.Thread]:
+    """Those that do not end by themselves: a monitor waits no longer than `every_s` for its own."""
+    threads = [thread for thread in threading.enumerate() if thread.name == "watch"]
+    for thread in threads:
+        thread.join(5)
+    return [thread for thread in threads if thread.is_alive()]
+
+
 def test_the_hardware_monitor_logs_the_host_and_leaves_no_thread(tmp_path):
     train(tmp_path, [HardwareMonitor(4, every_s=0.01)], Small(forward=SLOW_S))
     assert all(value > 0 for _, value in curve(tmp_path, "host/process_memory_gb"))
     assert len(curve(tmp_path, "host/process_cpu_cores")) >= 2
-    assert not [thread for thread in threading.enumerate() if thread.name == "watch"]
+    assert threads_that_watch() == []
 
 
 def test_an_error_in_training_ends_the_monitor_and_gives_hooks_back(tmp_path):
@@ -290,7 +298,7 @@ def test_an_error_in_training_ends_the_monitor_and_gives_hooks_back(tmp_path):
     timer = StepTimer()
     with pytest.raises(RuntimeError, match="broken"):
         train(tmp_path, [HardwareMonitor(every_s=0.01), timer, breaking])
-    assert not [thread for thread in threading.enumerate() if thread.name == "watch"]
+    assert threads_that_watch() == []
     assert "on_train_batch_end" not in vars(breaking)
     assert "on_before_backward" not in vars(timer)
 
