@@ -4,6 +4,7 @@ for bit.
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections import Counter
 from functools import partial
@@ -134,7 +135,11 @@ def test_fast_loop_and_lightning_s_own_loop_read_each_other_s_checkpoints(tmp_pa
         assert names(tmp_path / first)[0] == "step-20"
 
 
-def test_the_best_and_the_newest_are_kept_and_a_test_reads_the_best(tmp_path):
+def test_the_best_and_the_newest_are_kept_and_a_test_reads_the_best(tmp_path, caplog, monkeypatch):
+    # A script with Hydra shows what Lightning logs: no line for each save.
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("lightning"), "propagate", True)
+    caplog.set_level(logging.INFO, "lightning.pytorch")
     module, data = parts("text")
     exact = ExactCheckpoint(
         tmp_path / "kept", every_steps=1, keep=3, monitor="val/loss", mode="min"
@@ -143,6 +148,7 @@ def test_the_best_and_the_newest_are_kept_and_a_test_reads_the_best(tmp_path):
         max_epochs=2, accelerator="cpu", callbacks=[exact], default_root_dir=tmp_path, **QUIET
     )
     trainer.fit(module, datamodule=data)
+    assert "weights_only" not in caplog.text
     last = trainer.global_step
     assert set(names(tmp_path / "kept")) >= {f"step-{last}", f"step-{last - 1}", f"step-{last - 2}"}
     assert exact.best.resolve().name == f"step-{exact.best_so_far.step}"

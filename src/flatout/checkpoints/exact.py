@@ -461,7 +461,8 @@ class ExactCheckpoint(InBothLightnings, Checkpoint):
         with self.clock.spending("checkpoint"):
             self._is_saving = True
             try:
-                trainer.save_checkpoint(self.folder / f"step-{step}")
+                # without the second argument Lightning logs a line at each save
+                trainer.save_checkpoint(self.folder / f"step-{step}", weights_only=False)
             except Unwritable as error:  # a hook adds it at each save: nothing before could tell
                 if are_several():  # the other ranks wait for this one to have saved
                     raise
