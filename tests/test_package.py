@@ -5,8 +5,10 @@ hatchling lists the files that it would pack; nothing is built. `.ci/run` builds
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
@@ -86,3 +88,37 @@ def test_what_a_part_alone_needs_is_an_extra_of_a_name_that_a_message_gives():
     for path in (ROOT / "src" / "flatout").rglob("*.py"):
         named |= set(re.findall(r"flatout\[(\w+)\]", path.read_text(encoding="utf-8")))
     assert named <= set(extras)
+
+
+def imported_at_once(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """Packages that a module imports when it is imported; not those for the type checker."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield str(node.module).partition(".")[0]
+        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ClassDef):
+            is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            yield from () if is_for_types else imported_at_once(node.body)
+
+
+def test_what_an_extra_installs_is_imported_where_it_is_used_and_not_before():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    served = [name for extra in set(extras) - {"dev", "docs"} for name in extras[extra]]
+    packages = {re.split(r"[\[<>=]", name)[0] for name in served} | {"mlflow"}
+    found = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        imported = set(imported_at_once(ast.parse(path.read_text(encoding="utf-8")).body))
+        found |= {
+            (path.relative_to(ROOT / "src/flatout").as_posix(), name)
+            for name in imported & packages
+        }
+    assert found == {
+        # programs of a ladder, which run in processes of their own
+        ("ladder/usual/battery.py", "pandas"),
+        ("ladder/usual/bloom.py", "pandas"),
+        # there is no Trainer of transformers without it
+        ("perf/verdict/transformers_races.py", "accelerate"),
+    }

@@ -446,7 +446,7 @@ def test_validation_must_not_be_the_training_file():
 
 
 @pytest.mark.soak(seconds=10)
-def test_fit_works_where_hydra_cannot_be_imported(tmp_path):
+def test_fit_works_where_hydra_cannot_be_imported_and_imports_no_package_of_an_extra(tmp_path):
     script = f"""
 import sys
 sys.modules["hydra"] = sys.modules["omegaconf"] = None
@@ -455,12 +455,15 @@ sample = HeadlinesConfig(rows=300, eval_rows=50)
 data = TextDataConfig(sample=sample, cache={str(tmp_path / "cache")!r})
 result = fit(data, BiLSTMConfig(embedding=8, hidden=8), epochs=1, output={str(tmp_path / "runs")!r})
 print("trained", result.summary["training"]["steps"], result.predict("senate")[0].label)
+extras = "accelerate datasets h5py keras mlflow onnx onnxruntime peft ray trackio wandb"
+print("extras", [name for name in extras.split() if name in sys.modules])
 """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert "trained 3" in done.stdout
+    assert "extras []" in done.stdout
 
 
 @pytest.mark.soak(seconds=2)
