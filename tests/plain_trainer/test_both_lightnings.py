@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from flatout import BiLSTMConfig, HeadlinesConfig, attach, fit
 from flatout.callbacks import ExactCheckpoint
+from flatout.callbacks.loggers import RunPlace, build_loggers, chosen_loggers
 from flatout.data import TextData
 from flatout.distributed.both_lightnings import either
 from flatout.engine import FastLoop
@@ -99,6 +100,16 @@ def test_tasks_and_data_of_flatout_train_in_both_packages_in_one_process(tmp_pat
 def test_the_runner_says_which_package_it_trains_with():
     with refused("task", "Own is a LightningModule of pytorch_lightning", fix="import lightning"):
         fit(task=module_of(pytorch_lightning))
+
+
+def test_the_runner_takes_a_logger_of_the_other_package(tmp_path):
+    logger = pytorch_lightning.loggers.CSVLogger(tmp_path)
+    place = RunPlace(tmp_path / "run", "news")
+    assert build_loggers(chosen_loggers(logger), place) == {"CSVLogger": logger}
+    assert build_loggers(chosen_loggers({"mine": logger}), place) == {"mine": logger}
+    assert build_loggers({}, place, more=logger) == {"trainer.logger 1": logger}
+    with refused("logger", "Linear is no logger"):
+        chosen_loggers(nn.Linear(1, 1))
 
 
 def test_a_class_that_is_in_one_package_alone_is_answered_by_itself():

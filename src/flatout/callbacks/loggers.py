@@ -26,6 +26,7 @@ import xxhash
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
+from flatout.distributed.both_lightnings import either
 from flatout.engine.lightning_internals import set_method, unset_method
 from flatout.errors import UserError, check_settings, did_you_mean, require, setting
 from flatout.files import is_plain_part
@@ -210,13 +211,13 @@ def chosen_loggers(
     """
     if value is False or value == "none":
         return {}
-    if isinstance(value, Logger):
+    if isinstance(value, _kinds_of_loggers()):
         return {type(value).__name__: value}
     if not isinstance(value, Mapping):
         value = _default_loggers(value)
     for name, logger in value.items():
         require(
-            isinstance(logger, Logger | BuildsLogger),
+            isinstance(logger, (*_kinds_of_loggers(), BuildsLogger)),
             f"logger.{name}",
             f"{type(logger).__name__} is no logger",
             allowed=", ".join(LOGGERS),
@@ -234,7 +235,13 @@ def chosen_loggers(
     return dict(value)
 
 
-def _default_loggers(names: Iterable[str] | bool | None) -> dict[str, BuildsLogger]:
+def _kinds_of_loggers() -> tuple[type[Logger], ...]:
+    """The base class of loggers in each package of Lightning. For `isinstance`."""
+    kind: type = Logger  # abstract, which a type checker refuses as an argument
+    return either(kind)
+
+
+def _default_loggers(names: object) -> dict[str, BuildsLogger]:
     """The loggers of these names with default settings."""
     allowed = [*LOGGERS, *names_of_parts(PartGroup.loggers), "none"]
     if isinstance(names, bool):
@@ -243,6 +250,9 @@ def _default_loggers(names: Iterable[str] | bool | None) -> dict[str, BuildsLogg
         names = "tensorboard"
     if isinstance(names, str):
         names = [names]
+    if not isinstance(names, Iterable):
+        what = f"{type(names).__name__} is no logger"
+        raise UserError("logger", what, allowed=", ".join(allowed))
     for name in names:
         hint = did_you_mean(str(name), allowed)
         require(name in allowed, "logger", repr(name), allowed=", ".join(allowed), hint=hint)
@@ -401,8 +411,8 @@ def build_loggers(
     loggers: dict[str, Logger] = {}
     for name, logger in chosen.items():
         with _starting(name):
-            loggers[name] = logger if isinstance(logger, Logger) else logger.build(place)
-    if isinstance(more, Logger):
+            loggers[name] = logger.build(place) if isinstance(logger, BuildsLogger) else logger
+    if isinstance(more, _kinds_of_loggers()):
         more = [more]
     if isinstance(more, list | tuple):
         for number, logger in enumerate(more, 1):
