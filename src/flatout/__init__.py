@@ -65,13 +65,13 @@ def importer(package: str, offered: dict[str, str]) -> Callable[[str], Any]:
     def import_name(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = getattr(importlib.import_module(f"flatout.{module_of[name]}"), name)
-        if isinstance(found, type) and is_dataclass(found):
+        attribute = getattr(importlib.import_module(f"flatout.{module_of[name]}"), name)
+        if isinstance(attribute, type) and is_dataclass(attribute):
             # imported here: `import flatout` imports nothing
             from flatout.errors import explain_unknown_settings
 
-            explain_unknown_settings(found)
-        return found
+            explain_unknown_settings(attribute)
+        return attribute
 
     return import_name
 

@@ -94,10 +94,10 @@ class Parser(argparse.ArgumentParser):
         usage = f"Write {' '.join(self.format_usage().removeprefix('usage: ').split())}."
         if match := re.match(r"unrecognized arguments: (\S+)", message):
             word = match[1].partition("=")[0]
-            what = "no such option" if word.startswith("-") else "one argument too many"
+            problem = "no such option" if word.startswith("-") else "one argument too many"
             hint = self._setting_instead(match[1])
             hint = hint or did_you_mean(word, self._option_string_actions) or usage
-            raise UserError(f"{self.prog}: {word}", what, hint=hint)
+            raise UserError(f"{self.prog}: {word}", problem, hint=hint)
         if match := re.match(
             r"argument (.+?): invalid choice: '(.*?)' \(choose from (.*)\)$", message
         ):
@@ -110,8 +110,8 @@ class Parser(argparse.ArgumentParser):
                 hint=did_you_mean(word, choices.split(", ")),
             )
         if match := re.match(r"argument (.+?): expected one argument", message):
-            what = "its value is missing, or begins with '-'"
-            raise UserError(f"{self.prog}: {match[1]}", what, hint=f"Write {match[1]}=VALUE.")
+            problem = "its value is missing, or begins with '-'"
+            raise UserError(f"{self.prog}: {match[1]}", problem, hint=f"Write {match[1]}=VALUE.")
         raise UserError(self.prog, message, hint=usage)
 
     def _setting_instead(self, option: str) -> str:

@@ -369,26 +369,26 @@ def explain_unknown_settings(kind: type[DataclassInstance]) -> None:
 
 
 def out_of_space(
-    error: OSError, place: Path, needed: int | None, where: str, hint: str
+    error: OSError, folder: Path, needed: int | None, where: str, hint: str
 ) -> UserError:
     """The message when a disk refuses a write.
 
     `needed`: bytes of the whole, if known; `where`: the setting that names the place.
     """
     problems = {
-        errno.ENOSPC: f"no space left in {place}",
-        errno.EDQUOT: f"over your quota in {place}",
-        errno.EROFS: f"{place} is on a disk that can only be read",
-        errno.EACCES: f"no permission to write in {place}",
-        errno.EPERM: f"no permission to write in {place}",
-        errno.EIO: f"the disk of {place} gives errors: it may be failing",
+        errno.ENOSPC: f"no space left in {folder}",
+        errno.EDQUOT: f"over your quota in {folder}",
+        errno.EROFS: f"{folder} is on a disk that can only be read",
+        errno.EACCES: f"no permission to write in {folder}",
+        errno.EPERM: f"no permission to write in {folder}",
+        errno.EIO: f"the disk of {folder} gives errors: it may be failing",
     }
-    other_problem = f"cannot write in {place}: {error.strerror or error}"
+    other_problem = f"cannot write in {folder}: {error.strerror or error}"
     problem = problems.get(error.errno or 0, other_problem)
     # where space is missing, figures say how much
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         figures = [] if needed is None else [f"needs about {_in_megabytes(needed)}"]
-        free = disk_free(place)
+        free = disk_free(folder)
         if free is not None:
             figures.append(f"{_in_megabytes(free)} free")
         if figures:
@@ -402,12 +402,12 @@ def example_columns(count: int, known: Sequence[str] = ("text", "label")) -> str
     return f"[{','.join([*known[:count], *others])}]"
 
 
-def disk_free(place: Path) -> int | None:
+def disk_free(where: Path) -> int | None:
     """Bytes that this user may still write on the disk of a folder; None if unknown.
 
     A folder that does not exist yet lies on the disk of the nearest one above that does.
     """
-    for folder in (place, *place.absolute().parents):
+    for folder in (where, *where.absolute().parents):
         # a folder may be missing, or lie behind a link that is broken
         try:
             return shutil.disk_usage(folder).free

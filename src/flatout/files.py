@@ -88,10 +88,10 @@ def errors_of_the_disk() -> Iterator[None]:
         yield
     except SafetensorError as error:
         # One class for all errors; the number of the system's error stands in the message.
-        found = re.search(r"\(os error (\d+)\)", str(error))
-        if found is None:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
             raise
-        raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
 
 
 @contextmanager
@@ -406,10 +406,10 @@ def require_modest(text: str, where: str) -> None:
     )
 
 
-def _values(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> int:
+def _values(node: yaml.Node | None, counts: dict[int, int], above: set[int]) -> int:
     """How many values a node unfolds to, each reference counted.
 
-    `known`: the counts so far, by node. `above`: the nodes that this one lies in.
+    `counts`: the counts so far, by node. `above`: the nodes that this one lies in.
     """
     # A list counts as a value too, so each line like the second triples what there is:
     #
@@ -421,10 +421,10 @@ def _values(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> i
         return 1
     if id(node) in above:  # it holds itself, so it has no end
         return _MOST_VALUES + 1
-    if id(node) not in known:
+    if id(node) not in counts:
         # the parts of a list are nodes, those of a mapping are pairs of them
         children = node.value
         if isinstance(node, yaml.MappingNode):
             children = itertools.chain.from_iterable(node.value)
-        known[id(node)] = 1 + sum(_values(child, known, above | {id(node)}) for child in children)
-    return known[id(node)]
+        counts[id(node)] = 1 + sum(_values(child, counts, above | {id(node)}) for child in children)
+    return counts[id(node)]

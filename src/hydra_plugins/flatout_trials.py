@@ -146,15 +146,15 @@ class TrialLauncher(Launcher):
         for number, typed in enumerate(job_overrides, initial_job_idx):
             words = [word for word in typed if not _is_resume(word)]
             cfg, job = self._compose(words, number)
-            place = Path(str(cfg.hydra.sweep.dir)).absolute()
+            folder = Path(str(cfg.hydra.sweep.dir)).absolute()
             # Trials of several experiments lie in several places, each below the moment at which
             # the command began: a resumed one looks below that of the first time.
             if self.begun is not None:
-                place = place.with_name(self.begun.name)
+                folder = folder.with_name(self.begun.name)
             trials.append(
                 Trial(
                     number,
-                    folder=place / str(cfg.hydra.sweep.subdir),
+                    folder=folder / str(cfg.hydra.sweep.subdir),
                     job=job,
                     overrides=[*self.conf, *words],
                     changed=[word for word in filter_overrides(words) if word not in common],
@@ -291,15 +291,15 @@ def _find_begun(folder: Path, words: list[str], *, is_named: bool) -> Path | Non
             f"{folder} holds trials of other words: {shlex.join(before or [])}",
             hint="Choose another hydra.sweep.dir, or give that command again.",
         )
-        found = None if before is None else folder
+        begun = None if before is None else folder
     else:
         searched = folder.parent
-        found = newest_of(words, folder.parent)
-    line = f"resume: continuing in {found}"
-    if found is None:
+        begun = newest_of(words, folder.parent)
+    line = f"resume: continuing in {begun}"
+    if begun is None:
         line = f"resume: this command began no trials in {searched}; all start from the beginning"
     print(line, flush=True)
-    return found
+    return begun
 
 
 def _compose(

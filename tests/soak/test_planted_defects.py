@@ -100,8 +100,8 @@ DEFECTS = [
     Defect(
         "no row goes to the test",
         "data/tables/splits.py",
-        "(place < test).astype(np.int8)",
-        "(place < 0).astype(np.int8)",
+        "(position < test).astype(np.int8)",
+        "(position < 0).astype(np.int8)",
         "tests/data/test_splits.py",
     ),
     Defect(
@@ -184,8 +184,8 @@ DEFECTS = [
     Defect(
         "answers come in the order of their lengths",
         "inference/text.py",
-        "found[batch.rows] = self.model(batch).float().cpu()",
-        "found[batch.rows.sort().values] = self.model(batch).float().cpu()",
+        "outputs[batch.rows] = self.model(batch).float().cpu()",
+        "outputs[batch.rows.sort().values] = self.model(batch).float().cpu()",
         "tests/cli/test_verbs.py::test_a_text_has_the_same_answer_among_others_of_other_lengths",
     ),
     Defect(

@@ -89,14 +89,14 @@ def _find_similar_words(
 ) -> Iterator[Span]:
     """Single words outside that look like an entity."""
     for sentence, (begin, end) in enumerate(pairwise(tags.offsets)):
-        for place in range(begin, end):
-            if tags.types[place]:
+        for number in range(begin, end):
+            if tags.types[number]:
                 continue
-            word = words[place]
+            word = words[number]
             # The first word of a sentence has a capital anyhow.
-            has_capital = place > begin and word[:1].isupper()
+            has_capital = number > begin and word[:1].isupper()
             if has_capital or word.lower() in entity_words:
-                yield sentence, place, place + 1, 0
+                yield sentence, number, number + 1, 0
 
 
 def _mark_context(before: Sequence[str], inside: str, after: Sequence[str]) -> str:

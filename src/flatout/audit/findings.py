@@ -88,12 +88,12 @@ def _judge_labels(measured: AuditMeasurement, suspects: str) -> AuditFinding:
 
 def describe_rare_suspects(rows: AuditRows, suspects: Suspects) -> str:
     """A warning if suspects pile up in rare classes of texts; else empty."""
-    found = [] if rows.is_tagged else find_rare_suspects(rows.labels, suspects)
-    if not found:
+    rare_classes = [] if rows.is_tagged else find_rare_suspects(rows.labels, suspects)
+    if not rare_classes:
         return ""
     named = ", ".join(
         f"{num_suspects} of the {num_rows} rows of {rows.classes[number]}"
-        for number, num_suspects, num_rows in found[:_MOST_RARE]
+        for number, num_suspects, num_rows in rare_classes[:_MOST_RARE]
     )
     return f"Suspects pile up in rare classes ({named}): most of these may be right"
 

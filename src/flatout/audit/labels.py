@@ -172,7 +172,7 @@ def find_rare_suspects(labels: Integers, suspects: Suspects) -> list[tuple[int, 
     is_rare = class_sizes < _RARE * class_sizes[class_sizes > 0].mean()
     usual_share = len(suspects.rows) / len(labels)
     piled_up_from = np.maximum(_LEAST_PILED_UP, _PILED_UP * usual_share * class_sizes)
-    found = list[tuple[int, int, int]]()
+    rare_classes = list[tuple[int, int, int]]()
     for number in np.flatnonzero(is_rare & (num_suspects >= piled_up_from)).tolist():
-        found.append((number, int(num_suspects[number]), int(class_sizes[number])))
-    return sorted(found, key=lambda counts: -counts[1])
+        rare_classes.append((number, int(num_suspects[number]), int(class_sizes[number])))
+    return sorted(rare_classes, key=lambda counts: -counts[1])

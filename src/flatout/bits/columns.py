@@ -96,13 +96,13 @@ class BitColumn:
             return self._characters(column.cast(pa.large_string()), rows)
         except pa.ArrowException as error:
             hint = "Name another column (data.bits=COLUMN), or the form (data.form=hex)."
-            found = (
+            held = (
                 error
                 if isinstance(error, pa.ArrowInvalid)
                 else f"{column.type}, not the form {self.form}"
             )
             raise UserError(
-                "data.bits", f"column {self.name!r} of {self.source} holds {found}", hint=hint
+                "data.bits", f"column {self.name!r} of {self.source} holds {held}", hint=hint
             ) from None
 
     def _form_of(self, column: pa.Array) -> Form:
@@ -188,10 +188,10 @@ class BitColumn:
         return self._alike(packed, rows)
 
     def _alike(self, packed: Packed, rows: NDArray[np.int64]) -> Packed:
-        found = packed.shape[1] * 8
-        if self.num_bits not in (None, found):
-            self._fail(rows[0], f"{found} bits where others have {self.num_bits}", _CORRECT)
-        self.num_bits = found
+        count = packed.shape[1] * 8
+        if self.num_bits not in (None, count):
+            self._fail(rows[0], f"{count} bits where others have {self.num_bits}", _CORRECT)
+        self.num_bits = count
         return packed
 
     def _numbers(self, column: pa.Array, rows: NDArray[np.int64]) -> Sets:
@@ -216,11 +216,11 @@ class BitColumn:
         )
         return lists.cast(pa.list_(pa.int64()))
 
-    def _fail(self, row: int, what: str, hint: str = _NAME_FORM) -> None:
-        what = f"{self.source} row {int(row) + 1}: column {self.name!r}: {what}"
+    def _fail(self, row: int, problem: str, hint: str = _NAME_FORM) -> None:
+        problem = f"{self.source} row {int(row) + 1}: column {self.name!r}: {problem}"
         if self.is_of_run:
             hint = "Correct this row, or encode all of them as the records of the training were."
-        raise UserError("--bits" if self.is_of_run else "data.bits", what, hint=hint)
+        raise UserError("--bits" if self.is_of_run else "data.bits", problem, hint=hint)
 
 
 def written_form(value: str) -> Form:
@@ -320,27 +320,27 @@ def encode_table(
     columns: list[str],
     config: EncodingConfig,
     form: Form,
-    kept: Sequence[str | None] | None = None,
+    named: Sequence[str | None] | None = None,
 ) -> Iterator[EncodedRecords]:
     """Encode a table block by block, as a run reads it again.
 
     A block has the hashed columns, the encoding, and all other columns; or only the encoding and
-    the columns that are `kept`.
+    the columns that are `named`.
     """
     encoder = config.build()
     encoding_name = COLUMN[config.kind]
     others = [name for name in table.columns if name not in (*columns, encoding_name)]
     before = columns
-    if kept is not None:
-        others = [name for name in others if name in kept]
+    if named is not None:
+        others = [name for name in others if name in named]
         before = []
     for block in table.blocks([*columns, *others]):
         for name in columns:
             kind = decoded(block.column(name)).type
             is_value = is_text(kind) or is_plain(kind) or pa.types.is_null(kind)
-            what = f"column {name!r} of {table.name} holds lists or mappings"
+            problem = f"column {name!r} of {table.name} holds lists or mappings"
             hint = "Name columns of plain text: --columns A,B."
-            require(is_value, "--columns", what, allowed="texts", hint=hint)
+            require(is_value, "--columns", problem, allowed="texts", hint=hint)
         encodings = encoder.encode(join_fields([block.column(name) for name in columns]))
         if isinstance(encodings, tuple):
             column = write_sets(*encodings)

@@ -146,10 +146,10 @@ class EncodingConfig:
         # Four bytes a position would be even, but would no longer equal earlier encodings and those
         # of clkhash.
         is_even = self.size <= _LARGEST_UNEVEN or _KEYED_NUMBERS % self.size == 0
-        what = f"{self.size}: the first positions would be set up to twice as often as others"
+        problem = f"{self.size}: the first positions would be set up to twice as often as others"
         allowed = "up to 8,192, or 16384, 32768 or 65536"
         larger = min(_KEYED_NUMBERS, 1 << (self.size - 1).bit_length())
-        require(is_even, "encoding.size", what, allowed=allowed, hint=f"Set it to {larger}.")
+        require(is_even, "encoding.size", problem, allowed=allowed, hint=f"Set it to {larger}.")
 
     @property
     def num_bits(self) -> int:
@@ -323,10 +323,10 @@ class TwoStepEncoder:
 
     def _hash_new_grams(self) -> None:
         size = self.config.size
-        found = list[list[int]]()
+        positions = list[list[int]]()
         for gram in self.grams.names[len(self._columns) :]:
-            found += [keyed_positions(gram, key=key, hashes=1, size=size) for key in self._keys]
-        new_columns = np.array(found, np.int64).reshape(-1, self.config.hashes)
+            positions += [keyed_positions(gram, key=key, hashes=1, size=size) for key in self._keys]
+        new_columns = np.array(positions, np.int64).reshape(-1, self.config.hashes)
         self._columns = np.concatenate([self._columns, new_columns])
 
     def _block(self, ids: NDArray[np.int32], lengths: NDArray[np.int32]) -> Sets:

@@ -179,7 +179,7 @@ class ExposureStudy:
     def _answers(self) -> list[Tensor]:
         """Row numbers, probabilities, detected grams and targets of some thousand records."""
         self.task.eval()
-        found: list[tuple[Tensor, ...]] = []
+        answers_of_batches: list[tuple[Tensor, ...]] = []
         model = self.task.model
         assert isinstance(model, BitMLP), "only a BitMLP detects hashed grams"
         for batch in self.held.all_rows():
@@ -187,10 +187,10 @@ class ExposureStudy:
             answers = self.task.answers(batch).sigmoid()
             detected = model.detect(batch).float().sigmoid()
             of_batch = (batch.rows, answers, detected, targets)
-            found.append(tuple(real_rows(values, batch).cpu() for values in of_batch))
-            if sum(len(rows) for rows, *_ in found) >= _JUDGED:
+            answers_of_batches.append(tuple(real_rows(values, batch).cpu() for values in of_batch))
+            if sum(len(rows) for rows, *_ in answers_of_batches) >= _JUDGED:
                 break
-        return [torch.cat(parts)[:_JUDGED] for parts in zip(*found, strict=True)]
+        return [torch.cat(parts)[:_JUDGED] for parts in zip(*answers_of_batches, strict=True)]
 
     def _learning_curve(self) -> Iterator[dict[str, float]]:
         """Dice when 64, 128, … and all pairs of text and encoding are known, of ridge and network.

@@ -83,17 +83,17 @@ def _make_people(config: PeopleConfig, block: int) -> pa.RecordBatch:
     """The people of one block; each block has a random stream of its own."""
     random = np.random.Generator(np.random.Philox(key=[config.seed, block]))
     all_given, all_surnames = _make_names()
-    given = _draw_names(random, all_given, _COMMON_GIVEN)
+    given_names = _draw_names(random, all_given, _COMMON_GIVEN)
     surnames = _draw_names(random, all_surnames, _COMMON_SURNAMES)
     birthdays = _draw_birthdays(random)
     if config.typos:
         has_typo = random.random(_BLOCK) < config.typos
         in_surname = random.random(_BLOCK) < 0.5
-        given = _mistype(given, has_typo & ~in_surname, random)
+        given_names = _mistype(given_names, has_typo & ~in_surname, random)
         surnames = _mistype(surnames, has_typo & in_surname, random)
     uids = pa.array(np.arange(_BLOCK) + block * _BLOCK + _FIRST_UID).cast(pa.string())
     return pa.RecordBatch.from_arrays(
-        [given, surnames, birthdays, uids], names=list(PeopleTable.columns)
+        [given_names, surnames, birthdays, uids], names=list(PeopleTable.columns)
     )
 
 

@@ -180,10 +180,12 @@ class GramPredictor(RunPredictor):
 
         An encoding is a text of bits (0 and 1, hex, base64), bytes, or a set of numbers.
         """
-        given = self.rows_in_memory(rows, [self.bits_column])
-        if not given:
+        encodings_given = self.rows_in_memory(rows, [self.bits_column])
+        if not encodings_given:
             return []
-        encodings = self.encodings(pa.array(given), np.arange(len(given)), "rows")
+        encodings = self.encodings(
+            pa.array(encodings_given), np.arange(len(encodings_given)), "rows"
+        )
         return self.read(self.outputs(encodings))
 
     def encodings(
@@ -218,13 +220,13 @@ class GramPredictor(RunPredictor):
 
     def read(self, probabilities: Tensor) -> list[GramPrediction]:
         """Probabilities as the grams that are there."""
-        found = []
+        predictions = []
         for row in probabilities:
             answered = torch.nonzero(row >= self.threshold).squeeze(1)
             surest_first = answered[row[answered].argsort(descending=True, stable=True)]
             grams = [self.labels.names[number] for number in surest_first.tolist()]
-            found.append(GramPrediction(grams, row[surest_first].tolist()))
-        return found
+            predictions.append(GramPrediction(grams, row[surest_first].tolist()))
+        return predictions
 
     @torch.inference_mode()
     def _each(self, encodings: Packed | Sets, logits: Callable[[FlatBatch], Tensor]) -> Tensor:
@@ -236,13 +238,17 @@ class GramPredictor(RunPredictor):
         else:
             count = len(encodings)
             tokens = np.ascontiguousarray(encodings)
-        found: Tensor | None = None
+        all_answers: Tensor | None = None
         with answering(self.precision, self.device):
             for batch in self.batches(tokens, count, _ROWS_A_BATCH):
                 answers = even_sigmoid(logits(batch).float().cpu())
-                found = answers.new_empty(count, answers.shape[1]) if found is None else found
-                found[batch.rows] = answers
-        return torch.empty(0, self.labels.num_outputs) if found is None else found
+                all_answers = (
+                    answers.new_empty(count, answers.shape[1])
+                    if all_answers is None
+                    else all_answers
+                )
+                all_answers[batch.rows] = answers
+        return torch.empty(0, self.labels.num_outputs) if all_answers is None else all_answers
 
     def rows(self, table: Table, options: FileOptions) -> Iterator[Any]:
         column = options.bits or self.bits_column
@@ -264,7 +270,7 @@ class GramPredictor(RunPredictor):
         ) -> Answered:
             rows, block = piece
             encodings = predictor.encodings(block.column(column), rows, table.name, column)
-            found = self.chosen(
+            columns = self.chosen(
                 pa.array(predictor.labels.names), predictor.outputs(encodings), predictor.threshold
             )
             if reconstructor is not None:
@@ -272,9 +278,9 @@ class GramPredictor(RunPredictor):
                 candidates = [list(texts) for texts in reconstructor.candidates(detected)]
                 # the likeliest text comes first
                 likeliest = [next(iter(texts), None) for texts in candidates]
-                found["rebuilt"] = pa.array(likeliest, pa.string())
-                found["candidates"] = pa.array(candidates, pa.list_(pa.string()))
-            return Answered.beside(block, found)
+                columns["rebuilt"] = pa.array(likeliest, pa.string())
+                columns["candidates"] = pa.array(candidates, pa.list_(pa.string()))
+            return Answered.beside(block, columns)
 
         return in_order(answer, others, self.blocks(table))
 

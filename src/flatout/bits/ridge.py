@@ -108,7 +108,7 @@ class GramSums:
 
         Each part has a penalty and a threshold of its own.
         """
-        found: list[list[Ridge]] = [[] for _ in parts]
+        ridges_of_parts: list[list[Ridge]] = [[] for _ in parts]
         held: list[tuple[Tensor, Tensor]] = []
         for block in self.blocks(validation):
             held.append(block)
@@ -116,7 +116,7 @@ class GramSums:
                 break  # some thousand records are enough to choose by
         for penalty in penalties:
             weight_DG, bias_G = self.solve(penalty)
-            for part, rising in zip(parts, found, strict=True):
+            for part, rising in zip(parts, ridges_of_parts, strict=True):
                 weight = weight_DG[:, part]
                 bias = bias_G[part]
                 metrics = GramMetrics()
@@ -129,10 +129,10 @@ class GramSums:
             # Scores rise to one best penalty and fall from there.
             if all(
                 len(rising) > 2 and rising[-1].dice < rising[-2].dice < rising[-3].dice
-                for rising in found
+                for rising in ridges_of_parts
             ):
                 break
-        return [max(rising, key=lambda ridge: ridge.dice) for rising in found]
+        return [max(rising, key=lambda ridge: ridge.dice) for rising in ridges_of_parts]
 
 
 def inputs_of(batch: FlatBatch, num_inputs: int, *, is_set: bool) -> Tensor:
@@ -190,16 +190,16 @@ def choose_ridge_share(
     """Give ridge regression the vote with which the validation records are answered best."""
     if not isinstance(network, BitMLP) or network.ridge is None:
         return
-    found: dict[float, float] = {}
+    dice_of_share: dict[float, float] = {}
     for share in _SHARES:
         network.ridge_share.fill_(share)
         metrics = GramMetrics(is_alone=True)
         for batch in validation.all_rows():
             metrics.update(answers(batch).sigmoid(), batch.multi_hot(num_labels))
-        found[share] = metrics.compute()["dice"]
-    best = max(_SHARES, key=lambda share: found[share])  # the smallest of equals
+        dice_of_share[share] = metrics.compute()["dice"]
+    best = max(_SHARES, key=lambda share: dice_of_share[share])  # the smallest of equals
     network.ridge_share.fill_(best)
-    evidence = ", ".join(f"{share:g}: {dice:.4f}" for share, dice in found.items())
+    evidence = ", ".join(f"{share:g}: {dice:.4f}" for share, dice in dice_of_share.items())
     log.decision("ridge's vote", best, "best Dice on the validation records", evidence)
 
 
@@ -207,7 +207,7 @@ def _baselines(labels: GramLabels, sums: GramSums, ridge: Ridge, feeds: Feeds) -
     """Scores of ridge, and of the same commonest grams for every record, on both splits."""
     everybody = torch.zeros(labels.num_outputs)
     everybody[torch.tensor(labels.counts).argsort(descending=True)[:COMMONEST]] = 1.0
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for split, feed in (("val", feeds.validation), ("test", feeds.test)):
         if feed is None:
             continue
@@ -217,9 +217,9 @@ def _baselines(labels: GramLabels, sums: GramSums, ridge: Ridge, feeds: Feeds) -
             targets = grams_NG[:, : labels.num_outputs]
             by_ridge.update(ridge.scores(inputs_ND), targets)
             by_all.update(everybody.to(targets.device).expand(len(targets), -1), targets)
-        found |= {f"{split}/{name}": value for name, value in by_ridge.compute().items()}
-        found[f"{split}/{EVERYBODY}"] = by_all.compute()["dice"]
-    return found
+        scores |= {f"{split}/{name}": value for name, value in by_ridge.compute().items()}
+        scores[f"{split}/{EVERYBODY}"] = by_all.compute()["dice"]
+    return scores
 
 
 def finished_answers(model: nn.Module, num_outputs: int, batch: FlatBatch) -> Tensor:

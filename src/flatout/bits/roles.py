@@ -34,16 +34,16 @@ class RoleFinder:
         if self.config.bits is not None:
             require_columns(table, {"data.bits": self.config.bits})
             return self.config.bits
-        found = [name for name in table.columns if name.lower() in KNOWN_BITS]
-        if len(found) > 1:
+        names = [name for name in table.columns if name.lower() in KNOWN_BITS]
+        if len(names) > 1:
             raise UserError(
                 "data.bits",
                 f"{table.name} has several encodings",
-                allowed=", ".join(found),
-                hint=f"Name one: data.bits={found[0]}.",
+                allowed=", ".join(names),
+                hint=f"Name one: data.bits={names[0]}.",
             )
-        if found:
-            return found[0]
+        if names:
+            return names[0]
         named = {self.uid, *(self.config.columns or [])}
         return self._recognised_column([name for name in table.columns if name not in named])
 
@@ -57,14 +57,14 @@ class RoleFinder:
         if encodings or not likely:
             return encodings[0].name if encodings else None
         name = likely[0].name
-        what = f"column {name!r} of {table.name} looks like an encoding or like digests"
+        problem = f"column {name!r} of {table.name} looks like an encoding or like digests"
         texts = [*(self.config.columns or self._columns_before(None)), name]
         hint = (
             f"Name it: data.bits={name} for an encoding, data.uid={name} for an id, or for plain"
             " text"
         )
         hint += f" 'data.columns=[{','.join(dict.fromkeys(texts))}]'."
-        raise UserError("data.bits", what, allowed=likely[0].line(), hint=hint)
+        raise UserError("data.bits", problem, allowed=likely[0].line(), hint=hint)
 
     def _find_encodings(self, columns: list[str]) -> list[LikelyEncoding]:
         is_sample = isinstance(self.table, PeopleTable)
@@ -101,19 +101,19 @@ class RoleFinder:
                 hint="Name columns, or leave the setting out.",
             )
             return list(self.config.columns)
-        found = self._columns_before(bits)
-        others = self._find_encodings(found)
+        names = self._columns_before(bits)
+        others = self._find_encodings(names)
         if others and bits and self.config.bits is None:
             lines = [bits, *(encoding.line() for encoding in others)]
             raise self._several(lines, bits)
         self.left_out = others
         left_out = {encoding.name for encoding in others}
-        found = [name for name in found if name not in left_out]
+        names = [name for name in names if name not in left_out]
         require(
-            bool(found),
+            bool(names),
             "data.columns",
             f"no column of {self.table.name} stands before the encoding",
             allowed=", ".join(self.table.columns),
             hint=NAME_TEXTS,
         )
-        return found
+        return names

@@ -165,10 +165,10 @@ class GramDecoder(Task):
             return self._sum_of_losses(outputs, targets, num_known) / batch.step_rows
         outputs = real_rows(forward(batch), batch)
         targets = real_rows(batch.multi_hot(outputs.shape[1]), batch)
-        known = multi_hot_of_counts(texts.ids, texts.counts, self.labels.num_targets)
-        composed = network.compose(known[:, num_labels:])
+        grams = multi_hot_of_counts(texts.ids, texts.counts, self.labels.num_targets)
+        composed = network.compose(grams[:, num_labels:])
         total = self._sum_of_losses(outputs, targets)
-        total = total + self.sum_losses(composed, known[:, :num_labels])
+        total = total + self.sum_losses(composed, grams[:, :num_labels])
         return total / batch.step_rows
 
     def loss(self, outputs: Tensor, batch: FlatBatch) -> Tensor:

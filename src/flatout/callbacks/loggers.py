@@ -58,10 +58,10 @@ class TensorBoardConfig:
     def __post_init__(self) -> None:
         check_settings(self, "logger.tensorboard")
 
-    def build(self, place: RunPlace) -> Logger:
-        purge = None if place.resumed_from is None else place.resumed_from + 1
+    def build(self, run_place: RunPlace) -> Logger:
+        purge = None if run_place.resumed_from is None else run_place.resumed_from + 1
         return RunTensorBoard(
-            str(place.folder),
+            str(run_place.folder),
             name="",
             version="",
             default_hp_metric=False,
@@ -83,10 +83,10 @@ class CSVConfig:
             is_plain_part(self.folder), "logger.csv.folder", f"{self.folder!r}", allowed="a name"
         )
 
-    def build(self, place: RunPlace) -> Logger:
-        version = f"from-step-{place.resumed_from}" if place.resumed_from else ""
+    def build(self, run_place: RunPlace) -> Logger:
+        version = f"from-step-{run_place.resumed_from}" if run_place.resumed_from else ""
         return CSVLogger(
-            str(place.folder), name=self.folder, version=version, flush_logs_every_n_steps=1
+            str(run_place.folder), name=self.folder, version=version, flush_logs_every_n_steps=1
         )
 
 
@@ -103,18 +103,18 @@ class WandbConfig:
         False, "Nothing is sent; `wandb sync` sends it later. WANDB_MODE=offline does the same."
     )
 
-    def build(self, place: RunPlace) -> Logger:
+    def build(self, run_place: RunPlace) -> Logger:
         from lightning.pytorch.loggers import WandbLogger
 
         # A resumed run finds its id again: it follows from the folder.
-        address = f"{socket.gethostname()}:{place.folder.absolute()}"
+        address = f"{socket.gethostname()}:{run_place.folder.absolute()}"
         return WandbLogger(
-            name=self.name or place.folder.name,
-            project=self.project or place.experiment,
+            name=self.name or run_place.folder.name,
+            project=self.project or run_place.experiment,
             entity=self.entity,
             group=self.group,
             tags=self.tags or None,
-            save_dir=str(place.folder),
+            save_dir=str(run_place.folder),
             id=xxhash.xxh3_64_hexdigest(address.encode()),
             resume="allow",
             offline=self.offline,
@@ -133,21 +133,21 @@ class MLflowConfig:
     )
     name: str | None = setting(None, "Its name; null: that of the run folder.", example="first")
 
-    def build(self, place: RunPlace) -> Logger:
+    def build(self, run_place: RunPlace) -> Logger:
         # MLflow would report its use to its makers, and keep a number of this machine in the home
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from lightning.pytorch.loggers import MLFlowLogger
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         logging.getLogger("alembic").setLevel(logging.WARNING)
-        folder = place.folder.absolute()
+        folder = run_place.folder.absolute()
         server = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         # The id of the run in MLflow, which a resumed run continues.
         id_file = folder / "mlflow_run_id"
         run_id = id_file.read_text(encoding="utf-8").strip() if id_file.is_file() else None
         with _foreign_warnings_ignored(), _kept_in_environment("MLFLOW_TRACKING_URI"):
             logger = MLFlowLogger(
-                self.experiment or place.experiment,
+                self.experiment or run_place.experiment,
                 run_name=self.name or folder.name,
                 tracking_uri=server or _address_of_database(folder / "mlflow.db"),
                 artifact_location=None if server else str(folder / "mlflow"),
@@ -187,7 +187,7 @@ def _address_of_database(path: Path) -> str:
 class BuildsLogger(Protocol):
     """Settings of a logger: a dataclass above, or one of another package."""
 
-    def build(self, place: RunPlace) -> Logger:
+    def build(self, run_place: RunPlace) -> Logger:
         """Lightning's logger for a run."""
 
 
@@ -402,7 +402,7 @@ class RunLoggers:
 
 
 def build_loggers(
-    chosen: LoggersByName, place: RunPlace, more: Logger | Iterable[Logger] | bool | None = None
+    chosen: LoggersByName, run_place: RunPlace, more: Logger | Iterable[Logger] | bool | None = None
 ) -> dict[str, Logger]:
     """Build Lightning's loggers, by name.
 
@@ -411,7 +411,7 @@ def build_loggers(
     loggers: dict[str, Logger] = {}
     for name, logger in chosen.items():
         with _starting(name):
-            loggers[name] = logger.build(place) if isinstance(logger, BuildsLogger) else logger
+            loggers[name] = logger.build(run_place) if isinstance(logger, BuildsLogger) else logger
     if isinstance(more, _kinds_of_loggers()):
         more = [more]
     if isinstance(more, list | tuple):

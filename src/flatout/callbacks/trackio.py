@@ -27,14 +27,16 @@ class TrackioConfig:
     project: str | None = setting(None, "Its project; null: the experiment's name.", example="news")
     name: str | None = setting(None, "Its name; null: that of the run folder.", example="first")
 
-    def build(self, place: RunPlace) -> Logger:
+    def build(self, run_place: RunPlace) -> Logger:
         require(
             find_spec("trackio") is not None,
             "logger=trackio",
             "the package trackio is not installed",
             hint="pip install 'flatout[trackio]'.",
         )
-        return TrackioLogger(self.project or place.experiment, self.name or place.folder.name)
+        return TrackioLogger(
+            self.project or run_place.experiment, self.name or run_place.folder.name
+        )
 
 
 class TrackioLogger(Logger):

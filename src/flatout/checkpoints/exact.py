@@ -187,10 +187,10 @@ class ExactCheckpoint(InBothLightnings, Checkpoint):
 
         Prints which ones are damaged.
         """
-        found, lines = find_checkpoint(self.folder)
+        start, lines = find_checkpoint(self.folder)
         for line in lines:
             self.run_log.say(line)
-        return None if found is None else found.checkpoint
+        return None if start is None else start.checkpoint
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         # Links are compared and set again by the first rank of a fit alone: a validation or a
@@ -232,21 +232,21 @@ class ExactCheckpoint(InBothLightnings, Checkpoint):
         call_before_validation(trainer, partial(self.boundary.begin_validation, trainer))
         # Now, not after an hour: a state that cannot be written would end training at the first
         # save.
-        states = {each.state_key: each.state_dict() for each in callbacks_of(trainer)}
+        states = {callback.state_key: callback.state_dict() for callback in callbacks_of(trainer)}
         as_plain(by_texts(states), "/callbacks", {})
         # More epochs than before were asked for: patience starts again, and may have changed.
         if self._is_extended:
-            for each in callbacks_of(trainer):
-                if isinstance(each, either(EarlyStopping)):
-                    each.wait_count = 0
-                    each.patience = self._patience.get(each.state_key, each.patience)
+            for callback in callbacks_of(trainer):
+                if isinstance(callback, either(EarlyStopping)):
+                    callback.wait_count = 0
+                    callback.patience = self._patience.get(callback.state_key, callback.patience)
         if store_data(trainer) is None and not loader_states(trainer) and trainer.is_global_zero:
             name = type(datamodule_of(trainer) or pl_module).__name__
-            what = (
+            line = (
                 f"the loader of {name} has no state_dict, so its position inside an epoch cannot be"
                 " kept"
             )
-            self.run_log.say(f"ExactCheckpoint: {what}; a checkpoint after a whole epoch is exact")
+            self.run_log.say(f"ExactCheckpoint: {line}; a checkpoint after a whole epoch is exact")
         self.when.stopped_by = 0
         self._is_stop_asked = False
         self._must_judge = False

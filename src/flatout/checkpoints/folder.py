@@ -257,12 +257,12 @@ def as_file(folder: Path) -> io.BytesIO:
     checkpoint = FolderCheckpointIO().load_checkpoint(folder)
     file = io.BytesIO()
     names = ("state_dict", "pytorch-lightning_version", "hparams_name")
-    kept = {
+    parts = {
         name: part
         for name, part in checkpoint.items()
         if name in names or "hyper_parameters" in name
     }
-    torch.save(kept, file)
+    torch.save(parts, file)
     file.seek(0)
     return file
 

@@ -138,10 +138,10 @@ def link(folder: Path, name: str, step: int | None) -> None:
 
 def newest_first(folder: Path) -> list[Path]:
     """Folders of checkpoints, those of most steps first, without the links `best` and `last`."""
-    found = folder.iterdir() if folder.is_dir() and not folder.is_symlink() else []
+    paths = folder.iterdir() if folder.is_dir() and not folder.is_symlink() else []
     # a link `step-9` could lead out of the folder, and its target would be removed
     real = (
-        path for path in found if re.fullmatch(r"step-\d+", path.name) and not path.is_symlink()
+        path for path in paths if re.fullmatch(r"step-\d+", path.name) and not path.is_symlink()
     )
     return sorted(real, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 

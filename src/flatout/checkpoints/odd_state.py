@@ -63,10 +63,10 @@ def require_fitting_states(optimizers: Iterable[Optimizer]) -> None:
     Fused optimizers would read and write memory behind it, as they compare no shapes.
     """
     for optimizer in filter(is_fused, optimizers):
-        for weight, kept in optimizer.state.items():
+        for weight, state in optimizer.state.items():
             if not isinstance(weight, Tensor):
                 continue
-            for name, value in kept.items():
+            for name, value in state.items():
                 if not isinstance(value, Tensor):
                     continue
                 has_its_shape = name not in _LIKE_WEIGHTS or value.shape == weight.shape

@@ -161,12 +161,12 @@ class Boundary:
         if self.at.validated == self.at.step:  # callbacks read them at the end of the epoch
             checkpoint["metrics"] = dict(trainer.callback_metrics)
         assert self._random, "taken before the first batch"
-        own = {
+        of_rank = {
             "random": state_of_others() | self._random,
             "loaders": loader_states(trainer) if data is None else [],
         }
         # Lightning writes the dictionary of the first rank only
-        checkpoint["ranks"] = of_all_ranks({**own, **states})
+        checkpoint["ranks"] = of_all_ranks({**of_rank, **states})
 
     def load(self, checkpoint: dict[str, Any], trainer: L.Trainer) -> None:
         """Set all parts to the boundary of a checkpoint; random numbers follow just before the next

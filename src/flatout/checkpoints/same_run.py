@@ -154,7 +154,7 @@ def require_same_run(then: dict[str, Any], now: dict[str, Any], *, anyway: bool)
     """Refuse a checkpoint of another run, with the difference; the lines to print where it is taken
     anyway.
     """
-    found = list(differences(then, now))
+    changes = list(differences(then, now))
     lines = []
     if then.get("torch") != now["torch"]:
         lines.append(
@@ -162,30 +162,30 @@ def require_same_run(then: dict[str, Any], now: dict[str, Any], *, anyway: bool)
             " differ"
         )
     if then.get("model") != now["model"]:
-        what = "; ".join(["the model has other weights", *found])
+        problem = "; ".join(["the model has other weights", *changes])
         raise UserError(
             "resume",
-            f"this is not the run that was begun: {what}",
+            f"this is not the run that was begun: {problem}",
             hint="Set the model back, or leave resume out: a new run begins.",
         )
     require(
-        anyway or not found,
+        anyway or not changes,
         "resume",
-        f"this is not the run that was begun: {'; '.join(found)}",
+        f"this is not the run that was begun: {'; '.join(changes)}",
         hint=(
             "Set it back, or add resume_anyway=true to go on all the same; without resume a new run"
             " begins."
         ),
     )
-    return [*lines, *(f"resume: resuming although {each}" for each in found)]
+    return [*lines, *(f"resume: resuming although {each}" for each in changes)]
 
 
 def require_same_training(then: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse a checkpoint whose position counts other steps, in a plain Trainer."""
-    found = "; ".join(differences(then, now))
+    changes = "; ".join(differences(then, now))
     require(
-        not found,
+        not changes,
         "ExactCheckpoint",
-        f"the checkpoint is of another training: {found}",
+        f"the checkpoint is of another training: {changes}",
         hint="Set it back, or leave ckpt_path out: training starts from the first step.",
     )

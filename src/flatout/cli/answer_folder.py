@@ -43,10 +43,12 @@ def answer_files(
     with explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _require_same_question(asked, folder, file_of)
-    own = list(file_of.items())[part]
-    waiting = [(out, file) for out, file in own if not _is_answered(out, file)]
-    if len(waiting) < len(own):
-        print_note(f"{counted(len(own) - len(waiting), 'file')} of {len(own)} answered before")
+    of_part = list(file_of.items())[part]
+    waiting = [(out, file) for out, file in of_part if not _is_answered(out, file)]
+    if len(waiting) < len(of_part):
+        print_note(
+            f"{counted(len(of_part) - len(waiting), 'file')} of {len(of_part)} answered before"
+        )
     if waiting:  # without sizes: the manifest names all files once the last one is answered
         _write_manifest(folder, {"asked": asked})
     rows = 0

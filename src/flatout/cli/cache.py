@@ -63,11 +63,11 @@ def show(cache: Cache, *, whole: bool) -> None:
 
 
 def verify(cache: Cache) -> None:
-    found = cache.verify()
-    for key, damaged in found.items():
+    damaged_files = cache.verify()
+    for key, damaged in damaged_files.items():
         print(f"{key}: {'damaged: ' + ', '.join(damaged) if damaged else 'whole'}")
-    if any(found.values()):
+    if any(damaged_files.values()):
         print("Damaged stores are built again when they are next used.")
         sys.exit(1)
-    if not found:
+    if not damaged_files:
         print(f"no stores in {cache.folder}")

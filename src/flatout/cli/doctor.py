@@ -65,10 +65,10 @@ ROUNDS = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the run's folder, finished or not")
     parser.add_argument("--json", action="store_true", help="the verdict and its evidence as JSON")
-    what = (
+    words_of_confirm = (
         "run the verdict's override and the original in turn, a few hundred steps each, and compare"
     )
-    parser.add_argument("--confirm", action="store_true", help=what)
+    parser.add_argument("--confirm", action="store_true", help=words_of_confirm)
     words = "with --confirm: words for both, such as +allow_targets=[mypackage]"
     parser.add_argument("words", metavar="WORD", nargs="*", help=words)
 
@@ -101,7 +101,7 @@ def show(arguments: argparse.Namespace) -> None:
         print(json.dumps({"verdict": verdict(evidence), "evidence": asdict(evidence)}, indent=1))
         return
     console = Console(highlight=False)
-    found = findings(evidence)
+    causes = findings(evidence)
     words = verdict(evidence)
     rows = f"{evidence.rows_per_batch:,.0f} rows a batch, {evidence.batches:,} batches"
     console.print(Text(f"where the time went: {rows}", style="bold"))
@@ -113,10 +113,10 @@ def show(arguments: argparse.Namespace) -> None:
     console.print(Text(printable_lines(words["sentence"])))
     if known := measured_before(words["override"]):
         console.print(Text(printable_lines(known)))
-    for other in found[1:]:
+    for other in causes[1:]:
         console.print(Text(printable_lines(f"also {other.sentence()}")))
-    for kept in read_confirmations(arguments.run):
-        console.print(Text(printable_lines(f"confirmed {kept.sentence()}")))
+    for confirmation in read_confirmations(arguments.run):
+        console.print(Text(printable_lines(f"confirmed {confirmation.sentence()}")))
 
 
 def _time_table(evidence: Evidence) -> Table:
@@ -147,13 +147,13 @@ def confirm(folder: Path, more: Sequence[str]) -> OverrideConfirmation:
     """
     summary = read_summary(folder)
     evidence = evidence_in(folder)
-    found = verdict(evidence)
-    override = found["override"]
+    values = verdict(evidence)
+    override = values["override"]
     steps = count_steps(evidence)
     require(
         bool(override),
         str(folder),
-        f"nothing to confirm: {found['sentence']}",
+        f"nothing to confirm: {values['sentence']}",
         hint="Only an override of the command line can be confirmed.",
     )
     words = read_words(folder, summary, more)
@@ -171,11 +171,11 @@ def confirm(folder: Path, more: Sequence[str]) -> OverrideConfirmation:
         require_same(folder, settings, changed, _read_settings(short_run))
 
     warm_start()
-    with tempfile.TemporaryDirectory() as place:
-        before, after = measure_in_turn(sides, Path(place), ROUNDS, check_original)
+    with tempfile.TemporaryDirectory() as parent:
+        before, after = measure_in_turn(sides, Path(parent), ROUNDS, check_original)
     return OverrideConfirmation(
         override=override,
-        predicted=promised_speedup(found),
+        predicted=promised_speedup(values),
         measured=speedup(before, after),
         steps=steps,
         rates=(tuple(before), tuple(after)),
@@ -206,12 +206,12 @@ def read_words(folder: Path, summary: dict[str, Any], more: Sequence[str]) -> li
     # short runs from measuring again: both sides would otherwise train with other answers.
     answers = settable_answers(summary)
     measured = " ".join(f"{name}={as_word(value)}" for name, value in answers.items())
-    kept = [word for word in typed if is_of_training(word)]
-    kept = with_secrets_typed(kept, more, str(folder))
+    words = [word for word in typed if is_of_training(word)]
+    words = with_secrets_typed(words, more, str(folder))
     quiet = "monitor.progress=false monitor.verdict=false tune=off"
-    kept = with_override(kept, measured)
-    require_typed_again(kept, more, str(folder))
-    return with_override([*(word for word in kept if word not in more), *more], quiet)
+    words = with_override(words, measured)
+    require_typed_again(words, more, str(folder))
+    return with_override([*(word for word in words if word not in more), *more], quiet)
 
 
 def build_sides(words: list[str], override: str, evidence: Evidence, steps: int) -> list[list[str]]:
@@ -291,7 +291,7 @@ def train_apart(words: Sequence[str], folder: Path) -> dict[str, Any]:
 
 def measure_in_turn(
     sides: Sequence[Sequence[str]],
-    place: Path,
+    parent: Path,
     rounds: int,
     check: Callable[[Path], None] | None = None,
 ) -> list[list[float]]:
@@ -304,7 +304,7 @@ def measure_in_turn(
 
     def measure_rate(words: Sequence[str]) -> float:
         number = next(numbers)
-        folder = place / f"run-{number}"
+        folder = parent / f"run-{number}"
         evidence = Evidence.from_dict(train_apart(words, folder)["evidence"])
         if check is not None and number == 1:
             check(folder)

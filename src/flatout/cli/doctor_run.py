@@ -95,10 +95,10 @@ def _report(trainings: list[JudgedTraining], arguments: argparse.Namespace) -> K
         print_line(f"doctor: no verdict of {script}: {why} by Lightning's or transformers' Trainer")
         return None
     # a short first training may take long, as it imports; a verdict needs enough steps
-    judged = [training for training in finished if training.kept and training.kept.verdict]
-    longest = max(judged or finished, key=lambda training: training.seconds)
-    kept = longest.kept
-    assert kept is not None
+    with_verdict = [training for training in finished if training.kept and training.kept.verdict]
+    longest = max(with_verdict or finished, key=lambda training: training.seconds)
+    judged = longest.kept
+    assert judged is not None
     if len(trainings) > 1:
         number = trainings.index(longest) + 1
         about = f"{longest.seconds:.0f} s"
@@ -107,16 +107,18 @@ def _report(trainings: list[JudgedTraining], arguments: argparse.Namespace) -> K
             f" the longest ({about})"
         )
         # of a single training it has just been printed
-        print_line(f"doctor: {kept.why_none if kept.verdict is None else kept.verdict['sentence']}")
+        print_line(
+            f"doctor: {judged.why_none if judged.verdict is None else judged.verdict['sentence']}"
+        )
     folder: Path = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / _VERDICT).exists():
         print_line(f"doctor: {folder / _VERDICT} was there, and is replaced")
-    kept.save(folder / _VERDICT)
+    judged.save(folder / _VERDICT)
     command = shlex.join([str(script), *arguments.words])
-    page = write_verdict_page(folder / "verdict.html", command, kept.as_dict())
+    page = write_verdict_page(folder / "verdict.html", command, judged.as_dict())
     print_line(f"doctor: kept in {folder / _VERDICT} and {page}")
-    return kept
+    return judged
 
 
 def _end_as_the_script(script: Path, ended_by: BaseException | None) -> None:
@@ -130,21 +132,21 @@ def _end_as_the_script(script: Path, ended_by: BaseException | None) -> None:
     sys.exit(1)
 
 
-def _compare(kept: KeptVerdict | None, baseline: dict[str, Any], limit: float | None) -> None:
+def _compare(judged: KeptVerdict | None, baseline: dict[str, Any], limit: float | None) -> None:
     """Print how the pace compares with the baseline's; exit with code 1 below the limit."""
-    paces = None if kept is None else paces_to_compare(kept, baseline)
-    if kept is None or paces is None:
-        why = "no training was long enough" if kept is not None else "nothing was trained"
+    paces = None if judged is None else paces_to_compare(judged, baseline)
+    if judged is None or paces is None:
+        why = "no training was long enough" if judged is not None else "nothing was trained"
         raise UserError("--against", f"nothing to compare: {why}", hint="Train 50 steps or more.")
     pace, before = paces
-    ratio = compare_with(pace, before, kept.machine, baseline["machine"])
+    ratio = compare_with(pace, before, judged.machine, baseline["machine"])
     if isinstance(ratio, str):
         print_line(f"doctor: {ratio}")
         return
     steps = f"{pace.value:,.1f} steps/s, {before['value']:,.1f} before"
     print_line(f"doctor: {steps}: {ratio} as fast")
-    if kept.waiting_share >= _WAITED:
-        share = f"{kept.waiting_share:.0%}"
+    if judged.waiting_share >= _WAITED:
+        share = f"{judged.waiting_share:.0%}"
         print_line(f"doctor: other processes had its core {share} of the time, which is left out")
     # Only where even the upper bound is too low: a noisy machine must not fail anybody's CI.
     if limit is not None and ratio.high < limit:

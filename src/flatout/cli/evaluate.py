@@ -101,8 +101,8 @@ def _require_unseen(file: str, is_seen: bool) -> None:
 
 def _keep_answers(scored: Scored, folder: Path) -> None:
     """Let `predict --at-error` go by these answers; those of before stay where it cannot."""
-    kept = scored.held_out or scored.held_out_errors
-    if kept is None:
+    answers = scored.held_out or scored.held_out_errors
+    if answers is None:
         raise UserError("--calibrate", "this run leaves no answer out", hint="Leave it out.")
     if scored.held_out_errors is not None and not scored.held_out_errors.facts():
         raise UserError(
@@ -111,7 +111,7 @@ def _keep_answers(scored: Scored, folder: Path) -> None:
             hint="Name a file with more, or leave it out: the intervals of before stay.",
         )
     try:
-        kept.write(folder)
+        answers.write(folder)
     except OSError as error:
         raise UserError(
             "--calibrate",

@@ -86,7 +86,7 @@ class _FewFiles(dict[str, Any]):
         return super().__contains__(name)
 
 
-def _require_no_setting(config_path: str, object_type: ObjectType | None, place: str) -> None:
+def _require_no_setting(config_path: str, object_type: ObjectType | None, source: str) -> None:
     """Refuse a folder of files that is named like a setting: words for it would count as typed.
 
     With a folder `data.source`, the word `data.source=evil` reads evil.yaml there.
@@ -95,7 +95,7 @@ def _require_no_setting(config_path: str, object_type: ObjectType | None, place:
     is_folder = object_type is ObjectType.GROUP or bool(rest)
     require(
         not (is_folder and is_named_like_a_setting(folder)),
-        f"{place}/{folder}",
+        f"{source}/{folder}",
         "a folder of files is named like a setting",
         hint="Rename the folder.",
     )
@@ -243,17 +243,17 @@ def refuse_options(words: Sequence[str]) -> None:
 
     `--lr 0.1` is such an option: settings have no dashes, so the message names `optim.lr=0.1`.
     """
-    known, unknown = get_args_parser().parse_known_args(list(words))
+    options, unknown = get_args_parser().parse_known_args(list(words))
     if unknown:
         meant = setting_meant(unknown[0], words)
         hint = f"Did you mean {meant}?" if meant else "python -m train --help lists the settings."
         raise UserError(
             unknown[0].partition("=")[0], "no such option", hint=f"Settings are key=value. {hint}"
         )
-    if known.config_dir is not None and not Path(known.config_dir).is_dir():
+    if options.config_dir is not None and not Path(options.config_dir).is_dir():
         raise UserError(
             "--config-dir",
-            f"no such folder: {known.config_dir}",
+            f"no such folder: {options.config_dir}",
             hint="Name the folder that holds your experiment/, data/ or model/ files.",
         )
 

@@ -56,21 +56,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     warm_start()  # it imports beside us what the measuring processes will need
-    own = {word[1]: word[2] for word in map(_OWN.fullmatch, arguments.words) if word}
+    options = {word[1]: word[2] for word in map(_OWN.fullmatch, arguments.words) if word}
     typed = [word for word in arguments.words if not _OWN.fullmatch(word)]
     _require_settings(typed)
     conf = conf_options(arguments.config_dir)
     folders = [folder / "ladder" for folder in (*map(Path, conf[1:]), conf_folder())]
     ladder = None
-    if "ladder" in own:
-        path = find_ladder(own["ladder"], folders)
+    if "ladder" in options:
+        path = find_ladder(options["ladder"], folders)
         ladder = read_ladder(path)
         require_kind(ladder, typed)
     command = shlex.join(["python", "-m", "flatout", "ladder", *conf, *mask_words(arguments.words)])
-    seeds = own.get("seeds", "0")
+    seeds = options.get("seeds", "0")
     require(seeds.isdecimal(), "seeds", repr(seeds), allowed="0, 2, 3, …")
     asked = {
-        "budget_s": as_seconds(own.get("for", "8m"), "for"),
+        "budget_s": as_seconds(options.get("for", "8m"), "for"),
         "seeds": int(seeds),
         "command": command,
     }

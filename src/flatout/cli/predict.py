@@ -98,10 +98,10 @@ def _answer_part(arguments: argparse.Namespace, number: int, count: int) -> int:
         answer_one = partial(answer, predictors=predictors, options=options, reading=reading)
         files = files_in(arguments.file, "FILE")
         _warn_of_inner_folders(arguments.file)
-        own = slice(number - 1, None, count)
+        of_part = slice(number - 1, None, count)
         recipe = _recipe_of_answers(arguments, options)
         with input_file(arguments, "predict"):
-            rows = answer_files(files, Path(arguments.out), answer_one, own, recipe)
+            rows = answer_files(files, Path(arguments.out), answer_one, of_part, recipe)
     else:
         require(arguments.part is None, "--part", "is of many files", hint=_MANY)
         with input_file(arguments, "predict") as file:
@@ -162,16 +162,16 @@ def answer(
     with block_writer(out, reads=file, formats=formats) as write, Progress() as progress:
         advance = progress.task("predicting")
         rows = 0
-        given = 0
-        answers = 0
+        num_given = 0
+        num_answers = 0
         unlike = list[NDArray[Any]]()
         replaced = list[str]()
         for answered in predictors[0].answer_table(table, options, predictors):
             write(answered.sentences if is_conll else answered.block)
             advance(answered.done)
             rows += answered.block.num_rows
-            given += answered.given
-            answers += answered.answers
+            num_given += answered.given
+            num_answers += answered.answers
             if answered.unlike is not None:
                 unlike.append(answered.unlike)  # two bytes a row
             replaced = answered.replaced
@@ -186,6 +186,6 @@ def answer(
     if unlike and (line := describe_drift(np.concatenate(unlike))):
         print_note(f"{table.name}: {line}")
     if (abstention := predictors[0].abstention) is not None:
-        line = f"{table.name}: {given:,} of {answers:,} answers are given; {abstention.promise()}"
-        print_note(line)
+        counts = f"{num_given:,} of {num_answers:,} answers are given"
+        print_note(f"{table.name}: {counts}; {abstention.promise()}")
     return rows

@@ -134,17 +134,17 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
 def choose_reading(arguments: argparse.Namespace) -> ReadingConfig:
     """How the file is read: as the run's own files, with the changes that `--read` names."""
     file = ModelFolder.find(arguments.run).path.parent / SETTINGS
-    known = [field.name for field in fields(ReadingConfig)]
+    names = [field.name for field in fields(ReadingConfig)]
     usual = asdict(ReadingConfig())
     # The format is found again: a run on parquet may be asked about a csv file.
     of_run = _reading_of_run(file) if file.is_file() else {}
-    values = {name: value for name, value in of_run.items() if name in known and name != "format"}
+    values = {name: value for name, value in of_run.items() if name in names and name != "format"}
     if named := [f"{name}={value}" for name, value in values.items() if value != usual[name]]:
         line = f"read as in training: {', '.join(named)} (--read KEY=VALUE changes it)"
         print(printable(line), file=sys.stderr)
     for word in arguments.read:
         name, _, value = word.partition("=")
-        require(name in known, "--read", f"no setting {name!r}", allowed=", ".join(known))
+        require(name in names, "--read", f"no setting {name!r}", allowed=", ".join(names))
         try:
             # A single character is taken as it stands: `delimiter=-` is an empty list in YAML. The
             # form of dates is taken so, too: YAML has no value that begins with `%`.
@@ -197,10 +197,10 @@ def _reading_of_run(file: Path) -> dict[str, object]:
         ) from None
     try:
         of_run = (settings.get("data") or {}).get("read") or {}
-        known = {
+        values = {
             part.name: of_run[part.name] for part in fields(ReadingConfig) if part.name in of_run
         }
-        return asdict(settings_of(ReadingConfig, known))
+        return asdict(settings_of(ReadingConfig, values))
     except UserError:
         raise
     except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
@@ -258,14 +258,14 @@ def answering_devices(names: str = "auto") -> list[torch.device]:
     numbered = [f"cuda:{number}" for number in range(count)]
     if names == "auto":
         return [torch.device(name) for name in numbered or ["cpu"]]
-    known = ["cpu", *(["cuda"] if count else []), *numbered]
+    devices = ["cpu", *(["cuda"] if count else []), *numbered]
     for name in names.split(","):
-        if name not in known:
+        if name not in devices:
             why, hint = ("", "") if count or not name.startswith("cuda") else why_no_gpu()
             raise UserError(
                 "--device",
                 f"no device {name!r} here{why and f', as {why}'}",
-                allowed=", ".join(["auto", *known]),
+                allowed=", ".join(["auto", *devices]),
                 hint=hint,
             )
     return [torch.device(name) for name in names.split(",")]

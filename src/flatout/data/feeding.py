@@ -147,17 +147,17 @@ class FeedingConfig:
         return [split for split in SPLITS if split in given or taken.get(split, 0) > 0]
 
 
-def require_other_files(given: dict[str, object], source_keys: Sequence[str]) -> None:
+def require_other_files(settings: dict[str, object], source_keys: Sequence[str]) -> None:
     """Refuse settings that name training rows twice or not at all, or one file for two splits.
 
-    `given`: settings and their values; `source_keys`: those that name training rows.
+    `settings`: settings and their values; `source_keys`: those that name training rows.
     """
-    both = given.get("source") is not None and given.get("train") is not None
+    both = settings.get("source") is not None and settings.get("train") is not None
     require(not both, "data.train", "is set beside data.source", hint="Set one of the two.")
     keys = " or ".join(f"data.{key}=FILE" for key in source_keys)
-    has_source = any(given.get(key) is not None for key in source_keys)
+    has_source = any(settings.get(key) is not None for key in source_keys)
     paths: dict[Path, str] = {}
-    for name, value in given.items():
+    for name, value in settings.items():
         require(
             value is None or has_source,
             f"data.{name}",

@@ -367,12 +367,12 @@ def _run_work(do: Work, versions: dict[str, str], here: Path, folder: Path | Non
 
     `versions` and `here` are the packages and the working folder of the command.
     """
-    for package, found in versions_here().items():
+    for package, there in versions_here().items():
         needed = versions[package]
         require(
-            found == needed,
+            there == needed,
             "on",
-            f"a machine of the cluster has {package} {found}, not {needed}",
+            f"a machine of the cluster has {package} {there}, not {needed}",
             hint=_SAME,
         )
     if folder is not None:

@@ -213,8 +213,8 @@ def _has_joined(store: dist.Store, rank: int, process: str) -> bool:
 @contextmanager
 def _explained_waiting(rank: int, world: int) -> Iterator[None]:
     """Print a line where the meeting takes long, and turn torch's errors into a user's."""
-    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    words = f"rank {rank} of {world}: waiting for the others at {place}."
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    words = f"rank {rank} of {world}: waiting for the others at {address}."
     words += " torchrun and srun start them; for a run of one process unset RANK, or SLURM_PROCID."
     reminder = threading.Timer(_SILENCE_S, print, [words], {"file": sys.stderr, "flush": True})
     reminder.daemon = True
@@ -222,12 +222,12 @@ def _explained_waiting(rank: int, world: int) -> Iterator[None]:
     try:
         yield
     except dist.DistNetworkError as error:
-        what = "is in use by another program"
+        problem = "is in use by another program"
         hint = "Set MASTER_PORT to a free port."
         if "EADDRINUSE" not in str(error):
-            what = "cannot be reached"
+            problem = "cannot be reached"
             hint = "Set MASTER_ADDR to the first machine, and open this port in its firewall."
-        raise UserError("MASTER_PORT", f"{place} {what}", hint=hint) from None
+        raise UserError("MASTER_PORT", f"{address} {problem}", hint=hint) from None
     except (ValueError, dist.DistError) as error:
         raise UserError(
             "ranks", first_line(error), hint="Start the run with torchrun or srun."

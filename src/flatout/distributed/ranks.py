@@ -51,13 +51,13 @@ def why_no_gpu() -> tuple[str, str]:
     if not any(Path(place).exists() for place in _DRIVERS):
         return "this machine has no GPU", ""
     if torch.version.cuda is None and torch.version.hip is None:
-        what = f"this machine has a GPU, but torch {torch.__version__} is built without CUDA"
+        problem = f"this machine has a GPU, but torch {torch.__version__} is built without CUDA"
         return (
-            what,
+            problem,
             f"Run pip install --force-reinstall torch=={torch.__version__.partition('+')[0]}.",
         )
-    what = f"this machine has a GPU, but torch {torch.__version__} finds none"
-    return what, "Look at the driver with nvidia-smi, and at CUDA_VISIBLE_DEVICES."
+    problem = f"this machine has a GPU, but torch {torch.__version__} finds none"
+    return problem, "Look at the driver with nvidia-smi, and at CUDA_VISIBLE_DEVICES."
 
 
 @dataclass(frozen=True, slots=True)

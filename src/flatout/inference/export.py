@@ -68,7 +68,7 @@ def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: b
     """
     with quiet_library():
         predictor: EncoderRun = load()
-        found = export(predictor, folder)
+        apart_by = export(predictor, folder)
         rows = made_up_rows(predictor)
         checked = f"on {len(rows)} made-up rows of {len(rows[0])} to {len(rows[-1])} tokens"
         kind = outputs_of(predictor.model).auto_class.__name__
@@ -81,7 +81,7 @@ def export_encoder(load: Callable[[], Any], folder: Path, name: Path, *, onnx: b
                 "texts that are too long: its tokenizer cuts their end off, the run cuts out their"
                 " middle"
             ]
-        lines += [f"largest difference from the run's own logits: {found:.1e} {checked}"]
+        lines += [f"largest difference from the run's own logits: {apart_by:.1e} {checked}"]
         if onnx:
             apart = export_onnx(predictor, folder)
             lines += [
@@ -103,10 +103,10 @@ def export(predictor: EncoderRun, folder: Path) -> float:
     plain_model(predictor.model, *predictor.logit_scale()).save_pretrained(folder)
     _save_tokenizer(predictor, folder)
     with torch.inference_mode():
-        found = _opened(predictor.model, folder)(**_pad_rows(predictor.model, rows)).logits
+        answered = _opened(predictor.model, folder)(**_pad_rows(predictor.model, rows)).logits
     if predictor.model.answers_tokens:
-        found = found[_mask(rows)]
-    return require_close(found, expected, "the exported model", MOST_APART)
+        answered = answered[_mask(rows)]
+    return require_close(answered, expected, "the exported model", MOST_APART)
 
 
 def export_onnx(predictor: EncoderRun, folder: Path) -> float:
@@ -186,12 +186,12 @@ def _pad_rows(model: Transformer, rows: list[list[int]]) -> dict[str, Tensor]:
     mask_BL = _mask(rows)
     tokens_BL = torch.full(mask_BL.shape, model.padding_id)
     tokens_BL[mask_BL] = torch.tensor([token for row in rows for token in row])
-    found = {
+    inputs = {
         "input_ids": tokens_BL,
         "attention_mask": mask_BL.long(),
         "token_type_ids": torch.zeros_like(tokens_BL),
     }
-    return {name: found[name] for name in _input_names(model)}
+    return {name: inputs[name] for name in _input_names(model)}
 
 
 def _mask(rows: list[list[int]]) -> Tensor:

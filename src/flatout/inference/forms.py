@@ -86,15 +86,15 @@ def mixed(predictor: RunPredictor, rows: list[Any], seed: int = 0) -> list[Any]:
     """In random order, in batches of one row to forty: the neighbours of a row must not matter."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(rows)).tolist()
-    found = list[Any](rows)
+    answers_of_rows = list[Any](rows)
     start = 0
     while start < len(order):
         places = order[start : start + int(random.integers(1, _MOST_MIXED + 1))]
         answers = predictor.predict([rows[place] for place in places])
         for place, answer in zip(places, answers, strict=True):
-            found[place] = answer
+            answers_of_rows[place] = answer
         start += len(places)
-    return found
+    return answers_of_rows
 
 
 _ORDERS = {"in batches": together, "in other batches": mixed, "in reversed order": reverse_rows}
@@ -109,15 +109,15 @@ def forms_of_run(
     """
     library = through_library(predictor)
     is_flat = isinstance(predictor.model, Transformer) and predictor.model.is_flat
-    own = "flat" if is_flat else "its own layers"
+    layers = "flat" if is_flat else "its own layers"
     reference = Form("alone", predictor, alone)
-    forms = [Form(f"{own}, {name}", predictor, order) for name, order in _ORDERS.items()]
+    forms = [Form(f"{layers}, {name}", predictor, order) for name, order in _ORDERS.items()]
     if library is not predictor:
         reference = Form("the library's layers, alone", library, alone)
-        forms.insert(0, Form(f"{own}, alone", predictor, alone))
+        forms.insert(0, Form(f"{layers}, alone", predictor, alone))
         forms.append(Form("padded, in batches", library, together))
     for other in beside:
-        name = f"{own}, on {other.device}"
+        name = f"{layers}, on {other.device}"
         in_fp32 = replace(other, precision=Precision.fp32)
         forms.append(Form(f"{name}, fp32", in_fp32, together))
         forms.append(Form(name, other, together, is_exact=False))
@@ -235,9 +235,9 @@ class FolderPredictor(Predictor):
             return None
         model = Outputs([], "single").wrap(net, Compute.flat, None).eval()
 
-        def ask(given: Mapping[str, Tensor]) -> Tensor:
-            ids = given["input_ids"]
-            masks = given.get("attention_mask", torch.ones_like(ids)).bool()
+        def ask(tensors: Mapping[str, Tensor]) -> Tensor:
+            ids = tensors["input_ids"]
+            masks = tensors.get("attention_mask", torch.ones_like(ids)).bool()
             batch = flat_batch([row[mask] for row, mask in zip(ids, masks, strict=True)])
             return model(batch)[batch.rows.argsort()]
 
@@ -248,7 +248,7 @@ class FolderPredictor(Predictor):
         """`[N, C]` logits, in batches in the order of the texts."""
         rows = [text.split(PAIR) for text in texts.to_pylist()]
         num_outputs = self.labels.num_outputs
-        found = [torch.empty(0, num_outputs)]
+        blocks = [torch.empty(0, num_outputs)]
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             columns = list(map(list, zip(*rows[start : start + _ROWS_AT_ONCE], strict=True)))
             with read_by("flatout", Path(self.where)):
@@ -272,8 +272,8 @@ class FolderPredictor(Predictor):
                 self.where,
                 f"answers {num_rows} rows of {len(columns[0])}",
             )
-            found.append(answers)
-        return torch.cat(found)
+            blocks.append(answers)
+        return torch.cat(blocks)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -288,13 +288,13 @@ class FolderTagger(TagPredictor):
     def tags(self, words: pa.Array) -> TaggedRows:
         rows = words.to_pylist()
         offsets = row_bounds(pc.list_value_length(words))
-        found = TaggedRows.untagged(offsets, self.names)
+        tagged = TaggedRows.untagged(offsets, self.names)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             batch = rows[start : start + _ROWS_AT_ONCE]
             with read_by("flatout", Path(self.where)):
-                given = self.tokenizer(batch, is_split_into_words=True, **_AS_USUAL)
-                shares = self.ask(given).float().softmax(-1)
-                shape = tuple(given["input_ids"].shape)
+                tensors = self.tokenizer(batch, is_split_into_words=True, **_AS_USUAL)
+                shares = self.ask(tensors).float().softmax(-1)
+                shape = tuple(tensors["input_ids"].shape)
                 require(
                     shares.shape[:-1] == shape,
                     self.where,
@@ -310,17 +310,17 @@ class FolderTagger(TagPredictor):
             for number in range(len(batch)):
                 # The first token of each word: tokens of the words None 0 0 1 None → {0: 1, 1: 3}.
                 firsts = dict[int, int]()
-                for place, word in enumerate(given.word_ids(number)):
+                for place, word in enumerate(tensors.word_ids(number)):
                     if word is not None:
                         firsts.setdefault(word, place)
                 of_row = offsets[start + number] + np.array(list(firsts), np.int64)
                 answers = WordAnswers.of_tags(
-                    shares[number, list(firsts.values())], offsets, is_plain=found.is_plain
+                    shares[number, list(firsts.values())], offsets, is_plain=tagged.is_plain
                 )
-                found.ids[of_row] = answers.ids
-                found.probabilities[of_row] = answers.probabilities
-                found.types[of_row] = answers.types
-        return found
+                tagged.ids[of_row] = answers.ids
+                tagged.probabilities[of_row] = answers.probabilities
+                tagged.types[of_row] = answers.types
+        return tagged
 
 
 def _shown_shape(sizes: Sequence[int]) -> str:
@@ -331,12 +331,12 @@ def _shown_shape(sizes: Sequence[int]) -> str:
 def texts_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredictor]:
     """Predictors of texts from an exported folder of an encoder, by name."""
     opened = FolderPredictor.of_folder(folder)
-    own = predictor.labels.classes
-    found = opened.labels.classes
-    _require_own_labels(predictor, folder, found)
+    of_run = predictor.labels.classes
+    labels = opened.labels.classes
+    _require_own_labels(predictor, folder, labels)
     opened.roles, opened.label_delimiter = predictor.roles, predictor.label_delimiter
     if predictor.thresholds:
-        opened.thresholds = [predictor.thresholds[own.index(name)] for name in found]
+        opened.thresholds = [predictor.thresholds[of_run.index(name)] for name in labels]
     opened.labels = replace(opened.labels, problem=predictor.labels.problem)
     return opened.answering(folder)
 
@@ -352,9 +352,9 @@ def words_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
     with read_by("flatout", folder):
         linear_part = LinearPart.of(folder)
     _require_own_labels(predictor, folder, labels)
-    found: dict[str, RunPredictor] = {}
+    predictors: dict[str, RunPredictor] = {}
     for file in files:
-        found[str(file)] = FolderPredictor(
+        predictors[str(file)] = FolderPredictor(
             model=predictor.model,
             vocabulary=predictor.vocabulary,
             labels=replace(predictor.labels, classes=labels),
@@ -367,7 +367,7 @@ def words_of_folder(predictor: Predictor, folder: Path) -> dict[str, RunPredicto
             where=str(file),
             linear_part=linear_part,
         )
-    return found
+    return predictors
 
 
 def _require_names(names: object, folder: Path) -> None:
@@ -376,14 +376,14 @@ def _require_names(names: object, folder: Path) -> None:
     require(are_names, str(folder), "its labels are no list of names", hint="Export the run again.")
 
 
-def _require_own_labels(predictor: Predictor, folder: Path, found: list[str]) -> None:
+def _require_own_labels(predictor: Predictor, folder: Path, labels: list[str]) -> None:
     """Refuse the folder of another run."""
-    own = predictor.labels.classes
+    of_run = predictor.labels.classes
     has_names = predictor.labels.problem is not Problem.regression
     require(
-        not has_names or set(found) == set(own),
+        not has_names or set(labels) == set(of_run),
         str(folder),
-        f"its labels are {', '.join(found[:8])}, those of the run {', '.join(own[:8])}",
+        f"its labels are {', '.join(labels[:8])}, those of the run {', '.join(of_run[:8])}",
         hint="Name a folder of this run.",
     )
 
@@ -405,9 +405,9 @@ def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
         return answering(predictor, folder)
     if type(predictor) is TagPredictor:
         net, tokenizer = open_folder(folder, Outputs([], "tags"))
-        found: dict[str, RunPredictor] = {}
+        predictors: dict[str, RunPredictor] = {}
         for name, ask in _asks_of(folder, net).items():
-            found[name] = FolderTagger(
+            predictors[name] = FolderTagger(
                 model=predictor.model,
                 vocabulary=predictor.vocabulary,
                 names=names_of(net),
@@ -417,7 +417,7 @@ def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
                 ask=ask,
                 where=name,
             )
-        return found
+        return predictors
     if type(predictor) is MaskedWordPredictor:
         raise UserError(
             str(folder), f"no exported form of a run on {predictor.answers_to} answers rows"
@@ -503,13 +503,13 @@ def ask_onnx(file: Path) -> Ask:
         session = open_onnx(file)
     names = [each.name for each in session.get_inputs()]
 
-    def ask(given: Mapping[str, Tensor]) -> Tensor:
-        if missing := [name for name in names if name not in given]:
+    def ask(tensors: Mapping[str, Tensor]) -> Tensor:
+        if missing := [name for name in names if name not in tensors]:
             raise UserError(
                 str(file),
                 f"asks for {', '.join(missing)}, which the tokenizer beside it does not give",
             )
-        inputs = {name: given[name].numpy() for name in names}
+        inputs = {name: tensors[name].numpy() for name in names}
         with read_by("onnxruntime", file):
             return torch.from_numpy(session.run(None, inputs)[0])
 

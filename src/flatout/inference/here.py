@@ -188,11 +188,11 @@ def _in_fp32(graph: GraphProto) -> str:
 
 
 def measure_forms(
-    predictor: Predictor, own: Scored, folder: Path, table: Table, say: Say
+    predictor: Predictor, scored_run: Scored, folder: Path, table: Table, say: Say
 ) -> list[FormMeasurement]:
     """Measure each form of an exported run on labelled rows.
 
-    The first one is the run's own `predict`, whose score `own` is known.
+    The first one is the run's own `predict`, whose score `scored_run` is known.
     """
     rows = list(predictor.rows(table, FileOptions()))
     predictor.require_rows(len(rows), table)
@@ -202,11 +202,11 @@ def measure_forms(
     forms = _forms(predictor, folder)
     weights = WEIGHTS if has_weights(folder) else ONNX
     seconds = _in_turn(forms, sorted(rows, key=len))
-    found = []
+    measured = []
     for name, (file, asked) in forms.items():
         alone = np.array([1e3 / _passes_per_s(asked, [row]) for row in rows[:_ALONE]])
         scored = (
-            own
+            scored_run
             if asked is predictor
             else asked.score_table(table, FileOptions(), [asked], lambda rows: None)
         )
@@ -220,25 +220,25 @@ def measure_forms(
         form = Form(name, asked, together, is_exact=name == "predict" or name.endswith("fp32"))
         times = (len(rows) / seconds[name], p50, p99)
         same = verify(form, rows, expected)
-        found.append(
+        measured.append(
             FormMeasurement(name, file, *times, size, scored.values[metric], interval, same)
         )
-        say(found[-1].line())
-    return found
+        say(measured[-1].line())
+    return measured
 
 
 def _forms(predictor: Predictor, folder: Path) -> dict[str, tuple[str, Any]]:
-    found: dict[str, tuple[str, Any]] = {"predict": ("", predictor)}
+    predictors: dict[str, tuple[str, Any]] = {"predict": ("", predictor)}
     names = {ONNX: "onnxruntime fp32", INT8: "onnxruntime int8", STATIC: "onnxruntime static int8"}
     for place, form in exported(predictor, folder).items():
         file = Path(place).name
         if file in names:
-            found[names[file]] = (file, form)
+            predictors[names[file]] = (file, form)
             continue
-        found["transformers fp32"] = (WEIGHTS, form)
+        predictors["transformers fp32"] = (WEIGHTS, form)
         if bf16_is_native_on_cpu():
-            found["transformers bf16"] = (WEIGHTS, _in_bf16(form))
-    return found
+            predictors["transformers bf16"] = (WEIGHTS, _in_bf16(form))
+    return predictors
 
 
 def _in_bf16(plain: RunPredictor) -> FolderPredictor:
@@ -268,17 +268,17 @@ def _passes_per_s(predictor: RunPredictor, rows: list[str]) -> float:
 
 
 def choose(
-    found: Sequence[FormMeasurement], best: str, points: float, problem: Problem
+    measured: Sequence[FormMeasurement], best: str, points: float, problem: Problem
 ) -> FormMeasurement:
     """The best form that other programs open, of those that lose at most so many points.
 
     Of an error `points` are per cent: with 0.5, an rmse of 2.0 may become 2.01.
     """
-    own, *others = found
+    of_run, *others = measured
     if problem is Problem.regression:
-        fits = [each for each in others if each.score <= own.score * (1 + points / 100)]
+        fits = [each for each in others if each.score <= of_run.score * (1 + points / 100)]
     else:
-        fits = [each for each in others if each.score >= own.score - points / 100]
+        fits = [each for each in others if each.score >= of_run.score - points / 100]
     require(
         bool(fits),
         "--allow-points",
@@ -288,26 +288,28 @@ def choose(
     return max(fits, key=BEST[best])
 
 
-def remarks(found: Sequence[FormMeasurement], chosen: FormMeasurement, best: str) -> list[str]:
+def remarks(measured: Sequence[FormMeasurement], chosen: FormMeasurement, best: str) -> list[str]:
     """Lines about the chosen form, and about forms that bring nothing on this machine."""
     gain = BEST[best]
-    fp32 = found[1]  # of transformers, or of onnxruntime for a network from scratch
+    fp32 = measured[1]  # of transformers, or of onnxruntime for a network from scratch
     poor = [
-        each for each in found if each.file and each is not fp32 and gain(each) < _PAYS * gain(fp32)
+        each
+        for each in measured
+        if each.file and each is not fp32 and gain(each) < _PAYS * gain(fp32)
     ]
-    own = gain(chosen) / gain(found[0])
+    ratio = gain(chosen) / gain(measured[0])
     of_fp32 = f"of {fp32.name} for {best}"
     lines = [
         f"{each.name} does not pay here: {gain(each) / gain(fp32):.2f}× {of_fp32}" for each in poor
     ]
-    faster = ", which is faster but needs flatout" if own < 1 else ""
-    return [*lines, f"best for {best}: {chosen.name}, {own:.2f}× of this run's predict{faster}"]
+    faster = ", which is faster but needs flatout" if ratio < 1 else ""
+    return [*lines, f"best for {best}: {chosen.name}, {ratio:.2f}× of this run's predict{faster}"]
 
 
 def write_best(
     folder: Path,
     predictor: Predictor,
-    found: Sequence[FormMeasurement],
+    measurements: Sequence[FormMeasurement],
     chosen: FormMeasurement,
     about: dict[str, Any],
 ) -> None:
@@ -324,7 +326,7 @@ def write_best(
     if isinstance(model, Transformer):
         network = f"fine-tuned {model.described.model_type}"
     about = {**about, "processor": processor_name(), "threads": torch.get_num_threads()}
-    measured = {"form": chosen.name, "measured": [asdict(each) for each in found]}
+    measured = {"form": chosen.name, "measured": [asdict(each) for each in measurements]}
     changed = chosen.verified.rows - chosen.verified.same
     write_certificate(folder / "verify.json", {**about, **measured}, [chosen.verified], changed)
     write_program(folder, chosen.file, predictor, encoder=is_encoder)
@@ -336,7 +338,7 @@ def write_best(
         max_length=predictor.max_length,
         classes=[] if problem is Problem.regression else predictor.labels.classes,
         metric=monitored_metric(problem),
-        found=found,
+        found=measurements,
         chosen=chosen,
     )
     (folder / "README.md").write_text(f"{card}\n", encoding="utf-8")

@@ -144,13 +144,13 @@ def hash_grams(grams: Sequence[str]) -> dict[str, int]:
     of_length: dict[int, list[str]] = {}
     for gram in grams:
         of_length.setdefault(len(gram.encode()), []).append(gram)
-    found: dict[str, int] = {}
+    hashes: dict[str, int] = {}
     for length, alike in of_length.items():
         data = b"".join(gram.encode() for gram in alike)
         keys_NL = np.frombuffer(data, np.uint8).reshape(len(alike), length)
         signed_N = _murmur(keys_NL).view(np.int32).astype(np.int64)
-        found |= zip(alike, (np.abs(signed_N) % _HASHES).tolist(), strict=True)
-    return found
+        hashes |= zip(alike, (np.abs(signed_N) % _HASHES).tolist(), strict=True)
+    return hashes
 
 
 def _murmur(keys_NL: NDArray[np.uint8]) -> NDArray[np.uint32]:

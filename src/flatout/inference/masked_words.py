@@ -77,13 +77,13 @@ class MaskedWordPredictor(RunPredictor):
     @torch.inference_mode()
     def predict(self, texts: Sequence[str] | str, most: int = 5) -> list[list[list[Filling]]]:
         """For each text and each of its mask tokens the likeliest words, the likeliest first."""
-        given = texts_in_memory(texts, self.roles)
-        found: list[list[list[Filling]]] = []
+        rows = texts_in_memory(texts, self.roles)
+        fillings: list[list[list[Filling]]] = []
         self.model.eval()
         with answering(self.precision, self.device):
-            for start in range(0, len(given), _ROWS_AT_ONCE):
-                found += self._fill(given[start : start + _ROWS_AT_ONCE], most)
-        return found
+            for start in range(0, len(rows), _ROWS_AT_ONCE):
+                fillings += self._fill(rows[start : start + _ROWS_AT_ONCE], most)
+        return fillings
 
     def _fill(self, texts: list[str], most: int) -> list[list[list[Filling]]]:
         encoded = self.vocabulary.encode(pa.array(texts, pa.string()), max_length=self.max_length)
@@ -92,9 +92,9 @@ class MaskedWordPredictor(RunPredictor):
         batch = flat_batch(rows).to(self.device)
         is_mask_T = batch.tokens == self.vocabulary.require_mask("the tokenizer")
         batch.places = is_mask_T.nonzero().flatten()
-        found: list[list[list[Filling]]] = [[] for _ in texts]
+        of_texts: list[list[list[Filling]]] = [[] for _ in texts]
         if not len(batch.places):
-            return found
+            return of_texts
         logits = self.model(batch).float()
         shares, ids = logits.softmax(-1).topk(min(most, self.vocabulary.size))
         row_of_token = torch.repeat_interleave(batch.rows, batch.lengths)
@@ -105,8 +105,8 @@ class MaskedWordPredictor(RunPredictor):
             for word, probability in zip(words, probabilities, strict=True):
                 text = self.vocabulary.tokenizer.decode([word])
                 fillings.append(Filling(text, probability))
-            found[row].append(fillings)
-        return found
+            of_texts[row].append(fillings)
+        return of_texts
 
     def open(self, file: str, verb: str, reading: ReadingConfig | None = None) -> NoReturn:
         raise UserError(

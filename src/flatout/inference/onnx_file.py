@@ -85,7 +85,7 @@ def open_onnx(path: Path) -> Any:
 
 
 @contextmanager
-def read_by(library: str, place: Path, hint: str = "Export the run again.") -> Iterator[None]:
+def read_by(library: str, file: Path, hint: str = "Export the run again.") -> Iterator[None]:
     """Say of a file that a library cannot read what is wrong with it."""
     try:
         yield
@@ -96,23 +96,23 @@ def read_by(library: str, place: Path, hint: str = "Export the run again.") -> I
         if not is_failure(error):
             raise
         raise UserError(
-            str(place), f"{library} cannot read it ({first_line(error)})", hint=hint
+            str(file), f"{library} cannot read it ({first_line(error)})", hint=hint
         ) from None
 
 
 def require_close(
-    found: Tensor, expected: Tensor, who: str, most: float, what: str = "logits"
+    values: Tensor, expected: Tensor, who: str, most: float, name: str = "logits"
 ) -> float:
     """The largest difference, which must not be above `most`.
 
     It is a share of the largest value where that is above 1: numbers of a regression may be large.
     """
     largest = expected.abs().max().clamp_min(1)
-    apart = float((found - expected).abs().max() / largest)
+    apart = float((values - expected).abs().max() / largest)
     require(
         apart <= most,
         "export",
-        f"{who} answers otherwise: {what} differ by {apart:.1e}",
+        f"{who} answers otherwise: {name} differ by {apart:.1e}",
         hint=DEFECT,
     )
     return apart

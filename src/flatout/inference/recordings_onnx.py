@@ -196,14 +196,14 @@ def _compare(predictor: RecordingsRun, path: Path) -> float:
     shift = np.array(scaler.shift[: shape.inputs])
     values = (walk * factor + shift).astype(np.float32).astype(np.float64)
     expected = predictor.answer(values)
-    found = stream_onnx(path, values)
+    answers = stream_onnx(path, values)
     if shape.labels:
         scale = 1.0 if predictor.has_classes else predictor.label_scale[1]
-        return float(np.abs((found[-1] - expected) / scale).max())
+        return float(np.abs((answers[-1] - expected) / scale).max())
     _, factors = scaler.of_targets(shape.targets)
-    expected = expected[-len(found) :]
+    expected = expected[-len(answers) :]
     rounding = 2 * np.spacing(np.abs(expected).astype(np.float32))
-    difference = np.maximum(0, np.abs(found - expected) - rounding)
+    difference = np.maximum(0, np.abs(answers - expected) - rounding)
     return float((difference / np.array(factors)).max())
 
 

@@ -104,11 +104,11 @@ class Answered:
         """A block with its answers, in place of columns of the same names."""
         file_columns = block.schema.names
         # by number, as two columns of a file may have one name
-        kept = block.select(
+        columns = block.select(
             [number for number, name in enumerate(file_columns) if name not in added]
         )
         beside = pa.RecordBatch.from_arrays(
-            [*kept.columns, *added.values()], names=[*kept.schema.names, *added]
+            [*columns.columns, *added.values()], names=[*columns.schema.names, *added]
         )
         replaced = [name for name in file_columns if name in added]
         return cls(beside, replaced, block.num_rows, given, answers, unlike=unlike)
@@ -263,20 +263,20 @@ class RunPredictor(ABC):
                 f"no run on {cls.answers_to}",
                 hint="Open it with flatout.load_predictor(RUN).",
             )
-            found = cls.read_folder(folder, settings)
-            found.held_out = HeldOutAnswers.read(folder.path)
-            found.held_out_errors = HeldOutErrors.read(folder.path)
-            if found.held_out_errors is not None:
-                width = found.held_out_errors.distances.shape[1]
+            predictor = cls.read_folder(folder, settings)
+            predictor.held_out = HeldOutAnswers.read(folder.path)
+            predictor.held_out_errors = HeldOutErrors.read(folder.path)
+            if predictor.held_out_errors is not None:
+                width = predictor.held_out_errors.distances.shape[1]
                 require(
-                    width == found.numbers_an_answer,
+                    width == predictor.numbers_an_answer,
                     str(folder.path / HeldOutErrors.FILE),
                     "is of other targets than the network has",
                     hint="Remove it: then no intervals are promised.",
                 )
-            found.fingerprint = Fingerprint.read(folder.path)
-            found.model.to(torch.device(device)).eval()
-            return found
+            predictor.fingerprint = Fingerprint.read(folder.path)
+            predictor.model.to(torch.device(device)).eval()
+            return predictor
 
     def answer_with(self, part: str, folder: ModelFolder) -> None:
         """From now on, answer with one part of the run alone: a name of `PARTS`."""
@@ -349,28 +349,28 @@ class RunPredictor(ABC):
             yield replace(batch, rows=torch.from_numpy(order)[batch.rows])
 
     @staticmethod
-    def rows_in_memory(given: Any, columns: Sequence[str]) -> list[Any]:
+    def rows_in_memory(source: Any, columns: Sequence[str]) -> list[Any]:
         """Rows in their order, from one row, a list, or a table with the columns of training."""
-        if isinstance(given, str | bytes):
-            return [given]
-        is_list = hasattr(given, "__iter__")
+        if isinstance(source, str | bytes):
+            return [source]
+        is_list = hasattr(source, "__iter__")
         require(
             is_list,
             "predict",
-            f"{given!r} is neither a row nor a list of rows",
+            f"{source!r} is neither a row nor a list of rows",
             hint="Pass a list, or a table.",
         )
-        if not (isinstance(given, Mapping) or hasattr(given, "columns")):
-            return list(given)
+        if not (isinstance(source, Mapping) or hasattr(source, "columns")):
+            return list(source)
         values_of_columns = []
         for name in columns:
             require(
-                name in given,
+                name in source,
                 "predict",
                 f"no column {name!r}",
                 hint="Pass a list, or a table as in training.",
             )
-            column = given[name]
+            column = source[name]
             values = [column] if isinstance(column, str | bytes) else column  # one row
             values_of_columns.append(pa.array(values).to_pylist())
         if len(values_of_columns) == 1:
@@ -406,9 +406,9 @@ class RunPredictor(ABC):
         }
 
 
-def texts_in_memory(given: object, roles: Roles) -> list[str]:
+def texts_in_memory(source: object, roles: Roles) -> list[str]:
     """Texts in their order; each row is a text, or a pair of texts."""
-    rows = RunPredictor.rows_in_memory(given, roles.texts)
+    rows = RunPredictor.rows_in_memory(source, roles.texts)
     texts = []
     for number, row in enumerate(rows):
         parts = row if isinstance(row, list | tuple) and row else [row]
@@ -447,15 +447,15 @@ def in_order(
     # This thread reads pieces ahead, one more than there are predictors: each of them then finds
     # the next piece ready, and memory holds few.
     free = iter(predictors)
-    own = threading.local()
+    thread = threading.local()
 
     def begin() -> None:
-        own.predictor = next(free)  # each thread has one
+        thread.predictor = next(free)  # each thread has one
 
     waiting: deque[Future[Answer]] = deque()
     with ThreadPoolExecutor(len(predictors), "answer", begin) as pool:
         for piece in pieces:
-            waiting.append(pool.submit(lambda piece: answer(own.predictor, piece), piece))
+            waiting.append(pool.submit(lambda piece: answer(thread.predictor, piece), piece))
             if len(waiting) > len(predictors):
                 yield waiting.popleft().result()
         while waiting:

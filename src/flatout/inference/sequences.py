@@ -188,16 +188,16 @@ class SequencePredictor(RunPredictor):
         is_short = len(values) < (shape.lookback or 0) and not shape.horizon
         if self.onnx_file is None or is_short:
             return np.concatenate(list(self.stream(values, name)))
-        found = stream_onnx(self.onnx_file, values, is_each=not shape.horizon)
+        by_file = stream_onnx(self.onnx_file, values, is_each=not shape.horizon)
         if shape.labels:
-            return found[-1]
+            return by_file[-1]
         # The first samples of a recording have shorter windows, which the file does not read. Of 10
         # samples and windows of 3, the file answers 8: the first 2 answers are the network's.
-        num_first = 0 if shape.horizon else len(values) - len(found)
+        num_first = 0 if shape.horizon else len(values) - len(by_file)
         if not num_first:
-            return found
+            return by_file
         by_network = replace(self, onnx_file=None).answer(values, name)
-        return np.concatenate([by_network[:num_first], found])
+        return np.concatenate([by_network[:num_first], by_file])
 
     @torch.inference_mode()
     def stream(self, values: Values, name: str = "a recording") -> Iterator[NDArray[Any]]:

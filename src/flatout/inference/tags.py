@@ -160,8 +160,8 @@ class TagPredictor(RunPredictor):
 
     def predict(self, rows: Sequence[str | Sequence[str]] | str) -> list[TagPrediction]:
         """Tags and entities of each row: a list of words, or a text that `words_of` parts."""
-        given = self.rows_in_memory(rows, self.roles.texts)
-        for number, row in enumerate(given):
+        sources = self.rows_in_memory(rows, self.roles.texts)
+        for number, row in enumerate(sources):
             # the letters of a text are texts, too
             require(
                 row is not None and all(isinstance(word, str) for word in row),
@@ -170,7 +170,7 @@ class TagPredictor(RunPredictor):
                 allowed="a text, or a list of words",
             )
         words = []
-        for row in given:
+        for row in sources:
             words.append(words_of(row) if isinstance(row, str) else list(row))
         if not words:
             return []
@@ -207,27 +207,27 @@ class TagPredictor(RunPredictor):
         counts = pc.list_value_length(words).to_numpy()
         offsets = row_bounds(counts)
         is_seen = np.arange(offsets[-1]) < np.repeat(offsets[:-1] + encoded.words, counts)
-        found = TaggedRows.untagged(offsets, self.names, lost=int((~is_seen).sum()))
-        found.ids[is_seen] = ids[encoded.firsts]
-        found.probabilities[is_seen] = shares[encoded.firsts]
-        found.types[is_seen] = types[encoded.firsts]
-        return found
+        tagged = TaggedRows.untagged(offsets, self.names, lost=int((~is_seen).sum()))
+        tagged.ids[is_seen] = ids[encoded.firsts]
+        tagged.probabilities[is_seen] = shares[encoded.firsts]
+        tagged.types[is_seen] = types[encoded.firsts]
+        return tagged
 
     def logit_scale(self) -> tuple[float, float]:
         return 0.0, 1 / self.temperature
 
-    def read(self, words: Sequence[Sequence[str]], found: TaggedRows) -> list[TagPrediction]:
+    def read(self, words: Sequence[Sequence[str]], tagged: TaggedRows) -> list[TagPrediction]:
         """Numbers as tags by name, and their entities; None is what is left out."""
-        tags = found.names_of(self.names)
+        tags = tagged.names_of(self.names)
         by_row: list[list[Entity]] = [[] for _ in words]
         possible = None
-        if not found.is_plain:
-            by_row = self._join_entities(words, found)
+        if not tagged.is_plain:
+            by_row = self._join_entities(words, tagged)
         elif self.abstention is not None:
-            possible = self._leave_out_words(tags, found)
+            possible = self._leave_out_words(tags, tagged)
         predictions = []
         for number, row in enumerate(words):
-            there = slice(*found.offsets[number : number + 2])
+            there = slice(*tagged.offsets[number : number + 2])
             of_row = tags[there].tolist()
             for entity in by_row[number]:
                 if entity.type is None:
@@ -237,26 +237,28 @@ class TagPredictor(RunPredictor):
         return predictions
 
     def _leave_out_words(
-        self, tags: NDArray[np.object_], found: TaggedRows
+        self, tags: NDArray[np.object_], tagged: TaggedRows
     ) -> list[list[str] | None]:
         """Set unsure plain tags to None; returns the possible tags of their words."""
         assert self.abstention is not None
         possible: list[list[str] | None] = [None] * len(tags)
-        is_unsure = (found.ids >= 0) & (found.probabilities <= self.abstention.above)
+        is_unsure = (tagged.ids >= 0) & (tagged.probabilities <= self.abstention.above)
         for word in np.flatnonzero(is_unsure).tolist():
             tags[word] = None
-            possible[word] = self.abstention.choose_possible(self.names, found.types[word].tolist())
+            possible[word] = self.abstention.choose_possible(
+                self.names, tagged.types[word].tolist()
+            )
         return possible
 
     def _join_entities(
-        self, words: Sequence[Sequence[str]], found: TaggedRows
+        self, words: Sequence[Sequence[str]], tagged: TaggedRows
     ) -> list[list[Entity]]:
         """The entities of each row."""
-        entities = found.entities()
+        entities = tagged.entities()
         by_row: list[list[Entity]] = [[] for _ in words]
         types = _possible_types(self.names)
         places = (entities.row, entities.start, entities.stop, entities.kind)
-        values = (array.tolist() for array in (*places, *found.judge_entities(entities)))
+        values = (array.tolist() for array in (*places, *tagged.judge_entities(entities)))
         for row, start, stop, kind, surety, shares in zip(*values, strict=True):
             text = " ".join(words[row][start:stop])
             entity = Entity(types[1 + kind], text, start, stop, surety)
@@ -275,19 +277,19 @@ class TagPredictor(RunPredictor):
             predictor: TagPredictor, piece: tuple[Any, pa.RecordBatch]
         ) -> tuple[Answered, int]:
             words, block = piece
-            found = predictor.tags(words)
-            rows = predictor.read(words.to_pylist(), found)
+            tagged = predictor.tags(words)
+            rows = predictor.read(words.to_pylist(), tagged)
             tags = pa.array([tag for row in rows for tag in row.tags], pa.string())
-            offsets = pa.array(found.offsets.astype(np.int32))
+            offsets = pa.array(tagged.offsets.astype(np.int32))
             added = {} if options.text in (None, self.roles.texts[0]) else {"words": words}
             added["prediction"] = pa.ListArray.from_arrays(offsets, tags)
             added |= predictor._columns_beside(rows)
             # Each line of CoNLL needs a tag, also that of a word that is left out.
             written = pa.ListArray.from_arrays(offsets, pc.fill_null(tags, UNANSWERED))
             sentences = pa.RecordBatch.from_arrays([words, written], names=["words", "prediction"])
-            counts = _count_answers(rows, found)
+            counts = _count_answers(rows, tagged)
             answered = Answered.beside(block, added, *counts, predictor.unlike)
-            return replace(answered, sentences=sentences), found.lost
+            return replace(answered, sentences=sentences), tagged.lost
 
         for answered, lost in in_order(answer, others, self._words(table, options)):
             self.lost_words += lost
@@ -312,12 +314,12 @@ class TagPredictor(RunPredictor):
         column = options.text or self.roles.texts[0]
         require_columns(table, {"--text": column})
         for _, block in self.blocks(table):
-            given = block.column(column)
+            values = block.column(column)
             # Sentences as people write them are parted, unlike those of the run's own column.
-            if column not in self.roles.texts and is_text(given.type):
-                words = [words_of(text or "") for text in given.to_pylist()]
-                given = pa.array(words, pa.list_(pa.large_string()))
-            yield split_words(given, name=column, table=table.name, key="--text"), block
+            if column not in self.roles.texts and is_text(values.type):
+                words = [words_of(text or "") for text in values.to_pylist()]
+                values = pa.array(words, pa.list_(pa.large_string()))
+            yield split_words(values, name=column, table=table.name, key="--text"), block
 
     def rows(self, table: Table, options: FileOptions) -> Iterator[list[str]]:
         return (row for words, _ in self._words(table, options) for row in words.to_pylist())
@@ -332,16 +334,16 @@ class TagPredictor(RunPredictor):
         held_out = list[HeldOutAnswers]()
         total = 0
         labelled = _read_tags(table, roles, self.names)
-        for found, given in in_order(
+        for tagged, tags in in_order(
             lambda one, piece: (one.tags(piece[0]), piece[1]), others, labelled
         ):
-            rows = len(found.offsets) - 1
+            rows = len(tagged.offsets) - 1
             numbers = torch.arange(total, total + rows)
             is_cut = np.zeros(rows, np.bool_)
-            scores.add(found.ids, given, found.offsets, is_cut, numbers)
-            held_out.append(HeldOutAnswers.of_words(found, given))
+            scores.add(tagged.ids, tags, tagged.offsets, is_cut, numbers)
+            held_out.append(HeldOutAnswers.of_words(tagged, tags))
             total += rows
-            self.lost_words += found.lost
+            self.lost_words += tagged.lost
             advance(rows)
         self.require_rows(total, table)
         return Scored(
@@ -403,10 +405,10 @@ def _possible_types(names: Sequence[str]) -> list[str]:
     return types if are_plain(names) else [OUTSIDE, *types]
 
 
-def _count_answers(rows: Sequence[TagPrediction], found: TaggedRows) -> tuple[int, int]:
+def _count_answers(rows: Sequence[TagPrediction], tagged: TaggedRows) -> tuple[int, int]:
     """How many entities, or words with plain tags, are answered; and how many there are."""
-    if found.is_plain:
-        num_seen = int((found.ids >= 0).sum())
+    if tagged.is_plain:
+        num_seen = int((tagged.ids >= 0).sum())
         num_left_out = sum(row.tags.count(None) for row in rows)
         return num_seen - num_left_out, num_seen
     types = [entity.type for row in rows for entity in row.entities]
@@ -420,11 +422,11 @@ def _read_tags(table: Table, roles: Roles, names: Sequence[str]) -> Iterator[tup
     census.expect(names)
     for rows, block in RunPredictor.blocks(TaggedTable(table, roles, "test", census), LISTS):
         words, tags = block.columns
-        given = census.numbered(tags, rows)
+        numbered = census.numbered(tags, rows)
         if unknown := list(census.types)[len(types) :]:
             raise UserError(
                 "--label",
                 f"{table.name}: tags that the run does not know: {', '.join(unknown[:5])}",
                 allowed=", ".join(types),
             )
-        yield words, as_bio(given)
+        yield words, as_bio(numbered)

@@ -175,17 +175,17 @@ class Predictor(RunPredictor):
 
     def _answer_with_rival(self, folder: ModelFolder) -> None:
         """Answer with the kept rival, or with the linear model that answers with the network."""
-        kept = folder.rival(self.labels)
-        if kept is None and self.linear is not None:
-            kept = (self.linear, self.thresholds)
-        if kept is None:
+        rival = folder.rival(self.labels)
+        if rival is None and self.linear is not None:
+            rival = (self.linear, self.thresholds)
+        if rival is None:
             raise UserError(
                 "--with",
                 "this run has kept no rival: it was left out, or did not win by more than the"
                 " interval of the score",
                 hint="Train with monitor.rival=always, or leave --with out.",
             )
-        self.linear, self.thresholds = kept
+        self.linear, self.thresholds = rival
         self.mixture = Mixture(0.0, 1.0)
         self.temperature = 1.0
 
@@ -223,21 +223,21 @@ class Predictor(RunPredictor):
         self.model.eval()
         if self.escapes is Escapes.decode:
             texts = decode_escapes(texts)[0]
-        found = torch.empty(len(texts), self.labels.num_outputs)
+        outputs = torch.empty(len(texts), self.labels.num_outputs)
         if self.part == "rival":
             assert self.linear is not None
             answers = self.linear.predict(texts.to_pylist()) if len(texts) else np.empty(0)
-            return log_shares(answers, self.labels.problem).reshape(found.shape)
+            return log_shares(answers, self.labels.problem).reshape(outputs.shape)
         encoded = encode_texts(self.vocabulary, texts, self.max_length, self.long_texts)
         with answering(self.precision, self.device):
             for batch in self.batches((encoded.tokens, encoded.lengths), len(texts), _ROWS_A_BATCH):
-                found[batch.rows] = self.model(batch).float().cpu()
+                outputs[batch.rows] = self.model(batch).float().cpu()
         if self.linear is not None and len(texts):
             shares = self.linear.predict(texts.to_pylist())
-            found = self.mixture.mix(found, log_shares(shares, self.labels.problem))
+            outputs = self.mixture.mix(outputs, log_shares(shares, self.labels.problem))
         if self.labels.problem is Problem.regression:
-            found = found * self.labels.spread + self.labels.mean
-        return found
+            outputs = outputs * self.labels.spread + self.labels.mean
+        return outputs
 
     def read(self, outputs: Tensor) -> list[Prediction]:
         columns = answer_columns(self, outputs)

@@ -46,11 +46,11 @@ class UnitCheck:
                     outside[:] += self.ranges.count_outside(inputs)
                 yield inputs
 
-        found = ColumnRanges.of(read_inputs())
+        ranges = ColumnRanges.of(read_inputs())
         if self.ranges is None:
             return
-        for number in self.ranges.find_apart(found, outside, self._samples - samples_before):
-            line = f"{name} ({found.least[number]:.4g} to {found.most[number]:.4g})"
+        for number in self.ranges.find_apart(ranges, outside, self._samples - samples_before):
+            line = f"{name} ({ranges.least[number]:.4g} to {ranges.most[number]:.4g})"
             self._apart.setdefault(self.columns[number], []).append(line)
 
     def lines(self) -> list[str]:

@@ -145,14 +145,14 @@ def choose_ladder(data: ProgramData, model: ModelConfig, folders: Sequence[Path]
     kind = way_of(data).kind
     program = program_of(model)
     # The file of a ladder has the name of its program.
-    found = read_ladder(find_ladder(program, folders))
-    require(found.kind == kind, "model", f"{type(model).__name__} does not fit {kind}")
+    ladder = read_ladder(find_ladder(program, folders))
+    require(ladder.kind == kind, "model", f"{type(model).__name__} does not fit {kind}")
     title = f"{type(model).__name__.removesuffix('Config')} on your data"
     # The larger batch of `tweets`, and what is only learned otherwise, belong to the guide's batch
     # sizes.
     rows_at_once, _ = data.batches(1)
     rungs = list[Rung]()
-    for rung in found.rungs:
+    for rung in ladder.rungs:
         if rung.name == "batch 64" or rung.measures == LEARNING:
             continue
         of_rates = ("optim.scale_lr", "optim.base_batch")
@@ -165,5 +165,5 @@ def choose_ladder(data: ProgramData, model: ModelConfig, folders: Sequence[Path]
                 keywords["batch"] = rows_at_once
         rungs.append(replace(rung, promised="", factor=None, words=words, keywords=keywords))
     return replace(
-        found, name=f"own_{program}", title=title, rungs=tuple(rungs), in_all="", settings=()
+        ladder, name=f"own_{program}", title=title, rungs=tuple(rungs), in_all="", settings=()
     )

@@ -87,18 +87,18 @@ def _draw(figure: Figure, shown: Sequence[Mapping[str, Any]]) -> None:
     ticks = [value for value in _TICKS if low <= value <= high]
     axes.set_xticks(ticks, [f"{value:g}×" for value in ticks])
     axes.set_xticks([], minor=True)
-    axes.set_yticks([place + 0.5 for place in range(len(names))], names)
+    axes.set_yticks([row + 0.5 for row in range(len(names))], names)
     axes.tick_params(axis="y", labelcolor=INK)
     axes.grid(visible=False)
     axes.grid(axis="x")
     axes.axvline(1, color=MUTED, linewidth=1)
-    for place, rung in enumerate(shown):
+    for row, rung in enumerate(shown):
         if rung["factor"]:
-            _draw_promise(axes, place, rung)
+            _draw_promise(axes, row, rung)
         if rung["measured"]:
-            _draw_measured(axes, place, rung, low, high)
+            _draw_measured(axes, row, rung, low, high)
         else:
-            _write(axes, 1, place + _MEASURED_AT, printable(rung["skipped"]), MUTED)
+            _write(axes, 1, row + _MEASURED_AT, printable(rung["skipped"]), MUTED)
 
 
 def _name_of(rung: Mapping[str, Any]) -> str:
@@ -115,24 +115,22 @@ def _range_of(shown: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return min(0.8, 0.9 * min(values)), max(2.0, 1.1 * max(values))
 
 
-def _draw_promise(axes: Axes, place: int, rung: Mapping[str, Any]) -> None:
+def _draw_promise(axes: Axes, row: int, rung: Mapping[str, Any]) -> None:
     least, most = rung["factor"]
     bar = axes.barh(
-        place + _PROMISED_AT,
+        row + _PROMISED_AT,
         math.fabs(most - 1),
         left=min(1, most),
         height=0.24,
         color=_PROMISED,
     )
-    axes.plot([least, least], [place + 0.18, place + 0.42], color=MUTED, linewidth=1)
+    axes.plot([least, least], [row + 0.18, row + 0.42], color=MUTED, linewidth=1)
     explain(bar[0], [f"{rung['name']}: promised {rung['promised']}"])
 
 
-def _draw_measured(
-    axes: Axes, place: int, rung: Mapping[str, Any], low: float, high: float
-) -> None:
+def _draw_measured(axes: Axes, row: int, rung: Mapping[str, Any], low: float, high: float) -> None:
     value, least, most = _measured(rung)
-    y = place + _MEASURED_AT
+    y = row + _MEASURED_AT
     colour = _COLOURS[rung["verdict"]]
     bar = axes.barh(y, math.fabs(value - 1), left=min(1, value), height=0.34, color=colour)
     explain(bar[0], [f"{rung['name']}: measured {value:.2f}×"])

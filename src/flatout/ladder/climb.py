@@ -184,10 +184,10 @@ def _measure(program: Program, seconds: float | None, folder: Path) -> RungMeasu
     if torch.cuda.device_count():
         threading.Thread(target=watch, daemon=True).start()
     try:
-        found = program(seconds, folder)
+        measurement = program(seconds, folder)
     finally:
         done.set()
-    return replace(found, device_share=sum(samples) / len(samples) if samples else None)
+    return replace(measurement, device_share=sum(samples) / len(samples) if samples else None)
 
 
 ROUNDS = 5  # most rounds, and the usual ones; more would show nothing new
@@ -254,12 +254,15 @@ def climb(
     longest_s = dict[str, float]()  # of a rung's measurements so far, with their preparation
     top = top_of([step.rung for step in open_steps])
     for number, order in enumerate(rounds_of(len(open_steps), top)):
-        for place in order:
-            step = open_steps[place]
+        for number_of_step in order:
+            step = open_steps[number_of_step]
             name = step.rung.name
             # A measurement that would end beyond the budget is left out, by how long the last one
             # of this rung took.
-            is_end = number == 0 and place in (0, top)  # without its ends a ladder has no result
+            is_end = number == 0 and number_of_step in (
+                0,
+                top,
+            )  # without its ends a ladder has no result
             would_end = time.monotonic() + longest_s.get(name, seconds)
             if step.skipped or (would_end > until and not is_end):
                 continue

@@ -75,11 +75,11 @@ def compare_groups(first: Path, second: Path) -> Comparison:
     (runs, left_out, metric), (others, left_out_there, metric_there) = map(
         _read_group, (first, second)
     )
-    what = f"{metric} in {first}, {metric_there} in {second}"
+    metrics = f"{metric} in {first}, {metric_there} in {second}"
     require(
         metric == metric_there,
         "compare",
-        f"different metrics: {what}",
+        f"different metrics: {metrics}",
         hint="Set checkpoint.metric alike.",
     )
     seeds = sorted(runs.keys() & others.keys())
@@ -137,7 +137,7 @@ def summaries_in(folder: Path) -> list[Path]:
 
 def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str], str]:
     """Finished runs by their seed, those that are left out, and the metric that chose them."""
-    found: dict[int, Mapping[str, Any]] = {}
+    summaries: dict[int, Mapping[str, Any]] = {}
     left_out: list[str] = []
     # the newest first: of two runs with one seed it counts
     paths = sorted(summaries_in(folder), key=lambda path: path.stat().st_mtime_ns, reverse=True)
@@ -169,26 +169,29 @@ def _read_group(folder: Path) -> tuple[dict[int, Mapping[str, Any]], list[str], 
             value = _metric(summary, str(summary["metric"]))
             float(0.0 if value is None else value)
         require(
-            seed not in found or not is_list,
+            seed not in summaries or not is_list,
             "compare",
             f"{folder} has several finished runs with seed {seed}",
             hint=f"Name one of them; python -m flatout compare {folder} lists all.",
         )
-        if seed in found:
+        if seed in summaries:
             left_out.append(f"left out: {path.parent}: a newer run has seed {seed}, too")
             continue
-        found[seed] = summary
+        summaries[seed] = summary
     require(
-        bool(found), "compare", f"{folder} has no finished run", hint="Train it to its end first."
+        bool(summaries),
+        "compare",
+        f"{folder} has no finished run",
+        hint="Train it to its end first.",
     )
-    metrics = sorted({str(summary["metric"]) for summary in found.values()})
+    metrics = sorted({str(summary["metric"]) for summary in summaries.values()})
     require(
         len(metrics) == 1,
         "compare",
         f"{folder} has runs by {' and by '.join(metrics)}",
         hint="Compare like with like.",
     )
-    return found, left_out, metrics[0]
+    return summaries, left_out, metrics[0]
 
 
 def _judged_on(summary: Mapping[str, Any]) -> str:

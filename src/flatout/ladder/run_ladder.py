@@ -94,20 +94,20 @@ def run_ladder(
         "device": machine_name(),
         "versions": versions(),
     }
-    found: dict[str, Any] = json_safe(results(ladder, steps, rows=count, about=about))
+    values: dict[str, Any] = json_safe(results(ladder, steps, rows=count, about=about))
     # Written now as well: trainings to the end may take hours, and the climb is done.
-    write(found, folder)
+    write(values, folder)
     if seeds:
-        found["quality"] = json_safe(compare_quality(rungs, steps, seeds))
-    found["seconds"] = time.monotonic() - began
-    write(found, folder)
-    write_ladder_page(folder, found)
-    write_figure(folder, found["rungs"])
+        values["quality"] = json_safe(compare_quality(rungs, steps, seeds))
+    values["seconds"] = time.monotonic() - began
+    write(values, folder)
+    write_ladder_page(folder, values)
+    write_figure(folder, values["rungs"])
     try:
-        note_ladder(Cache(None).folder, found, {rung.name: rung.setting for rung in ladder.rungs})
+        note_ladder(Cache(None).folder, values, {rung.name: rung.setting for rung in ladder.rungs})
     except OSError as error:
         say(f"the gains are not noted for later verdicts: {error}")
-    return found
+    return values
 
 
 def busy_cores() -> float:
@@ -165,18 +165,18 @@ def with_cut(ladder: Ladder, model: ModelConfig) -> Ladder:
 def require_keywords(ladder: Ladder) -> None:
     """Refuse a change of a keyword that the usual program does not have."""
     program = ladder.program
-    known = [
+    names = [
         each.name
         for each in fields(importlib.import_module(f"flatout.ladder.usual.{program}").OPTIONS)
     ]
     for rung in ladder.rungs:
         for name in rung.keywords or {}:
             require(
-                name in known,
+                name in names,
                 f"{ladder.name}: {rung.name}",
                 f"the usual program {program} has no keyword {name}",
-                allowed=", ".join(known),
-                hint=did_you_mean(name, known),
+                allowed=", ".join(names),
+                hint=did_you_mean(name, names),
             )
 
 
@@ -251,10 +251,10 @@ def compare_quality(
     The foot, the top and rungs that learn something else are trained.
     """
     can_be = [step for step in steps if step.found or step.skipped == TOO_SHORT]
-    if not (place := top_of([step.rung for step in can_be])):
+    if not (foot := top_of([step.rung for step in can_be])):
         return None
     # Rungs between the foot and the top learn what the top learns, so their quality is its own.
-    compared = [can_be[0], *can_be[place:]]
+    compared = [can_be[0], *can_be[foot:]]
     names = [step.rung.name for step in compared]
     rates = [step.middle("rows_per_s") for step in compared]
     if all(rates):

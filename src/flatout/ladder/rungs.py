@@ -163,7 +163,7 @@ def _read_rungs(listed: list[Any], start: dict[str, Any], where: str) -> list[Ru
     #     run: [compile=true]                  python -m train precision=bf16 compile=true
     keywords = start
     words = list[str]()
-    found = list[Rung]()
+    rungs = list[Rung]()
     for number, values in enumerate(listed):
         at = f"{where}: rungs[{number}]"
         _require_keys(values, _KEYS_OF_RUNG, ("name",), at)
@@ -172,9 +172,9 @@ def _read_rungs(listed: list[Any], start: dict[str, Any], where: str) -> list[Ru
         require(
             not (is_ours and change), at, "has both run and change", hint="Leave one of them out."
         )
-        is_late = bool(found) and found[-1].is_ours and not is_ours
+        is_late = bool(rungs) and rungs[-1].is_ours and not is_ours
         require(not is_late, at, "is a usual program above a run of ours", hint="Put it below.")
-        is_one = is_ours or len(change) == (1 if found else 0)
+        is_one = is_ours or len(change) == (1 if rungs else 0)
         require(
             is_one, at, f"changes {len(change)} keywords", allowed="one a rung, none at the foot"
         )
@@ -184,23 +184,23 @@ def _read_rungs(listed: list[Any], start: dict[str, Any], where: str) -> list[Ru
         words = [*words, *run_words]
         if values.get("measures") != OTHER:
             require_same_learning(values.get("run") or (), at)
-        found.append(_rung(values, at, None if is_ours else dict(keywords), words))
+        rungs.append(_rung(values, at, None if is_ours else dict(keywords), words))
     require(
-        not found[0].is_ours,
+        not rungs[0].is_ours,
         f"{where}: rungs[0]",
         "is a run of ours",
         hint="Begin with the usual program.",
     )
     is_last = all(
-        later.measures == OTHER for rung, later in pairwise(found) if rung.measures == OTHER
+        later.measures == OTHER for rung, later in pairwise(rungs) if rung.measures == OTHER
     )
     require(is_last, f"{where}: rungs", f"a rung stands above one of {OTHER}", hint="Put it below.")
     require(
-        len({rung.name for rung in found}) == len(found),
+        len({rung.name for rung in rungs}) == len(rungs),
         f"{where}: rungs",
         "two have the same name",
     )
-    return found
+    return rungs
 
 
 def _rung(
@@ -236,14 +236,16 @@ def require_same_learning(words: Sequence[str], where: str) -> None:
 
 
 def _require_keys(
-    values: object, known: Sequence[str], needed: Sequence[str], where: str
+    values: object, allowed: Sequence[str], needed: Sequence[str], where: str
 ) -> dict[str, Any]:
     """The mapping with all its keys known and all those needed; else a `UserError`."""
     if not isinstance(values, dict):
         raise UserError(where, f"{values!r} is no mapping")
     for key in values:
-        hint = did_you_mean(str(key), known)
-        require(key in known, f"{where}: {key}", "no such key", allowed=", ".join(known), hint=hint)
+        hint = did_you_mean(str(key), allowed)
+        require(
+            key in allowed, f"{where}: {key}", "no such key", allowed=", ".join(allowed), hint=hint
+        )
     for key in needed:
         require(values.get(key) is not None, f"{where}: {key}", "is missing")
     return values

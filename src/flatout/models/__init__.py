@@ -32,11 +32,11 @@ def model_class(kind: str, where: str) -> Any:
     """The Config class of a name that a file gives; `where`: the file."""
     if kind in MODELS:
         return MODELS[kind]
-    found = find_part(PartGroup.models, kind)
+    config_class = find_part(PartGroup.models, kind)
     allowed = ", ".join([*MODELS, *names_of_parts(PartGroup.models)])
-    require(found is not None, where, f"no model {kind!r}", allowed=allowed)
-    explain_unknown_settings(found)
-    return found
+    require(config_class is not None, where, f"no model {kind!r}", allowed=allowed)
+    explain_unknown_settings(config_class)
+    return config_class
 
 
 def has_name(config: object) -> bool:

@@ -229,7 +229,7 @@ class BitMLP(Network, nn.Module):
         not counted.
         """
         rows = len(lengths)
-        found = [] if self.detectors is None else [_product(rows, self.detectors)]
+        products = [] if self.detectors is None else [_product(rows, self.detectors)]
         layers = [
             _product(rows, each)
             for each in self.composer.modules()
@@ -237,7 +237,7 @@ class BitMLP(Network, nn.Module):
         ]
         if self.straight is not None:  # reads what the first hidden layer reads
             layers[:1] = [sum(layers[:1], _product(rows, self.straight))]
-        return found + layers
+        return products + layers
 
     def _features(self, batch: FlatBatch) -> Any:
         if self.is_set:

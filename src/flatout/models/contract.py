@@ -197,14 +197,14 @@ def contract(network: object) -> Network:
     for name, default in vars(Network).items():
         if name.startswith("_"):
             continue
-        own = getattr(network, name, None)
-        if own is None:
+        attribute = getattr(network, name, None)
+        if attribute is None:
             continue
         # A module of the network may have a name like `blocks`, and modules are callable too: it
         # does not answer the question.
-        is_method = callable(own) and not isinstance(own, nn.Module)
+        is_method = callable(attribute) and not isinstance(attribute, nn.Module)
         if is_method or not inspect.isfunction(default):
-            setattr(answers, name, own)
+            setattr(answers, name, attribute)
     return answers
 
 

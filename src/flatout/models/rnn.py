@@ -198,12 +198,12 @@ class RNN(Network, nn.Module):
         after = list[State]()
         *weights, output = cast_layers([*self.ahead, self.output], states.device)
         for depth, layer in enumerate(self.ahead):
-            own = before
+            of_layer = before
             if before is not None and len(self.ahead) > 1:
-                own = tuple(part[depth : depth + 1] for part in before)
+                of_layer = tuple(part[depth : depth + 1] for part in before)
             if depth:
                 states = self.dropout(states)
-            states, end = run_layer(layer, states, own, weights[depth])
+            states, end = run_layer(layer, states, of_layer, weights[depth])
             after.append(end)
         return states, after, output
 

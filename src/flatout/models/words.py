@@ -103,21 +103,21 @@ def load_vectors(path: str, vocabulary: dict[str, int] | None, embedding: Tensor
             hint="Pass build(vocabulary=...).",
         )
     rows = {word.encode(): row for word, row in vocabulary.items()}
-    found: dict[int, np.ndarray] = {}
+    vectors: dict[int, np.ndarray] = {}
     for number, word, numbers in _entries(file, width):
         row = rows.get(word)
-        if row is None or row in found:
+        if row is None or row in vectors:
             continue
         if (
             vector := _parsed(f"model.vectors: {path}:{number}", word, numbers.split(), width)
         ) is not None:
-            found[row] = vector
-    if found:
+            vectors[row] = vector
+    if vectors:
         with torch.no_grad():
-            embedding[torch.tensor(list(found))] = torch.from_numpy(
-                np.stack(list(found.values()))
+            embedding[torch.tensor(list(vectors))] = torch.from_numpy(
+                np.stack(list(vectors.values()))
             ).to(embedding)
-    return len(found) / max(1, len(vocabulary))
+    return len(vectors) / max(1, len(vocabulary))
 
 
 def _entries(file: Path, width: int) -> Iterator[tuple[int, bytes, bytes]]:

@@ -122,20 +122,20 @@ def _as_rows(value: object) -> int:
     return value
 
 
-def note_ladder(cache: Path, found: Mapping[str, Any], settings: Mapping[str, str]) -> None:
+def note_ladder(cache: Path, results: Mapping[str, Any], settings: Mapping[str, str]) -> None:
     """Note the measured rungs of a ladder, if any.
 
-    `found`: the ladder's results. `settings`: by a rung's name, the override that does the same.
+    `results`: the ladder's results. `settings`: by a rung's name, the override that does the same.
     """
     gains = {}
-    for rung in found["rungs"]:
+    for rung in results["rungs"]:
         override = settings.get(rung["name"])
         if override and rung["measured"]:
             gains[override] = {"rung": rung["name"], **rung["measured"]}
     if gains:
-        path = cache / _LADDERS / f"{found['name']}.json"
+        path = cache / _LADDERS / f"{results['name']}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        about = {name: found[name] for name in ("name", "date", "device")}
+        about = {name: results[name] for name in ("name", "date", "device")}
         write_atomically(path, json.dumps({**about, "gains": gains}, indent=1, ensure_ascii=False))
 
 

@@ -222,18 +222,18 @@ def draw_answers(task: SequenceRegressor, feeds: Feeds, folder: Path) -> list[Ch
     """
     from flatout.tasks.kept_answers import keep_answers
 
-    kept = keep_answers(
+    answers = keep_answers(
         task, feeds.test or feeds.validation, "validation" if feeds.test is None else "test"
     )
     if task.global_rank != 0:
         return []
-    write_rows(folder / RECORDINGS, kept.errors)  # the largest error first
-    write_rows(folder / TARGETS, kept.of_targets)  # errors over all recordings
+    write_rows(folder / RECORDINGS, answers.errors)  # the largest error first
+    write_rows(folder / TARGETS, answers.of_targets)  # errors over all recordings
     charts = []
     # `keep_answers` puts the recording of median error first, then the worst ones
-    for rank, series in enumerate(kept.series):
+    for rank, series in enumerate(answers.series):
         name = f"worst recording {rank}" if rank else "median recording"
-        if len(kept.series) == 1:
+        if len(answers.series) == 1:
             name = "recording"
         first = max(0, (len(series.places) - _MOST_POINTS) // 2)
         shown = slice(first, first + _MOST_POINTS)
@@ -243,12 +243,12 @@ def draw_answers(task: SequenceRegressor, feeds: Feeds, folder: Path) -> list[Ch
             Curve("answered", list(zip(samples, series.answers[shown].tolist(), strict=True))),
         ]
         file_name = series.name.rpartition("/")[2]
-        title = f"{name}, {kept.target} RMSE {series.rmse:.3g}: {file_name}"
+        title = f"{name}, {answers.target} RMSE {series.rmse:.3g}: {file_name}"
         charts.append(line_chart(title, curves, x_label="sample"))
-    by_value = [Curve("RMSE", list(kept.by_value))]
-    charts.append(line_chart(f"error over {kept.target}", by_value, x_label=kept.target))
-    by_time = [Curve("RMSE", list(kept.by_time))]
-    charts.append(line_chart("error over time", by_time, x_label=kept.time_name))
+    by_value = [Curve("RMSE", list(answers.by_value))]
+    charts.append(line_chart(f"error over {answers.target}", by_value, x_label=answers.target))
+    by_time = [Curve("RMSE", list(answers.by_time))]
+    charts.append(line_chart("error over time", by_time, x_label=answers.time_name))
     return [chart for chart in charts if chart is not None]
 
 

@@ -289,8 +289,8 @@ def class_cells(row: Mapping[str, Any]) -> list[str]:
 
 def parts_of_step(step_ms: Mapping[str, float | None]) -> list[tuple[str, float, float]]:
     """The known parts of a batch's time as (name, milliseconds, share); empty if all are zero."""
-    known = {name: ms for name, ms in step_ms.items() if ms is not None}
-    total = sum(known.values())
+    known_ms = {name: ms for name, ms in step_ms.items() if ms is not None}
+    total = sum(known_ms.values())
     if total == 0:
         return []
-    return [(name, ms, ms / total) for name, ms in known.items()]
+    return [(name, ms, ms / total) for name, ms in known_ms.items()]

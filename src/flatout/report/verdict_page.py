@@ -10,13 +10,13 @@ from flatout.files import write_atomically
 from flatout.report.page import render_text, tile, time_bar
 
 
-def write_verdict_page(path: Path, command: str, kept: Mapping[str, Any]) -> Path:
+def write_verdict_page(path: Path, command: str, judged: Mapping[str, Any]) -> Path:
     """Write the page of a verdict.
 
-    `command`: the script and its arguments; `kept`: what `verdict.json` has.
+    `command`: the script and its arguments; `judged`: what `verdict.json` has.
     """
-    verdict = kept["verdict"]
-    evidence = kept["evidence"] or {"ms": {}, "ranks": []}
+    verdict = judged["verdict"]
+    evidence = judged["evidence"] or {"ms": {}, "ranks": []}
     findings = []
     if verdict is not None:
         findings = [[verdict["cause"], verdict["sentence"]]]
@@ -24,23 +24,23 @@ def write_verdict_page(path: Path, command: str, kept: Mapping[str, Any]) -> Pat
     page = render_text(
         "verdict.html",
         command=command,
-        why_none=kept["why_none"] or "",
-        figures=_tiles(kept),
+        why_none=judged["why_none"] or "",
+        figures=_tiles(judged),
         times=_parts(evidence["ms"]),
         findings=findings,
         ranks=[[str(rank), _split(ms)] for rank, ms in enumerate(evidence["ranks"])],
-        machine=[[name, str(value)] for name, value in kept["machine"].items()],
+        machine=[[name, str(value)] for name, value in judged["machine"].items()],
     )
     write_atomically(path, page)
     return path
 
 
-def _tiles(kept: Mapping[str, Any]) -> list[dict[str, str]]:
+def _tiles(judged: Mapping[str, Any]) -> list[dict[str, str]]:
     tiles = []
-    if (pace := kept["steps_per_s"]) is not None:
+    if (pace := judged["steps_per_s"]) is not None:
         bounds = f"{pace['low']:,.2f} to {pace['high']:,.2f}"
         tiles.append(tile(f"{pace['value']:,.2f}", "steps/s", bounds))
-    if (evidence := kept["evidence"]) is not None:
+    if (evidence := judged["evidence"]) is not None:
         tiles.append(tile(f"{evidence['steps']:,}", "steps", "without the first few"))
         tiles.append(tile(f"{evidence['rows_per_batch']:,.0f}", "rows a batch"))
         if evidence["padding_share"]:

@@ -316,10 +316,10 @@ def report_kind(run: Run, ours: OurParts, predictor: Answers, seconds: float) ->
     kind = kind_of(config.data)
     values = folder.summary.values
     if kind.rival is not None and config.monitor.rival:
-        known = score_beside(ours.task, ours.data)
+        scores = score_beside(ours.task, ours.data)
         may_take_s = math.inf if config.monitor.rival == ALWAYS else seconds
-        if known:
-            section = compare_with_rival(kind.rival, known, values)
+        if scores:
+            section = compare_with_rival(kind.rival, scores, values)
         else:
             section = find_rival(kind.rival, ours.data, values, may_take_s, folder)
         if section is not None and wins_clearly(section, values):

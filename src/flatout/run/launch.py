@@ -161,14 +161,14 @@ def _choose_folder(
     named: Sequence[Path],
 ) -> _Chosen:
     """Find the run to resume, or claim a folder for a new one; print what the search reports."""
-    found = find_run(config, overrides, named)
-    lines = list(found.lines)
-    if found.folder is not None:
-        chosen = _Chosen(str(found.folder), str(found.folder), found.is_finished)
+    search = find_run(config, overrides, named)
+    lines = list(search.lines)
+    if search.folder is not None:
+        chosen = _Chosen(str(search.folder), str(search.folder), search.is_finished)
     else:
         # Claimed before anything is printed: a folder that is refused begins no new run.
         asked = folder or name_folder(Path(config.output, config.name))
-        chosen = _Chosen(str(claim(asked.absolute())), None, found.is_finished)
+        chosen = _Chosen(str(claim(asked.absolute())), None, search.is_finished)
         if config.resume is None:
             hint = unfinished_before(config, overrides, named)
             if hint:
@@ -320,7 +320,7 @@ def _one_length(
     return asked
 
 
-def _hint_for(name: str, known: Sequence[str], data: object, model: object) -> str:
+def _hint_for(name: str, names: Sequence[str], data: object, model: object) -> str:
     """Where a setting belongs that `fit` does not take, or the nearest one that it takes."""
     groups: dict[str, Any] = {
         "optim": OptimConfig,
@@ -333,7 +333,7 @@ def _hint_for(name: str, known: Sequence[str], data: object, model: object) -> s
     for part in (data, model):
         if is_dataclass(part) and name in about_settings(part):
             return f"It is one of {type(part).__name__}: write {type(part).__name__}({name}=…)."
-    return did_you_mean(name, known)
+    return did_you_mean(name, names)
 
 
 def fit(
@@ -374,14 +374,14 @@ def fit(
         settings.setdefault("seed", data.seed)
         data = data.config
     model, settings = _part_from_task(model, settings)
-    known = ("epochs", "max_epochs", "folder", *RunConfig.__dataclass_fields__)
-    unknown = sorted(settings.keys() - set(known))
+    names = ("epochs", "max_epochs", "folder", *RunConfig.__dataclass_fields__)
+    unknown = sorted(settings.keys() - set(names))
     require(
         not unknown,
         "fit",
         f"no setting {', '.join(unknown)}",
-        allowed=", ".join(known),
-        hint=_hint_for(unknown[0], known, data, model) if unknown else "",
+        allowed=", ".join(names),
+        hint=_hint_for(unknown[0], names, data, model) if unknown else "",
     )
     config = RunConfig(data=data, model=model, **settings)
     if max_epochs is not None:

@@ -57,15 +57,13 @@ def find_run(config: RunConfig, overrides: Sequence[str], named: Sequence[Path] 
         folder = home_expanded(config.resume)
         read_summary(folder)  # refuses what is not the folder of a run
     else:
-        place = named[0] if named else Path(config.output, config.name)
+        searched = named[0] if named else Path(config.output, config.name)
         runs = _earlier_runs(config, named)
         if not (same := [run for run in runs if _is_same_command(run, settings, overrides)]):
             count = f"none of the {len(runs)} runs" if runs else "no run"
             hint = "; resume=FOLDER resumes one of your choice" if runs else ""
-            return Found(
-                None,
-                [f"resume: {count} in {place} was begun by this command; a new one begins{hint}"],
-            )
+            begun = f"resume: {count} in {searched} was begun by this command"
+            return Found(None, [f"{begun}; a new one begins{hint}"])
         folder = same[0]
     folder = folder.absolute()
     compares_words = parts_of(config).compares_words
@@ -142,7 +140,7 @@ def find_start(run: Run) -> Start | None:
     config = run.settings.asked
     about = run.facts
     folder = run.folder
-    found = list[Start]()
+    starts = list[Start]()
 
     def look() -> str:
         if config.resume is None:
@@ -166,13 +164,13 @@ def find_start(run: Run) -> Start | None:
                 folder.say(line)
             folder.say(f"resume: {why}: it starts from the beginning")
             return ""
-        found.append(start)
+        starts.append(start)
         return str(start.checkpoint)
 
     # The first rank looks for all: every rank must resume from the same step.
     start = None
     if path := run.ranks.agreed("checkpoint", look):
-        start = found[0] if found else read_same_start(Path(path), run.ranks.rank)
+        start = starts[0] if starts else read_same_start(Path(path), run.ranks.rank)
         for line in require_same_run(start.about, about, anyway=config.resume_anyway):
             folder.say(line)
         _require_more_to_train(run.settings.trainer, start)

@@ -233,13 +233,13 @@ def score_commonest_tags(data: TagData, limit_s: float) -> Scores:
     test_words, test_tags, offsets = _tags_of(data, "test")
     # counting takes at most three times as long as reading
     require_time(4 * (time.perf_counter() - started), limit_s)
-    known = pc.unique(words)
+    vocabulary = pc.unique(words)
     # One row for each word and one column for each tag. The last row counts all words: it answers
     # for a word that is in none of the training rows.
-    counts = np.zeros((len(known) + 1, len(labels.names)), np.int64)
-    np.add.at(counts, (pc.index_in(words, known).to_numpy(), tags), 1)
+    counts = np.zeros((len(vocabulary) + 1, len(labels.names)), np.int64)
+    np.add.at(counts, (pc.index_in(words, vocabulary).to_numpy(), tags), 1)
     counts[-1] = counts.sum(0)
-    rows = pc.fill_null(pc.index_in(test_words, known), len(known)).to_numpy()
+    rows = pc.fill_null(pc.index_in(test_words, vocabulary), len(vocabulary)).to_numpy()
     answers = counts.argmax(1)[rows]
     scores = EntityScores(labels.types, is_plain=labels.are_plain)
     scores.add(answers, test_tags, offsets, np.zeros(len(offsets) - 1, np.bool_))
@@ -261,10 +261,10 @@ def _tags_of(data: TagData, split: str) -> tuple[pa.Array, NDArray[Any], NDArray
     tags = []
     lengths = []
     for rows, block in rows_of(source, LISTS, data, split):
-        given = source.census.numbered(block.column(LISTS[1]), rows)
+        numbered = source.census.numbered(block.column(LISTS[1]), rows)
         words.append(pc.list_flatten(block.column(LISTS[0])))
-        tags.append(as_bio(given))
-        lengths.append(np.diff(given.offsets))
+        tags.append(as_bio(numbered))
+        lengths.append(np.diff(numbered.offsets))
     return (
         pa.concat_arrays(words),
         np.concatenate(tags),

@@ -158,9 +158,9 @@ def open_run_folder(
     choices = ranks.agreed("choices", lambda: earlier.get("choices", []))
     before = {choice["name"]: choice for choice in reversed(choices)}
     if not ranks.is_first:
-        with unwritten_run(path) as place:
-            place.before = before
-            yield place
+        with unwritten_run(path) as folder:
+            folder.before = before
+            yield folder
         return
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -173,15 +173,15 @@ def open_run_folder(
         for name in _WRITTEN_IN_PLACE:
             part_from_links(path / name)
     with _full_disk_told(path), LogFile(path / LOG) as log:
-        place = RunFolder(path, summary, log, files=files, before=before)
+        folder = RunFolder(path, summary, log, files=files, before=before)
         if not is_old:
-            place.begin()
+            folder.begin()
         try:
-            yield place
+            yield folder
         except BaseException as error:
             # however a run ends, its summary says so
             told = _of_worker(error, path)
-            _close_early(place, told or error, is_old=is_old)
+            _close_early(folder, told or error, is_old=is_old)
             if told is not None:
                 raise told from None
             raise
@@ -304,34 +304,34 @@ def _of_worker(error: BaseException, path: Path) -> RunBroke | None:
     return RunBroke(f"{first_line(error)}. {words} Checkpoints are kept: resume={path}")
 
 
-def _close_early(place: RunFolder, error: BaseException, *, is_old: bool) -> None:
+def _close_early(folder: RunFolder, error: BaseException, *, is_old: bool) -> None:
     """Say how a run ended before its end; what cannot be written then is not worth
     another error.
     """
-    if isinstance(error, UserError) and not is_old and _took_away(place):
+    if isinstance(error, UserError) and not is_old and _took_away(folder):
         return
     if not _is_by_signal(error):
-        place.log.keep(
+        folder.log.keep(
             str(error) if isinstance(error, UserError | RunBroke) else traceback.format_exc()
         )
-    if isinstance(error, UserError) and place.replaced:
+    if isinstance(error, UserError) and folder.replaced:
         # a mistake that was found before the first step: the run stays what it was
         with suppress(OSError):
-            place.put_back()
-    if place.summary.path is None:  # it has not begun
+            folder.put_back()
+    if folder.summary.path is None:  # it has not begun
         return
     status = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
     with suppress(OSError):
-        place.summary.finish(status)
-        write_page(place.path, place.summary.values, read_curves(place.path), [])
-    place.log.say(f"{status}: {place.path}")
-    if place.is_trained and _is_by_signal(error):
+        folder.summary.finish(status)
+        write_page(folder.path, folder.summary.values, read_curves(folder.path), [])
+    folder.log.say(f"{status}: {folder.path}")
+    if folder.is_trained and _is_by_signal(error):
         missing = "evaluation and report are missing"
         does = "makes them"
-        if place.summary.values["metrics"]:
+        if folder.summary.values["metrics"]:
             missing = "the report is missing"
             does = "makes it"
-        place.log.say(f"training is complete; {missing}: {place.advise_resume(does)}")
+        folder.log.say(f"training is complete; {missing}: {folder.advise_resume(does)}")
 
 
 def _is_by_signal(error: BaseException) -> bool:
@@ -344,17 +344,17 @@ def _is_by_signal(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or is_exit_of_signal
 
 
-def _took_away(place: RunFolder) -> bool:
+def _took_away(folder: RunFolder) -> bool:
     """Take away the folder of a mistake that was found before anything was computed; whether it was
     one.
     """
-    names = {*place.files, SUMMARY, LOG}
+    names = {*folder.files, SUMMARY, LOG}
     with suppress(OSError):
-        if {each.name for each in place.path.iterdir()} <= {*names, LOCK}:
+        if {each.name for each in folder.path.iterdir()} <= {*names, LOCK}:
             for name in names:
-                (place.path / name).unlink(missing_ok=True)
-            if not (place.path / LOCK).exists():  # else it goes when the lock is released
-                place.path.rmdir()
+                (folder.path / name).unlink(missing_ok=True)
+            if not (folder.path / LOCK).exists():  # else it goes when the lock is released
+                folder.path.rmdir()
             return True
     return False
 
@@ -405,19 +405,19 @@ def claim_named_folder(path: Path) -> Path:
     return path
 
 
-def _is_claimed(place: Path) -> bool:
+def _is_claimed(folder: Path) -> bool:
     """Whether this process is the one that begins the log there: of several at once one is."""
     try:
         while True:
-            place.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             # another run with a mistake in its settings took away the empty folder
             with suppress(FileNotFoundError):
-                (place / LOG).open("x").close()
+                (folder / LOG).open("x").close()
                 return True
     except FileExistsError:
         return False
     except OSError as error:
-        raise refused_folder(error, place) from None
+        raise refused_folder(error, folder) from None
 
 
 def newest_runs(runs: Path, file: str) -> list[Path]:

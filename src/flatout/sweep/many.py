@@ -74,10 +74,10 @@ def run_all(
         if ending.status is Status.failed
     ]
     if failed:
-        place = trials[0].folder.parent
+        parent = trials[0].folder.parent
         raise RunBroke(
             "\n".join(failed) + f"\n{len(failed)} of {len(trials)} trials failed. The output of"
-            f" each is in {place}/*/output.txt; resume=auto repeats the failed ones."
+            f" each is in {parent}/*/output.txt; resume=auto repeats the failed ones."
         )
     return ended
 
@@ -114,9 +114,9 @@ def report_of(trials: Sequence[Trial], ended: Sequence[Ending], of: Multirun) ->
 
 
 def _row(trial: Trial, ending: Ending, folder: Path) -> TrialRow:
-    place = trial.folder
-    if place.is_relative_to(folder):
-        place = place.relative_to(folder)
+    shown = trial.folder
+    if shown.is_relative_to(folder):
+        shown = shown.relative_to(folder)
     return TrialRow(
         number=trial.number,
         status=ending.status.value,
@@ -125,7 +125,7 @@ def _row(trial: Trial, ending: Ending, folder: Path) -> TrialRow:
         note=ending.note,
         metrics=ending.metrics,
         params=dict(word.lstrip("+~").partition("=")[::2] for word in mask_words(trial.changed)),
-        folder=str(place),
+        folder=str(shown),
         curve=list(enumerate(read_values(trial.folder, f"val/{trial.job.metric}"), 1)),
     )
 
@@ -177,21 +177,21 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def _run_missing(
-    trials: list[Trial], shares: Slots, limits: TimeLimits, found: dict[int, Ending]
+    trials: list[Trial], shares: Slots, limits: TimeLimits, endings: dict[int, Ending]
 ) -> None:
-    """Run the trials that have not finished before, and put all endings into `found` by number.
+    """Run the trials that have not finished before, and put all endings into `endings` by number.
 
     They are put there one by one: an interruption leaves those it has.
     """
     job = trials[0].job  # the first one's metric, where they differ
-    found |= _finished(trials, job.metric)
-    waiting = iter([trial for trial in trials if trial.number not in found])
+    endings |= _finished(trials, job.metric)
+    waiting = iter([trial for trial in trials if trial.number not in endings])
     board = Board(job.name, f"val/{job.metric}", job.mode, len(trials))
     for trial in trials:
-        if trial.number in found:
+        if trial.number in endings:
             board.started(trial)
-            board.ended(trial, found[trial.number])
-    if len(found) == len(trials):
+            board.ended(trial, endings[trial.number])
+    if len(endings) == len(trials):
         board.close()
         print(
             f"resume: every trial in {trials[0].folder.parent} has finished; there is nothing left"
@@ -201,7 +201,7 @@ def _run_missing(
     running = run_trials(lambda: next(waiting, None), shares, board, limits=limits)
     with closing(board), closing(running):
         for trial, ending in running:
-            found[trial.number] = ending
+            endings[trial.number] = ending
     Console(highlight=False).print(board.table())
 
 
@@ -214,10 +214,10 @@ def begun_with(folder: Path) -> list[str] | None:
     return mask_words(map(str, words)) if isinstance(words, list) else None
 
 
-def newest_of(words: Sequence[str], place: Path) -> Path | None:
+def newest_of(words: Sequence[str], parent: Path) -> Path | None:
     """The newest folder in a place that these words have begun."""
     masked = mask_words(words)
-    folders = [path.parent for path in place.glob(f"*/{WORDS}")]
+    folders = [path.parent for path in parent.glob(f"*/{WORDS}")]
     # their names are the times at which they began
     for folder in sorted(folders, key=lambda folder: folder.name, reverse=True):
         if begun_with(folder) == masked:
@@ -227,18 +227,18 @@ def newest_of(words: Sequence[str], place: Path) -> Path | None:
 
 def _finished(trials: list[Trial], metric: str) -> dict[int, Ending]:
     """Endings of resumed trials that have nothing left to train, read from their folders."""
-    found = {}
+    endings = {}
     for trial in trials:
         if trial.is_again and trial.job.is_finished(trial.folder, trial.overrides):
             seconds, metrics = trial.job.read_ending(trial.folder)
-            found[trial.number] = Ending(
+            endings[trial.number] = Ending(
                 Status.complete,
                 seconds=seconds,
                 value=metrics.get(f"val/{metric}"),
                 metrics=metrics,
                 note="had finished before",
             )
-    return found
+    return endings
 
 
 def _require_own_folders(trials: list[Trial]) -> None:

@@ -190,10 +190,10 @@ def read_asked(folder: Path) -> dict[str, Any]:
     return asked
 
 
-def _is_folder(place: Path) -> bool:
+def _is_folder(path: Path) -> bool:
     """Whether a folder is there; a name that no disk can hold is none."""
     try:
-        return place.is_dir()
+        return path.is_dir()
     except OSError:
         return False
 

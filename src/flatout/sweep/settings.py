@@ -89,8 +89,8 @@ class SweeperSettings:
 
     def of_the_search(self) -> dict[str, Any]:
         """Settings that must not change when a sweep is resumed, as they decide its suggestions."""
-        kept = {name: getattr(self, name) for name in ("sampler", "pruner", "metric", "seed")}
-        kept["metric"] = self.metric and self.metric.removeprefix("val/")
+        values = {name: getattr(self, name) for name in ("sampler", "pruner", "metric", "seed")}
+        values["metric"] = self.metric and self.metric.removeprefix("val/")
         if self.sampler == Sampler.grid:
-            kept["trials"] = None  # a grid has as many as it has, whatever was asked for
-        return kept
+            values["trials"] = None  # a grid has as many as it has, whatever was asked for
+        return values

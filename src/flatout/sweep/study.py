@@ -175,10 +175,10 @@ class Study:
         """An interrupted trial, else a new one; None when there are as many as were asked for."""
         if self._left:
             return optuna.Trial(self._study, self._left.pop(0)._trial_id)
-        known = self._study.get_trials(deepcopy=False)
-        waiting = [trial for trial in known if trial.state is TrialState.WAITING]
+        trials = self._study.get_trials(deepcopy=False)
+        waiting = [trial for trial in trials if trial.state is TrialState.WAITING]
         # A waiting trial was put into the queue by a process that was killed before it asked.
-        number = len(known) - len(waiting)
+        number = len(trials) - len(waiting)
         if number >= self.total:
             return None
         if self._grid and not waiting:
@@ -252,10 +252,10 @@ class _Tpe(TPESampler):
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         states = (TrialState.COMPLETE, TrialState.PRUNED)
-        known = study.get_trials(deepcopy=False, states=states)
-        if not known:
+        trials = study.get_trials(deepcopy=False, states=states)
+        if not trials:
             return {}
-        distributions = sorted(known[0].distributions.items())
+        distributions = sorted(trials[0].distributions.items())
         return {key: values for key, values in distributions if not values.single()}
 
 

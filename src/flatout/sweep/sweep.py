@@ -201,11 +201,11 @@ class _SweepRun:
         self._mistakes.append(note)
         if len(self._mistakes) == _SAME_MISTAKES and len(set(self._mistakes)) == 1:
             printed = Path(self.searched.folder, "0", "output.txt")
-            place = printed if printed.is_file() else self.searched.folder
+            output = printed if printed.is_file() else self.searched.folder
             raise UserError(
                 "sweep",
                 f"the first {_SAME_MISTAKES} trials failed alike: {note}",
-                hint=f"The output of the first is in {place}.",
+                hint=f"The output of the first is in {output}.",
             )
 
     def keep(self) -> None:
@@ -357,16 +357,16 @@ def confirm(
     count = searched.settings.confirm
     path = searched.folder / "confirmed.json"
     first = searched.compose(searched.typed(chosen), number).config.seed + 1
-    known = load_json(path) if path.is_file() else []
+    entries = load_json(path) if path.is_file() else []
     with values_of(path):
         # a resumed sweep may have found better settings since
-        found = {
+        metrics_of = {
             int(each["seed"]): finite_numbers(each["metrics"])
-            for each in known
+            for each in entries
             if each["settings"] == chosen
         }
     seeds = {each: first + each for each in range(count)}
-    missing = {each: seed for each, seed in seeds.items() if seed not in found}
+    missing = {each: seed for each, seed in seeds.items() if seed not in metrics_of}
     confirmation = SweepConfirmation(count, why_not="the time was over" if missing else "")
     if missing and not is_over:
         print(f"confirming trial {number} with {len(missing)} other seeds")
@@ -378,13 +378,13 @@ def confirm(
             seed = seeds[trial.number]
             confirmation.ended.append((trial, seed, ending))
             if ending.status is Status.complete:
-                found[seed] = ending.metrics
-                kept = [
-                    {"settings": dict(chosen), "seed": each, "metrics": found[each]}
-                    for each in sorted(found)
+                metrics_of[seed] = ending.metrics
+                entries_now = [
+                    {"settings": dict(chosen), "seed": each, "metrics": metrics_of[each]}
+                    for each in sorted(metrics_of)
                 ]
-                write_atomically(path, json.dumps(json_safe(kept), indent=1))
+                write_atomically(path, json.dumps(json_safe(entries_now), indent=1))
             elif ending.status is Status.failed:
                 confirmation.why_not = f"{trial.name}: {ending.note}"
-    confirmation.done = {seed: found[seed] for seed in seeds.values() if seed in found}
+    confirmation.done = {seed: metrics_of[seed] for seed in seeds.values() if seed in metrics_of}
     return confirmation

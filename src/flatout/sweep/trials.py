@@ -94,20 +94,20 @@ def run_trials(
             if not running:
                 return
             time.sleep(_POLL_S)
-            for each in list(running):
-                ending = each.poll(judge, limits)
+            for process in list(running):
+                ending = process.poll(judge, limits)
                 if ending is not None:
-                    running.remove(each)
-                    free.append(each.slot)
-                    board.ended(each.trial, ending)
-                    yield each.trial, ending
+                    running.remove(process)
+                    free.append(process.slot)
+                    board.ended(process.trial, ending)
+                    yield process.trial, ending
             board.draw()
     finally:
         # all get the signal at once, and end side by side
-        for each in running:
-            each.signal(signal.SIGINT)
-        for each in running:
-            each.stop()
+        for process in running:
+            process.signal(signal.SIGINT)
+        for process in running:
+            process.stop()
 
 
 class _Running:

@@ -95,8 +95,8 @@ class UntriedSampler(BaseSampler):
             if is_earlier and all(other.params[key] == chosen.get(key) for key in varied):
                 texts = [part.text(other.params[key]) for key, part in self.space.items()]
                 settings.add(tuple(texts))
-        place = len(keys) - 1
+        last = len(keys) - 1
         counts: dict[str, int] = {}
         for setting in settings:
-            counts[setting[place]] = counts.get(setting[place], 0) + 1
+            counts[setting[last]] = counts.get(setting[last], 0) + 1
         return counts

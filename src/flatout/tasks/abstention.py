@@ -146,13 +146,13 @@ class WordAnswers:
         """What is answered: entities, or words with a plain tag."""
         return find_entities(self.ids, self.offsets, is_plain=self.is_plain)
 
-    def judge_entities(self, found: Entities) -> tuple[Array, Array]:
+    def judge_entities(self, entities: Entities) -> tuple[Array, Array]:
         """How sure each entity is, and `[N, K]` what its words may be: of its least sure word."""
         # `reduceat` takes the bounds of all entities in one list. It answers for what lies between
         # two of them as well: bounds 0 2 5 6 give the words 0–1, 2–4 and 5, of which every other
         # one is an entity. It reads the last bound too, which may lie behind the last word.
-        first = self.offsets[found.row] + found.start
-        stop = self.offsets[found.row] + found.stop
+        first = self.offsets[entities.row] + entities.start
+        stop = self.offsets[entities.row] + entities.stop
         bounds = np.stack([first, stop], 1).ravel()
         values = np.column_stack([self.probabilities, self.types])
         padded = np.pad(values, ((0, 1), (0, 0)))
@@ -215,7 +215,7 @@ class HeldOutAnswers(KeptArrays):
     @classmethod
     def of_words(cls, answers: WordAnswers, tags: Array) -> HeldOutAnswers:
         """The entities that were found, or plain tags; `tags`: the right tag of each word."""
-        found = answers.entities()
+        entities = answers.entities()
         marked = find_entities(tags, answers.offsets, is_plain=answers.is_plain)
         # What is right for the words of an entity: the type that is marked there, from 1, or else
         # no entity, 0. Plain tags count from 0: each word is marked. With marked spans 10 and 30:
@@ -226,13 +226,13 @@ class HeldOutAnswers(KeptArrays):
         first = 0 if answers.is_plain else 1
         spans = np.append(marked.keys() - marked.kind, np.iinfo(np.int64).max)
         types = np.append(marked.kind + first, 0)
-        found_spans = found.keys() - found.kind
+        found_spans = entities.keys() - entities.kind
         place = np.searchsorted(spans, found_spans)
         is_marked = spans[place] == found_spans
         right = np.where(is_marked, types[place], 0)
-        sureness, shares = answers.judge_entities(found)
+        sureness, shares = answers.judge_entities(entities)
         truth = shares[np.arange(len(right)), right]
-        return cls(sureness, right != found.kind + first, truth, found.row)
+        return cls(sureness, right != entities.kind + first, truth, entities.row)
 
     @classmethod
     def joined(cls, parts: Sequence[HeldOutAnswers]) -> HeldOutAnswers:

@@ -75,13 +75,13 @@ class Classifier(Task[Labels]):
 
     def take_labels(self, labels: Labels) -> None:
         if labels.problem is Problem.regression:
-            what = "targets are numbers"
+            problem = "targets are numbers"
             hint = "Leave it out."
             smoothing = self.config.label_smoothing
-            require(not smoothing, "task.label_smoothing", f"{smoothing}, but {what}", hint=hint)
+            require(not smoothing, "task.label_smoothing", f"{smoothing}, but {problem}", hint=hint)
             is_even = self.config.class_weights is ClassWeights.none
-            require(is_even, "task.class_weights", f"is set, but {what}", hint=hint)
-            require(not self.config.weights, "task.weights", f"is set, but {what}", hint=hint)
+            require(is_even, "task.class_weights", f"is set, but {problem}", hint=hint)
+            require(not self.config.weights, "task.weights", f"is set, but {problem}", hint=hint)
         self.labels = labels
         self.metrics = TaskMetrics.build(labels.problem, labels.classes)
         self.thresholds: list[float] = []

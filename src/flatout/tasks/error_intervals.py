@@ -186,11 +186,11 @@ class Coverage:
         The widths of a forecast are means over the steps ahead.
         """
         facts = []
-        for kept, outside in zip(self._facts, self._outside, strict=True):
-            means = np.reshape(kept["half_widths"], (-1, len(names))).mean(0)
+        for fact, outside in zip(self._facts, self._outside, strict=True):
+            means = np.reshape(fact["half_widths"], (-1, len(names))).mean(0)
             widths = {name: float(width) for name, width in zip(names, means, strict=True)}
             share = float(outside / max(1, self._count))
-            facts.append({"error": kept["error"], "half_widths": widths, "outside": share})
+            facts.append({"error": fact["error"], "half_widths": widths, "outside": share})
         return facts
 
     def lines(self, names: Sequence[str]) -> list[str]:

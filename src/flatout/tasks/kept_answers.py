@@ -92,20 +92,20 @@ def keep_answers(task: SequenceRegressor, feed: Feed, split: str) -> KeptAnswers
     errors = by_recording["rmse"][:, 0].numpy()
     task.start_judging({"validation": "val"}.get(split, split))
     task.eval()
-    kept = _answer_split(task, feed, split)
+    of_split = _answer_split(task, feed, split)
     horizon = task.shape.horizon
-    squares = (kept.answers - kept.truths) ** 2
+    squares = (of_split.answers - of_split.truths) ** 2
     if horizon:
         ends = (0.5, horizon + 0.5)  # each step of the horizon is the middle of its range
-        by_time = _mean_errors(kept.steps, squares, horizon, ends)
+        by_time = _mean_errors(of_split.steps, squares, horizon, ends)
         time_name = "sample of the horizon"
     else:
-        by_time = _mean_errors(kept.places, squares, _BINS)
+        by_time = _mean_errors(of_split.places, squares, _BINS)
         time_name = "sample of the recording"
     return KeptAnswers(
         target=task.scores.targets[0],
-        series=_choose_series(task, kept, errors),
-        by_value=_mean_errors(kept.truths, squares, _BINS),
+        series=_choose_series(task, of_split, errors),
+        by_value=_mean_errors(of_split.truths, squares, _BINS),
         by_time=by_time,
         time_name=time_name,
         errors=rows,
@@ -148,18 +148,26 @@ def _answer_split(task: SequenceRegressor, feed: Feed, split: str) -> _Answers:
     )
 
 
-def _choose_series(task: SequenceRegressor, kept: _Answers, errors: Floats) -> list[Series]:
+def _choose_series(task: SequenceRegressor, of_split: _Answers, errors: Floats) -> list[Series]:
     """The recordings that pictures show whole; of forecasts their farthest steps."""
-    is_drawn = np.ones(len(kept.steps), np.bool_)
+    is_drawn = np.ones(len(of_split.steps), np.bool_)
     if task.shape.horizon:
-        is_drawn = kept.steps == task.shape.horizon
+        is_drawn = of_split.steps == task.shape.horizon
     series = list[Series]()
     for number in choose_recordings(errors):
-        own = np.flatnonzero(is_drawn & (kept.recordings == number))
-        own = own[np.argsort(kept.places[own], kind="stable")]
+        samples = np.flatnonzero(is_drawn & (of_split.recordings == number))
+        samples = samples[np.argsort(of_split.places[samples], kind="stable")]
         name = task.info.recording_names[number]
         rmse = float(errors[number])
-        series.append(Series(name, rmse, kept.places[own], kept.truths[own], kept.answers[own]))
+        series.append(
+            Series(
+                name,
+                rmse,
+                of_split.places[samples],
+                of_split.truths[samples],
+                of_split.answers[samples],
+            )
+        )
     return series
 
 

@@ -140,9 +140,9 @@ class TaskMetrics(nn.Module, ABC):
         On every rank at once.
         """
         sums = self.sums.gathered(over_ranks)
-        found = bootstrap(sums, self.values_of)
-        if self.auroc is None or not found:
-            return found
+        intervals = bootstrap(sums, self.values_of)
+        if self.auroc is None or not intervals:
+            return intervals
         area = self.compute()["auroc"]
         binned = self._binned()
         assert binned is not None
@@ -157,7 +157,7 @@ class TaskMetrics(nn.Module, ABC):
         def moved_area(sums: Tensor) -> dict[str, Tensor]:
             return {"auroc": (area + sums[..., 0]).clamp(0, 1)}
 
-        return found | bootstrap(moves.gathered(over_ranks), moved_area)
+        return intervals | bootstrap(moves.gathered(over_ranks), moved_area)
 
     def per_class(self) -> list[dict[str, Any]]:
         """Precision, recall and F1 of each class, the commonest first; empty for numbers."""

@@ -62,11 +62,11 @@ def build_text_network(config: ModelConfig, info: DataInfo, outputs: Outputs) ->
         allowed=f"at most {longest} for {model.family}",
         hint=f"Set {where}={longest}.",
     )
-    known = len(model.net.get_input_embeddings().weight)
+    num_known = len(model.net.get_input_embeddings().weight)
     require(
-        encoder.size <= known,
+        encoder.size <= num_known,
         "data.tokenizer",
-        f"{encoder.size:,} entries, but the encoder knows {known:,}",
+        f"{encoder.size:,} entries, but the encoder knows {num_known:,}",
         hint="Leave it out: the model's own tokenizer is used.",
     )
     return model

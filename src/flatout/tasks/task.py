@@ -517,16 +517,16 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
         gives; None: the rows of the feed.
         """
         self.model.eval()
-        found: list[tuple[Tensor, ...]] = []
+        batches: list[tuple[Tensor, ...]] = []
         count = 0
         # Unless all rows are read they are drawn at random: the first ones are the shortest.
         for batch in feed.all_rows(shuffle=(in_all or feed.split.num_rows) > most):
             with self.trainer.precision_plugin.forward_context():
-                found.append(tuple(part.cpu() for part in of_batch(batch)))
-            count += len(found[-1][0])
+                batches.append(tuple(part.cpu() for part in of_batch(batch)))
+            count += len(batches[-1][0])
             if count >= most:
                 break
-        return [torch.cat(parts) for parts in zip(*found, strict=True)]
+        return [torch.cat(parts) for parts in zip(*batches, strict=True)]
 
     def kept_rows(self, batch: FlatBatch) -> Tensor | None:
         """Numbers of the real rows of a batch in a test; None elsewhere: no intervals are made.

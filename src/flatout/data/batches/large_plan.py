@@ -105,11 +105,11 @@ class LargePlan(Plan):
         end = min(begin + self._window_steps * self._step_rows, len(self.lengths))
         first, last = np.searchsorted(self._run_ends, [begin, end - 1], side="right")
         rows = []
-        for place in range(first, last + 1):
-            run_begin = int(self._run_ends[place - 1]) if place else 0
-            run_end = int(self._run_ends[place])
+        for run in range(first, last + 1):
+            run_begin = int(self._run_ends[run - 1]) if run else 0
+            run_end = int(self._run_ends[run])
             # What a row's number in the source is beyond its place in the permuted order.
-            shift = int(self._runs[place]) * RUN_ROWS - run_begin
+            shift = int(self._runs[run]) * RUN_ROWS - run_begin
             rows.append(np.arange(shift + max(begin, run_begin), shift + min(end, run_end)))
         return np.concatenate(rows)
 

@@ -345,14 +345,14 @@ def _take_share(
     )
 
 
-def _deal_evenly(lengths: Ints, step: Rows, place: Rows, parts: int) -> Rows:
+def _deal_evenly(lengths: Ints, step: Rows, position: Rows, parts: int) -> Rows:
     """The part of each row, so that parts of a step have about as many tokens.
 
-    `place`: of each row in its step, counted from the longest row. Lengths 9 7 5 2 in two parts:
+    `position`: of each row in its step, counted from the longest row. Lengths 9 7 5 2 in two parts:
     the first round deals 9 | 7, the second 5 to the lighter part and 2 to the other: 9 2 | 7 5.
     """
-    part = _deal_in_turns(place, parts)
-    turn, seat = np.divmod(place, parts)
+    part = _deal_in_turns(position, parts)
+    turn, seat = np.divmod(position, parts)
     # One loop over rounds, not over steps: a round deals one row to every part of every step at
     # once.
     loads = np.zeros((int(step[-1]) + 1, parts), dtype=np.int64)
@@ -435,10 +435,10 @@ class StreamPlan(Plan):
         numbers = np.arange(start, stop)
         rows_of_batches = [np.empty(0, np.int64)]
         real = np.zeros(stop - start, np.int64)
-        for place, number in enumerate(numbers):
+        for column, number in enumerate(numbers):
             whole = slice(self._slots[number], self._slots[number + 1])
             mine = self.order[whole][self._rank[whole] == self.settings.rank]
-            real[place] = len(mine)
+            real[column] = len(mine)
             # A rank without a row must still make the step, or the others would wait for its
             # gradients for ever.
             rows_of_batches.append(mine if len(mine) else self.order[:1])

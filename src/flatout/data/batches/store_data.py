@@ -306,25 +306,25 @@ class StoreData(InBothLightnings, L.LightningDataModule, Generic[Config, Info]):
                 " GradientAccumulationScheduler."
             ),
         )
-        given = trainer.accumulate_grad_batches
+        of_trainer = trainer.accumulate_grad_batches
         hint = f"Set Trainer(accumulate_grad_batches={wanted})"
         if config.effective_batch is not None:
             require(
-                given == wanted,
+                of_trainer == wanted,
                 "data.effective_batch",
                 f"{config.effective_batch} rows are {wanted} batches a step, but the Trainer takes"
-                f" {given}",
+                f" {of_trainer}",
                 hint=f"{hint}.",
             )
         elif wanted > 1:
             require(
-                given == wanted,
+                of_trainer == wanted,
                 "data.accumulate",
-                f"{wanted}, but the Trainer takes {given} {'batch' if given == 1 else 'batches'} a"
-                " step",
+                f"{wanted}, but the Trainer takes {of_trainer}"
+                f" {'batch' if of_trainer == 1 else 'batches'} a step",
                 hint=f"{hint}, or leave data.accumulate out.",
             )
-        return given
+        return of_trainer
 
     def state_dict(self) -> dict[str, int]:
         """The position in the plan: the epoch, and the batches of it that were taken."""

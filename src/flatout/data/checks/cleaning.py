@@ -174,14 +174,14 @@ def _names_again(texts: pa.Array, labels: pa.Array, roles: Roles) -> NDArray[np.
     return mask_of(pc.fill_null(is_name, False))
 
 
-def _refuse(name: str, rows: NDArray[np.int64], what: str, findings: Findings) -> None:
+def _refuse(name: str, rows: NDArray[np.int64], problem: str, findings: Findings) -> None:
     """Raise an error that names the first of the rows, if there is one."""
     if len(rows):
-        place = findings.locate(int(rows[0]) + 1)
+        location = findings.locate(int(rows[0]) + 1)
         where = f"data.clean.{name}"
         raise UserError(
             where,
-            f"{findings.source} row {place}: {what}",
+            f"{findings.source} row {location}: {problem}",
             hint=f"Fill it in, or keep the default of {where}.",
         )
 

@@ -85,14 +85,14 @@ class Findings:
             finding.add(len(rows), (least + 1).tolist())
 
     def take_in(
-        self, rows_read: int, found: Mapping[str, tuple[int, list[int], str]], first: int
+        self, rows_read: int, findings: Mapping[str, tuple[int, list[int], str]], first: int
     ) -> None:
         """Add the findings of a file, whose rows are those of the source from `first` on.
 
-        `found` has the fields of a `RowFinding` by its key; its row numbers begin with the file.
+        `findings` has the fields of a `RowFinding` by its key; its row numbers begin with the file.
         """
         self.rows_read += rows_read
-        for key, (count, rows, other) in found.items():
+        for key, (count, rows, other) in findings.items():
             finding = self.found.setdefault(key, RowFinding(other=other))
             finding.add(count, (row + first for row in rows))
 

@@ -317,25 +317,27 @@ class LabelCensus:
             return
         train = self._train
         named = f"the training rows have only one class: {', '.join(map(repr, train))}"
-        what = named if train else "no training row has one"
-        require(len(train) > 1, where, what, allowed="two or more", hint=_NAME)
+        problem = named if train else "no training row has one"
+        require(len(train) > 1, where, problem, allowed="two or more", hint=_NAME)
         rows = train.total()
         most = self._max_classes or min(_MOST_CLASSES, max(_IDS_FROM, rows // 2))
-        what = f"{len(train):,} classes in {rows:,} training rows, such as {_name_few(train)}"
+        problem = f"{len(train):,} classes in {rows:,} training rows, such as {_name_few(train)}"
         hint = (
             "Is that a column of ids? Set data.label=COLUMN. If not, set"
             f" data.max_classes={len(train)}."
         )
         if all(re.fullmatch(_NUMBER, name.strip()) for name in train):
             hint = f"Are they numbers to predict? Set data.problem=regression. {hint}"
-        require(len(train) <= most, where, what, allowed=f"{most:,} or fewer", hint=hint)
+        require(len(train) <= most, where, problem, allowed=f"{most:,} or fewer", hint=hint)
         for split, counts in self.counts.items():
-            what = (
+            problem = (
                 f"no label of the {split} rows is one of the training rows: {_name_few(counts)},"
                 f" but there {_name_few(train)}"
             )
             shares_a_class = not counts or bool(counts.keys() & train.keys())
-            require(shares_a_class, where, what, hint="Write the labels of all splits in one way.")
+            require(
+                shares_a_class, where, problem, hint="Write the labels of all splits in one way."
+            )
 
     def targets(
         self, labels: pa.Array
@@ -371,19 +373,19 @@ class LabelCensus:
         train = self._train
         remarks = [Remark(Level.note, source, self._list_classes())]
 
-        def warn(about: str, what: str, hint: str) -> None:
-            remarks.append(Remark(Level.warning, about, what, hint))
+        def warn(about: str, text: str, hint: str) -> None:
+            remarks.append(Remark(Level.warning, about, text, hint))
 
         commonest = max(train.values(), default=0)
         rarest = min(train.values(), default=0)
         if few := {name: count for name, count in train.items() if count < _FEW_ROWS}:
             classes = counted(len(few), "class")
             named = _name_few(few, with_rows=True)
-            what = f"{classes} with fewer than {_FEW_ROWS} training rows: {named}"
-            warn(source, what, "task.class_weights=auto")
+            text = f"{classes} with fewer than {_FEW_ROWS} training rows: {named}"
+            warn(source, text, "task.class_weights=auto")
         elif rarest and commonest >= _UNEVEN * rarest:
-            what = f"the commonest class has {commonest / rarest:,.0f} times the rows of the rarest"
-            warn(source, what, "task.class_weights=auto checkpoint.metric=macro_f1")
+            text = f"the commonest class has {commonest / rarest:,.0f} times the rows of the rarest"
+            warn(source, text, "task.class_weights=auto checkpoint.metric=macro_f1")
         if several := self._find_several():
             warn(source, *several)
         total = sum(self.counts.values(), Counter[str]())
@@ -391,23 +393,23 @@ class LabelCensus:
         if alone := {
             name: count for name, count in (decided or {}).items() if count >= total[name] > 0
         }:
-            what = f"labels that only data.relabel gives: {_name_few(alone, with_rows=True)}"
-            warn(source, what, "correct its file, if they are mistyped")
+            text = f"labels that only data.relabel gives: {_name_few(alone, with_rows=True)}"
+            warn(source, text, "correct its file, if they are mistyped")
         for group in [] if self._merge else self._groups_alike()[:_EXAMPLES_NAMED]:
             named = ", ".join(f"{name!r} ({counted(total[name], 'row')})" for name in group)
-            what = (
+            text = (
                 "labels that differ in case, blanks or a zero after the point, each a class:"
                 f" {named}"
             )
-            warn(source, what, "data.clean.labels=merge")
+            warn(source, text, "data.clean.labels=merge")
         for split, counts in self.counts.items():
             if unseen := {name: count for name, count in counts.items() if name not in train}:
                 named = _name_few(unseen, with_rows=True)
-                what = (
+                text = (
                     f"{counted(len(unseen), 'class')} that no training row has, scored as misses:"
                     f" {named}"
                 )
-                warn(split, what, "data.split_by=stratified where splits are made")
+                warn(split, text, "data.split_by=stratified where splits are made")
         return remarks
 
     def _find_several(self) -> tuple[str, str] | None:
@@ -418,14 +420,14 @@ class LabelCensus:
         names = self._train
         written = [name for name in names if name.startswith("['") or name.endswith("']")]
         if 2 * len(written) > len(names):
-            what = f"labels such as {written[0][:40]!r} are lists that were written as text"
-            return what, "write JSON lines; of pandas: to_json(orient='records', lines=True)"
+            text = f"labels such as {written[0][:40]!r} are lists that were written as text"
+            return text, "write JSON lines; of pandas: to_json(orient='records', lines=True)"
         for mark in _MARKS:
             joined = [name for name in names if mark in name]
             known = [name for name in joined if {*map(str.strip, name.split(mark))} <= names.keys()]
             if len(joined) > 1 and 2 * len(known) > len(joined):
-                what = f"labels such as {known[0][:40]!r} look like several labels a row"
-                return what, f"data.problem=multi data.label_delimiter='{mark}'"
+                text = f"labels such as {known[0][:40]!r} look like several labels a row"
+                return text, f"data.problem=multi data.label_delimiter='{mark}'"
         return None
 
     def _list_classes(self) -> str:

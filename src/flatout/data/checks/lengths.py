@@ -144,13 +144,13 @@ def unknown_remarks(
     the vocabulary is the user's own, so that another one is the remedy.
     """
     shares = {split: unknown / max(1, total) for split, (unknown, total) in words.items()}
-    what = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
+    text = ", ".join(f"{split} {share:.1%}" for split, share in shares.items())
     source = f"unknown words{where}"
     if max(shares.values(), default=0) <= _MANY_UNKNOWN:
-        return [Remark(Level.note, source, what)]
+        return [Remark(Level.note, source, text)]
     own = "data.tokenizer=FOLDER, of one that knows them"
     hint = own if are_given else "data.vocabulary.kind=bpe"
-    return [Remark(Level.warning, source, what, hint)]
+    return [Remark(Level.warning, source, text, hint)]
 
 
 def loss_remarks(

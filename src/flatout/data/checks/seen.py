@@ -167,13 +167,13 @@ class KeptFiles:
     """The records of a source of many files; those of each file are kept in the cache."""
 
     def __init__(
-        self, kept: Cache, rules: Rules, read: Recipe, prints: list[str], part: BuildPart
+        self, cache: Cache, rules: Rules, read: Recipe, prints: list[str], part: BuildPart
     ) -> None:
         """`prints` are the fingerprints of the files, `read` are the settings of `data.read`.
 
         Each process, by its `part`, begins with other files, so that they share the work.
         """
-        self.kept = kept
+        self.kept = cache
         self.rules = rules
         self.read = read
         self.prints = prints

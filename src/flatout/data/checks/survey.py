@@ -213,10 +213,10 @@ class TextSurvey:
             rule = self.cleaning.odd if oddity in _BROKEN else RowRule.keep
             if rule is RowRule.refuse and len(odd_rows):
                 sentence = KINDS[oddity].sentence.removesuffix(", kept unchanged")
-                place = table.locate(int(numbers[odd_rows[0]]) + 1)
+                location = table.locate(int(numbers[odd_rows[0]]) + 1)
                 raise UserError(
                     "data.clean.odd",
-                    f"{table.name} row {place}: {sentence}",
+                    f"{table.name} row {location}: {sentence}",
                     hint="Correct the text, or set data.clean.odd=keep or drop.",
                 )
             if rule is RowRule.drop:

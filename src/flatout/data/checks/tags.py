@@ -181,16 +181,16 @@ class TagCensus:
     def _explain(self, wrong: Sequence[str], row: int) -> UserError:
         """The error about tags that are not of the kind that the first tags were of."""
         named = ", ".join(map(repr, wrong[:5]))
-        what = f"no tag of a scheme we know: {named}"
+        problem = f"no tag of a scheme we know: {named}"
         hint = "Write the tags so."
         if wrong[0] in _NO_TAGS:
-            what = f"a word without a tag: {wrong[0]!r}"
+            problem = f"a word without a tag: {wrong[0]!r}"
             hint = "Give every word a tag, or leave the sentence out."
         elif self.is_plain:
-            what = f"{named} beside plain tags"
+            problem = f"{named} beside plain tags"
         return UserError(
             "data.label",
-            f"{self.source} row {row}: {what}",
+            f"{self.source} row {row}: {problem}",
             allowed=(
                 "plain tags alone, or O and a letter of BIO, IOBES or BILOU with a type: B-person"
             ),
@@ -325,24 +325,24 @@ class TaggedTable(Table):
         num_tags = pc.list_value_length(tags).to_numpy()
         if (wrong := np.flatnonzero(num_words != num_tags)).size:
             row = int(wrong[0])
-            place = self.locate(int(rows[row]) + 1)
+            location = self.locate(int(rows[row]) + 1)
             raise UserError(
                 "data.label",
-                f"{self.name} row {place}: {num_words[row]} words and {num_tags[row]} tags",
+                f"{self.name} row {location}: {num_words[row]} words and {num_tags[row]} tags",
                 hint="Give every word one tag.",
             )
 
     def _require_words(self, words: pa.Array, tags: pa.Array) -> None:
         """Refuse words that are tags of entities beside tags that are none: they are swapped."""
-        found = [pc.unique(pc.list_flatten(lists)).to_pylist() for lists in (words, tags)]
-        are_words, are_tags = (all(map(_TAG.fullmatch, names)) for names in found)
+        samples = [pc.unique(pc.list_flatten(lists)).to_pylist() for lists in (words, tags)]
+        are_words, are_tags = (all(map(_TAG.fullmatch, names)) for names in samples)
         hint = f"Set data.text={self.roles.label} data.label={self.roles.texts[0]}."
         if self.inner.word_lines() is not None:
             hint = "Write each line with its word first and its tag last."
         require(
-            are_tags or not are_words or len(found[0]) < 2,
+            are_tags or not are_words or len(samples[0]) < 2,
             "data.text and data.label",
-            f"the words of {self.name} are tags: {', '.join(map(repr, found[0][:3]))}",
+            f"the words of {self.name} are tags: {', '.join(map(repr, samples[0][:3]))}",
             hint=hint,
         )
 

@@ -140,14 +140,14 @@ def simulate_response(
     heat = ambient.copy()
     slow = np.zeros(cycles)
     fast = np.zeros(cycles)
-    for place in range(samples):
-        amps = current[:, place]
+    for sample in range(samples):
+        amps = current[:, sample]
         ohms = resistance * np.exp(1500 * (1 / (heat + 273.15) - 1 / 298.15))
         fast = _approach(fast, amps * 0.4 * ohms, 30.0)
         slow = _approach(slow, amps * 0.7 * ohms, 400.0)
         heat = heat + STEP_S * (amps**2 * 2.1 * ohms / 40.0 - (heat - ambient) / 900.0)
-        temperature[:, place] = heat
-        voltage[:, place] = np.interp(soc[:, place], _OCV_SOC, _OCV_V) + amps * ohms + fast + slow
+        temperature[:, sample] = heat
+        voltage[:, sample] = np.interp(soc[:, sample], _OCV_SOC, _OCV_V) + amps * ohms + fast + slow
     return temperature, voltage
 
 

@@ -116,11 +116,11 @@ def _word_ids(
     ids[is_name] = names_from + draw_long_tailed(random, int(is_name.sum()), _NUM_NAMES, 1.05)
     # Random places of each row: the first few take the topic's words, the next one perhaps a stray.
     places = _random_places(random, is_word, _MOST_OWN + 1)
-    own = np.minimum(random.integers(2, _MOST_OWN + 1, _BLOCK), lengths - 1)[:, None]
+    num_own = np.minimum(random.integers(2, _MOST_OWN + 1, _BLOCK), lengths - 1)[:, None]
     stray = random.random(_BLOCK)[:, None] < 0.25
     nth = np.arange(_MOST_OWN + 1)
-    is_own = nth < own
-    is_stray = (nth == own) & stray
+    is_own = nth < num_own
+    is_stray = (nth == num_own) & stray
     topic_from, per_topic = names_from + _NUM_NAMES, _COMMON_PER_TOPIC + _RARE_PER_TOPIC
     for chosen, shift in ((is_own, 0), (is_stray, 1)):
         own_topics = np.repeat(topics, chosen.sum(axis=1))
@@ -161,9 +161,9 @@ def _lexicon(num_classes: int) -> tuple[pa.Array, pa.Array]:
     names = maker.make_words(_NUM_NAMES)
     topics = list(_TOPICS)[:num_classes]
     topics += [f"topic {word}" for word in maker.make_words(num_classes - len(topics))]
-    own: list[str] = []
+    topic_words: list[str] = []
     for topic in topics:
-        known = _TOPICS.get(topic, "").split()
-        own += known + maker.make_words(_COMMON_PER_TOPIC + _RARE_PER_TOPIC - len(known))
-    words = pa.array([*_COMMON, *names, *own])
+        listed = _TOPICS.get(topic, "").split()
+        topic_words += listed + maker.make_words(_COMMON_PER_TOPIC + _RARE_PER_TOPIC - len(listed))
+    words = pa.array([*_COMMON, *names, *topic_words])
     return pa.concat_arrays([words, pc.utf8_capitalize(words)]), pa.array(topics)

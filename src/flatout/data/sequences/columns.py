@@ -306,14 +306,14 @@ def _parse_texts(
             if text is not None and not _is_number(text)
         )
     written = texts[row].as_py()
-    what = f"{name} is {written!r} in row {table.locate(first + row + 1)}"
+    problem = f"{name} is {written!r} in row {table.locate(first + row + 1)}"
     allowed, hint = expected
     hint = hint or _advise_on_date(written)
     if table.decimal == "," and expected is _NUMBERS:
         hint = "Write numbers with a comma, and with no points between thousands."
     elif _WITH_COMMA.fullmatch(written):
         hint = "Set data.read.decimal=',' or, for predict and evaluate, --read decimal=','."
-    raise UserError(table.name, what, allowed=allowed, hint=hint)
+    raise UserError(table.name, problem, allowed=allowed, hint=hint)
 
 
 def _is_number(text: str) -> bool:

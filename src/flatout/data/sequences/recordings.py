@@ -97,10 +97,10 @@ class ReadingNotes:
         """
         name = max(self.holes, key=lambda hole: self.holes[hole][0])
         longest_s, step_s = self.holes[name]
-        what = f"longest gap {longest_s:,.10g} s, with a sample every {step_s:.10g} s"
+        text = f"longest gap {longest_s:,.10g} s, with a sample every {step_s:.10g} s"
         if len(self.holes) > 1:
-            what += f"; {counted(len(self.holes) - 1, 'recording')} more with such gaps"
-        return f"{name}: {what}; windows reach across it unless {setting} parts recordings there"
+            text += f"; {counted(len(self.holes) - 1, 'recording')} more with such gaps"
+        return f"{name}: {text}; windows reach across it unless {setting} parts recordings there"
 
     def _describe_rates(self) -> list[str]:
         """A warning where recordings were sampled at different rates."""
@@ -293,15 +293,15 @@ def _replace_missing(
     columns = ", ".join(np.array(rules.columns)[is_missing.any(axis=0)])
     count = int(is_incomplete.sum())
     where = f"{'row' if count == 1 else 'rows'} {name_rows(recording.rows[is_incomplete], file)}"
-    what = f"{counted(count, 'row')} without {columns} ({where})"
+    problem = f"{counted(count, 'row')} without {columns} ({where})"
     if rules.missing is Missing.refuse:
         raise UserError(
             "data.missing",
-            f"{recording.name}: {what}",
+            f"{recording.name}: {problem}",
             hint="Set data.missing=fill or data.missing=drop.",
         )
     if rules.missing is Missing.drop:
-        notes.dropped[recording.name] = what
+        notes.dropped[recording.name] = problem
         require(
             not is_incomplete.all(),
             "data.missing",
@@ -316,7 +316,7 @@ def _replace_missing(
             f"{recording.name}: {name} has no value",
             hint="Leave it out.",
         )
-    notes.filled[recording.name] = what
+    notes.filled[recording.name] = problem
     if rules.past_only:
         carried = _carry_forward(recording, is_missing)
         if left_out := len(recording.times) - len(carried.times):

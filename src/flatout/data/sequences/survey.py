@@ -90,8 +90,8 @@ class Survey:
         if settings := [f"data.{name}={value:g}" for name, value in cuts.items() if value]:
             hint += f", or change {' or '.join(settings)}"
         try:
-            what = "no recording has two samples or more"
-            require(bool(self.entries), "data", what, hint=f"{hint}.")
+            problem = "no recording has two samples or more"
+            require(bool(self.entries), "data", problem, hint=f"{hint}.")
             self.segments = self.splitter.split(self.entries)
         except UserError as mistake:
             yield mistake
@@ -106,8 +106,8 @@ class Survey:
             if parts:
                 moments[split] = Moments.merge(parts)
             elif split != "test":
-                what = f"no recordings are left for the {split} split"
-                yield UserError("data.split_by", what, hint="Name more recordings.")
+                problem = f"no recordings are left for the {split} split"
+                yield UserError("data.split_by", problem, hint="Name more recordings.")
         if "train" not in moments:
             return
         train = moments.pop("train")
@@ -228,11 +228,11 @@ class Survey:
         ):
             key = "data.target" if name in self.config.targets else "data.features"
             if least == most:
-                what = f"{name!r} is constant in the training recordings ({least:g})"
-                yield UserError(key, what, hint="Leave it out.")
+                problem = f"{name!r} is constant in the training recordings ({least:g})"
+                yield UserError(key, problem, hint="Leave it out.")
             if not math.isfinite(squares):
-                what = f"{name!r} reaches {max(-least, most):g}, its variance is not finite"
-                yield UserError(key, what, hint="Use another unit.")
+                problem = f"{name!r} reaches {max(-least, most):g}, its variance is not finite"
+                yield UserError(key, problem, hint="Use another unit.")
         for copy in self._copies.find():
             if copy.is_equal:
                 yield UserError(

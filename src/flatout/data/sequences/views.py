@@ -237,11 +237,11 @@ def _require_length(
         f" ({names[longest]})",
         hint=hint,
     )
-    own = int((segments.stop - segments.first).max())
+    longest_part = int((segments.stop - segments.first).max())
     require(
         rows > 0,
         "data.horizon",
         f"no forecast of {config.horizon} samples fits the {split} samples of a recording, at most"
-        f" {own}",
+        f" {longest_part}",
         hint=hint,
     )

@@ -314,10 +314,10 @@ class TableWindows(WindowBatches):
         y = gather_runs(self.target, behind, self.horizon)
         if not (self.known.size or self.static.size):
             return past, y
-        known = gather_runs(self.known, behind, self.horizon) if self.known.size else None
+        future = gather_runs(self.known, behind, self.horizon) if self.known.size else None
         group = np.searchsorted(self.begin, start, "right") - 1
         static = torch.from_numpy(self.static[group]) if self.static.size else None
-        return {"past": past, "known": known, "static": static}, y
+        return {"past": past, "known": future, "static": static}, y
 
 
 def _as_list(names: Names) -> list[str]:
@@ -572,10 +572,10 @@ def _require_plain(source: ForecastingDataset) -> None:
     )
 
 
-def _require(condition: bool, setting: str, what: str, fix: str) -> None:
+def _require(condition: bool, setting: str, problem: str, fix: str) -> None:
     require(
         condition,
         f"TimeSeriesDataSet.{setting}",
-        f"{what}: not served",
+        f"{problem}: not served",
         hint=f"{fix}, or keep to_dataloader().",
     )

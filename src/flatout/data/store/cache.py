@@ -229,18 +229,18 @@ class Cache:
 
     def entries(self) -> list[CacheEntry]:
         """Finished stores, newest first."""
-        found = []
+        entries = []
         for folder in self._folders():
             with suppress(DamagedStore, OSError, KeyError):
                 manifest = read_manifest(folder)
                 num_bytes = sum(file["bytes"] for file in manifest["files"].values())
                 rows = {name: split["rows"] for name, split in manifest["splits"].items()}
-                found.append(
+                entries.append(
                     CacheEntry(
                         folder.name, manifest["name"], num_bytes, rows, manifest["built"], manifest
                     )
                 )
-        return sorted(found, key=lambda entry: entry.built, reverse=True)
+        return sorted(entries, key=lambda entry: entry.built, reverse=True)
 
     def verify(self) -> dict[str, list[str]]:
         """Damaged files of each store, by key; an empty list for a whole one."""
@@ -332,17 +332,17 @@ class Cache:
                 failed.error, self.folder, failed.needed, "data.cache", hint
             ) from None
 
-    def remove_leftovers(self, own: str | None = None) -> None:
+    def remove_leftovers(self, own_key: str | None = None) -> None:
         """Remove what dead builders left, of any key.
 
-        `own`: the key whose lock this process holds.
+        `own_key`: the key whose lock this process holds.
         """
         with suppress(OSError):
             for path in self.folder.glob(f"{BUILDING}*"):
                 key = path.name.removeprefix(BUILDING).partition("-")[0]
                 with (
                     nullcontext(True)
-                    if key == own
+                    if key == own_key
                     else lock(self.folder, key, waits=False) as is_free
                 ):
                     if is_free:

@@ -190,12 +190,12 @@ def _is_reached(address: str) -> bool:
     return True
 
 
-def _import_datasets(where: str, what: str, hint: str = "") -> Any:
-    """The package `datasets`, which is an extra; `what` needs it."""
+def _import_datasets(where: str, source: str, hint: str = "") -> Any:
+    """The package `datasets`, which is an extra; `source` needs it."""
     require(
         importlib.util.find_spec("datasets") is not None,
         where,
-        f"{what} needs a package that is not installed",
+        f"{source} needs a package that is not installed",
         hint=f"{hint} pip install 'flatout[hub]'.".strip(),
     )
     return importlib.import_module("datasets")

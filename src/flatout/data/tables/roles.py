@@ -55,51 +55,55 @@ def find_roles(
     """The columns that are named, and those that are found by their names; `is_labelled` false: no
     column of labels.
     """
-    known, spoken = (
+    usual_names, spoken = (
         ((_TOKENS, _TAGS), ("words", "tags")) if tags else ((_TEXTS, _LABELS), ("texts", "labels"))
     )
-    given = (text,) if isinstance(text, str) else tuple(text or ())
+    texts = (text,) if isinstance(text, str) else tuple(text or ())
     for key, name in (("text", text), ("label", label)):
         if name == "" and is_labelled:
             hint = f"Name a column, or leave data.{key} out."
             raise UserError(f"data.{key}", "no column is named", allowed=table.listed(), hint=hint)
-    labels = (label,) if label is not None else _found(table, known[1])
-    found = {
-        "text": given[:1] or _found(table, known[0]),
+    labels = (label,) if label is not None else _found(table, usual_names[1])
+    names_of = {
+        "text": texts[:1] or _found(table, usual_names[0]),
         "label": labels if is_labelled else ("",),
     }
-    unclear = [key for key, names in found.items() if len(names) != 1]
+    unclear = [key for key, names in names_of.items() if len(names) != 1]
     if not unclear:
-        return Roles(given or found["text"], found["label"][0], join)
-    for key, names in zip(found, known, strict=True):
-        of_files = (_found(file, names) for file in table.tables if not found[key])
+        return Roles(texts or names_of["text"], names_of["label"][0], join)
+    for key, names in zip(names_of, usual_names, strict=True):
+        of_files = (_found(file, names) for file in table.tables if not names_of[key])
         for name in next(filter(None, of_files), ()):
             who, there = table.lacking(name)
             raise UserError(f"data.{key}", f"no column {name!r} in {who}", allowed=there)
-    what = " and ".join(word for key, word in zip(found, spoken, strict=True) if key in unclear)
-    several = [repr(name) for key in unclear for name in found[key]]
+    roles = " and ".join(word for key, word in zip(names_of, spoken, strict=True) if key in unclear)
+    several = [repr(name) for key in unclear for name in names_of[key]]
     choice = f": {' or '.join(several)}" if several else ""
-    question = f"which column of {table.name} holds the {what}{choice}?"
-    named = {"text": given, "label": () if label is None else (label,)}
+    question = f"which column of {table.name} holds the {roles}{choice}?"
+    named = {"text": texts, "label": () if label is None else (label,)}
     absent = [name for names in named.values() for name in names if name not in table.columns]
     if absent:
         question = f"no column {', '.join(map(repr, absent))}; {question}"
     nearest = [did_you_mean(name, table.columns) for name in absent]
-    keys = [key for key in found if key in unclear or set(named[key]) & set(absent)]
+    keys = [key for key in names_of if key in unclear or set(named[key]) & set(absent)]
     raise UserError(
         " and ".join(f"data.{key}" for key in keys),
         question,
         allowed=table.listed(),
-        hint=" ".join(filter(None, [*nearest, f"Set {_words_for(table, found, keys)}."]))
-        + _headless(table, has_texts=bool(found["text"])),
+        hint=" ".join(filter(None, [*nearest, f"Set {_words_for(table, names_of, keys)}."]))
+        + _headless(table, has_texts=bool(names_of["text"])),
     )
 
 
-def _words_for(table: Table, found: dict[str, tuple[str, ...]], unclear: Sequence[str]) -> str:
+def _words_for(table: Table, names_of: dict[str, tuple[str, ...]], unclear: Sequence[str]) -> str:
     """The words that settle the columns; a column is named where only one is left for one role."""
-    taken = {name for names in found.values() for name in names}
+    taken = {name for names in names_of.values() for name in names}
     left = [name for name in table.columns if name not in taken]
-    if len(unclear) == len(left) == 1 and not found[unclear[0]] and re.fullmatch(r"\w+", left[0]):
+    if (
+        len(unclear) == len(left) == 1
+        and not names_of[unclear[0]]
+        and re.fullmatch(r"\w+", left[0])
+    ):
         return f"data.{unclear[0]}={left[0]}"
     return " ".join(f"data.{key}=COLUMN" for key in unclear)
 

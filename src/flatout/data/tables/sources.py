@@ -52,11 +52,11 @@ _SPLIT_NAMES = {
 
 
 def open_splits(
-    source: object, given: Mapping[str, object], reading: ReadingConfig
+    source: object, rows_of: Mapping[str, object], reading: ReadingConfig
 ) -> dict[str, Table]:
-    """Tables by split: those that `source` holds, and those that `given` names one by one."""
+    """Tables by split: those that `source` holds, and those that `rows_of` names one by one."""
     tables = {} if source is None else _splits_of(source, "data.source", reading)
-    for split, rows in given.items():
+    for split, rows in rows_of.items():
         if rows is None:
             continue
         if split in tables:
@@ -69,43 +69,43 @@ def open_splits(
     return {split: tables[split] for split in _SPLIT_NAMES if split in tables}
 
 
-def open_source(given: object, *, where: str, reading: ReadingConfig | None = None) -> Table:
+def open_source(rows: object, *, where: str, reading: ReadingConfig | None = None) -> Table:
     """One table: of a file, of several, of a folder, or of rows in memory.
 
     `where`: the setting that names it, for errors.
     """
     reading = reading or ReadingConfig()
-    if isinstance(given, list | tuple):
-        return _join_files(list(given), where, reading)
-    if not isinstance(given, str | Path):
-        return table_of(given, where=where)
-    path = _path_of(given, where)
+    if isinstance(rows, list | tuple):
+        return _join_files(list(rows), where, reading)
+    if not isinstance(rows, str | Path):
+        return table_of(rows, where=where)
+    path = _path_of(rows, where)
     if _is_pattern(path) or (_is_folder(path) and not is_text_folder(path)):
         return _join_files(files_in(path, where), where, reading)
     return open_table(path, where=where, reading=reading)
 
 
-def files_in(given: str | Path, where: str) -> list[str]:
+def files_in(name: str | Path, where: str) -> list[str]:
     """The files of a pattern, the tables of a folder, or the one file that is named."""
-    path = _path_of(given, where)
+    path = _path_of(name, where)
     if _is_pattern(path):
         # `glob` takes no pattern that begins with a root.
         root = Path(path.anchor)
         pattern = str(path.relative_to(path.anchor))
         # each one multiplies the ways through deep folders
         is_short = pattern.count("**") <= 1
-        require(is_short, where, f"{given} has several **", hint="Write one of them.")
+        require(is_short, where, f"{source} has several **", hint="Write one of them.")
         try:
             matches = sorted(map(str, root.glob(pattern)), key=_by_number)
         # a folder on the way cannot be listed, or `**` stands beside letters
         except (OSError, RecursionError, ValueError) as error:
             raise UserError(
-                where, f"{given} cannot be followed ({error})", hint="Name the files, or a folder."
+                where, f"{name} cannot be followed ({error})", hint="Name the files, or a folder."
             ) from None
         if matches:
             return matches
         hint = f"Patterns are looked up in {Path.cwd()}. Correct the pattern, or name the files."
-        raise UserError(where, f"no file fits {given}", hint=hint)
+        raise UserError(where, f"no file fits {name}", hint=hint)
     if not _is_folder(path):
         return [str(path)]
     tables = [
@@ -160,10 +160,10 @@ def _path_of(given: str | Path, where: str) -> Path:
     return home_expanded(fetch(str(given), where) if is_address(given) else given)
 
 
-def _join_files(given: list[Any], where: str, reading: ReadingConfig) -> Table:
+def _join_files(sources: list[Any], where: str, reading: ReadingConfig) -> Table:
     """The table of several files, one after the other."""
-    require(bool(given), where, "an empty list", allowed="one file or more")
-    first = given[0]
+    require(bool(sources), where, "an empty list", allowed="one file or more")
+    first = sources[0]
     are_rows = isinstance(first, Mapping) and any(
         isinstance(value, str | int | float) for value in first.values()
     )
@@ -174,9 +174,9 @@ def _join_files(given: list[Any], where: str, reading: ReadingConfig) -> Table:
         allowed="one file or more, or a table",
         hint="Pass one table: pandas.DataFrame(rows), or pyarrow.Table.from_pylist(rows).",
     )
-    if twice := [name for name, count in Counter(map(str, given)).items() if count > 1]:
+    if twice := [name for name, count in Counter(map(str, sources)).items() if count > 1]:
         raise UserError(where, f"{twice[0]} is named twice", hint="Name each file once.")
-    tables = [open_source(source, where=where, reading=reading) for source in given]
+    tables = [open_source(source, where=where, reading=reading) for source in sources]
     if len(tables) == 1:
         return tables[0]
     joined = ManyFiles(tables, f"{tables[0].name} and {len(tables) - 1} more")

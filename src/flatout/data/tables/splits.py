@@ -155,12 +155,12 @@ def split_by_hash(
     With shares of 0.1 each, the lowest tenth of all numbers is test, the next one validation.
     """
     # 53 bits are kept, as many as a float holds exactly: shares become bounds without rounding.
-    place = hashes >> np.uint64(11)
+    position = hashes >> np.uint64(11)
     taken, test = (
         np.uint64(math.ceil(share * (1 << 53)))
         for share in (validation_share + test_share, test_share)
     )
-    return (place < taken).astype(np.int8) + (place < test).astype(np.int8)
+    return (position < taken).astype(np.int8) + (position < test).astype(np.int8)
 
 
 class Dealer:

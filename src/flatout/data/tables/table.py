@@ -368,15 +368,15 @@ def named_classes(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
     `datasets` writes such lists. Views of texts become plain texts.
     """
-    for place, column in enumerate(block.columns):
+    for number, column in enumerate(block.columns):
         # Few of Arrow's functions take views.
         if pa.types.is_string_view(column.type):
-            name = block.schema.names[place]
-            block = block.set_column(place, name, column.cast(pa.large_string()))
+            name = block.schema.names[number]
+            block = block.set_column(number, name, column.cast(pa.large_string()))
     for name, names in class_names(schema).items():
         if name in block.schema.names:
-            place = block.schema.names.index(name)
-            column = block.column(place)
+            number = block.schema.names.index(name)
+            column = block.column(number)
             if is_list(column.type):
                 column = column.cast(pa.list_(column.type.value_type))
             if pa.types.is_integer(column.type):
@@ -385,7 +385,7 @@ def named_classes(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
                 values = names_of(column.values, names)
                 lists = pa.ListArray.from_arrays(column.offsets, values)
                 column = pc.if_else(column.is_valid(), lists, None)
-            block = block.set_column(place, name, column)
+            block = block.set_column(number, name, column)
     return block
 
 

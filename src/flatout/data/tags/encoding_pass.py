@@ -70,9 +70,9 @@ class LostWords:
         self.straddling: list[int] = []  # rows of which the last entity was cut in two
 
     def add(
-        self, ids: NDArray[np.int32], offsets: NDArray[np.int64], kept: NDArray[np.int64]
+        self, ids: NDArray[np.int32], offsets: NDArray[np.int64], words_read: NDArray[np.int64]
     ) -> None:
-        """Count rows, of which the first `kept` words each are read.
+        """Count rows, of which the first `words_read` words each are read.
 
         `ids`: the tag of each word; `offsets`: where the words of each row begin.
         """
@@ -80,11 +80,11 @@ class LostWords:
         lengths = np.diff(offsets)
         self.rows += len(lengths)
         self.words += int(lengths.sum())
-        self.words_lost += int((lengths - kept).sum())
-        if (lengths > kept).any():
+        self.words_lost += int((lengths - words_read).sum())
+        if (lengths > words_read).any():
             entities = find_entities(ids, offsets, is_plain=bool(self.census.is_plain))
             names = list(self.census.types)
-            end = kept[entities.row]
+            end = words_read[entities.row]
             is_lost = entities.start >= end
             self.entities_lost.update(names[kind] for kind in entities.kind[is_lost])
             # B-PER I-PER | I-PER: a metric must not take the beginning for the whole entity.

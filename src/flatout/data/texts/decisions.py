@@ -119,28 +119,28 @@ def _read_decisions(key: str, file: str, tables: Mapping[str, Table]) -> dict[st
     lines = {split: dict[int, Line]() for split in tables}
     # The first line names the columns.
     for number, line in enumerate(_read_lines(key, file), 2):
-        place = f"{file}:{number}"
+        location = f"{file}:{number}"
         # Spreadsheets and pandas write 12.0 where a cell of the column is empty.
         row = (line.get("row") or "").strip().removesuffix(".0")
         require(
             row.isdecimal() and len(row) <= _MOST_DIGITS and int(row) > 0,
             key,
-            f"{place} names row {row!r:.40}",
+            f"{location} names row {row!r:.40}",
             allowed="a number",
             hint="Rows count from 1.",
         )
         require(
             key != "data.relabel" or bool(_label_of(line)),
             key,
-            f"{place} has no label",
+            f"{location} has no label",
             hint="Fill in its label.",
         )
-        lines_of_split = lines[_find_split(key, place, line, tables)]
+        lines_of_split = lines[_find_split(key, location, line, tables)]
         before = lines_of_split.get(int(row) - 1, line)
         require(
             key != "data.relabel" or _label_of(before) == _label_of(line),
             key,
-            f"{place} gives row {row} another label than a line above",
+            f"{location} gives row {row} another label than a line above",
             hint="Leave one of them.",
         )
         lines_of_split[int(row) - 1] = line
@@ -192,7 +192,7 @@ def _remove_guards(line: Line) -> Line:
     return {name: cell and unguard_cell(cell) for name, cell in named.items()}
 
 
-def _find_split(key: str, place: str, line: Line, tables: Mapping[str, Table]) -> str:
+def _find_split(key: str, location: str, line: Line, tables: Mapping[str, Table]) -> str:
     """The split whose table has the file that a line names; without a name there must be one."""
     file = line.get("file")
     names = {split: table.name for split, table in tables.items()}
@@ -201,7 +201,7 @@ def _find_split(key: str, place: str, line: Line, tables: Mapping[str, Table]) -
         # The data may lie in another folder than it did for the audit.
         same_name = Path(file or "").name
         splits = [split for split, name in names.items() if Path(name).name == same_name]
-    what = f"{place} names the file {file!r}" if file else f"{place} names no file"
+    what = f"{location} names the file {file!r}" if file else f"{location} names no file"
     require(len(splits) == 1, key, what, allowed=", ".join(names.values()))
     return splits[0]
 

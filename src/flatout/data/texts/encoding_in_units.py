@@ -72,10 +72,10 @@ class EncodingInUnits:
             return 0, 0
         # a part reads its own files alone, where there are enough
         step = part.num_parts if len(self.pieces) >= part.num_parts else 1
-        for place, piece in enumerate(self.pieces[(part.number - 1) % step :: step]):
+        for number, piece in enumerate(self.pieces[(part.number - 1) % step :: step]):
             # Parts that take the same pieces take their units in turn.
             parts_of_piece = part.num_parts // step
-            turn = Turn(((part.number - 1) // step - place) % parts_of_piece, parts_of_piece)
+            turn = Turn(((part.number - 1) // step - number) % parts_of_piece, parts_of_piece)
             deque(self._open_units(piece, advance, turn), 0)
         return self.units.num_reused + self.units.num_encoded, self.units.num_reused
 

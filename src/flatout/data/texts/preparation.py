@@ -269,9 +269,17 @@ class TextPreparation(Preparation):
 
     def _remarks(self, surveyed: TextSurvey, totals: dict[str, EncodedTotals]) -> list[Remark]:
         account = [] if self.config.is_sample else surveyed.account()
-        found = all_remarks(surveyed.findings.values())
+        of_rows = all_remarks(surveyed.findings.values())
         losses = {
             split: (total.counts["unknown"], total.lengths) for split, total in totals.items()
         }
-        lost = loss_remarks(losses, self.config.max_length, are_given=self.tokenizer is not None)
-        return [*self.source.remarks(), *account, *self._class_remarks(surveyed), *found, *lost]
+        of_lengths = loss_remarks(
+            losses, self.config.max_length, are_given=self.tokenizer is not None
+        )
+        return [
+            *self.source.remarks(),
+            *account,
+            *self._class_remarks(surveyed),
+            *of_rows,
+            *of_lengths,
+        ]

@@ -224,11 +224,11 @@ class TextDataConfig(FeedingConfig):
         if self.long is Long.cut:
             return
         where, hint = "data.long", "Set data.long=cut."
-        what = f"{self.long} with data.problem={self.problem}"
+        problem = f"{self.long} with data.problem={self.problem}"
         fits = self.problem is not Problem.none and (
             self.problem is not Problem.tags or self.long is Long.windows
         )
-        require(fits, where, what, hint=hint)
+        require(fits, where, problem, hint=hint)
         require(
             not self.pair,
             where,

@@ -197,13 +197,13 @@ class TextSource:
             others = [
                 name for name in self.tables["train"].columns if name not in self.roles.columns
             ]
-            what = f"texts from {' and '.join(self.roles.texts)}"
+            text = f"texts from {' and '.join(self.roles.texts)}"
             if self.roles.label:
-                what += f", labels from {self.roles.label}"
+                text += f", labels from {self.roles.label}"
             if others:
                 more = ", …" if len(others) > _COLUMNS_LISTED else ""
-                what += f" (left alone: {join_names(others[:_COLUMNS_LISTED])}{more})"
-            remarks.append(Remark(Level.note, "columns", what))
+                text += f" (left alone: {join_names(others[:_COLUMNS_LISTED])}{more})"
+            remarks.append(Remark(Level.note, "columns", text))
         return [] if self.config.is_sample else remarks
 
 

@@ -50,32 +50,32 @@ class LongTexts:
         rounded_up = -(-lengths.astype(np.int64) // self.window)
         return int(rounded_up.sum())
 
-    def pick(self, lengths: Counts, kept: Counts, frame: int) -> TextPieces:
+    def pick(self, lengths: Counts, sizes_kept: Counts, frame: int) -> TextPieces:
         """The pieces of texts that are read.
 
-        `lengths`: tokens of each text; `kept`: how many of them may stay; `frame`: special tokens
-        around a window.
+        `lengths`: tokens of each text; `sizes_kept`: how many of them may stay; `frame`: special
+        tokens around a window.
         """
         if self.kind is Long.windows:
-            return self.cut_windows(kept, self.window - frame)
+            return self.cut_windows(sizes_kept, self.window - frame)
         # Two pieces a text. Of 10 tokens 8 are kept: the first 2, and 6 from the 4th on. A text
         # that fits is all head, and its second piece is empty.
-        head = np.where(lengths > kept, kept // _HEAD_SHARE, kept)
-        tail = kept - head
+        head = np.where(lengths > sizes_kept, sizes_kept // _HEAD_SHARE, sizes_kept)
+        tail = sizes_kept - head
         starts = np.stack([np.zeros_like(head), lengths - tail], 1)
         sizes = np.stack([head, tail], 1)
         text = np.repeat(np.arange(len(lengths)), 2)
         return TextPieces(starts.ravel(), sizes.ravel(), text)
 
-    def cut_windows(self, kept: Counts, room: int) -> TextPieces:
-        """The windows of texts of `kept` tokens each; a window has room for `room` of them."""
+    def cut_windows(self, lengths: Counts, room: int) -> TextPieces:
+        """The windows of texts of `lengths` tokens each; a window has room for `room` of them."""
         # Each window begins `step` tokens after the one before it. With room 4 and overlap 1, a
         # text of 8 tokens has three windows: 0 1 2 3, 3 4 5 6 and 6 7.
         step = room - self.overlap
-        num_windows = 1 + np.maximum(0, -(-(kept - room) // step))
-        text = np.repeat(np.arange(len(kept)), num_windows)
+        num_windows = 1 + np.maximum(0, -(-(lengths - room) // step))
+        text = np.repeat(np.arange(len(lengths)), num_windows)
         starts = numbers_in_row(num_windows) * step
-        return TextPieces(starts, np.minimum(room, kept[text] - starts), text)
+        return TextPieces(starts, np.minimum(room, lengths[text] - starts), text)
 
     def is_answered(self, windows: TextPieces) -> NDArray[np.bool_]:
         """For each token of windows, one after the other, whether the answer of this window counts.

@@ -422,17 +422,17 @@ class Subwords:
             num_opening = len(frame.opening)
             frame = replace(frame, opening=zeros[:num_opening], closing=zeros[num_opening:])
         lengths = runs.lengths
-        kept = np.minimum(lengths, max(1, max_length - frame.size))
-        pieces = runs.cut(kept)
-        row_lengths = kept + frame.size
+        cut_lengths = np.minimum(lengths, max(1, max_length - frame.size))
+        pieces = runs.cut(cut_lengths)
+        row_lengths = cut_lengths + frame.size
         if long.kind is not Long.cut:
-            picked = long.pick(lengths, kept, frame.size)
+            picked = long.pick(lengths, cut_lengths, frame.size)
             starts = runs.starts[picked.text] + picked.starts
             tokens = runs.tokens[row_indices(starts, picked.sizes)]
             if are_marks:
                 tokens = tokens * long.is_answered(picked)
             # Each window gets a frame. The two ends of a text stand in one frame, side by side.
-            pieces = Runs.of(tokens, kept)
+            pieces = Runs.of(tokens, cut_lengths)
             if long.window:
                 pieces = Runs.of(tokens, picked.sizes)
                 row_lengths = np.bincount(picked.text, picked.sizes + frame.size, len(lengths))
@@ -441,7 +441,9 @@ class Subwords:
         closing = Runs.same(frame.closing, num_frames)
         tokens = _join_runs([opening, pieces, closing])
         require_known_ids(tokens, self.num_ids)
-        block = EncodedBlock.of(tokens, kept + frame.size, lengths + frame.size, frame.unknown)
+        block = EncodedBlock.of(
+            tokens, cut_lengths + frame.size, lengths + frame.size, frame.unknown
+        )
         return replace(block, lengths=row_lengths.astype(np.int32))
 
     def _frame_pairs(self, first: Runs, second: Runs, max_length: int) -> EncodedBlock:

@@ -96,18 +96,18 @@ def prepare(
     """Bits and labels of a split, from its rows or from the file of an earlier run."""
     path = Path(case.folder) / f"{split}-prepared.pt"
     if how.caching and path.exists():
-        kept = torch.load(path, weights_only=True)
-        return kept["bits"].float().tolist(), kept["labels"].float().tolist()
+        prepared = torch.load(path, weights_only=True)
+        return prepared["bits"].float().tolist(), prepared["labels"].float().tolist()
     frame = case.read_texts(split)
     texts = join_fields(frame, case.reading["columns"])
     bits = read_bits(frame)
     labels = labels_by_apply(texts) if how.labels == "apply" else labels_at_once(texts)
     if how.caching:
-        kept = {
+        prepared = {
             "bits": torch.tensor(bits, dtype=torch.uint8),
             "labels": torch.tensor(labels, dtype=torch.uint8),
         }
-        torch.save(kept, path)
+        torch.save(prepared, path)
     return bits, labels
 
 

@@ -150,13 +150,13 @@ def _attend_padded(parts: Parts, rows: Bounds, how: Scores, *, is_first: bool) -
     """Rows padded on the device, from their offsets alone; the mask `[B, 1, L, L]` is booleans."""
     query, key, value = parts
     index_BL, is_token_BL, back_T = pad_rows(rows, len(key))
-    place = torch.arange(rows.longest, device=query.device)
+    position = torch.arange(rows.longest, device=query.device)
     mask = is_token_BL[:, None, None]
     if how.window is not None:
-        mask = mask & ((place - place.unsqueeze(1)).abs() < how.window)
+        mask = mask & ((position - position.unsqueeze(1)).abs() < how.window)
         # A place of padding beyond every window would read nothing, and its answer would not be a
         # number. It reads itself.
-        is_itself = place == place.unsqueeze(1)
+        is_itself = position == position.unsqueeze(1)
         mask = mask | (is_itself & ~mask.any(-1, keepdim=True))
     queries = query.unsqueeze(2) if is_first else query[index_BL].transpose(1, 2)
     keys = key[index_BL].transpose(1, 2)

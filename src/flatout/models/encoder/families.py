@@ -242,10 +242,10 @@ def missing_part(net: PreTrainedModel, form: FlatForm) -> str:
     """
     if not hasattr(net.config, form.activation):
         return form.activation
-    known = dict(net.base_model.named_modules())
-    if form.last_norm not in known:
+    modules = dict(net.base_model.named_modules())
+    if form.last_norm not in modules:
         return form.last_norm
-    layers = list(known.get(form.layers, nn.Module()).children())
+    layers = list(modules.get(form.layers, nn.Module()).children())
     if not layers:
         return form.layers
     names = WRITTEN["parts"].get(form.layer_kind) or [*filter(None, astuple(form.names))]

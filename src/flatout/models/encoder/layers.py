@@ -118,19 +118,19 @@ class PostNormLayer(FlatLayer):
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
         """`[T, H]`, or `[K, H]` after the last layer."""
-        kept = shared.kept if is_last else None
-        are_first = kept is not None and shared.are_first
+        read_tokens = shared.kept if is_last else None
+        are_first = read_tokens is not None and shared.are_first
         groups = self.groups(are_first=are_first)
         weights = self.weights(states_TH, [*groups, *self._later], shared.joined)
         scores = self.score(shared)
-        own_KH = _select(states_TH, kept)
+        own_KH = _select(states_TH, read_tokens)
         if are_first:
             query = self.project(own_KH, groups[0], weights[0]).squeeze(1)
             others = self.project(states_TH, groups[1], weights[1])
             read = shared.rows.attend(others, scores, query)
         else:
             others = self.project(states_TH, groups[0], weights[0])
-            read = _select(shared.rows.attend(others, scores), kept)
+            read = _select(shared.rows.attend(others, scores), read_tokens)
         later_weights = weights[len(groups) :]
         return self.run_finish(own_KH, read.flatten(1), *self._draw(own_KH), *later_weights)
 
@@ -285,7 +285,7 @@ class PreNormLayer(FlatLayer):
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
         """`[T, H]`, or `[K, H]` after the last layer."""
-        kept = shared.kept if is_last else None
+        read_tokens = shared.kept if is_last else None
         attention = self.part("attn")
         dropout = attention.attention_dropout if self.training else 0.0
         scores = Scores(self.head_size**-0.5, dropout, attention.sliding_window)
@@ -294,18 +294,18 @@ class PreNormLayer(FlatLayer):
         # Fused kernels align a window at the end of the keys, where a first token is not. LoRA's
         # matrices cannot be split into those of queries and of the others.
         is_whole = scores.window is None and type(attention.Wqkv) is nn.Linear
-        if kept is not None and shared.are_first and is_whole:
-            query, kv = self.project_first(normed_TH, kept)
+        if read_tokens is not None and shared.are_first and is_whole:
+            query, kv = self.project_first(normed_TH, read_tokens)
             kv = torch.cat((_rotate(kv[:, :1], *rotary), kv[:, 1:]), 1)
             # a first token's position is 0: it rotates nothing
             read = shared.rows.attend(kv, scores, query)
         else:
             qkv = attention.Wqkv(normed_TH).view(-1, 3, self.heads, self.head_size)
             qkv = torch.cat((_rotate(qkv[:, :2], *rotary), qkv[:, 2:]), 1)
-            read = _select(shared.rows.attend(qkv, scores), kept)
-        return self.run_finish(_select(states_TH, kept), read.flatten(1))
+            read = _select(shared.rows.attend(qkv, scores), read_tokens)
+        return self.run_finish(_select(states_TH, read_tokens), read.flatten(1))
 
-    def project_first(self, normed_TH: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    def project_first(self, normed_TH: Tensor, read_tokens: Tensor) -> tuple[Tensor, Tensor]:
         """`[B, H, D]` queries of first tokens, `[T, 2, H, D]` keys and values of all."""
         layer = self.part("attn.Wqkv")
         size = self.heads * self.head_size
@@ -314,7 +314,7 @@ class PreNormLayer(FlatLayer):
         others_bias = None
         if layer.bias is not None:
             query_bias, others_bias = layer.bias.split((size, 2 * size))
-        first_BH = normed_TH.index_select(0, kept)
+        first_BH = normed_TH.index_select(0, read_tokens)
         query = functional.linear(first_BH, query_weight, query_bias)
         others = functional.linear(normed_TH, others_weight, others_bias)
         query_BHD = query.view(-1, self.heads, self.head_size)
@@ -337,14 +337,14 @@ class GroupedLayer(FlatLayer):
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
         """`[T, H]`, or `[K, H]` after the last layer."""
-        kept = shared.kept if is_last else None
+        read_tokens = shared.kept if is_last else None
         attention = self.part("self_attn")
-        are_first = kept is not None and shared.are_first
+        are_first = read_tokens is not None and shared.are_first
         dropout = attention.attention_dropout if self.training else 0.0
         scores = Scores(attention.scaling, dropout, None)
         normed_TH = self.part("input_layernorm")(states_TH)
         rotary = shared.rotary[""]
-        asking_KH = _select(normed_TH, kept) if are_first else normed_TH
+        asking_KH = _select(normed_TH, read_tokens) if are_first else normed_TH
         made = attention.q_proj(asking_KH), attention.k_proj(normed_TH), attention.v_proj(normed_TH)
         query, key, value = (part.unflatten(1, (1, -1, attention.head_dim)) for part in made)
         kv = torch.cat((_rotate(key, *rotary), value), 1)
@@ -353,8 +353,8 @@ class GroupedLayer(FlatLayer):
             read = shared.rows.attend(kv, scores, query.squeeze(1))
         else:
             qkv = torch.cat((_rotate(query, *rotary), kv), 1)
-            read = _select(shared.rows.attend(qkv, scores), kept)
-        return self.run_finish(_select(states_TH, kept), read.flatten(1))
+            read = _select(shared.rows.attend(qkv, scores), read_tokens)
+        return self.run_finish(_select(states_TH, read_tokens), read.flatten(1))
 
     def finish(self, own_KH: Tensor, read_KH: Tensor) -> Tensor:
         """The two sums, and the gated products between."""

@@ -287,7 +287,7 @@ class Child:
         self.threads = threads
         self._apart: Apart | None = None
 
-    def ask(self, what: str, latest: float, **asked: Any) -> Any:
+    def ask(self, question: str, latest: float, **asked: Any) -> Any:
         """The answer to a question of `ANSWERS`, or `NoAnswer`.
 
         Soon after `latest`, a time of `time.time`, the process is killed.
@@ -295,7 +295,7 @@ class Child:
         if self._apart is None:
             self._apart = Apart(partial(_build, self.build, self.threads))
         try:
-            return self._apart.ask(partial(ANSWERS[what], **asked), latest)
+            return self._apart.ask(partial(ANSWERS[question], **asked), latest)
         except Failed as failed:
             self.close()  # memory that it has not freed would count for the next question
             if failed.is_unread:
@@ -321,10 +321,10 @@ class Here:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
 
-    def ask(self, what: str, latest: float, **asked: Any) -> Any:
+    def ask(self, question: str, latest: float, **asked: Any) -> Any:
         """The answer to a question of `ANSWERS`, or `NoAnswer`; `latest` is ignored."""
         try:
-            return ANSWERS[what](self.parts, **asked)
+            return ANSWERS[question](self.parts, **asked)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

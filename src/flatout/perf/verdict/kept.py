@@ -173,16 +173,16 @@ def _is_pace(value: object) -> bool:
 
 
 def paces_to_compare(
-    kept: KeptVerdict, baseline: Mapping[str, Any]
+    judged: KeptVerdict, baseline: Mapping[str, Any]
 ) -> tuple[SpeedupInterval, dict[str, float]] | None:
     """The pace of a training and that of the baseline, of one kind; None without a pace.
 
     They are the own paces, where the baseline has one.
     """
     before = baseline.get("own_steps_per_s")
-    if kept.own_pace is not None and before is not None and _is_pace(before):
-        return kept.own_pace, before
-    return None if kept.pace is None else (kept.pace, baseline["steps_per_s"])
+    if judged.own_pace is not None and before is not None and _is_pace(before):
+        return judged.own_pace, before
+    return None if judged.pace is None else (judged.pace, baseline["steps_per_s"])
 
 
 def compare_with(

@@ -47,13 +47,13 @@ class TransformersFacts:
 
 def predict_findings(evidence: Evidence, facts: TransformersFacts) -> list[VerdictFinding]:
     """All predicted findings; each stands for the rule of the same cause in `rules.py`."""
-    found = [
+    findings = [
         _waiting(evidence, facts),
         _padding(evidence, facts),
         _recomputing(evidence, facts),
         _reading(evidence, facts),
     ]
-    return [finding for finding in found if finding is not None]
+    return [finding for finding in findings if finding is not None]
 
 
 def _gain(evidence: Evidence, saved_ms: Sequence[float]) -> SpeedupInterval:
@@ -163,9 +163,9 @@ def _reading(evidence: Evidence, facts: TransformersFacts) -> VerdictFinding | N
     share = evidence.share("other", "callbacks")
     if evidence.device == "cpu" or not reads or share < 0.1:
         return None
-    place = max(reads, key=lambda name: reads[name])
-    advice = f"read it every logging_steps steps: {place}"
-    if place.startswith("transformers/trainer.py"):
+    line = max(reads, key=lambda name: reads[name])
+    advice = f"read it every logging_steps steps: {line}"
+    if line.startswith("transformers/trainer.py"):
         advice = "TrainingArguments(logging_nan_inf_filter=False)"
-    why = f"{sum(reads.values()):.0f} reads a step, {reads[place]:.0f} of them at {place}"
+    why = f"{sum(reads.values()):.0f} reads a step, {reads[line]:.0f} of them at {line}"
     return waiting_for_reads(share, why, advice=advice, is_predicted=True)

@@ -86,11 +86,11 @@ def findings(
     `predicted`: findings of another kind of training, in the place of the rules that know runs of
     flatout and Lightning only.
     """
-    found = [rule(evidence) for rule in RULES if predicted is None or rule not in _RACED]
-    found += _by_other_ways(evidence)
-    found += predicted or []
+    causes = [rule(evidence) for rule in RULES if predicted is None or rule not in _RACED]
+    causes += _by_other_ways(evidence)
+    causes += predicted or []
     return sorted(
-        filter(None, found),
+        filter(None, causes),
         key=lambda finding: (not finding.comes_last, finding.weight),
         reverse=True,
     )
@@ -437,22 +437,22 @@ def starved(evidence: Evidence) -> VerdictFinding | None:
         limit = "the container's limit of cores"
         return finding(limit, throttled, why, advice="allow it more cores")
     busy_share = evidence.host.get("machine_cpu_share")
-    own = evidence.host.get("process_cpu_cores")
+    own_cores = evidence.host.get("process_cpu_cores")
     # Other ranks would count as other processes.
-    if busy_share is None or own is None or busy_share < 0.9 or evidence.world > 1:
+    if busy_share is None or own_cores is None or busy_share < 0.9 or evidence.world > 1:
         return None
     cores = evidence.machine_cores
-    others = busy_share * cores - own
+    others = busy_share * cores - own_cores
     lost = 1.0
     if evidence.device == "cpu":
         # If it has the cores of its threads, others only use the cores that it leaves.
-        if own >= _ALL_IT_ASKED * evidence.threads:
+        if own_cores >= _ALL_IT_ASKED * evidence.threads:
             return None
-        lost = 1 - own / evidence.threads
+        lost = 1 - own_cores / evidence.threads
     share = min(others / cores, lost)
     if share < _OTHERS:
         return None
-    why = f"{busy_share:.0%} of {cores} cores are busy, {own:.1f} of them for this run"
+    why = f"{busy_share:.0%} of {cores} cores are busy, {own_cores:.1f} of them for this run"
     advice = "end the other programs, or run elsewhere"
     left = max(1, round(cores - others))
     # Threads of a matrix product wait for the slowest of them: fewer threads may be faster.

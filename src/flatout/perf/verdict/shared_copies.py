@@ -62,19 +62,19 @@ def nothing_stays(module: nn.Module, device: torch.device) -> Iterator[None]:
         restore_random_state(random, device)
 
 
-def copy_deeply(what: str, part: object, memo: dict[int, Any] | None = None) -> Any:
+def copy_deeply(name: str, part: object, memo: dict[int, Any] | None = None) -> Any:
     """A deep copy; objects in `memo` (by their id) are shared instead.
 
-    `Refused` if it cannot be copied; `what` names the part in the message.
+    `Refused` if it cannot be copied; `name` names the part in the message.
     """
     try:
         with _copied_graphs():
             return copy.deepcopy(part, memo)
     except Exception as error:
         # Your own __deepcopy__ or __reduce__ may raise anything. The run itself must not fail.
-        is_once = what == "loader" and isinstance(error, TypeError) and "generator" in str(error)
+        is_once = name == "loader" and isinstance(error, TypeError) and "generator" in str(error)
         why = "can be read once" if is_once else f"cannot be copied ({first_line(error)})"
-        raise Refused(f"its {what} {why}") from None
+        raise Refused(f"its {name} {why}") from None
 
 
 @contextmanager

@@ -171,10 +171,10 @@ class CsvTable(FileTable):
             )
         if is_whole and not lines.read().strip("\r\n"):
             # Of many columns hardly two are a text and its label: they are those of recordings.
-            known = ("text", "label") if len(names) <= _MOST_OF_TEXTS else ()
+            roles = ("text", "label") if len(names) <= _MOST_OF_TEXTS else ()
             hint = (
                 "Add rows; or, if that line is a row, name the columns:"
-                f" data.read.columns={example_columns(len(names), known)}."
+                f" data.read.columns={example_columns(len(names), roles)}."
             )
             if self.where == "encode":  # which reads tables as they are
                 hint = "Add rows."
@@ -217,13 +217,13 @@ class CsvTable(FileTable):
                 rows = _rows_of(
                     (line.decode("utf-8-sig") for line in file), self.delimiter, self.reading.quote
                 )
-                for found in rows:
-                    if found:
+                for cells in rows:
+                    if cells:
                         row += 1
                         line = next_line
-                        values = len(found)
+                        values = len(cells)
                     next_line = rows.line_num + 1
-                    if found and values != len(self.columns):
+                    if cells and values != len(self.columns):
                         break
         except csv.Error:
             row += 1

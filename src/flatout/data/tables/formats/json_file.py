@@ -54,11 +54,11 @@ class JsonTable(FileTable):
         row = 1
         line = 1
         for piece in self._pieces():
-            found = self._parsed(piece, columns, types)
-            if found is None:
-                found = self._block(list(self._objects(piece, line)), columns, types, row)
-            yield found
-            row += found.num_rows
+            batch = self._parsed(piece, columns, types)
+            if batch is None:
+                batch = self._block(list(self._objects(piece, line)), columns, types, row)
+            yield batch
+            row += batch.num_rows
             line += piece.count(b"\n")
 
     def _pieces(self) -> Iterator[bytes]:
@@ -79,11 +79,11 @@ class JsonTable(FileTable):
         schema = pa.schema([(name, types.get(name, pa.string())) for name in columns])
         options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
         try:
-            found = pa_json.read_json(pa.BufferReader(piece), parse_options=options)
-            found.validate(full=True)  # any bytes were taken for texts
+            table = pa_json.read_json(pa.BufferReader(piece), parse_options=options)
+            table.validate(full=True)  # any bytes were taken for texts
         except pa.ArrowException:
             return None
-        blocks = found.select(columns).combine_chunks().to_batches()
+        blocks = table.select(columns).combine_chunks().to_batches()
         return blocks[0] if len(blocks) == 1 else None
 
     def _block(
@@ -126,17 +126,17 @@ class JsonTable(FileTable):
                 continue
             try:
                 # given bytes, it would guess UTF-16 and UTF-32 too
-                found = json.loads(line.decode())
+                value = json.loads(line.decode())
             except (ValueError, RecursionError) as error:
                 raise self._fail(
                     f"line {number}: not valid JSON ({_reason(error)})", _JSON_FORMS
                 ) from None
-            if not isinstance(found, dict):
+            if not isinstance(value, dict):
                 raise self._fail(
-                    f"line {number}: a {type(found).__name__} where an object is needed",
+                    f"line {number}: a {type(value).__name__} where an object is needed",
                     _JSON_FORMS,
                 )
-            yield found
+            yield value
 
     def _array(self) -> Iterator[dict[str, Any]]:
         """The objects of an array, one after the other, from a window that moves over the file."""
@@ -144,18 +144,18 @@ class JsonTable(FileTable):
             texts = self._texts(file)
             # An object that does not end in the window is decoded again when more was read.
             window = next(texts, "").lstrip()[1:]
-            place = 0
+            position = 0
             row = 0
             while True:
-                between = _BETWEEN.match(window, place)
-                place = between.end() if between else place
+                between = _BETWEEN.match(window, position)
+                position = between.end() if between else position
                 try:
-                    found, end = _DECODER.raw_decode(window, place)
+                    value, end = _DECODER.raw_decode(window, position)
                 except (ValueError, RecursionError) as error:
-                    if window[place : place + 1] == "]":
+                    if window[position : position + 1] == "]":
                         break
-                    window = window[place:]
-                    place = 0
+                    window = window[position:]
+                    position = 0
                     if len(window) > LONGEST_ROW or not (more := next(texts, "")):
                         raise self._fail(
                             f"row {row + 1}: not valid JSON ({_reason(error)})", _JSON_FORMS
@@ -163,14 +163,14 @@ class JsonTable(FileTable):
                     window += more
                     continue
                 row += 1
-                place = end
-                if not isinstance(found, dict):
+                position = end
+                if not isinstance(value, dict):
                     raise self._fail(
-                        f"row {row}: a {type(found).__name__} where an object is needed",
+                        f"row {row}: a {type(value).__name__} where an object is needed",
                         _JSON_FORMS,
                     )
-                yield found
-            if window[place + 1 :].strip() or any(text.strip() for text in texts):
+                yield value
+            if window[position + 1 :].strip() or any(text.strip() for text in texts):
                 raise self._fail(
                     f"row {row}: the array ends here, but the file continues", _JSON_FORMS
                 )

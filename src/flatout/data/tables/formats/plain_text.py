@@ -103,12 +103,12 @@ class ConllTable(FileTable):
             if len(values) != self._width:
                 if line.startswith("#"):
                     continue
-                what = (
+                problem = (
                     f"line {number}: expected {self._width} columns, got {len(values)}:"
                     f" {line[:60]!r}"
                 )
                 raise self._fail(
-                    what, "Part sentences by an empty line, and give every word its tag."
+                    problem, "Part sentences by an empty line, and give every word its tag."
                 )
             if self._is_universal and not values[0].isdecimal():
                 continue
