@@ -187,7 +187,7 @@ def test_a_rung_that_needs_a_missing_package_is_named_skipped_and_counted(tmp_pa
 
 def test_a_rung_that_failed_in_a_later_round_was_measured():
     steps = [
-        replace(step, skipped="failed: out of memory") for step in steps_of(**STEPS) if step.found
+        replace(step, skipped="failed: out of memory") for step in steps_of(**STEPS) if step.rounds
     ]
     found = results(LADDER, steps, rows=6_000, about={})
     assert found["skipped"] == []
@@ -244,7 +244,7 @@ def test_a_rung_that_learns_something_else_is_no_top_and_is_compared_with_it(tmp
 
 def test_a_startup_rung_is_compared_by_its_startup():
     steps = steps_of(foot=[100.0] * 3, caching=[50.0] * 3)
-    steps[3].found = {number: measured(50.0, startup_s=0.25) for number in range(3)}
+    steps[3].rounds = {number: measured(50.0, startup_s=0.25) for number in range(3)}
     assert ratio(steps[0], steps[3], "startup").value == pytest.approx(4.0)
     assert ratio(steps[0], steps[3]).value == pytest.approx(0.5)
 

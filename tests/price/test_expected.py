@@ -135,7 +135,7 @@ def test_a_run_says_its_end_by_the_notes_at_once_and_else_by_its_first_steps(tmp
             clock=Clock(),
             meter=EnergyMeter(None, root=tmp_path),
             began=now[0] - 5,
-            known=known,
+            noted=known,
             say=said.append,
             busy=lambda: 0.4,
         )

@@ -158,8 +158,8 @@ def _label_texts(survey: TextSurvey, blocks: Blocks, records: _Records) -> _Labe
     census.require_classes("data.label")
     conflicts = 0
     for findings in survey.findings.values():
-        if "conflict" in findings.found:
-            conflicts += findings.found["conflict"].count
+        if "conflict" in findings.by_kind:
+            conflicts += findings.by_kind["conflict"].count
     return _Labelled(
         texts=records.texts,
         shown=records.texts,

@@ -170,8 +170,8 @@ def answer(
             write(answered.sentences if is_conll else answered.block)
             advance(answered.done)
             rows += answered.block.num_rows
-            num_given += answered.given
-            num_answers += answered.answers
+            num_given += answered.num_given
+            num_answers += answered.num_answers
             if answered.unlike is not None:
                 unlike.append(answered.unlike)  # two bytes a row
             replaced = answered.replaced

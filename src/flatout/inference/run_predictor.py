@@ -86,8 +86,8 @@ class Answered:
     # columns of the file that gave way to answers of the same name
     replaced: list[str] = field(default_factory=list)
     done: int = 0  # rows of the file that these answers finish
-    given: int = 0  # answers that are sure enough for the error that was asked for
-    answers: int = 0  # all of them
+    num_given: int = 0  # answers that are sure enough for the error that was asked for
+    num_answers: int = 0  # all of them
     # of a tagger: words and tags alone, for a file of CoNLL
     sentences: pa.RecordBatch | None = None
     unlike: NDArray[Any] | None = None  # how unlike each row is to the training texts
@@ -97,8 +97,8 @@ class Answered:
         cls,
         block: pa.RecordBatch,
         added: dict[str, pa.Array],
-        given: int = 0,
-        answers: int = 0,
+        num_given: int = 0,
+        num_answers: int = 0,
         unlike: NDArray[Any] | None = None,
     ) -> Answered:
         """A block with its answers, in place of columns of the same names."""
@@ -111,7 +111,7 @@ class Answered:
             [*columns.columns, *added.values()], names=[*columns.schema.names, *added]
         )
         replaced = [name for name in file_columns if name in added]
-        return cls(beside, replaced, block.num_rows, given, answers, unlike=unlike)
+        return cls(beside, replaced, block.num_rows, num_given, num_answers, unlike=unlike)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class SequencePredictor(RunPredictor):
     label_scale: tuple[float, float] = (0.0, 1.0)
     has_classes: bool = False
     precision: Precision = field(default=Precision.fp32, kw_only=True)
-    found: ReadingNotes = field(default_factory=ReadingNotes)
+    reading_notes: ReadingNotes = field(default_factory=ReadingNotes)
     _group: list[str] | None = None  # the group's columns in the files that were trained on
 
     @classmethod
@@ -160,7 +160,7 @@ class SequencePredictor(RunPredictor):
         `rules` may read more columns.
         """
         with _naming_training():
-            for recording in read_recordings(table, rules or self.rules, self.found):
+            for recording in read_recordings(table, rules or self.rules, self.reading_notes):
                 self._require_same_rate(recording)
                 yield recording
 
@@ -169,7 +169,7 @@ class SequencePredictor(RunPredictor):
         with _naming_training(), TemporaryDirectory(prefix="flatout-") as folder:
             scratch = Scratch(Path(folder), self.rules, keeps_times=True)
             for file in table.tables or [table]:
-                long = None if self.shape.labels else scratch.read(file, self.found)
+                long = None if self.shape.labels else scratch.read(file, self.reading_notes)
                 if long is None:
                     yield from self.read(file)
                     continue
@@ -362,7 +362,7 @@ class SequencePredictor(RunPredictor):
             else:
                 count_of = counted(len(recording.times), "sample")
                 short.append(f"{recording.name} ({count_of}; {needed:,} are needed)")
-        self.found.brief += short
+        self.reading_notes.brief += short
         require(
             count > 0 or not short,
             verb,
@@ -380,8 +380,8 @@ class SequencePredictor(RunPredictor):
             answer = self.answer(recording.values[:], recording.name)
             columns = self._columns_of_label(answer)
             answered = _block(recording, columns, samples)
-            given = 1 - columns["prediction"].null_count
-            yield replace(answered, given=given, answers=1)
+            num_given = 1 - columns["prediction"].null_count
+            yield replace(answered, num_given=num_given, num_answers=1)
             return
         start = 0
         horizon = self.shape.horizon
@@ -395,7 +395,7 @@ class SequencePredictor(RunPredictor):
                 times = dates_of(times, recording.dates)
             done = samples if horizon else len(answers)
             block = _block(recording, {time: times, **columns}, done)
-            yield replace(block, given=len(answers), answers=len(answers))
+            yield replace(block, num_given=len(answers), num_answers=len(answers))
             start += len(answers)
 
     def _ends_of_intervals(self, answers: NDArray[Any]) -> dict[str, NDArray[Any]]:
@@ -526,7 +526,7 @@ class SequencePredictor(RunPredictor):
         return export_recordings(cls.load(run), folder)
 
     def notes(self) -> list[str]:
-        return self.found.lines() + self.units.lines()
+        return self.reading_notes.lines() + self.units.lines()
 
     def _require_same_rate(self, recording: Recording) -> None:
         if self.rules.step is not None or self.step_s is None or self.rules.time is None:

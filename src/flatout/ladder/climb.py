@@ -205,19 +205,19 @@ class ClimbedRung:
     """A rung and its measurements, round by round."""
 
     rung: Rung
-    found: dict[int, RungMeasurement] = field(default_factory=dict)  # by the number of the round
+    rounds: dict[int, RungMeasurement] = field(default_factory=dict)  # by the number of the round
     skipped: str = ""  # why it was not measured
 
     def middle(self, name: str) -> float | None:
         """The median of a figure over rounds."""
-        values = [getattr(measurement, name) for measurement in self.found.values()]
+        values = [getattr(measurement, name) for measurement in self.rounds.values()]
         measured = [value for value in values if value is not None]
         return median(measured) if measured else None
 
     @property
     def spread(self) -> float | None:
         """Half the range of the rounds, as a fraction of their median."""
-        rates = [each.rows_per_s for each in self.found.values()]
+        rates = [each.rows_per_s for each in self.rounds.values()]
         return (max(rates) - min(rates)) / (2 * median(rates)) if len(rates) > 1 else None
 
 
@@ -279,11 +279,11 @@ def climb(
                 step.skipped = f"failed: {failed}"
                 say(f"{name}: {step.skipped}")
                 continue
-            step.found[number] = measurement
+            step.rounds[number] = measurement
             longest_s[name] = time.monotonic() - began
             say(f"round {number + 1}, {name}: {measurement.rows_per_s:,.0f} rows/s")
     for step in steps:
-        if not step.found and not step.skipped:
+        if not step.rounds and not step.skipped:
             step.skipped = TOO_SHORT
     return steps
 
@@ -302,13 +302,13 @@ def ratio(below: ClimbedRung, above: ClimbedRung, measures: str = "training") ->
     out where they are few. Without such a round the medians of all rounds are compared.
     `measures` says what is compared: `startup` compares startups, all else rows a second.
     """
-    both = sorted(below.found.keys() & above.found.keys())
+    both = sorted(below.rounds.keys() & above.rounds.keys())
     if not both:
-        before = median(measurement.rows_per_s for measurement in below.found.values())
-        after = median(measurement.rows_per_s for measurement in above.found.values())
+        before = median(measurement.rows_per_s for measurement in below.rounds.values())
+        after = median(measurement.rows_per_s for measurement in above.rounds.values())
         return Estimate(after / before)
-    rates_below = [_rate(below.found[number], measures) for number in both]
-    rates_above = [_rate(above.found[number], measures) for number in both]
+    rates_below = [_rate(below.rounds[number], measures) for number in both]
+    rates_above = [_rate(above.rounds[number], measures) for number in both]
     gain = speedup(rates_below, rates_above)
     if len(both) < _LEAST_ROUNDS:
         return Estimate(gain.value)

@@ -52,7 +52,7 @@ def results(
     skipped = list[dict[str, str]]()
     for step in steps:
         rungs.append(_rung(step, measured))
-        if step.found:
+        if step.rounds:
             measured.append(step)
         elif step.skipped:
             skipped.append({"name": step.rung.name, "why": step.skipped})
@@ -87,12 +87,12 @@ def _rung(step: ClimbedRung, below: Sequence[ClimbedRung]) -> dict[str, Any]:
         "measures": rung.measures,
         "program": "flatout" if rung.is_ours else "usual",
         "change": list(rung.words) if rung.is_ours else dict(rung.keywords or {}),
-        "skipped": "" if step.found else step.skipped,
+        "skipped": "" if step.rounds else step.skipped,
         "measured": None,
         "cumulative": None,
         "verdict": None,
     }
-    if not step.found:
+    if not step.rounds:
         return figures
     if below:
         gain = ratio(below[-1], step, rung.measures)
@@ -103,7 +103,7 @@ def _rung(step: ClimbedRung, below: Sequence[ClimbedRung]) -> dict[str, Any]:
     figures["cumulative"] = asdict(ratio(foot, step))
     for name in _MEDIANS:
         figures[name] = step.middle(name)
-    figures["rounds"] = len(step.found)
+    figures["rounds"] = len(step.rounds)
     figures["spread"] = step.spread
     return figures
 
@@ -128,7 +128,7 @@ def _whole(measured: Sequence[ClimbedRung], rows: int) -> dict[str, Any] | None:
         "minutes_before": _epoch_minutes(foot, rows),
         "minutes_after": _epoch_minutes(top, rows),
         "ratio": asdict(ratio(foot, top)),
-        "rounds": len(foot.found.keys() & top.found.keys()),
+        "rounds": len(foot.rounds.keys() & top.rounds.keys()),
         "startup_before_s": foot.middle("startup_s"),
         "startup_after_s": top.middle("startup_s"),
         "startup_ratio": asdict(ratio(foot, top, STARTUP)),

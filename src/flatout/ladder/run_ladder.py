@@ -250,7 +250,7 @@ def compare_quality(
 
     The foot, the top and rungs that learn something else are trained.
     """
-    can_be = [step for step in steps if step.found or step.skipped == TOO_SHORT]
+    can_be = [step for step in steps if step.rounds or step.skipped == TOO_SHORT]
     if not (foot := top_of([step.rung for step in can_be])):
         return None
     # Rungs between the foot and the top learn what the top learns, so their quality is its own.

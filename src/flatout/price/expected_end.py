@@ -33,7 +33,7 @@ class ExpectedEnd:
     clock: Clock
     meter: EnergyMeter
     began: float  # of `time.perf_counter`
-    known: Costs | None = None
+    noted: Costs | None = None  # of the last run of these steps
     ratios: Sequence[float] = ()
     say: Say = print
     busy: Callable[[], float] = float  # fraction of the machine that other processes take
@@ -88,9 +88,9 @@ class ExpectedEnd:
         self.lengths = self.measure_lengths()
         self.began -= self.seconds_before()
         self.resumed_at = Done(max(0, step - 1), self.clock.counts["validation"])
-        if self.known is not None and self.lengths is not None:
-            known = replace(self.known, start_s=self._first_step_at - self.began)
-            self._tell(known, "by the last run of these steps")
+        if self.noted is not None and self.lengths is not None:
+            costs = replace(self.noted, start_s=self._first_step_at - self.began)
+            self._tell(costs, "by the last run of these steps")
 
     def _tell(self, costs: Costs, source: str) -> None:
         assert self.lengths is not None
@@ -105,7 +105,7 @@ class ExpectedEnd:
 
     def time_left(self) -> str:
         """`3.7 min (3.4–4.1) left`; empty while nothing is known."""
-        costs = self.costs() or self.known
+        costs = self.costs() or self.noted
         if costs is None or self.lengths is None or not self.moments:
             return ""
         validations = self.clock.counts["validation"]
@@ -147,7 +147,7 @@ class ExpectedEnd:
 
         An estimate by the first steps guesses the evaluation, so its error is not that of the pace.
         """
-        if self.first is None or self.known is None:
+        if self.first is None or self.noted is None:
             return None
         return took_s / self.first.raw_s
 

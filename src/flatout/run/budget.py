@@ -154,7 +154,7 @@ class KeepBudget(L.Callback):
         asked = self.settings.asked
         watts = self.end.watts or asked.price.watts
         limit_s = Budget.of(str(asked.budget), asked.price).seconds(asked.price, watts)
-        known = self.end.known or costs
+        noted = self.end.noted or costs
         assert self.end.lengths is not None
-        whole = expect(replace(costs, evaluation_s=known.evaluation_s), self.end.lengths)
+        whole = expect(replace(costs, evaluation_s=noted.evaluation_s), self.end.lengths)
         return limit_s - (time.perf_counter() - self.end.began) - whole.parts_s["evaluation"]

@@ -48,7 +48,7 @@ def expect_end(run: Run, training: Training) -> ExpectedEnd:
         clock=curves.clock,
         meter=meter,
         began=run.began,
-        known=None if notes is None else notes.costs(),
+        noted=None if notes is None else notes.costs(),
         ratios=[] if notes is None else notes.ratios(),
         say=run.folder.say,
         busy=lambda: busy_fraction(curves.monitor),

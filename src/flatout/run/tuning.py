@@ -155,7 +155,7 @@ def is_outdated(cached: Answers, open_settings: OpenSettings, store: AnswerStore
     if fitting_rows is not None and cached.values.get("data.batch_size", 0) > fitting_rows:
         return True
     growth = open_settings.planned_steps / max(cached.planned_steps, 1)
-    is_compile_open = "compile" not in open_settings.kept
+    is_compile_open = "compile" not in open_settings.settled
     # what compiling takes must come back in the steps of the run
     is_too_short = cached.values.get("compile") and growth < 1 / 2
     if is_compile_open and (growth > _MORE_STEPS or is_too_short):
@@ -241,7 +241,7 @@ def list_open_settings(question: Question) -> OpenSettings:
         step_rows=step_rows,
         num_rows=split.num_rows,
         planned_steps=planned_steps(config.trainer, feed),
-        kept=list_settled(
+        settled=list_settled(
             config,
             question.overrides,
             usual_rows(config, question.store.splits["train"].num_rows, question.ranks.world),
@@ -404,7 +404,7 @@ def list_dependencies(question: Question, open_settings: OpenSettings) -> dict[s
         "start": [str(start.feed), str(start.precision), data.workers],
         "device": [*device_key(question.device), torch.get_num_threads(), ranks.local_world],
         "versions": [torch.__version__, metadata.version("flatout"), metadata.version("lightning")],
-        "kept": open_settings.kept,
+        "kept": open_settings.settled,
         "tune": [str(tune.effective_batch), tune.memory_margin, tune.gain, tune.loss_tolerance],
         "confirmed": [question.confirmed.values, sorted(question.confirmed.slower)],
     }

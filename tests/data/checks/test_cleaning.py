@@ -57,7 +57,7 @@ def test_evaluation_keeps_empty_texts_so_that_scores_stay_comparable():
 @pytest.mark.parametrize("is_train", [False, True])
 def test_rows_read_are_rows_kept_and_dropped(is_train):
     block, findings = clean(is_train)
-    dropped = sum(f.count for name, f in findings.found.items() if "kept" not in name)
+    dropped = sum(f.count for name, f in findings.by_kind.items() if "kept" not in name)
     assert findings.rows_read == findings.rows_kept + dropped == len(TEXTS)
     assert findings.rows_kept == len(block.rows)
 
@@ -193,7 +193,7 @@ def test_targets_are_class_numbers_or_ragged_ones_or_values():
 def test_white_space_of_any_alphabet_is_no_text_and_no_label():
     block, findings = clean(True, texts=["\u3000\u00a0", "a", "b"], labels=["x", " ", "y"])
     assert block.texts.to_pylist() == ["b"]
-    assert {name: finding.rows for name, finding in findings.found.items()} == {
+    assert {name: finding.rows for name, finding in findings.by_kind.items()} == {
         "null_label": [102],
         "empty_text_dropped": [101],
     }
@@ -202,7 +202,7 @@ def test_white_space_of_any_alphabet_is_no_text_and_no_label():
 def test_a_label_that_is_not_a_number_is_missing_and_the_others_stay_whole():
     block, findings = clean(True, texts=["a", "b", "c"], labels=[1.0, float("nan"), None])
     assert normalised(block.labels, Problem.single) == ["1"]
-    assert findings.found["null_label"].rows == [102, 103]
+    assert findings.by_kind["null_label"].rows == [102, 103]
 
 
 def test_categories_are_read_as_their_words():
@@ -223,14 +223,14 @@ def test_categories_are_read_as_their_words():
 def test_numbers_in_a_text_column_keep_their_gaps():
     block, findings = clean(False, texts=[7.0, None, float("nan"), 2.5], labels=["a"] * 4)
     assert block.texts.to_pylist() == ["7", "", "", "2.5"]
-    assert findings.found["null_text_kept"].rows == [102, 103]
+    assert findings.by_kind["null_text_kept"].rows == [102, 103]
 
 
 def test_the_first_rows_are_named_in_order_whatever_split_came_first():
     findings = Findings("rows.csv")
     findings.add("null_label", np.array([8, 3, 11, 40, 41, 42]))
     findings.add("null_label", np.array([1, 2]))
-    assert findings.found["null_label"].rows == [2, 3, 4, 9, 12]
+    assert findings.by_kind["null_label"].rows == [2, 3, 4, 9, 12]
 
 
 def test_whole_floats_are_written_as_numbers_of_any_size():
@@ -326,7 +326,7 @@ def test_no_row_is_lost_in_silence(labels, data):
     findings = Findings("rows.csv")
     rules = BlockRules(ROLES, Problem.single, is_train)
     found = clean_block(block, np.arange(len(texts)), rules, findings)
-    dropped = sum(one.count for name, one in findings.found.items() if "kept" not in name)
+    dropped = sum(one.count for name, one in findings.by_kind.items() if "kept" not in name)
     assert findings.rows_read == len(texts) == findings.rows_kept + dropped
     assert findings.rows_dropped == dropped
     expected = [

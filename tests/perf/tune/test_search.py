@@ -94,9 +94,9 @@ def search(machine: Machine, tmp_path, tune: dict[str, Any] | None = None, **ask
         "room_bytes": 100 * GB,
         "is_cpu": True,
     }
-    closed = {"optim.lr": ""} | asked.pop("kept", {})
+    closed = {"optim.lr": ""} | asked.pop("settled", {})
     closed.pop(asked.pop("open_too", ""), None)
-    given["kept"] = closed
+    given["settled"] = closed
     found = Search(OpenSettings(**(given | asked)), machine, AnswerStore(tmp_path)).decide()
     assert machine.is_closed
     return found
@@ -253,13 +253,13 @@ def test_rows_that_were_too_many_once_are_not_tried_again(tmp_path):
 
 def test_what_was_asked_for_is_kept_and_said(tmp_path):
     machine = Machine(lambda setting: 9000.0 if setting.rows == 32 else 1000.0)
-    kept = {
+    settled = {
         "data.feed": "asked for",
         "precision": "asked for",
         "data.batch_size": "asked for",
         "compile": "asked for",
     }
-    found = search(machine, tmp_path, kept=kept)
+    found = search(machine, tmp_path, settled=settled)
     assert found.values == {}
     assert chosen(found) == {
         "feed": "resident: kept: asked for",
@@ -271,9 +271,9 @@ def test_what_was_asked_for_is_kept_and_said(tmp_path):
 
 
 def test_where_tokens_decide_no_rows_are_tried_and_no_memory_is_predicted(tmp_path):
-    kept = {"data.batch_size": "data.tokens_per_batch decides"}
+    settled = {"data.batch_size": "data.tokens_per_batch decides"}
     machine = Machine(bytes_of=lambda setting: 30 * GB)
-    found = search(machine, tmp_path, kept=kept, is_capped=True, room_bytes=40 * GB)
+    found = search(machine, tmp_path, settled=settled, is_capped=True, room_bytes=40 * GB)
     assert found.values["precision"] == "fp32"
     assert found.step_s
     assert {setting.rows for setting in machine.tried} == {64}

@@ -63,7 +63,7 @@ class Findings:
     rows_kept: int = 0
     rows_repaired: int = 0  # of the rows kept, those that were changed
     # The key is the name of a kind; of a leak, with the other split behind it: "leak test".
-    found: dict[str, RowFinding] = field(default_factory=dict)
+    by_kind: dict[str, RowFinding] = field(default_factory=dict)
     # Where the reader finds a row, from its number counted from 1: "line 12 of b.csv".
     locate: Callable[[int], str] = str
 
@@ -77,7 +77,7 @@ class Findings:
         `other` is the split that a leak is shared with.
         """
         if len(rows):
-            finding = self.found.setdefault(f"{kind} {other}".strip(), RowFinding(other=other))
+            finding = self.by_kind.setdefault(f"{kind} {other}".strip(), RowFinding(other=other))
             # The smallest few, without sorting what may be millions.
             least = (
                 np.partition(rows, _ROWS_NAMED)[:_ROWS_NAMED] if len(rows) > _ROWS_NAMED else rows
@@ -93,13 +93,13 @@ class Findings:
         """
         self.rows_read += rows_read
         for key, (count, rows, other) in findings.items():
-            finding = self.found.setdefault(key, RowFinding(other=other))
+            finding = self.by_kind.setdefault(key, RowFinding(other=other))
             finding.add(count, (row + first for row in rows))
 
     def remarks(self) -> list[Remark]:
         """A line for each kind: "2 rows without a label, dropped (rows 3, 8)"."""
         remarks = []
-        for key, finding in self.found.items():
+        for key, finding in self.by_kind.items():
             kind = KINDS[key.partition(" ")[0]]
             count = finding.count
             rows = ", ".join(map(self.locate, finding.rows))

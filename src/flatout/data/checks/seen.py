@@ -241,7 +241,7 @@ class KeptFiles:
             "rows_read": findings.rows_read,
             "found": {
                 key: (finding.count, finding.rows, finding.other)
-                for key, finding in findings.found.items()
+                for key, finding in findings.by_kind.items()
             },
         }
 

@@ -94,7 +94,7 @@ def files_in(name: str | Path, where: str) -> list[str]:
         pattern = str(path.relative_to(path.anchor))
         # each one multiplies the ways through deep folders
         is_short = pattern.count("**") <= 1
-        require(is_short, where, f"{source} has several **", hint="Write one of them.")
+        require(is_short, where, f"{name} has several **", hint="Write one of them.")
         try:
             matches = sorted(map(str, root.glob(pattern)), key=_by_number)
         # a folder on the way cannot be listed, or `**` stands beside letters

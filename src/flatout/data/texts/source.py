@@ -231,8 +231,8 @@ class TagSource(TextSource):
         for split, table in self.tagged.items():
             findings = of_splits[split]
             table.report_tags(findings, scheme)
-            if "repaired_tag" in findings.found:
-                findings.rows_repaired += findings.found["repaired_tag"].count
+            if "repaired_tag" in findings.by_kind:
+                findings.rows_repaired += findings.by_kind["repaired_tag"].count
         kinds = ", ".join(
             f"{name} {count:,}" for name, count in self.census.entities.get("train", {}).items()
         )

@@ -48,7 +48,8 @@ class Pass:
 
     rows: FlatRows
     rotary: dict[str, Rotary]  # rotary positions by kind of layer
-    kept: Tensor | None = None  # [K] the tokens that are read after the last layer; None: all
+    # [K] the tokens that are read after the last layer; None: all
+    read_at_last: Tensor | None = None
     are_first: bool = False  # whether these are the first tokens of the rows
     distances: Distances | None = None  # in families whose scores depend on them
     joined: Joined = field(default_factory=dict)  # weights that were joined for all layers at once
@@ -118,7 +119,7 @@ class PostNormLayer(FlatLayer):
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
         """`[T, H]`, or `[K, H]` after the last layer."""
-        read_tokens = shared.kept if is_last else None
+        read_tokens = shared.read_at_last if is_last else None
         are_first = read_tokens is not None and shared.are_first
         groups = self.groups(are_first=are_first)
         weights = self.weights(states_TH, [*groups, *self._later], shared.joined)
@@ -285,7 +286,7 @@ class PreNormLayer(FlatLayer):
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
         """`[T, H]`, or `[K, H]` after the last layer."""
-        read_tokens = shared.kept if is_last else None
+        read_tokens = shared.read_at_last if is_last else None
         attention = self.part("attn")
         dropout = attention.attention_dropout if self.training else 0.0
         scores = Scores(self.head_size**-0.5, dropout, attention.sliding_window)
@@ -337,7 +338,7 @@ class GroupedLayer(FlatLayer):
 
     def forward(self, states_TH: Tensor, shared: Pass, is_last: bool = False) -> Tensor:
         """`[T, H]`, or `[K, H]` after the last layer."""
-        read_tokens = shared.kept if is_last else None
+        read_tokens = shared.read_at_last if is_last else None
         attention = self.part("self_attn")
         are_first = read_tokens is not None and shared.are_first
         dropout = attention.attention_dropout if self.training else 0.0

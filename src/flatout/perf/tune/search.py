@@ -83,7 +83,7 @@ class Search:
             "data.batch_size": f"{start.rows}",
             "compile": str(start.compile).lower(),
         }
-        for name, why in self.open.kept.items():
+        for name, why in self.open.settled.items():
             if why:
                 shown = as_set.get(name, "as set")
                 self._note_choice(_DECISIONS[name][0], shown, f"kept: {why}", f"{name}={shown}")
@@ -102,7 +102,7 @@ class Search:
                 return f"{run_s}, {settings.share:.0%} of it is {why}"
             return f"{settings.budget_s:g} s are {why}"
         for key, (name, decide) in _DECISIONS.items():
-            if key not in self.open.kept:
+            if key not in self.open.settled:
                 self._note_choice(name, *decide(self))
         return ""
 
@@ -121,7 +121,7 @@ class Search:
             return about
         self.speeds.about = about
         start = self.open.start
-        rows_are_open = "data.batch_size" not in self.open.kept
+        rows_are_open = "data.batch_size" not in self.open.settled
         if rows_are_open:
             self._most = known_rows(self.store.cache, about["row_keys"][start.precision])
         sizes = self._sizes()

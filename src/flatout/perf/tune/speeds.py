@@ -36,7 +36,7 @@ class OpenSettings:
     most_rows: int | None = None  # most rows at once that may be chosen; None: what fits
     planned_steps: int  # optimizer steps of the run
     # Settings that are not searched, with the reason; "" if none shall be printed.
-    kept: dict[str, str] = field(default_factory=dict)
+    settled: dict[str, str] = field(default_factory=dict)
     room_bytes: int  # memory that may be taken; the margin is subtracted already
     is_cpu: bool
     is_capped: bool = False  # whether tokens, not rows, decide how much is computed at once
