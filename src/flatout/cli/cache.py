@@ -44,13 +44,13 @@ def show(cache: Cache, *, whole: bool) -> None:
         # bytes are counted once, with the units below.
         own = sum(file["bytes"] for name, file in files if not name.startswith(".."))
         print(f"{own / 1e6:,.1f} MB in {len(entries)} stores in {cache.folder}")
-        for part, one, of in (
+        for part, unit, of in (
             (cache.of_units(), "unit", "large stores, and of builds that are not finished"),
             (cache.of_surveys(), "survey", "files"),
         ):
             if found := part.entries():
                 num_bytes = sum(entry.num_bytes for entry in found)
-                print(f"{num_bytes / 1e6:,.1f} MB in {counted(len(found), one)} of {of}")
+                print(f"{num_bytes / 1e6:,.1f} MB in {counted(len(found), unit)} of {of}")
         return
     for entry in entries:
         rows = " + ".join(f"{count:,}" for count in entry.rows.values())

@@ -133,27 +133,29 @@ def explain(error: BaseException) -> UserError | None:
         return mistake
     if (mistake := _wrong_logging(error) or _wrong_plugin(error)) is not None:
         return mistake
-    said = _HydraError.of(error, chain)
-    override = said.override
-    if override and " while evaluating " in said.message:
-        return _wrong_function(override, said.reason)
-    match said.kind:
+    hydra_error = _HydraError.of(error, chain)
+    override = hydra_error.override
+    if override and " while evaluating " in hydra_error.message:
+        return _wrong_function(override, hydra_error.reason)
+    match hydra_error.kind:
         case "MissingConfigException":
-            missing = said.attributes.get("missing_cfg_file") or ""
+            missing = hydra_error.attributes.get("missing_cfg_file") or ""
             group, _, option = missing.rpartition("/")
-            return _missing_option(group, option, said.attributes.get("options") or [])
+            return _missing_option(group, option, hydra_error.attributes.get("options") or [])
         case "OverrideParseException" | "LexerNoViableAltException":
             return _unreadable(override)
         case kind if kind in _OF_VALUES:
-            value = str(said.attributes.get("value"))
-            return _wrong_value(as_typed(said.key), value, said.message)
+            value = str(hydra_error.attributes.get("value"))
+            return _wrong_value(as_typed(hydra_error.key), value, hydra_error.message)
         case "MissingMandatoryValue":
-            return UserError(said.key, "has no value", hint=f"Give it one: {said.key}=VALUE.")
-        case "ConfigAttributeError" | "ConfigKeyError" | "ConfigCompositionException":
-            return _wrong_key(said)
-        case "AttributeError" | "TypeError" if "full_key: hydra." in said.message:
             return UserError(
-                _first(r"full_key: (\S+)", said.message),
+                hydra_error.key, "has no value", hint=f"Give it one: {hydra_error.key}=VALUE."
+            )
+        case "ConfigAttributeError" | "ConfigKeyError" | "ConfigCompositionException":
+            return _wrong_key(hydra_error)
+        case "AttributeError" | "TypeError" if "full_key: hydra." in hydra_error.message:
+            return UserError(
+                _first(r"full_key: (\S+)", hydra_error.message),
                 "does not fit",
                 hint="python -m flatout settings lists what each key may be.",
             )
@@ -161,11 +163,13 @@ def explain(error: BaseException) -> UserError | None:
             "UnsupportedInterpolationType",
             "GrammarParseError",
         ):
-            reason = said.message.splitlines()[0]  # of the grammar: it quotes what was written
-            if said.kind != "GrammarParseError":
-                reason = without_value(said.message)
-            return UserError(said.key or "conf", reason, hint="Write the value itself.")
-    return _unreadable_file(said)
+            reason = hydra_error.message.splitlines()[
+                0
+            ]  # of the grammar: it quotes what was written
+            if hydra_error.kind != "GrammarParseError":
+                reason = without_value(hydra_error.message)
+            return UserError(hydra_error.key or "conf", reason, hint="Write the value itself.")
+    return _unreadable_file(hydra_error)
 
 
 def _wrong_logging(error: BaseException) -> UserError | None:
@@ -202,13 +206,13 @@ def _wrong_plugin(error: BaseException) -> UserError | None:
     )
 
 
-def _unreadable_file(said: _HydraError) -> UserError | None:
+def _unreadable_file(hydra_error: _HydraError) -> UserError | None:
     """The mistake of a file that is no YAML, or no settings; None for another error."""
-    match said.kind:
+    match hydra_error.kind:
         case "ScannerError" | "ParserError" | "ConstructorError" | "ComposerError" | "ReaderError":
-            one_line = said.message.replace("\n", " ")
+            one_line = hydra_error.message.replace("\n", " ")
             return UserError("conf", one_line, hint="The file is not valid YAML.")
-        case "OSError" if "Invalid loaded object type" in said.message:
+        case "OSError" if "Invalid loaded object type" in hydra_error.message:
             return UserError("conf", "a file holds no keys", hint="Write KEY: VALUE in each line.")
         case "ConfigTypeError":
             hint = "Write KEY: VALUE in each line."
@@ -225,8 +229,8 @@ def without_value(reason: str) -> str:
 
     Of its sentences only those are kept that quote names.
     """
-    if kept := _OF_NAMES.search(reason):
-        return kept[0]
+    if named := _OF_NAMES.search(reason):
+        return named[0]
     fitting = (
         words for kind, words in _KINDS_OF_VALUES.items() if f"converted to {kind}" in reason
     )
@@ -234,20 +238,21 @@ def without_value(reason: str) -> str:
     return "the value referred to does not fit" + (f" ({wanted})" if wanted else "")
 
 
-def _wrong_key(said: _HydraError) -> UserError:
+def _wrong_key(hydra_error: _HydraError) -> UserError:
     """The mistake of a key with several values, of a search path in a file, or of no such key."""
     several = _first(
-        r"^Ambiguous value for argument '(.+)'$|^Sweep parameters '(.+)' requires", said.message
+        r"^Ambiguous value for argument '(.+)'$|^Sweep parameters '(.+)' requires",
+        hydra_error.message,
     )
     if several:
         return _several_values(several)
-    if file := _first(r"^In '(.+)': Overriding hydra\.searchpath", said.message):
+    if file := _first(r"^In '(.+)': Overriding hydra\.searchpath", hydra_error.message):
         return UserError(
             f"{file}.yaml: hydra.searchpath",
             "is set by a file",
             hint="Name the folder by --config-dir.",
         )
-    return _no_such_key(said)
+    return _no_such_key(hydra_error)
 
 
 def chain_of(error: BaseException, *, with_context: bool = False) -> list[BaseException]:
@@ -364,28 +369,28 @@ def _several_values(word: str) -> UserError:
     return UserError(key, f"several values ({values}) for one run", hint=f"{hint}.")
 
 
-def _no_such_key(said: _HydraError) -> UserError:
+def _no_such_key(hydra_error: _HydraError) -> UserError:
     """The mistake of a key that is not there, or that is there already and was added again."""
-    if plain := _first(r"Either remove \+ prefix: '(.+)'$", said.message):
+    if plain := _first(r"Either remove \+ prefix: '(.+)'$", hydra_error.message):
         return UserError(
             plain.partition("=")[0], "is there already", hint=f"Leave out the plus sign: {plain}."
         )
     override = (
-        _first(r"To append to your config use \+(\S+)", said.message)
-        or said.override
-        or _first(r"Could not delete from config\. '(.+?)' does not exist", said.message)
+        _first(r"To append to your config use \+(\S+)", hydra_error.message)
+        or hydra_error.override
+        or _first(r"Could not delete from config\. '(.+?)' does not exist", hydra_error.message)
     )
     typed_key = override.lstrip("+~").partition("=")[0]
     # Hydra names the first part that is not there
-    first_missing = said.key or typed_key
+    first_missing = hydra_error.key or typed_key
     full_key = typed_key if typed_key.startswith(f"{first_missing}.") else first_missing
     beside = []
-    for link in chain_of(said.error, with_context=True):
+    for link in chain_of(hydra_error.error, with_context=True):
         kind = vars(link).get("object_type")  # the class that has no such field
         if isinstance(kind, type) and is_dataclass(kind):
             beside = [field.name for field in fields(kind) if not field.name.startswith("_")]
             break
-    file = _first(r"In '([^']+)'", said.message)
+    file = _first(r"In '([^']+)'", hydra_error.message)
     return unknown_key(first_missing, beside, typed=full_key, file=file)
 
 

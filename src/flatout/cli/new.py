@@ -54,14 +54,14 @@ def make_project(folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # It is complete when it gets its name: an empty folder is replaced.
         with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as beside:
-            made = Path(beside, name)
+            project = Path(beside, name)
             shutil.copytree(
-                TEMPLATE, made, ignore=shutil.ignore_patterns("__pycache__", ".*_cache")
+                TEMPLATE, project, ignore=shutil.ignore_patterns("__pycache__", ".*_cache")
             )
             for file in ("README.md", "pyproject.toml"):
-                text = (made / file).read_text(encoding="utf-8")
-                (made / file).write_text(text.replace(_NAME_THERE, name), encoding="utf-8")
-            made.rename(folder)
+                text = (project / file).read_text(encoding="utf-8")
+                (project / file).write_text(text.replace(_NAME_THERE, name), encoding="utf-8")
+            project.rename(folder)
     except OSError as error:
         reason = error.strerror or error
         if isinstance(error, shutil.Error):

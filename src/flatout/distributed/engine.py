@@ -324,14 +324,14 @@ def _rank(work: dict[str, Any]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--part`, `--on` and `--parts` to a command that works in parts."""
-    one = parser.add_mutually_exclusive_group()
+    either = parser.add_mutually_exclusive_group()
     places = [place.value for place in Place]
-    one.add_argument(
+    either.add_argument(
         "--part",
         metavar="I/N",
         help="do every N-th part of the work, from the I-th on, and no other",
     )
-    one.add_argument(
+    either.add_argument(
         "--on", choices=places, default=Place.here, help="where parts are done (default: here)"
     )
     parser.add_argument(

@@ -279,11 +279,13 @@ def compare_quality(
         name: paired_difference(values[1], points)
         for name, points in zip(names[2:], values[2:], strict=True)
     }
-    said = [f"{name} against {names[1]}: {quality_sentence(each)}" for name, each in others.items()]
+    sentences = [
+        f"{name} against {names[1]}: {quality_sentence(each)}" for name, each in others.items()
+    ]
     found = {"metric": metric, "seeds": seeds, "epochs": rungs.case.epochs, "groups": groups}
     return found | {
         "difference": asdict(difference),
-        "sentence": "; ".join([quality_sentence(difference), *said]),
+        "sentence": "; ".join([quality_sentence(difference), *sentences]),
     }
 
 

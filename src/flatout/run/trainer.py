@@ -158,7 +158,7 @@ def _build_stopping(settings: Settings) -> list[EarlyStopping]:
     stopping = []
     for monitor, most in patience.items():
         is_target = target is not None and monitor == f"val/{target.metric}"
-        one = EarlyStopping(
+        stopper = EarlyStopping(
             monitor,
             mode=checkpoint.mode_of(monitor.removeprefix("val/")),
             patience=most,
@@ -166,7 +166,7 @@ def _build_stopping(settings: Settings) -> list[EarlyStopping]:
             stopping_threshold=target.value if target is not None and is_target else None,
             check_on_train_epoch_end=False,
         )
-        stopping.append(one)
+        stopping.append(stopper)
     return stopping
 
 

@@ -411,12 +411,12 @@ def make_slots(parallel: int, on: Place = Place.here) -> Slots:
     ]
 
 
-def _share(things: list[Thing], number: int, parallel: int) -> list[Thing]:
+def _share(values: list[Thing], number: int, parallel: int) -> list[Thing]:
     """The share of that number; if there are more shares than things, several get one thing.
 
     Things [a, b] in 3 shares: [a], [b], [a].
     """
-    size = len(things) // parallel
-    if things and not size:
-        return [things[number % len(things)]]
-    return things[number * size : (number + 1) * size]
+    size = len(values) // parallel
+    if values and not size:
+        return [values[number % len(values)]]
+    return values[number * size : (number + 1) * size]

@@ -31,11 +31,12 @@ from flatout.engine import lightning_internals as internals
 from flatout.engine.optimizer import OptimConfig
 from flatout.engine.schedule import StepSchedule
 from flatout.engine.weight_average import WeightAverage
-from flatout.errors import UserError, class_name, first_line, require, settings_of
+from flatout.errors import UserError, class_name, require, settings_of
 from flatout.models.contract import ModelConfig, Network, contract
 from flatout.run_log import RunLog
 from flatout.tasks.abstention import HeldOutAnswers
 from flatout.tasks.metrics import Counted
+from flatout.tasks.own_metrics import compute_metrics, own_metrics, update_metrics
 from flatout.tasks.score_intervals import Interval
 
 if TYPE_CHECKING:
@@ -206,17 +207,7 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
 
     def add_answers(self, answers: Tensor, targets: Tensor) -> None:
         """Add answers to a batch, and what they should be, to the metrics of a subclass."""
-        for name, metric in self.own_metrics.items():
-            assert isinstance(metric, Metric)
-            try:
-                metric.update(answers, targets)
-            # so do metrics refuse a shape or a type
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise UserError(
-                    f"{type(self).__name__}.configure_metrics",
-                    f"{name!r} does not take these answers: {first_line(error)}",
-                    hint=f"Answers are {list(answers.shape)}, targets {list(targets.shape)}.",
-                ) from error
+        update_metrics(self._where_of_metrics, self.own_metrics, answers, targets)
 
     def start_judging(self, split: str) -> None:
         """Reset the metrics; a split (val, test) begins."""
@@ -316,24 +307,12 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
         return self.model
 
     def _add_own_metrics(self) -> None:
-        """Take the metrics of `configure_metrics`, or say what is wrong with one."""
-        where = f"{type(self).__name__}.configure_metrics"
-        metrics = dict(self.configure_metrics())
-        for name, metric in metrics.items():
-            require(
-                isinstance(metric, Metric),
-                where,
-                f"{name!r} is no metric of torchmetrics",
-                hint="Subclass torchmetrics.Metric, or take one of torchmetrics.classification.",
-            )
-            is_free = name.isidentifier() and not hasattr(nn.ModuleDict, name)
-            require(
-                is_free and name not in (*self.metric_names, "loss"),
-                where,
-                f"{name!r} cannot be the name of a metric, or is one of flatout's",
-                hint="Give it another name of letters, digits and '_'.",
-            )
-        self.own_metrics = nn.ModuleDict(metrics)
+        taken = [*self.metric_names, "loss"]
+        self.own_metrics = own_metrics(self._where_of_metrics, self.configure_metrics(), taken)
+
+    @property
+    def _where_of_metrics(self) -> str:
+        return f"{type(self).__name__}.configure_metrics"
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -560,7 +539,7 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
 
     def _close_split(self, split: str) -> None:
         loss, rows = self.over_ranks(np.array([float(self._loss_sum), self._rows_judged]))
-        scores = {**self.judged(), **self._judge_by_own_metrics()}
+        scores = {**self.judged(), **compute_metrics(self._where_of_metrics, self.own_metrics)}
         self.results = {"loss": float(loss) / max(1.0, float(rows)), **scores}
         self.log_dict(
             {f"{split}/{name}": value for name, value in self.results.items()}, batch_size=1
@@ -572,21 +551,6 @@ class Task(InBothLightnings, L.LightningModule, Generic[OutputLabels]):
         for metric in self.own_metrics.values():
             assert isinstance(metric, Metric)
             metric.reset()
-
-    def _judge_by_own_metrics(self) -> dict[str, float]:
-        """The values of `configure_metrics` over a split that has ended, of all ranks."""
-        values = {}
-        for name, metric in self.own_metrics.items():
-            assert isinstance(metric, Metric)
-            value = torch.as_tensor(metric.compute())
-            require(
-                value.numel() == 1,
-                f"{type(self).__name__}.configure_metrics",
-                f"{name!r} computes {value.numel()} numbers",
-                hint="Average them: a curve is one number.",
-            )
-            values[name] = float(value)
-        return values
 
     def epochs_done(self, steps: int) -> float:
         """The epochs of the training, or a fraction, that so many optimizer steps make."""

@@ -105,7 +105,7 @@ def _attend_varlen(parts: Parts, rows: Bounds, how: Scores, *, is_first: bool) -
     query_offsets, longest_query = _query_bounds(query, rows, is_first)
     # Window 3: two tokens to each side are seen.
     side = None if how.window is None else how.window - 1
-    made = torch.ops.aten._flash_attention_forward(
+    outputs = torch.ops.aten._flash_attention_forward(
         *pad_heads(_HEAD_MULTIPLE, *parts),
         query_offsets,
         rows.offsets,
@@ -118,7 +118,7 @@ def _attend_varlen(parts: Parts, rows: Bounds, how: Scores, *, is_first: bool) -
         window_size_left=side,
         window_size_right=side,
     )
-    answer: Tensor = made[0]
+    answer: Tensor = outputs[0]
     return answer[..., : query.shape[-1]]
 
 
@@ -130,7 +130,7 @@ def _attend_efficient(parts: Parts, rows: Bounds, how: Scores, *, is_first: bool
     query, key, _ = parts
     query_offsets, longest_query = _query_bounds(query, rows, is_first)
     padded = pad_heads(_HEAD_MULTIPLE, *parts)
-    made = torch.ops.aten._efficient_attention_forward(
+    outputs = torch.ops.aten._efficient_attention_forward(
         *(part.unsqueeze(0) for part in padded),
         None,
         query_offsets,
@@ -142,7 +142,7 @@ def _attend_efficient(parts: Parts, rows: Bounds, how: Scores, *, is_first: bool
         torch.is_grad_enabled(),  # the sums of scores are needed for gradients alone
         scale=how.scale,
     )
-    answer: Tensor = made[0]
+    answer: Tensor = outputs[0]
     return answer[0, ..., : query.shape[-1]]
 
 

@@ -166,13 +166,13 @@ def _serve(make: Callable[[], Any], environment: Mapping[str, str], pipe: Connec
     stand_apart(environment)
     use_own_resource_tracker()
     try:
-        made = make()
+        parts = make()
         while True:
             try:
                 question = pipe.recv()
             except EOFError:
                 return
-            pipe.send(("answer", question(made)))
+            pipe.send(("answer", question(parts)))
     except UserError as mistake:
         pipe.send(("failed", {"why": str(mistake)}))
     except Exception as error:
