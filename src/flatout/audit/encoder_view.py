@@ -20,6 +20,7 @@ from flatout.data.batches.gather import TOKENS
 from flatout.data.batches.plan import PlanSettings
 from flatout.data.store.store import Ragged, StoreSplit
 from flatout.data.tokens.subwords import Subwords
+from flatout.data.tokens.vocabulary import EncodedBlock
 from flatout.distributed.ranks import Ranks
 from flatout.engine.precision import Precision, arithmetic, choose_precision
 from flatout.models.encoder.network import means_of_rows
@@ -62,14 +63,11 @@ def read_encoder(
         pa.array(texts, pa.large_string()), max_length=min(max_length, network.longest_row())
     )
     num_tokens = len(encoded.tokens)
-    tokens = Ragged.of(encoded.tokens, encoded.lengths)
-    tokens_per_batch = max(_PASS_TOKENS, int(encoded.lengths.max()))
-    plan = PlanSettings(tokens_per_batch=tokens_per_batch, shuffle=False)
     means = list[torch.Tensor]()
     rows = list[torch.Tensor]()
     num_read = 0
     began = time.perf_counter()
-    for batch in Feed(StoreSplit("texts", len(texts), {TOKENS: tokens}), plan, device=device):
+    for batch in _feed_of(encoded, device):
         with torch.no_grad(), arithmetic(dtype, device):
             lengths = batch.offsets[1:] - batch.offsets[:-1]
             means.append(means_of_rows(network.run_layers(batch), lengths).float().cpu())
@@ -87,3 +85,12 @@ def read_encoder(
     say(f"encoder: {model.pretrained} read {num_tokens:,} tokens in {spent_s:.1f} s")
     in_order = torch.cat(means)[torch.cat(rows).argsort()]
     return csr_matrix(normalize(in_order.numpy()))
+
+
+def _feed_of(encoded: EncodedBlock, device: torch.device) -> Feed:
+    """Batches of texts of like length; a text that is longer than a batch is one by itself."""
+    tokens = Ragged.of(encoded.tokens, encoded.lengths)
+    tokens_per_batch = max(_PASS_TOKENS, int(encoded.lengths.max()))
+    plan = PlanSettings(tokens_per_batch=tokens_per_batch, shuffle=False)
+    split = StoreSplit("texts", len(encoded.lengths), {TOKENS: tokens})
+    return Feed(split, plan, device=device)

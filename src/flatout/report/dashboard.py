@@ -36,6 +36,7 @@ from flatout.report.run_report import parts_of_step
 from flatout.report.summary import flattened
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from flatout.tasks.metrics import Counted
@@ -238,19 +239,7 @@ def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Fig
         axes.set_yticks(np.arange(len(names) + 1) - 0.5, minor=True)
         axes.grid(visible=False)
         axes.grid(which="minor", color=GRID)
-        # a count stands in its cell if it has room there
-        for down, across in zip(*np.nonzero(shown), strict=True):
-            if len(text := str(shown[down, across])) * LETTER * 1.1 < size - 2:
-                ink = PAPER if shares[down, across] > 0.55 else INK  # on a dark cell
-                axes.text(
-                    across,
-                    down,
-                    text,
-                    color=ink,
-                    fontsize=9 if size < 30 else 11,
-                    ha="center",
-                    va="center",
-                )
+        _write_counts(axes, shown, shares, size)
         figure.text(
             12 / width,
             0.985,
@@ -259,6 +248,23 @@ def confusion_figure(classes: Sequence[str], counts: NDArray[np.integer]) -> Fig
             fontsize=13,
         )
     return figure
+
+
+def _write_counts(
+    axes: Axes, counts: NDArray[np.integer], shares: NDArray[np.floating], size: int
+) -> None:
+    """Write each count into its cell of `size` pixels, if it has room there."""
+    for down, across in zip(*np.nonzero(counts), strict=True):
+        if len(text := str(counts[down, across])) * LETTER * 1.1 < size - 2:
+            axes.text(
+                across,
+                down,
+                text,
+                color=PAPER if shares[down, across] > 0.55 else INK,  # on a dark cell
+                fontsize=9 if size < 30 else 11,
+                ha="center",
+                va="center",
+            )
 
 
 def time_figure(step_ms: Mapping[str, float | None]) -> Figure | None:

@@ -130,12 +130,8 @@ def windows(
         )
         dataset = ForecastingWindows(source)
     else:
-        roles = {
-            "target": _as_list(target),
-            "features": _as_list(features),
-            "known": _as_list(known),
-            "static": _as_list(static),
-        }
+        named = {"target": target, "features": features, "known": known, "static": static}
+        roles = {role: _as_list(columns) for role, columns in named.items()}
         rules = _rules(roles, time, _as_list(group), missing, max_gap)
         _require_sizes({"lookback": lookback, "horizon": horizon, "stride": stride})
         cut = Cut(lookback, horizon, stride=stride)

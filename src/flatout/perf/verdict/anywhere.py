@@ -11,7 +11,6 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
@@ -30,7 +29,13 @@ from flatout.errors import require
 from flatout.perf.measure.own_clock import OwnClock
 from flatout.perf.verdict.evidence import LEAST_STEPS, Evidence, split_line
 from flatout.perf.verdict.gathering import evidence_of_own
-from flatout.perf.verdict.kept import KeptVerdict, Pace, describe_machine, describe_missed
+from flatout.perf.verdict.kept import (
+    JudgingCallback,
+    KeptVerdict,
+    Pace,
+    describe_machine,
+    describe_missed,
+)
 from flatout.perf.verdict.own_tries import try_own
 from flatout.perf.verdict.rules import plain_finding, verdict
 from flatout.run_log import RunLog
@@ -59,7 +64,7 @@ _IN_PYTHON: dict[str, str | Callable[[re.Match[str]], str]] = {
 }
 
 
-class Verdict(RunCurves):
+class Verdict(JudgingCallback, RunCurves):
     """Says what limited the training of any module, and what each fix would be worth."""
 
     def __init__(self, *, seconds: float = 20.0, log: RunLog | None = None) -> None:
@@ -71,12 +76,6 @@ class Verdict(RunCurves):
         super().__init__([])
         self.seconds = seconds
         self._log = log or RunLog()
-        # As in `summary.json`; None before the end of a training that was long enough.
-        self.verdict: dict[str, Any] | None = None
-        self.evidence: Evidence | None = None
-        self.why_none = "no training has ended yet"
-        self.kept: KeptVerdict | None = None
-        """What `verdict.json` has of the last training, on the first rank."""
         self.gathers_ranks = True
         """Whether each rank has a verdict like this one, and hands its times to the first."""
         self._pace = Pace()
@@ -84,10 +83,6 @@ class Verdict(RunCurves):
         self._is_early = True
         self._fetches = FetchTimes()
         self._began = 0.0
-
-    def save(self, path: str | Path) -> None:
-        """Write the verdict and its evidence as JSON; without a verdict, why there is none."""
-        (self.kept or KeptVerdict(why_none=self.why_none)).save(path)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":

@@ -168,6 +168,11 @@ def split_line(ms: Mapping[str, float]) -> str:
     return f"{total_ms:.1f} ms a batch: {', '.join(parts)}"
 
 
+def without_none(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures that are known; those of hardware may be None."""
+    return {name: value for name, value in figures.items() if value is not None}
+
+
 def _select_fields(record: type, values: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in fields(record)}
     return {name: value for name, value in values.items() if name in names}

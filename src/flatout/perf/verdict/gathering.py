@@ -25,7 +25,7 @@ from flatout.data.batches.feed import Feed
 from flatout.data.batches.plan import FeedKind, PlanSettings
 from flatout.distributed.ranks import cores_here
 from flatout.errors import UserError, require
-from flatout.perf.verdict.evidence import LEAST_STEPS, OWN_LOADER, Evidence
+from flatout.perf.verdict.evidence import LEAST_STEPS, OWN_LOADER, Evidence, without_none
 from flatout.perf.verdict.rules import plain_finding
 from flatout.report.page import read_curves
 from flatout.report.summary import SCHEMA, read_summary
@@ -57,6 +57,11 @@ def evidence_in(folder: Path) -> Evidence:
             f"a run by flatout {theirs}, whose summary.json this version cannot read",
             hint="Use the doctor of that version, or train it again.",
         )
+    return _evidence_of_curves(folder, summary)
+
+
+def _evidence_of_curves(folder: Path, summary: Mapping[str, Any]) -> Evidence:
+    """The evidence of a run that has not ended: means over its curves."""
     rows = [row for row in read_curves(folder) if row.get("speed/rows_per_s")]
     steps = int(float(rows[-1]["step"])) if rows else 0
     hint = "Look again later." if summary["status"] == "running" else "Train it for longer."
@@ -179,10 +184,6 @@ def evidence_of(curves: RunCurves, feed: Feed, precision: str, epochs: float) ->
         compiled={
             name: now - clock.compiled.get(name, 0.0) for name, now in compiled_so_far().items()
         },
-        host=_without_none(hardware.get("host", {})),
-        gpu=_without_none(hardware.get("gpu", {})),
+        host=without_none(hardware.get("host", {})),
+        gpu=without_none(hardware.get("gpu", {})),
     )
-
-
-def _without_none(figures: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in figures.items() if value is not None}

@@ -135,6 +135,19 @@ class KeptVerdict:
         write_atomically(Path(path), json.dumps(self.as_dict(), indent=1, ensure_ascii=False))
 
 
+class JudgingCallback:
+    """What a callback that judges trainings has when one has ended, on the first rank."""
+
+    verdict: dict[str, Any] | None = None  # as in `summary.json`; None after a short training
+    evidence: Evidence | None = None
+    kept: KeptVerdict | None = None  # what `verdict.json` has
+    why_none = "no training has ended yet"
+
+    def save(self, path: str | Path) -> None:
+        """Write the verdict and its evidence as JSON; without a verdict, why there is none."""
+        (self.kept or KeptVerdict(why_none=self.why_none)).save(path)
+
+
 def describe_machine(device: torch.device, world: int) -> dict[str, Any]:
     """What is equal for two machines only if times measured on one are valid for the other."""
     is_cuda = device.type == "cuda"

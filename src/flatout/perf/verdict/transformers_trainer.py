@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -37,8 +36,14 @@ from flatout.callbacks.phase_clocks import PHASES, DevicePhaseClock, HookPhaseCl
 from flatout.callbacks.read_places import ReadPlaces
 from flatout.distributed.collectives import are_several, of_all_ranks
 from flatout.perf.measure.own_clock import OwnClock
-from flatout.perf.verdict.evidence import LEAST_STEPS, OWN_LOADER, Evidence
-from flatout.perf.verdict.kept import KeptVerdict, Pace, describe_machine, describe_missed
+from flatout.perf.verdict.evidence import LEAST_STEPS, OWN_LOADER, Evidence, without_none
+from flatout.perf.verdict.kept import (
+    JudgingCallback,
+    KeptVerdict,
+    Pace,
+    describe_machine,
+    describe_missed,
+)
 from flatout.perf.verdict.predicted import TransformersFacts, predict_findings
 from flatout.perf.verdict.rules import verdict
 from flatout.run_log import RunLog
@@ -118,25 +123,16 @@ class _Counts:
     tokens: Tensor | None = None  # real ones; rows times the longest row; computed ones
 
 
-class HFVerdict(TrainerCallback):
+class HFVerdict(JudgingCallback, TrainerCallback):
     """Says what limited a training by transformers' Trainer, and what each fix would be worth."""
 
     def __init__(self, *, log: RunLog | None = None) -> None:
         self._log = log or RunLog()
-        # As in `summary.json`; None before the end of a training that was long enough.
-        self.verdict: dict[str, Any] | None = None
-        self.evidence: Evidence | None = None
-        self.why_none = "no training has ended yet"
-        self.kept: KeptVerdict | None = None
         self._trainer: Callable[[], Trainer | None] = lambda: None
         self._watched: list[TrainerCallback] = []
         self._undo = ExitStack()
         self._reading = ExitStack()
         self._is_in_step = False
-
-    def save(self, path: str | Path) -> None:
-        """Write the verdict and its evidence as JSON; without a verdict, why there is none."""
-        (self.kept or KeptVerdict(why_none=self.why_none)).save(path)
 
     def note_missed(self, steps: int) -> None:
         """Say that a Trainer has taken so many steps before this verdict was attached."""
@@ -409,8 +405,8 @@ class HFVerdict(TrainerCallback):
             callbacks={
                 name: per_batch * spent for name, spent in self._between.callbacks.items() if spent
             },
-            host=_without_none(hardware.get("host", {})),
-            gpu=_without_none(hardware.get("gpu", {})),
+            host=without_none(hardware.get("host", {})),
+            gpu=without_none(hardware.get("gpu", {})),
         )
 
     def _facts(self, args: TrainingArguments) -> TransformersFacts:
@@ -518,7 +514,3 @@ def _groups_lengths(args: TrainingArguments) -> bool:
     settings = args.to_dict()
     is_grouped = settings.get("train_sampling_strategy", "random") != "random"
     return is_grouped or bool(settings.get("group_by_length"))
-
-
-def _without_none(figures: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in figures.items() if value is not None}

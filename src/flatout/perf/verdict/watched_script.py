@@ -19,19 +19,13 @@ from functools import partial, wraps
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from flatout.perf.verdict.kept import KeptVerdict
+from flatout.perf.verdict.kept import JudgingCallback, KeptVerdict
 
 if TYPE_CHECKING:
     import lightning as L
     from transformers import Trainer as HFTrainer
-
-
-class JudgingCallback(Protocol):
-    """`Verdict` or `HFVerdict`."""
-
-    kept: KeptVerdict | None
 
 
 @dataclass(frozen=True, slots=True)
