@@ -345,8 +345,9 @@ def _require_setting(kind: type[object], name: str, names: Sequence[str]) -> Non
     if name not in names:
         meant = _FIELDS_ELSEWHERE.get(name)
         hint = f"Did you mean {meant!r}?" if meant in names else did_you_mean(name, names)
-        where = f"{kind.__name__}.{name}"
-        raise UserError(where, "no such setting", hint=hint or f"It has {', '.join(names)}.")
+        raise UserError(
+            f"{kind.__name__}.{name}", "no such setting", hint=hint or f"It has {', '.join(names)}."
+        )
 
 
 def explain_unknown_settings(kind: type[DataclassInstance]) -> None:

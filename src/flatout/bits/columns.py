@@ -95,14 +95,15 @@ class BitColumn:
                 return self._pack_values(column, rows)
             return self._characters(column.cast(pa.large_string()), rows)
         except pa.ArrowException as error:
-            hint = "Name another column (data.bits=COLUMN), or the form (data.form=hex)."
             held = (
                 error
                 if isinstance(error, pa.ArrowInvalid)
                 else f"{column.type}, not the form {self.form}"
             )
             raise UserError(
-                "data.bits", f"column {self.name!r} of {self.source} holds {held}", hint=hint
+                "data.bits",
+                f"column {self.name!r} of {self.source} holds {held}",
+                hint="Name another column (data.bits=COLUMN), or the form (data.form=hex).",
             ) from None
 
     def _form_of(self, column: pa.Array) -> Form:
@@ -338,9 +339,13 @@ def encode_table(
         for name in columns:
             kind = decoded(block.column(name)).type
             is_value = is_text(kind) or is_plain(kind) or pa.types.is_null(kind)
-            problem = f"column {name!r} of {table.name} holds lists or mappings"
-            hint = "Name columns of plain text: --columns A,B."
-            require(is_value, "--columns", problem, allowed="texts", hint=hint)
+            require(
+                is_value,
+                "--columns",
+                f"column {name!r} of {table.name} holds lists or mappings",
+                allowed="texts",
+                hint="Name columns of plain text: --columns A,B.",
+            )
         encodings = encoder.encode(join_fields([block.column(name) for name in columns]))
         if isinstance(encodings, tuple):
             column = write_sets(*encodings)

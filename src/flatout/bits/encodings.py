@@ -146,10 +146,14 @@ class EncodingConfig:
         # Four bytes a position would be even, but would no longer equal earlier encodings and those
         # of clkhash.
         is_even = self.size <= _LARGEST_UNEVEN or _KEYED_NUMBERS % self.size == 0
-        problem = f"{self.size}: the first positions would be set up to twice as often as others"
-        allowed = "up to 8,192, or 16384, 32768 or 65536"
         larger = min(_KEYED_NUMBERS, 1 << (self.size - 1).bit_length())
-        require(is_even, "encoding.size", problem, allowed=allowed, hint=f"Set it to {larger}.")
+        require(
+            is_even,
+            "encoding.size",
+            f"{self.size}: the first positions would be set up to twice as often as others",
+            allowed="up to 8,192, or 16384, 32768 or 65536",
+            hint=f"Set it to {larger}.",
+        )
 
     @property
     def num_bits(self) -> int:

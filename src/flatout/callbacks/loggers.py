@@ -254,8 +254,13 @@ def _default_loggers(names: object) -> dict[str, BuildsLogger]:
         what = f"{type(names).__name__} is no logger"
         raise UserError("logger", what, allowed=", ".join(allowed))
     for name in names:
-        hint = did_you_mean(str(name), allowed)
-        require(name in allowed, "logger", repr(name), allowed=", ".join(allowed), hint=hint)
+        require(
+            name in allowed,
+            "logger",
+            repr(name),
+            allowed=", ".join(allowed),
+            hint=did_you_mean(str(name), allowed),
+        )
     chosen = [name for name in names if name != "none"]
     return {name: (LOGGERS.get(name) or find_part(PartGroup.loggers, name))() for name in chosen}
 

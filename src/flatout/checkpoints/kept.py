@@ -58,13 +58,15 @@ class Best:
         if self.monitor is None:
             return
         logged = trainer.callback_metrics
-        hint = (
-            f"Log it in validation_step by self.log({self.monitor!r}, value), or set monitor to a"
-            " logged one."
-        )
-        what = f"no metric {self.monitor!r} was logged"
         known = ", ".join(logged) or "none"
-        require(self.monitor in logged, "ExactCheckpoint.monitor", what, allowed=known, hint=hint)
+        require(
+            self.monitor in logged,
+            "ExactCheckpoint.monitor",
+            f"no metric {self.monitor!r} was logged",
+            allowed=known,
+            hint=f"Log it in validation_step by self.log({self.monitor!r}, value), or set monitor to"
+            " a logged one.",
+        )
         value = float(logged[self.monitor])
         loss = logged.get(f"{self.monitor.rpartition('/')[0]}/loss")
         if self._is_better(value, None if loss is None else float(loss)):

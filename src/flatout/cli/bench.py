@@ -58,13 +58,12 @@ def run(arguments: argparse.Namespace) -> None:
         for name, about in BENCHES.items():
             print(f"{name:<12} {about}")
         return
-    hint = did_you_mean(arguments.name, BENCHES)
     require(
         arguments.name in BENCHES,
         "bench",
         f"no bench {arguments.name!r}",
         allowed=", ".join(BENCHES),
-        hint=hint,
+        hint=did_you_mean(arguments.name, BENCHES),
     )
     rounds = arguments.asked_rounds
     require(rounds is None or rounds > 0, "--rounds", f"{rounds} rounds", allowed="1 or more")

@@ -145,8 +145,9 @@ def _split_words(words: list[str]) -> tuple[str, str, list[str]]:
         hint=hint,
     )
     if len(sources) > 1:
-        what = f"two sources: {sources[0]!r} and {sources[1]!r}"
-        raise UserError("check", what, allowed="one", hint=hint)
+        raise UserError(
+            "check", f"two sources: {sources[0]!r} and {sources[1]!r}", allowed="one", hint=hint
+        )
     if named:
         raise UserError(
             named[0].partition("=")[0], "SOURCE is what is checked", hint="Leave it out."

@@ -215,8 +215,11 @@ def _unreadable_file(hydra_error: _HydraError) -> UserError | None:
         case "OSError" if "Invalid loaded object type" in hydra_error.message:
             return UserError("conf", "a file holds no keys", hint="Write KEY: VALUE in each line.")
         case "ConfigTypeError":
-            hint = "Write KEY: VALUE in each line."
-            return UserError("conf", "a file holds a list where keys stand", hint=hint)
+            return UserError(
+                "conf",
+                "a file holds a list where keys stand",
+                hint="Write KEY: VALUE in each line.",
+            )
         case "RecursionError":
             return UserError(
                 "conf", "is nested too deeply", hint="Write the settings with fewer levels."

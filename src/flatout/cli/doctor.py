@@ -88,8 +88,11 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.run.suffix == ".py" or (
         str(arguments.run) == "run" and not arguments.run.exists()
     ):
-        hint = "For a script of yours write python -m flatout doctor run train.py."
-        raise UserError("doctor", f"{arguments.run} is no folder of a run", hint=hint)
+        raise UserError(
+            "doctor",
+            f"{arguments.run} is no folder of a run",
+            hint="For a script of yours write python -m flatout doctor run train.py.",
+        )
     with values_of(arguments.run / SUMMARY):
         show(arguments)
 

@@ -56,8 +56,12 @@ def run(arguments: argparse.Namespace) -> None:
     is_ratio = limit is None or 0 < limit < _LARGEST_RATIO
     require(is_ratio, "--fail-below", f"{limit}", allowed="a ratio such as 0.9")
     needs_baseline = limit is not None and arguments.against is None
-    hint = "Add --against verdict.json."
-    require(not needs_baseline, "--fail-below", f"{limit} of nothing", hint=hint)
+    require(
+        not needs_baseline,
+        "--fail-below",
+        f"{limit} of nothing",
+        hint="Add --against verdict.json.",
+    )
     baseline = None if arguments.against is None else read_baseline(arguments.against)
     _require_output(arguments)
     if behind := [word for word in arguments.words if word.partition("=")[0] in _OPTIONS]:
@@ -80,8 +84,12 @@ def _require_output(arguments: argparse.Namespace) -> None:
     kept = folder / _VERDICT
     against: Path | None = arguments.against
     is_kept = against is None or not kept.exists() or not kept.samefile(against)
-    what = f"{against} would be replaced by the verdict that is compared with it"
-    require(is_kept, "--against", what, hint="Name another folder: --output FOLDER.")
+    require(
+        is_kept,
+        "--against",
+        f"{against} would be replaced by the verdict that is compared with it",
+        hint="Name another folder: --output FOLDER.",
+    )
 
 
 def _report(trainings: list[JudgedTraining], arguments: argparse.Namespace) -> KeptVerdict | None:

@@ -121,9 +121,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _read_form(arguments: argparse.Namespace, config: EncodingConfig) -> Form:
     """How the bits are written, where this encoding and this file can hold it."""
-    hint = did_you_mean(arguments.form, _FORMS)
     require(
-        arguments.form in _FORMS, "--form", arguments.form, allowed=", ".join(_FORMS), hint=hint
+        arguments.form in _FORMS,
+        "--form",
+        arguments.form,
+        allowed=", ".join(_FORMS),
+        hint=did_you_mean(arguments.form, _FORMS),
     )
     form = Form(arguments.form)
     require(

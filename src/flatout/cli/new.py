@@ -68,5 +68,6 @@ def make_project(folder: Path) -> None:
             # A list of files, each with its source, its target and the reason as a text:
             # "[Errno 28] No space left on device: 'FROM' -> 'TO'".
             reason = re.sub(r"^\[Errno \d+\] |: ['\"].*", "", error.args[0][0][-1])
-        what = f"cannot make {folder}: {reason}"
-        raise UserError("new", what, hint="Name a folder that you can write to.") from None
+        raise UserError(
+            "new", f"cannot make {folder}: {reason}", hint="Name a folder that you can write to."
+        ) from None

@@ -204,9 +204,13 @@ def with_secrets_typed(words: Sequence[str], typed: Sequence[str], where: str) -
     masked = {word: typed_word.get(key_of(word), word) for word in words if is_masked(word)}
     complete = [masked.get(word, word) for word in words]
     missing = [key_of(word) for word in complete if is_masked(word)]
-    what = f"the folder holds no secrets, as of {', '.join(missing)}"
     again = " ".join(f"{key}=…" for key in missing)
-    require(not missing, where, what, hint=f"Type them again after it: {again}")
+    require(
+        not missing,
+        where,
+        f"the folder holds no secrets, as of {', '.join(missing)}",
+        hint=f"Type them again after it: {again}",
+    )
     return complete
 
 

@@ -43,12 +43,14 @@ class Labels:
     def __post_init__(self) -> None:
         # fp32 has 24 bits: numbers around a million that differ by 0.01 become equal.
         lost = abs(self.mean) * 2**-24
-        problem = (
-            f"numbers around {self.mean:.6g} that differ by {self.spread:.3g}, which fp32 keeps to"
-            f" {lost:.2g}"
-        )
         is_kept = not self.num_rows or lost <= _MOST_LOST * self.spread
-        require(is_kept, "data.label", problem, hint="Take a constant off all of them.")
+        require(
+            is_kept,
+            "data.label",
+            f"numbers around {self.mean:.6g} that differ by {self.spread:.3g}, which fp32 keeps to"
+            f" {lost:.2g}",
+            hint="Take a constant off all of them.",
+        )
 
     @property
     def num_outputs(self) -> int:

@@ -474,13 +474,12 @@ def names_of(net: Any) -> list[str]:
 def onnx_files(folder: Path) -> list[Path]:
     """The ONNX files of a folder, which need a package of their own."""
     files = sorted(folder.glob("*.onnx"))
-    hint = "Install it with pip install 'flatout[onnx]'."
     has_package = find_spec("onnxruntime") is not None
     require(
         not files or has_package,
         str(folder),
         "needs the package onnxruntime for its ONNX file",
-        hint=hint,
+        hint="Install it with pip install 'flatout[onnx]'.",
     )
     return files
 

@@ -281,8 +281,11 @@ class RunPredictor(ABC):
     def answer_with(self, part: str, folder: ModelFolder) -> None:
         """From now on, answer with one part of the run alone: a name of `PARTS`."""
         require(part in PARTS, "--with", repr(part), allowed=", ".join(PARTS))
-        message = f"this run on {self.answers_to} has no other way to answer"
-        raise UserError("--with", message, hint="Leave it out.")
+        raise UserError(
+            "--with",
+            f"this run on {self.answers_to} has no other way to answer",
+            hint="Leave it out.",
+        )
 
     def leave_out_unsure(self, at_error: float | str) -> None:
         """From now on, give only answers of which at most this share is wrong: 0.05, or 5%."""
@@ -292,15 +295,22 @@ class RunPredictor(ABC):
         except ValueError:
             error = 0.0
         require(0 < error < 1, "--at-error", text, allowed="above 0 and below 1, as 5% or 0.05")
-        hint = "Leave one of them out."
-        require(not self.part, "--at-error", f"is promised without --with {self.part}", hint=hint)
+        require(
+            not self.part,
+            "--at-error",
+            f"is promised without --with {self.part}",
+            hint="Leave one of them out.",
+        )
         if self.held_out_errors is not None:
             self.half_widths = self.held_out_errors.choose(error)
             self.abstention = Abstention.of_intervals(error)
             return
         if self.held_out is None:
-            message = f"this run on {self.answers_to} has kept no answers to validation rows"
-            raise UserError("--at-error", message, hint=CALIBRATE)
+            raise UserError(
+                "--at-error",
+                f"this run on {self.answers_to} has kept no answers to validation rows",
+                hint=CALIBRATE,
+            )
         self.abstention = self.held_out.choose(error)
 
     @property

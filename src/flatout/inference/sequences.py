@@ -502,12 +502,11 @@ class SequencePredictor(RunPredictor):
         answer = torch.from_numpy(self.answer(recording.values, recording.name))
         written = str(recording.label)
         if self.has_classes:
-            allowed = ", ".join(self.names)
             require(
                 written in self.names,
                 "--label",
                 f"{recording.name} is {written!r}",
-                allowed=allowed,
+                allowed=", ".join(self.names),
             )
             return answer.log().unsqueeze(0), torch.tensor([self.names.index(written)])
         try:

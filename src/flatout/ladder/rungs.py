@@ -242,9 +242,12 @@ def _require_keys(
     if not isinstance(values, dict):
         raise UserError(where, f"{values!r} is no mapping")
     for key in values:
-        hint = did_you_mean(str(key), allowed)
         require(
-            key in allowed, f"{where}: {key}", "no such key", allowed=", ".join(allowed), hint=hint
+            key in allowed,
+            f"{where}: {key}",
+            "no such key",
+            allowed=", ".join(allowed),
+            hint=did_you_mean(str(key), allowed),
         )
     for key in needed:
         require(values.get(key) is not None, f"{where}: {key}", "is missing")

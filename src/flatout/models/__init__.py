@@ -33,8 +33,12 @@ def model_class(kind: str, where: str) -> Any:
     if kind in MODELS:
         return MODELS[kind]
     config_class = find_part(PartGroup.models, kind)
-    allowed = ", ".join([*MODELS, *names_of_parts(PartGroup.models)])
-    require(config_class is not None, where, f"no model {kind!r}", allowed=allowed)
+    require(
+        config_class is not None,
+        where,
+        f"no model {kind!r}",
+        allowed=", ".join([*MODELS, *names_of_parts(PartGroup.models)]),
+    )
     explain_unknown_settings(config_class)
     return config_class
 

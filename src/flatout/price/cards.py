@@ -14,5 +14,10 @@ CARDS: dict[str, dict[str, Any]] = tomllib.loads(
 
 
 def require_card(card: str) -> None:
-    hint = did_you_mean(card, CARDS)
-    require(card in CARDS, "--on", f"no card {card!r}", allowed=", ".join(CARDS), hint=hint)
+    require(
+        card in CARDS,
+        "--on",
+        f"no card {card!r}",
+        allowed=", ".join(CARDS),
+        hint=did_you_mean(card, CARDS),
+    )

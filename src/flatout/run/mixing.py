@@ -60,8 +60,7 @@ def require_mixable(config: RunConfig, data: object) -> None:
     """Refuse `model.ngrams=on` where no linear model can answer with the network."""
     if asks_for_ngrams(config.model) == Ngrams.on:
         reason = _why_impossible(config, data)
-        hint = "Leave it out."
-        require(not reason, "model.ngrams", f"on, but {reason}", hint=hint)
+        require(not reason, "model.ngrams", f"on, but {reason}", hint="Leave it out.")
 
 
 def add_linear_model(run: Run, ours: OurParts, seconds: float) -> None:

@@ -388,9 +388,13 @@ def claim_named_folder(path: Path) -> Path:
         )
     elif _is_claimed(path):
         return path
-    hint = f"Name another folder, or add resume={path} to continue that run."
     status = read_summary(path)["status"] if (path / SUMMARY).is_file() else ""
-    require(status != "finished", "hydra.run.dir", f"{path} holds a finished run", hint=hint)
+    require(
+        status != "finished",
+        "hydra.run.dir",
+        f"{path} holds a finished run",
+        hint=f"Name another folder, or add resume={path} to continue that run.",
+    )
     is_begun = status in ("failed", "interrupted") or (status == "running" and not _is_in_use(path))
     require(
         is_begun, "hydra.run.dir", f"another process trains in {path}", hint="Name another folder."

@@ -183,8 +183,11 @@ def _parse_dates(column: pa.Array, name: str, table: Table, first: int) -> pa.Ar
         is_wrong = pc.and_(pc.is_null(dates), pc.greater(pc.binary_length(texts), 0))
         if (places := np.flatnonzero(mask_of(is_wrong))).size:
             written = texts[int(places[0])].as_py()
-            what = f"{name} is {written!r} in row {name_rows(places[:1] + first, table)}"
-            raise UserError(table.name, what, allowed=f"data.read.dates={form}")
+            raise UserError(
+                table.name,
+                f"{name} is {written!r} in row {name_rows(places[:1] + first, table)}",
+                allowed=f"data.read.dates={form}",
+            )
         return dates
     first_text = next(filter(None, column.slice(0, 100).to_pylist()), "")
     if _is_number(first_text):

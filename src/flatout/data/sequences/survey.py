@@ -263,9 +263,11 @@ class Survey:
                 first = first_with.setdefault(key, segment)
                 earlier = self.entries[first.recording].name
                 if key and first.split != segment.split:
-                    what = f"{entry.name} {how} {earlier}, which is in the {first.split} split"
-                    hint = "Leave it out of one of the two."
-                    yield UserError(f"data.{segment.split}", what, hint=hint)
+                    yield UserError(
+                        f"data.{segment.split}",
+                        f"{entry.name} {how} {earlier}, which is in the {first.split} split",
+                        hint="Leave it out of one of the two.",
+                    )
         self._warn_of_overlaps()
 
     def _warn_of_overlaps(self) -> None:

@@ -523,8 +523,12 @@ def _read(source: ForecastingDataset, before: int) -> Columns:
     last = source.index["index_end"].to_numpy()
     rows = last - first + 1
     is_whole = bool((rows == source.index["sequence_length"].to_numpy()).all())
-    what = "some windows lack time steps, which it fills while it loads"
-    _require(is_whole, "allow_missing_timesteps", what, "Write a row for each step")
+    _require(
+        is_whole,
+        "allow_missing_timesteps",
+        "some windows lack time steps, which it fills while it loads",
+        "Write a row for each step",
+    )
     future = source.calculate_decoder_length(columns["time"][last], rows)
     groups = columns["groups"]
     is_new = (groups[1:] != groups[:-1]).any(axis=1)

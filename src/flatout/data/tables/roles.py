@@ -61,8 +61,12 @@ def find_roles(
     texts = (text,) if isinstance(text, str) else tuple(text or ())
     for key, name in (("text", text), ("label", label)):
         if name == "" and is_labelled:
-            hint = f"Name a column, or leave data.{key} out."
-            raise UserError(f"data.{key}", "no column is named", allowed=table.listed(), hint=hint)
+            raise UserError(
+                f"data.{key}",
+                "no column is named",
+                allowed=table.listed(),
+                hint=f"Name a column, or leave data.{key} out.",
+            )
     labels = (label,) if label is not None else _found(table, usual_names[1])
     names_of = {
         "text": texts[:1] or _found(table, usual_names[0]),

@@ -166,8 +166,9 @@ def require_columns(table: Table, wanted: Mapping[str, str]) -> None:
     if not hints and options:  # settings of a run are explained where they are found
         hints = f"Name the column: {' '.join(options)}."
     file, columns = table.lacking(next(iter(missing.values())))
-    what = f"no column {names} in {file}"
-    raise UserError(" and ".join(missing), what, allowed=columns, hint=hints)
+    raise UserError(
+        " and ".join(missing), f"no column {names} in {file}", allowed=columns, hint=hints
+    )
 
 
 def decoded(values: pa.Array) -> pa.Array:

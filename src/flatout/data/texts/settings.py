@@ -224,11 +224,10 @@ class TextDataConfig(FeedingConfig):
         if self.long is Long.cut:
             return
         where, hint = "data.long", "Set data.long=cut."
-        problem = f"{self.long} with data.problem={self.problem}"
         fits = self.problem is not Problem.none and (
             self.problem is not Problem.tags or self.long is Long.windows
         )
-        require(fits, where, problem, hint=hint)
+        require(fits, where, f"{self.long} with data.problem={self.problem}", hint=hint)
         require(
             not self.pair,
             where,

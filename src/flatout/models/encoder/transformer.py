@@ -313,9 +313,10 @@ class TransformerConfig:
         _require_no_code(self.settings, "model.settings")
         for name, value in self.settings.items():
             if not _set_one(described, name, value):
-                hint = did_you_mean(name, list(described.to_dict()))
                 raise UserError(
-                    f"model.settings.{name}", f"no setting of {described.model_type}", hint=hint
+                    f"model.settings.{name}",
+                    f"no setting of {described.model_type}",
+                    hint=did_you_mean(name, list(described.to_dict())),
                 )
         for name, usual in _FORM.items():
             if hasattr(described, name):
@@ -532,11 +533,10 @@ def _config_class(family: str) -> type[PretrainedConfig]:
         family not in CONFIG_MAPPING
         or CONFIG_MAPPING[family] not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     ):
-        hint = did_you_mean(family, FLAT_FAMILIES)
         raise UserError(
             "model.family",
             f"no encoder {family!r}",
             allowed=f"{', '.join(FLAT_FAMILIES)}, or another of transformers that classifies",
-            hint=hint,
+            hint=did_you_mean(family, FLAT_FAMILIES),
         )
     return CONFIG_MAPPING[family]

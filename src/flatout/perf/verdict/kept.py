@@ -167,8 +167,9 @@ def read_baseline(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError("--against", f"there is no {path}", hint=hint) from None
     except OSError as error:
-        problem = f"{path} cannot be read: {error.strerror}"
-        raise UserError("--against", problem, hint=hint) from None
+        raise UserError(
+            "--against", f"{path} cannot be read: {error.strerror}", hint=hint
+        ) from None
     except UserError as error:
         raise UserError("--against", f"{path} {error.what}", hint=hint) from None
     is_ours = isinstance(values, dict) and isinstance(values.get("machine"), dict)

@@ -273,8 +273,11 @@ def _recoded(file: io.BufferedReader, encoding: str, path: Path, where: str) -> 
             recoded = text.encode()
         except UnicodeError as error:
             reason = decoding_problem(error)
-            what = f"{path}: not {encoding} from about line {line} on ({reason})"
-            raise UserError(where, what, hint=OTHER_ENCODING) from None
+            raise UserError(
+                where,
+                f"{path}: not {encoding} from about line {line} on ({reason})",
+                hint=OTHER_ENCODING,
+            ) from None
         line += text.count("\n")
         if recoded:
             yield recoded
