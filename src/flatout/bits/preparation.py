@@ -10,7 +10,6 @@ Open this file to change what a store depends on, or what its facts say.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 from flatout.bits.encoding_pass import BitEncodingPass
@@ -23,10 +22,10 @@ from flatout.data.store.cache import Cache, Recipe
 from flatout.data.store.preparation import Preparation
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import SCHEMA, StoreWriter
-from flatout.data.tables.prints import fingerprints_of, require_unchanged
+from flatout.data.tables.prints import SourceTables
 
 
-class BitsPreparation(Preparation):
+class BitsPreparation(SourceTables, Preparation):
     """Builds the store of the records that settings name."""
 
     def __init__(self, config: BitsDataConfig) -> None:
@@ -34,15 +33,12 @@ class BitsPreparation(Preparation):
         self.source = BitSource(config)
         self.name = self.source.name
         self.cache_folder = config.cache
+        self.tables = self.source.tables
+        self.cache = Cache(config.cache).folder
 
     def open(self) -> BitInfo:
         store, report = self.open_store()
         return BitInfo(store=store, report=report, source=self.name)
-
-    @cached_property
-    def fingerprints(self) -> dict[str, str]:
-        """Of each table, taken once, before it is read."""
-        return fingerprints_of(self.source.tables, Cache(self.cache_folder).folder)
 
     def recipe(self) -> Recipe:
         config = self.config
@@ -63,9 +59,6 @@ class BitsPreparation(Preparation):
             },
             "schema": SCHEMA,
         }
-
-    def require_unchanged(self) -> None:
-        require_unchanged(self.source.tables, self.fingerprints, Cache(self.cache_folder).folder)
 
     def write(self, writer: StoreWriter, progress: Progress) -> dict[str, Any]:
         survey = survey_records(self.source, progress.task("reading"))

@@ -64,8 +64,8 @@ class Best:
             "ExactCheckpoint.monitor",
             f"no metric {self.monitor!r} was logged",
             allowed=known,
-            hint=f"Log it in validation_step by self.log({self.monitor!r}, value), or set monitor to"
-            " a logged one.",
+            hint=f"Log it in validation_step by self.log({self.monitor!r}, value), or set monitor"
+            " to a logged one.",
         )
         value = float(logged[self.monitor])
         loss = logged.get(f"{self.monitor.rpartition('/')[0]}/loss")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,26 +33,24 @@ from flatout.data.store.cache import Cache, Recipe
 from flatout.data.store.preparation import Preparation
 from flatout.data.store.progress import Progress
 from flatout.data.store.store import SCHEMA, StoreWriter
-from flatout.data.tables.prints import fingerprints_of, heads_noted, require_unchanged
+from flatout.data.tables.prints import SourceTables, heads_noted
 from flatout.data.tables.sources import open_splits
 from flatout.data.tables.splits import SPLITS
-from flatout.data.tables.table import Table
 from flatout.errors import UserError, require
 
 _VERSION = 4  # of what is written; with a higher number all stores of recordings are built again
 
 
-class SequencePreparation(Preparation):
+class SequencePreparation(SourceTables, Preparation):
     """Builds the store of recordings that settings name."""
 
     def __init__(self, config: SequenceDataConfig) -> None:
         self.config = config
+        self.cache = Cache(config.cache).folder
         if config.is_sample:
-            self.tables: dict[str, Table] = {
-                split: CellsTable(config.sample, split) for split in SPLITS
-            }
+            self.tables = {split: CellsTable(config.sample, split) for split in SPLITS}
         else:
-            with heads_noted(Cache(config.cache).folder, [config.source, *config.given.values()]):
+            with heads_noted(self.cache, [config.source, *config.given.values()]):
                 self.tables = open_splits(config.source, config.given, config.read)
         require(
             "train" in self.tables,
@@ -64,11 +61,6 @@ class SequencePreparation(Preparation):
         self.rules = RecordingRules.of(config)
         self.name = self.tables["train"].name
         self.cache_folder = config.cache
-
-    @cached_property
-    def fingerprints(self) -> dict[str, str]:
-        """Of each table, taken once, before it is read."""
-        return fingerprints_of(self.tables, Cache(self.cache_folder).folder)
 
     def recipe(self) -> Recipe:
         config = self.config
@@ -97,9 +89,6 @@ class SequencePreparation(Preparation):
         if self.rules.carries_forward:
             recipe["carried"] = "forward"
         return recipe
-
-    def require_unchanged(self) -> None:
-        require_unchanged(self.tables, self.fingerprints, Cache(self.cache_folder).folder)
 
     def write(self, writer: StoreWriter, progress: Progress) -> dict[str, Any]:
         notes = ReadingNotes()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,22 @@ def fingerprints_of(tables: Mapping[str, Table], cache: Path) -> dict[str, str]:
     return {split: fingerprint for fingerprint, split in split_of.items()}
 
 
-def require_unchanged(
-    tables: Mapping[str, Table], fingerprints: Mapping[str, str], cache: Path
-) -> None:
-    """Refuse tables whose fingerprints are not those that were taken before."""
-    for split, table in tables.items():
-        if fingerprint_of(table, cache) != fingerprints[split]:
-            raise changed(table.name)
+class SourceTables:
+    """The tables of a source by split, whose content must stay while a store is built of it."""
+
+    tables: Mapping[str, Table]
+    cache: Path  # the folder of stores, which has the notes as well
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """By split; to be taken before the tables are read."""
+        return fingerprints_of(self.tables, self.cache)
+
+    def require_unchanged(self) -> None:
+        """Refuse tables that have changed since their fingerprints were taken."""
+        for split, table in self.tables.items():
+            if fingerprint_of(table, self.cache) != self.fingerprints[split]:
+                raise changed(table.name)
 
 
 def fingerprint_of(table: Table, cache: Path) -> str:

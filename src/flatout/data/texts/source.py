@@ -21,11 +21,7 @@ from flatout.data.checks.findings import Findings, Level, Remark, counted
 from flatout.data.checks.labels import normalise_labels
 from flatout.data.checks.tags import COLUMNS, LISTS, TagCensus, TaggedTable
 from flatout.data.store.cache import Cache
-from flatout.data.tables.prints import (
-    fingerprints_of,
-    prints_of,
-    require_unchanged,
-)
+from flatout.data.tables.prints import SourceTables, fingerprints_of, prints_of
 from flatout.data.tables.roles import Roles, find_roles
 from flatout.data.tables.splits import SPLITS, Splitting, hash_texts, reseeded
 from flatout.data.tables.table import (
@@ -51,7 +47,7 @@ _LONG_SENTENCE = 200  # words; more in the only sentence of a file are many sent
 _COLUMNS_LISTED = 8
 
 
-class TextSource:
+class TextSource(SourceTables):
     """The tables of some texts, and which of their columns hold what."""
 
     def __init__(
@@ -65,7 +61,8 @@ class TextSource:
             config.split_by, group, *config.taken_shares(tables), config.split_seed
         )
         self.columns = roles  # the columns by their names in the files
-        self.fingerprints = fingerprints_of(tables, Cache(config.cache).folder)
+        self.cache = Cache(config.cache).folder
+        self.fingerprints = fingerprints_of(tables, self.cache)
 
     @property
     def name(self) -> str:
@@ -114,7 +111,7 @@ class TextSource:
         for table in self.tables.values():
             files = [file.inner or file for file in table.tables or [table]]
             entries = [file.entries() for file in files]
-            prints = prints_of(table, Cache(self.config.cache).folder)
+            prints = prints_of(table, self.cache)
             states |= dict(zip(files, zip(entries, prints, strict=True), strict=True))
         return states
 
@@ -132,10 +129,6 @@ class TextSource:
             entries, _ = self._states[file.inner or file]
             if (file.inner or file).entries() != entries:
                 raise changed(file.name)
-
-    def require_unchanged(self) -> None:
-        """Refuse tables that have changed between two passes."""
-        require_unchanged(self.tables, self.fingerprints, Cache(self.config.cache).folder)
 
     def require_words(self, has_words: bool) -> None:
         """Refuse numbers as texts, unless a setting names their column."""
