@@ -150,7 +150,7 @@ class ScaleBatch(Callback):
             num_rows=feed.split.num_rows,
             most_rows=self.max_batch_size,
             planned_steps=1,
-            kept=dict.fromkeys(("data.feed", "precision", "optim.lr", "compile"), ""),
+            settled=dict.fromkeys(("data.feed", "precision", "optim.lr", "compile"), ""),
             room_bytes=int(free_bytes * (1 - self.settings.memory_margin)),
             is_cpu=device.type == "cpu",
             counts_time=False,
