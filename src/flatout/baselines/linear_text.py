@@ -151,7 +151,7 @@ class _Weighted:
         return {"columns": self._columns, "idf": self._weights.idf_}
 
     def take(self, columns: NDArray[np.int64], idf: NDArray[np.floating]) -> None:
-        """Take over what another one has learned."""
+        """Use the columns and weights of fitted features, as `arrays` gives them."""
         self._columns = columns
         self._weights.idf_ = idf.astype(np.float64)
 
@@ -284,7 +284,7 @@ class QuickModel:
         return self.head.predict(self.features.read(texts))
 
     def arrays(self) -> Arrays:
-        """What it has learned, by name."""
+        """The weights of features and head, by name, for a file."""
         arrays = self.features.arrays() | self.head.arrays()
         for name, values in arrays.items():
             # fp32 halves the file; hashes stay whole numbers

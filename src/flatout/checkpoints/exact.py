@@ -172,7 +172,7 @@ class ExactCheckpoint(InBothLightnings, Checkpoint):
 
     @property
     def best_model_path(self) -> str:
-        """For Lightning's `ckpt_path="best"`; empty while there is none."""
+        """The path that Lightning takes for `ckpt_path="best"`; empty before a best checkpoint."""
         return str(self.best) if self.best.exists() else ""
 
     @best_model_path.setter

@@ -151,8 +151,10 @@ def have_same_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def require_same_run(then: dict[str, Any], now: dict[str, Any], *, anyway: bool) -> list[str]:
-    """Refuse a checkpoint of another run, with the difference; the lines to print where it is taken
-    anyway.
+    """Refuse a checkpoint of another run, and name the difference.
+
+    Returns lines to print: what may change the last digits, and each difference that `anyway` lets
+    pass.
     """
     changes = list(differences(then, now))
     lines = []

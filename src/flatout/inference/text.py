@@ -364,8 +364,9 @@ class Predictor(RunPredictor):
     def _labelled(
         self, table: Table, roles: Roles, findings: Findings, group: str | None
     ) -> Iterator[tuple[pa.Array, Tensor, list[str | None]]]:
-        """Block by block the texts that have a label, their labels as the run numbers them, and the
-        group of each; None: it has none.
+        """Block by block the labelled texts, their labels as the run numbers them, and their groups.
+
+        A text without a group has None.
         """
         # as answers are written
         problem = self.labels.problem

@@ -255,8 +255,9 @@ def _save_tokenizer(predictor: WordsRun, file: Path) -> None:
 
 
 def _compare(predictor: WordsRun, folder: Path) -> float:
-    """The largest difference between the folder's logits and the run's own: of all texts in one
-    batch, and of each odd one and the longest alone.
+    """The largest difference between the folder's logits and the run's own.
+
+    All texts are compared in one batch; each odd one and the longest are compared alone, too.
     """
     tokenizer = open_tokenizer(folder)
     session = open_onnx(folder / ONNX)

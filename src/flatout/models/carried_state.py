@@ -137,7 +137,7 @@ class CarriedState:
         self._pieces = list(pieces)
 
     def _write(self, states: StatesOfRows) -> None:
-        """Put states in place of those that are kept."""
+        """Keep these states instead of the last ones, at the same place in memory if they fit."""
         count = len(states.rows)
         if self._kept is None or len(self._kept.rows) <= count:
             self._kept = _make_room(states)
@@ -148,7 +148,7 @@ class CarriedState:
 
 
 def _make_room(states: StatesOfRows) -> StatesOfRows:
-    """Zeros for as many states, behind those that are of no row."""
+    """Zeros for so many states, and in front those with which new recordings begin."""
     # A validation may be the first to need them; what inference mode makes nothing else may change.
     with torch.inference_mode(False):
         rows_S = states.rows.new_full((1 + len(states.rows),), _NOTHING)

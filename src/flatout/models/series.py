@@ -127,7 +127,7 @@ class WindowRidge(nn.Module):
         return self.answer(windows_of(batch, self.shape))
 
     def answer(self, windows_BLF: Tensor) -> Tensor:
-        """The same from windows."""
+        """The answers of `forward` to windows that are cut out already."""
         if not self.shape.horizon:
             return windows_BLF.flatten(1) @ self.weight + self.bias
         series_BKL, last_BK1 = own_pasts(windows_BLF, self.shape)

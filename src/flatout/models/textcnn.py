@@ -112,8 +112,9 @@ class TextCNN(Network, nn.Module):
             yield functional.conv1d(own_BEL, weight, bias, padding=weight.shape[-1] // 2)
 
     def products(self, lengths: Lengths) -> list[Product]:
-        """Each window meets width x E x F weights; a row has a window a token, for even widths one
-        more.
+        """Each window meets width x E x F weights.
+
+        A row has a window for each token; with an even width it has one more.
         """
         tokens = float(lengths.sum())
         rows = len(lengths)

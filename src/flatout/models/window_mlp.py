@@ -87,7 +87,7 @@ class WindowMLP(Network, nn.Module):
         return self.answer(windows_of(batch, self.shape))
 
     def answer(self, windows_BLF: Tensor) -> Tensor:
-        """The same from windows."""
+        """The answers of `forward` to windows that are cut out already."""
         shape = self.shape
         if not shape.horizon:
             answers = self.output(self.layers(windows_BLF.flatten(1)))

@@ -144,9 +144,7 @@ def _entries(file: Path, width: int) -> Iterator[tuple[int, bytes, bytes]]:
 
 
 def _parsed(where: str, word: bytes, fields: list[bytes], width: int) -> np.ndarray | None:
-    """The numbers of one line; None where they belong to a word with blanks in it, of which this is
-    only the head.
-    """
+    """The numbers of one line; None for a word with blanks in it: `word` is only its beginning."""
     if len(fields) > width and not all(map(_is_number, fields[:-width])):
         return None
     if len(fields) != width:

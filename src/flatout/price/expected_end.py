@@ -77,7 +77,7 @@ class ExpectedEnd:
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """Inside it the verdict tries what would be faster."""
+        """Context manager: its seconds are those of the verdict's tries, not of the training."""
         began = time.perf_counter()
         yield
         self._tries_s = time.perf_counter() - began

@@ -73,7 +73,7 @@ class Quote:
 
 
 def add_quotes(quotes: Sequence[Quote]) -> Quote:
-    """What runs take one after the other."""
+    """The quote of several runs on one machine, one after the other."""
     # errors of runs on one machine go together, so bounds are added
     value_s = sum(quote.expected.value_s for quote in quotes)
     low_s = sum(quote.expected.low_s for quote in quotes)

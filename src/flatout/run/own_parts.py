@@ -60,7 +60,7 @@ class OwnParts:
 
 @dataclass(frozen=True, slots=True)
 class OwnRunParts(OwnParts, RunParts):
-    """The same in a run of flatout."""
+    """What a run does with them: the answers to the questions of `RunParts`."""
 
     blames: ClassVar[str] = "task"
     compares_words: ClassVar[bool] = True

@@ -119,7 +119,7 @@ def peaks_gb(device: torch.device) -> dict[str, float]:
 
 
 def lengths_of_run(run: Run, trainer: L.Trainer) -> PlannedLengths | None:
-    """How much a run has to do, by its plan; None if it has no end, as that of a stream."""
+    """The steps, validations and checkpoints of a run by its plan; None for one without an end."""
     settings = run.settings
     # The steps of a run without an end cannot be counted: Lightning says infinite, or -1.
     total_steps = settings.total_steps or trainer.estimated_stepping_batches

@@ -79,8 +79,10 @@ class RunFolder(RunLog):
     is_trained: bool = False  # whether the last step is done: evaluation and report remain
 
     def begin(self) -> None:
-        """Write down what this run is; one in an older run's folder does so when nothing can be
-        wrong any more.
+        """Write the run's settings and its summary into the folder.
+
+        A run that resumes in an older run's folder calls this only once its settings and its
+        checkpoint are checked.
         """
         if not self.is_first or self.summary.path is not None:
             return
@@ -287,8 +289,9 @@ def require_no_link_outside(path: Path) -> None:
 
 @contextmanager
 def unwritten_run(path: Path = Path()) -> Iterator[RunFolder]:
-    """A run that prints and writes nothing: of a rank that is not the first, or of parts that are
-    only measured.
+    """The folder of a run that prints and writes nothing.
+
+    Ranks but the first have one, and parts that are built only to be measured.
     """
     with LogFile(None) as silent:
         yield RunFolder(path, Summary(empty_summary()), silent, is_first=False)
@@ -360,10 +363,11 @@ def _took_away(folder: RunFolder) -> bool:
 
 
 def claim_folder(path: Path) -> Path:
-    """Make the folder of a new run, for this run alone; a number is added to its name where another
-    run has it.
+    """Make the folder of a new run, for this run alone.
+
+    Where another run has its name, a number is added.
     """
-    return next(place for place in numbered(path) if _is_claimed(place))
+    return next(folder for folder in numbered(path) if _is_claimed(folder))
 
 
 def list_numbered(path: Path) -> list[Path]:

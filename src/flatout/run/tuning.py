@@ -166,7 +166,7 @@ def is_outdated(cached: Answers, open_settings: OpenSettings, store: AnswerStore
 
 
 def combine_answers(answers_of_devices: Sequence[Answers]) -> Answers:
-    """What every one of several unlike devices can do.
+    """The one answer for several unlike devices: settings with which each of them can train.
 
     Rows are those of the device with the smallest batch, and feed, precision and compile the best
     that all have:

@@ -83,8 +83,9 @@ class UntriedSampler(BaseSampler):
     def _count_tried(
         self, trial: FrozenTrial, chosen: Mapping[str, object], keys: list[str]
     ) -> dict[str, int]:
-        """For each value of the last of these keys, how many different settings were tried with it,
-        and with the values that are `chosen` for the keys before.
+        """How many different settings were tried with each value of the last of these keys.
+
+        Counted are those that have the `chosen` values of the keys before it.
         """
         # Only earlier trials count: a trial that is drawn again after a sweep was killed then draws
         # the same.

@@ -293,8 +293,9 @@ class CutScores:
 
     @classmethod
     def of(cls, split: StoreSplit, cut: int, metrics: TaskMetrics) -> CutScores | None:
-        """For the rows of a split, with a copy of empty metrics; None where too few were cut, or
-        are whole.
+        """Scores of a split, counted in a copy of `metrics`.
+
+        None where too few rows were cut, or too few are whole.
         """
         lengths = torch.from_numpy(split.lengths(TOKENS).copy())
         is_full = lengths == lengths.max()
@@ -305,12 +306,13 @@ class CutScores:
         return cls(copy.deepcopy(metrics), is_full, cut)
 
     def add(self, outputs: Tensor, targets: Tensor, rows: Tensor) -> None:
-        """Take in answers to the rows of these numbers."""
+        """Count answers; `rows`: the numbers of their rows in the split."""
         self.metrics.update(outputs, targets, self.is_cut[rows.cpu()].long())
 
     def report(self, named: str | None, usual: str, over_ranks: OverRanks) -> dict[str, Any]:
-        """A metric (the usual one, if the named is no sum) of cut and whole rows, and their counts;
-        by every rank.
+        """The metric of cut rows and of whole rows, and how many there are of each.
+
+        Where the `named` metric is no sum over rows, it is the usual one. Every rank must call it.
         """
         sums_2S = self.metrics.sums.gathered(over_ranks)[:2]
         whole_rows, full_rows = sums_2S[:, -1].tolist()

@@ -194,7 +194,7 @@ class Coverage:
         return facts
 
     def lines(self, names: Sequence[str]) -> list[str]:
-        """The same in words, one line an error."""
+        """A line for each error: `intervals at 5 %: volt ±0.02; 4.8% of these answers outside`."""
         lines = []
         for fact in self.facts(names):
             widths = fact["half_widths"].items()

@@ -196,8 +196,9 @@ class MaskedLanguageModel(Task[None]):
         return {"loss": total_B / torch.from_numpy(np.maximum(1, counts)).to(total_B)}
 
     def _judge_places(self, batch: FlatBatch) -> Tensor:
-        """`[K, 5]` of each masked token its loss, whether its answer is right, if it counts, the
-        answer, and the target.
+        """`[K, 5]`, a row for each masked token.
+
+        Its loss, whether its answer is right, whether it counts, the answer, and the target.
         """
         count = int(self.masking.counts(batch.lengths.numpy()).sum())
         parts = cut_batch(batch, -(-count // _JUDGED_AT_ONCE))

@@ -88,8 +88,9 @@ class LargePlan(Plan):
         )
 
     def _plan_window(self, window: int) -> None:
-        """Bring a window into memory: its rows, in the order of the source within each run, and
-        the plan that numbers them from 0.
+        """Read the rows of a window, and plan its batches; the plan numbers its rows from 0.
+
+        Within a run they are in the order of the source.
         """
         if window == self._window:
             return
@@ -115,8 +116,9 @@ class LargePlan(Plan):
 
 
 def is_sorted_by(classes: NDArray[np.integer]) -> bool:
-    """Whether runs differ so much in their classes that windows would, too: judged by some hundred
-    rows of up to 64 runs.
+    """Whether windows would have other classes than the whole, as a table sorted by class has.
+
+    That is judged by some hundred rows of up to 64 runs.
     """
     # Runs of classes 0 0 | 1 1 have the shares [1 0] and [0 1] around the usual [.5 .5]: distance
     # 0.5, the most there can be. Runs 0 1 | 1 0 have distance 0.

@@ -149,10 +149,10 @@ class ColumnRanges:
     def find_apart(
         self, other: ColumnRanges, outside: NDArray[np.int64], samples: int
     ) -> list[int]:
-        """Columns of other samples that lie apart from these.
+        """Numbers of the columns in which other samples look as if they had another unit.
 
-        Nearly all their values are outside of the range, by `outside`, or their mean is several
-        spreads away.
+        Nearly all their values are outside of the range, as `outside` counts them, or their mean is
+        several spreads away.
         """
         distance = np.abs(np.array(other.mean) - np.array(self.mean))
         is_far = distance > _FAR * np.array(self.spread)

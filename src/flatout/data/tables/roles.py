@@ -39,7 +39,7 @@ class Roles:
 
     @property
     def columns(self) -> list[str]:
-        """All of them, each once."""
+        """The names of these columns, each once."""
         return list(dict.fromkeys((*self.texts, *([self.label] if self.label else []))))
 
 

@@ -25,8 +25,10 @@ def encode_part(config: TextDataConfig, number: int, count: int) -> tuple[int, i
 
 
 def compare_with_part_before(config: TextDataConfig, count: int) -> str:
-    """A line that says which settings differ from those of the part that was encoded before this
-    one, of `count` parts. Empty where none does, or where those parts were joined to a store.
+    """A line that says which settings differ from those of the part encoded before this one.
+
+    `count`: the number of parts. Empty where none differs, or where the earlier parts were joined
+    to a store.
 
     The settings of this part are noted for the next one.
     """

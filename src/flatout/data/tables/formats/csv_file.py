@@ -204,8 +204,9 @@ class CsvTable(FileTable):
         )
 
     def _misfit(self) -> tuple[int, int, int, bool]:
-        """The first row that does not fit: its number, its line, how many values it has (0: it does
-        not end), and whether it spreads over several lines.
+        """The first row that does not fit, as (number, line, values, whether it has several lines).
+
+        0 values: the row does not end.
         """
         line = 1
         next_line = 1
