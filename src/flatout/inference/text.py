@@ -364,7 +364,7 @@ class Predictor(RunPredictor):
     def _labelled(
         self, table: Table, roles: Roles, findings: Findings, group: str | None
     ) -> Iterator[tuple[pa.Array, Tensor, list[str | None]]]:
-        """Block by block the labelled texts, their labels as the run numbers them, and their groups.
+        """Block by block the labelled texts, their labels as the run numbers them, their groups.
 
         A text without a group has None.
         """
