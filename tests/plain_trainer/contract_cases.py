@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from flatout.callbacks import (
     ProgressLine,
 )
-from tests.plain_trainer.test_fast_loop import (
+from tests.plain_trainer.fast_loop_cases import (
     Adversarial,
     Clipping,
     Doubled,

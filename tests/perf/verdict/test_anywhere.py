@@ -27,7 +27,7 @@ from flatout.perf.verdict import (
 from flatout.perf.verdict.anywhere import in_python
 from flatout.perf.verdict.rules import verdict as judged
 from tests.callbacks.plain import Rows, Small
-from tests.perf.verdict.test_verdict import QUIET as QUIET_RUN
+from tests.perf.verdict.quiet_evidence import QUIET as QUIET_RUN
 from tests.perf.verdict.trainings import Drawing, Noisy, Notes, trainer_of
 from tests.trainers import QUIET
 
