@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tests.cli.test_export import trained
+from tests.cli.test_export import train_tiny
 from tests.run_files import read_csv
 from tests.verbs import verb
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -31,7 +31,7 @@ SAMPLE = HeadlinesConfig(rows=200, eval_rows=50, classes=3)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny encoder as transformers writes it."""
     made = tmp_path_factory.mktemp("encoder")
-    run = trained(made, TextDataConfig(sample=SAMPLE))
+    run = train_tiny(made, TextDataConfig(sample=SAMPLE))
     assert verb("export", run, "--out", made / "plain") == 0
     return made / "plain"
 

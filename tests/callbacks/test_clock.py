@@ -53,7 +53,7 @@ class SleepsInside(Sleeps):
         time.sleep(self.seconds)
 
 
-def trained(output, *, callbacks=None, checkpoint=None, flush_every=10, **trainer):
+def train_headlines(output, *, callbacks=None, checkpoint=None, flush_every=10, **trainer):
     return fit(
         TextDataConfig(sample=HeadlinesConfig(rows=800, eval_rows=100), batch_size=16),
         BiLSTMConfig(embedding=8, hidden=8),
@@ -71,7 +71,7 @@ def split_of(result) -> dict[str, float]:
 
 
 def test_the_parts_add_up_to_the_time_of_training(tmp_path):
-    result = trained(tmp_path)
+    result = train_headlines(tmp_path)
     split = split_of(result)
     steps = result.summary["training"]["steps"]
     training_s = sum(value for name, value in split.items() if name != "validation") * steps / 1000
@@ -84,14 +84,14 @@ def test_the_parts_add_up_to_the_time_of_training(tmp_path):
 
 @pytest.mark.parametrize("kind", at_once(Sleeps, of=[Sleeps, SleepsInside], seconds=2))
 def test_what_a_callback_of_a_persons_own_takes_is_told_apart(tmp_path, kind):
-    split = split_of(trained(tmp_path, callbacks={"slow": kind(0.005)}))
+    split = split_of(train_headlines(tmp_path, callbacks={"slow": kind(0.005)}))
     assert split["callbacks"] >= 4.6  # of 5 ms; three of 50 steps are looked at otherwise
     assert all(value >= 0 for value in split.values())
 
 
 def test_callbacks_are_given_back_as_they_were(tmp_path):
     slow = SleepsInside(0.001)
-    trained(tmp_path, callbacks={"slow": slow})
+    train_headlines(tmp_path, callbacks={"slow": slow})
     assert "on_before_optimizer_step" not in vars(slow)
 
 
@@ -164,7 +164,7 @@ def batches() -> Iterator[object]:
 
 @pytest.mark.soak(seconds=2)
 def test_curves_tell_the_parts_and_the_spread_of_steps(tmp_path):
-    result = trained(tmp_path, callbacks={"slow": Sleeps(0.003)})
+    result = train_headlines(tmp_path, callbacks={"slow": Sleeps(0.003)})
     told = [float(row["time/p50_ms"]) for row in read_curves(result.folder) if row["time/p50_ms"]]
     assert len(told) >= 4
     assert all(value > 3 for value in told)

@@ -81,7 +81,7 @@ class Logs(L.Callback):
         pl_module.log("mine/batch", float(batch_idx))
 
 
-def trained(output: Path, **settings: Any):
+def train_with_loggers(output: Path, **settings: Any):
     data = TextDataConfig(sample=HeadlinesConfig(rows=80, eval_rows=20), batch_size=16)
     monitor = MonitorConfig(flush_every=4, progress=False, verdict=False)
     model = BiLSTMConfig(embedding=4, hidden=4)
@@ -105,7 +105,7 @@ def finished(tmp_path_factory):
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         own = Keeps()
         chosen = chosen_loggers(ALL) | {"own": own}
-        return trained(folder, logger=chosen, callbacks={"logs": Logs()}), own
+        return train_with_loggers(folder, logger=chosen, callbacks={"logs": Logs()}), own
 
 
 def points_in_tensorboard(folder: Path, name: str) -> list[tuple[int, float]]:
@@ -243,7 +243,7 @@ def test_a_logger_that_fails_in_mid_run_is_dropped_with_one_warning(tmp_path):
     with pytest.warns(
         RuntimeWarning, match=r"^logger failing ends here: the network is down$"
     ) as found:
-        result = trained(
+        result = train_with_loggers(
             tmp_path, logger={"failing": failing, "whole": whole}, callbacks={"logs": Logs()}
         )
     assert sum("ends here" in str(each.message) for each in found) == 1
@@ -261,12 +261,12 @@ def test_an_interrupted_run_ends_its_loggers_as_failed(tmp_path):
 
     own = Keeps()
     with pytest.raises(RuntimeError, match="broken"):
-        trained(tmp_path, logger={"own": own}, callbacks={"breaks": Breaks()})
+        train_with_loggers(tmp_path, logger={"own": own}, callbacks={"breaks": Breaks()})
     assert own.ended == ["failed"]
 
 
 def test_without_a_logger_the_run_keeps_its_table_and_writes_no_events(tmp_path, capsys):
-    result = trained(tmp_path, logger="none", epochs=1)
+    result = train_with_loggers(tmp_path, logger="none", epochs=1)
     assert curve(result.folder, "train/loss")
     assert not list(result.folder.glob("events.*"))
     assert read_summary(result.folder)["loggers"] == []
@@ -274,8 +274,8 @@ def test_without_a_logger_the_run_keeps_its_table_and_writes_no_events(tmp_path,
 
 
 def test_a_resumed_run_replaces_no_table_of_its_first_part(tmp_path):
-    first = trained(tmp_path, logger="csv", epochs=1)
-    again = trained(tmp_path, logger="csv", epochs=2, resume=str(first.folder))
+    first = train_with_loggers(tmp_path, logger="csv", epochs=1)
+    again = train_with_loggers(tmp_path, logger="csv", epochs=2, resume=str(first.folder))
     assert again.folder == first.folder
     assert curve(first.folder / "csv", "val/loss")[0][0] == STEPS // 2
     resumed = curve(again.folder / "csv" / f"from-step-{STEPS // 2}", "train/loss")

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`"
 LENGTHS = [3, 5, 2, 7, 4, 4, 1, 6, 2, 3, 5]
 
 
-def trained(
+def train_with_peak(
     make_split, folder: Path, model: nn.Module, *, peak: Peak | None, **settings
 ) -> tuple[Throughput, KeptFlushes]:
     labels = Labels(Problem.single, ["a", "b", "c"], [5, 3, 3], 11, mean=0.0, spread=1.0)
@@ -52,7 +52,7 @@ def small() -> nn.Module:
 
 def test_the_operations_of_a_run_are_those_of_its_rows_at_their_own_lengths(make_split, tmp_path):
     model = small()
-    throughput, keep = trained(make_split, tmp_path, model, peak=Peak(0.5, "made up"))
+    throughput, keep = train_with_peak(make_split, tmp_path, model, peak=Peak(0.5, "made up"))
     # two epochs
     assert throughput.volume.total.flops == pytest.approx(
         2 * model.training_flops(np.array(LENGTHS))
@@ -86,14 +86,14 @@ def test_a_model_of_ones_own_without_a_formula_has_no_mfu_and_says_nothing(
         def forward(self, batch):
             return self.inner(batch)
 
-    throughput, keep = trained(make_split, tmp_path, Own(), peak=peak)
+    throughput, keep = train_with_peak(make_split, tmp_path, Own(), peak=peak)
     assert throughput.volume.total.flops == 0
     assert throughput.mfu(throughput.volume.total) is None
     assert not any("speed/mfu" in values for values in keep.flushes)
 
 
 def test_without_a_known_peak_there_is_no_curve_but_operations_are_counted(make_split, tmp_path):
-    throughput, keep = trained(make_split, tmp_path, small(), peak=None)
+    throughput, keep = train_with_peak(make_split, tmp_path, small(), peak=None)
     assert throughput.volume.total.flops > 0
     assert not any("speed/mfu" in values for values in keep.flushes)
 
@@ -110,7 +110,7 @@ def test_samples_of_the_hardware_go_to_all_listeners(make_split, tmp_path):
 
     monitor = HardwareMonitor(sources=[Card()], every_s=3600)
     monitor.watch.look()
-    _, keep = trained(make_split, tmp_path, small(), peak=None, monitor=monitor)
+    _, keep = train_with_peak(make_split, tmp_path, small(), peak=None, monitor=monitor)
     assert [values.get("gpu/power_w") for values in keep.flushes] == [61.0] + [None] * (
         len(keep.flushes) - 1
     )

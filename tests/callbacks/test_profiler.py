@@ -18,7 +18,7 @@ from flatout.callbacks.run_curves import RunCurves
 from tests.run_files import model_weights, read_csv
 
 
-def trained(output, profile: ProfileConfig | None, epochs: int = 2, **settings):
+def train_profiled(output, profile: ProfileConfig | None, epochs: int = 2, **settings):
     data = TextDataConfig(sample=HeadlinesConfig(rows=240, eval_rows=40), batch_size=16)
     monitor = MonitorConfig(profile=profile or ProfileConfig())
     return fit(
@@ -36,8 +36,8 @@ def pauses(every: int):
 
 
 def test_a_profiled_run_has_the_same_weights_to_the_last_bit(tmp_path):
-    plain = trained(tmp_path, None)
-    looked = trained(tmp_path, ProfileConfig(enabled=True, wait=2, warmup=2, active=3))
+    plain = train_profiled(tmp_path, None)
+    looked = train_profiled(tmp_path, ProfileConfig(enabled=True, wait=2, warmup=2, active=3))
     first = model_weights(plain.folder)
     second = model_weights(looked.folder)
     assert first.keys() == second.keys()
@@ -46,7 +46,7 @@ def test_a_profiled_run_has_the_same_weights_to_the_last_bit(tmp_path):
 
 
 def test_the_trace_and_the_table_hold_the_steps_of_the_window_and_no_others(tmp_path, capsys):
-    run = trained(tmp_path, ProfileConfig(enabled=True, wait=4, warmup=2, active=3))
+    run = train_profiled(tmp_path, ProfileConfig(enabled=True, wait=4, warmup=2, active=3))
     with gzip.open(run.folder / "trace.json.gz", "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
     marks = {event["name"] for event in events if event.get("cat") == "user_annotation"}
@@ -73,7 +73,7 @@ def test_the_trace_and_the_table_hold_the_steps_of_the_window_and_no_others(tmp_
 
 @pytest.mark.soak(seconds=3)
 def test_a_run_shorter_than_the_window_gets_what_it_can(tmp_path, capsys):
-    run = trained(tmp_path, ProfileConfig(enabled=True), epochs=1, trainer={"max_steps": 5})
+    run = train_profiled(tmp_path, ProfileConfig(enabled=True), epochs=1, trainer={"max_steps": 5})
     assert "profile: 4 of 8 steps, 2 to 5" in capsys.readouterr().out
     assert (run.folder / "trace.json.gz").stat().st_size > 1000
 
@@ -81,7 +81,7 @@ def test_a_run_shorter_than_the_window_gets_what_it_can(tmp_path, capsys):
 @pytest.mark.soak(seconds=3)
 def test_a_trace_that_cannot_be_written_ends_no_training(tmp_path, capsys):
     (tmp_path / "run" / "trace.json.gz" / "in the way").mkdir(parents=True)
-    run = trained(tmp_path, ProfileConfig(enabled=True), epochs=1, folder=tmp_path / "run")
+    run = train_profiled(tmp_path, ProfileConfig(enabled=True), epochs=1, folder=tmp_path / "run")
     assert run.summary["training"]["steps"] == 15
     assert "profile: cannot be written (" in capsys.readouterr().out
     assert not list(tmp_path.glob("run/.new-*"))

@@ -51,7 +51,7 @@ from tests.verbs import verb
 TEXTS = ["A senate, a ballot!", "", "striker playoff goal " * 60, "comet 42 ünknown"]
 
 
-def trained(
+def train_tiny(
     folder: Path, data: TextDataConfig | None = None, model: Any = None, **settings: Any
 ) -> Path:
     """The folder of a tiny finished run, its weights spread out so that rows are told apart after
@@ -95,7 +95,7 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("export"))
+    return train_tiny(tmp_path_factory.mktemp("export"))
 
 
 def test_an_exported_run_answers_in_transformers_as_it_does_here(
@@ -137,14 +137,14 @@ FAMILIES = [
 
 @pytest.mark.parametrize("family", at_once("modernbert", of=FAMILIES, seconds=3))
 def test_other_families_answer_the_same(tmp_path: Path, family: str) -> None:
-    run = trained(tmp_path, family=family)
+    run = train_tiny(tmp_path, family=family)
     assert verb("export", run) == 0
     assert_same(answers(run / "export", TEXTS), calibrated(run, TEXTS))
 
 
 @pytest.mark.soak(seconds=3)
 def test_matrices_of_lora_are_merged(tmp_path: Path) -> None:
-    run = trained(tmp_path, lora=LoraConfig(rank=2))
+    run = train_tiny(tmp_path, lora=LoraConfig(rank=2))
     assert verb("export", run) == 0
     assert_same(answers(run / "export", TEXTS), calibrated(run, TEXTS))
 
@@ -167,7 +167,7 @@ def numbers(text: str) -> TextDataConfig:
 
 @pytest.mark.parametrize("family", ["bert", *at_once(of=["roberta"], seconds=1)])
 def test_a_regression_answers_in_the_unit_of_its_labels(tmp_path: Path, family: str) -> None:
-    run = trained(tmp_path, numbers("grade"), family=family)
+    run = train_tiny(tmp_path, numbers("grade"), family=family)
     assert verb("export", run) == 0
     expected = calibrated(run, TEXTS)
     assert expected.mean() > 900
@@ -194,7 +194,7 @@ def pairs() -> TextDataConfig:
 
 
 def test_the_texts_of_pairs_are_told_apart_as_in_training(tmp_path: Path) -> None:
-    run = trained(tmp_path, pairs())
+    run = train_tiny(tmp_path, pairs())
     assert verb("export", run) == 0
     expected = calibrated(run, [f"oak{PAIR}fern rose", f"slate{PAIR}slate"])
     assert_same(answers(run / "export", ["oak", "slate"], ["fern rose", "slate"]), expected)
@@ -213,7 +213,7 @@ def several() -> TextDataConfig:
 
 
 def test_each_of_several_labels_answers_the_same(tmp_path: Path) -> None:
-    run = trained(tmp_path, several())
+    run = train_tiny(tmp_path, several())
     assert verb("export", run) == 0
     opened = AutoModelForSequenceClassification.from_pretrained(run / "export")
     assert opened.config.problem_type == "multi_label_classification"
@@ -224,7 +224,7 @@ def tagged(folder: Path, family: str) -> Path:
     """The folder of a tiny finished run on tags."""
     tweets = TaggedTweetsConfig(rows=200, eval_rows=50)
     data = TextDataConfig(problem=Problem.tags, sample=tweets, max_length=64)
-    return trained(folder, data, family=family)
+    return train_tiny(folder, data, family=family)
 
 
 def rows_of_words(run: Path, rows: list[list[str]]) -> tuple[Tensor, Tensor, list[list[int]]]:
@@ -315,7 +315,7 @@ def test_onnx_answers_the_same_for_any_shape(
 ) -> None:
     from onnxruntime import InferenceSession
 
-    run = trained(tmp_path, family=family)
+    run = train_tiny(tmp_path, family=family)
     capfd.readouterr()
     assert verb("export", run, "--onnx") == 0
     said = capfd.readouterr()
@@ -359,7 +359,7 @@ def test_onnx_answers_tags_and_pairs_the_same(tmp_path: Path) -> None:
         torch.from_numpy(found)[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-4
     )
 
-    run = trained(tmp_path / "pairs", pairs())
+    run = train_tiny(tmp_path / "pairs", pairs())
     assert verb("export", run, "--onnx") == 0
     session = InferenceSession(run / "export" / "model.onnx")
     tokenizer = AutoTokenizer.from_pretrained(run / "export")
@@ -428,7 +428,7 @@ def test_logits_that_differ_are_not_handed_over(
 def test_a_run_of_another_model_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = trained(tmp_path, model=BiLSTMConfig(embedding=8, hidden=8))
+    run = train_tiny(tmp_path, model=BiLSTMConfig(embedding=8, hidden=8))
     assert verb("export", run) == 2
     said = capsys.readouterr().err
     require_printed(said, "model=bilstm", "ONNX", "--onnx")

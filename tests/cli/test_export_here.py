@@ -37,7 +37,7 @@ from flatout.inference.onnx_file import ONNX, errors_alone
 from flatout.inference.run_predictor import FileOptions
 from flatout.inference.verify import Verified
 from flatout.report.page import render_text
-from tests.cli.test_export import numbers, several, trained
+from tests.cli.test_export import numbers, several, train_tiny
 from tests.data.whole_tables import whole_table
 from tests.params import at_once
 from tests.refusals import refused
@@ -48,7 +48,7 @@ SAMPLE = HeadlinesConfig(rows=200, eval_rows=50, classes=3)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("here"), TextDataConfig(sample=SAMPLE))
+    return train_tiny(tmp_path_factory.mktemp("here"), TextDataConfig(sample=SAMPLE))
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_the_program_beside_the_weights_answers_as_the_run_does(
     data = {Problem.multi: several, Problem.regression: lambda: numbers("grade")}.get(
         problem, lambda: None
     )()
-    predictor = Predictor.load(trained(tmp_path, data))
+    predictor = Predictor.load(train_tiny(tmp_path, data))
     export(predictor, tmp_path)
     least = predictor.least_shares().tolist()
     asked = {"onnx": False, "is_encoder": True, "is_mixed": False, "file": WEIGHTS}
@@ -279,7 +279,7 @@ def test_a_mistake_is_one_sentence_and_leaves_no_folder(run, rows, tmp_path, cap
 def test_the_best_form_of_a_network_on_words_answers_without_us(
     rows, tmp_path, monkeypatch, capfd, model
 ):
-    run = trained(tmp_path, TextDataConfig(sample=SAMPLE), model)
+    run = train_tiny(tmp_path, TextDataConfig(sample=SAMPLE), model)
     folder = tmp_path / "here"
     capfd.readouterr()
     words = ["--rows", rows, "--best", "size", "--allow-points", 100, "--out", folder]

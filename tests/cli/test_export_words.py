@@ -23,7 +23,7 @@ from flatout.data.checks.cleaning import CleaningConfig, Escapes
 from flatout.data.tokens.long_texts import Long
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.models.words import Pooling
-from tests.cli.test_export import numbers, several, trained
+from tests.cli.test_export import numbers, several, train_tiny
 from tests.params import at_once
 from tests.verbs import verb
 
@@ -69,7 +69,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """A finished run with its export beside it."""
     folder = tmp_path_factory.mktemp("words")
     model = BILSTM if request.param == "bilstm" else TextCNNConfig(embedding=8, filters=8)
-    finished = trained(folder, data(), model)
+    finished = train_tiny(folder, data(), model)
     assert verb("export", finished, "--onnx") == 0
     return finished
 
@@ -135,14 +135,14 @@ def test_directions_are_turned_by_operators_not_by_lengths_of_the_example(run: P
 @pytest.mark.parametrize("pooling", at_once(of=["last", "mean", "attention"], seconds=4))
 def test_each_pooling_answers_the_same(tmp_path: Path, pooling: str) -> None:
     model = BiLSTMConfig(embedding=8, hidden=8, pooling=Pooling(pooling))
-    run = trained(tmp_path, data(), model)
+    run = train_tiny(tmp_path, data(), model)
     assert verb("export", run, "--onnx") == 0
     assert_answers_as_the_run(run, ROWS["mixed lengths"])
 
 
 @pytest.mark.parametrize("kind", at_once(of=["bpe", "wordpiece"], seconds=4))
 def test_pieces_of_words_answer_the_same(tmp_path: Path, kind: str) -> None:
-    run = trained(tmp_path, data(vocabulary=VocabularyConfig(kind=VocabularyKind(kind))), BILSTM)
+    run = train_tiny(tmp_path, data(vocabulary=VocabularyConfig(kind=VocabularyKind(kind))), BILSTM)
     assert verb("export", run, "--onnx") == 0
     for texts in ROWS.values():
         assert_answers_as_the_run(run, texts)
@@ -152,7 +152,7 @@ def test_pieces_of_words_answer_the_same(tmp_path: Path, kind: str) -> None:
 def test_numbers_and_several_labels_answer_the_same(tmp_path: Path, labels: str) -> None:
     table = numbers("grade") if labels == "regression" else several()
     table.vocabulary = VocabularyConfig(min_frequency=1)
-    run = trained(tmp_path, table, TextCNNConfig(embedding=8, filters=8, ngrams="off"))
+    run = train_tiny(tmp_path, table, TextCNNConfig(embedding=8, filters=8, ngrams="off"))
     assert verb("export", run, "--onnx") == 0
     texts = ["grade 3 of ten", "oak 7", "", "rose rose"]
     assert_answers_as_the_run(run, texts)
@@ -171,7 +171,7 @@ def test_texts_that_the_tokenizer_would_cut_elsewhere_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pieces = VocabularyConfig(kind=VocabularyKind.wordpiece)
-    run = trained(tmp_path, data(long=Long.head_tail, vocabulary=pieces), BILSTM)
+    run = train_tiny(tmp_path, data(long=Long.head_tail, vocabulary=pieces), BILSTM)
     assert verb("export", run, "--onnx", "--out", tmp_path / "out") == 2
     said = capsys.readouterr().err
     assert "cut the texts that the run reads with data.long=head_tail. Train with" in said
@@ -183,7 +183,7 @@ def test_escapes_that_the_tokenizer_does_not_decode_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     decoded = CleaningConfig(escapes=Escapes.decode)
-    run = trained(tmp_path, data(clean=decoded), TextCNNConfig(embedding=8, filters=8))
+    run = train_tiny(tmp_path, data(clean=decoded), TextCNNConfig(embedding=8, filters=8))
     capsys.readouterr()
     assert verb("export", run, "--onnx") == 0
     assert "texts with escapes (\\u00e9): the run decodes them" in capsys.readouterr().out

@@ -33,7 +33,7 @@ def recordings(path: Path, count: int, seed: int, *, classes: bool) -> Path:
     return path
 
 
-def trained(folder: Path, *, classes: bool, judged: int) -> Path:
+def train_judged(folder: Path, *, classes: bool, judged: int) -> Path:
     """The folder of a run with `judged` validation rows."""
     data = SequenceDataConfig(
         train=str(recordings(folder / "train.csv", 120, 1, classes=classes)),
@@ -57,7 +57,7 @@ def trained(folder: Path, *, classes: bool, judged: int) -> Path:
 
 
 def test_unsure_classes_are_left_out_and_the_rest_keeps_the_promise(tmp_path, capsys):
-    run = trained(tmp_path, classes=True, judged=200)
+    run = train_judged(tmp_path, classes=True, judged=200)
     fresh = recordings(tmp_path / "fresh.csv", 150, 3, classes=True)
     out = tmp_path / "answers.csv"
     assert verb("predict", run, fresh, "--at-error", "5%", "--out", out) == 0
@@ -78,7 +78,7 @@ def test_unsure_classes_are_left_out_and_the_rest_keeps_the_promise(tmp_path, ca
 
 
 def test_a_number_of_a_recording_gets_an_interval(tmp_path, capsys):
-    run = trained(tmp_path, classes=False, judged=60)
+    run = train_judged(tmp_path, classes=False, judged=60)
     fresh = recordings(tmp_path / "fresh.csv", 100, 3, classes=False)
     out = tmp_path / "answers.jsonl"
     assert verb("predict", run, fresh, "--at-error", "10%", "--out", out) == 0

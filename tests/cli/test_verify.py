@@ -25,7 +25,7 @@ from flatout.models.encoder.attention import Scores
 from tests.cli.cells import train as train_cells
 from tests.cli.cells import write_cells
 from tests.cli.test_export import WORDS as TAG_ROWS
-from tests.cli.test_export import tagged, trained
+from tests.cli.test_export import tagged, train_tiny
 from tests.params import at_once
 from tests.refusals import require_printed
 from tests.verbs import verb
@@ -171,7 +171,7 @@ def test_the_export_of_a_run_on_windows_is_left_out_unless_it_is_named(
         window=16,
         overlap=4,
     )
-    run = trained(tmp_path, data)
+    run = train_tiny(tmp_path, data)
     assert verb("export", run) == 0
     assert verb("verify", run, rows, "--rows", 20) == 0
     assert "transformers" not in capsys.readouterr().out.rpartition("fp32\n")[2]

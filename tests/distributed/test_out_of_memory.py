@@ -42,7 +42,7 @@ MIDDLE = {
 }
 
 
-def trained(
+def train_ranks(
     folder: Path, kind: str, scarce: Scarce | None = None, *, accumulate: int = 1, **given: Any
 ) -> Result:
     headlines = HeadlinesConfig(rows=403, eval_rows=51, classes=4)
@@ -85,7 +85,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
     """Two ranks with memory enough, in ONE_BUCKET."""
     folder = tmp_path_factory.mktemp("whole")
     with own_cache(folder):
-        return trained(folder / "plain", "bilstm")
+        return train_ranks(folder / "plain", "bilstm")
 
 
 @pytest.mark.soak(seconds=6)
@@ -102,10 +102,12 @@ def test_one_rank_without_memory_in_its_forward_pass_changes_nothing_for_any(
 ):
     kind, bucket_mb = case
     plain = (
-        whole if case == ONE_BUCKET else trained(tmp_path / "plain", kind, **buckets_of(bucket_mb))
+        whole
+        if case == ONE_BUCKET
+        else train_ranks(tmp_path / "plain", kind, **buckets_of(bucket_mb))
     )
     scarce = Scarce(12, range(first, 100), "forward", rank=1)  # of sixteen rows: a half fits
-    result = trained(tmp_path / "scarce", kind, scarce, **buckets_of(bucket_mb))
+    result = train_ranks(tmp_path / "scarce", kind, scarce, **buckets_of(bucket_mb))
     assert_same(result, plain)
     assert read_log(result.folder).count("micro-batch: 8 rows (was 16) (out of memory at step") == 1
     assert "; on another rank)" in read_log(result.folder)
@@ -113,9 +115,9 @@ def test_one_rank_without_memory_in_its_forward_pass_changes_nothing_for_any(
 
 @SOAK
 def test_batches_that_were_added_up_are_kept_when_the_last_one_fails(tmp_path):
-    plain = trained(tmp_path / "plain", "wide", accumulate=3)
+    plain = train_ranks(tmp_path / "plain", "wide", accumulate=3)
     scarce = Scarce(12, range(1, 100), "forward", rank=0, is_last=True)
-    result = trained(tmp_path / "scarce", "wide", scarce, accumulate=3)
+    result = train_ranks(tmp_path / "scarce", "wide", scarce, accumulate=3)
     assert_same(result, plain)
     assert result.summary["training"]["out_of_memory"] == 1
 
@@ -123,9 +125,9 @@ def test_batches_that_were_added_up_are_kept_when_the_last_one_fails(tmp_path):
 @SOAK
 def test_a_backward_pass_before_the_last_of_a_step_is_repeated(tmp_path):
     """Ranks exchange nothing in it."""
-    plain = trained(tmp_path / "plain", "wide", accumulate=3)
+    plain = train_ranks(tmp_path / "plain", "wide", accumulate=3)
     scarce = Scarce(12, range(1, 100), MIDDLE["wide"], rank=0)
-    result = trained(tmp_path / "scarce", "wide", scarce, accumulate=3)
+    result = train_ranks(tmp_path / "scarce", "wide", scarce, accumulate=3)
     assert_same(result, plain)
     assert result.summary["training"]["out_of_memory"] == 1
 
@@ -146,12 +148,12 @@ def test_a_rank_without_memory_in_its_last_backward_pass_ends_the_run_which_resu
 ):
     kind, bucket_mb = case
     given: dict[str, Any] = {"checkpoint": CheckpointConfig(every_steps=1), **buckets_of(bucket_mb)}
-    plain = whole if case == ONE_BUCKET else trained(tmp_path / "plain", kind, **given)
+    plain = whole if case == ONE_BUCKET else train_ranks(tmp_path / "plain", kind, **given)
     scarce = Scarce(12, range(4, 100), where, rank=1)
     words = r"memory ran out at step 5 while ranks exchanged gradients \(CUDA out of memory"
     with pytest.raises(UserError, match=words):
-        trained(tmp_path / "cut", kind, scarce, **given)
-    result = trained(tmp_path / "cut", kind, scarce, resume=str(tmp_path / "cut"), **given)
+        train_ranks(tmp_path / "cut", kind, scarce, **given)
+    result = train_ranks(tmp_path / "cut", kind, scarce, resume=str(tmp_path / "cut"), **given)
     assert result.summary["training"]["resumed_from"] == 4
     assert "micro-batch: 8 rows of 16 (an earlier run like this one ran out of memory" in read_log(
         result.folder
@@ -161,7 +163,7 @@ def test_a_rank_without_memory_in_its_last_backward_pass_ends_the_run_which_resu
 
 @SOAK
 def test_ranks_without_memory_in_turn_and_again(tmp_path):
-    plain = trained(tmp_path / "plain", "encoder")
-    result = trained(tmp_path / "scarce", "encoder", Scarce(3, range(2, 100)))
+    plain = train_ranks(tmp_path / "plain", "encoder")
+    result = train_ranks(tmp_path / "scarce", "encoder", Scarce(3, range(2, 100)))
     assert_same(result, plain)
     assert read_log(result.folder).count("micro-batch:") >= 1

@@ -39,7 +39,7 @@ ENCODER = TransformerConfig(hidden=32, layers=2, heads=4, dropout=0.0, attention
 HEADLINES = HeadlinesConfig(rows=203, eval_rows=51, classes=4)
 
 
-def trained(
+def train_on_devices(
     folder: Path, data: Any, model: Any, devices: int, strategy: str | None = None, **settings: Any
 ) -> Result:
     given: dict[str, Any] = {
@@ -60,9 +60,9 @@ def trained(
 def both(folder: Path, data: Any, model: Any, **settings: Any) -> tuple[Result, Result]:
     """One process, and two with half the rows each."""
     rows = data.batch_size
-    one = trained(folder, data, model, 1, **settings)
+    one = train_on_devices(folder, data, model, 1, **settings)
     data.batch_size = rows // 2
-    return one, trained(folder, data, model, 2, **settings)
+    return one, train_on_devices(folder, data, model, 2, **settings)
 
 
 def texts(**settings: Any) -> TextDataConfig:
@@ -147,17 +147,17 @@ def test_two_ranks_train_like_one_with_twice_the_batch(case, tmp_path):
 @pytest.mark.soak(seconds=5)
 def test_two_ranks_read_what_the_first_has_stored_of_frozen_layers(tmp_path):
     model = replace(ENCODER, freeze_layers=1)
-    two = trained(tmp_path, texts(batch_size=16), model, 2)
+    two = train_on_devices(tmp_path, texts(batch_size=16), model, 2)
     said = read_log(two.folder)
     assert said.count("reuse: True (layer 1 and the embeddings never change") == 1
-    one = trained(tmp_path, texts(), replace(model, reuse=False), 1)
+    one = train_on_devices(tmp_path, texts(), replace(model, reuse=False), 1)
     assert losses(two.folder) == pytest.approx(losses(one.folder), rel=1e-5)
     assert two.metrics == pytest.approx(one.metrics, rel=1e-5)
 
 
 @pytest.mark.soak(seconds=4)
 def test_the_first_rank_alone_prints_and_the_speed_is_that_of_all(tmp_path):
-    two = trained(tmp_path, texts(), ENCODER, 2)
+    two = train_on_devices(tmp_path, texts(), ENCODER, 2)
     said = read_log(two.folder)
     assert said.count("training:") == 1
     assert (
@@ -259,6 +259,6 @@ def test_one_gpu_of_several_is_the_one_that_was_named(monkeypatch):
 @pytest.mark.soak(seconds=3)
 def test_a_mistake_that_only_ranks_can_see_is_told_once_and_plainly(tmp_path):
     with pytest.raises(UserError) as told:
-        trained(tmp_path, texts(tokens_per_batch=2), ENCODER, 2)
+        train_on_devices(tmp_path, texts(tokens_per_batch=2), ENCODER, 2)
     assert str(told.value).count("2 tokens cannot hold the longest row") == 1
     assert not (tmp_path / "2").exists()

@@ -13,7 +13,14 @@ import torch
 
 from flatout import OptimConfig, TextDataConfig, TransformerConfig, UserError, fit
 from flatout.data.problem import Problem
-from tests.distributed.test_processes import CASES, ENCODER, SEVERAL, losses, texts, trained
+from tests.distributed.test_processes import (
+    CASES,
+    ENCODER,
+    SEVERAL,
+    losses,
+    texts,
+    train_on_devices,
+)
 from tests.faults.plants import KillAt, SignalAt
 from tests.faults.ranks import alike
 from tests.faults.runs import Spec, attempt, differences, run_folder, said
@@ -43,9 +50,9 @@ def test_two_ranks_with_slices_train_like_one_process_with_all(name, tmp_path):
     data, model, settings = RUNS[name]
     rows = data.batch_size
     try:
-        one = trained(tmp_path, data, model, 1, **settings)
+        one = train_on_devices(tmp_path, data, model, 1, **settings)
         data.batch_size = rows // 2
-        two = trained(tmp_path, data, model, 2, strategy="fsdp", **settings)
+        two = train_on_devices(tmp_path, data, model, 2, strategy="fsdp", **settings)
     finally:
         data.batch_size = rows
     close = 1e-5 if settings.get("precision") != "bf16" else 2e-3

@@ -270,11 +270,11 @@ def scripts_of(page: str) -> list[Block]:
 def put_what_a_script_needs(block: Block, folder: Path, names: dict[str, Any]) -> None:
     """What a reader of the page has by then: a run, a model and data, a summary."""
     if '"RUN"' in block.text:
-        shutil.copytree(trained(folder), folder / "RUN", dirs_exist_ok=True)
+        shutil.copytree(train_tiny_run(folder), folder / "RUN", dirs_exist_ok=True)
     if '"FOLDER/' in block.text:
-        assert verb("export", trained(folder), "--onnx", "--out", folder / "FOLDER") == 0
+        assert verb("export", train_tiny_run(folder), "--onnx", "--out", folder / "FOLDER") == 0
     if "summary.json" in block.text:
-        trained(folder)
+        train_tiny_run(folder)
     if block.page == "callbacks.md":
         from flatout import BiLSTMConfig
         from flatout.data import TextData
@@ -284,7 +284,7 @@ def put_what_a_script_needs(block: Block, folder: Path, names: dict[str, Any]) -
         names["model"] = Classifier(BiLSTMConfig(embedding=8, hidden=8))
 
 
-def trained(folder: Path) -> Path:
+def train_tiny_run(folder: Path) -> Path:
     """A finished run on the tiny table, below `outputs/`."""
     from flatout import BiLSTMConfig, MonitorConfig, TextDataConfig, fit
 

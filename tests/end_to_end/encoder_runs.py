@@ -21,7 +21,7 @@ from flatout import (
 SMALL = TransformerConfig(hidden=32, layers=2, heads=4)
 
 
-def table(rows: int, seed: int = 0) -> dict[str, list[Any]]:
+def topic_rows(rows: int, seed: int = 0) -> dict[str, list[Any]]:
     random = np.random.default_rng(seed)
     things = {
         "animals": ["cat", "dog", "horse"],
@@ -41,7 +41,7 @@ def table(rows: int, seed: int = 0) -> dict[str, list[Any]]:
     return {"text": texts, "label": labels}
 
 
-def run(
+def train_encoder(
     tmp_path: Path,
     data: TextDataConfig,
     model: TransformerConfig = SMALL,
@@ -55,7 +55,7 @@ def run(
     return fit(data, model, **(given | settings))
 
 
-def answered(folder, file, out, *options):
+def predict_rows(folder, file, out, *options):
     assert verb("predict", folder, file, "--out", out, *options) == 0
     return [json.loads(line) for line in out.read_text().splitlines()]
 

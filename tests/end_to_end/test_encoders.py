@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 import torch
 from tests.encoders import calm_encoder
-from tests.end_to_end.encoder_runs import answered, pa_texts, run, table, write_columns
+from tests.end_to_end.encoder_runs import (
+    pa_texts,
+    predict_rows,
+    topic_rows,
+    train_encoder,
+    write_columns,
+)
 from tests.run_files import choices_of, model_weights
 from tests.verbs import verb
 
@@ -34,9 +40,9 @@ from flatout.engine.precision import Precision
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("classes")
-    return run(
+    return train_encoder(
         folder,
-        TextDataConfig(train=table(400), batch_size=16, cache=str(folder)),
+        TextDataConfig(train=topic_rows(400), batch_size=16, cache=str(folder)),
         optim=OptimConfig(lr=3e-3, ema=0.9),
     )
 
@@ -55,12 +61,12 @@ def test_an_encoder_learns_is_flat_and_says_how_sure_it_may_be(classes):
 def test_pretrained_weights_get_small_steps_unless_a_person_says_otherwise(classes, tmp_path):
     assert verb("export", classes.folder, "--out", tmp_path / "plain") == 0
     pretrained = TransformerConfig(pretrained=str(tmp_path / "plain"))
-    data = TextDataConfig(train=table(60), cache=str(tmp_path))
+    data = TextDataConfig(train=topic_rows(60), cache=str(tmp_path))
     for optim, rate in (
         (OptimConfig(), "0.0003"),
         (OptimConfig(lr=1e-4), None),
     ):
-        summary = run(tmp_path, data, pretrained, optim=optim, epochs=1).summary
+        summary = train_encoder(tmp_path, data, pretrained, optim=optim, epochs=1).summary
         chosen = choices_of(summary)
         assert chosen.get("optim.lr") == rate
 
@@ -78,10 +84,10 @@ def test_a_loaded_encoder_answers_as_the_run_did(classes):
 def test_answers_in_sixteen_bits_are_near_those_of_fp32_which_a_cpu_gives_unasked(
     classes, tmp_path
 ):
-    texts = table(60, seed=2)["text"]
+    texts = topic_rows(60, seed=2)["text"]
     file = write_columns(tmp_path / "rows.jsonl", {"text": texts})
     found = {
-        name: answered(
+        name: predict_rows(
             classes.folder,
             file,
             tmp_path / "out.jsonl",
@@ -131,7 +137,7 @@ def test_nothing_over_standard_input_is_a_mistake(classes, monkeypatch, capsys):
 
 
 def test_pairs_are_parted_as_the_tokenizer_parts_them(tmp_path):
-    first = table(300)
+    first = topic_rows(300)
     data = {
         "premise": first["text"],
         "hypothesis": [f"it is about {label}" for label in first["label"]],
@@ -143,7 +149,7 @@ def test_pairs_are_parted_as_the_tokenizer_parts_them(tmp_path):
         pair=True,
         cache=str(tmp_path),
     )
-    result = run(tmp_path, config, epochs=1)
+    result = train_encoder(tmp_path, config, epochs=1)
     model = result.predictor.model
     assert model._numbers_pairs
     again = load_predictor(result.folder)
@@ -163,7 +169,7 @@ def test_pairs_are_parted_as_the_tokenizer_parts_them(tmp_path):
 
 def test_only_encoders_read_pairs():
     data = TextDataConfig(
-        train=table(50) | {"more": ["x"] * 50},
+        train=topic_rows(50) | {"more": ["x"] * 50},
         text=["text", "more"],
         pair=True,
     )
@@ -173,7 +179,7 @@ def test_only_encoders_read_pairs():
 
 @pytest.mark.soak(seconds=3)
 def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_path, capsys):
-    rows = table(600)
+    rows = topic_rows(600)
     random = np.random.default_rng(1)
     labels = list(rows["label"])
     for row in np.flatnonzero(random.random(600) < 0.15):
@@ -184,7 +190,7 @@ def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_
         problem=Problem.multi,
         cache=str(tmp_path),
     )
-    result = run(tmp_path, data)
+    result = train_encoder(tmp_path, data)
     saved = json.loads((result.folder / "model" / "config.json").read_text())["thresholds"]
     assert len(saved) == 3
     loaded = load_predictor(result.folder)
@@ -225,7 +231,7 @@ def test_each_of_several_labels_has_a_threshold_that_answers_and_scores_use(tmp_
 
 @pytest.mark.soak(seconds=3)
 def test_the_likeliest_of_several_labels_are_listed_too(tmp_path):
-    rows = table(300)
+    rows = topic_rows(300)
     labels = list(rows["label"])
     for row in range(0, 300, 5):
         labels[row] += "|odd"
@@ -235,7 +241,7 @@ def test_the_likeliest_of_several_labels_are_listed_too(tmp_path):
         label_delimiter="|",
         cache=str(tmp_path),
     )
-    result = run(tmp_path, data, epochs=1)
+    result = train_encoder(tmp_path, data, epochs=1)
     out = tmp_path / "answers.jsonl"
     texts = rows["text"][:20]
     file = write_columns(tmp_path / "rows.jsonl", {"text": texts})
@@ -267,7 +273,7 @@ def test_an_export_keeps_what_is_left_out_and_verify_holds_it_to_the_run(classes
     kept = json.loads((folder / "abstention.json").read_text())
     assert kept[0]["share"] == 1
     assert kept[0]["error"] == classes.summary["abstention"][0]["error"]
-    file = write_columns(tmp_path / "rows.jsonl", table(8, seed=1))
+    file = write_columns(tmp_path / "rows.jsonl", topic_rows(8, seed=1))
     asked = ("--form", folder, "--at-error", kept[0]["at_most"])
     assert verb("verify", classes.folder, file, *asked) == 0
     assert "each form holds" in capsys.readouterr().out
@@ -286,9 +292,9 @@ def test_a_loss_that_is_not_finite_names_its_step_and_keeps_the_last_checkpoint(
                     pl_module.model.net.classifier.bias.fill_(float("nan"))
 
     folder = tmp_path / "run"
-    data = TextDataConfig(train=table(200), batch_size=32, cache=str(tmp_path))
+    data = TextDataConfig(train=topic_rows(200), batch_size=32, cache=str(tmp_path))
     with pytest.raises(UserError, match="not finite at step 10"):
-        run(
+        train_encoder(
             tmp_path,
             data,
             callbacks={"spoil": Spoil()},
@@ -308,12 +314,12 @@ def test_accumulated_batches_take_the_same_steps_as_one_large_batch(
     weights = []
     for batch_size, accumulate in ((32, 1), (8, 4)):
         data = TextDataConfig(
-            train=table(200),
+            train=topic_rows(200),
             batch_size=batch_size,
             accumulate=accumulate,
             cache=str(tmp_path),
         )
-        result = run(
+        result = train_encoder(
             tmp_path,
             data,
             exact,

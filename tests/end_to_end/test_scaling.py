@@ -23,7 +23,7 @@ MODEL = BiLSTMConfig(embedding=8, hidden=8, dropout=0.0)
 RATE = OptimConfig(lr=0.004, scale_lr="sqrt", base_batch=16, max_lr=0.5)
 
 
-def trained(
+def train_scaled(
     tmp_path: Path, name: str, *, optim: OptimConfig = RATE, epochs: int = 2, resume=None, **batches
 ):
     data = TextDataConfig(sample=HeadlinesConfig(rows=200, eval_rows=40), **batches)
@@ -49,8 +49,8 @@ def choice(result, name: str) -> dict[str, str]:
 @pytest.mark.soak(seconds=2)
 def test_a_divided_step_gives_the_losses_of_the_whole_one(tmp_path):
     assert {"train/loss", "train/lr"} <= CURVES.keys()
-    whole, expected = trained(tmp_path, "whole", batch_size=64)
-    parts, found = trained(tmp_path, "parts", batch_size=16, effective_batch=64)
+    whole, expected = train_scaled(tmp_path, "whole", batch_size=64)
+    parts, found = train_scaled(tmp_path, "parts", batch_size=16, effective_batch=64)
     assert len(found) == len(expected) == 8
     assert found == [pytest.approx(each, rel=2e-5) for each in expected]
     assert parts.metrics == pytest.approx(whole.metrics, abs=1e-5)
@@ -62,19 +62,19 @@ def test_a_divided_step_gives_the_losses_of_the_whole_one(tmp_path):
 
 @pytest.mark.soak(seconds=2)
 def test_a_run_goes_on_with_the_same_rows_a_step_however_they_are_divided(tmp_path):
-    begun, _ = trained(tmp_path, "run", epochs=1, batch_size=64)
-    gone_on, _ = trained(
+    begun, _ = train_scaled(tmp_path, "run", epochs=1, batch_size=64)
+    gone_on, _ = train_scaled(
         tmp_path, "run", epochs=2, batch_size=20, effective_batch=64, resume=str(begun.folder)
     )
     summary = read_summary(gone_on.folder)
     assert gone_on.folder == begun.folder
     assert (summary["training"]["resumed_from"], summary["training"]["epochs"]) == (4, 2)
     with pytest.raises(UserError, match="rows a step was 64 and is 32"):
-        trained(
+        train_scaled(
             tmp_path, "run", epochs=3, batch_size=20, effective_batch=32, resume=str(begun.folder)
         )
 
 
 def test_a_rate_cannot_follow_rows_that_vary(tmp_path):
     with pytest.raises(UserError, match=r"optim.scale_lr: sqrt, but data.tokens_per_batch"):
-        trained(tmp_path, "run", tokens_per_batch=300)
+        train_scaled(tmp_path, "run", tokens_per_batch=300)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tests.end_to_end.encoder_runs import SMALL, run, table, write_columns
+from tests.end_to_end.encoder_runs import SMALL, topic_rows, train_encoder, write_columns
 from tests.fitting import quiet_fit
 from tests.run_files import read_log
 from tests.verbs import verb
@@ -41,7 +41,7 @@ def tags(tmp_path_factory):
         batch_size=16,
         cache=str(folder),
     )
-    return run(folder, data, epochs=6)
+    return train_encoder(folder, data, epochs=6)
 
 
 @pytest.mark.soak(seconds=8)
@@ -108,11 +108,11 @@ def pa_words(texts: list[str]):
 
 def test_where_there_are_no_classes_the_likeliest_cannot_be_listed(tags, tmp_path, capsys):
     numbers = {
-        "text": table(100)["text"],
+        "text": topic_rows(100)["text"],
         "label": [float(number) for number in range(100)],
     }
     data = TextDataConfig(train=numbers, problem=Problem.regression, cache=str(tmp_path))
-    result = run(tmp_path, data, epochs=1)
+    result = train_encoder(tmp_path, data, epochs=1)
     for folder, answers in (
         (result.folder, "numbers"),
         (tags.folder, "words with tags"),
@@ -223,13 +223,13 @@ def test_unsure_parts_of_speech_are_left_out_word_by_word(speech, tmp_path):
     limit = float(np.median(found.probabilities))
     predictor.abstention = Abstention(0.5, above=limit, possible_from=0.2)
     (answered,) = predictor.answer_table(table, FileOptions(), [predictor])
-    assert (answered.given, answered.answers) == (
+    assert (answered.num_given, answered.num_answers) == (
         (found.probabilities > limit).sum(),
         240,
     )
     tags = answered.block.column("prediction").flatten().to_pylist()
     possible = answered.block.column("possible").flatten().to_pylist()
-    assert tags.count(None) == 240 - answered.given >= 120
+    assert tags.count(None) == 240 - answered.num_given >= 120
     for tag, names in zip(tags, possible, strict=True):
         assert (tag is None) == (names is not None)
         assert tag is not None or set() < set(names) <= set(TAGS_OF_WORDS)
@@ -317,7 +317,7 @@ def test_unsure_entities_are_left_out_and_name_their_possible_types(tags, tmp_pa
     rows = answered.block.to_pylist()
     entities = [entity for row in rows for entity in row["entities"]]
     given = [entity for entity in entities if entity["type"] is not None]
-    assert (answered.given, answered.answers) == (len(given), len(entities))
+    assert (answered.num_given, answered.num_answers) == (len(given), len(entities))
     assert 0.4 < len(given) / len(entities) < 0.6
     for row in rows:
         left = [entity for entity in row["entities"] if entity["type"] is None]

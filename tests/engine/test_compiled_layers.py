@@ -57,7 +57,7 @@ def batch_of(*lengths: int) -> FlatBatch:
     return flat_batch([ids[:length] for length in lengths])
 
 
-def trained(model: Transformer, batch: FlatBatch) -> list[Tensor]:
+def train_pass(model: Transformer, batch: FlatBatch) -> list[Tensor]:
     """The answers and the gradients of a training pass with random numbers that are always the
     same.
     """
@@ -98,7 +98,9 @@ def test_compiled_layers_train_as_eager_ones_dropout_and_all(monkeypatch, family
     compile_layers(compiled)
     for lengths in ([3, 9, 9], [4, 17, 30, 31], [2, 5]):
         for expected, found in zip(
-            trained(eager, batch_of(*lengths)), trained(compiled, batch_of(*lengths)), strict=True
+            train_pass(eager, batch_of(*lengths)),
+            train_pass(compiled, batch_of(*lengths)),
+            strict=True,
         ):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     # One graph serves all layers and lengths; another the first layer of ModernBERT's kind, or a
@@ -112,7 +114,7 @@ def test_layers_beside_small_matrices_are_compiled_too(monkeypatch):
     eager, compiled = (encoder(lora=LoraConfig(rank=2)) for _ in range(2))
     compile_layers(compiled)
     for expected, found in zip(
-        trained(eager, batch_of(3, 9)), trained(compiled, batch_of(3, 9)), strict=True
+        train_pass(eager, batch_of(3, 9)), train_pass(compiled, batch_of(3, 9)), strict=True
     ):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -137,10 +139,10 @@ def test_a_compiler_that_fails_is_reported_once_and_the_layers_run_eagerly(monke
     with pytest.warns(
         UserWarning, match="compile: torch could not compile a layer .*Layers run eagerly"
     ):
-        found = trained(model, batch_of(3, 9))
-    for expected, got in zip(trained(plain, batch_of(3, 9)), found, strict=True):
+        found = train_pass(model, batch_of(3, 9))
+    for expected, got in zip(train_pass(plain, batch_of(3, 9)), found, strict=True):
         torch.testing.assert_close(got, expected)
-    trained(model, batch_of(4, 5))  # a second warning would be an error
+    train_pass(model, batch_of(4, 5))  # a second warning would be an error
 
 
 @pytest.mark.soak(seconds=4)
@@ -154,7 +156,9 @@ def test_planned_numbers_of_tokens_have_functions_of_their_own(monkeypatch):
     compile_layers(compiled, planned)
     for tokens in (*planned, 7):
         batch = batch_of(3, tokens - 3)
-        for expected, found in zip(trained(eager, batch), trained(compiled, batch), strict=True):
+        for expected, found in zip(
+            train_pass(eager, batch), train_pass(compiled, batch), strict=True
+        ):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     # Two more for all other numbers, one of them for the rows of the last layer.
     assert len(graphs) == len(planned) + 2
@@ -168,7 +172,7 @@ def test_more_functions_than_torch_keeps_leave_the_layers_eager(monkeypatch):
     monkeypatch.setattr("torch._dynamo.config.recompile_limit", 1)
     with pytest.warns(UserWarning, match="could not compile a layer .*Layers run eagerly"):
         for tokens in (8, 9):
-            trained(model, batch_of(3, tokens - 3))
+            train_pass(model, batch_of(3, tokens - 3))
     assert not is_compiled(model)
 
 
@@ -356,7 +360,7 @@ def test_layers_translated_to_machine_code_train_as_eager_ones(precision, token_
     most = 1e-5 if precision == "fp32" else 2e-2
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         for expected, found in zip(
-            trained(eager, batch_of(3, 9)), trained(compiled, batch_of(3, 9)), strict=True
+            train_pass(eager, batch_of(3, 9)), train_pass(compiled, batch_of(3, 9)), strict=True
         ):
             torch.testing.assert_close(found, expected, rtol=most, atol=most)
 

@@ -79,7 +79,7 @@ def batches() -> list[list[Tensor]]:
     ]
 
 
-def trained(
+def train_module(
     folder: Path,
     module: L.LightningModule,
     *callbacks: L.Callback,
@@ -102,10 +102,10 @@ def trained(
 def test_fp16_steps_of_a_fused_optimizer_equal_those_of_lightning(tmp_path, clip, breaks_at):
     plain = Regression(breaks_at, fused=False)
     fast = Regression(breaks_at)
-    trained(tmp_path, plain, scaled=True, clip=clip)
+    train_module(tmp_path, plain, scaled=True, clip=clip)
     loop = FastLoop()
     loop.losses.policy = type(loop.losses.policy).skip
-    trainer = trained(tmp_path, fast, loop, scaled=True, clip=clip)
+    trainer = train_module(tmp_path, fast, loop, scaled=True, clip=clip)
     torch.testing.assert_close(flat_weights(fast), flat_weights(plain), rtol=1e-6, atol=1e-7)
     assert (
         fast.trainer.precision_plugin.scaler.get_scale()
@@ -128,7 +128,7 @@ def test_an_fp16_step_reads_nothing_from_the_device(tmp_path, monkeypatch):
         updates.append(1)
 
     monkeypatch.setattr(Step, "_update_scaled", watched)
-    trained(tmp_path, Regression(), loop, scaled=True, clip=0.5)
+    train_module(tmp_path, Regression(), loop, scaled=True, clip=0.5)
     assert reads == []
     assert len(updates) == len(batches())
 
@@ -136,8 +136,8 @@ def test_an_fp16_step_reads_nothing_from_the_device(tmp_path, monkeypatch):
 def test_hooks_see_fp16_gradients_without_the_factor(tmp_path):
     ours = Hooked()
     theirs = Hooked()
-    trained(tmp_path, Regression(), FastLoop(), ours, scaled=True, clip=0.5)
-    trained(tmp_path, Regression(fused=False), theirs, scaled=True, clip=0.5)
+    train_module(tmp_path, Regression(), FastLoop(), ours, scaled=True, clip=0.5)
+    train_module(tmp_path, Regression(fused=False), theirs, scaled=True, clip=0.5)
     assert ours.norms == pytest.approx(theirs.norms, rel=1e-5)
 
 
@@ -145,8 +145,8 @@ def test_hooks_see_fp16_gradients_without_the_factor(tmp_path):
 def test_clipping_folded_into_the_step_equals_clipping_before_it(tmp_path, fused):
     plain = Regression(fused=fused)
     fast = Regression(fused=fused)
-    trained(tmp_path, plain, scaled=False, clip=0.5)
-    trained(tmp_path, fast, FastLoop(), scaled=False, clip=0.5)
+    train_module(tmp_path, plain, scaled=False, clip=0.5)
+    train_module(tmp_path, fast, FastLoop(), scaled=False, clip=0.5)
     torch.testing.assert_close(flat_weights(fast), flat_weights(plain), rtol=1e-6, atol=1e-7)
 
 
@@ -229,7 +229,7 @@ def test_an_optimizer_that_cannot_leave_a_step_out_itself_is_asked_for_none_that
         module = Unfused(breaks_at, kind)
         loop.checks_on_host = False
         loop.losses.policy = type(loop.losses.policy).skip
-        trained(tmp_path, module, loop, scaled=False, clip=clip)
+        train_module(tmp_path, module, loop, scaled=False, clip=clip)
         loop.take_losses()
         return loop, module
 
@@ -245,9 +245,9 @@ def test_a_checkpoint_of_captured_steps_is_resumed_on_a_cpu(captured, tmp_path):
     loop = FastLoop()
     loop.load_state_dict({"rate": 0.01, "captures": captured})
     module = Regression()
-    trained(tmp_path, module, loop, scaled=False, clip=None)
+    train_module(tmp_path, module, loop, scaled=False, clip=None)
     assert loop.graph_facts == {}
     expected = Regression()
-    trained(tmp_path, expected, FastLoop(), scaled=False, clip=None)
+    train_module(tmp_path, expected, FastLoop(), scaled=False, clip=None)
     for weight, other in zip(module.parameters(), expected.parameters(), strict=True):
         assert torch.equal(weight, other)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import flatout.engine
 from flatout.engine import FastLoop
-from tests.engine.test_fused_steps import Regression, trained
+from tests.engine.test_fused_steps import Regression, train_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 
@@ -52,7 +52,7 @@ def test_nothing_of_a_loss_s_graph_lives_after_its_batch(
     """
     module = MarksGraphs()
     made: list[L.Callback] = [callback() for callback in callbacks]
-    trained(tmp_path, module, *made, scaled=False, clip=None)
+    train_module(tmp_path, module, *made, scaled=False, clip=None)
     assert module.living == [0] * 8
 
 

@@ -32,7 +32,7 @@ def cases(tmp_path_factory):
     return {name: tiny_case(name, tmp_path_factory.mktemp(name)) for name in PROGRAMS}
 
 
-def trained(
+def learn(
     program: str, case, *, drops: bool = True, **keywords
 ) -> tuple[list[float], dict[str, Tensor]]:
     """The losses and weights of one epoch."""
@@ -92,7 +92,7 @@ def usual_rungs() -> list[tuple[str, dict]]:
 @pytest.mark.parametrize(("program", "keywords"), usual_rungs())
 def test_every_rung_of_a_usual_program_trains(program, keywords, cases):
     small = {"batch": 8} if "batch" in keywords else {}
-    losses, weights = trained(program, cases[program], **{**keywords, **small})
+    losses, weights = learn(program, cases[program], **{**keywords, **small})
     assert losses or keywords.get("log_every", 1) > 1
     assert all(torch.isfinite(weight).all() for weight in weights.values())
 
@@ -111,7 +111,7 @@ SAME = [
 
 @pytest.mark.parametrize(("program", "before", "after"), at_once(*SAME[::3], of=SAME, seconds=1))
 def test_a_rung_that_only_saves_time_learns_the_same(program, before, after, cases):
-    first, second = (trained(program, cases[program], **keywords) for keywords in (before, after))
+    first, second = (learn(program, cases[program], **keywords) for keywords in (before, after))
     assert first[0] == pytest.approx(second[0], abs=2e-4)
     for name, weight in first[1].items():
         torch.testing.assert_close(second[1][name], weight, atol=2e-3, rtol=0)
@@ -119,8 +119,8 @@ def test_a_rung_that_only_saves_time_learns_the_same(program, before, after, cas
 
 def test_two_batches_of_four_learn_as_one_of_eight(cases):
     case = cases["tweets"]
-    halves, after_halves = trained("tweets", case, drops=False, workers=0, batch=4, accumulate=2)
-    wholes, after_wholes = trained("tweets", case, drops=False, workers=0, batch=8, accumulate=1)
+    halves, after_halves = learn("tweets", case, drops=False, workers=0, batch=4, accumulate=2)
+    wholes, after_wholes = learn("tweets", case, drops=False, workers=0, batch=8, accumulate=1)
     assert len(halves) == 2 * len(wholes) > 4
     pairs = [(first + second) / 2 for first, second in zip(halves[::2], halves[1::2], strict=True)]
     assert pairs == pytest.approx(wholes, abs=2e-4)  # the log has four digits

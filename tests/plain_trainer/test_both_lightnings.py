@@ -52,7 +52,7 @@ def module_of(package: Any) -> Any:
     return type("Own", (Steps, package.LightningModule), {})()
 
 
-def trained(package: Any, module: Any, folder: Path, *callbacks: Any, **more: Any) -> Tensor:
+def train_by(package: Any, module: Any, folder: Path, *callbacks: Any, **more: Any) -> Tensor:
     settings = {"max_epochs": 2, "accelerator": "cpu", "num_sanity_val_steps": 0}
     trainer = package.Trainer(
         **(QUIET | settings), callbacks=list(callbacks), default_root_dir=folder
@@ -69,7 +69,7 @@ def test_the_parts_serve_a_trainer_of_the_other_package(tmp_path, capsys):
         exact = ExactCheckpoint(folder / "kept")
         loop = FastLoop()
         module = module_of(package)
-        weights[name] = trained(package, module, folder, loop, exact, train_dataloaders=loader())
+        weights[name] = train_by(package, module, folder, loop, exact, train_dataloaders=loader())
         assert exact.latest() == folder / "kept" / "step-20"
         assert [path.name for path in folder.iterdir()] == ["kept"], "Lightning saved beside it"
         assert len(loop.losses.values) == 20, "the fast loop took no steps"
@@ -92,7 +92,7 @@ def test_tasks_and_data_of_flatout_train_in_both_packages_in_one_process(tmp_pat
         L.seed_everything(3, verbose=False)
         data = TextData(sample=HeadlinesConfig(rows=120, eval_rows=40, classes=3), batch_size=32)
         task = Classifier(BiLSTMConfig(embedding=8, hidden=8, dropout=0.0))
-        weights[name] = trained(package, task, tmp_path / name, datamodule=data)
+        weights[name] = train_by(package, task, tmp_path / name, datamodule=data)
     assert torch.equal(weights["lightning"], weights["pytorch_lightning"])
     assert torch.equal(weights["lightning"], weights["lightning again"])
 

@@ -82,7 +82,7 @@ for hook in HOOKS:
     setattr(Notes, hook, lambda self, *arguments, _name=hook: self.note(_name, *arguments))
 
 
-def trained(
+def train_noting(
     folder: Path,
     make: Callable[[], L.LightningModule],
     *,
@@ -111,7 +111,7 @@ def trained(
 @pytest.mark.parametrize("case", at_once(*list(CASES)[::4], of=CASES, seconds=1))
 def test_hooks_logs_outputs_and_weights_are_those_of_a_trainer_without_it(tmp_path, capsys, case):
     make, settings = CASES[case]
-    found = [trained(tmp_path, make, is_fast=is_fast, **settings) for is_fast in (False, True)]
+    found = [train_noting(tmp_path, make, is_fast=is_fast, **settings) for is_fast in (False, True)]
     (theirs, their_module, plain), (ours, our_module, fast) = found
     assert [each[:2] for each in ours.seen] == [each[:2] for each in theirs.seen]
     assert same(ours.seen, theirs.seen, **CLOSE)
@@ -133,7 +133,7 @@ def test_what_no_training_step_may_return_is_refused_in_lightning_s_words(tmp_pa
     messages = []
     for is_fast in (False, True):
         with pytest.raises(Exception, match="training_step") as raised:
-            trained(tmp_path, Odd, is_fast=is_fast)
+            train_noting(tmp_path, Odd, is_fast=is_fast)
         messages.append((raised.type, str(raised.value)))
     assert messages[0] == messages[1]
 
@@ -147,7 +147,7 @@ def test_a_hook_set_on_a_callback_itself_is_called(tmp_path):
                 loss.item()
             )
         }
-        trained(
+        train_noting(
             tmp_path,
             Small,
             is_fast=is_fast,
@@ -222,7 +222,7 @@ def test_a_tuner_finds_what_it_finds_without_it(tmp_path):
 
 
 def test_a_second_training_of_another_module_is_its_own(tmp_path, capsys):
-    _, _, trainer = trained(tmp_path, Small, is_fast=True)
+    _, _, trainer = train_noting(tmp_path, Small, is_fast=True)
     second = StepOfItsOwn()
     trainer.fit_loop.epoch_progress.reset()
     trainer.fit(second, loader(), loader())
@@ -266,7 +266,7 @@ class NotesContexts(L.Callback):
 @pytest.mark.parametrize("profiler", [None, SimpleProfiler])
 def test_only_a_profiler_that_was_asked_for_makes_a_context_for_each_hook(tmp_path, profiler):
     notes = NotesContexts()
-    _, _, trainer = trained(
+    _, _, trainer = train_noting(
         tmp_path, Small, is_fast=True, callbacks=lambda: [notes], profiler=profiler
     )
     assert set(notes.are_own) == {profiler is not None}
@@ -293,7 +293,7 @@ def test_what_a_module_leaves_out_of_ddp_is_the_same_after_training(tmp_path, na
     loop.on_fit_end(trainer, module)
     # DDP reads the list where there is one
     assert hasattr(module, "_ddp_params_and_buffers_to_ignore") == (names is not None)
-    trained(tmp_path, lambda: module, is_fast=True)
+    train_noting(tmp_path, lambda: module, is_fast=True)
     assert vars(module).get("_ddp_params_and_buffers_to_ignore") == names
 
 
@@ -320,7 +320,7 @@ class Copies(L.Callback):
 
 def test_nothing_is_planted_that_cannot_be_pickled(tmp_path):
     copies = Copies()
-    _, module, trainer = trained(tmp_path, Small, is_fast=True, callbacks=lambda: [copies])
+    _, module, trainer = train_noting(tmp_path, Small, is_fast=True, callbacks=lambda: [copies])
     assert copies.copies == 2
     assert pickle.loads(pickle.dumps(trainer)).global_step == trainer.global_step
     assert pickle.loads(pickle.dumps(FastLoop())).skipped == []  # as ddp_spawn does
@@ -347,7 +347,7 @@ class HoldsNothing(L.Callback):
 
 def test_after_a_training_neither_a_batch_nor_its_graph_is_kept(tmp_path):
     holds = HoldsNothing()
-    _, _, trainer = trained(tmp_path, Small, is_fast=True, callbacks=lambda: [holds])
+    _, _, trainer = train_noting(tmp_path, Small, is_fast=True, callbacks=lambda: [holds])
     assert len(holds.batches) == 20
     assert [batch() for batch in holds.batches] == [None] * 20
     assert len(copy.deepcopy(trainer.callbacks)) == len(trainer.callbacks)
@@ -359,7 +359,7 @@ def test_a_training_step_that_answers_none_is_warned_of_in_lightning_s_words(tmp
         Closure.warning_cache.clear()
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            trained(tmp_path, NoneNowAndThen, is_fast=is_fast)
+            train_noting(tmp_path, NoneNowAndThen, is_fast=is_fast)
         words = [str(each.message) for each in warned]
         said.append([each for each in words if "training_step` returned" in each])
     assert len(said[0]) == 1

@@ -48,7 +48,7 @@ JSON = {"Content-Type": "application/json"}
 EVERYTHING = {"tensors": 0, "images": 0, "scalars": 0}
 
 
-def trained(folder: Path, epochs: int = 2, resume: str | None = None):
+def train_headlines(folder: Path, epochs: int = 2, resume: str | None = None):
     return fit(
         TextDataConfig(sample=HeadlinesConfig(rows=300, eval_rows=60, classes=3), batch_size=32),
         BiLSTMConfig(embedding=16, hidden=16),
@@ -72,7 +72,7 @@ def finished(tmp_path_factory):
         patch.setattr(
             our_parts, "write_dashboard", lambda *given: (kept.append(given[-1]), write(*given))
         )
-        result = trained(folder)
+        result = train_headlines(folder)
     return result, kept[0]
 
 
@@ -285,9 +285,9 @@ def test_what_stands_in_a_cell_cannot_leave_it():
 
 @pytest.mark.soak(seconds=3)
 def test_a_run_that_is_gone_on_with_stands_there_once(tmp_path):
-    first = trained(tmp_path, epochs=1)
+    first = train_headlines(tmp_path, epochs=1)
     time.sleep(1.1)  # TensorBoard reads files in the order of the seconds they were begun in
-    again = trained(tmp_path, epochs=2, resume=str(first.folder))
+    again = train_headlines(tmp_path, epochs=2, resume=str(first.folder))
     assert again.folder == first.folder
     assert [
         len(list(again.folder.glob(f"events.*{suffix}"))) for suffix in (".closing", ".hparams")

@@ -36,7 +36,7 @@ OPTIM = OptimConfig(lr=3e-3, eps=1e-3, ema=0.9)
 MODEL = BiLSTMConfig(hidden=8, embedding=8, dropout=0.0)
 
 
-def trained(folder: Path, callback: L.Callback | None = None, **given: Any) -> Result:
+def train_small(folder: Path, callback: L.Callback | None = None, **given: Any) -> Result:
     data = TextDataConfig(sample=HEADLINES, batch_size=32, eval_batch_size=32)
     settings: dict[str, Any] = {"optim": OPTIM, "epochs": 2, "model": MODEL}
     callbacks = {} if callback is None else {"planted": callback}
@@ -66,11 +66,11 @@ def choices(result: Result) -> list[tuple[str, str]]:
 
 @pytest.mark.soak(seconds=4)
 def test_it_is_said_once_and_the_next_run_begins_with_what_fitted(tmp_path, capfd):
-    plain = trained(tmp_path / "plain")
+    plain = train_small(tmp_path / "plain")
     assert choices(plain) == []
     assert plain.summary["training"]["out_of_memory"] == 0
     scarce = Scarce(20, where="backward")
-    first = trained(tmp_path / "first", scarce)
+    first = train_small(tmp_path / "first", scarce)
     assert_same(first, plain)
     assert scarce.fired == [0]
     assert first.summary["training"]["out_of_memory"] == 1
@@ -83,7 +83,7 @@ def test_it_is_said_once_and_the_next_run_begins_with_what_fitted(tmp_path, capf
     (note,) = notes()
     assert f"the next run like this one begins so; delete {note} to try whole batches again" in said
     scarce = Scarce(20, where="backward")
-    second = trained(tmp_path / "second", scarce)
+    second = train_small(tmp_path / "second", scarce)
     assert_same(second, plain)
     assert scarce.fired == []
     assert choices(second) == [("micro-batch", "16 rows of 32")]
@@ -91,10 +91,10 @@ def test_it_is_said_once_and_the_next_run_begins_with_what_fitted(tmp_path, capf
         f"an earlier run like this one ran out of memory; noted in {note}; delete it"
         in capfd.readouterr().out
     )
-    other = trained(tmp_path / "other", model=replace(MODEL, hidden=4))
+    other = train_small(tmp_path / "other", model=replace(MODEL, hidden=4))
     assert choices(other) == []
     note.unlink()
-    assert choices(trained(tmp_path / "anew")) == []
+    assert choices(train_small(tmp_path / "anew")) == []
 
 
 class ScarceValidation(L.Callback):
@@ -118,9 +118,9 @@ class ScarceValidation(L.Callback):
 
 @pytest.mark.soak(seconds=3)
 def test_validation_and_test_give_the_same_metrics_in_pieces(tmp_path):
-    plain = trained(tmp_path / "plain")
+    plain = train_small(tmp_path / "plain")
     scarce = ScarceValidation(9)
-    found = trained(tmp_path / "scarce", scarce)
+    found = train_small(tmp_path / "scarce", scarce)
     assert_same(found, plain)
     assert found.summary["calibration"] == pytest.approx(plain.summary["calibration"], abs=1e-3)
     assert scarce.failed >= 2
@@ -154,13 +154,13 @@ def test_a_resumed_run_is_cut_as_the_one_that_was_not_interrupted(tmp_path, stop
         "checkpoint": CheckpointConfig(every_steps=1),
     }
     steps = range(5, 10**6)
-    whole = trained(tmp_path / "whole", Scarce(20, steps), **given)
+    whole = train_small(tmp_path / "whole", Scarce(20, steps), **given)
     for note in notes():
         note.unlink()
     interrupted = [Scarce(20, steps), Stop(stop)]
     with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "cut", Both(interrupted), **given)
-    found = trained(tmp_path / "cut", Scarce(20, steps), resume=str(tmp_path / "cut"), **given)
+        train_small(tmp_path / "cut", Both(interrupted), **given)
+    found = train_small(tmp_path / "cut", Scarce(20, steps), resume=str(tmp_path / "cut"), **given)
     assert found.summary["training"]["resumed_from"] == stop - 1
     for name, weight in model_weights(whole.folder).items():
         assert torch.equal(model_weights(found.folder)[name], weight)
@@ -193,15 +193,15 @@ class Unmendable(Scarce):
 @pytest.mark.soak(seconds=3)
 def test_what_cannot_be_mended_ends_the_run_and_the_next_one_goes_on_in_pieces(tmp_path):
     given: dict[str, Any] = {"checkpoint": CheckpointConfig(every_steps=1)}
-    plain = trained(tmp_path / "plain", **given)
+    plain = train_small(tmp_path / "plain", **given)
     steps = range(4, 10**6)
     with pytest.raises(
         UserError,
         match=r"memory ran out at step 5 while ranks exchanged gradients .*with resume=auto",
     ):
-        trained(tmp_path / "cut", Unmendable(20, steps, "backward"), **given)
+        train_small(tmp_path / "cut", Unmendable(20, steps, "backward"), **given)
     scarce = Unmendable(20, steps, "backward")
-    found = trained(tmp_path / "cut", scarce, resume=str(tmp_path / "cut"), **given)
+    found = train_small(tmp_path / "cut", scarce, resume=str(tmp_path / "cut"), **given)
     assert scarce.fired == []
     assert choices(found)[-1] == ("micro-batch", "16 rows of 32")
     assert found.summary["training"]["resumed_from"] == 4

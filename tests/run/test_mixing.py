@@ -61,14 +61,14 @@ def rows(count: int, seed: int = 0) -> dict[str, list[str]]:
 TEST = rows(50, seed=1)
 
 
-def trained(folder: Path, model: BiLSTMConfig = SMALL) -> Result:
+def train_mixture(folder: Path, model: BiLSTMConfig = SMALL) -> Result:
     data = TextDataConfig(train=rows(200), test=TEST, cache=str(folder / "cache"))
     return fit(data, model, epochs=1, folder=folder / "run", monitor=QUIET)
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory) -> Result:
-    return trained(tmp_path_factory.mktemp("mixed"))
+    return train_mixture(tmp_path_factory.mktemp("mixed"))
 
 
 def test_few_rows_are_answered_by_both(result):
@@ -89,7 +89,7 @@ def test_counts_alone_answer_with_the_network_where_a_regression_takes_too_long(
         monkeypatch.setattr(mixing, "_LEAST_S_OF_FEW", 0.0)
         monkeypatch.setattr(mixing, "_SHARE", 0.0)
         monkeypatch.setattr(linear, "_TRIED_ROWS", 20)
-    found = trained(tmp_path)
+    found = train_mixture(tmp_path)
     expected = "n-grams: Naive Bayes on them answers with the network (counts"
     assert expected in capsys.readouterr().out
     mixture = found.summary["mixture"]
@@ -104,7 +104,7 @@ def test_a_linear_model_that_would_fill_the_memory_is_left_out_with_a_line(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(linear, "free_bytes", lambda: 1_000_000)
-    found = trained(tmp_path)
+    found = train_mixture(tmp_path)
     expected = r"n-grams: left out: n-grams would take \d+\.\d GB of memory, 0\.0 GB is free"
     assert re.search(expected, capsys.readouterr().out)
     assert not found.summary["mixture"]
@@ -226,7 +226,7 @@ def test_the_linear_part_reads_texts_as_the_linear_model_does(problem, tmp_path)
 
 
 def test_ngrams_off_leaves_the_network_alone(tmp_path):
-    result = trained(tmp_path, replace(SMALL, ngrams="off"))
+    result = train_mixture(tmp_path, replace(SMALL, ngrams="off"))
     assert result.summary["mixture"] is None
     assert not (result.folder / "model" / LINEAR).exists()
     assert torch.isfinite(torch.tensor(result.metrics["test/loss"]))

@@ -236,7 +236,7 @@ def test_a_run_that_always_wants_its_rival_has_it_and_trains_as_without(tmp_path
         "seed": 3,
     }
 
-    def trained(name: str, wanted: bool | str) -> Any:
+    def train_with_rival(name: str, wanted: bool | str) -> Any:
         monitor = MonitorConfig(progress=False, verdict=False, rival=wanted)
         return fit(
             data,
@@ -247,8 +247,8 @@ def test_a_run_that_always_wants_its_rival_has_it_and_trains_as_without(tmp_path
         )
 
     # a tenth of so short a run would be too little
-    with_rival = trained("with", "always")
-    without = trained("without", False)
+    with_rival = train_with_rival("with", "always")
+    without = train_with_rival("without", False)
     assert with_rival.metrics == without.metrics
     assert without.summary["rival"] is None
     written = json.loads((tmp_path / "with" / "summary.json").read_text(encoding="utf-8"))["rival"]

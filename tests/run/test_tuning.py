@@ -46,7 +46,7 @@ ALL_KEPT = {"enabled": True, "gain": 0.99, "compile": False} | QUICK
 """Measured, but so hard to beat that the answers are the settings as they are."""
 
 
-def trained(folder: Path, tune: TuneConfig | str = "off", **settings: Any) -> Result:
+def tune_run(folder: Path, tune: TuneConfig | str = "off", **settings: Any) -> Result:
     given = {
         "data": TextDataConfig(sample=SMALL, batch_size=32),
         "epochs": 1,
@@ -284,8 +284,8 @@ def test_words_that_mean_nothing_are_told(word, told, monkeypatch, capsys, tmp_p
 def test_a_run_whose_answers_are_its_settings_has_the_same_weights_to_the_last_bit(
     tmp_path, capsys
 ):
-    tuned = trained(tmp_path / "tuned", TuneConfig(**ALL_KEPT))
-    plain = trained(tmp_path / "plain")
+    tuned = tune_run(tmp_path / "tuned", TuneConfig(**ALL_KEPT))
+    plain = tune_run(tmp_path / "plain")
     told = capsys.readouterr().out
     assert "tune: measuring in a process apart" in told
     assert " probes in " in told
@@ -305,7 +305,7 @@ def test_a_run_whose_answers_are_its_settings_has_the_same_weights_to_the_last_b
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert tuned.metrics == plain.metrics
 
-    again = trained(tmp_path / "again", TuneConfig(**ALL_KEPT))
+    again = tune_run(tmp_path / "again", TuneConfig(**ALL_KEPT))
     assert "tune: cached (" in capsys.readouterr().out
     assert again.summary["tune"]["cached"]
     assert again.summary["tune"]["values"] == found["values"]
@@ -315,16 +315,16 @@ def test_a_run_whose_answers_are_its_settings_has_the_same_weights_to_the_last_b
     (path,) = (path for path in AnswerStore().folder.glob("*.json"))
     path.write_text("{", encoding="utf-8")
     with pytest.warns(UserWarning, match="is damaged: measured again"):
-        anew = trained(tmp_path / "anew", TuneConfig(**ALL_KEPT))
+        anew = tune_run(tmp_path / "anew", TuneConfig(**ALL_KEPT))
     assert not anew.summary["tune"]["cached"]
 
 
 @pytest.mark.soak(seconds=3)
 def test_a_run_that_is_too_short_is_left_as_it_is(tmp_path, capsys):
-    result = trained(tmp_path, "auto")
+    result = tune_run(tmp_path, "auto")
     assert result.summary["tune"]["values"] == {}
     assert "5% of it is too little to measure anything" in choices(result)["tune"]["why"]
-    trained(tmp_path / "again", "auto")
+    tune_run(tmp_path / "again", "auto")
     assert "tune: cached" in capsys.readouterr().out
 
 
@@ -376,8 +376,8 @@ def test_a_run_that_is_gone_on_with_has_the_answers_it_was_begun_with(
 
 
 def test_a_run_begun_without_it_goes_on_as_it_was(tmp_path, capsys):
-    first = trained(tmp_path / "run")
-    result = trained(tmp_path / "run", TuneConfig(**ALL_KEPT), resume=str(first.folder), epochs=2)
+    first = tune_run(tmp_path / "run")
+    result = tune_run(tmp_path / "run", TuneConfig(**ALL_KEPT), resume=str(first.folder), epochs=2)
     assert "tune: this run began without it and continues without it" in capsys.readouterr().out
     assert result.summary["tune"] is None
 
@@ -435,7 +435,7 @@ def test_bit_strings_and_encoders_are_measured_too(words, capfd):
 
 @pytest.mark.soak(seconds=30)
 def test_two_ranks_share_one_answer(tmp_path):
-    result = trained(
+    result = tune_run(
         tmp_path,
         TuneConfig(**(ALL_KEPT | {"gain": 0.0})),
         trainer={"devices": 2},

@@ -58,7 +58,7 @@ def training_values(values: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if name.startswith("train/")}
 
 
-def trained(
+def train_epoch(
     task: Task, feed: Feed, folder, scarce: Scarce | None = None, loop: FastLoop | None = None
 ) -> tuple[list[Any], torch.Tensor]:
     """What an epoch tells, and the weights at the end."""
@@ -116,7 +116,7 @@ def test_losses_and_weights_are_those_of_a_run_with_memory(
     for where in ("nowhere", "forward", "backward", PLACES[kind]):
         task = classifier(kind, problem, class_weights=weigh)
         scarce = Scarce(3, steps=(1, 2), where=where) if where != "nowhere" else None
-        found.append(trained(task, feed_of(split, rows, accumulate, layout), tmp_path, scarce))
+        found.append(train_epoch(task, feed_of(split, rows, accumulate, layout), tmp_path, scarce))
         if scarce is not None:
             assert set(scarce.fired) == {1}
             assert fast_loop_of(task.trainer).pieces.counts["training"] >= 2
@@ -154,7 +154,7 @@ def test_bit_strings_take_the_same_recombined_texts(tmp_path, accumulate):
         task = bits_task(data)
         scarce = Scarce(5, steps=(1, 2), where=where) if where != "nowhere" else None
         feed = feed_of(data.store.splits["train"], 16, accumulate, BatchLayout.flat)
-        found.append((*trained(task, feed, tmp_path, scarce), task.recombined[0].place))
+        found.append((*train_epoch(task, feed, tmp_path, scarce), task.recombined[0].place))
         assert scarce is None or scarce.fired
     told, weights, place = found[0]
     for others, other_weights, other_place in found[1:]:
@@ -181,7 +181,7 @@ def test_tags_go_with_their_words(make_split, tmp_path):
             total_steps=12,
         )
         scarce = Scarce(3, steps=(1,), where=where) if where != "nowhere" else None
-        found.append(trained(task, feed_of(split, 8, 1, BatchLayout.flat), tmp_path, scarce))
+        found.append(train_epoch(task, feed_of(split, 8, 1, BatchLayout.flat), tmp_path, scarce))
         assert scarce is None or scarce.fired
     for told, weights in found[1:]:
         assert [pytest.approx(each, abs=1e-5) for each in told] == found[0][0]
@@ -194,7 +194,7 @@ def test_a_batch_that_fitted_once_is_cut_no_further(make_split, tmp_path):
     heard: list[tuple[Any, ...]] = []
     loop = FastLoop()
     loop.pieces.report = lambda *told: heard.append(told)
-    trained(task, feed_of(make_split([4] * 24), 12, 1), tmp_path, scarce, loop)
+    train_epoch(task, feed_of(make_split([4] * 24), 12, 1), tmp_path, scarce, loop)
     assert scarce.fired == [0]
     assert loop.pieces.counts["training"] == 2
     assert loop.pieces.num_out_of_memory == 1
@@ -204,7 +204,7 @@ def test_a_batch_that_fitted_once_is_cut_no_further(make_split, tmp_path):
 @pytest.mark.soak(seconds=3)
 def test_a_single_row_that_is_too_much_ends_the_run_with_what_would_help(make_split, tmp_path):
     with pytest.raises(UserError) as caught:
-        trained(
+        train_epoch(
             classifier("bilstm", Problem.single),
             feed_of(make_split([7] * 16), 8, 1),
             tmp_path,
@@ -228,7 +228,7 @@ def test_other_errors_pass_as_they_are(make_split, tmp_path):
 
     task.model.register_forward_hook(fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        trained(task, feed_of(make_split(LENGTHS), 8, 1), tmp_path)
+        train_epoch(task, feed_of(make_split(LENGTHS), 8, 1), tmp_path)
     assert fast_loop_of(task.trainer).pieces.num_out_of_memory == 0
 
 
@@ -246,7 +246,7 @@ def test_nothing_of_the_failed_pass_is_held_when_it_is_repeated(make_split, tmp_
     task.model.register_forward_hook(
         lambda module, inputs, outputs: made.append(weakref.ref(outputs))
     )
-    trained(task, feed_of(make_split([4] * 12), 12, 1), tmp_path, scarce)
+    train_epoch(task, feed_of(make_split([4] * 12), 12, 1), tmp_path, scarce)
     assert scarce.fired == [0]
     assert alive[1] == 0
 
@@ -261,7 +261,7 @@ def test_random_numbers_begin_where_the_step_began(make_split, tmp_path):
         loop = FastLoop()
         loop.pieces.counts["training"] = pieces
         torch.manual_seed(1)
-        weights.append(trained(task, feed_of(split, 12, 1), tmp_path, scarce, loop)[1])
+        weights.append(train_epoch(task, feed_of(split, 12, 1), tmp_path, scarce, loop)[1])
     assert torch.equal(*weights)
     assert bool(weights[0].isfinite().all())
 
@@ -283,7 +283,7 @@ def test_batch_normalisation_notes_each_row_once(tmp_path):
             torch.nn.init.normal_(weight, std=0.1)
         loop = FastLoop()
         loop.pieces.counts["training"] = pieces
-        trained(
+        train_epoch(
             task,
             feed_of(data.store.splits["train"], 16, 1, BatchLayout.flat),
             tmp_path,
@@ -318,15 +318,15 @@ def test_an_optimizer_without_memory_for_its_state_is_tried_once_more(
     monkeypatch.setattr("flatout.engine.optimizer.FusedAdamW", ScarceState)
     monkeypatch.setattr(ScarceState, "lacks", 0)
     split = make_split(LENGTHS)
-    _, expected = trained(classifier("bilstm", Problem.single), feed_of(split, 8, 1), tmp_path)
+    _, expected = train_epoch(classifier("bilstm", Problem.single), feed_of(split, 8, 1), tmp_path)
     monkeypatch.setattr(ScarceState, "lacks", times)
     if times == 1:
         assert torch.equal(
-            trained(classifier("bilstm", Problem.single), feed_of(split, 8, 1), tmp_path)[1],
+            train_epoch(classifier("bilstm", Problem.single), feed_of(split, 8, 1), tmp_path)[1],
             expected,
         )
         return
     with pytest.raises(
         UserError, match=r"memory ran out in the first step of the optimizer.*9\.00 GiB"
     ):
-        trained(classifier("bilstm", Problem.single), feed_of(split, 8, 1), tmp_path)
+        train_epoch(classifier("bilstm", Problem.single), feed_of(split, 8, 1), tmp_path)
