@@ -17,9 +17,9 @@ from flatout.perf.tune.settings import TuneConfig
 from flatout.perf.verdict.confirmation import Confirmed, OverrideConfirmation, keep_confirmation
 from flatout.report.summary import hardware, plain, versions
 from flatout.run.answers import build_question
+from flatout.run.claimed_folders import SETTINGS
 from flatout.run.confirmed import find_confirmed
 from flatout.run.kinds import kind_of
-from flatout.run.run_folder import SETTINGS
 from flatout.run.tuning import list_open_settings, measure_answers
 from flatout.run_log import RunLog
 from tests.perf.tune.planted import SMALL

@@ -20,8 +20,8 @@ from flatout.distributed.signals import requeue_with_slurm
 from flatout.engine import precision
 from flatout.errors import UserError
 from flatout.report.summary import read_summary
+from flatout.run.claimed_folders import LOCK
 from flatout.run.resume import read_same_start
-from flatout.run.run_folder import LOCK
 from tests.composed import only_folder
 from tests.faults.plants import Planted, RaiseAt
 from tests.faults.runs import run_folder, saved_step, train
@@ -247,7 +247,7 @@ def test_a_folder_that_is_no_run_is_told(tmp_path):
 
 
 def test_a_folder_that_another_process_trains_in_is_left_alone(cut_short, monkeypatch):
-    monkeypatch.setattr("flatout.run.run_folder._PATIENCE_S", 0.2)
+    monkeypatch.setattr("flatout.run.claimed_folders._PATIENCE_S", 0.2)
     # a file: NFS shares no locks of folders
     handle = os.open(run_folder(cut_short) / LOCK, os.O_RDWR)
     fcntl.flock(handle, fcntl.LOCK_EX)

@@ -21,13 +21,8 @@ from flatout.config import RunConfig
 from flatout.distributed.ranks import Ranks
 from flatout.errors import RunBroke, UserError
 from flatout.report.summary import read_summary
-from flatout.run.run_folder import (
-    FolderWatch,
-    claim_folder,
-    claim_named_folder,
-    folder_of_one,
-    open_run_folder,
-)
+from flatout.run.claimed_folders import claim_folder, claim_named_folder, folder_of_one
+from flatout.run.run_folder import FolderWatch, open_run_folder
 from tests.composed import run_train
 from tests.params import at_once
 from tests.run_files import read_log
@@ -196,16 +191,18 @@ def test_a_worker_that_the_system_has_ended_is_told_in_one_sentence_with_the_way
     assert read_summary(tmp_path / "killed")["status"] == "failed"
 
 
-HOLDS = (
-    "import sys, time\nfrom pathlib import Path\nfrom flatout.run.run_folder import folder_of_one\n"
-)
-HOLDS += (
-    "with folder_of_one(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(100)\n"
-)
+HOLDS = """
+import sys, time
+from pathlib import Path
+from flatout.run.claimed_folders import folder_of_one
+with folder_of_one(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(100)
+"""
 
 
 def test_the_folder_of_a_process_that_was_killed_is_free_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("flatout.run.run_folder._PATIENCE_S", 0.2)
+    monkeypatch.setattr("flatout.run.claimed_folders._PATIENCE_S", 0.2)
     (tmp_path / "log.txt").touch()
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True

@@ -80,8 +80,7 @@ def _name_answers(files: list[str], folder: Path) -> dict[Path, Path]:
     for file in map(Path, files):
         require_file(file, "FILE")
         is_read = folder.resolve() == file.parent.resolve()
-        reads = f"{folder} holds the files that are read"
-        require(not is_read, "--out", reads, hint=_OTHER_FOLDER)
+        require(not is_read, "--out", f"{folder} holds the files that are read", hint=_OTHER_FOLDER)
         out = folder / (file.name if file.suffix in FORMATS else f"{file.name}.csv")
         require(
             out not in file_of,

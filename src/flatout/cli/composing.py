@@ -210,8 +210,9 @@ def _unreadable_file(hydra_error: _HydraError) -> UserError | None:
     """The mistake of a file that is no YAML, or no settings; None for another error."""
     match hydra_error.kind:
         case "ScannerError" | "ParserError" | "ConstructorError" | "ComposerError" | "ReaderError":
-            one_line = hydra_error.message.replace("\n", " ")
-            return UserError("conf", one_line, hint="The file is not valid YAML.")
+            return UserError(
+                "conf", hydra_error.message.replace("\n", " "), hint="The file is not valid YAML."
+            )
         case "OSError" if "Invalid loaded object type" in hydra_error.message:
             return UserError("conf", "a file holds no keys", hint="Write KEY: VALUE in each line.")
         case "ConfigTypeError":

@@ -57,7 +57,7 @@ from flatout.report.closing import plain_table
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary, versions
 from flatout.run.answers import settable_answers
-from flatout.run.run_folder import OVERRIDES, SETTINGS
+from flatout.run.claimed_folders import OVERRIDES, SETTINGS
 
 ROUNDS = 3
 

@@ -78,9 +78,10 @@ def run(arguments: argparse.Namespace) -> None:
         _run_here(arguments, folder)
         return
     for name in ("rows", "best", "allow_points", "licence"):
-        option = f"--{name.replace('_', '-')}"
         is_given = getattr(arguments, name) is not None
-        require(not is_given, option, "is for --for here alone", hint="Add it.")
+        require(
+            not is_given, f"--{name.replace('_', '-')}", "is for --for here alone", hint="Add it."
+        )
     model = ModelFolder.find(arguments.run)
     settings = model.settings()
     with model.read():

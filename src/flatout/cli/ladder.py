@@ -126,8 +126,8 @@ def climb(
     from flatout.ladder.case import choose_ladder
     from flatout.ladder.closing import closing_lines, ladder_table
     from flatout.ladder.run_ladder import run_ladder
+    from flatout.run.claimed_folders import name_folder
     from flatout.run.job import RunJob
-    from flatout.run.run_folder import name_folder
 
     config.require_ours(
         "ladder",

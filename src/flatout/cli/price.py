@@ -44,9 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    most = f"1 to {_MOST_CARDS:,}"
     is_count = 1 <= arguments.devices <= _MOST_CARDS
-    require(is_count, "--devices", f"{arguments.devices:,}", allowed=most)
+    require(is_count, "--devices", f"{arguments.devices:,}", allowed=f"1 to {_MOST_CARDS:,}")
     if arguments.on is not None:
         require_card(arguments.on)
         print_line(f"on {arguments.on}: by arithmetic from data sheets, not measured there")

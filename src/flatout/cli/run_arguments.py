@@ -40,8 +40,8 @@ from flatout.inference.model_folder import ModelFolder
 from flatout.inference.run_predictor import FileOptions, RunPredictor
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import read_summary
+from flatout.run.claimed_folders import SETTINGS
 from flatout.run.kinds import load_predictor
-from flatout.run.run_folder import SETTINGS
 
 FILES = "csv, tsv, json, jsonl, conll, parquet, arrow, npy or hdf5"
 

@@ -200,8 +200,8 @@ def job(cfg: DictConfig) -> float | None:
         _remove_empty(folder)
     try:
         config = read_config(cfg, overrides)
+        from flatout.run.claimed_folders import claim_folder, claim_named_folder
         from flatout.run.launch import start, start_on_ray
-        from flatout.run.run_folder import claim_folder, claim_named_folder
 
         words = [*conf_words(described.runtime.config_sources), *overrides]
         workers = workers_of_ray(described.launcher)

@@ -24,7 +24,7 @@ from flatout.perf.verdict.confirmation import (
     read_confirmations,
 )
 from flatout.report.summary import hardware, versions
-from flatout.run.run_folder import SETTINGS, newest_runs
+from flatout.run.claimed_folders import SETTINGS, newest_runs
 
 # settings whose choice a run prints, so the reason of a confirmed value is kept for them
 _PRINTED = ("data.feed", "data.batch_size", "precision", "compile")

@@ -18,9 +18,9 @@ from flatout.files import read_modest
 from flatout.masking import mask_words
 from flatout.report.run_report import RunReport
 from flatout.report.summary import read_summary
+from flatout.run.claimed_folders import OVERRIDES
 from flatout.run.closing import Result
 from flatout.run.resume import find_run
-from flatout.run.run_folder import OVERRIDES
 from flatout.run.whose_parts import parts_of
 
 

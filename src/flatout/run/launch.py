@@ -47,12 +47,12 @@ from flatout.errors import (
     write_for_launcher,
 )
 from flatout.report.summary import mark_broken
+from flatout.run.claimed_folders import claim_folder, list_numbered, name_folder
 from flatout.run.closing import Result, finished_result
 from flatout.run.devices import choose_devices
 from flatout.run.kinds import KINDS
 from flatout.run.resume import find_run, unfinished_before
 from flatout.run.run import run
-from flatout.run.run_folder import claim_folder, list_numbered, name_folder
 from flatout.run.spawn import (
     environment_for_ranks,
     explain_failure,

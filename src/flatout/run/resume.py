@@ -31,8 +31,8 @@ from flatout.files import home_expanded, load_yaml, read_modest
 from flatout.masking import mask_words
 from flatout.report.summary import FILE as SUMMARY
 from flatout.report.summary import plain, read_summary
+from flatout.run.claimed_folders import OVERRIDES, SETTINGS, newest_runs, sort_runs
 from flatout.run.context import Run
-from flatout.run.run_folder import OVERRIDES, SETTINGS, newest_runs, sort_runs
 from flatout.run.whose_parts import parts_of
 
 

@@ -21,6 +21,7 @@ from flatout.distributed.ranks import Ranks, end_group
 from flatout.distributed.signals import Signals
 from flatout.engine.graph_choice import require_captures
 from flatout.run.budget import keep_budget
+from flatout.run.claimed_folders import folder_of_one
 from flatout.run.closing import Result, summarise, write_reports, write_verdict
 from flatout.run.context import Run, RunContext
 from flatout.run.evaluation import evaluate, load_best, metric_among
@@ -28,7 +29,7 @@ from flatout.run.fitting import fit_to_end
 from flatout.run.pricing import close_price, expect_end
 from flatout.run.resolve import share_processor
 from flatout.run.resume import find_start
-from flatout.run.run_folder import folder_of_one, open_run_folder
+from flatout.run.run_folder import open_run_folder
 from flatout.run.trainer import build_training
 from flatout.run.whose_parts import parts_of
 
