@@ -10,6 +10,7 @@ import pytest
 
 from tests.composed import run_train
 from tests.hostile import attempts as hostile
+from tests.hostile.json_changes import put
 from tests.params import at_once
 from tests.verbs import verb
 
@@ -148,3 +149,26 @@ def test_weights_of_others_are_refused_in_one_message_and_no_pickle_is_read(
     assert "model.pretrained" in said
     assert "Traceback" not in said
     assert not (folder / "canary").exists()
+
+
+ODD_EXPORTS = {
+    "a longest row that is no number": ("tokenizer_config.json", put("model_max_length", "x")),
+    "a longest row below 0": ("tokenizer_config.json", put("model_max_length", -1)),
+    "padding that the network does not know": ("tokenizer_config.json", put("pad_token", "new")),
+    "a problem that is a list": ("config.json", put("problem_type", [])),
+    "heads below 0": ("config.json", put("num_attention_heads", -1)),
+    "half a character": ("config.json", put("id2label", {"0": "\ud800", "1": "b"})),
+    "names that are numbers": ("config.json", put("architectures", [7])),
+}
+
+
+@pytest.mark.parametrize("name", ODD_EXPORTS)
+def test_an_odd_folder_of_transformers_ends_in_one_sentence(
+    name, encoder_with_code, tmp_path, capsys
+):
+    folder, _ = encoder_with_code(*ODD_EXPORTS[name])
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text\nsome words\n")
+    capsys.readouterr()
+    assert verb("verify", folder, rows) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err

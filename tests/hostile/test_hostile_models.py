@@ -30,6 +30,7 @@ from flatout.models.encoder.transformer import _require_no_code
 from flatout.report.page import as_markdown
 from flatout.run.kinds import load_predictor
 from flatout.tasks.abstention import HeldOutAnswers
+from tests.hostile.json_changes import put
 from tests.params import at_once
 from tests.verbs import verb
 
@@ -53,17 +54,6 @@ def model(models, tmp_path):
         return folder
 
     return changed
-
-
-def put(*keys_and_value):
-    *keys, last, value = keys_and_value
-
-    def change(described):
-        for key in keys:
-            described = described[key]
-        described[last] = value
-
-    return change
 
 
 HOSTILE_MODELS = [
@@ -424,29 +414,6 @@ def test_a_network_of_a_billion_layers_is_refused_as_it_is_built(tmp_path):
     save_file({"weight": torch.ones(1)}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="has fewer layers"):
         ModelFolder(tmp_path)._with_weights(Layers)
-
-
-ODD_EXPORTS = {
-    "a longest row that is no number": ("tokenizer_config.json", put("model_max_length", "x")),
-    "a longest row below 0": ("tokenizer_config.json", put("model_max_length", -1)),
-    "padding that the network does not know": ("tokenizer_config.json", put("pad_token", "new")),
-    "a problem that is a list": ("config.json", put("problem_type", [])),
-    "heads below 0": ("config.json", put("num_attention_heads", -1)),
-    "half a character": ("config.json", put("id2label", {"0": "\ud800", "1": "b"})),
-    "names that are numbers": ("config.json", put("architectures", [7])),
-}
-
-
-@pytest.mark.parametrize("name", ODD_EXPORTS)
-def test_an_odd_folder_of_transformers_ends_in_one_sentence(
-    name, encoder_with_code, tmp_path, capsys
-):
-    folder, _ = encoder_with_code(*ODD_EXPORTS[name])
-    rows = tmp_path / "rows.csv"
-    rows.write_text("text\nsome words\n")
-    capsys.readouterr()
-    assert verb("verify", folder, rows) in (0, 2)
-    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_answers_that_the_disk_refuses_leave_those_of_before(tmp_path):
