@@ -37,7 +37,7 @@ from flatout.run.whose_parts import parts_of
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RunToResume:
     """A run to resume, or a new one."""
 
     folder: Path | None  # None: a new run begins
@@ -45,13 +45,15 @@ class Found:
     is_finished: bool = False  # whether everything it was asked for is done
 
 
-def find_run(config: RunConfig, overrides: Sequence[str], named: Sequence[Path] = ()) -> Found:
+def find_run(
+    config: RunConfig, overrides: Sequence[str], named: Sequence[Path] = ()
+) -> RunToResume:
     """Find the run that `resume` asks for.
 
     `named` are folders that a user names for this run: `auto` then searches them and no others.
     """
     if config.resume is None:
-        return Found(None)
+        return RunToResume(None)
     settings = plain(config)
     if config.resume != "auto":
         folder = home_expanded(config.resume)
@@ -63,18 +65,18 @@ def find_run(config: RunConfig, overrides: Sequence[str], named: Sequence[Path] 
             count = f"none of the {len(runs)} runs" if runs else "no run"
             hint = "; resume=FOLDER resumes one of your choice" if runs else ""
             begun = f"resume: {count} in {searched} was begun by this command"
-            return Found(None, [f"{begun}; a new one begins{hint}"])
+            return RunToResume(None, [f"{begun}; a new one begins{hint}"])
         folder = same[0]
     folder = folder.absolute()
     compares_words = parts_of(config).compares_words
     is_same = not compares_words or _is_same_command(folder, settings, overrides)
     if is_same and read_summary(folder)["status"] == "finished" and _is_all_done(settings, folder):
-        return Found(
+        return RunToResume(
             folder,
             [f"resume: {folder} has finished; there is nothing left to train"],
             is_finished=True,
         )
-    return Found(folder)
+    return RunToResume(folder)
 
 
 def _earlier_runs(config: RunConfig, named: Sequence[Path]) -> list[Path]:
