@@ -22,7 +22,6 @@ from flatout.perf.verdict import experiments, own_tries
 from flatout.report.page import read_curves
 from flatout.report.summary import read_summary
 from flatout.run.job import RunJob
-from flatout.run.own_parts import plain_name
 from tests.composed import only_folder, run_train
 from tests.params import at_once
 from tests.refusals import refused
@@ -453,42 +452,6 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(package, monkeypatch, capsys,
     assert "Traceback" not in said
     is_trained = name in ("a metric that is not logged", *ANSWERS)
     assert is_trained or not list((package / "runs").glob("*/*"))
-
-
-@pytest.mark.parametrize(
-    ("name", "plain"),
-    [
-        *(
-            (name, "loss")
-            for name in ("val_loss", "val/loss", "valid_loss", "validation/loss", "loss")
-        ),
-        ("Val/F1", "F1"),
-        ("value_loss", "value_loss"),
-        ("val", "val"),
-    ],
-)
-def test_a_metric_of_validation_is_known_by_its_plain_name(name, plain):
-    assert plain_name(name, "val") == plain
-
-
-@pytest.mark.parametrize(
-    ("mode", "names"),
-    [
-        (
-            "min",
-            (
-                "val_loss mape val/smape nll test_wer cer cross_entropy rmsle brier ppl bpc rmse"
-                " mae_speed fid"
-            ),
-        ),
-        ("max", "accuracy val_f1 auroc bleu power super_score acc_per_class transfer r2 psnr"),
-    ],
-)
-def test_errors_are_known_by_their_names(mode, names):
-    assert {name: CheckpointConfig().mode_of(name) for name in names.split()} == dict.fromkeys(
-        names.split(), mode
-    )
-    assert CheckpointConfig(mode="max").mode_of("loss") == "max"
 
 
 @pytest.mark.parametrize(

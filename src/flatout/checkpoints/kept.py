@@ -58,12 +58,12 @@ class Best:
         if self.monitor is None:
             return
         logged = trainer.callback_metrics
-        known = ", ".join(logged) or "none"
+        names = ", ".join(logged) or "none"
         require(
             self.monitor in logged,
             "ExactCheckpoint.monitor",
             f"no metric {self.monitor!r} was logged",
-            allowed=known,
+            allowed=names,
             hint=f"Log it in validation_step by self.log({self.monitor!r}, value), or set monitor"
             " to a logged one.",
         )
