@@ -22,6 +22,9 @@ LONGEST_LINE = 100
 MANY_PARAMETERS = 6
 """From so many parameters on, `self` not counted, a function is wide."""
 
+VAGUE_NAMES = frozenset(("each", "found", "what", "place", "own", "kept", "given", "known"))
+"""Names that say nothing. They stay where all their uses lie within three lines."""
+
 _LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -73,6 +76,7 @@ def measure_tree(folder: str | Path) -> TreeFigures:
         _count_lines(path, text, nodes, figures)
         _count_statements(path, nodes, figures)
         _count_functions(path, nodes, figures)
+        _count_vague_names(path, nodes, figures)
     return figures
 
 
@@ -198,3 +202,29 @@ def _count_functions(path: Path, nodes: list[ast.AST], figures: TreeFigures) -> 
                 figures.add_place("getattr with a default", path, node.lineno)
             if node.func.id == "vars":
                 figures.add_place("vars", path, node.lineno)
+
+
+def _count_vague_names(path: Path, nodes: list[ast.AST], figures: TreeFigures) -> None:
+    """Count variables and parameters of such a name; the variable of a comprehension is none."""
+    begins = set[int]()  # a function within a function is walked twice
+    for function in nodes:
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        lines: dict[str, list[int]] = {}
+        bound = set[str]()
+        of_comprehensions = set[int]()
+        for node in ast.walk(function):
+            if isinstance(node, ast.comprehension):
+                of_comprehensions |= {id(target) for target in ast.walk(node.target)}
+            if isinstance(node, ast.arg) and node.arg in VAGUE_NAMES:
+                bound.add(node.arg)
+                lines.setdefault(node.arg, []).append(node.lineno)
+            if isinstance(node, ast.Name) and node.id in VAGUE_NAMES:
+                lines.setdefault(node.id, []).append(node.lineno)
+                if isinstance(node.ctx, ast.Store) and id(node) not in of_comprehensions:
+                    bound.add(node.id)
+        for name in sorted(bound):
+            first_line = min(lines[name])
+            if max(lines[name]) - first_line >= 3 and first_line not in begins:
+                begins.add(first_line)
+                figures.add_place("vague names", path, first_line)

@@ -397,10 +397,10 @@ def out_of_space(
     return UserError(where, problem, hint=hint)
 
 
-def example_columns(count: int, known: Sequence[str] = ("text", "label")) -> str:
+def example_columns(count: int, names: Sequence[str] = ("text", "label")) -> str:
     """A value of data.read.columns that fits a file of so many columns, the known ones first."""
-    others = [f"column{number}" for number in range(len(known) + 1, count + 1)]
-    return f"[{','.join([*known[:count], *others])}]"
+    others = [f"column{number}" for number in range(len(names) + 1, count + 1)]
+    return f"[{','.join([*names[:count], *others])}]"
 
 
 def disk_free(where: Path) -> int | None:

@@ -158,11 +158,11 @@ def _split_words(words: list[str]) -> tuple[str, str, list[str]]:
     return "train" if names_splits else "source", sources[0], settings
 
 
-def read_settings(kind: type[Settings], words: Sequence[str], **given: Any) -> Settings:
+def read_settings(kind: type[Settings], words: Sequence[str], **values: Any) -> Settings:
     """Data settings from words such as `data.clean.leaks=drop`, read by Hydra as for training."""
     try:
         root = OmegaConf.create({"data": OmegaConf.structured(kind)})
-        for name, value in given.items():
+        for name, value in values.items():
             OmegaConf.update(root, f"data.{name}", value)
         quoted_words = [quote_letters(word) for word in words]
         for override in OverridesParser.create().parse_overrides(quoted_words):

@@ -123,11 +123,11 @@ def _refuse_unknown_options(options: FileOptions, predictor: RunPredictor) -> No
         )
 
 
-def _warn_of_inner_folders(place: str) -> None:
+def _warn_of_inner_folders(folder: str) -> None:
     """Say that folders inside a folder of files are left out: their files are easily missed."""
-    inner = [path.name for path in home_expanded(place).glob("[!.]*/") if path.is_dir()]
+    inner = [path.name for path in home_expanded(folder).glob("[!.]*/") if path.is_dir()]
     if inner:
-        print_note(f"{place}: folders in it are not read: {', '.join(inner[:3])}")
+        print_note(f"{folder}: folders in it are not read: {', '.join(inner[:3])}")
 
 
 def _recipe_of_answers(arguments: argparse.Namespace, options: FileOptions) -> dict[str, Any]:

@@ -133,18 +133,19 @@ class FeedingConfig:
             return self.batch_size or self.usual_rows, self.accumulate
         return divided(self.effective_batch, self.batch_size or self.usual_rows, world)
 
-    def taken_shares(self, given: Collection[str]) -> tuple[float, float]:
-        """Shares of the training rows that become validation and test; `given`: splits with rows of
-        their own.
+    def taken_shares(self, named_splits: Collection[str]) -> tuple[float, float]:
+        """Shares of the training rows that become validation and test.
+
+        `named_splits`: splits with rows of their own.
         """
-        validation = 0.0 if "validation" in given else self.validation_share
-        test = 0.0 if {"test", "validation"} & set(given) else self.test_share
+        validation = 0.0 if "validation" in named_splits else self.validation_share
+        test = 0.0 if {"test", "validation"} & set(named_splits) else self.test_share
         return validation, test
 
-    def split_names(self, given: Collection[str]) -> list[str]:
+    def split_names(self, named_splits: Collection[str]) -> list[str]:
         """The splits there will be."""
-        taken = dict(zip(SPLITS[1:], self.taken_shares(given), strict=True))
-        return [split for split in SPLITS if split in given or taken.get(split, 0) > 0]
+        taken = dict(zip(SPLITS[1:], self.taken_shares(named_splits), strict=True))
+        return [split for split in SPLITS if split in named_splits or taken.get(split, 0) > 0]
 
 
 def require_other_files(settings: dict[str, object], source_keys: Sequence[str]) -> None:

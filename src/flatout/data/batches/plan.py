@@ -366,11 +366,11 @@ def _deal_evenly(lengths: Ints, step: Rows, position: Rows, parts: int) -> Rows:
     return part
 
 
-def _deal_in_turns(place: Rows, parts: int) -> Rows:
+def _deal_in_turns(position: Rows, parts: int) -> Rows:
     """The part of each row, dealt like cards: places 0 to 5 in three parts → 0 1 2 2 1 0."""
     # Back and forth: the first part of one turn is the last of the next, so that none gets the
     # longer row each time.
-    turn, seat = np.divmod(place, parts)
+    turn, seat = np.divmod(position, parts)
     return np.where(turn % 2 == 0, seat, parts - 1 - seat)
 
 

@@ -36,10 +36,10 @@ class WordMaker:
     """
 
     def __init__(
-        self, random: np.random.Generator, known: Iterable[str], syllables: Pieces
+        self, random: np.random.Generator, taken_words: Iterable[str], syllables: Pieces
     ) -> None:
         self.random = random
-        self._taken = set(known)
+        self._taken = set(taken_words)
         self._syllables = syllables
 
     def make_words(self, count: int) -> list[str]:

@@ -112,11 +112,11 @@ def _words_for(table: Table, names_of: dict[str, tuple[str, ...]], unclear: Sequ
     return " ".join(f"data.{key}=COLUMN" for key in unclear)
 
 
-def _found(table: Table, known: Sequence[str]) -> tuple[str, ...]:
+def _found(table: Table, usual_names: Sequence[str]) -> tuple[str, ...]:
     """The columns whose names say so; the first of the known names wins over all others."""
     plain = {name: name.strip().lower().replace(" ", "_") for name in table.columns}
-    exact = [name for name, written in plain.items() if written == known[0]]
-    return tuple(exact[:1] or [name for name, written in plain.items() if written in known])
+    exact = [name for name, written in plain.items() if written == usual_names[0]]
+    return tuple(exact[:1] or [name for name, written in plain.items() if written in usual_names])
 
 
 def has_tags(table: Table) -> bool:

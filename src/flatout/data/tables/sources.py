@@ -154,10 +154,10 @@ def format_of(file: Path) -> Format | None:
     return ENDINGS.get(Path(file.name.lower().removesuffix(".gz")).suffix)
 
 
-def _path_of(given: str | Path, where: str) -> Path:
+def _path_of(name: str | Path, where: str) -> Path:
     """The path that is named; for an address, the path of its copy in the cache."""
-    require(bool(str(given)), where, "is empty", hint="Name a file, or leave it out.")
-    return home_expanded(fetch(str(given), where) if is_address(given) else given)
+    require(bool(str(name)), where, "is empty", hint="Name a file, or leave it out.")
+    return home_expanded(fetch(str(name), where) if is_address(name) else name)
 
 
 def _join_files(sources: list[Any], where: str, reading: ReadingConfig) -> Table:

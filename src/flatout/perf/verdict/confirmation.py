@@ -91,11 +91,11 @@ def _interval(values: Mapping[str, Any]) -> SpeedupInterval:
     return SpeedupInterval(float(values["value"]), float(values["low"]), float(values["high"]))
 
 
-def promised_speedup(found: Mapping[str, Any]) -> SpeedupInterval | None:
+def promised_speedup(judged: Mapping[str, Any]) -> SpeedupInterval | None:
     """The speedup that a verdict predicts for its override, with bounds; None if it names none."""
-    if found["predicted_gain"] is None:
+    if judged["predicted_gain"] is None:
         return None
-    return SpeedupInterval(found["predicted_gain"], found["gain_low"], found["gain_high"])
+    return SpeedupInterval(judged["predicted_gain"], judged["gain_low"], judged["gain_high"])
 
 
 def count_steps(evidence: Evidence) -> int:
