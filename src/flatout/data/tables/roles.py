@@ -27,6 +27,7 @@ _LABELS = (
 ).split()
 _TOKENS = ["tokens", "words"]
 _TAGS = ["tags", "ner_tags", "pos_tags", "labels"]
+Columns = dict[str, tuple[str, ...]]  # names of columns by their role: text, label
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,15 @@ def find_roles(
     tags: bool = False,
     is_labelled: bool = True,
 ) -> Roles:
-    """The columns that are named, and those that are found by their names; `is_labelled` false: no
-    column of labels.
+    """The columns that are named, else those whose names say that they hold texts or labels.
+
+    `tags`: texts are lists of words. `is_labelled` false: there is no column of labels.
     """
-    usual_names, spoken = (
-        ((_TOKENS, _TAGS), ("words", "tags")) if tags else ((_TEXTS, _LABELS), ("texts", "labels"))
-    )
+    usual_names = {"text": _TEXTS, "label": _LABELS}
+    spoken = {"text": "texts", "label": "labels"}
+    if tags:
+        usual_names = {"text": _TOKENS, "label": _TAGS}
+        spoken = {"text": "words", "label": "tags"}
     texts = (text,) if isinstance(text, str) else tuple(text or ())
     for key, name in (("text", text), ("label", label)):
         if name == "" and is_labelled:
@@ -67,30 +71,37 @@ def find_roles(
                 allowed=table.listed(),
                 hint=f"Name a column, or leave data.{key} out.",
             )
-    labels = (label,) if label is not None else _found(table, usual_names[1])
-    names_of = {
-        "text": texts[:1] or _found(table, usual_names[0]),
-        "label": labels if is_labelled else ("",),
-    }
+    named = {"text": texts, "label": () if label is None else (label,)}
+    names_of = {key: named[key][:1] or _found(table, names) for key, names in usual_names.items()}
+    if not is_labelled:
+        names_of["label"] = ("",)
     unclear = [key for key, names in names_of.items() if len(names) != 1]
     if not unclear:
         return Roles(texts or names_of["text"], names_of["label"][0], join)
-    for key, names in zip(names_of, usual_names, strict=True):
+    for key, names in usual_names.items():
         of_files = (_found(file, names) for file in table.tables if not names_of[key])
         for name in next(filter(None, of_files), ()):
             who, there = table.lacking(name)
             raise UserError(f"data.{key}", f"no column {name!r} in {who}", allowed=there)
-    roles = " and ".join(word for key, word in zip(names_of, spoken, strict=True) if key in unclear)
+    raise _ask_for_columns(table, named, names_of, {key: spoken[key] for key in unclear})
+
+
+def _ask_for_columns(
+    table: Table, named: Columns, names_of: Columns, unclear: dict[str, str]
+) -> UserError:
+    """The question which column holds the roles in `unclear`, which are none's or several's.
+
+    `named`: what the settings name. `names_of`: that, or what was found.
+    """
     several = [repr(name) for key in unclear for name in names_of[key]]
     choice = f": {' or '.join(several)}" if several else ""
-    question = f"which column of {table.name} holds the {roles}{choice}?"
-    named = {"text": texts, "label": () if label is None else (label,)}
+    question = f"which column of {table.name} holds the {' and '.join(unclear.values())}{choice}?"
     absent = [name for names in named.values() for name in names if name not in table.columns]
     if absent:
         question = f"no column {', '.join(map(repr, absent))}; {question}"
     nearest = [did_you_mean(name, table.columns) for name in absent]
     keys = [key for key in names_of if key in unclear or set(named[key]) & set(absent)]
-    raise UserError(
+    return UserError(
         " and ".join(f"data.{key}" for key in keys),
         question,
         allowed=table.listed(),
@@ -99,7 +110,7 @@ def find_roles(
     )
 
 
-def _words_for(table: Table, names_of: dict[str, tuple[str, ...]], unclear: Sequence[str]) -> str:
+def _words_for(table: Table, names_of: Columns, unclear: Sequence[str]) -> str:
     """The words that settle the columns; a column is named where only one is left for one role."""
     taken = {name for names in names_of.values() for name in names}
     left = [name for name in table.columns if name not in taken]
