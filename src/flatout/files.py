@@ -358,12 +358,7 @@ def require_inside(
         resolved = _resolve(Path(path))
         if any(resolved.is_relative_to(_resolve(folder)) for folder in folders):
             return
-    raise UserError(
-        where,
-        f"{path!r} lies outside of {of}",
-        allowed=str(folders[0]),
-        hint=hint,
-    )
+    raise UserError(where, f"{path!r} lies outside of {of}", allowed=str(folders[0]), hint=hint)
 
 
 def lies_inside(name: str, folder: Path) -> bool:

@@ -29,14 +29,7 @@ from flatout.cli.train import main
 from flatout.cli.typed import require_typed_again
 from flatout.cli.words import is_of_training, key_of, with_secrets_typed
 from flatout.distributed.processes import OUTPUT, warm_start
-from flatout.errors import (
-    EXIT_CODE,
-    RunBroke,
-    UserError,
-    printable,
-    printable_lines,
-    require,
-)
+from flatout.errors import EXIT_CODE, RunBroke, UserError, printable, printable_lines, require
 from flatout.files import load_yaml, read_modest, values_of
 from flatout.perf.measure import apart
 from flatout.perf.measure.intervals import speedup, take_turns

@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import UserError, require
-from flatout.perf.verdict.kept import (
-    KeptVerdict,
-    compare_with,
-    paces_to_compare,
-    read_baseline,
-)
+from flatout.perf.verdict.kept import KeptVerdict, compare_with, paces_to_compare, read_baseline
 from flatout.perf.verdict.watched_script import (
     JudgedTraining,
     ScriptWatch,

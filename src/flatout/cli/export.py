@@ -42,12 +42,7 @@ from flatout.run.run_folder import require_no_link_outside
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "run",
-        metavar="RUN",
-        type=Path,
-        help="folder of a finished run",
-    )
+    add("run", metavar="RUN", type=Path, help="folder of a finished run")
     add("--out", metavar="FOLDER", type=Path, help="folder that is made (default: RUN/export)")
     text = f"write {ONNX}, beside the folder of an encoder; needs flatout[onnx]"
     add("--onnx", action="store_true", help=text)

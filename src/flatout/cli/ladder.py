@@ -129,11 +129,7 @@ def climb(
     from flatout.run.claimed_folders import name_folder
     from flatout.run.job import RunJob
 
-    config.require_ours(
-        "ladder",
-        "there is none for parts of your own",
-        hint="Leave them out.",
-    )
+    config.require_ours("ladder", "there is none for parts of your own", hint="Leave them out.")
     ladder = named or choose_ladder(config.data, config.model, places)
     if named is None:
         print(

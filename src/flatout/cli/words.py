@@ -50,7 +50,7 @@ _NOT_OF_TRAINING = ("output", "name", "resume", "resume_anyway", "allow_targets"
 """Keys dropped when the words of a run are used to train again."""
 # options of Hydra that run code of others: why each is refused, and what to do instead
 _FORBIDDEN_OPTIONS = {
-    "--experimental-rerun": ("reads a pickle", "Type the run's overrides.txt again."),
+    "--experimental-rerun": ("reads a pickle", "Type the run's overrides.txt again.")
 }
 # settings that follow the rows where they are null; `auto` says the same
 _OPEN = ("data.batch_size", "trainer.max_epochs")

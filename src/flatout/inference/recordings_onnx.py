@@ -71,12 +71,7 @@ def export_recordings(predictor: RecordingsRun, folder: Path) -> list[str]:
     save_onnx(module.eval(), module.inputs, module.outputs, free_axes, folder / ONNX)
     write_signature(folder, _signature(predictor, module))
     apart = _compare(predictor, folder / ONNX)
-    require(
-        apart <= MOST_APART,
-        "export",
-        f"{ONNX} answers otherwise, by {apart:.1e}",
-        hint=DEFECT,
-    )
+    require(apart <= MOST_APART, "export", f"{ONNX} answers otherwise, by {apart:.1e}", hint=DEFECT)
     return [
         (
             f"inputs {', '.join(module.inputs)} ({', '.join(predictor.columns)}); outputs"

@@ -23,11 +23,7 @@ from torch import Tensor, nn
 from flatout.data.checks.findings import counted
 from flatout.data.problem import Problem
 from flatout.data.sequences.columns import RecordingRules, dates_of
-from flatout.data.sequences.info import (
-    Scaler,
-    SequenceInfo,
-    SequenceShape,
-)
+from flatout.data.sequences.info import Scaler, SequenceInfo, SequenceShape
 from flatout.data.sequences.recording import Recording, measured_targets
 from flatout.data.sequences.recordings import OTHER_RATE, ReadingNotes, read_recordings
 from flatout.data.sequences.scratch import Scratch, ScratchValues, blocks_of

@@ -118,11 +118,7 @@ def _range_of(shown: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 def _draw_promise(axes: Axes, row: int, rung: Mapping[str, Any]) -> None:
     least, most = rung["factor"]
     bar = axes.barh(
-        row + _PROMISED_AT,
-        math.fabs(most - 1),
-        left=min(1, most),
-        height=0.24,
-        color=_PROMISED,
+        row + _PROMISED_AT, math.fabs(most - 1), left=min(1, most), height=0.24, color=_PROMISED
     )
     axes.plot([least, least], [row + 0.18, row + 0.42], color=MUTED, linewidth=1)
     explain(bar[0], [f"{rung['name']}: promised {rung['promised']}"])

@@ -90,11 +90,7 @@ def add_quotes(quotes: Sequence[Quote]) -> Quote:
 
 
 def quote_of(
-    summary: Mapping[str, Any],
-    price: PriceConfig,
-    *,
-    card: str | None = None,
-    devices: int = 1,
+    summary: Mapping[str, Any], price: PriceConfig, *, card: str | None = None, devices: int = 1
 ) -> Quote:
     """The quote of the run of which `summary` is a short try.
 

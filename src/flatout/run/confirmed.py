@@ -31,14 +31,7 @@ _PRINTED = ("data.feed", "data.batch_size", "precision", "compile")
 # settings that a confirmation may set
 CONFIRMABLE = (*_PRINTED, "data.workers", "data.accumulate")
 # settings below `data` that two runs must share, beside what a resumed run must share
-_DATA_KEYS = (
-    "feed",
-    "workers",
-    "batch_size",
-    "accumulate",
-    "effective_batch",
-    "tokens_per_batch",
-)
+_DATA_KEYS = ("feed", "workers", "batch_size", "accumulate", "effective_batch", "tokens_per_batch")
 
 
 def find_confirmed(

@@ -53,12 +53,7 @@ from flatout.run.devices import choose_devices
 from flatout.run.kinds import KINDS
 from flatout.run.resume import find_run, unfinished_before
 from flatout.run.run import run
-from flatout.run.spawn import (
-    environment_for_ranks,
-    explain_failure,
-    run_on_ranks,
-    take_environment,
-)
+from flatout.run.spawn import environment_for_ranks, explain_failure, run_on_ranks, take_environment
 from flatout.run.whose_parts import parts_of
 from flatout.tasks.task import Task
 from flatout.tasks.task_class import TaskClass

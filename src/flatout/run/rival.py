@@ -65,11 +65,7 @@ class Rival:
 
 
 def find_rival(
-    rival: Rival,
-    data: StoreData[Any, Any],
-    summary: Mapping[str, Any],
-    seconds: float,
-    log: RunLog,
+    rival: Rival, data: StoreData[Any, Any], summary: Mapping[str, Any], seconds: float, log: RunLog
 ) -> dict[str, Any] | None:
     """The section `rival` of `summary.json`, of a rival that is trained now or is in the cache.
 

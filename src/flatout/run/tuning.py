@@ -57,15 +57,7 @@ _BEST_FIRST: dict[str, list[Any]] = {
 }
 _LENGTH_QUANTILES = [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1]
 # settings of the optimizer that matter only where `tune` searches for a learning rate
-_RATE_SETTINGS = (
-    "lr",
-    "warmup",
-    "schedule",
-    "final_lr_share",
-    "max_lr",
-    "base_batch",
-    "scale_lr",
-)
+_RATE_SETTINGS = ("lr", "warmup", "schedule", "final_lr_share", "max_lr", "base_batch", "scale_lr")
 
 
 @dataclass(slots=True)

@@ -64,12 +64,7 @@ class TimeLimits:
 
 
 def run_trials(
-    ask: Ask,
-    slots: Slots,
-    board: Board,
-    *,
-    limits: TimeLimits,
-    judge: Judge | None = None,
+    ask: Ask, slots: Slots, board: Board, *, limits: TimeLimits, judge: Judge | None = None
 ) -> Generator[tuple[Trial, Ending], None, None]:
     """Run the trials that `ask` names, as many at once as there are slots; yields each as it ends.
 

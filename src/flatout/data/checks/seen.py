@@ -102,11 +102,7 @@ class Rules:
             cleaned, lambda item: read_characters(item[2].texts)
         ):
             labels = normalise_labels(
-                clean.labels,
-                clean.rows,
-                findings,
-                problem=self.problem,
-                delimiter=self.delimiter,
+                clean.labels, clean.rows, findings, problem=self.problem, delimiter=self.delimiter
             )
             rows = np.zeros(len(clean.rows), ROW)
             rows["alike"] = characters.alike

@@ -81,14 +81,7 @@ class AttentionKernel(Protocol):
     `is_first`: only first tokens read; then queries and answers are `[B, H, D]`.
     """
 
-    def __call__(
-        self,
-        parts: Parts,
-        rows: Bounds,
-        how: Scores,
-        *,
-        is_first: bool,
-    ) -> Tensor: ...
+    def __call__(self, parts: Parts, rows: Bounds, how: Scores, *, is_first: bool) -> Tensor: ...
 
 
 def pad_heads(size: int, *parts: Tensor) -> list[Tensor]:

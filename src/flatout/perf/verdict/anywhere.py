@@ -184,11 +184,7 @@ class Verdict(JudgingCallback, RunCurves):
             self._leave(f"a verdict needs {needed}, this training had {had}")
             return
         try_own(
-            trainer,
-            self._fetches.loader,
-            evidence,
-            seconds=self.seconds,
-            trained_s=self._trained_s,
+            trainer, self._fetches.loader, evidence, seconds=self.seconds, trained_s=self._trained_s
         )
         self.evidence = evidence
         self.verdict = verdict(evidence, in_python)

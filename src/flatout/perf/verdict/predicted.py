@@ -12,12 +12,7 @@ from dataclasses import dataclass
 
 from flatout.perf.measure.intervals import SpeedupInterval
 from flatout.perf.verdict.evidence import LEAST_GAIN, Evidence
-from flatout.perf.verdict.findings import (
-    VerdictFinding,
-    by_trying,
-    carried_over,
-    waiting_for_reads,
-)
+from flatout.perf.verdict.findings import VerdictFinding, by_trying, carried_over, waiting_for_reads
 from flatout.perf.verdict.rules import waiting
 
 PREDICTED = "predicted from the clock, nothing was raced"

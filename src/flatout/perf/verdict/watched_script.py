@@ -63,10 +63,7 @@ class ScriptWatch(MetaPathFinder):
             yield
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Find a Trainer's module as all others would, and change it after its import."""
         if fullname not in self._changes:
