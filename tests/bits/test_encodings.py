@@ -24,7 +24,7 @@ from flatout.bits.encodings import (
     MinHashEncoder,
     derived_keys,
     keyed_positions,
-    mixed,
+    mix_codes,
     random_stream,
 )
 from flatout.bits.grams import join_fields
@@ -88,7 +88,7 @@ def slow_two_step(text: str, config: EncodingConfig) -> list[int]:
         if pattern:
             codes.append(column << 24 | pattern)
     return sorted(
-        int(number) >> 33 for number in mixed(np.array(codes, dtype=np.uint64), config.secret)
+        int(number) >> 33 for number in mix_codes(np.array(codes, dtype=np.uint64), config.secret)
     )
 
 

@@ -39,7 +39,7 @@ from flatout.data.tokens.subwords import PAIR, Subwords
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
 from flatout.inference.export import export, made_up_rows
-from flatout.inference.forms import exported
+from flatout.inference.forms import predictors_of_folder
 from flatout.inference.model_folder import WEIGHTS
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Outputs, TransformerConfig
@@ -296,7 +296,7 @@ def test_tags_are_exported_token_by_token(tmp_path: Path, family: str) -> None:
         torch.testing.assert_close(
             opened(torch.tensor([row])).logits[0], model(flat_batch([row])), rtol=1e-5, atol=1e-5
         )
-    (form,) = exported(tagger, tmp_path).values()
+    (form,) = predictors_of_folder(tagger, tmp_path).values()
     words = pa.array([["oak", "fern"], ["slate"]])
     assert len(form.tags(words).ids) == 3
     form.ask = lambda given: torch.zeros(len(given["input_ids"]), 3)

@@ -351,7 +351,7 @@ class TwoStepEncoder:
         starts = np.flatnonzero(np.diff(places, prepend=-1))
         patterns = np.add.reduceat(np.int64(1) << hash_row, starts)
         codes = (column[starts] << _MOST_HASHES_TWO_STEP | patterns).astype(np.uint64)
-        numbers = (mixed(codes, self.config.secret) >> np.uint64(33)).astype(np.int32)
+        numbers = (mix_codes(codes, self.config.secret) >> np.uint64(33)).astype(np.int32)
         return sort_distinct(numbers, np.bincount(row[starts], minlength=len(lengths)))
 
 
@@ -401,7 +401,7 @@ def random_stream(secret: str, purpose: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int.from_bytes(seed, "big")))
 
 
-def mixed(values: NDArray[np.uint64], secret: str) -> NDArray[np.uint64]:
+def mix_codes(values: NDArray[np.uint64], secret: str) -> NDArray[np.uint64]:
     """64-bit numbers, each turned into another one by the secret, no two into the same.
 
     They stand for the random numbers of a real encoder. This is no cipher.

@@ -32,10 +32,10 @@ from flatout.engine.precision import Precision
 from flatout.errors import require
 from flatout.inference.forms import (
     Form,
-    exported,
     forms_of_folder,
     forms_of_run,
     is_transformers_folder,
+    predictors_of_folder,
 )
 from flatout.inference.run_predictor import RunPredictor
 from flatout.inference.verify import SplitAnswer, verify, write_certificate
@@ -144,7 +144,7 @@ def _find_forms(
         folders.append(usual)
     exports = dict[str, RunPredictor]()
     for folder in folders:
-        for name, export in exported(predictor, folder).items():
+        for name, export in predictors_of_folder(predictor, folder).items():
             export.held_out = HeldOutAnswers.read(folder)
             export.held_out_errors = HeldOutErrors.read(folder)
             exports[name] = export

@@ -82,7 +82,7 @@ def reverse_rows(predictor: RunPredictor, rows: list[Any]) -> list[Any]:
     return predictor.predict(rows[::-1])[::-1]
 
 
-def mixed(predictor: RunPredictor, rows: list[Any], seed: int = 0) -> list[Any]:
+def answer_mixed_rows(predictor: RunPredictor, rows: list[Any], seed: int = 0) -> list[Any]:
     """In random order, in batches of one row to forty: the neighbours of a row must not matter."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(rows)).tolist()
@@ -97,7 +97,11 @@ def mixed(predictor: RunPredictor, rows: list[Any], seed: int = 0) -> list[Any]:
     return answers_of_rows
 
 
-_ORDERS = {"in batches": together, "in other batches": mixed, "in reversed order": reverse_rows}
+_ORDERS = {
+    "in batches": together,
+    "in other batches": answer_mixed_rows,
+    "in reversed order": reverse_rows,
+}
 
 
 def forms_of_run(
@@ -388,7 +392,7 @@ def _require_own_labels(predictor: Predictor, folder: Path, labels: list[str]) -
     )
 
 
-def exported(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
+def predictors_of_folder(predictor: RunPredictor, folder: Path) -> dict[str, RunPredictor]:
     """Predictors that answer from a folder, as which a run was exported, by name."""
     if folder.is_dir():
         require_ordinary(*folder.iterdir())

@@ -34,10 +34,10 @@ from flatout.errors import UserError, require
 from flatout.inference.forms import (
     FolderPredictor,
     Form,
-    exported,
     forms_of_run,
     has_weights,
     is_transformers_folder,
+    predictors_of_folder,
     together,
 )
 from flatout.inference.linear_part import LINEAR
@@ -230,7 +230,7 @@ def measure_forms(
 def _forms(predictor: Predictor, folder: Path) -> dict[str, tuple[str, Any]]:
     predictors: dict[str, tuple[str, Any]] = {"predict": ("", predictor)}
     names = {ONNX: "onnxruntime fp32", INT8: "onnxruntime int8", STATIC: "onnxruntime static int8"}
-    for place, form in exported(predictor, folder).items():
+    for place, form in predictors_of_folder(predictor, folder).items():
         file = Path(place).name
         if file in names:
             predictors[names[file]] = (file, form)
