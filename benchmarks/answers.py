@@ -46,7 +46,7 @@ from flatout.data.samples.headlines import HeadlinesTable
 from flatout.data.samples.tweets import TweetsTable
 from flatout.engine.precision import bf16_is_native_on_cpu
 from flatout.inference.export import export_encoder, quiet_library
-from flatout.inference.forms import Form, forms_of_run, mixed, texts_of_folder, together
+from flatout.inference.forms import Form, answer_mixed_rows, forms_of_run, texts_of_folder, together
 from flatout.inference.verify import SplitAnswer, Verified, verify
 from flatout.models.textcnn import TextCNNConfig
 
@@ -255,7 +255,7 @@ def _bits_claim(kind: str, run: Path, rows: list[Any], options: Options) -> Clai
         expected = [SplitAnswer.of(answer) for answer in predictor.predict(rows)]
         found: set[int] = set()
         for seed in seeds:
-            others = map(SplitAnswer.of, mixed(predictor, rows, seed))
+            others = map(SplitAnswer.of, answer_mixed_rows(predictor, rows, seed))
             found |= {
                 row
                 for row, pair in enumerate(zip(others, expected, strict=True))

@@ -22,7 +22,7 @@ from flatout import (
     fit,
 )
 from flatout.data.tables.formats.in_memory import table_of
-from flatout.inference.forms import exported
+from flatout.inference.forms import predictors_of_folder
 from flatout.inference.recordings_onnx import stream_onnx
 from flatout.inference.sequences import SequencePredictor
 from flatout.run.kinds import load_predictor
@@ -49,7 +49,7 @@ def test_an_exported_network_answers_as_predict_does_sample_by_sample_and_severa
     assert len(found) in (50, 1, 3)
     np.testing.assert_allclose(found, whole[-len(found) :], atol=1e-5)
     require_rows_at_once(tmp_path / "onnx")
-    (form,) = exported(predictor, tmp_path / "onnx").values()
+    (form,) = predictors_of_folder(predictor, tmp_path / "onnx").values()
     of_file = form.predict([recording.values])[0]
     assert of_file.shape == whole.shape
     np.testing.assert_allclose(of_file, whole, atol=1e-5)

@@ -26,7 +26,7 @@ from flatout.data.batches.flat_batch import FlatBatch, cut_batch, flat_batch
 from flatout.data.texts.settings import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
-from flatout.inference.forms import exported, through_library
+from flatout.inference.forms import predictors_of_folder, through_library
 from flatout.inference.text import Predictor
 from flatout.models.encoder.transformer import Outputs, Transformer
 from flatout.models.encoder.windows import Windows
@@ -262,7 +262,7 @@ def test_a_run_on_windows_learns_predicts_and_exports_text_by_text(
     with pytest.raises(
         UserError, match=r"its tokenizer cuts the texts that the run reads with data\.long=windows"
     ):
-        exported(predictor, tmp_path / "run" / "export")
+        predictors_of_folder(predictor, tmp_path / "run" / "export")
 
 
 def test_an_attention_over_windows_is_learned_kept_and_exported(

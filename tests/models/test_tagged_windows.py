@@ -21,7 +21,7 @@ from flatout.data.tags.data import TagData
 from flatout.data.texts.settings import TextDataConfig
 from flatout.data.tokens.vocabulary import VocabularyConfig, VocabularyKind
 from flatout.errors import UserError
-from flatout.inference.forms import exported, through_library
+from flatout.inference.forms import predictors_of_folder, through_library
 from flatout.inference.tags import TagPredictor, words_of
 from flatout.models.encoder.transformer import Outputs
 from flatout.tasks.tagging import Tagger
@@ -109,7 +109,7 @@ def test_a_run_on_windows_of_tags_answers_every_word_and_scores_as_its_test_did(
     with pytest.raises(
         UserError, match=r"its tokenizer cuts the texts that the run reads with data\.long=windows"
     ):
-        exported(predictor, tmp_path / "run" / "export")
+        predictors_of_folder(predictor, tmp_path / "run" / "export")
 
 
 @pytest.mark.soak(seconds=2)

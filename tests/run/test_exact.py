@@ -25,7 +25,7 @@ from flatout import (
 )
 from flatout.bits.encodings import EncodingConfig
 from flatout.bits.task import GramsConfig
-from flatout.inference.forms import alone, mixed
+from flatout.inference.forms import alone, answer_mixed_rows
 from flatout.inference.verify import SplitAnswer
 from flatout.models.textcnn import TextCNNConfig
 from flatout.tasks.masked_language import MaskedLanguageConfig
@@ -89,7 +89,9 @@ def assert_equal_bits(run: Path | str, rows: list[Any]) -> None:
     predictor = load_predictor(run, exact=True)
     expected = [SplitAnswer.of(answer) for answer in predictor.predict(rows)]
     for seed in range(3):
-        assert [SplitAnswer.of(answer) for answer in mixed(predictor, rows, seed)] == expected
+        assert [
+            SplitAnswer.of(answer) for answer in answer_mixed_rows(predictor, rows, seed)
+        ] == expected
     assert [SplitAnswer.of(answer) for answer in alone(predictor, rows[:9])] == expected[:9]
     assert (note := predictor.notes())
     assert note[0].startswith("exact: ")
