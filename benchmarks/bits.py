@@ -32,7 +32,7 @@ from benchmarks.claim import (
 )
 from benchmarks.spine import bare_step, our_step
 from benchmarks.usual_bits import BATCH, DROPOUT, HIDDEN, UsualLoop, usual_tensors
-from flatout.bits.columns import Form, encoded
+from flatout.bits.columns import Form, encode_table
 from flatout.bits.data import BitData
 from flatout.bits.encodings import EncodingConfig, EncodingKind
 from flatout.bits.grams import LABEL_INDEX, LABELS, join_fields, strip_punctuation
@@ -69,15 +69,9 @@ def claims(options: Options) -> Iterator[Claim]:
 
 def people(rows: int) -> pa.Table:
     """Built-in people with their Bloom filters as texts of 0 and 1."""
-    blocks = encoded(
-        PeopleTable(PeopleConfig(rows=rows)),
-        list(FIELDS),
-        EncodingConfig(),
-        Form.binary,
-        uid="uid",
-        drops_text=False,
-    )
-    return pa.Table.from_batches(blocks)
+    table = PeopleTable(PeopleConfig(rows=rows))
+    blocks = encode_table(table, list(FIELDS), EncodingConfig(), Form.binary)
+    return pa.Table.from_batches([encoded.records for encoded in blocks])
 
 
 def preparing(folder: Path, options: Options) -> Iterator[Claim]:
