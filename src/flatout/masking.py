@@ -5,7 +5,7 @@ is `***-` and four hexadecimal digits, such as `***-9f3c`. The digits follow fro
 so two runs can be compared: another secret is noticed but for one in 65,536. Sixteen bits say
 little to who guesses: among a million guesses some fifteen fit, however many run folders there are.
 (A salt for each run would give more bits away with every run.) A reference such as `${oc.env:NAME}`
-is no secret and stays.
+is no secret and stays. From the 257th secret of a process on, all have one mask, `***-0000`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any
 
 # Of PBKDF2: some 50 ms a guess. Masks are kept in memory, so a run pays once for each secret.
 _ROUNDS = 100_000
 # More of them are no person's: all further ones have one mask, or a text of others takes hours.
-_MOST_SECRETS = 32
+_MOST_SECRETS = 256
 _MASK_OF_MANY = "***-0000"
 _MASKED = re.compile(r"\*\*\*-[0-9a-f]{4}")
 _REFERENCE = re.compile(r"\$\{[\w.:]+\}")
@@ -37,8 +36,10 @@ _IN_MAPPING = re.compile(
     re.IGNORECASE,
 )
 # Texts of others are searched: no expression reads a part of a text once more for each place in it.
-# A part of an address's query: ?sig=abc&expires=3
-_IN_QUERY = re.compile(r"(?<=[?&;#])([\w.-]++)(=)([^&;\s#'\"]+)")
+_WORD = re.compile(r"[^\s'\"]++")
+# The name of a part of an address's query, and its value: ?sig=abc&expires=3
+_QUERY_NAME = re.compile(r"(?<=[?&;#])([\w.-]++)=")
+_QUERY_VALUE = re.compile(r"[^&;\s#'\"]+")
 # Names of such parts that hold a secret, as storage services sign addresses.
 _IS_SECRET_OF_QUERY = re.compile(
     r"token|secret|password|passwd|signature|credential|access_?key|api_?key"
@@ -46,23 +47,23 @@ _IS_SECRET_OF_QUERY = re.compile(
     re.IGNORECASE,
 )
 # The user part ends at the last @ before the path; a key may hold a slash, which a port's number
-# does not precede. It does not reach into the next address.
-_USER = re.compile(
-    r"(?<=://)([^/\s?#'\"]+|[^/\s:@?#'\"]++:(?!\d+[/?#])(?:(?!://)[^\s@'\"])++)(?=@)"
-)
+# does not precede.
+_USER = re.compile(r"(?<=://)([^/\s?#'\"]+|[^/\s:@?#'\"]+:(?!\d+[/?#])[^\s@'\"]+)(?=@)")
+_masks: dict[str, str] = {}  # of the secrets of this process
 
 
-@lru_cache(2 * _MOST_SECRETS)
 def mask(secret: str) -> str:
     """The mask of a secret: `***-9f3c`. A mask, a reference and an empty text stay."""
     is_no_secret = not _REFERENCE.sub("", secret).strip(":'\"") or _MASKED.fullmatch(secret)
     if is_no_secret:
         return secret
-    if mask.cache_info().currsize >= _MOST_SECRETS:
+    if secret not in _masks and len(_masks) >= _MOST_SECRETS:
         return _MASK_OF_MANY
-    secret_bytes = secret.encode("utf-8", "surrogatepass")
-    digest = hashlib.pbkdf2_hmac("sha256", secret_bytes, b"flatout mask", _ROUNDS, dklen=2)
-    return f"***-{digest.hex()}"
+    if secret not in _masks:
+        secret_bytes = secret.encode("utf-8", "surrogatepass")
+        digest = hashlib.pbkdf2_hmac("sha256", secret_bytes, b"flatout mask", _ROUNDS, dklen=2)
+        _masks[secret] = f"***-{digest.hex()}"
+    return _masks[secret]
 
 
 def is_masked(text: str) -> bool:
@@ -74,13 +75,25 @@ def mask_addresses(text: str) -> str:
     """Mask the user parts of addresses in a text, and keys and tokens of their queries."""
     if "://" not in text:
         return text
-    text = _USER.sub(lambda user: mask(user[1]), text)
-    return _IN_QUERY.sub(_mask_in_query, text)
+    return _mask_queries(_WORD.sub(_mask_users, text))
 
 
-def _mask_in_query(part: re.Match[str]) -> str:
-    name, equals, value = part.groups()
-    return name + equals + (mask(value) if _IS_SECRET_OF_QUERY.search(name) else value)
+def _mask_users(word: re.Match[str]) -> str:
+    # behind the last @ there is no user part: it is not searched
+    before, at, rest = word[0].rpartition("@")
+    return _USER.sub(lambda user: mask(user[1]), before + at) + rest
+
+
+def _mask_queries(text: str) -> str:
+    """Mask the values behind secret names. A value may hold a query, such as `?next=…?token=`."""
+    pieces = []
+    end = 0
+    for name in _QUERY_NAME.finditer(text):
+        value = _QUERY_VALUE.match(text, name.end())
+        if name.start() >= end and value and _IS_SECRET_OF_QUERY.search(name[1]):
+            pieces += [text[end : name.end()], mask(value[0])]
+            end = value.end()
+    return "".join([*pieces, text[end:]])
 
 
 def mask_settings(value: object, key: str = "") -> Any:

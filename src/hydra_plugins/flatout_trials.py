@@ -361,14 +361,16 @@ def _fixed_and_searched(
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
     # later words win over earlier ones
     last = {override.get_key_element(): override for override in parsed}
-    space = {key: _part(override) for key, override in last.items() if override.is_sweep_override()}
+    space = {
+        key: part_of(override) for key, override in last.items() if override.is_sweep_override()
+    }
     fixed = [
         f"{key}={each.get_value_element_as_str()}" for key, each in last.items() if key not in space
     ]
     return fixed, space
 
 
-def _part(override: Override) -> Part:
+def part_of(override: Override) -> Part:
     """The values of a setting in our words.
 
     choice(64,128) → listed 64, 128    interval(0,1) → 0 to 1    range(1,9,2) → 1, 3, 5, 7

@@ -59,3 +59,19 @@ def test_several_runs_are_a_table_with_their_sum_and_a_card_is_marked(capsys):
     printed = capsys.readouterr().out
     assert printed.startswith("on l4: by arithmetic from data sheets, not measured there")
     assert "(data sheet)" in printed
+
+
+@pytest.mark.soak(seconds=60)
+def test_the_trials_of_a_sweep_are_priced_with_and_without_pruning(capsys):
+    words = ("model.filters=choice(8,16)", "optim.lr=tag(log,interval(1e-3,1e-2))", "trials=10")
+    assert verb("price", *SMALL, "trainer.max_epochs=9", *words, "confirm=1") == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    tried = [line for line in lines if line.startswith("model.filters=")]
+    assert 1 <= len(tried) <= 3
+    assert any(line.startswith("all 10 trials, trained to their end") for line in lines)
+    assert "pruned by asha, which leaves some" in "".join(lines)
+
+
+def test_a_sweep_that_searches_nothing_has_no_price(capsys):
+    assert verb("price", *SMALL, "trials=10") == 2
+    assert capsys.readouterr().err.startswith("sweep: searches nothing.")

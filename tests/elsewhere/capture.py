@@ -2,7 +2,8 @@
 plain numbers, and computed again into the same tensors.
 
 While it records, it refuses what a CUDA graph refuses: reads of the device, copies from the host,
-locked pages, and the random state. Afterwards it refuses a replay whose weights lie elsewhere.
+locked pages, the random state, and events of a clock. Afterwards it refuses a replay whose weights
+lie elsewhere.
 """
 
 from __future__ import annotations
@@ -165,15 +166,19 @@ class ElsewhereCapture:
 
 @contextmanager
 def refusing_the_host() -> Iterator[None]:
-    """What no operator shows: locked pages and the random state."""
+    """What no operator shows: locked pages, the random state, and events of a clock."""
 
     def refuse_call(*unused: Any, **named: Any) -> Any:
-        raise CaptureError("page-locked memory or the random state is asked for while capturing")
+        raise CaptureError(
+            "page-locked memory, the random state or an event is asked for while capturing"
+        )
 
     with (
         mock.patch.object(Tensor, "pin_memory", refuse_call),
         mock.patch.object(torch, "get_rng_state", refuse_call),
         mock.patch.object(torch, "set_rng_state", refuse_call),
+        mock.patch.object(torch.cuda.Event, "record", refuse_call),
+        mock.patch.object(torch.cuda.Stream, "record_event", refuse_call),
     ):
         yield
 

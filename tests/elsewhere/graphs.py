@@ -485,6 +485,22 @@ def _read_the_device() -> dict[str, Any]:
         return vars(train("textcnn", "on")) | {"weights": None}
 
 
+def _record_an_event() -> dict[str, Any]:
+    """An event of a clock is recorded within the step."""
+
+    def loss(self: Classifier, outputs: Tensor, batch: FlatBatch) -> Tensor:
+        record: Any = torch.cuda.Event.record
+        record(None)
+        return plain_loss(self, outputs, batch)
+
+    plain_loss = Classifier.loss
+    with (
+        mock.patch.object(torch.cuda.Event, "record"),  # none can be made without a card
+        mock.patch.object(Classifier, "loss", loss),
+    ):
+        return vars(train("textcnn", "on")) | {"weights": None}
+
+
 def _forget_a_counter() -> dict[str, Any]:
     """The steps of a replay are not counted."""
 
@@ -533,6 +549,7 @@ PLANTED: dict[str, Callable[[], dict[str, Any]]] = {
     "old offsets": _keep_old_offsets,
     "another weight": _exchange_a_weight,
     "a read of the device": _read_the_device,
+    "an event of a clock": _record_an_event,
     "a forgotten counter": _forget_a_counter,
     "repeated random numbers": _repeat_random_numbers,
     "no memory for a capture": _run_out_of_memory,

@@ -158,6 +158,12 @@ def test_a_step_that_reads_the_device_stays_plain_with_the_reason(planted):
     assert "its capture failed (_local_scalar_dense while capturing" in found["summary"]
 
 
+def test_a_step_that_records_an_event_stays_plain_with_the_reason(planted):
+    found = planted["an event of a clock"]
+    assert found["replayed"] == 0
+    assert "or an event is asked for while capturing" in found["summary"]
+
+
 def test_steps_that_are_not_counted_are_found(planted):
     assert planted["a forgotten counter"]["steps"] < 24
 

@@ -84,7 +84,7 @@ def test_nothing_is_captured_shortly_before_a_thaw() -> None:
     [
         (1.0, 200, ""),  # 500 steps follow the last thaw
         (5.0, 200, ""),  # 250 steps lie between two thaws
-        (5.9, 300, "layers thaw every 295 steps, and captures pay from 300 steps on"),
+        (5.9, 300, "layers thaw every 295 steps, and steps are captured from 300 on"),
     ],
 )
 def test_a_training_whose_thaws_lie_too_close_is_left_plain_with_the_reason(

@@ -424,3 +424,11 @@ def test_a_data_set_of_an_odd_type_is_read_or_refused_in_one_sentence(kind, tmp_
         file.create_dataset("x", shape=(2,), dtype=kind)
     with pytest.raises(UserError, match=r"a\.h5"):
         list(open_source(tmp_path / "a.h5", where="data.source").blocks(["x"]))
+
+
+@pytest.mark.parametrize("name", ["environ", "cmdline"])
+def test_what_the_kernel_shows_of_this_process_is_no_text_of_a_folder(name, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "one.txt").symlink_to(f"/proc/self/{name}")
+    with pytest.raises(UserError, match="a file of the kernel"):
+        list(open_source(tmp_path, where="data.source").blocks(["text"]))

@@ -276,6 +276,12 @@ def ids_above_the_network(described):
     described["tokenizer"] = json.dumps(core)
 
 
+BYTES = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": False,
+}
 DOUBLES = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 ODD_TOKENIZERS = {
     "that panics as it opens": tokenizer_with(
@@ -289,6 +295,9 @@ ODD_TOKENIZERS = {
     "that opens rows by an unknown id": put("frame", "opening", [5000]),
     "whose rules double a text 34 times": tokenizer_with(
         "normalizer", {"type": "Sequence", "normalizers": [DOUBLES] * 34}
+    ),
+    "whose rules write out bytes ten times": tokenizer_with(
+        "pre_tokenizer", {"type": "Sequence", "pretokenizers": [BYTES] * 10}
     ),
     "with a file of no text": put("files", {"vocab.txt": 5}),
     "with half a character in a file": put("files", {"vocab.txt": "\ud800"}),

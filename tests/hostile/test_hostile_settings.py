@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from huggingface_hub import constants
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
 
@@ -26,7 +27,7 @@ from flatout.cli.typed import (
     is_named_like_a_setting,
     secret_keys,
 )
-from flatout.cli.words import require_folders
+from flatout.cli.words import refuse_forbidden_options, require_folders
 from flatout.config import RunConfig
 from flatout.data.tables.hub import from_hub
 from flatout.data.tables.reading import ReadingConfig
@@ -465,9 +466,7 @@ def test_a_form_of_messages_in_a_file_is_checked_and_looks_into_nothing(key, val
     assert f"formatters.s.{key}: {value!r}" in said_of({"hydra": {"job_logging": logging}})
 
 
-@pytest.mark.parametrize(
-    "place", ["pkg://evil", "structured://evil", "Structured://evil", "x:evil"]
-)
+@pytest.mark.parametrize("place", ["pkg://evil", "structured://evil", "Structured://evil"])
 def test_a_place_of_settings_is_a_folder_and_no_module_to_import(place):
     for written in (place, f"['file:///a', '{place}']"):
         with pytest.raises(UserError, match="names a package"):
@@ -475,7 +474,10 @@ def test_a_place_of_settings_is_a_folder_and_no_module_to_import(place):
 
 
 def test_folders_of_settings_may_be_anywhere():
-    require_folders("hydra.searchpath", "['file:///a/b', 'conf', '/c', None, '../d:e']")
+    require_folders("hydra.searchpath", "['file:///a/b', 'conf', '/c', None, '/run at 12:30/d:e']")
+    refuse_forbidden_options(["--config-path=/my/conf", "data.source=s3://b/x.csv"])
+    with pytest.raises(UserError, match="names a package"):
+        refuse_forbidden_options(["--config-path", "structured://evil"])
 
 
 def test_lists_of_defaults_that_name_the_next_one_twice_are_ended_by_their_number(
@@ -588,6 +590,8 @@ def test_a_folder_with_a_part_behind_a_colon_is_no_name_of_the_hub(tmp_path, mon
             '{"model_type": "llava", "vision_config": {"backbone": "of/others"}}',
             "names a backbone to fetch",
         ),
+        ("config.json", '{"model_type": "timm_wrapper"}', "names a backbone to fetch"),
+        ("config.json", '{"model_type": "detr", "zz": ' + "9" * 400 + "}", "400 digits"),
     ],
 )
 def test_a_folder_of_an_encoder_that_names_more_to_load_is_refused(file, content, said, tmp_path):
@@ -597,7 +601,22 @@ def test_a_folder_of_an_encoder_that_names_more_to_load_is_refused(file, content
         TransformerConfig(pretrained=str(tmp_path)).read_description()
 
 
+def test_a_model_s_folder_here_is_opened_without_asking_for_any_server(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("socket.getaddrinfo", lambda *words, **named: asked.append(words))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert TransformerConfig(pretrained=str(tmp_path)).read_description().model_type == "bert"
+    assert asked == []
+    assert not constants.HF_HUB_OFFLINE
+
+
 @pytest.mark.parametrize("name", ["csv:default", "text", "json:x"])
 def test_a_form_of_files_is_no_name_of_the_hub(name):
     with pytest.raises(UserError, match="is a form of files"):
         from_hub(name, "data.source")
+
+
+def test_a_file_that_is_missing_is_no_form_of_files():
+    with pytest.raises(UserError, match="no file or folder rows"):
+        from_hub("rows.v2", "data.source")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from flatout.models.casts import autocast_dtype, cast_in_pass, cast_weights, share_cast
+from flatout.models.encoder import network
 from flatout.models.encoder.layers import FlatLayer, groups_to_cast
 from flatout.models.encoder.lora import LoraConfig
 from flatout.models.encoder.transformer import Transformer
@@ -69,7 +71,7 @@ def test_layers_whose_weights_are_cast_at_once_answer_as_under_autocast() -> Non
 
 def groups_of(model: Transformer) -> list[list[nn.Linear]]:
     layers = cast("list[FlatLayer]", model.in_order())
-    return groups_to_cast(model.net, layers, are_first=model.is_narrow, are_compiled=False)
+    return groups_to_cast(model.net, layers, first=0, are_first=model.is_narrow, are_compiled=False)
 
 
 def trained_once(model: Transformer, groups: list[list[nn.Linear]]) -> dict[str, Tensor]:
@@ -113,8 +115,49 @@ def test_layers_that_are_called_twice_or_compute_their_weights_cast_their_own() 
     assert groups_of(built("bert", lora=LoraConfig(rank=2))) == []
     model = built("bert")
     assert len(groups_of(model)) == 15  # of the last layer, queries and the others apart
-    prune.identity(model.net.classifier, "weight")
-    assert len(groups_of(model)) == 14
+
+
+def passed(model: Transformer, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Answers and gradients of a pass of the model, which may cast in this format."""
+    with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
+        patch.setattr(network, "dtype_of_pass", lambda module, device: dtype)
+        outputs = model(batch_of([2, 3, 9, 21, 21]))
+    assert not model._joined
+    return {"answers": outputs.detach(), **gradients(model, outputs)}
+
+
+def prune_the_head(model: Transformer) -> None:
+    prune.l1_unstructured(model.net.classifier, "weight", amount=0.5)
+
+
+def freeze_a_key(model: Transformer) -> None:
+    model.net.get_parameter("bert.encoder.layer.0.attention.self.key.weight").requires_grad_(False)
+
+
+def train_biases_alone(model: Transformer) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith("bias"))
+
+
+def replace_a_value(model: Transformer) -> None:
+    attention = model.net.get_submodule("bert.encoder.layer.0.attention.self")
+    attention.value = nn.Linear(attention.value.in_features, attention.value.out_features)
+
+
+@pytest.mark.parametrize(
+    "change", [prune_the_head, freeze_a_key, train_biases_alone, replace_a_value]
+)
+def test_what_changes_between_two_passes_is_seen_by_the_next_one(
+    change: Callable[[Transformer], None],
+) -> None:
+    model = built("bert")
+    passed(model, torch.bfloat16)
+    torch.manual_seed(3)
+    change(model)
+    plain = passed(model, None)
+    at_once = passed(model, torch.bfloat16)
+    assert list(plain) == list(at_once)
+    assert all(torch.equal(plain[name], at_once[name]) for name in plain)
 
 
 def test_a_pass_that_fails_leaves_the_weights_in_their_places() -> None:

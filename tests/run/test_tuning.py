@@ -227,7 +227,7 @@ def test_answers_are_taken_again_until_the_time_would_find_more(tmp_path):
     assert is_outdated(compiled, asked(planned_steps=400), store)
     cut = Answers(step_s=0.1, planned_steps=1000, allowed_s=5.0, is_complete=False)
     assert not is_outdated(cut, asked(), store)
-    assert is_outdated(cut, asked(planned_steps=3000, kept={"compile": ""}), store)
+    assert is_outdated(cut, asked(planned_steps=3000, settled={"compile": ""}), store)
     assert is_outdated(cut, asked(counts_time=False), store)
     MicroBatches(tmp_path, {}).note("training rows", Limit(32), "k")
     assert not is_outdated(known, asked(), store)

@@ -73,7 +73,7 @@ _LOGGING_TEXTS = (
     "${hydra.runtime.output_dir}/${hydra.job.name}.log",
 )
 _MOST_TRIALS = 100_000
-_LEVELS = ("INFO", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL")
+_LEVELS_OF_ALL = ("DEBUG", "NOTSET", "0", "10")
 # of a form of messages: what a file may say of how it is filled in, and checked
 _FORMS = {"style": "%", "validate": True}
 
@@ -179,8 +179,9 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     del composed["hydra"]
     check_values_of_hydra(plain, overrides, secret_keys(composed, overrides))
     check_values(composed, overrides)
-    _require_few_trials(plain["sweeper"].get("params") or {})
     _check_plugins(cfg, allowed_targets(cfg, overrides))
+    if str(plain["sweeper"].get("_target_")).endswith(".BasicSweeper"):  # others search a space
+        _require_few_trials(plain["sweeper"].get("params") or {})
     # submitit runs these in a shell
     for name in ("setup", "additional_parameters", "srun_args", "python"):
         _require_typed_parts(f"hydra.launcher.{name}", plain["launcher"].get(name), overrides)
@@ -207,6 +208,8 @@ def _require_few_trials(params: Mapping[str, object]) -> None:
     for override in OverridesParser.create().parse_overrides(words):
         values = override.value()
         if isinstance(values, RangeSweep):
+            key = f"hydra.sweeper.params.{override.get_key_element()}"
+            require(values.step != 0, key, "a range of steps of 0", allowed="another step")
             trials *= abs(float(values.stop or 0) - float(values.start or 0)) / abs(values.step)
         elif isinstance(values, ChoiceSweep):
             trials *= len(values.list)
@@ -390,18 +393,21 @@ def _require_no_secret_in_clear(cfg: DictConfig, overrides: Sequence[str]) -> No
         hint="Leave it out, or type it on the command line.",
     )
     # at this level Hydra prints all settings
-    levels = [
-        value
-        for where, value in nodes(_resolved(cfg, "hydra.hydra_logging"), "")
-        if where.endswith("level")
-    ]
-    prints_all = bool(_value(cfg, "hydra.verbose")) or not {*map(str, levels)} <= {*_LEVELS}
-    require(
-        not prints_all or _is_typed("hydra.verbose", overrides),
-        "hydra.verbose",
-        "logging in a file would show your secrets",
-        hint="Leave it out, or type it on the command line.",
-    )
+    logging: Any = _resolved(cfg, "hydra.hydra_logging") or {}
+    loggers = logging.get("loggers") or {}
+    of_hydra = [part for name, part in loggers.items() if str(name).partition(".")[0] == "hydra"]
+    levels = [part["level"] for part in (logging.get("root") or {}, *of_hydra) if "level" in part]
+    prints_all = any(str(level).upper() in _LEVELS_OF_ALL for level in levels)
+    for key, is_refused in (
+        ("hydra.verbose", bool(_value(cfg, "hydra.verbose"))),
+        ("hydra/hydra_logging", prints_all),
+    ):
+        require(
+            not is_refused or _is_typed(key, overrides),
+            key,
+            "logging in a file would show your secrets",
+            hint="Leave it out of the file, or type it on the command line.",
+        )
     words = _value(cfg, "hydra.job.override_dirname")
     for key in ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir"):
         value = _value(cfg, key)

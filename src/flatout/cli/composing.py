@@ -163,9 +163,8 @@ def explain(error: BaseException) -> UserError | None:
             "UnsupportedInterpolationType",
             "GrammarParseError",
         ):
-            reason = hydra_error.message.splitlines()[
-                0
-            ]  # of the grammar: it quotes what was written
+            # of the grammar: it quotes what was written
+            reason = hydra_error.message.splitlines()[0]
             if hydra_error.kind != "GrammarParseError":
                 reason = without_value(hydra_error.message)
             return UserError(hydra_error.key or "conf", reason, hint="Write the value itself.")

@@ -107,7 +107,7 @@ def _report(trainings: list[JudgedTraining], arguments: argparse.Namespace) -> K
         about = f"{longest.seconds:.0f} s"
         print_line(
             f"doctor: {len(trainings)} trainings in {script}; the verdict is of number {number},"
-            f" the longest ({about})"
+            f" the longest{' with a verdict' if with_verdict else ''} ({about})"
         )
         # of a single training it has just been printed
         print_line(

@@ -17,13 +17,15 @@ from rich.console import Console
 from rich.text import Text
 
 from flatout.cli.train import add_words, start_measuring
-from flatout.cli.words import translate_word
+from flatout.cli.words import SHORT, expand_sweep_word, key_of, translate_word
 from flatout.distributed.processes import warm_start
 from flatout.errors import require
 from flatout.price.cards import CARDS, require_card
 from flatout.run_log import print_line
 
 _MOST_CARDS = 100_000
+_OF_A_SWEEP = {"sweep", "hydra/sweeper", *SHORT} - {"on"}
+_TRIALS_TRIED = 3
 
 if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.config import RunConfig
@@ -34,6 +36,7 @@ if TYPE_CHECKING:  # heavy modules are imported after the command line is read
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [+experiment=NAME] [key=value ...] [key=value,value ...]"
+    parser.epilog = "The words of a sweep, such as +sweep=NAME trials=20, price all of its trials."
     add_words(parser)
     parser.add_argument(
         "--on",
@@ -50,7 +53,11 @@ def run(arguments: argparse.Namespace) -> None:
         require_card(arguments.on)
         print_line(f"on {arguments.on}: by arithmetic from data sheets, not measured there")
     warm_start()  # it imports beside us what the tries will need
-    choices = read_choices([word for word in arguments.words if word not in ("-m", "--multirun")])
+    typed = [word for word in arguments.words if word not in ("-m", "--multirun")]
+    if any(key_of(word) in _OF_A_SWEEP for word in typed):
+        price_sweep(typed, arguments.on, arguments.devices)
+        return
+    choices = read_choices(typed)
     varied = [choice for choice in choices if len(choice) > 1]
     quotes: list[tuple[str, Quote]] = []
     shown: set[str] = set()  # data whose rival is printed
@@ -69,6 +76,61 @@ def run(arguments: argparse.Namespace) -> None:
         print_table(quotes)
     else:
         print_lines(quotes[0][1].lines())
+
+
+def price_sweep(words: Sequence[str], card: str | None, devices: int) -> None:
+    """Price some trials of a sweep, and print what all of them take, pruned as it says."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    from flatout.price.quote import add_quotes, scaled
+    from flatout.price.sweeps import draw_trials, share_trained
+    from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
+    from flatout.sweep.space import grid
+    from flatout.sweep.space import words as words_of
+    from hydra_plugins.flatout_trials import part_of
+
+    typed = [translate_word(expand_sweep_word(word)) for word in words]
+    parsed = OverridesParser.create().parse_overrides(typed)
+    searched = [override for override in parsed if override.is_sweep_override()]
+    fixed = ["hydra/sweeper=flatout"]
+    fixed += [
+        word for word, override in zip(typed, parsed, strict=True) if override not in searched
+    ]
+    sweepers: list[SweeperSettings] = []
+
+    def keep(config: RunConfig, overrides: Sequence[str]) -> None:
+        sweepers.append(SweeperSettings(**HydraConfig.get().sweeper))
+
+    start_measuring(fixed, keep)
+    search = sweepers[0]
+    # settings of the `space` in a file, then those of the command line, which win
+    written = [f"{key}={value}" for key, value in search.space.items()]
+    listed = [*OverridesParser.create().parse_overrides(written), *searched]
+    space = {override.get_key_element(): part_of(override) for override in listed}
+    require(bool(space), "sweep", "searches nothing", hint="Write key=choice(…) or +sweep=NAME.")
+    trials = len(grid(space)) if search.sampler == Sampler.grid else search.trials
+    quotes: list[tuple[str, Quote]] = []
+    shown: set[str] = set()
+
+    def measure(config: RunConfig, overrides: Sequence[str]) -> None:
+        quotes.append((name, quote_run(config, shown, card, devices)))
+
+    for chosen in draw_trials(space, min(_TRIALS_TRIED, trials), search.seed):
+        name = " ".join(words_of(chosen))
+        start_measuring([*fixed, *words_of(chosen)], measure)
+    tried = [quote for _, quote in quotes]
+    part = 1 / len(tried)
+    one = scaled(add_quotes(tried), part, part, part)
+    share = share_trained(Pruner(search.pruner), tried[0].validations, trials)
+    shares = (share.median, share.least, share.most)
+    median, least, most = (trials * trained + search.confirm for trained in shares)
+    sums = [(f"all {trials} trials, trained to their end", scaled(one, trials, trials, trials))]
+    if share.median < 1 or search.confirm:
+        how = f"pruned by {search.pruner}, which leaves some {share.median:.0%}"
+        confirmed = f", and {search.confirm} confirming runs" if search.confirm else ""
+        sums.append((f"{how}{confirmed}", scaled(one, median, least, most)))
+    print_table(quotes, sums)
 
 
 def read_choices(words: Sequence[str]) -> list[list[str]]:
@@ -160,15 +222,19 @@ def print_lines(lines: Sequence[tuple[str, str]]) -> None:
     Console(highlight=False).print(table)
 
 
-def print_table(quotes: Sequence[tuple[str, Quote]]) -> None:
-    """A row for each run, the cheapest first, and their sum."""
+def print_table(
+    quotes: Sequence[tuple[str, Quote]], sums: Sequence[tuple[str, Quote]] = ()
+) -> None:
+    """A row for each run, the cheapest first, and their sum, or the sums that are given."""
     from flatout.price.quote import add_quotes
     from flatout.report.closing import plain_table
 
     table = plain_table("settings", "time", "memory", "kWh", "money", title="cheapest first")
     for name, quote in sorted(quotes, key=lambda pair: pair[1].expected.value_s):
         table.add_row(Text(name), *quote.cells())
-    table.add_row(f"all {len(quotes)}", *add_quotes([quote for _, quote in quotes]).cells())
+    of_all = [(f"all {len(quotes)}", add_quotes([quote for _, quote in quotes]))]
+    for name, quote in sums or of_all:
+        table.add_row(name, *quote.cells())
     console = Console(highlight=False)
     console.width = max(console.width, 100)
     console.print(table)

@@ -35,7 +35,7 @@ from flatout.errors import (
     require,
     settings_of,
 )
-from flatout.files import load_yaml, values_of
+from flatout.files import home_expanded, load_yaml, values_of
 from flatout.inference.model_folder import ModelFolder
 from flatout.inference.run_predictor import FileOptions, RunPredictor
 from flatout.report.summary import FILE as SUMMARY
@@ -164,14 +164,17 @@ def is_trained_on(run: str, file: str) -> bool:
         return False
     with values_of(settings):
         data = (load_yaml(settings) or {}).get("data") or {}
-    for key in ("source", "train"):
-        named = [data.get(key)]
-        with suppress(UserError):  # a name of the Hub, or of files that are gone
-            named += training_files(data.get(key), f"data.{key}")
-        for name in named:
-            with suppress(OSError, ValueError):
-                if isinstance(name, str) and Path(name).samefile(file):
-                    return True
+        named = [data.get("source"), data.get("train")]
+    files: list[object] = [*named]
+    for name in named:
+        with suppress(
+            UserError, OSError, ValueError
+        ):  # a name of the Hub, or of files that are gone
+            files += training_files(name, "data.source")
+    for name in files:
+        with suppress(OSError, ValueError):
+            if isinstance(name, str) and home_expanded(name).samefile(file):
+                return True
     return False
 
 

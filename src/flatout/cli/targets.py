@@ -105,7 +105,7 @@ _PARTS = ("name", "version", "sub_dir", "filename", "prefix", "filename_suffix",
 _PLAIN_TYPES: dict[Any, tuple[type, ...]] = {
     int: (int, float),
     float: (int, float),
-    bool: (bool,),
+    bool: (bool, int),
     str: (str,),
     timedelta: (),
     NoneType: (),

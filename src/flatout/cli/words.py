@@ -172,9 +172,9 @@ def refuse_forbidden_options(words: Sequence[str]) -> None:
             len(name) > len("--config-") and "--config-path".startswith(name)
         )
         if word.startswith("-cp") or is_path:
-            require_folders(
-                "--config-path", " ".join([value or word, *words[number + 1 : number + 2]])
-            )
+            # `--config-path=X`, `--config-path X` and `-cpX`
+            written = [value] if value else [word, *words[number + 1 : number + 2]]
+            require_folders("--config-path", " ".join(written))
 
 
 def refuse_two_sizes(words: Sequence[str]) -> None:
@@ -190,8 +190,8 @@ def refuse_two_sizes(words: Sequence[str]) -> None:
 
 def require_folders(where: str, places: str) -> None:
     """Refuse all but folders: Hydra imports the package or module behind another scheme."""
-    schemes = re.findall(r"(?:^|[^\w.+/-])(\w[\w.+-]*):", places.lower())
-    is_folder = all(scheme == "file" for scheme in schemes)
+    schemes = re.findall(r"([^\s,'\"\[\]]*?)://", places.lower())
+    is_folder = all(scheme == "file" for scheme in schemes) and "pkg:" not in places.lower()
     require(is_folder, where, f"{places} names a package", hint="Name a folder.")
 
 

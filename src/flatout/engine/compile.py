@@ -99,10 +99,11 @@ def compile_layers(model: Transformer, token_counts: Sequence[int] = ()) -> None
 def _allow_functions(num_token_counts: int) -> None:
     """Let torch keep a function for each number of tokens; it keeps eight of a method as it comes.
 
-    A class of layer may have two, as ModernBERT's first layer differs from the others.
+    A class of layer may have three: ModernBERT's first layer differs from the others, and layers
+    may be frozen, the first that is trained, or above it.
     """
     config: Any = importlib.import_module("torch._dynamo.config")
-    needed = _USUAL_FUNCTIONS + 2 * num_token_counts
+    needed = _USUAL_FUNCTIONS + 3 * num_token_counts
     config.recompile_limit = max(config.recompile_limit, needed)
 
 

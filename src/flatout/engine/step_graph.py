@@ -271,7 +271,6 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             self._seen.clear()
             self._seen[shape] = 1
         if changed == _TRAINED and self.thaws is not None:
-            self.thaws.count += 1
             return "the first behind a thaw"
         self._changes += 1
         are_many = self._changes > _MOST_CHANGES
@@ -343,10 +342,15 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         self._unfit.add(shape)
         if self._watch is not None and self._watch.reason:
             self._turn_off(self._watch.reason)
-        elif not self._is_proven:
+        elif not self._is_proven and not self.replayed:
             self._turn_off(f"its capture failed ({why})")
         else:
             print(f"step graph: batches of {shape} stay plain ({why})", flush=True)
+
+    def _is_slower(self, proof: _Proof) -> bool:
+        """Whether replays bring nothing; asked of the first proof alone, as times are noisy."""
+        must_gain = self._must_gain and not self.evidence
+        return must_gain and proof.replay_ms >= proof.plain_ms
 
     def _forget_graphs(self) -> None:
         self._graphs.clear()
@@ -494,12 +498,14 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         times = f"{proof.replay_ms:.2f} ms a step in place of {proof.plain_ms:.2f}"
         if proof.differs():
             self._turn_off(f"a replay gives other numbers, by up to {max(proof.distance):.1e}")
-        elif proof.moved and self._must_gain and proof.replay_ms >= proof.plain_ms:
+        elif proof.moved and self._is_slower(proof):
             self._turn_off(f"it is no faster, {times}")
         if self.why_off or not proof.moved:
             start.restore()
             return None
         self._is_proven = True
+        if self.evidence and self.thaws is not None:
+            self.thaws.count += 1
         # Each step of a watched module has a proof of its own, of which the first is told.
         if not self.evidence or self._watch is None:
             noise = max(proof.noise)

@@ -44,14 +44,14 @@ class Thaws:
     """The thaws of one training."""
 
     def __init__(self, task: ThawingTask, least: int) -> None:
-        """`least`: steps up to a thaw, from which on a capture pays."""
+        """`least`: steps up to a thaw, from which on steps are captured."""
         network = task.network
         assert isinstance(network, _KnowsThaws)
         self._task = task
         self._network = network
         self._least = least
         self.count = 0
-        """Changes of the trained weights that captured steps have followed."""
+        """Thaws behind which steps were captured and proven anew."""
 
     def steps_to_next(self, most: int) -> int:
         """How many steps there are up to the next behind which layers thaw; at most `most`."""
@@ -78,7 +78,7 @@ class Thaws:
         behind_last = in_all - steps_an_epoch * self._network.unfreeze_epochs
         if max(apart, behind_last) >= self._least:
             return ""
-        return f"layers thaw every {apart:.0f} steps, and captures pay from {self._least} steps on"
+        return f"layers thaw every {apart:.0f} steps, and steps are captured from {self._least} on"
 
 
 def why_unknown(network: Network) -> str:

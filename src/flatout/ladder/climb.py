@@ -258,11 +258,8 @@ def climb(
             step = open_steps[number_of_step]
             name = step.rung.name
             # A measurement that would end beyond the budget is left out, by how long the last one
-            # of this rung took.
-            is_end = number == 0 and number_of_step in (
-                0,
-                top,
-            )  # without its ends a ladder has no result
+            # of this rung took. Without its ends a ladder has no result.
+            is_end = number == 0 and number_of_step in (0, top)
             would_end = time.monotonic() + longest_s.get(name, seconds)
             if step.skipped or (would_end > until and not is_end):
                 continue

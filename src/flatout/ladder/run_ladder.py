@@ -251,10 +251,10 @@ def compare_quality(
     The foot, the top and rungs that learn something else are trained.
     """
     can_be = [step for step in steps if step.rounds or step.skipped == TOO_SHORT]
-    if not (foot := top_of([step.rung for step in can_be])):
+    if not (top := top_of([step.rung for step in can_be])):
         return None
     # Rungs between the foot and the top learn what the top learns, so their quality is its own.
-    compared = [can_be[0], *can_be[foot:]]
+    compared = [can_be[0], *can_be[top:]]
     names = [step.rung.name for step in compared]
     rates = [step.middle("rows_per_s") for step in compared]
     if all(rates):

@@ -53,7 +53,7 @@ _SETTABLE = (
 )
 _ONLY_TYPED = ("data.cache", "trainer.model_registry")
 # an address, a reference, or a mapping, which could hold any of the keys above
-_NAMES_MORE = re.compile(r":[/\\:]|\{[^}]*:|^\W*(file|local|data|sqlite):", re.IGNORECASE)
+_NAMES_MORE = re.compile(r"\$\{|:[/\\:]|\{[^}]*:|\b(file|local|data|sqlite):", re.IGNORECASE)
 _OF_THE_WAY = (
     "precision compile threads tune data.batch_size data.tokens_per_batch data.accumulate"
     " data.effective_batch data.eval_batch_size data.feed data.workers optim.lr optim.scale_lr"

@@ -12,8 +12,9 @@ The numbers are those of autocast.
         groups    [[query, key, value], [out]], each weight [4, 4]
         joined    one matrix [12, 4] and one [4, 4], in bf16
 
-- `cast_in_pass`: the same for all linear layers of a network, for one forward pass. The gradients
-  of all weights wait in sixteen bits for the end of the backward pass, two bytes a weight.
+- `cast_in_pass`: the same for all linear layers of a network, for one forward pass. At the end of
+  the backward pass the gradients of all weights are there in sixteen bits and in their own format,
+  six bytes a weight, where layer by layer they are there for one layer.
 
 Each pass casts again, also where a step has several. A copy that later passes use would have to be
 renewed whenever a weight changes, of which the host does not hear in captured steps.
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 Weights = tuple[Tensor, Tensor | None]  # weight and bias of a product
-Joined = dict[nn.Linear, Weights]  # by the first layer of each group
+Joined = dict[tuple[nn.Linear, ...], Weights]  # by the layers of each group
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -44,11 +45,13 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 def dtype_of_pass(module: nn.Module, device: torch.device) -> torch.dtype | None:
     """The number format in which `cast_in_pass` may cast; None: each layer casts its own weights.
 
-    A CPU has them in its cache then. Ranks exchange the gradients of a layer while those of the
-    next are computed. Outside of training several threads may ask for answers.
+    On a CPU a layer's weights are in its cache just after their own cast. Ranks exchange the
+    gradients of a layer while those of the next are computed. Outside of training several threads
+    may ask for answers. A network that is compiled as a whole fuses its casts.
     """
     has_ranks = dist.is_available() and dist.is_initialized()
-    if device.type == "cpu" or has_ranks or not module.training:
+    is_apart = has_ranks or not module.training or torch.compiler.is_compiling()
+    if device.type == "cpu" or is_apart:
         return None
     return autocast_dtype(device)
 
@@ -89,33 +92,44 @@ def join_weights(dtype: torch.dtype, groups: list[list[nn.Linear]]) -> list[Weig
 def cast_in_pass(dtype: torch.dtype, groups: list[list[nn.Linear]]) -> Iterator[Joined]:
     """Context manager: these linear layers have weights in this number format.
 
-    One operator casts all weights, and one all their gradients. A layer may be called once. Yields
-    the joined weights of groups of several layers, whose own weights stay.
+    One operator casts all weights, and one all their gradients. The gradients of a layer that is
+    called twice would be added up in sixteen bits. Yields the joined weights of groups of several
+    layers, whose own weights stay. Groups with a layer that is not plain are left as they are.
     """
     joined: Joined = {}
     weights_of_layers = list[tuple[nn.Linear, dict[str, nn.Parameter | None]]]()
+    plain = [group for group in groups if _are_plain(group)]
     try:
         # Apart, as the cast of a frozen weight has no gradient either.
         for is_trained in (True, False):
-            some = [group for group in groups if _is_trained(group) == is_trained]
-            for group, (weight, bias) in zip(some, join_weights(dtype, some), strict=True):
+            alike = [group for group in plain if group[0].weight.requires_grad == is_trained]
+            for group, (weight, bias) in zip(alike, join_weights(dtype, alike), strict=True):
                 if len(group) > 1:
-                    joined[group[0]] = (weight, bias)
+                    joined[tuple(group)] = (weight, bias)
                     continue
-                kept = group[0]._parameters
-                weights_of_layers.append((group[0], kept))
+                weights_of_layers.append((group[0], group[0]._parameters))
                 # Not by attributes: as such a module takes parameters only.
-                cast: dict[str, Tensor | None] = {"weight": weight, "bias": bias}
-                group[0]._parameters = cast  # type: ignore[assignment]
+                in_format: dict[str, Tensor | None] = {"weight": weight, "bias": bias}
+                group[0]._parameters = in_format  # type: ignore[assignment]
         yield joined
     finally:
-        for layer, kept in weights_of_layers:
-            layer._parameters = kept
+        for layer, parameters in weights_of_layers:
+            layer._parameters = parameters
         joined.clear()  # else they would live on, and with them the pass's graph
 
 
-def _is_trained(group: list[nn.Linear]) -> bool:
-    return any(layer.weight.requires_grad for layer in group)
+def _are_plain(group: list[nn.Linear]) -> bool:
+    """Whether all layers have weights of their own, and all or none of these are trained.
+
+    Pruning and the like compute a weight from others in each call.
+    """
+    are_own = all(
+        type(layer) is nn.Linear and {*layer._parameters} == {"weight", "bias"} for layer in group
+    )
+    return (
+        are_own
+        and len({tensor.requires_grad for layer in group for tensor in layer.parameters()}) == 1
+    )
 
 
 def _regroup(tensors: list[Tensor], sizes: list[int]) -> list[list[Tensor]]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flatout.distributed.limits import free_bytes
@@ -32,6 +32,7 @@ class Quote:
     free_gb: float | None = None  # of this machine, which a run of now could take
     length: str = ""  # steps, epochs and tokens
     busy: float = 0.0  # fraction of the machine that other processes took in the try
+    validations: int = 0
 
     def lines(self) -> list[tuple[str, str]]:
         """What to print of one run, as a name and a text each."""
@@ -89,6 +90,18 @@ def add_quotes(quotes: Sequence[Quote]) -> Quote:
     )
 
 
+def scaled(quote: Quote, value: float, low: float, high: float) -> Quote:
+    """What so many times a run takes: `value` times, between `low` and `high` times."""
+    expected = quote.expected
+    value_s = value * expected.value_s
+    return replace(
+        quote,
+        expected=Expected(value_s, low * expected.low_s, high * expected.high_s, value_s, {}),
+        kwh=None if quote.kwh is None else value * quote.kwh,
+        money=None if quote.money is None else value * quote.money,
+    )
+
+
 def quote_of(
     summary: Mapping[str, Any], price: PriceConfig, *, card: str | None = None, devices: int = 1
 ) -> Quote:
@@ -134,4 +147,5 @@ def quote_of(
         free_gb=free_bytes() / 1e9 if card is None else None,
         length=length,
         busy=facts["busy"] if card is None else 0.0,
+        validations=lengths.validations,
     )

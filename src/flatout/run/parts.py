@@ -117,10 +117,10 @@ def _require_takes_batches(network: nn.Module) -> None:
 
 def make_task(config: RunConfig, model: nn.Module | ModelConfig, optim: OptimConfig) -> Task:
     """The task of a run around a network or its Config: of the user's class, or the kind's own."""
-    if isinstance(model, nn.Module):
-        _require_takes_batches(model)
     if isinstance(config.task, TaskClass):
         return config.task.task(model, config.task.config, optim)
+    if isinstance(model, nn.Module):
+        _require_takes_batches(model)  # a task of yours may hand on tensors
     return kind_of(config.data).task(model, config.task, optim)
 
 

@@ -70,12 +70,12 @@ class Study:
         self.total = len(self._grid) or search.trials
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         journal = repair_journal(folder / JOURNAL)
-        with values_of(journal), _quiet_optuna(), _optuna_s_errors():
+        with values_of(journal), quiet_optuna(), _optuna_s_errors():
             self._study = optuna.create_study(
                 study_name="sweep",
                 storage=JournalStorage(JournalFileBackend(str(journal))),
                 direction="maximize" if mode == "max" else "minimize",
-                pruner=_make_pruner(Pruner(search.pruner), validations, self.total),
+                pruner=make_pruner(Pruner(search.pruner), validations, self.total),
                 load_if_exists=True,
             )
             is_as_asked = self._study.direction.name.lower() == f"{mode}imize"
@@ -100,7 +100,7 @@ class Study:
 
     def ask(self) -> tuple[int, dict[str, str]] | None:
         """Number and settings of the next trial; None when there are enough."""
-        with _quiet_optuna():
+        with quiet_optuna():
             trial = self._next()
             if trial is None:
                 return None
@@ -116,7 +116,7 @@ class Study:
     def should_end(self, number: int, count: int, value: float) -> bool:
         """Report a trial's validation number `count`; whether the trial should be pruned now."""
         if math.isfinite(value):
-            with _quiet_optuna():
+            with quiet_optuna():
                 self._trials[number].report(value, count)
         return self._trials[number].should_prune()
 
@@ -164,7 +164,7 @@ class Study:
         done = [trial for trial in self.ended() if trial.state is TrialState.COMPLETE]
         if len(done) < 4 or len({trial.value for trial in done}) < 2:
             return {}
-        with _quiet_optuna():
+        with quiet_optuna():
             weights = get_param_importances(self._study, evaluator=PedAnovaImportanceEvaluator())
         total = sum(weights.values())
         if total <= 0:
@@ -259,7 +259,7 @@ class _Tpe(TPESampler):
         return {key: values for key, values in distributions if not values.single()}
 
 
-def _make_pruner(kind: Pruner, validations: int | None, trials: int) -> BasePruner:
+def make_pruner(kind: Pruner, validations: int | None, trials: int) -> BasePruner:
     match kind:
         case Pruner.hyperband:
             most = validations or "auto"
@@ -308,7 +308,7 @@ def repair_journal(journal: Path) -> Path:
 
 
 @contextmanager
-def _quiet_optuna() -> Iterator[None]:
+def quiet_optuna() -> Iterator[None]:
     """Silence two warnings of Optuna: of features that it calls experimental, and of values that a
     trial reports again after it was killed.
     """

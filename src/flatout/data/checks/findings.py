@@ -150,8 +150,10 @@ class Remark:
 
     def as_dict(self) -> dict[str, Any]:
         """The remark as it stands in `summary.json`."""
+        described = asdict(self)
+        del described["stands_for"]
         # The hint stands there twice: programs read it by its earlier name.
-        return asdict(self) | {"level": self.level.value, "mend": self.hint}
+        return described | {"level": self.level.value, "mend": self.hint}
 
 
 @dataclass(slots=True)

@@ -77,7 +77,8 @@ def from_hub(name: str, where: str) -> Any:
 
 def _has_reader(form: str) -> bool:
     """Whether `datasets` has a reader of its own for a form of files: csv, json, text, …"""
-    return importlib.util.find_spec(f"datasets.packaged_modules.{form}") is not None
+    module = f"datasets.packaged_modules.{form}"
+    return "." not in form and importlib.util.find_spec(module) is not None
 
 
 def never_ask_to_run_code() -> None:
@@ -101,8 +102,8 @@ def require_complete(folder: Path, where: str) -> None:
     require(
         not _fetches_a_backbone(described),
         where,
-        f"config.json in {folder} names a backbone to fetch",
-        hint="Take backbone and use_pretrained_backbone out of it.",
+        f"config.json in {folder} names a backbone to fetch, or a model of timm",
+        hint="Take backbone and use_pretrained_backbone out of it, or name another encoder.",
     )
 
 

@@ -93,8 +93,8 @@ def files_in(name: str | Path, where: str) -> list[str]:
         root = Path(path.anchor)
         pattern = str(path.relative_to(path.anchor))
         # each one multiplies the ways through deep folders
-        is_short = pattern.count("**") <= 1
-        require(is_short, where, f"{name} has several **", hint="Write one of them.")
+        is_short = pattern.count("**") <= 2
+        require(is_short, where, f"{name} has more than two **", hint="Write one of them.")
         try:
             matches = sorted(map(str, root.glob(pattern)), key=_by_number)
         # a folder on the way cannot be listed, or `**` stands beside letters
@@ -197,9 +197,10 @@ def training_files(source: object, where: str) -> list[str]:
     """
     if isinstance(source, list):
         return [file for part in source for file in training_files(part, where)]
-    if not isinstance(source, str):
+    # nobody is asked for what lies at an address
+    if not isinstance(source, str) or is_address(source):
         return []
-    folder = Path(source)
+    folder = home_expanded(source)
     if _is_folder(folder) and (splits := _splits_in(folder)):
         return training_files(splits["train"], where)
     return files_in(source, where)

@@ -208,9 +208,9 @@ def as_texts(values: pa.Array) -> pa.Array:
     """
     try:
         texts = values.cast(pa.large_string())
-    except pa.ArrowException as error:
-        reason = f"no texts can be made of values of type {values.type} ({first_line(error)})"
-        raise UserError("data", reason, hint="Name another column.") from None
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        reason = f"no texts can be made of a column of type {values.type} ({first_line(error)})"
+        raise UserError("data", reason, hint="Write its values as texts or numbers.") from None
     if not pa.types.is_floating(values.type):
         return texts
     is_whole = pc.and_(pc.equal(pc.floor(values), values), pc.less(pc.abs(values), 2.0**53))

@@ -97,8 +97,9 @@ def model_of_run(name: str) -> RunModel | None:
     """The model of a run, by its folder or the `model` folder in it; None for any other name."""
     try:
         Path(name).exists()
-    except (OSError, ValueError):  # no disk takes such a name
-        raise UserError(_KEY, f"{name!r:.40} is no name of a folder or a model") from None
+    except (OSError, ValueError) as error:
+        reason = f"{name!r:.40} cannot be a folder or a model ({first_line(error)!s:.60})"
+        raise UserError(_KEY, reason, hint="Name another one.") from None
     for folder in (Path(name), Path(name) / "model"):
         if (folder / _ENCODER).is_file() and (folder / _WEIGHTS).is_file():
             return RunModel(folder)

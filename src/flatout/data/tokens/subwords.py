@@ -32,7 +32,6 @@ from tokenizers import (
     processors,
     trainers,
 )
-from tokenizers.normalizers import Normalizer
 
 from flatout.data.ragged import row_begins, row_indices
 from flatout.data.tables.roles import Roles
@@ -67,6 +66,8 @@ _FILES = re.compile(
     r"\.(json|txt|jinja|model)"
 )
 _MOST_GROWTH = 1_000  # times a text may grow by the rules that replace letters
+# Letters that a rule makes of one: a letter has up to four bytes, a map of SentencePiece some more.
+_GROWING = {"ByteLevel": 4, "Precompiled": 8}
 _KIND = "subwords"
 _MOST_IDS = 1 << 31
 
@@ -151,34 +152,45 @@ def open_tokenizer(text: str) -> Tokenizer:
     # a text of others may ask for rows of any length
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    _require_modest_growth(tokenizer.normalizer)
+    _require_modest_growth(tokenizer)
     # An error is no panic: it may be about these letters alone.
     with suppress(Exception):
         tokenizer.encode("a b")
     return tokenizer
 
 
-def _require_modest_growth(normalizer: Normalizer | None) -> None:
-    """Refuse rules that replace letters by so many others that a word would fill the memory.
+def _require_modest_growth(tokenizer: Tokenizer) -> None:
+    """Refuse rules that put so many letters in the place of one that a word would fill the memory.
 
     34 rules of "a" by "aa", one after the other, make some 10^10 letters of one.
     """
     growth = 1.0
-    waiting = [] if normalizer is None else [json.loads(normalizer.__getstate__())]
+    chains = (tokenizer.normalizer, tokenizer.pre_tokenizer)
+    waiting = [json.loads(chain.__getstate__()) for chain in chains if chain is not None]
     while waiting:
         rule = waiting.pop()
-        waiting += rule.get("normalizers", [])
+        waiting += rule.get("normalizers", []) + rule.get("pretokenizers", [])
         if rule["type"] == "Replace":
-            added = len(rule["content"])
-            # an expression may be met between any two letters
-            length = len(rule["pattern"].get("String", ""))
-            growth *= max(1.0, added / length) if length else 1 + added
+            growth *= _growth_of(rule["pattern"], len(rule["content"]))
+        elif rule["type"] in _GROWING:
+            growth *= _GROWING[rule["type"]]
     require(
         growth <= _MOST_GROWTH,
         "tokenizer.json",
         f"its rules make a text up to {growth:,.0f} times as long",
         allowed=f"{_MOST_GROWTH:,} times",
     )
+
+
+def _growth_of(pattern: dict[str, str], added: int) -> float:
+    """How many times longer a text gets at most where letters are replaced by so many others."""
+    if "String" in pattern:
+        return max(1.0, added / max(1, len(pattern["String"])))
+    try:
+        is_met_anywhere = re.match(pattern["Regex"], "") is not None
+    except re.error:  # of another kind of expression
+        is_met_anywhere = True
+    return 1.0 + added if is_met_anywhere else max(1.0, added)
 
 
 class Subwords:
@@ -251,6 +263,7 @@ class Subwords:
                 if path.is_file()
             }
         tokenizer = Tokenizer.from_str(fast.backend_tokenizer.to_str())
+        _require_modest_growth(tokenizer)  # or its run could not be opened
         return cls(tokenizer, _frame_of(tokenizer, fast), files)
 
     @classmethod

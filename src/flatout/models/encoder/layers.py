@@ -170,8 +170,8 @@ class PostNormLayer(FlatLayer):
             if not all(type(layer) is nn.Linear for layer in layers):
                 weights.append(None)
                 continue
-            if layers[0] in joined_before:
-                weights.append(joined_before[layers[0]])
+            if tuple(layers) in joined_before:
+                weights.append(joined_before[tuple(layers)])
                 continue
             weights.append((layers[0].weight, layers[0].bias))
             if len(layers) > 1 or layers[0].weight.dtype != dtype:
@@ -387,12 +387,18 @@ def replace_layers(net: PreTrainedModel, form: FlatForm) -> None:
 
 
 def groups_to_cast(
-    net: PreTrainedModel, layers: Sequence[FlatLayer], *, are_first: bool, are_compiled: bool
+    net: PreTrainedModel,
+    layers: Sequence[FlatLayer],
+    *,
+    first: int,
+    are_first: bool,
+    are_compiled: bool,
 ) -> list[list[nn.Linear]]:
     """Linear layers that `cast_in_pass` may cast; those of one group are one product.
 
-    `are_first`: whether only first tokens are read after the last layer. `are_compiled`: whether
-    compiled functions run in this pass; then layers are left out whose function reads weights.
+    `first`: the layer from which on layers are computed. `are_first`: whether only first tokens are
+    read after the last layer. `are_compiled`: whether compiled functions run in this pass; then
+    layers are left out whose function reads weights.
     """
     # The gradients of a layer that is called twice would be added up in sixteen bits, and LoRA asks
     # in which format weights are.
@@ -400,18 +406,15 @@ def groups_to_cast(
     if calls_twice or any("lora_" in name for name, _ in net.named_parameters()):
         return []
     groups = list[list[nn.Linear]]()
-    left_out = set[nn.Module]()
-    for layer in layers:
+    left_out = {module for layer in layers[:first] for module in layer.modules()}
+    for layer in layers[first:]:
         for names in layer.groups(are_first=are_first and layer is layers[-1]):
             groups.append([layer.part(name) for name in names])
             left_out.update(groups[-1])
         if are_compiled and not isinstance(layer, PostNormLayer):
             left_out.update(layer.modules())
     for module in net.modules():
-        if type(module) is not nn.Linear or module in left_out:
-            continue
-        # Pruning and the like compute a weight from others in each call.
-        if {*module._parameters} == {"weight", "bias"}:
+        if type(module) is nn.Linear and module not in left_out:
             groups.append([module])
     return groups
 

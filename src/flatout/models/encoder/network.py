@@ -95,7 +95,7 @@ class Transformer(FreezableEncoder):
         self.window_query: nn.Parameter | None = None
         self._waiting: list[list[str]] = []  # layers that thaw later (`freezing.py`)
         self._kernels: dict[tuple[str, torch.dtype, bool], Kernel] = {}
-        self._groups: dict[bool, list[list[nn.Linear]]] = {}  # for `_cast_at_once`
+        self._groups: dict[tuple[bool, int], list[list[nn.Linear]]] = {}  # for `_cast_at_once`
         self._joined: Joined = {}  # weights of the pass that is running
         self._choose_batches(compute)
         self._distance_rows = DistanceRows()
@@ -271,24 +271,26 @@ class Transformer(FreezableEncoder):
             self._kernels[key] = self.kernel_choice(device, dtype, is_training=self.training).value
         return self._kernels[key]
 
-    def _cast_at_once(self, device: torch.device) -> AbstractContextManager[Joined]:
+    def _cast_at_once(self, batch: FlatBatch) -> AbstractContextManager[Joined]:
         """Context manager for a pass over flat batches: where it can, one operator casts all
         weights.
         """
-        dtype = dtype_of_pass(self, device)
+        dtype = dtype_of_pass(self, batch.tokens.device)
         if dtype is None or self.recomputes or self.facts.family.repeats_layers:
             return nullcontext({})
         layers = cast("list[FlatLayer]", self.in_order())
         are_compiled = any(layer.compiled is not None for layer in layers)
-        if are_compiled not in self._groups:
-            self._groups[are_compiled] = groups_to_cast(
-                self.net, layers, are_first=self.is_narrow, are_compiled=are_compiled
+        first = self.stored_layers if batch.states is not None else 0
+        key = (are_compiled, first)
+        if key not in self._groups:
+            self._groups[key] = groups_to_cast(
+                self.net, layers, first=first, are_first=self.is_narrow, are_compiled=are_compiled
             )
-        return cast_in_pass(dtype, self._groups[are_compiled])
+        return cast_in_pass(dtype, self._groups[key])
 
     def _flat(self, batch: FlatBatch) -> Tensor:
         """The answers of a family that runs flat."""
-        with self._cast_at_once(batch.tokens.device) as self._joined:
+        with self._cast_at_once(batch) as self._joined:
             return self._answer_flat(batch)
 
     def _answer_flat(self, batch: FlatBatch) -> Tensor:

@@ -34,6 +34,7 @@ ALL = "all"  # of the layers to freeze: each of them, for a head alone
 # (Turc et al. 2019 take up to 3e-4 for small BERTs).
 _RATE = 5e-5
 _USUAL_WIDTH = 768
+_MOST_WORDS = 1 << 31  # of a family that does not say how many it has
 _MOST_RATE = 3e-4
 _CODE = (
     "auto_map",
@@ -221,13 +222,10 @@ class TransformerConfig:
         _require_no_code(settings, "encoder.json")
         settings |= {name: usual for name, usual in _FORM.items() if name in settings}
         config = _config_class(settings.pop("model_type"))(**settings)
-        padding_id = read_setting(config, "pad_token_id", None)
-        require(
-            padding_id is None or 0 <= padding_id < config.vocab_size,
-            "encoder.json: pad_token_id",
-            repr(padding_id),
-            allowed=f"0 to {config.vocab_size - 1:,}",
-        )
+        padding_id = read_setting(config, "pad_token_id", 0)
+        words: int = read_setting(config, "vocab_size", _MOST_WORDS)
+        is_word = 0 <= padding_id < words
+        require(is_word, "encoder.json: pad_token_id", repr(padding_id), allowed="a word's number")
         model = outputs.wrap(outputs.auto_class.from_config(config), self.compute, separator_id)
         model.set_windows(window, self.windows)
         if self.lora.rank:
@@ -319,6 +317,8 @@ class TransformerConfig:
                     hint=did_you_mean(name, list(described.to_dict())),
                 )
         for name, usual in _FORM.items():
+            is_usual = self.settings.get(name, usual) == usual
+            require(is_usual, f"model.settings.{name}", "is not for training", hint="Leave it out.")
             if hasattr(described, name):
                 setattr(described, name, usual)
         layers: object = read_setting(described, "num_hidden_layers", 1)

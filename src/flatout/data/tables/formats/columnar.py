@@ -24,7 +24,10 @@ from flatout.errors import UserError, first_line
 _MAGIC = b"ARROW1"
 # What readers raise on files of others; Python's own where a column's class reads its notes.
 _DAMAGED = (
-    pa.ArrowException,
+    pa.ArrowInvalid,
+    pa.ArrowNotImplementedError,
+    pa.ArrowTypeError,
+    pa.ArrowSerializationError,
     AttributeError,
     LookupError,
     OSError,
