@@ -512,7 +512,8 @@ def test_logging_of_a_file_that_would_show_typed_secrets_is_refused(part):
     cfg = OmegaConf.create({"hydra": {**launcher, **part}})
     with pytest.raises(UserError, match="logging in a file would show your secrets"):
         _require_no_secret_in_clear(cfg, [word])
-    _require_no_secret_in_clear(cfg, ["hydra.verbose=true", word])
+    typed = ["hydra.verbose=true", "hydra/hydra_logging=theirs", word]
+    _require_no_secret_in_clear(cfg, typed)
     _require_no_secret_in_clear(OmegaConf.create({"hydra": launcher}), [word])
 
 

@@ -277,13 +277,13 @@ def secret_keys(settings: Mapping[Any, Any], words: Sequence[str]) -> list[str]:
 
     A typed value may refer to something, such as the environment, or be an address with a password.
     """
-    found = list(_SECRETS)
+    keys = list(_SECRETS)
     # by the word: a number, a list or a mapping may be secret as a whole
-    found += [_dotted(key_of(word)) for word in words if mask_words([word]) != [word]]
+    keys += [_dotted(key_of(word)) for word in words if mask_words([word]) != [word]]
     for key, value in nodes(settings, ""):
         if isinstance(value, str) and "${" in value and is_typed_value(key, value, words):
-            found.append(_dotted(key))
-    return found
+            keys.append(_dotted(key))
+    return keys
 
 
 def _is_address(text: str) -> bool:

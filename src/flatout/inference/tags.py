@@ -390,12 +390,12 @@ def words_of(text: str) -> list[str]:
     words = []
     for token in text.split():
         end = len(token.rstrip(_CLOSING))  # of the word; each mark behind it stands alone
-        place = 0
-        while place < len(token):
-            is_mark = token[place] in _OPENING or place >= end
-            stop = place + 1 if is_mark else end
-            words.append(token[place:stop])
-            place = stop
+        start = 0
+        while start < len(token):
+            is_mark = token[start] in _OPENING or start >= end
+            stop = start + 1 if is_mark else end
+            words.append(token[start:stop])
+            start = stop
     return words
 
 

@@ -82,10 +82,10 @@ def join_weights(dtype: torch.dtype, groups: list[list[nn.Linear]]) -> list[Weig
     sizes = [len(group) for group in (*groups, *with_bias)]
     joined = _Join.apply(dtype, sizes, *weights, *biases)
     joined_biases = iter(joined[len(groups) :])
-    found = list[Weights]()
+    weights_of_groups = list[Weights]()
     for group, weight in zip(groups, joined[: len(groups)], strict=True):
-        found.append((weight, None if group[0].bias is None else next(joined_biases)))
-    return found
+        weights_of_groups.append((weight, None if group[0].bias is None else next(joined_biases)))
+    return weights_of_groups
 
 
 @contextmanager
