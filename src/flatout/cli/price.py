@@ -84,7 +84,7 @@ def price_sweep(words: Sequence[str], card: str | None, devices: int) -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     from flatout.price.quote import add_quotes, scaled
-    from flatout.price.sweeps import draw_trials, share_trained
+    from flatout.sweep.drawn import draw_trials, share_trained
     from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
     from flatout.sweep.space import grid
     from flatout.sweep.space import words as words_of

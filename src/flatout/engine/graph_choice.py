@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _LEAST_STEPS = 200
 """A capture takes about as long as ten plain steps, and up to eight of them may be needed."""
 _LEAST_STEPS_WHERE_ASKED = 2
-"""With `graph=on` a step is captured though few replays follow. Behind a thaw one step is plain."""
+"""With `graph=on`: behind a thaw one step is plain, and the next one may be captured."""
 # what can be fused on a GPU, so that the host decides nothing
 _STEP_ON_DEVICE = (FusedAdamW, AdamW, Adam, SGD)
 

@@ -561,16 +561,18 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         Rates are left out where each replay reads them.
         """
         step = self._step
-        are_trained: list[list[bool]] = []
         facts: State = {
-            _TRAINED: are_trained,
+            # first: of several differences the first is named
+            _TRAINED: [
+                [weight.requires_grad for weight in group["params"]]
+                for group in step.optimizer.param_groups
+            ],
             "gradient_clip_val": step.side.longest_gradient,
             "a weight's place": _places_of(step.module),
             "the optimizer's state": [tensor.data_ptr() for tensor in optimizer_states(step)],
             "the task's state": [tensor.data_ptr() for tensor in task_states(step)],
         }
         for number, group in enumerate(step.optimizer.param_groups):
-            are_trained += [[weight.requires_grad for weight in group["params"]]]
             settings = {**group, "params": None}
             if self._rates is not None:
                 del settings["lr"]

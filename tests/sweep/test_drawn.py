@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.price.sweeps import draw_trials, share_trained
+from flatout.sweep.drawn import draw_trials, share_trained
 from flatout.sweep.settings import Pruner
 from flatout.sweep.space import SettingInterval, SettingValues
 
