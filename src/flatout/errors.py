@@ -36,7 +36,14 @@ if TYPE_CHECKING:
 
 EXIT_CODE = 2
 # numbers of errors of a disk rather than of a name
-REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+REFUSALS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EIO,
+    errno.ENAMETOOLONG,
+)
 LARGEST_SEED = 2**63 - 1  # the largest number that arrays hold
 Choice = TypeVar("Choice", bound=StrEnum)
 Settings = TypeVar("Settings")

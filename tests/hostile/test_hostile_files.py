@@ -22,6 +22,7 @@ from flatout.config import RunConfig
 from flatout.data.sequences.columns import RecordingRules
 from flatout.data.sequences.info import Scaler, SequenceShape
 from flatout.data.sequences.missing import Missing
+from flatout.data.store.store import StoreWriter
 from flatout.data.tables.formats import file
 from flatout.data.tables.hub import from_disk
 from flatout.data.tables.sources import open_source
@@ -347,6 +348,7 @@ def arrays_of_others() -> dict[str, Any]:
         "void": np.zeros((2, 2), "V3"),
         "a time without a unit": np.zeros((2, 2), "M8"),
         "structs in structs": structs,
+        "texts beyond Unicode": np.array([(b"\xff\xff\xff\x7f",)], "S4").view("<U1"),
         "texts that are no UTF-8": np.array([(b"\xff",)], dtype=[("t", "S1")]),
         "no columns": np.zeros((10**12, 0)),
     }
@@ -382,6 +384,10 @@ def test_a_shape_that_no_memory_holds_is_no_array(tmp_path):
         list(open_source(tmp_path / "a.npy", where="data.source").columns)
 
 
+def test_halves_become_texts():
+    assert as_texts(pa.array(np.array([1, 0.5], np.float16))).to_pylist() == ["1", "0.5"]
+
+
 def test_a_column_of_a_type_that_has_no_texts_is_refused():
     with pytest.raises(UserError, match="no texts can be made"):
         as_texts(pa.array([(1, 2, 3)], pa.month_day_nano_interval()))
@@ -409,6 +415,9 @@ def test_folders_of_texts_may_have_names_that_are_no_utf_8(tmp_path):
     (folder / "one.txt").write_text("words", encoding="utf-8")
     (block,) = open_source(tmp_path, where="data.source").blocks(["label", "text"])
     assert block.to_pylist() == [{"label": "a\\udcff", "text": "words"}]
+    (tmp_path / "store").mkdir()
+    StoreWriter(tmp_path / "store").close({"found in": str(folder)})
+    assert load_json(tmp_path / "store" / "manifest.json")["found in"] == str(folder)
 
 
 def test_a_data_set_of_rows_that_were_never_written_is_refused(tmp_path):

@@ -182,6 +182,9 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     _check_plugins(cfg, allowed_targets(cfg, overrides))
     if str(plain["sweeper"].get("_target_")).endswith(".BasicSweeper"):  # others search a space
         _require_few_trials(plain["sweeper"].get("params") or {})
+        size = plain["sweeper"].get("max_batch_size")
+        is_size = size is None or (isinstance(size, int) and size >= 1)
+        require(is_size, "hydra.sweeper.max_batch_size", repr(size), allowed="1 or more, or null")
     # submitit runs these in a shell
     for name in ("setup", "additional_parameters", "srun_args", "python"):
         _require_typed_parts(f"hydra.launcher.{name}", plain["launcher"].get(name), overrides)

@@ -144,7 +144,9 @@ def open_run_folder(
     earlier = read_summary(path) if ranks.is_first and is_again and has_run else {}
     # The first rank replaces the summary soon: a rank that is late would read another one.
     choices = ranks.agreed("choices", lambda: earlier.get("choices", []))
-    before = {choice["name"]: choice for choice in reversed(choices)}
+    # the folder may come from others
+    named = [choice for choice in choices if isinstance(choice, dict) and "name" in choice]
+    before = {str(choice["name"]): choice for choice in reversed(named)}
     if not ranks.is_first:
         with unwritten_run(path) as folder:
             folder.before = before

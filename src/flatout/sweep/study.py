@@ -283,7 +283,9 @@ def repair_journal(journal: Path) -> Path:
     The caller holds the folder. A journal that is damaged elsewhere is refused.
     """
     # Optuna waits half a minute for a lock without an owner, and for ever if the folder was moved.
-    journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
+    lock = journal.with_name(f"{journal.name}.lock")
+    require(not lock.is_dir(), str(lock), "is a folder", hint="Remove it.")
+    lock.unlink(missing_ok=True)
     require_ordinary(journal)
     is_ours = not journal.is_symlink() and not journal.is_dir()
     require(is_ours, str(journal), "is a link or a folder", hint="Remove it.")

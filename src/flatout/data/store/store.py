@@ -479,7 +479,9 @@ class StoreWriter:
             "splits": splits,
             "files": files,
         }
-        last = self._write(MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
+        text = json.dumps(manifest, indent=1, ensure_ascii=False)
+        # a file's name may hold bytes that are no UTF-8: JSON has a form for them
+        last = self._write(MANIFEST, text.encode("utf-8", "backslashreplace"))
         self._write(MANIFEST_SUM, last["xxh3"].encode())
 
     def _write(self, name: str, content: bytes) -> dict[str, Any]:

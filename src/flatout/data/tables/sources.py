@@ -289,7 +289,12 @@ def _split_of(name: str) -> str | None:
 
 
 def _is_pattern(path: Path) -> bool:
-    return any(sign in str(path) for sign in "*?[") and not path.exists()
+    if not any(sign in str(path) for sign in "*?["):
+        return False
+    try:
+        return not path.exists()
+    except OSError:  # no disk takes such a name, so it is no file's
+        return True
 
 
 def _is_folder(path: Path) -> bool:

@@ -206,6 +206,8 @@ def as_texts(values: pa.Array) -> pa.Array:
 
     A float that is whole is written as one: a missing value had turned the column into floats.
     """
+    if pa.types.is_float16(values.type):
+        values = values.cast(pa.float32())  # few of Arrow's functions take halves
     try:
         texts = values.cast(pa.large_string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:

@@ -272,7 +272,9 @@ def _record_batch(
     arrays = []
     for name, values in columns.items():
         try:
-            arrays.append(_arrow(values))
+            array = _arrow(values)
+            array.validate(full=True)  # texts of numpy may be no Unicode
+            arrays.append(array)
         except _DAMAGED as error:
             reason = first_line(error)
             raise fail(
