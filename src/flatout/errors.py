@@ -401,6 +401,8 @@ def out_of_space(
             figures.append(f"{_in_megabytes(free)} free")
         if figures:
             problem = f"{problem}: {', '.join(figures)}"
+    if error.errno == errno.ENAMETOOLONG:
+        hint = "Choose shorter names."
     return UserError(where, problem, hint=hint)
 
 

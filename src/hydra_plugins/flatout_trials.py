@@ -208,7 +208,7 @@ class TrialSweeper(Sweeper):
                 "has one value",
                 hint="Write choice(…), interval(…) or range(…).",
             )
-        fixed, space = _fixed_and_searched(self.loader, [*written, *arguments])
+        fixed, space = fixed_and_searched([*written, *arguments], self.loader)
         settings = SweeperSettings(**self.settings)
         slots = LauncherSettings(**launcher)
         folder = Path(str(self.hydra_config.sweep.dir)).absolute()
@@ -351,26 +351,26 @@ def _returned(words: Sequence[str], composed: DictConfig, ending: Ending) -> Job
     return done
 
 
-def _fixed_and_searched(
-    loader: ConfigLoader, words: Sequence[str]
+def fixed_and_searched(
+    words: Sequence[str], loader: ConfigLoader | None = None
 ) -> tuple[list[str], dict[str, Part]]:
     """Words that are the same in all trials, and the settings that are searched.
 
     model=bilstm model.hidden=choice(64,128) seed=1    →    [model=bilstm, seed=1], {hidden: …}
+
+    `loader`: that of Hydra, which knows the options that a `glob(…)` names.
     """
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
     # later words win over earlier ones
     last = {override.get_key_element(): override for override in parsed}
-    space = {
-        key: part_of(override) for key, override in last.items() if override.is_sweep_override()
-    }
+    space = {key: _part(override) for key, override in last.items() if override.is_sweep_override()}
     fixed = [
         f"{key}={each.get_value_element_as_str()}" for key, each in last.items() if key not in space
     ]
     return fixed, space
 
 
-def part_of(override: Override) -> Part:
+def _part(override: Override) -> Part:
     """The values of a setting in our words.
 
     choice(64,128) → listed 64, 128    interval(0,1) → 0 to 1    range(1,9,2) → 1, 3, 5, 7

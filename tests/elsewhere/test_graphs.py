@@ -90,7 +90,7 @@ def test_replayed_steps_have_all_bits_of_plain_ones(name, found):
     assert found["different_losses"] > found["steps"] / 2
     assert (found["at_once"] == 0) == (name in ALONE)
     assert ALONE.get(name, "in stretches") in found["summary"]
-    assert ("captured anew behind 2 thaws" in found["summary"]) == ("thaws" in name)
+    assert ("captured again behind 2 thaws" in found["summary"]) == ("thaws" in name)
 
 
 @pytest.mark.parametrize("name", REPLAYED_AT_ONCE)

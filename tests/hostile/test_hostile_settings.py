@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
 
-from flatout.cli.boundary import _require_few_trials, _require_no_secret_in_clear
+from flatout.cli.boundary import _check_list_of_trials, _require_no_secret_in_clear
 from flatout.cli.composing import without_value
 from flatout.cli.kept_help import checksum_of
 from flatout.cli.targets import check_targets
@@ -523,8 +523,12 @@ def test_a_sweep_in_a_file_is_counted_before_it_is_listed():
         {f"callbacks.a{number}": "1,2,3,4,5,6,7,8" for number in range(9)},
     ):
         with pytest.raises(UserError, match=r"hydra\.sweeper\.params: [\d,]+ trials"):
-            _require_few_trials(params)
-    _require_few_trials({"seed": "range(1,1000)", "model": "bilstm,textcnn", "name": "x"})
+            _check_list_of_trials({"params": params})
+    few = {"seed": "range(1,1000)", "model": "bilstm,textcnn", "name": "x"}
+    _check_list_of_trials({"params": few, "max_batch_size": 2})
+    for odd in ({"params": {"seed": "range(0,10,0)"}}, {"max_batch_size": -1}):
+        with pytest.raises(UserError, match=r"hydra\.sweeper"):
+            _check_list_of_trials(odd)
 
 
 def test_a_message_that_quotes_a_long_value_is_read_to_a_bound():

@@ -9,7 +9,6 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
     BatchSizeFinder,
     EarlyStopping,
     EMAWeightAveraging,
@@ -37,6 +36,7 @@ from tests.plain_trainer.fast_loop_cases import (
     Halved,
     NoneNowAndThen,
     StepOfItsOwn,
+    Thaws,
     Twice,
     WithExtras,
 )
@@ -229,17 +229,6 @@ class Keeping(Module):
 
     def configure_callbacks(self) -> Any:
         return [LearningRateMonitor("step")]
-
-
-class Thaws(BackboneFinetuning):
-    def freeze_before_training(self, pl_module: L.LightningModule) -> None:
-        self.freeze(pl_module.layer)
-
-    def finetune_function(
-        self, pl_module: L.LightningModule, epoch: int, optimizer: torch.optim.Optimizer
-    ) -> None:
-        if epoch == 1:
-            self.unfreeze_and_add_param_group(pl_module.layer, optimizer, lr=0.1)
 
 
 class ThawedLater(Module):

@@ -70,7 +70,7 @@ class Clipping(Small):
         self.log_dict(L.pytorch.utilities.grad_norm(self.layer, norm_type=2))
 
 
-class Frozen(BackboneFinetuning):
+class Thaws(BackboneFinetuning):
     """Thaws a layer in the second epoch: its optimizer has another group then."""
 
     def freeze_before_training(self, pl_module: L.LightningModule) -> None:
@@ -171,7 +171,7 @@ CASES: dict[str, tuple[Callable[[], L.LightningModule], dict[str, Any]]] = {
     "None": (NoneNowAndThen, {}),
     "None within accumulation": (NoneNowAndThen, {"accumulate_grad_batches": 2}),
     "own clipping": (Clipping, {}),
-    "thawing": (TwoLayers, {"callbacks": lambda: [Frozen()], "gradient_clip_val": 0.1}),
+    "thawing": (TwoLayers, {"callbacks": lambda: [Thaws()], "gradient_clip_val": 0.1}),
     "weight averaging": (Small, {"callbacks": averaged, "max_epochs": 4}),
     "stopped half way": (Small, {"callbacks": lambda: [StopsAtThree()]}),
     "own optimizer_step": (StepOfItsOwn, {}),

@@ -181,10 +181,7 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     check_values(composed, overrides)
     _check_plugins(cfg, allowed_targets(cfg, overrides))
     if str(plain["sweeper"].get("_target_")).endswith(".BasicSweeper"):  # others search a space
-        _require_few_trials(plain["sweeper"].get("params") or {})
-        size = plain["sweeper"].get("max_batch_size")
-        is_size = size is None or (isinstance(size, int) and size >= 1)
-        require(is_size, "hydra.sweeper.max_batch_size", repr(size), allowed="1 or more, or null")
+        _check_list_of_trials(plain["sweeper"])
     # submitit runs these in a shell
     for name in ("setup", "additional_parameters", "srun_args", "python"):
         _require_typed_parts(f"hydra.launcher.{name}", plain["launcher"].get(name), overrides)
@@ -204,9 +201,12 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     _require_no_secret_in_clear(cfg, overrides)
 
 
-def _require_few_trials(params: Mapping[str, object]) -> None:
+def _check_list_of_trials(sweeper: Mapping[str, Any]) -> None:
     """Refuse a sweep of a file with more trials than a list holds: Hydra lists all first."""
-    words = [f"{key}={value}" for key, value in params.items()]
+    size = sweeper.get("max_batch_size")
+    is_size = size is None or (isinstance(size, int) and size >= 1)
+    require(is_size, "hydra.sweeper.max_batch_size", repr(size), allowed="1 or more, or null")
+    words = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     trials = 1.0
     for override in OverridesParser.create().parse_overrides(words):
         values = override.value()
@@ -308,39 +308,13 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
         if not _is_typed("name", overrides):
             _require_plain_folder(name, "name")
     output = Path(str(_value(numbered, "output")))
-    # The folder in which you start is yours. Any other one of the disk is not for a file to choose.
-    relative = os.path.relpath(output) if output.is_absolute() else str(output)
     if not _is_typed("output", overrides):
-        _require_plain_folder(str(output), "output")
-    require(
-        _is_typed("output", overrides) or is_plain_part(relative),
-        "output",
-        f"a file names {str(output)!r}",
-        allowed="a folder below the working directory",
-        hint=f"Type it on the command line: output={shlex.quote(str(output))}",
-    )
-    if not _is_typed("output", overrides) and str(output) != RunConfig().output:
-        # A link that came with the files may lead anywhere; the usual folder may be a link
-        # of yours.
-        require_inside(
-            str(output),
-            [Path.cwd(), Path(RunConfig().output)],
-            "output",
-            "Type it on the command line.",
-            of="the working directory",
-        )
+        _check_output(output)
     for key in ("hydra.run.dir", "hydra.sweep.dir"):
         folder = str(_value(numbered, key))
         require(folder.isprintable(), key, repr(folder), allowed="a folder")
         if not _is_typed(key, overrides):
-            _require_plain_folder(folder, key)
-            require_inside(folder, [output], key)
-            # A run whose folder is taken lies beside it, which must be below `output`, too. A sweep
-            # has no other folder than the one that is named.
-            is_below = key == "hydra.sweep.dir" or os.path.realpath(folder) != os.path.realpath(
-                output
-            )
-            require(is_below, key, f"{folder!r} is the folder of all runs", allowed="one below it")
+            _check_folder_of_runs(folder, key, output)
     _check_launcher(numbered, [output, Path(str(_value(numbered, "hydra.sweep.dir")))], overrides)
     for key in ("hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.name"):
         part = _value(numbered, key)
@@ -352,6 +326,41 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
         )
         if part is not None and not _is_typed(key, overrides):
             _require_plain_folder(str(part), key)
+
+
+def _check_output(output: Path) -> None:
+    """Refuse a folder of runs that a file names elsewhere than below the working directory."""
+    _require_plain_folder(str(output), "output")
+    # The folder in which you start is yours. Any other one of the disk is not for a file to choose.
+    relative = os.path.relpath(output) if output.is_absolute() else str(output)
+    require(
+        is_plain_part(relative),
+        "output",
+        f"a file names {str(output)!r}",
+        allowed="a folder below the working directory",
+        hint=f"Type it on the command line: output={shlex.quote(str(output))}",
+    )
+    usual = RunConfig().output
+    if str(output) != usual:
+        # A link that came with the files may lead anywhere; the usual folder may be a link of yours
+        require_inside(
+            str(output),
+            [Path.cwd(), Path(usual)],
+            "output",
+            "Type it on the command line.",
+            of="the working directory",
+        )
+
+
+def _check_folder_of_runs(folder: str, key: str, output: Path) -> None:
+    """Refuse a folder of a run or of a sweep that a file names elsewhere than below `output`."""
+    _require_plain_folder(folder, key)
+    require_inside(folder, [output], key)
+    # A run whose folder is taken lies beside it, which must be below `output`, too. A sweep has no
+    # other folder than the one that is named.
+    is_of_all = os.path.realpath(folder) == os.path.realpath(output)
+    is_below = key == "hydra.sweep.dir" or not is_of_all
+    require(is_below, key, f"{folder!r} is the folder of all runs", allowed="one below it")
 
 
 def _require_plain_folder(folder: str, key: str) -> None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # heavy modules are imported after the command line is read
     from flatout.data.batches.store_data import StoreData
     from flatout.price.quote import Quote
     from flatout.run.closing import Result
+    from flatout.sweep.settings import SweeperSettings
+    from flatout.sweep.space import Space
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,23 +82,33 @@ def run(arguments: argparse.Namespace) -> None:
 
 def price_sweep(words: Sequence[str], card: str | None, devices: int) -> None:
     """Price some trials of a sweep, and print what all of them take, pruned as it says."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    from flatout.price.quote import add_quotes, scaled
-    from flatout.sweep.drawn import draw_trials, share_trained
-    from flatout.sweep.settings import Pruner, Sampler, SweeperSettings
+    from flatout.sweep.drawn import draw_trials
+    from flatout.sweep.settings import Sampler
     from flatout.sweep.space import grid
     from flatout.sweep.space import words as words_of
-    from hydra_plugins.flatout_trials import part_of
 
-    typed = [translate_word(expand_sweep_word(word)) for word in words]
-    parsed = OverridesParser.create().parse_overrides(typed)
-    searched = [override for override in parsed if override.is_sweep_override()]
-    fixed = ["hydra/sweeper=flatout"]
-    fixed += [
-        word for word, override in zip(typed, parsed, strict=True) if override not in searched
-    ]
+    search, fixed, space = read_sweep([translate_word(expand_sweep_word(word)) for word in words])
+    num_trials = len(grid(space)) if search.sampler == Sampler.grid else search.trials
+    quotes: list[tuple[str, Quote]] = []
+    shown: set[str] = set()
+
+    def measure(config: RunConfig, overrides: Sequence[str]) -> None:
+        quotes.append((name, quote_run(config, shown, card, devices)))
+
+    for chosen in draw_trials(space, min(_TRIALS_TRIED, num_trials), search.seed):
+        name = " ".join(words_of(chosen))
+        start_measuring([*fixed, *words_of(chosen)], measure)
+    print_table(quotes, sums_of_sweep([quote for _, quote in quotes], search, num_trials))
+
+
+def read_sweep(words: Sequence[str]) -> tuple[SweeperSettings, list[str], Space]:
+    """The settings of a sweep, the words that all of its trials have, and what it searches."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from flatout.sweep.settings import SweeperSettings
+    from hydra_plugins.flatout_trials import fixed_and_searched
+
+    fixed, typed = fixed_and_searched(["hydra/sweeper=flatout", *words])
     sweepers: list[SweeperSettings] = []
 
     def keep(config: RunConfig, overrides: Sequence[str]) -> None:
@@ -104,33 +116,32 @@ def price_sweep(words: Sequence[str], card: str | None, devices: int) -> None:
 
     start_measuring(fixed, keep)
     search = sweepers[0]
-    # settings of the `space` in a file, then those of the command line, which win
-    written = [f"{key}={value}" for key, value in search.space.items()]
-    listed = [*OverridesParser.create().parse_overrides(written), *searched]
-    space = {override.get_key_element(): part_of(override) for override in listed}
+    _, space = fixed_and_searched([f"{key}={value}" for key, value in search.space.items()])
+    space |= typed  # the command line wins
     require(bool(space), "sweep", "searches nothing", hint="Write key=choice(…) or +sweep=NAME.")
-    trials = len(grid(space)) if search.sampler == Sampler.grid else search.trials
-    quotes: list[tuple[str, Quote]] = []
-    shown: set[str] = set()
+    return search, fixed, space
 
-    def measure(config: RunConfig, overrides: Sequence[str]) -> None:
-        quotes.append((name, quote_run(config, shown, card, devices)))
 
-    for chosen in draw_trials(space, min(_TRIALS_TRIED, trials), search.seed):
-        name = " ".join(words_of(chosen))
-        start_measuring([*fixed, *words_of(chosen)], measure)
-    tried = [quote for _, quote in quotes]
-    part = 1 / len(tried)
-    one = scaled(add_quotes(tried), part, part, part)
-    share = share_trained(Pruner(search.pruner), tried[0].validations, trials)
-    shares = (share.median, share.least, share.most)
-    median, least, most = (trials * trained + search.confirm for trained in shares)
-    sums = [(f"all {trials} trials, trained to their end", scaled(one, trials, trials, trials))]
+def sums_of_sweep(
+    quotes: Sequence[Quote], search: SweeperSettings, num_trials: int
+) -> list[tuple[str, Quote]]:
+    """What all trials take: trained to their end, and with pruning and confirming runs."""
+    from flatout.price.quote import add_quotes, scaled
+    from flatout.sweep.drawn import share_trained
+    from flatout.sweep.settings import Pruner
+
+    part = 1 / len(quotes)
+    one = scaled(add_quotes(quotes), part, part, part)
+    to_the_end = scaled(one, num_trials, num_trials, num_trials)
+    sums = [(f"all {num_trials} trials, trained to their end", to_the_end)]
+    share = share_trained(Pruner(search.pruner), quotes[0].validations, num_trials)
     if share.median < 1 or search.confirm:
+        shares = (share.median, share.least, share.most)
+        median, least, most = (num_trials * trained + search.confirm for trained in shares)
         how = f"pruned by {search.pruner}, which leaves some {share.median:.0%}"
         confirmed = f", and {search.confirm} confirming runs" if search.confirm else ""
         sums.append((f"{how}{confirmed}", scaled(one, median, least, most)))
-    print_table(quotes, sums)
+    return sums
 
 
 def read_choices(words: Sequence[str]) -> list[list[str]]:

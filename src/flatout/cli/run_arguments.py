@@ -167,9 +167,8 @@ def is_trained_on(run: str, file: str) -> bool:
         named = [data.get("source"), data.get("train")]
     files: list[object] = [*named]
     for name in named:
-        with suppress(
-            UserError, OSError, ValueError
-        ):  # a name of the Hub, or of files that are gone
+        # a name may be of the Hub, or of files that are gone
+        with suppress(UserError, OSError, ValueError):
             files += training_files(name, "data.source")
     for name in files:
         with suppress(OSError, ValueError):

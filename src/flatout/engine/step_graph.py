@@ -369,7 +369,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             return f"off, {self.why_off}" if self.why_off else f"no step, {others}"
         graphs = f"{facts['graphs']} graphs"
         if facts["thaws"]:
-            graphs += f", captured anew behind {facts['thaws']} thaws"
+            graphs += f", captured again behind {facts['thaws']} thaws"
         replayed = (
             f"{self.replayed / steps:.1%} of {steps:,} steps in one launch each,"
             f" {graphs}, {facts['padding_share']:.1%} padding, {facts['memory_mb']:.0f} MB"
@@ -510,7 +510,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         if not self.evidence or self._watch is None:
             noise = max(proof.noise)
             bits = f"within their own noise, {noise:.1e}" if max(proof.distance) else "in all bits"
-            how = "captured anew" if self.evidence else "on"
+            how = "captured again" if self.evidence else "on"
             self.evidence = f"{_ROUNDS} replays equal plain steps {bits}, {times}"
             print(f"step graph: {how}, {self.evidence}", flush=True)
         return graph
@@ -563,10 +563,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         step = self._step
         facts: State = {
             # first: of several differences the first is named
-            _TRAINED: [
-                [weight.requires_grad for weight in group["params"]]
-                for group in step.optimizer.param_groups
-            ],
+            _TRAINED: list(map(_trained_of, step.optimizer.param_groups)),
             "gradient_clip_val": step.side.longest_gradient,
             "a weight's place": _places_of(step.module),
             "the optimizer's state": [tensor.data_ptr() for tensor in optimizer_states(step)],
@@ -585,6 +582,11 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         self._forget_graphs()
         self._buffers.clear()
         print(f"step graph: off, {why}; plain steps train", flush=True)
+
+
+def _trained_of(group: dict[str, Any]) -> list[bool]:
+    """Which weights of a group of the optimizer are trained."""
+    return [weight.requires_grad for weight in group["params"]]
 
 
 def _places_of(module: nn.Module) -> list[int]:

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from flatout.data.batches.flat_batch import flat_batch
 from flatout.data.tables.hub import fetch_model
+from flatout.data.tokens.checked_tokenizer import parse_tokenizer
 from flatout.data.tokens.long_texts import Long, LongTexts
-from flatout.data.tokens.subwords import Subwords, open_tokenizer
+from flatout.data.tokens.subwords import Subwords
 from flatout.errors import require
 from flatout.files import load_json
 from flatout.inference.onnx_file import (
@@ -228,7 +229,7 @@ def _save_tokenizer(predictor: EncoderRun, folder: Path) -> None:
     require(isinstance(settings, dict), "export", f"{path.name} of the run holds no settings")
     # the library opens this file, and the run another text: what is checked there is checked here
     files = predictor.vocabulary.files
-    fetch_model(str(folder), "export", lambda: open_tokenizer(files["tokenizer.json"]))
+    fetch_model(str(folder), "export", lambda: parse_tokenizer(files["tokenizer.json"]))
     longest = predictor.model.window or predictor.model.longest_row()
     settings["model_max_length"] = min(longest, predictor.max_length)
     settings["model_input_names"] = _input_names(predictor.model)

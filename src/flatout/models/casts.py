@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 Weights = tuple[Tensor, Tensor | None]  # weight and bias of a product
+_OF_A_LINEAR = {"weight", "bias"}  # names of a linear layer's own parameters
 Joined = dict[tuple[nn.Linear, ...], Weights]  # by the layers of each group
 
 
@@ -108,8 +109,8 @@ def cast_in_pass(dtype: torch.dtype, groups: list[list[nn.Linear]]) -> Iterator[
                     joined[tuple(group)] = (weight, bias)
                     continue
                 weights_of_layers.append((group[0], group[0]._parameters))
-                # Not by attributes: as such a module takes parameters only.
                 in_format: dict[str, Tensor | None] = {"weight": weight, "bias": bias}
+                # tensors in the place of parameters, which is what a module's attributes refuse
                 group[0]._parameters = in_format  # type: ignore[assignment]
         yield joined
     finally:
@@ -124,12 +125,13 @@ def _are_plain(group: list[nn.Linear]) -> bool:
     Pruning and the like compute a weight from others in each call.
     """
     are_own = all(
-        type(layer) is nn.Linear and {*layer._parameters} == {"weight", "bias"} for layer in group
+        type(layer) is nn.Linear and layer._parameters.keys() == _OF_A_LINEAR for layer in group
     )
-    return (
-        are_own
-        and len({tensor.requires_grad for layer in group for tensor in layer.parameters()}) == 1
-    )
+    if not are_own:
+        return False
+    is_trained = group[0].weight.requires_grad
+    tensors = [tensor for layer in group for tensor in layer._parameters.values()]
+    return all(tensor is None or tensor.requires_grad == is_trained for tensor in tensors)
 
 
 def _regroup(tensors: list[Tensor], sizes: list[int]) -> list[list[Tensor]]:

@@ -64,7 +64,7 @@ def from_hub(name: str, where: str) -> Any:
         with _offline_without_network():
             return datasets.load_dataset(path, configuration or None)
     except BaseException as error:
-        # of any class, as above
+        # of any class: what was fetched may say anything of its columns
         if not is_failure(error):
             raise
         raise UserError(

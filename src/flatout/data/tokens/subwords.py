@@ -9,10 +9,8 @@ always fit. Open this file to change how texts of an encoder become ids.
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +34,11 @@ from tokenizers import (
 from flatout.data.ragged import row_begins, row_indices
 from flatout.data.tables.roles import Roles
 from flatout.data.tables.table import is_list
+from flatout.data.tokens.checked_tokenizer import (
+    parse_tokenizer,
+    require_modest_growth,
+    require_tokenizer_files,
+)
 from flatout.data.tokens.long_texts import CUT, Long, LongTexts
 from flatout.data.tokens.run_model import RunModel, model_of_run
 from flatout.data.tokens.vocabulary import (
@@ -59,15 +62,6 @@ _NO_WORD = "?"
 _WORD_BEGIN = "▁"
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _ROWS_A_CALL = 4_096  # rows handed to Rust at once: enough for all cores, few enough for memory
-# Files of a tokenizer as the library writes them. All are data; a model beside them has others.
-_FILES = re.compile(
-    r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|entity_vocab|dict|merges"
-    r"|normalizer|byte_maps|emoji|chat_template|spiece|spm|spm_char|sentencepiece(\.bpe)?)"
-    r"\.(json|txt|jinja|model)"
-)
-_MOST_GROWTH = 1_000  # times a text may grow by the rules that replace letters
-# Letters that a rule makes of one: a letter has up to four bytes, a map of SentencePiece some more.
-_GROWING = {"ByteLevel": 4, "Precompiled": 8}
 _KIND = "subwords"
 _MOST_IDS = 1 << 31
 
@@ -146,53 +140,6 @@ class EncodedWords:
     words: NDArray[np.int64]  # words of each row that were kept
 
 
-def open_tokenizer(text: str) -> Tokenizer:
-    """The tokenizer in a text; one that panics at every text does so here."""
-    tokenizer = Tokenizer.from_str(text)
-    # a text of others may ask for rows of any length
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    _require_modest_growth(tokenizer)
-    # An error is no panic: it may be about these letters alone.
-    with suppress(Exception):
-        tokenizer.encode("a b")
-    return tokenizer
-
-
-def _require_modest_growth(tokenizer: Tokenizer) -> None:
-    """Refuse rules that put so many letters in the place of one that a word would fill the memory.
-
-    34 rules of "a" by "aa", one after the other, make some 10^10 letters of one.
-    """
-    growth = 1.0
-    chains = (tokenizer.normalizer, tokenizer.pre_tokenizer)
-    waiting = [json.loads(chain.__getstate__()) for chain in chains if chain is not None]
-    while waiting:
-        rule = waiting.pop()
-        waiting += rule.get("normalizers", []) + rule.get("pretokenizers", [])
-        if rule["type"] == "Replace":
-            growth *= _growth_of(rule["pattern"], len(rule["content"]))
-        elif rule["type"] in _GROWING:
-            growth *= _GROWING[rule["type"]]
-    require(
-        growth <= _MOST_GROWTH,
-        "tokenizer.json",
-        f"its rules make a text up to {growth:,.0f} times as long",
-        allowed=f"{_MOST_GROWTH:,} times",
-    )
-
-
-def _growth_of(pattern: dict[str, str], added: int) -> float:
-    """How many times longer a text gets at most where letters are replaced by so many others."""
-    if "String" in pattern:
-        return max(1.0, added / max(1, len(pattern["String"])))
-    try:
-        is_met_anywhere = re.match(pattern["Regex"], "") is not None
-    except re.error:  # of another kind of expression
-        is_met_anywhere = True
-    return 1.0 + added if is_met_anywhere else max(1.0, added)
-
-
 class Subwords:
     """A tokenizer of transformers, as encoder of text blocks."""
 
@@ -263,7 +210,7 @@ class Subwords:
                 if path.is_file()
             }
         tokenizer = Tokenizer.from_str(fast.backend_tokenizer.to_str())
-        _require_modest_growth(tokenizer)  # or its run could not be opened
+        require_modest_growth(tokenizer)  # or its run could not be opened
         return cls(tokenizer, _frame_of(tokenizer, fast), files)
 
     @classmethod
@@ -299,17 +246,8 @@ class Subwords:
     def from_json(cls, text: str) -> Subwords:
         """What `to_json` wrote. Names of files are checked: the text may come from others."""
         held = json.loads(text)
-        for name, content in held["files"].items():
-            is_plain = bool(_FILES.fullmatch(name)) and isinstance(content, str)
-            # JSON may have half a character, and a file may not
-            is_plain = is_plain and content.encode("utf-8", "ignore").decode() == content
-            require(
-                is_plain,
-                "tokenizer.json",
-                f"holds a file named {name!r}",
-                allowed="files of a tokenizer, such as vocab.txt and tokenizer_config.json",
-            )
-        tokenizer = open_tokenizer(held["tokenizer"])
+        require_tokenizer_files(held["files"])
+        tokenizer = parse_tokenizer(held["tokenizer"])
         return cls(tokenizer, Frame.read(held["frame"]), held["files"])
 
     def to_json(self) -> str:
