@@ -238,14 +238,15 @@ def _require_package(cfg: DictConfig) -> None:
     )
 
 
-def refuse_options(words: Sequence[str]) -> None:
+def refuse_options(words: Sequence[str], written: Sequence[str]) -> None:
     """Refuse an option that Hydra does not have, and a `--config-dir` that is no folder.
 
+    `written`: the words in their first order, where the value of such an option stands behind it.
     `--lr 0.1` is such an option: settings have no dashes, so the message names `optim.lr=0.1`.
     """
     options, unknown = get_args_parser().parse_known_args(list(words))
     if unknown:
-        meant = setting_meant(unknown[0], words)
+        meant = setting_meant(unknown[0], written)
         hint = f"Did you mean {meant}?" if meant else "python -m train --help lists the settings."
         raise UserError(
             unknown[0].partition("=")[0], "no such option", hint=f"Settings are key=value. {hint}"

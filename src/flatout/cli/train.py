@@ -146,7 +146,7 @@ def _compose(words: Sequence[str], typed: Sequence[str], job: Callable[[DictConf
             guard_hydra()
             refuse_two_sizes(words)
             refuse_forbidden_options(typed)
-            refuse_options(typed)
+            refuse_options(typed, words)
             register_schemas()
             if any(word in ("-h", "--help") for word in typed):
                 from flatout.cli.settings import help_text
