@@ -473,6 +473,17 @@ def _exchange_a_weight() -> dict[str, Any]:
     }
 
 
+def _freeze_in_turn() -> dict[str, Any]:
+    """A callback freezes a weight in every other step of a training whose layers thaw."""
+
+    class FreezeInTurn(L.Callback):
+        def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, *_: Any):
+            weight = list(module.parameters())[-1]
+            weight.requires_grad_(not weight.requires_grad)
+
+    return vars(train("bert that thaws", "on", callbacks=[FreezeInTurn()])) | {"weights": None}
+
+
 def _read_the_device() -> dict[str, Any]:
     """The loss is read within the step."""
 
@@ -548,6 +559,7 @@ PLANTED: dict[str, Callable[[], dict[str, Any]]] = {
     "a baked count": _bake_a_count,
     "old offsets": _keep_old_offsets,
     "another weight": _exchange_a_weight,
+    "a weight frozen in turn": _freeze_in_turn,
     "a read of the device": _read_the_device,
     "an event of a clock": _record_an_event,
     "a forgotten counter": _forget_a_counter,

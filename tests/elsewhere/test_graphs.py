@@ -152,6 +152,12 @@ def test_another_weight_or_another_group_of_the_optimizer_is_captured_anew(plant
     assert found["captured"] == 15
 
 
+def test_a_callback_that_freezes_in_each_step_is_not_taken_for_thaws(planted):
+    found = planted["a weight frozen in turn"]
+    assert found["steps"] == 24
+    assert found["summary"] == "off, another value of the trained weights in each step"
+
+
 def test_a_step_that_reads_the_device_stays_plain_with_the_reason(planted):
     found = planted["a read of the device"]
     assert found["replayed"] == 0

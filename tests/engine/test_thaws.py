@@ -67,6 +67,17 @@ def test_a_stretch_ends_with_the_step_before_a_thaw() -> None:
     assert found == {50: 25, 125: 25}
 
 
+def test_a_thaw_is_noticed_once_and_weights_that_somebody_else_frees_are_none() -> None:
+    training = Training(Layers(thawed_over=1.5))
+    thaws = Thaws(training, least=40)
+    training.network.layers[0].requires_grad_(True)
+    assert not thaws.notice()
+    training.network.layers[0].requires_grad_(False)
+    training.steps = 75
+    thaws.follow()
+    assert [thaws.notice(), thaws.notice()] == [True, False]
+
+
 def test_nothing_is_captured_shortly_before_a_thaw() -> None:
     training = Training(Layers(thawed_over=1.5))
     thaws = Thaws(training, least=40)

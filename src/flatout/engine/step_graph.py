@@ -270,7 +270,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             self._is_proven = False
             self._seen.clear()
             self._seen[shape] = 1
-        if changed == _TRAINED and self.thaws is not None:
+        if changed == _TRAINED and self.thaws is not None and self.thaws.notice():
             return "the first behind a thaw"
         self._changes += 1
         are_many = self._changes > _MOST_CHANGES

@@ -28,6 +28,8 @@ class _KnowsThaws(Protocol):
 
     def epochs_frozen(self) -> float: ...
 
+    def layers_waiting(self) -> int: ...
+
 
 class ThawingTask(Protocol):
     """What is asked of a task of flatout."""
@@ -50,6 +52,7 @@ class Thaws:
         self._task = task
         self._network = network
         self._least = least
+        self._waiting = network.layers_waiting()  # layers, when `notice` was called last
         self.count = 0
         """Thaws behind which steps were captured and proven anew."""
 
@@ -69,6 +72,12 @@ class Thaws:
     def follow(self) -> None:
         """Let layers train whose time has come after the step that was counted last."""
         self._task.thaw_layers(self._task.trainer.global_step)
+
+    def notice(self) -> bool:
+        """Whether layers have joined the training since this was asked last."""
+        waiting_before = self._waiting
+        self._waiting = self._network.layers_waiting()
+        return self._waiting < waiting_before
 
     def reason_against(self) -> str:
         """Why captures never pay in this training; empty where they do."""

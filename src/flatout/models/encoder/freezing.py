@@ -101,6 +101,10 @@ class FreezableEncoder(LayeredEncoder):
         due = int(self._frozen_at_first * min(1.0, epochs / self.unfreeze_epochs))
         return max(0, due - self._frozen_at_first + len(self._waiting))
 
+    def layers_waiting(self) -> int:
+        """How many layers are frozen now and will thaw."""
+        return len(self._waiting)
+
     def epochs_frozen(self) -> float:
         """Epochs before the first frozen layer joins the training; infinite where none does."""
         return self.unfreeze_epochs / self._frozen_at_first if self._waiting else math.inf
