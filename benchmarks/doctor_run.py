@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claim import Claim, Options, bounded, reaching
+from benchmarks.verdict_cost import measure_in_lightning
 from flatout.data.store.cache import default_cache_folder
 from flatout.distributed.processes import wait_until_warm, warm_start
 from flatout.errors import did_you_mean, require
@@ -140,6 +141,9 @@ def claims(options: Options) -> Iterator[Claim]:
             yield _cost_claim(script, kept.of(f"cost of {script}", partial(measure_cost, script)))
         hooks = kept.of("hooks of transformers", measure_hooks)
         yield _hooks_claim(hooks["us"])
+        yield _verdict_claim(
+            kept.of("Verdict in Lightning", partial(apart.run, measure_in_lightning))
+        )
 
 
 def chosen(options: Options) -> list[str]:
@@ -457,6 +461,17 @@ def _hooks_claim(us: float) -> Claim:
     share = us / 10 / _COST_MS
     name = f"cost of a step of {_COST_MS:g} ms, hooks of HFVerdict alone"
     return bounded(name, share, "%", most=_MOST_COST, note=f"{us:.0f} µs of the processor a step")
+
+
+def _verdict_claim(row: dict[str, Any]) -> Claim:
+    share = row["more_us"] / 10 / _COST_MS
+    low, high = row["spread_us"]
+    note = (
+        f"µs of the processor a step: {row['without_us']:.0f} without, {row['with_us']:.0f} with;"
+        f" half of the differences are {low:.0f} to {high:.0f}"
+    )
+    name = f"cost of a step of {_COST_MS:g} ms, Verdict() in a Trainer of Lightning"
+    return bounded(name, share, "%", most=_MOST_COST, note=note)
 
 
 def _cost_claim(script: str, row: dict[str, Any]) -> Claim:
