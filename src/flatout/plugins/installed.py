@@ -6,6 +6,7 @@ A package names a part in its `pyproject.toml`; from then on the part has that n
     average = "their_package.models:AverageConfig"      →    python -m train model=average
 
 A package is imported when a name is asked for that flatout itself does not have, and not before.
+The logger of Trackio comes this way from flatout's own `pyproject.toml`: what it needs is an extra.
 Only what is installed can be named: no file of settings adds a place to look in. Open this file to
 add a group of parts.
 """
@@ -20,8 +21,6 @@ from typing import Any
 from flatout.errors import UserError, first_line
 
 PartGroup = StrEnum("PartGroup", "kinds models loggers")
-_OURS = (EntryPoint("trackio", "flatout.callbacks.trackio:TrackioConfig", "flatout.loggers"),)
-"""Parts of flatout that come the same way, as what they need is no dependency."""
 
 
 def find_part(group: PartGroup, name: str) -> Any:
@@ -57,9 +56,8 @@ def name_of_part(group: PartGroup, kind: type) -> str | None:
 
 
 def _points(group: PartGroup, name: str | None = None) -> Iterator[EntryPoint]:
-    found = entry_points(group=f"flatout.{group}")
-    for point in (*_OURS, *found):
-        if point.group == f"flatout.{group}" and name in (None, point.name):
+    for point in entry_points(group=f"flatout.{group}"):
+        if name in (None, point.name):
             yield point
 
 
