@@ -138,7 +138,7 @@ class TurnCounter(L.Callback):
         from tests.elsewhere.device import There
 
         assert self.loop.graphs is not None
-        self._at_once = self.loop.graphs.at_once
+        self._at_once = self.loop.graphs.counts.at_once
         self._first = trainer.global_step
         There.watch = self._count_operator
         sys.setprofile(self._count_call)
@@ -150,7 +150,7 @@ class TurnCounter(L.Callback):
         There.watch = None
         assert self.loop.graphs is not None
         self.counts.steps = trainer.global_step - self._first
-        self.counts.steps_at_once = self.loop.graphs.at_once - self._at_once
+        self.counts.steps_at_once = self.loop.graphs.counts.at_once - self._at_once
         trainer.should_stop = True
 
     def _count_operator(self, operator: OpOverload) -> None:

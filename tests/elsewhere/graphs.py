@@ -167,8 +167,8 @@ class KeepLosses(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         if self.loop.graphs is not None:
-            self.replayed = self.loop.graphs.replayed
-            self.at_once = self.loop.graphs.at_once
+            self.replayed = self.loop.graphs.counts.replayed
+            self.at_once = self.loop.graphs.counts.at_once
             self.summary = self.loop.graphs.summary()
 
 

@@ -39,6 +39,7 @@ from flatout.engine.captures import Capture, Replayable
 from flatout.engine.device_rates import DeviceRates
 from flatout.engine.graph_buffers import BatchT, Buffers, Ring, ShapeT
 from flatout.engine.host_state import State, first_difference, state_of_module
+from flatout.engine.replay_counts import ReplayCounts
 from flatout.engine.step_snapshot import (
     StepSnapshot,
     copy_of,
@@ -146,8 +147,6 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         self._changes = 0  # of it between steps
         self._unfit: set[ShapeT] = set()  # those that could not be captured
         self._is_proven = False  # for the weights that are trained now
-        self._captured = 0  # steps that were captured, also those that were forgotten
-        self._most_bytes = 0  # that captures have held
         self._outputs: dict[str, Any] = {}  # of the last replay
         self.ring: Ring[ShapeT, BatchT] | None = None
         """Where captured steps read their batches, if many may follow each other."""
@@ -155,31 +154,26 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         """When layers of the network thaw; None: never."""
         self.why_off = ""  # why no step is replayed any more
         self.evidence = ""  # of the proof
-        self.replayed = 0  # steps
-        self.at_once = 0  # of these in stretches
         self.why_alone = "as the module is not flatout's"
         """Why the next replay is no part of a stretch."""
-        self.alone = Counter[str]()  # such replays, by reason
-        self.plain = Counter[str]()  # other steps by reason
-        self._tokens = 0  # of all replayed batches
-        self._computed_tokens = 0  # of their buffers
+        self.counts = ReplayCounts()
 
     def take(self, batch: BatchT) -> BatchT | None:
         """Take the step of a batch; if a plain step must take it, the batch for that step."""
         shape = self._shape_of(batch)
         if isinstance(shape, str):
-            self.plain[shape] += 1
+            self.counts.plain[shape] += 1
             return batch
         self._seen[shape] += 1
         reason = self._reason_for_plain(shape)
         if reason and self._watch is not None:
-            self.plain[reason] += 1
+            self.counts.plain[reason] += 1
             if not self.why_off:
                 self._watch.watch_next(shape)
             return batch
         buffer = self._fill(shape, batch)
         if reason:
-            self.plain[reason] += 1
+            self.counts.plain[reason] += 1
             return buffer
         self._step.rates = self._rates
         if self._rates is not None:
@@ -192,9 +186,9 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             # A trial leaves its gradients, to which the plain step would add its own.
             self._step.optimizer.zero_grad()
             if self.why_off:
-                self.plain[self.why_off] += 1
+                self.counts.plain[self.why_off] += 1
                 return batch
-            self.plain["that could not be replayed"] += 1
+            self.counts.plain["that could not be replayed"] += 1
             return buffer
         self._end_replay(shape, graph, batch)
         self._shapes.release(buffer)
@@ -232,9 +226,9 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         losses, norms = self.ring.take(len(batches))
         self._step.losses.values.extend(losses)
         self._step.losses.norms.extend(norms)
-        self._count_tokens(shapes, batches)
-        self.replayed += len(batches)
-        self.at_once += len(batches)
+        self.counts.add_tokens(*self._shapes.count_tokens(shapes, batches))
+        self.counts.replayed += len(batches)
+        self.counts.at_once += len(batches)
 
     def take_outputs(self) -> dict[str, Any]:
         """What `training_step` would have returned for the batch that was replayed last."""
@@ -253,7 +247,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             self._forget_graphs()
         # only SGD without momentum keeps nothing
         has_state = self._step.optimizer.state or isinstance(self._step.optimizer, SGD)
-        if self.plain["the first steps"] < _PLAIN_FIRST or not has_state:
+        if self.counts.plain["the first steps"] < _PLAIN_FIRST or not has_state:
             return "the first steps"
         if changed and (had_graphs or self._watch is not None or changed == _TRAINED):
             # A plain step lets the optimizer and the clipping learn of the new weights.
@@ -274,7 +268,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             return "the first behind a thaw"
         self._changes += 1
         are_many = self._changes > _MOST_CHANGES
-        if are_many and self.replayed < _LEAST_REPLAYS * self._changes:
+        if are_many and self.counts.replayed < _LEAST_REPLAYS * self._changes:
             self._turn_off(f"another value of {changed} in each step")
             return self.why_off
         if self._watch is not None:
@@ -316,9 +310,9 @@ class StepGraphs(Generic[ShapeT, BatchT]):
 
     def _end_replay(self, shape: ShapeT, graph: CapturedStep[ShapeT], batch: BatchT) -> None:
         """Count a replayed step, and hand on what it has computed."""
-        self.replayed += 1
-        self.alone[self.why_alone] += 1
-        self._count_tokens([shape], [batch])
+        self.counts.replayed += 1
+        self.counts.alone[self.why_alone] += 1
+        self.counts.add_tokens(*self._shapes.count_tokens([shape], [batch]))
         # copies, as the next replay writes to the same addresses
         self._outputs = change_tensors(graph.ran.outputs, Tensor.clone)
         if self._watch is not None:
@@ -332,17 +326,12 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         for weight, gradient in graph.gradients:
             weight.grad = gradient
 
-    def _count_tokens(self, shapes: Sequence[ShapeT], batches: Sequence[BatchT]) -> None:
-        tokens, computed_tokens = self._shapes.count_tokens(shapes, batches)
-        self._tokens += tokens
-        self._computed_tokens += computed_tokens
-
     def _give_up(self, shape: ShapeT, why: str) -> None:
         """Train batches of this shape plainly; all batches, if nothing was ever replayed."""
         self._unfit.add(shape)
         if self._watch is not None and self._watch.reason:
             self._turn_off(self._watch.reason)
-        elif not self._is_proven and not self.replayed:
+        elif not self._is_proven and not self.counts.replayed:
             self._turn_off(f"its capture failed ({why})")
         else:
             print(f"step graph: batches of {shape} stay plain ({why})", flush=True)
@@ -362,35 +351,11 @@ class StepGraphs(Generic[ShapeT, BatchT]):
 
     def summary(self) -> str:
         """Which share of the steps was replayed, and why each other one was not."""
-        facts = self.facts()
-        steps = self.replayed + self.plain.total()
-        others = ", ".join(f"{count:,} {reason}" for reason, count in self.plain.most_common())
-        if not self.replayed:
-            return f"off, {self.why_off}" if self.why_off else f"no step, {others}"
-        graphs = f"{facts['graphs']} graphs"
-        if facts["thaws"]:
-            graphs += f", captured again behind {facts['thaws']} thaws"
-        replayed = (
-            f"{self.replayed / steps:.1%} of {steps:,} steps in one launch each,"
-            f" {graphs}, {facts['padding_share']:.1%} padding, {facts['memory_mb']:.0f} MB"
-        )
-        alone = ", ".join(f"{count:,} {reason}" for reason, count in self.alone.most_common())
-        replayed += f"; {self.at_once:,} of them in stretches, alone: {alone}"
-        return f"{replayed}; plainly: {others}" if others else replayed
+        return self.counts.summary(self.why_off)
 
     def facts(self) -> dict[str, Any]:
         """The same as numbers."""
-        return {
-            "replayed_steps": self.replayed,
-            "steps_in_stretches": self.at_once,
-            "steps_alone": dict(self.alone),
-            "plain_steps": dict(self.plain),
-            "graphs": self._captured,
-            "thaws": 0 if self.thaws is None else self.thaws.count,
-            "padding_share": self._computed_tokens / max(1, self._tokens) - 1,
-            "memory_mb": self._most_bytes / 1e6,
-            "evidence": self.evidence or self.why_off,
-        }
+        return self.counts.facts() | {"evidence": self.evidence or self.why_off}
 
     def _shape_of(self, batch: BatchT) -> ShapeT | str:
         if not self.why_off:
@@ -479,8 +444,8 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         gradients = [(weight, weight.grad) for weight in self._step.module.parameters()]
         graph = CapturedStep(shape, captured, ran[0], gradients)
         self._graphs[shape] = graph
-        self._captured += 1
-        self._most_bytes = max(self._most_bytes, self._capture.num_bytes)
+        self.counts.graphs += 1
+        self.counts.most_bytes = max(self.counts.most_bytes, self._capture.num_bytes)
         return graph
 
     def _prove(self, shape: ShapeT, buffer: BatchT, batch: BatchT) -> CapturedStep[ShapeT] | None:
@@ -505,7 +470,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             return None
         self._is_proven = True
         if self.evidence and self.thaws is not None:
-            self.thaws.count += 1
+            self.counts.thaws += 1
         # Each step of a watched module has a proof of its own, of which the first is told.
         if not self.evidence or self._watch is None:
             noise = max(proof.noise)

@@ -53,8 +53,6 @@ class Thaws:
         self._network = network
         self._least = least
         self._waiting = network.layers_waiting()  # layers, when `notice` was called last
-        self.count = 0
-        """Thaws behind which steps were captured and proven anew."""
 
     def steps_to_next(self, most: int) -> int:
         """How many steps there are up to the next behind which layers thaw; at most `most`."""
