@@ -9,6 +9,7 @@ lie elsewhere.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -166,19 +167,30 @@ class ElsewhereCapture:
 
 @contextmanager
 def refusing_the_host() -> Iterator[None]:
-    """What no operator shows: locked pages, the random state, and events of a clock."""
+    """What no operator shows: locked pages, the random state, and events of a clock.
 
-    def refuse_call(*unused: Any, **named: Any) -> Any:
-        raise CaptureError(
-            "page-locked memory, the random state or an event is asked for while capturing"
-        )
+    As on CUDA other threads may ask for them: they gather batches meanwhile.
+    """
+    capturing = threading.get_ident()
+
+    def refusing(owner: Any, name: str) -> Any:
+        plain = getattr(owner, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            if threading.get_ident() == capturing:
+                raise CaptureError(
+                    "page-locked memory, the random state or an event is asked for while capturing"
+                )
+            return plain(*arguments, **named)
+
+        return mock.patch.object(owner, name, call)
 
     with (
-        mock.patch.object(Tensor, "pin_memory", refuse_call),
-        mock.patch.object(torch, "get_rng_state", refuse_call),
-        mock.patch.object(torch, "set_rng_state", refuse_call),
-        mock.patch.object(torch.cuda.Event, "record", refuse_call),
-        mock.patch.object(torch.cuda.Stream, "record_event", refuse_call),
+        refusing(Tensor, "pin_memory"),
+        refusing(torch, "get_rng_state"),
+        refusing(torch, "set_rng_state"),
+        refusing(torch.cuda.Event, "record"),
+        refusing(torch.cuda.Stream, "record_event"),
     ):
         yield
 

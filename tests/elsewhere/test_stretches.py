@@ -53,3 +53,11 @@ def test_a_step_within_a_stretch_that_is_not_finite_is_left_out(results):
     assert found["at_once"] > 0
     assert found["skipped"] == [stretches.BROKEN]
     assert found["has_equal_losses"] and found["has_equal_weights"]
+
+
+def test_steps_that_are_left_out_prove_no_replay(results):
+    found = results["broken at first"]
+    assert tuple(found["skipped"]) == stretches.BROKEN_FIRST
+    assert f"{len(stretches.BROKEN_FIRST)} that could not be replayed" in found["summary"]
+    assert found["at_once"] > 0
+    assert found["has_equal_losses"] and found["has_equal_weights"]

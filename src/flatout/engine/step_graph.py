@@ -140,7 +140,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             step.rates = self._rates
         self._seen = Counter[ShapeT]()  # batches of each shape
         self._buffers: dict[ShapeT, BatchT] = {}
-        self._graphs: dict[ShapeT | str, CapturedStep[ShapeT]] = {}
+        self._graphs: dict[ShapeT | str, CapturedStep[ShapeT]] = {}  # that are proven
         self._facts = State()  # what the graphs have fixed, see `_describe`
         # Whether nobody can have changed it since `may_replay_many`.
         self._is_described = False
@@ -294,12 +294,16 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         if self.ring is not None:
             self.ring.begin(buffer)
         graph = self._graphs.get(shape)
-        needs_proof = self._watch is not None or not self._is_proven
-        if graph is None and needs_proof:
-            return self._prove(shape, buffer, batch)
-        if graph is None:
+        if graph is not None:
+            self._launch(graph, buffer)
+            return graph
+        if self._watch is not None or not self._is_proven:
+            graph = self._prove(shape, buffer, batch)
+        else:
             graph = self._capture_step(shape, buffer)
-        self._launch(graph, buffer)
+            self._launch(graph, buffer)
+        if graph is not None:
+            self._graphs[shape] = graph
         return graph
 
     def _launch(self, graph: CapturedStep[ShapeT], buffer: BatchT) -> None:
@@ -442,11 +446,9 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             # A capture only records on CUDA; wherever it computes, too, nothing of it may stay.
             start.restore()
         gradients = [(weight, weight.grad) for weight in self._step.module.parameters()]
-        graph = CapturedStep(shape, captured, ran[0], gradients)
-        self._graphs[shape] = graph
         self.counts.graphs += 1
         self.counts.most_bytes = max(self.counts.most_bytes, self._capture.num_bytes)
-        return graph
+        return CapturedStep(shape, captured, ran[0], gradients)
 
     def _prove(self, shape: ShapeT, buffer: BatchT, batch: BatchT) -> CapturedStep[ShapeT] | None:
         """Take the step plainly and by replays, always from the same start.
@@ -492,7 +494,8 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             self._launch(graph, buffer)
 
         first_outputs = copy_of(self._run(plain_batch).tensors())
-        moved = start.distance()
+        # A step that is left out sets its flag and moves nothing else: it would prove nothing.
+        moved = 0.0 if self._step.losses.is_flagged else start.distance()
         first_end = self._snapshot()
         start.restore()
         graph = self._capture_step(shape, buffer)

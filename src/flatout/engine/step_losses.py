@@ -50,12 +50,20 @@ class StepLosses:
         self._inverse_norms: dict[float, Tensor] = {}  # 1 / the longest norm, on the device
 
     @property
+    def is_flagged(self) -> bool:
+        """Whether the device has left out the last step; waits for it.
+
+        Always False where the host decides.
+        """
+        return self.broken is not None and bool(self.broken)
+
+    @property
     def may_be_broken(self) -> bool:
         """Whether the device has found a step that is not finite, so that training will stop.
 
         Waits for the device. Always False where the host decides.
         """
-        return self.broken is not None and self.policy is NotFinite.stop and bool(self.broken)
+        return self.policy is NotFinite.stop and self.is_flagged
 
     @contextmanager
     def of_step(self, loss: Tensor | None) -> Iterator[None]:
