@@ -373,6 +373,15 @@ def _of_hydras_own() -> Iterator[Case]:
             text += " '0,1'}}, help: {header: \"x\\ntouch <canary>\\n\"}}\n"
             name = f"settings {number} of the launcher {launcher}"
             yield _file(name, text, f"hydra/launcher={launcher}", is_whole=True)
+    other = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"
+    text = "defaults: [/experiment@_global_: none, _self_]\nhydra: {mode: MULTIRUN, launcher: "
+    text += f"{{_target_: {other}}}, sweeper: {{params: {{seed: '0,1'}}}}}}\n"
+    files = {
+        "experiment/evil.yaml": f"# @package _global_\n{text}",
+        "experiment/none.yaml": "# @package _global_\nhydra: {launcher: null}\n",
+    }
+    name = "another launcher where a file has taken ours away"
+    yield Case(name, ("+experiment=evil",), files, ENVIRONMENT, is_whole=True)
     for target in ("os.system", "hydra_plugins.flatout_trials.TrialLauncher", "7"):
         settings = {"hydra": {"mode": "MULTIRUN", "sweeper": {"_target_": target}}}
         yield _file(f"a sweeper that is {target}", settings, is_whole=True)
@@ -395,6 +404,14 @@ def _of_parts() -> Iterator[Case]:
     for kind, setting in (("mlflow", "tracking_uri: <outside>/x"), ("wandb", "entity: somebody")):
         text = f"defaults: [/schema/logger@logger.mine: {kind}]\nlogger: {{mine: {{{setting}}}}}\n"
         yield _file(f"{kind} under another name", text)
+        text = f"defaults: [/schema/logger@logger[a.b]: {kind}]\n"
+        text += f"logger: {{a.b: {{{setting}}}}}\n"
+        yield _file(f"{kind} under a name with a dot", text)
+    for written in ("../../outside/x", "/tmp/x"):
+        text = (
+            f"defaults: [override /logger: trackio]\nlogger: {{trackio: {{project: {written}}}}}\n"
+        )
+        yield _file(f"a project of Trackio in {written}", text)
     yield _file("a registry of models", {"trainer": {"model_registry": "somebody/models"}})
     name = "${hydra.runtime.output_dir}/${hydra.job.name}.log"
     log = f"{{class: logging.FileHandler, filename: '{name}'}}"

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from flatout.checkpoints.folder import MANIFEST, STATE, TENSORS, FolderCheckpointIO
 from flatout.checkpoints.folder import sealed as sealed_manifest
 from flatout.checkpoints.kept import shelve
-from flatout.checkpoints.odd_state import is_like, is_of_checkpoint
+from flatout.checkpoints.odd_state import is_like, is_of_checkpoint, require_own_paths
 from flatout.checkpoints.same_run import differences
 from flatout.data.store.store import file_checksum
 from flatout.errors import UserError
@@ -158,6 +158,40 @@ def test_taking_checkpoints_away_takes_a_link_and_not_what_it_leads_to(planted, 
             said = str(error)
             assert "link" in said
     assert sorted(path.name for path in outside.iterdir()) == [MANIFEST, STATE, TENSORS]
+
+
+def test_nothing_but_a_checkpoint_is_taken_away(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    FolderCheckpointIO().remove_checkpoint(tmp_path / "mine")
+    assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
+    FolderCheckpointIO().remove_checkpoint(checkpoint(tmp_path / "step-1", {}))
+    assert not (tmp_path / "step-1").exists()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["<own>/../mine", "<own>/link/x", "http://x.invalid/leak", "memory::x", "../mine", ["x"]],
+)
+@pytest.mark.parametrize("key", ["best_model_path", "last_model_path", "best_k_models"])
+def test_a_state_of_a_checkpoint_names_no_file_elsewhere_to_take_away(key, path, tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "link").symlink_to(tmp_path)
+    if isinstance(path, str):
+        path = path.replace("<own>", str(own))
+    elif key == "best_k_models":
+        return  # JSON has no lists for names
+    state = {key: {path: 0.5} if key == "best_k_models" else path}
+    with pytest.raises(UserError, match="outside of its folder"):
+        require_own_paths(state, own, "ModelCheckpoint")
+
+
+def test_a_state_of_a_checkpoint_may_name_its_own_files_and_those_of_a_folder_before(tmp_path):
+    for path in (tmp_path / "own" / "epoch=1.ckpt", tmp_path / "before" / "x.ckpt", ""):
+        require_own_paths({"best_model_path": str(path)}, tmp_path / "own", "ModelCheckpoint")
+    bucket = "s3://bucket/checkpoints"
+    require_own_paths({"last_model_path": f"{bucket}/last.ckpt"}, bucket, "ModelCheckpoint")
 
 
 def test_a_folder_of_checkpoints_that_is_a_link_is_not_emptied(tmp_path):

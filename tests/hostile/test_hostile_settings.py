@@ -15,7 +15,11 @@ from huggingface_hub import constants
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
 
-from flatout.cli.boundary import _check_list_of_trials, _require_no_secret_in_clear
+from flatout.cli.boundary import (
+    _check_list_of_trials,
+    _require_no_secret_in_clear,
+    _require_plain_launcher,
+)
 from flatout.cli.composing import without_value
 from flatout.cli.kept_help import checksum_of
 from flatout.cli.targets import check_targets
@@ -219,6 +223,60 @@ def test_a_file_names_folders_below_a_folder_of_runs_that_is_a_link(text, tmp_pa
     (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
     words = [f"--config-dir={tmp_path}", "+experiment=mine", "--cfg=job"]
     assert run_train(words, monkeypatch) == 0
+
+
+def _plant_link(path: Path, outside: Path) -> None:
+    path.symlink_to(outside)
+
+
+def _plant_second_name(path: Path, outside: Path) -> None:
+    os.link(outside, path)
+
+
+def _plant_pipe(path: Path, outside: Path) -> None:
+    os.mkfifo(path)
+
+
+PLANTED = {
+    "a link": (_plant_link, "is a link that leads out"),
+    "a second name": (_plant_second_name, "has another name, too"),
+    "a pipe": (_plant_pipe, "is a pipe or a device"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize(
+    ("key", "file"), [("run", "train.log"), ("sweep", "multirun.yaml")], ids=["run", "sweep"]
+)
+def test_a_folder_of_a_file_holds_nothing_that_lies_elsewhere(
+    name, key, file, tmp_path, monkeypatch, capsys
+):
+    plant, said = PLANTED[name]
+    outside = tmp_path / "mine.txt"
+    outside.write_text("mine")
+    (tmp_path / "work" / "outputs" / "x").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    plant(Path("outputs", "x", file), outside)
+    (tmp_path / "experiment").mkdir()
+    text = f"# @package _global_\nhydra: {{{key}: {{dir: outputs/x}}}}\n"
+    (tmp_path / "experiment" / "evil.yaml").write_text(text)
+    words = [f"--config-dir={tmp_path}", "+experiment=evil"]
+    assert run_train([*words, *(["-m", "seed=1,2"] if key == "sweep" else [])], monkeypatch) == 2
+    assert said in capsys.readouterr().err
+    assert outside.read_text() == "mine"
+
+
+def test_a_launcher_that_unpickles_results_is_typed_and_finds_none_of_others(tmp_path):
+    cfg = OmegaConf.create({"hydra": {"launcher": {"_target_": "theirs.Launcher"}}})
+    with pytest.raises(UserError, match=r"theirs\.Launcher stands in a file"):
+        _require_plain_launcher(cfg, tmp_path / "new", [])
+    typed = ["hydra/launcher=theirs"]
+    _require_plain_launcher(cfg, tmp_path / "new", typed)
+    with pytest.raises(UserError, match="unpickles results"):
+        _require_plain_launcher(cfg, tmp_path, typed)
+    _require_plain_launcher(cfg, tmp_path, [*typed, f"hydra.sweep.dir={tmp_path}"])
+    cfg.hydra.launcher._target_ = LauncherSettings._target_
+    _require_plain_launcher(cfg, tmp_path, [])
 
 
 OF_ENVIRONMENT = "${oc.env:FLATOUT_HOSTILE}"
@@ -540,6 +598,29 @@ def test_references_that_double_are_refused_before_they_are_followed():
     doubling = {f"a{number}": f"${{callbacks.a{number + 1}}}" * 2 for number in range(40)}
     said = said_of({"callbacks": {**doubling, "a40": "x"}})
     assert "unfold to too long a text" in said
+
+
+def _doubling(reference: str) -> dict[str, object]:
+    """Forty values, each of which refers twice to the next."""
+    values = {f"a{number}": reference.format(number + 1) * 2 for number in range(40)}
+    return {**values, "a40": "x"}
+
+
+DOUBLING = {
+    "in brackets": {"trainer": _doubling("${{[trainer][a{}]}}")},
+    "by another name": {"callbacks": "${trainer}", "trainer": _doubling("${{callbacks.a{}}}")},
+    "as mappings": {
+        **{f"a{number}": dict.fromkeys("xy", f"${{a{number + 1}}}") for number in range(24)},
+        "a24": {"z": 1},
+    },
+    "as lists": {**{f"a{number}": [f"${{a{number + 1}}}"] * 2 for number in range(24)}, "a24": [1]},
+}
+
+
+@pytest.mark.parametrize("name", DOUBLING)
+def test_references_double_in_many_ways(name):
+    with pytest.raises(UserError, match="unfold to too long a text"):
+        check_growth(DOUBLING[name])
 
 
 def test_references_are_followed_to_their_end():

@@ -59,6 +59,14 @@ def test_of_ten_runs_that_begin_at_once_each_has_a_folder_of_its_own(tmp_path):
     )
 
 
+def test_a_link_beside_a_folder_that_is_taken_is_passed_over(tmp_path):
+    claim_folder(tmp_path / "now")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "now_2").symlink_to(tmp_path / "elsewhere")
+    assert claim_folder(tmp_path / "now") == tmp_path / "now_3"
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
 @pytest.mark.soak(seconds=3)
 def test_runs_of_the_same_second_lose_no_result(tmp_path, monkeypatch, capsys):
     (tmp_path / "conf" / "experiment").mkdir(parents=True)

@@ -23,7 +23,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.plugins.precision import DoublePrecision
 
 from flatout.callbacks.clock import Clock, find_clock
@@ -38,7 +38,7 @@ from flatout.checkpoints.folder import (
     route_folders,
 )
 from flatout.checkpoints.kept import Best, find_checkpoint, link, newest_first, shelve
-from flatout.checkpoints.odd_state import is_like
+from flatout.checkpoints.odd_state import is_like, require_own_paths
 from flatout.checkpoints.position import Boundary, Position, batches_of, loader_states, store_data
 from flatout.checkpoints.same_run import plan_facts, require_same_training
 from flatout.checkpoints.settings import CheckpointConfig
@@ -417,6 +417,8 @@ class ExactCheckpoint(InBothLightnings, Checkpoint):
             # parts of your own may keep other states than they begin with
             is_ours = type(callback).__module__.startswith("flatout.")
             key = callback.state_key
+            if isinstance(callback, either(ModelCheckpoint)) and key in checkpoint["callbacks"]:
+                require_own_paths(checkpoint["callbacks"][key], callback.dirpath, key)
             if is_ours and key in checkpoint["callbacks"]:
                 require(
                     is_like(checkpoint["callbacks"][key], callback.state_dict()),

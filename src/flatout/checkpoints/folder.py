@@ -138,7 +138,9 @@ class FolderCheckpointIO(InBothLightnings, CheckpointIO):
         return {**state, ABOUT: about} if about else state
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        shutil.rmtree(path, ignore_errors=True)
+        # A path may come from the state of a callback: nothing but a checkpoint goes.
+        if (Path(path) / MANIFEST).is_file():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 class RoutedCheckpointIO(InBothLightnings, CheckpointIO):

@@ -8,9 +8,11 @@ own is never among them: its errors keep their traceback.
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -26,6 +28,8 @@ _RESTORING = (
 )
 # modules that compute with it in later steps, and fail themselves where it is odd
 _USING = ("torch.optim", "lightning.pytorch.callbacks.early_stopping", "flatout.engine.schedule")
+# what Lightning's ModelCheckpoint keeps of files that it has written, and later removes
+_WRITTEN = ("best_model_path", "kth_best_model_path", "last_model_path")
 _LIKE_WEIGHTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum")
 _PACKAGES = {
     "flatout",
@@ -77,6 +81,38 @@ def require_fitting_states(optimizers: Iterable[Optimizer]) -> None:
                     f"the optimizer's {name} of a weight of {list(weight.shape)} does not fit",
                     hint="It was changed, or is of another run: resume another checkpoint.",
                 )
+
+
+def require_own_paths(state: object, folder: str | Path | None, key: str) -> None:
+    """Refuse paths in a state of Lightning's ModelCheckpoint that lead out of its folder.
+
+    Lightning removes what they name. `folder`: where the callback writes now. Paths of a run that
+    was moved lie in its old folder, and Lightning leaves those alone.
+    """
+    if not isinstance(state, Mapping):
+        return  # Lightning fails there, and says so
+    best = state.get("best_k_models")
+    paths = [state.get(name) for name in _WRITTEN]
+    paths += list(best) if isinstance(best, Mapping) else []
+    for path in paths:
+        require(
+            not path or (isinstance(path, str) and not _leads_out(path, str(folder or ""))),
+            "checkpoint",
+            f"the state of {key} names {path!r}, outside of its folder",
+            hint="It was changed, or is of another run: resume another checkpoint.",
+        )
+
+
+def _leads_out(path: str, folder: str) -> bool:
+    """Whether what a path names could be removed in another folder than this one."""
+    if ".." in Path(path).parts:
+        return True
+    if "://" in path or "::" in path or path.startswith("data:"):
+        # an address, as the folder may be one
+        return not (folder and path.startswith(f"{folder.rstrip('/')}/"))
+    own = Path(folder).absolute()
+    is_below = own in Path(path).absolute().parents
+    return is_below and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(own))
 
 
 def is_like(saved: object, usual: object) -> bool:

@@ -58,6 +58,7 @@ from flatout.config import NAMES, RunConfig
 from flatout.errors import UserError, require
 from flatout.files import is_plain_part, require_inside
 from flatout.masking import mask_words
+from flatout.run.run_folder import require_no_link_outside
 from flatout.sweep.settings import LauncherSettings
 
 # classes and texts that settings of Python's logging may name
@@ -73,6 +74,11 @@ _LOGGING_TEXTS = (
     "${hydra.runtime.output_dir}/${hydra.job.name}.log",
 )
 _MOST_TRIALS = 100_000
+# Others keep their results as pickles, or start programs.
+_PLAIN_LAUNCHERS = (
+    LauncherSettings._target_,
+    "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
+)
 _LEVELS_OF_ALL = ("DEBUG", "NOTSET", "0", "10")
 # of a form of messages: what a file may say of how it is filled in, and checked
 _FORMS = {"style": "%", "validate": True}
@@ -297,6 +303,8 @@ def _check_logging(settings: object, name: str) -> None:
 
 def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """A typed folder may lie anywhere; a folder from a file must lie below `output`."""
+    # Later on, for each trial, they hold what this sweep has written.
+    is_first = OmegaConf.is_missing(cfg.hydra.job, "num")
     numbered = cfg.copy()
     with open_dict(numbered):
         for name in ("num", "id"):  # Hydra fills these when a trial begins
@@ -315,7 +323,12 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
         require(folder.isprintable(), key, repr(folder), allowed="a folder")
         if not _is_typed(key, overrides):
             _check_folder_of_runs(folder, key, output)
-    _check_launcher(numbered, [output, Path(str(_value(numbered, "hydra.sweep.dir")))], overrides)
+            if is_first:
+                _require_files_of_its_own(Path(folder))
+    sweep = Path(str(_value(numbered, "hydra.sweep.dir")))
+    if is_first:
+        _require_plain_launcher(numbered, sweep, overrides)
+    _check_launcher(numbered, sweep, overrides)
     for key in ("hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.name"):
         part = _value(numbered, key)
         require(
@@ -363,6 +376,21 @@ def _check_folder_of_runs(folder: str, key: str, output: Path) -> None:
     require(is_below, key, f"{folder!r} is the folder of all runs", allowed="one below it")
 
 
+def _require_files_of_its_own(folder: Path) -> None:
+    """Refuse a folder that is there already, with files that are other files, too.
+
+    Hydra writes its settings and logs there before a run looks at it.
+    """
+    require_no_link_outside(folder)
+    for path in folder.rglob("*"):
+        require(
+            not path.is_file() or path.lstat().st_nlink == 1,
+            str(path),
+            "is a file that has another name, too",
+            hint="Remove it, or type the folder on the command line.",
+        )
+
+
 def _require_plain_folder(folder: str, key: str) -> None:
     """Refuse signs by which a library may take a folder's name for more than a name.
 
@@ -377,8 +405,30 @@ def _require_plain_folder(folder: str, key: str) -> None:
     )
 
 
-def _check_launcher(cfg: DictConfig, folders: Sequence[Path], overrides: Sequence[str]) -> None:
-    """Refuse values of a launcher in a file that leave `folders`, or break out of their line.
+def _require_plain_launcher(cfg: DictConfig, sweep: Path, overrides: Sequence[str]) -> None:
+    """Refuse a launcher of a file but ours and Hydra's; and for others a sweep's old folder.
+
+    submitit unpickles what it finds under the name of a result.
+    """
+    launcher = _value(cfg, "hydra.launcher._target_")
+    if launcher in _PLAIN_LAUNCHERS:
+        return
+    require(
+        _is_typed("hydra/launcher", overrides),
+        "hydra/launcher",
+        f"{launcher} stands in a file",
+        hint=ONLY_TYPED,
+    )
+    require(
+        _is_typed("hydra.sweep.dir", overrides) or not sweep.exists(),
+        "hydra.sweep.dir",
+        f"{sweep} is there already, and {launcher} unpickles results in it",
+        hint="Name a new folder, or type this one on the command line.",
+    )
+
+
+def _check_launcher(cfg: DictConfig, sweep: Path, overrides: Sequence[str]) -> None:
+    """Refuse values of a launcher in a file that leave the sweep, or break out of their line.
 
     submitit puts them into lines of a shell script.
     """
@@ -390,7 +440,9 @@ def _check_launcher(cfg: DictConfig, folders: Sequence[Path], overrides: Sequenc
         is_line = isinstance(value, str) and value.isprintable()
         require(is_line, key, repr(value), allowed="a text of one line", hint=ONLY_TYPED)
         if key.endswith("folder"):
-            require_inside(str(value), folders, key)
+            require_inside(
+                str(value), [sweep], key, "Begin it with ${hydra.sweep.dir}/.", of="the sweep"
+            )
 
 
 def _require_no_secret_in_clear(cfg: DictConfig, overrides: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from flatout.cli.words import key_of, translate_word
 from flatout.errors import UserError, first_line, require
+from flatout.files import is_plain_part
 from flatout.masking import mask_words
 
 ONLY_TYPED = "Type it on the command line: files may not set it."
@@ -30,8 +31,10 @@ KEYS_ONLY_TYPED = (
 )
 """Settings that let code in, choose who receives the results of a run, or where stores are written
 and removed."""
-# A logger has any name: its class alone says what it is.
-_RECEIVERS = re.compile(r"logger\.[^.]+\.(tracking_uri|entity)\b")
+# A logger has any name, also one with dots: its class alone says what it is.
+_RECEIVERS = re.compile(r"logger\..*(tracking_uri|entity)\b")
+# Trackio's project and name become folders of checkpoints, as those of other loggers may.
+_NAMES_OF_LOGGERS = re.compile(r"logger\..*\b(project|experiment|name|group)")
 _SECRETS = ("data.encoding.secret",)
 _REFERENCE = re.compile(r"\$\{\s*([\w.\[\]]+)\s*\}")
 _MOST_LETTERS = 1_000_000  # of a text once its references are followed
@@ -91,16 +94,27 @@ def check_growth(settings: Mapping[Any, Any]) -> None:
 
     Forty lines such as `a: ${b}${b}`, `b: ${c}${c}` would make 2^40 letters.
     """
-    written = {_dotted(key): value for key, value in nodes(settings, "")}
+    written = dict[str, object]()
+    for key, value in nodes(settings, ""):
+        # first: a mapping comes before its names, which have the same key
+        written.setdefault(_dotted(key), value)
     lengths: dict[str, int] = {}
 
     def length_of(key: str) -> int:
         """Letters of a value once its references are followed; 0 of one that refers to itself."""
         if key not in lengths:
             lengths[key] = 0
-            text = str(written.get(key, ""))
-            parts = [_absolute(name, key) for name in _REFERENCE.findall(text)]
-            lengths[key] = len(text) + sum(map(length_of, parts))
+            value = written.get(key)
+            if isinstance(value, Mapping | list):
+                names = value if isinstance(value, Mapping) else range(len(value))
+                parts = [f"{key}.{name}" for name in names]
+                lengths[key] = sum(map(length_of, parts))
+            elif key in written:
+                text = str(value)
+                parts = [_absolute(name, key) for name in _REFERENCE.findall(text)]
+                lengths[key] = len(text) + sum(map(length_of, parts))
+            else:
+                lengths[key] = sum(map(length_of, _through_others(key, written)))
         return lengths[key]
 
     for key, value in written.items():
@@ -119,6 +133,21 @@ def _absolute(name: str, key: str) -> str:
     return ".".join([*key.split(".")[:-above], names]) if above else names
 
 
+def _through_others(key: str, written: Mapping[str, object]) -> list[str]:
+    """The key that a key is reached by where one above it refers to another: at most one.
+
+    With `a: ${b}` the key `a.x` is `b.x`.
+    """
+    names = key.split(".")
+    for count in range(len(names) - 1, 0, -1):
+        above = ".".join(names[:count])
+        value = written.get(above)
+        reference = _REFERENCE.fullmatch(value.strip()) if isinstance(value, str) else None
+        if reference:
+            return [".".join([_absolute(reference[1], above), *names[count:]])]
+    return []
+
+
 def check_resolved(
     settings: Mapping[Any, Any], resolved: Mapping[Any, Any], words: Sequence[str]
 ) -> None:
@@ -130,6 +159,14 @@ def check_resolved(
     written = dict(nodes(settings, ""))
     for key, value in nodes(resolved, ""):
         _require_typed(key, value, words)
+        if isinstance(value, str) and _NAMES_OF_LOGGERS.fullmatch(key):
+            is_typed = is_typed_value(key, str(written.get(key, "")), words)
+            require(
+                is_typed or is_plain_part(value),
+                key,
+                repr(value),
+                allowed="a name without '..' that begins with no '/', where a file says it",
+            )
         if isinstance(value, str) and _is_address(value):
             # A file may refer to a typed address, which then stands whole in a word.
             is_typed = is_typed_value(key, str(written.get(key, "")), words)
@@ -355,5 +392,9 @@ def _check_searched(key: str, text: str) -> None:
 
 
 def _dotted(key: str) -> str:
-    """`data.clean[0]` → `data.clean.0`: Hydra takes both forms, secrets are compared in one."""
-    return re.sub(r"\[(\w+)\]", r".\1", key)
+    """`data.clean[0]` → `data.clean.0`: Hydra takes both forms, secrets are compared in one.
+
+    `[data][clean]` is `data.clean`, and no relative name.
+    """
+    dotted = re.sub(r"\[(\w+)\]", r".\1", key)
+    return dotted.removeprefix(".") if key.startswith("[") else dotted

@@ -35,9 +35,11 @@ _PATIENCE_S = 30.0  # how long a run that is just ending may still hold its fold
 def claim_folder(path: Path) -> Path:
     """Make the folder of a new run, for this run alone.
 
-    Where another run has its name, a number is added.
+    Where another run has its name, a number is added. A link beside it is passed over, as it may
+    lead anywhere; one of the name itself is what somebody has named.
     """
-    return next(folder for folder in numbered(path) if _is_claimed(folder))
+    folders = (folder for folder in numbered(path) if folder == path or not folder.is_symlink())
+    return next(folder for folder in folders if _is_claimed(folder))
 
 
 def list_numbered(path: Path) -> list[Path]:
