@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -32,8 +31,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from flatout.cli.composing import explain_errors
 from flatout.cli.words import command_of_sweep, conf_words
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require
-from flatout.files import write_atomically
-from flatout.masking import mask_settings, mask_words
+from flatout.masking import mask_settings_in, mask_words
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
 
 if TYPE_CHECKING:
@@ -136,7 +134,7 @@ class TrialLauncher(Launcher):
         from flatout.sweep.trial import Trial
 
         _require_one_process()
-        _mask_settings(self.folder / "multirun.yaml")
+        mask_settings_in(self.folder / "multirun.yaml")
         # Words that all trials share are not shown; of a single trial all are.
         common: set[str] = set()
         if len(job_overrides) > 1:
@@ -234,18 +232,6 @@ class TrialSweeper(Sweeper):
         conf_folder = conf[0].partition("=")[2] if conf else None
         line = command_of_sweep(mask_words(typed), conf_folder)
         return {"begun_by": typed, "conf": conf_folder, "line": line, "train": [*conf, *mode]}
-
-
-def _mask_settings(path: Path) -> None:
-    """Mask the secrets in the settings that Hydra's own sweepers have written beside the trials."""
-    if not path.is_file():
-        return
-    settings = mask_settings(yaml.safe_load(path.read_text(encoding="utf-8")))
-    overrides = settings["hydra"]["overrides"]
-    overrides |= {kind: mask_words(words) for kind, words in overrides.items()}
-    of_job = settings["hydra"]["job"]
-    of_job["override_dirname"] = ",".join(overrides["task"])
-    write_atomically(path, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
 
 def _require_one_process() -> None:

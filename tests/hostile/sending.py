@@ -373,6 +373,26 @@ def _of_hydras_own() -> Iterator[Case]:
             text += " '0,1'}}, help: {header: \"x\\ntouch <canary>\\n\"}}\n"
             name = f"settings {number} of the launcher {launcher}"
             yield _file(name, text, f"hydra/launcher={launcher}", is_whole=True)
+    evil = "{_target_: os.system, _args_: ['touch <canary>']}"
+    unknown = "{q: '${hydra.job.num}'}"  # a value that Hydra knows only when a run begins
+    for place in ("job_logging", "hydra_logging", "hydra_help"):
+        parts = f"{{evil: '${{hydra.{place}.evil}}', other: {unknown}}}"
+        text = f"hydra: {{{place}: {{evil: {evil}}}, callbacks: {parts}}}\n"
+        yield _file(f"a callback that stands in {place}", text, is_whole=True)
+    parts = f"{{evil: '${{callbacks.evil}}', other: {unknown}}}"
+    text = f"callbacks: {{evil: {evil}}}\nhydra: {{callbacks: {parts}}}\n"
+    yield _file("a callback of Hydra that stands among those of the run", text, is_whole=True)
+    sweeper = "_target_: hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+    sweeper += ", max_batch_size: null, params: {seed: '1,2'}"
+    sweeper += ", z: '${hydra.job_logging.evil}', y: '${hydra.job.num}'"
+    text = "defaults: [/experiment@_global_: none, _self_]\nhydra: {mode: MULTIRUN, "
+    text += f"job_logging: {{evil: {evil}}}, sweeper: {{{sweeper}}}}}\n"
+    files = {
+        "experiment/evil.yaml": f"# @package _global_\n{text}",
+        "experiment/none.yaml": "# @package _global_\nhydra: {sweeper: null}\n",
+    }
+    name = "another sweeper where a file has taken ours away"
+    yield Case(name, ("+experiment=evil",), files, ENVIRONMENT, is_whole=True)
     other = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"
     text = "defaults: [/experiment@_global_: none, _self_]\nhydra: {mode: MULTIRUN, launcher: "
     text += f"{{_target_: {other}}}, sweeper: {{params: {{seed: '0,1'}}}}}}\n"

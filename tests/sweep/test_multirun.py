@@ -266,6 +266,14 @@ def test_what_a_multirun_cannot_go_on_with_is_refused(
     assert [path.name for path in tmp_path.rglob("*")] == ["s", "multirun.json"]
 
 
+def test_a_trial_that_cannot_be_composed_leaves_no_typed_secret(tmp_path, monkeypatch):
+    words = ["-m", "seed=1,abc", "data.validation=https://me:sw0rdfish@x.invalid/y.csv"]
+    assert run_train([*words, f"hydra.sweep.dir={tmp_path}/many"], monkeypatch) == 2
+    for file in filter(Path.is_file, tmp_path.rglob("*")):
+        assert "sw0rdfish" not in file.read_text(encoding="utf-8")
+    assert (tmp_path / "many" / "multirun.yaml").is_file()
+
+
 @pytest.mark.soak(seconds=5)
 def test_hydra_s_own_launcher_runs_all_trials_in_one_process(tmp_path, monkeypatch):
     words = [

@@ -74,6 +74,7 @@ _LOGGING_TEXTS = (
     "${hydra.runtime.output_dir}/${hydra.job.name}.log",
 )
 _MOST_TRIALS = 100_000
+_PLUGINS = ("hydra.callbacks", "hydra.launcher", "hydra.sweeper")  # Hydra makes them
 # Others keep their results as pickles, or start programs.
 _PLAIN_LAUNCHERS = (
     LauncherSettings._target_,
@@ -164,10 +165,11 @@ def allowed_targets(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...
     return tuple(allowed)
 
 
-def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
+def check_hydra(cfg: DictConfig, overrides: Sequence[str], *, is_trial: bool) -> None:
     """Refuse settings of Hydra that execute code, or write elsewhere, before a run begins.
 
-    `overrides` are the words that were typed.
+    `overrides` are the words that were typed. `is_trial`: whether this is a trial of a sweep that
+    has begun, whose folder holds what the sweep itself has written.
     """
     settings = cfg.hydra
     for kind in ("task", "hydra"):
@@ -185,7 +187,7 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     del composed["hydra"]
     check_values_of_hydra(plain, overrides, secret_keys(composed, overrides))
     check_values(composed, overrides)
-    _check_plugins(cfg, allowed_targets(cfg, overrides))
+    _check_plugins(cfg, overrides)
     if str(plain["sweeper"].get("_target_")).endswith(".BasicSweeper"):  # others search a space
         _check_list_of_trials(plain["sweeper"])
     # submitit runs these in a shell
@@ -203,7 +205,7 @@ def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
         _require_typed_parts(folder, plain["runtime"]["output_dir"], overrides)
     for name in ("hydra_logging", "job_logging"):
         _check_logging(plain[name], f"hydra.{name}")
-    _check_folders(cfg, overrides)
+    _check_folders(cfg, overrides, is_trial=is_trial)
     _require_no_secret_in_clear(cfg, overrides)
 
 
@@ -226,8 +228,12 @@ def _check_list_of_trials(sweeper: Mapping[str, Any]) -> None:
     require(few, "hydra.sweeper.params", f"{trials:,.0f} trials", allowed=f"{_MOST_TRIALS:,}")
 
 
-def _check_plugins(cfg: DictConfig, allowed: Sequence[str]) -> None:
+def _check_plugins(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Refuse a launcher, a sweeper or a callback of a package that is not trusted."""
+    allowed = allowed_targets(cfg, overrides)
+    plain: Any = OmegaConf.to_container(cfg.hydra, resolve=False)
+    for key, value in nodes(plain, "hydra"):
+        _require_no_part_elsewhere(cfg, key, value)
     for key in ("launcher", "sweeper", "callbacks", "job.env_set"):
         parts = [_value(cfg, f"hydra.{key}")]
         if key == "callbacks" and OmegaConf.is_dict(parts[0]):
@@ -238,7 +244,8 @@ def _check_plugins(cfg: DictConfig, allowed: Sequence[str]) -> None:
         for where, described in targets(_resolved(cfg, f"hydra.{group}"), f"hydra.{group}"):
             target = described["_target_"]
             if group != "callbacks" and where == f"hydra.{group}":
-                _require_plugin(cfg.hydra._get_node(group), target, where)
+                is_typed = _is_typed(f"hydra/{group}", overrides)
+                _require_plugin(cfg.hydra._get_node(group), target, where, is_typed=is_typed)
                 continue
             require(
                 is_allowed(target, allowed),
@@ -248,17 +255,39 @@ def _check_plugins(cfg: DictConfig, allowed: Sequence[str]) -> None:
             )
 
 
-def _require_plugin(node: object, target: object, where: str) -> None:
+def _require_no_part_elsewhere(cfg: DictConfig, key: str, value: object) -> None:
+    """Refuse settings by which a class could stand where it is not compared with the list.
+
+    Hydra makes its callbacks, launcher and sweeper of what they refer to, when a run begins. By
+    then a reference may lead to more than it does now.
+    """
+    is_plugin = key.startswith(_PLUGINS)
+    has_class = isinstance(value, Mapping) and "_target_" in value
+    require(is_plugin or not has_class, key, "names a class", hint="Leave it out.")
+    refers = isinstance(value, str) and "${" in value
+    if is_plugin and refers:
+        is_whole = OmegaConf.is_config(_value(cfg, key))
+        is_callback = key.startswith("hydra.callbacks")
+        require(
+            not (is_whole or is_callback),
+            key,
+            f"{value!r} refers to other settings",
+            hint="Write the value itself.",
+        )
+
+
+def _require_plugin(node: object, target: object, where: str, *, is_typed: bool) -> None:
     """Refuse a `_target_` of a launcher or sweeper that is no plugin, or not that of its settings.
 
-    Hydra would call one plugin with the settings of another.
+    Hydra would call one plugin with the settings of another. `is_typed`: whether it was chosen on
+    the command line. A file can take the settings of ours away, by null, and write others there.
     """
     kind = OmegaConf.get_type(node)
     if is_dataclass(kind):
         defaults = {field.name: field.default for field in fields(kind)}
         is_plugin = target == defaults.get("_target_")
     else:
-        is_plugin = target in Plugins.instance().class_name_to_class
+        is_plugin = is_typed and target in Plugins.instance().class_name_to_class
     require(
         is_plugin,
         where,
@@ -301,10 +330,8 @@ def _check_logging(settings: object, name: str) -> None:
             require(not is_file, f"{where}.filename", f"{item!r}", allowed=_LOGGING_TEXTS[-1])
 
 
-def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
+def _check_folders(cfg: DictConfig, overrides: Sequence[str], *, is_trial: bool) -> None:
     """A typed folder may lie anywhere; a folder from a file must lie below `output`."""
-    # Later on, for each trial, they hold what this sweep has written.
-    is_first = OmegaConf.is_missing(cfg.hydra.job, "num")
     numbered = cfg.copy()
     with open_dict(numbered):
         for name in ("num", "id"):  # Hydra fills these when a trial begins
@@ -323,10 +350,10 @@ def _check_folders(cfg: DictConfig, overrides: Sequence[str]) -> None:
         require(folder.isprintable(), key, repr(folder), allowed="a folder")
         if not _is_typed(key, overrides):
             _check_folder_of_runs(folder, key, output)
-            if is_first:
+            if not is_trial:
                 _require_files_of_its_own(Path(folder))
     sweep = Path(str(_value(numbered, "hydra.sweep.dir")))
-    if is_first:
+    if not is_trial:
         _require_plain_launcher(numbered, sweep, overrides)
     _check_launcher(numbered, sweep, overrides)
     for key in ("hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.name"):

@@ -36,6 +36,7 @@ from flatout.cli.typed import check_read_early, is_named_like_a_setting
 from flatout.cli.words import require_folders
 from flatout.errors import UserError, did_you_mean, first_line, require
 from flatout.files import read_modest, require_modest
+from flatout.masking import mask_settings_in
 
 _SINGLE = "hydra.mode=RUN"  # what Hydra adds to the words of a single run
 _MOST_PLACES = 5_000  # that name files of one run; of ours there are some hundred
@@ -45,6 +46,7 @@ _SIGNATURES: dict[tuple[type, str], str] = {
         ConfigLoaderImpl,
         "load_configuration",
     ): "config_name overrides run_mode from_shell validate_sweep_overrides",
+    (ConfigLoaderImpl, "load_sweep_config"): "master_config sweep_overrides",
     (ConfigLoaderImpl, "_process_config_searchpath"): "config_name parsed_overrides repo",
     (ConfigRepository, "_find_object_source"): "config_path object_type",
 }
@@ -111,6 +113,16 @@ class GuardedLoader(ConfigLoaderImpl):
         super().__init__(config_search_path)
         self.repository = _ModestFiles(config_search_path)
         self._single: tuple[list[str], DictConfig] | None = None
+        self._composes_trials = False
+
+    def load_sweep_config(
+        self, master_config: DictConfig, sweep_overrides: list[str]
+    ) -> DictConfig:
+        if not self._composes_trials:
+            # Hydra's sweepers have just written all settings there, in clear.
+            mask_settings_in(Path(str(master_config.hydra.sweep.dir)) / "multirun.yaml")
+            self._composes_trials = True
+        return super().load_sweep_config(master_config, sweep_overrides)
 
     def load_configuration(
         self,
@@ -165,7 +177,7 @@ class GuardedLoader(ConfigLoaderImpl):
                 allowed="defaults: a list of FILE and of GROUP: OPTION; # @package NAME",
             ) from error
         # of all settings: options such as `--cfg job --resolve` print what references lead to
-        check_hydra(cfg, overrides)
+        check_hydra(cfg, overrides, is_trial=self._composes_trials)
         _require_package(cfg)
         return cfg
 
