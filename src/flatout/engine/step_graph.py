@@ -9,9 +9,9 @@ the card to compute it. A captured step asks once. `StepGraphs.take` gets each b
     the proof            -> plain and replayed steps from the same start, compared and timed
     later                -> a replay; the first of another shape captures it
 
-Batches of flatout's feeds are brought to few shapes (`shapes.py`). Those of any other module
-have a signature (`signatures.py`); there plain steps are watched first (`step_watch.py`), and each
-captured step has a proof.
+Batches of flatout's feeds are brought to few shapes (`data/batches/shapes.py`). Those of any other
+module have a signature (`data/batches/signatures.py`); there plain steps are watched first
+(`step_watch.py`), and each captured step has a proof. How many shapes are captured, these two say.
 
 Plain and captured steps are the same function (`Step.run_at_once`), and so have the same bits. What
 changes from step to step lies on the device: the batch, its number of rows, the learning rates
@@ -20,6 +20,8 @@ numbers than plain steps give among themselves, where it is no faster, or where 
 line says which, and `summary` says at the end what was replayed.
 
 With a `Ring` (`step_ring.py`) many replays follow each other without a copy between them.
+
+Open this file to change which steps are replayed, when the proof is due, and what ends the replays.
 """
 
 from __future__ import annotations
@@ -62,8 +64,9 @@ themselves. Kernels that add in any order give other bits in each run; where the
 has to be equal in all bits."""
 _MOST_SEEN = 1000  # shapes that are counted; batches of any other one are plain
 _MOST_CHANGES = 8
-"""So many changes of a module or an optimizer between steps end the replays, if these were few."""
-_LEAST_REPLAYS = 20  # a change, as a capture takes about as long as ten plain steps
+"""More changes of a module or an optimizer between steps end the replays, unless each was followed
+by `_LEAST_REPLAYS` replays on average."""
+_LEAST_REPLAYS = 20  # a capture takes about as long as ten plain steps
 _TRAINED = "the trained weights"  # as part of what a captured step has fixed
 
 Apart = tuple[float, float]
@@ -142,9 +145,9 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         self._buffers: dict[ShapeT, BatchT] = {}
         self._graphs: dict[ShapeT | str, CapturedStep[ShapeT]] = {}  # that are proven
         self._facts = State()  # what the graphs have fixed, see `_describe`
-        # Whether nobody can have changed it since `may_replay_many`.
+        # Whether `may_replay_many` has just compared it, so that the next step need not.
         self._is_described = False
-        self._changes = 0  # of it between steps
+        self._changes = 0  # of `_facts` between steps
         self._unfit: set[ShapeT] = set()  # those that could not be captured
         self._is_proven = False  # for the weights that are trained now
         self._outputs: dict[str, Any] = {}  # of the last replay
@@ -457,7 +460,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
         """
         start = self._snapshot()
         try:
-            graph, proof = self._try(shape, buffer, batch, start)
+            graph, proof = self._measure_proof(shape, buffer, batch, start)
         except BaseException:
             # an interrupt, too: no half of a trial may stay
             start.restore()
@@ -482,7 +485,7 @@ class StepGraphs(Generic[ShapeT, BatchT]):
             print(f"step graph: {how}, {self.evidence}", flush=True)
         return graph
 
-    def _try(
+    def _measure_proof(
         self, shape: ShapeT, buffer: BatchT, batch: BatchT, start: StepSnapshot
     ) -> tuple[CapturedStep[ShapeT], _Proof]:
         """Capture the step, then take it plainly and by a replay in turn, some rounds."""
