@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 # Of PBKDF2: some 50 ms a guess. Masks are kept in memory, so a run pays once for each secret.
@@ -118,22 +117,6 @@ def mask_settings(value: object, key: str = "") -> Any:
     if type(value) is not str:
         return value
     return mask(value) if is_secret else mask_addresses(value)
-
-
-def mask_settings_in(path: Path) -> None:
-    """Mask the secrets in the settings that Hydra's own sweepers have written beside the trials."""
-    import yaml
-
-    from flatout.files import write_atomically
-
-    if not path.is_file():
-        return
-    settings = mask_settings(yaml.safe_load(path.read_text(encoding="utf-8")))
-    overrides = settings["hydra"]["overrides"]
-    overrides |= {kind: mask_words(words) for kind, words in overrides.items()}
-    of_job = settings["hydra"]["job"]
-    of_job["override_dirname"] = ",".join(overrides["task"])
-    write_atomically(path, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
 
 def mask_words(words: Iterable[str]) -> list[str]:

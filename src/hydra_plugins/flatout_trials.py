@@ -29,9 +29,10 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from flatout.cli.composing import explain_errors
+from flatout.cli.masked_settings import mask_settings_in
 from flatout.cli.words import command_of_sweep, conf_words
 from flatout.errors import EXIT_CODE, RunBroke, UserError, require
-from flatout.masking import mask_settings_in, mask_words
+from flatout.masking import mask_words
 from flatout.sweep.settings import LauncherSettings, SweeperSettings
 
 if TYPE_CHECKING:

@@ -15,12 +15,9 @@ from huggingface_hub import constants
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
 
-from flatout.cli.boundary import (
-    _check_list_of_trials,
-    _require_no_secret_in_clear,
-    _require_plain_launcher,
-)
 from flatout.cli.composing import without_value
+from flatout.cli.hydra_check import _check_list_of_trials, _require_no_secret_in_clear
+from flatout.cli.hydra_folders import _require_plain_launcher
 from flatout.cli.kept_help import checksum_of
 from flatout.cli.targets import check_targets
 from flatout.cli.typed import (

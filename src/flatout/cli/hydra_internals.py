@@ -28,15 +28,15 @@ from hydra.types import RunMode
 from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from flatout.cli.boundary import check_hydra
 from flatout.cli.composing import setting_meant
+from flatout.cli.hydra_check import check_hydra
 from flatout.cli.late_help import allow_late_help
+from flatout.cli.masked_settings import mask_settings_in
 from flatout.cli.options import store_part
 from flatout.cli.typed import check_read_early, is_named_like_a_setting
 from flatout.cli.words import require_folders
 from flatout.errors import UserError, did_you_mean, first_line, require
 from flatout.files import read_modest, require_modest
-from flatout.masking import mask_settings_in
 
 _SINGLE = "hydra.mode=RUN"  # what Hydra adds to the words of a single run
 _MOST_PLACES = 5_000  # that name files of one run; of ours there are some hundred

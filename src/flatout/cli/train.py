@@ -114,9 +114,10 @@ def start_measuring(words: Sequence[str], measure: Callable[[RunConfig, list[str
     def job(cfg: DictConfig) -> None:
         from hydra.core.hydra_config import HydraConfig
 
-        from flatout.cli.boundary import as_typed, read_config
+        from flatout.cli.boundary import read_config
+        from flatout.cli.typed import words_as_entered
 
-        overrides = as_typed(HydraConfig.get().overrides.task)
+        overrides = words_as_entered(HydraConfig.get().overrides.task)
         try:
             is_here = workers_of_ray(HydraConfig.get().launcher) is None
             require(
@@ -188,11 +189,12 @@ def job(cfg: DictConfig) -> float | None:
     """One run of the composed settings."""
     from hydra.core.hydra_config import HydraConfig
 
-    from flatout.cli.boundary import as_typed, read_config
+    from flatout.cli.boundary import read_config
+    from flatout.cli.typed import words_as_entered
 
     described = HydraConfig.get()
     folder = Path(described.runtime.output_dir)
-    overrides = as_typed(described.overrides.task)
+    overrides = words_as_entered(described.overrides.task)
     is_named = any(word.startswith("hydra.run.dir=") for word in described.overrides.hydra)
     # Under torchrun or Slurm each rank composes for itself, so Hydra makes a folder for each one.
     # All ranks write to that of the first; a folder that you name is the same for all.

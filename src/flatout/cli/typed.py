@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from flatout.cli.words import key_of, translate_word
 from flatout.errors import UserError, first_line, require
@@ -246,6 +247,48 @@ def is_typed_value(key: str, text: str, words: Sequence[str]) -> bool:
         if text and key.startswith((f"{name}.", f"{name}[")) and text in typed:
             return True
     return False
+
+
+def words_as_entered(words: Sequence[str]) -> list[str]:
+    """Words of a command line, without resolving references in them."""
+    typed: Any = OmegaConf.to_container(words, resolve=False)
+    return [str(word) for word in typed]
+
+
+def refuse_references(plain: object, key: str, *, but: str = "(?!)") -> None:
+    """Refuse texts with a reference `${…}`, other than those that the pattern `but` fits."""
+    for where, value in nodes(plain, key):
+        refers = isinstance(value, str) and "${" in re.sub(but, "", value)
+        require(
+            not refers, where, f"{value!r} refers to another value", hint="Write the value itself."
+        )
+
+
+def allowed_targets(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
+    """The packages that the command line trusts; a file cannot trust any."""
+    allowed = cfg.get("allow_targets") or ()
+    require(OmegaConf.is_list(allowed) or allowed == (), "allow_targets", "is no list")
+    require(
+        not allowed or is_set_by_words("allow_targets", overrides),
+        "allow_targets",
+        "stands in a file",
+        hint=ONLY_TYPED,
+    )
+    return tuple(allowed)
+
+
+def select_value(cfg: DictConfig, key: str) -> Any:
+    """A setting; None if it is missing or not known yet."""
+    try:
+        return OmegaConf.select(cfg, key)
+    except OmegaConfBaseException:
+        return None
+
+
+def is_set_by_words(key: str, overrides: Sequence[str]) -> bool:
+    """Whether the command line sets a key, or one below it."""
+    names = [re.split(r"[=@]", word.lstrip("+~"), maxsplit=1)[0] for word in overrides]
+    return any(name == key or name.startswith(f"{key}.") for name in names)
 
 
 def is_named_like_a_setting(group: str) -> bool:
