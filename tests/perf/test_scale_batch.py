@@ -162,9 +162,11 @@ def test_sizes_double_until_twice_as_many_rows_are_hardly_faster(tmp_path, monke
 
 def test_a_size_that_does_not_fit_ends_the_search(tmp_path, monkeypatch):
     rates({8: 100, 16: 200, 32: 400}, monkeypatch, memory_from=32)
-    scale = ScaleBatch(lr=None, log=Log())
+    log = Log()
+    scale = ScaleBatch(lr=None, log=log)
     train(tmp_path, scale)
     assert scale.batch_size == 16
+    assert log.decisions["data.batch_size"][1].startswith("32 do not fit; ")
 
 
 def test_a_resumed_training_keeps_the_size_and_measures_nothing(tmp_path, monkeypatch):

@@ -156,6 +156,12 @@ def test_an_arithmetic_with_another_loss_is_refused_and_named(loss, tmp_path):
     )
 
 
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_of_fp32_that_is_not_finite_is_named_as_the_reason(loss, tmp_path):
+    found = search(Machine(losses={"fp32": loss, "bf16": 2.0}), tmp_path)
+    assert chosen(found)["precision"] == "bf16: the loss in fp32 is not finite"
+
+
 def test_noise_does_not_win_twice(tmp_path):
     # once, and never again: but the best of all tries counts, so the other must win it too
     luck = iter([5000.0])
@@ -203,6 +209,23 @@ def test_one_size_to_choose_from_is_taken(tmp_path):
     found = search(machine, tmp_path, {"effective_batch": "free"}, num_rows=8 * 64)
     assert found.values["data.batch_size"] == 64
     assert max(each.rows for each in machine.tried) == 64
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "refusal", "why"),
+    [
+        (8 * 64, None, "with twice as many an epoch has fewer than 8 steps"),
+        (10**6, NoAnswer("out of memory", is_memory=True), "128 do not fit"),
+        (10**6, NoAnswer("the time was spent"), "128 were not measured: the time was spent"),
+    ],
+)
+def test_a_size_that_was_not_measured_is_not_called_slow(num_rows, refusal, why, tmp_path):
+    machine = Machine(
+        lambda setting: 100.0 * setting.rows,
+        breaks=lambda setting: refusal if setting.rows > 64 else None,
+    )
+    found = search(machine, tmp_path, {"effective_batch": "free"}, num_rows=num_rows)
+    assert chosen(found)["micro-batch"].startswith(f"64 × 1: {why}; ")
 
 
 def test_free_rows_never_shrink(tmp_path):
@@ -309,6 +332,7 @@ def test_the_budget_is_kept_and_what_it_was_too_short_for_is_said(tmp_path):
     assert time.monotonic() - began < 1.0
     assert not found.is_complete
     assert any(row.verdict == "not run: the time was spent" for row in found.tried)
+    assert "fastest of those that there was time for" in chosen(found)["micro-batch"]
 
 
 def test_a_child_that_cannot_begin_leaves_everything_as_it_is(tmp_path):

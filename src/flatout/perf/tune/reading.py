@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-_MOST = 1 << 14  # rows at once that are tried
+MOST_DOUBLED_ROWS = 1 << 14  # doublings end here; the divisors of a set size may be larger
 RANGE_STEPS = 80  # of a range test, at most
 LEAST_STEPS = 12  # of a range test; fewer give no rate
 LEAST_RATE = 1e-6
@@ -52,7 +52,7 @@ def divisors(rows: int) -> list[int]:
 def doublings(first: int, most: int) -> list[int]:
     """`first`, twice as many, and so on up to `most`; `first` is 1 or more."""
     sizes = []
-    while first <= min(most, _MOST):
+    while first <= min(most, MOST_DOUBLED_ROWS):
         sizes.append(first)
         first *= 2
     return sizes

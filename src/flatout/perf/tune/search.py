@@ -10,6 +10,7 @@ of the settings is chosen, or the reason that is printed for it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,9 +21,16 @@ from flatout.engine.precision import Precision
 from flatout.perf.notes import known_rows
 from flatout.perf.tune.answers import Answers, AnswerStore, Attempt, NoAnswer, TuneAnswer
 from flatout.perf.tune.probe import Child, Here, ProbedSetting, SettingMeasurement
-from flatout.perf.tune.reading import RANGE_STEPS, divisors, doublings, first_guess, suggested
+from flatout.perf.tune.reading import (
+    MOST_DOUBLED_ROWS,
+    RANGE_STEPS,
+    divisors,
+    doublings,
+    first_guess,
+    suggested,
+)
 from flatout.perf.tune.settings import StepRows
-from flatout.perf.tune.speeds import OpenSettings, Speeds, allowed_seconds
+from flatout.perf.tune.speeds import NO_TIME, OpenSettings, Speeds, allowed_seconds
 
 _SMALL = 8  # rows; on a CPU their memory is measured first, to predict the memory of more
 _LEAST_PROBES = 2  # if there is no time for so many more, no other value is tried
@@ -43,7 +51,7 @@ class Search:
     def __init__(
         self, open_settings: OpenSettings, prober: Child | Here, store: AnswerStore
     ) -> None:
-        self.open = open_settings
+        self.open_settings = open_settings
         self.prober = prober
         self.store = store
         self.settings = open_settings.settings
@@ -51,7 +59,9 @@ class Search:
         self.speeds = Speeds(open_settings, prober, self.answers)
         self.now = open_settings.start
         # Most rows at once, from a note of an earlier run that ran out of memory.
-        self._most: int | None = None
+        self._rows_that_fit: int | None = None
+        # Why sizes were not measured, by their rows at once.
+        self._refusals: dict[int, NoAnswer] = {}
 
     def decide(self) -> Answers:
         """Search all open settings; the answers also say why, if no other value was tried."""
@@ -76,14 +86,14 @@ class Search:
 
         Returns why no other value was tried; empty if some were.
         """
-        start = self.open.start
+        start = self.open_settings.start
         as_set = {
             "data.feed": start.feed,
             "precision": start.precision,
             "data.batch_size": f"{start.rows}",
             "compile": str(start.compile).lower(),
         }
-        for name, why in self.open.settled.items():
+        for name, why in self.open_settings.settled.items():
             if why:
                 shown = as_set.get(name, "as set")
                 self._note_choice(_DECISIONS[name][0], shown, f"kept: {why}", f"{name}={shown}")
@@ -91,8 +101,8 @@ class Search:
         if isinstance(first, NoAnswer):
             return f"nothing was measured: {first.why}"
         self.answers.step_s = first.step_s
-        self.answers.planned_steps = self.open.planned_steps
-        self.answers.allowed_s = allowed_seconds(self.open, first.step_s)
+        self.answers.planned_steps = self.open_settings.planned_steps
+        self.answers.allowed_s = allowed_seconds(self.open_settings, first.step_s)
         self.speeds.until = self.speeds.began + self.answers.allowed_s
         if not self.speeds.affords(_LEAST_PROBES):
             why = "too little to measure anything"
@@ -102,7 +112,7 @@ class Search:
                 return f"{run_s}, {settings.share:.0%} of it is {why}"
             return f"{settings.budget_s:g} s are {why}"
         for key, (name, decide) in _DECISIONS.items():
-            if key not in self.open.settled:
+            if key not in self.open_settings.settled:
                 self._note_choice(name, *decide(self))
         return ""
 
@@ -112,7 +122,11 @@ class Search:
 
     def _run_s(self, measured: SettingMeasurement) -> float:
         """Seconds of the whole run at this speed, by its rows: the number of steps may change."""
-        return self.open.planned_steps * self.open.step_rows / max(measured.rows_per_s, 1e-9)
+        return (
+            self.open_settings.planned_steps
+            * self.open_settings.step_rows
+            / max(measured.rows_per_s, 1e-9)
+        )
 
     def _begin(self) -> SettingMeasurement | NoAnswer:
         """Measure the settings as they are; with fewer rows at once if so many do not fit."""
@@ -120,16 +134,16 @@ class Search:
         if isinstance(about, NoAnswer):
             return about
         self.speeds.about = about
-        start = self.open.start
-        rows_are_open = "data.batch_size" not in self.open.settled
+        start = self.open_settings.start
+        rows_are_open = "data.batch_size" not in self.open_settings.settled
         if rows_are_open:
-            self._most = known_rows(self.store.cache, about["row_keys"][start.precision])
+            self._rows_that_fit = known_rows(self.store.cache, about["row_keys"][start.precision])
         sizes = self._sizes()
-        if self._most is not None and start.rows > self._most:
+        if self._rows_that_fit is not None and start.rows > self._rows_that_fit:
             start = self._with_rows(start, sizes[-1])
-        if self.open.is_cpu and start.rows > _SMALL and not self.open.is_capped:
+        if self.open_settings.is_cpu and start.rows > _SMALL and not self.open_settings.is_capped:
             # The memory of a few rows predicts that of more: a CPU's memory must not run out.
-            small = max([rows for rows in divisors(start.rows) if rows <= _SMALL], default=1)
+            small = max([rows for rows in divisors(start.rows) if rows <= _SMALL])
             few_rows = replace(start, rows=small, accumulate=1)
             memory = self.speeds.measure(few_rows, "memory", steps=2)
             if isinstance(memory, NoAnswer):
@@ -151,25 +165,25 @@ class Search:
         doublings.
         """
         if self.settings.effective_batch is StepRows.kept:
-            sizes = divisors(self.open.step_rows)
+            sizes = divisors(self.open_settings.step_rows)
         else:
-            set_rows = self.open.start.rows
-            most = max(set_rows, self.open.num_rows // _LEAST_STEPS_AN_EPOCH)
+            set_rows = self.open_settings.start.rows
+            most = max(set_rows, self.open_settings.num_rows // _LEAST_STEPS_AN_EPOCH)
             sizes = [*divisors(set_rows), *doublings(2 * set_rows, most)]
         allowed = sizes
-        for limit in (self._most, self.open.most_rows):
+        for limit in (self._rows_that_fit, self.open_settings.most_rows):
             if limit is not None:
                 allowed = [rows for rows in allowed if rows <= limit]
         return allowed or sizes[:1]
 
     def _with_rows(self, setting: ProbedSetting, rows: int) -> ProbedSetting:
         is_kept = self.settings.effective_batch is StepRows.kept
-        accumulate = self.open.step_rows // rows if is_kept else 1
+        accumulate = self.open_settings.step_rows // rows if is_kept else 1
         return replace(setting, rows=rows, accumulate=accumulate)
 
     def _decide_feed(self) -> Decision:
         """The fastest feed in the step; others are tried only if steps wait for this one."""
-        kinds, before = self.open.feeds, self.now.feed
+        kinds, before = self.open_settings.feeds, self.now.feed
         alone = self.prober.ask("feeds", self.speeds.until, kinds=[str(kind) for kind in kinds])
         if isinstance(alone, NoAnswer):
             return before, "not measured", alone.why
@@ -188,13 +202,18 @@ class Search:
             self.speeds.attempt(replace(self.now, feed=kind), "feed")
         self._keep_faster([replace(self.now, feed=kind) for kind in others], "feed")
         self.answers.values["data.feed"] = str(self.now.feed)
-        why = "nothing faster in the step" if self.now.feed is before else "fastest in the step"
+        if not all(self.speeds.rate(replace(self.now, feed=kind)) for kind in kinds):
+            why = "fastest of those that could be measured in the step"
+        elif self.now.feed is before:
+            why = "nothing faster in the step"
+        else:
+            why = "fastest in the step"
         evidence += f"; in the step: {self._rates('feed', kinds)}"
         return self.now.feed, why, evidence
 
     def _decide_precision(self) -> Decision:
         """The fastest precision whose loss is near that of fp32; fp32 unless another is faster."""
-        names = [str(precision) for precision in self.open.precisions]
+        names = [str(precision) for precision in self.open_settings.precisions]
         if len(names) == 1:
             self.answers.values["precision"] = names[0]
             why = "the only one this device has in hardware"
@@ -203,9 +222,11 @@ class Search:
         losses = self.prober.ask("losses", self.speeds.until, precisions=names, rows=rows)
         if isinstance(losses, NoAnswer):
             return self.now.precision, "not measured", losses.why
-        sound = self._sound_precisions(losses)
         listed = ", ".join(f"{name} {losses[name]:.4f}" for name in names)
         listed = f"loss on the same rows: {listed}"
+        if not math.isfinite(losses[Precision.fp32]):
+            return self.now.precision, "the loss in fp32 is not finite", listed
+        sound = self._sound_precisions(losses)
         measured = [
             precision
             for precision in sound
@@ -230,7 +251,12 @@ class Search:
             tolerance = f"over {self.settings.loss_tolerance:.1%} from fp32"
             evidence += f"; refused: {', '.join(refused)}, {tolerance}"
         is_exact = self.now.precision is Precision.fp32
-        why = "nothing faster is as exact" if is_exact else "fastest, and the loss is that of fp32"
+        if len(measured) < len(sound):
+            why = "fastest of those that could be measured"
+        elif is_exact:
+            why = "nothing faster is as exact"
+        else:
+            why = "fastest, and the loss is that of fp32"
         self.answers.values["precision"] = str(self.now.precision)
         return self.now.precision, why, evidence
 
@@ -249,10 +275,9 @@ class Search:
     def _sound_precisions(self, losses: dict[str, float]) -> list[Precision]:
         """Precisions whose loss is near enough to that of fp32; measures the speed of each."""
         exact = losses[Precision.fp32]
-        # If the loss of fp32 is NaN, this is NaN, too: no precision is near then.
         tolerated = self.settings.loss_tolerance * abs(exact)
         sound = []
-        for precision in self.open.precisions:
+        for precision in self.open_settings.precisions:
             if abs(losses[precision] - exact) <= tolerated:
                 sound.append(precision)
                 setting = replace(self.now, precision=precision)
@@ -269,7 +294,7 @@ class Search:
         """The fastest number of rows at once that fits into memory."""
         before = self.now
         sizes = self._sizes()
-        start = self.open.start
+        start = self.open_settings.start
         is_kept = self.settings.effective_batch is StepRows.kept
         if is_kept:
             self._climb(sizes)
@@ -283,8 +308,9 @@ class Search:
         if start_did_not_fit and now.rows <= before.rows:
             why = f"{start.rows} do not fit; {step}"
         elif not is_kept:
-            gain = f"twice as many bring less than {self.settings.gain:.0%}"
-            why = f"{gain}; {step}, {self.open.step_rows} were set"
+            why = f"{self._why_not_doubled(sizes)}; {step}, {self.open_settings.step_rows} were set"
+        elif any(refusal.why == NO_TIME for refusal in self._refusals.values()):
+            why = f"fastest of those that there was time for; still {step}"
         elif now.rows != start.rows:
             why = f"fastest; still {step}"
         else:
@@ -292,10 +318,34 @@ class Search:
         rates = {rows: self.speeds.rate(self._with_rows(now, rows)) for rows in sizes}
         listed = ", ".join(f"{rows}: {rate:,.0f}" for rows, rate in rates.items() if rate)
         peak_gb = max(measured.peak_bytes for measured in self.speeds.seen[now]) / 1e9
-        room_gb = self.open.room_bytes / 1e9
+        room_gb = self.open_settings.room_bytes / 1e9
         memory = f"with the longest rows {peak_gb:.1f} of {room_gb:.1f} GB"
         evidence = f"rows/s by rows at once: {listed}; {memory}"
         return f"{now.rows} × {now.accumulate}", why, evidence
+
+    def _why_not_doubled(self, sizes: list[int]) -> str:
+        """Why a step that may grow does not get twice as many rows."""
+        rows = self.now.rows
+        larger = [size for size in sizes if size > rows]
+        if not larger:
+            return self._why_no_larger_size()
+        refusal = self._refusals.get(larger[0])
+        if refusal is None:
+            return f"twice as many bring less than {self.settings.gain:.0%}"
+        if refusal.is_memory:
+            return f"{larger[0]} do not fit"
+        return f"{larger[0]} were not measured: {refusal.why}"
+
+    def _why_no_larger_size(self) -> str:
+        """Why the current size is the largest one that may be chosen."""
+        double = 2 * self.now.rows
+        if self._rows_that_fit is not None and double > self._rows_that_fit:
+            return "an earlier run had no memory for twice as many"
+        if self.open_settings.most_rows is not None and double > self.open_settings.most_rows:
+            return f"at most {self.open_settings.most_rows:,} are allowed"
+        if double > self.open_settings.num_rows // _LEAST_STEPS_AN_EPOCH:
+            return f"with twice as many an epoch has fewer than {_LEAST_STEPS_AN_EPOCH} steps"
+        return f"more than {MOST_DOUBLED_ROWS:,} are not tried"
 
     def _climb(self, sizes: list[int]) -> None:
         """Choose rows at once for steps of the same rows: larger sizes first, then smaller ones.
@@ -316,18 +366,18 @@ class Search:
         misses = 0
         for rows in sizes:
             setting = self._with_rows(self.now, rows)
-            self.speeds.attempt(setting, "rows at once")
+            self._attempt_rows(setting)
             is_faster = self._keep_faster([setting], "rows at once")
             misses = 0 if is_faster else misses + 1
             if misses == _MOST_MISSES:
                 return
 
     def _double(self, sizes: list[int]) -> None:
-        """Choose the fewest rows that are as fast as the next larger size, but not fewer than set.
+        """Choose the smallest size, from the set one on, of which the double is hardly faster.
 
-        On a GPU the first size is a guess by its memory. It goes up while the next size is faster
-        by the gain that counts. Where the first step up is not, it goes down while the size below
-        is about as fast.
+        Hardly: by less than `gain`. On a GPU the first size is a guess by its memory. It goes up
+        while twice as many rows are faster by `gain`. Where the first step up is not, it goes down
+        while the size below is about as fast.
 
         Sizes 8, 16, 32, 64, 128, of which 8 was set, and a guess of 32: 64 pays, 128 does not, so
         64 is taken. Where 64 does not pay, 32 is compared with 16. Where 32 does not pay either, 16
@@ -336,12 +386,14 @@ class Search:
         ladder = [rows for rows in sizes if rows >= self.now.rows]
         about = self.speeds.about
         guess = ladder[0]
-        if not self.open.is_cpu:
-            by_memory = first_guess(self.open.room_bytes, about["weights"], about["longest"])
+        if not self.open_settings.is_cpu:
+            by_memory = first_guess(
+                self.open_settings.room_bytes, about["weights"], about["longest"]
+            )
             guess = max(guess, by_memory)
         rung = max(number for number, rows in enumerate(ladder) if rows <= guess)
         while rung and not self._rate_of_rows(ladder[rung]):
-            rung -= 1  # so many do not fit
+            rung -= 1  # so many do not fit, or there is no time
         first = rung
         while rung + 1 < len(ladder) and self._pays(ladder[rung], ladder[rung + 1]):
             rung += 1
@@ -362,8 +414,14 @@ class Search:
         """Rows a second with so many at once, measured now if needed; 0 if that is impossible."""
         setting = self._with_rows(self.now, rows)
         if not self.speeds.rate(setting):
-            self.speeds.attempt(setting, "rows at once")
+            self._attempt_rows(setting)
         return self.speeds.rate(setting)
+
+    def _attempt_rows(self, setting: ProbedSetting) -> None:
+        """Measure a number of rows at once, or remember why that was impossible."""
+        measured = self.speeds.attempt(setting, "rows at once")
+        if isinstance(measured, NoAnswer):
+            self._refusals[setting.rows] = measured
 
     def _decide_rate(self) -> Decision:
         """A learning rate by a range test."""
@@ -414,8 +472,8 @@ class Search:
 
     def _why_no_compile(self, run_s: float) -> str:
         """Why compiling is not tried in a run of so many seconds; empty if it is."""
-        if self.open.compile_why_not:
-            return self.open.compile_why_not
+        if self.open_settings.compile_why_not:
+            return self.open_settings.compile_why_not
         if self.speeds.about["is_recurrent"]:
             return "recurrent layers break the compiled graph"
         if run_s * _COMPILE_GAIN < _COMPILE_S:

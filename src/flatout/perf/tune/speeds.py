@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from flatout.perf.tune.probe import Child, Here, ProbedSetting, SettingMeasurement
 
 _PROBES_A_SEARCH = 6  # a probe takes at most this part of the time that is left
+NO_TIME = "the time was spent"
+"""Why a setting was not measured, where there was no time for it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class OpenSettings:
     num_rows: int  # rows of the training split
     most_rows: int | None = None  # most rows at once that may be chosen; None: what fits
     planned_steps: int  # optimizer steps of the run
-    # Settings that are not searched, with the reason; "" if none shall be printed.
+    # Settings that are not searched, with the reason; with "" nothing is printed of them.
     settled: dict[str, str] = field(default_factory=dict)
     room_bytes: int  # memory that may be taken; the margin is subtracted already
     is_cpu: bool
@@ -56,7 +58,7 @@ class Speeds:
     """Measures settings, and remembers the speed of each; every attempt is a row of the table."""
 
     def __init__(self, open_settings: OpenSettings, prober: Child | Here, answers: Answers) -> None:
-        self.open = open_settings
+        self.open_settings = open_settings
         self.prober = prober
         self.answers = answers
         self.began = time.time()
@@ -69,16 +71,14 @@ class Speeds:
         self._small: dict[tuple[Precision, int], int] = {}
         self._probe_s = 0.0  # of the longest probe so far
 
-    def attempt(self, setting: ProbedSetting, purpose: str) -> None:
+    def attempt(self, setting: ProbedSetting, purpose: str) -> SettingMeasurement | NoAnswer:
         """Measure a setting if there is time for it; else note that there was none."""
         if self.affords(1):
-            self.measure(setting, purpose)
-            return
+            return self.measure(setting, purpose)
         self.answers.is_complete = False
-        row = Attempt(
-            what=purpose, value=_value(setting, purpose), verdict="not run: the time was spent"
-        )
+        row = Attempt(what=purpose, value=_value(setting, purpose), verdict=f"not run: {NO_TIME}")
         self.answers.tried.append(row)
+        return NoAnswer(NO_TIME)
 
     def measure(
         self, setting: ProbedSetting, purpose: str, steps: int | None = None
@@ -89,17 +89,17 @@ class Speeds:
         """
         row = Attempt(what=purpose, value=_value(setting, purpose))
         self.answers.tried.append(row)
-        room = f"{self.open.room_bytes / 1e9:.1f} GB may be taken"
+        room = f"{self.open_settings.room_bytes / 1e9:.1f} GB may be taken"
         # Only on a CPU: a GPU that is full raises an error, which does no harm.
-        predicted = self._predict_bytes(setting) if self.open.is_cpu else None
-        if predicted is not None and predicted > self.open.room_bytes:
+        predicted = self._predict_bytes(setting) if self.open_settings.is_cpu else None
+        if predicted is not None and predicted > self.open_settings.room_bytes:
             row.memory_gb = predicted / 1e9
             row.is_predicted = True
             row.verdict = f"not run: {room}"
             why = f"{setting.rows} rows at once would take {row.memory_gb:.1f} GB, {room}"
             return NoAnswer(why, is_memory=True)
         began = time.time()
-        steps = steps or self.open.settings.steps
+        steps = steps or self.open_settings.settings.steps
         probes = 1 if purpose == "compile" else _PROBES_A_SEARCH
         soon = began + (self.until - began) / probes
         measured = self.prober.ask("measure", self.until, setting=setting, steps=steps, until=soon)
@@ -116,7 +116,7 @@ class Speeds:
             return measured
         if purpose != "compile":  # a compile takes much longer than a probe
             self._probe_s = max(self._probe_s, took_s)
-        if measured.peak_bytes > self.open.room_bytes:
+        if measured.peak_bytes > self.open_settings.room_bytes:
             row.verdict = f"too much memory: {room}"
             return NoAnswer(row.verdict, is_memory=True)
         self.seen.setdefault(setting, []).append(measured)
@@ -129,7 +129,7 @@ class Speeds:
         Sizes in another precision serve if there are none in its own. Then all memory that grows
         with the rows is counted twice, as the other numbers may be half as wide.
         """
-        if self.open.is_capped:
+        if self.open_settings.is_capped:
             return None
         peaks = dict(self._small)
         for measured, measurements in self.seen.items():
