@@ -133,8 +133,9 @@ def test_rows_of_groups_may_stand_mixed_and_tables_may_be_of_any_kind():
 def test_short_groups_are_left_out_with_a_warning():
     with pytest.warns(
         UserWarning, match=r"2 groups shorter than the 8 rows of lookback=6 and horizon=2 left out"
-    ):
+    ) as warned:
         loader = windows(table(), **{**GIVEN, "lookback": 6}, shuffle=False)
+    assert warned[0].filename == __file__
     expected = [past for past, _ in naive(table(), 6, 2)]
     assert torch.equal(torch.cat([x for x, _ in loader]), stacked(expected, ["y"]))
 
@@ -142,8 +143,9 @@ def test_short_groups_are_left_out_with_a_warning():
 def test_groups_of_a_single_row_are_left_out_with_a_warning_too():
     frame = table()
     short = pd.concat([frame, frame.iloc[:1].assign(id="alone")])
-    with pytest.warns(UserWarning, match="1 group of a single row left out"):
+    with pytest.warns(UserWarning, match="1 group of a single row left out") as warned:
         loader = windows(short, **GIVEN, shuffle=False)
+    assert warned[0].filename == __file__  # the line that called `windows`
     assert len(loader.dataset) == len(windows(frame, **GIVEN, shuffle=False).dataset)
 
 
@@ -158,8 +160,9 @@ def test_a_series_with_a_hole_is_warned_of_unless_max_gap_parts_it():
     frame = table({"data.a": 12})
     frame.loc[6:, "t"] += 1_000
     said = r"=data\.a: longest gap 1,001 s, .* windows reach across it unless max_gap parts recor"
-    with pytest.warns(UserWarning, match=said):
+    with pytest.warns(UserWarning, match=said) as warned:
         windows(frame, **GIVEN)
+    assert warned[0].filename == __file__
     assert len(windows(frame, **GIVEN, max_gap=60).dataset) == 2 * 2
 
 
@@ -181,8 +184,10 @@ def test_numbers_of_rows_are_whole(value):
 def test_missing_values_are_filled_and_no_window_spans_a_gap_where_that_is_asked_for():
     frame = table({"a": 12})
     frame.loc[4, "y"] = np.nan
-    with pytest.warns(UserWarning, match="2 windows left out: a target was filled"):
-        ((x, y),) = all_batches(windows(frame, **GIVEN, shuffle=False, missing="fill"))
+    with pytest.warns(UserWarning, match="2 windows left out: a target was filled") as warned:
+        loader = windows(frame, **GIVEN, shuffle=False, missing="fill")
+    assert warned[0].filename == __file__
+    ((x, y),) = all_batches(loader)
     first = x[:, 0, 0].tolist()
     assert first == pytest.approx([frame.y[row] for row in (2, 3, 3, 5, 6, 7)])
     assert not torch.isin(y, torch.tensor(frame.y[3], dtype=y.dtype)).any()
@@ -291,11 +296,10 @@ def test_columns_that_do_not_fit_are_named_by_row():
     )
     assert refusal({}).startswith("windows: the table in memory has no rows")
     assert refusal(3).startswith("windows: cannot read rows from a int")
-    assert refusal([3]).startswith("windows: a TimeSeriesDataSet defines its own windows")
-    with pytest.raises(
-        UserError, match=r"windows: cannot read a dict .a table, a mapping of arrays, or Time"
-    ):
-        windows([{"y": 1.0}])
+    assert refusal([{"y": 1.0}]).startswith(
+        "windows: cannot read a dict (a table, a mapping of arrays, or TimeSeriesDataSets)"
+    )
+    assert refusal([]).startswith("windows: no TimeSeriesDataSet in the iterable. Pass one or more")
     assert refusal({"y": [1.0, 2.0], "t": [1.0]}).startswith(
         "windows: cannot make a table of these columns"
     )

@@ -127,6 +127,15 @@ def test_several_datasets_in_turn_are_one():
     assert_same(batches[0], batches[1])
 
 
+def test_settings_of_windows_are_refused_for_a_dataset_that_has_them():
+    with pytest.raises(UserError) as caught:
+        windows(Prepared(), horizon=2, stride=3, missing="drop", max_gap=60)
+    assert str(caught.value) == (
+        "windows: a TimeSeriesDataSet defines its own windows."
+        " Leave out horizon, stride, missing, max_gap."
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -14,6 +14,7 @@ horizon, C columns, T the longest encoder or decoder of a batch.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -122,13 +123,22 @@ def windows(
     if is_forecasting(source):
         source = [source]
     if isinstance(source, Iterator | list | tuple):
-        require(
-            not (lookback or target or group or time or features or known or static),
-            "windows",
-            "a TimeSeriesDataSet defines its own windows",
-            hint="Leave out lookback and columns.",
-        )
-        dataset = ForecastingWindows(source)
+        datasets = open_datasets(source)
+        ignored = {
+            "lookback": bool(lookback),
+            "horizon": horizon != 1,
+            "target": bool(target),
+            "group": bool(group),
+            "time": bool(time),
+            "features": bool(features),
+            "known": bool(known),
+            "static": bool(static),
+            "stride": stride != 1,
+            "missing": missing != "refuse",
+            "max_gap": max_gap is not None,
+        }
+        _require_own_windows([name for name, is_set in ignored.items() if is_set])
+        dataset = ForecastingWindows(datasets)
     else:
         named = {"target": target, "features": features, "known": known, "static": static}
         roles = {role: _as_list(columns) for role, columns in named.items()}
@@ -164,6 +174,16 @@ def _rules(
         max_gap=max_gap,
         missing=as_choice(Missing, missing, "missing"),
         past_only=True,
+    )
+
+
+def _require_own_windows(settings: list[str]) -> None:
+    """Refuse settings of windows for a dataset that has windows already."""
+    require(
+        not settings,
+        "windows",
+        "a TimeSeriesDataSet defines its own windows",
+        hint=f"Leave out {', '.join(settings)}.",
     )
 
 
@@ -348,10 +368,11 @@ def _read_groups(source: object, roles: Roles, rules: RecordingRules) -> Iterato
             allowed=error.allowed,
             hint=error.hint.replace("data.", ""),
         ) from None
+    # The level leads to the caller of `windows`: TableWindows and `windows` lie between.
     if notes.short:
-        warnings.warn(f"{counted(notes.short, 'group')} of a single row left out", stacklevel=5)
+        warnings.warn(f"{counted(notes.short, 'group')} of a single row left out", stacklevel=4)
     if notes.holes:
-        warnings.warn(notes.describe_holes("max_gap"), stacklevel=5)
+        warnings.warn(notes.describe_holes("max_gap"), stacklevel=4)
 
 
 def _only_row(recording: Recording, names: list[str], first: int) -> NDArray[np.float32]:
@@ -385,24 +406,38 @@ def _require_long_enough(lengths: dict[str, int], cut: Cut) -> None:
         warnings.warn(f"{what}: {name_few(short)}", stacklevel=4)
 
 
+def open_datasets(sources: Iterable[object]) -> Iterator[ForecastingDataset]:
+    """The same datasets, one at a time; the first is made and checked at once.
+
+    Anything else than a `TimeSeriesDataSet` is refused.
+    """
+    checked = _check_datasets(sources)
+    first = next(checked, None)
+    if first is None:
+        raise UserError("windows", "no TimeSeriesDataSet in the iterable", hint="Pass one or more.")
+    return itertools.chain([first], checked)
+
+
+def _check_datasets(sources: Iterable[object]) -> Iterator[ForecastingDataset]:
+    for source in sources:
+        if not is_forecasting(source):
+            raise UserError(
+                "windows",
+                f"cannot read a {type(source).__name__}",
+                allowed="a table, a mapping of arrays, or TimeSeriesDataSets",
+            )
+        yield source
+
+
 class ForecastingWindows(WindowBatches):
     """Windows of one or several `TimeSeriesDataSet`s, in the order of their index."""
 
-    def __init__(self, sources: Iterable[object]) -> None:
+    def __init__(self, sources: Iterable[ForecastingDataset]) -> None:
         parts: list[Columns] = []
         for source in sources:
-            if not is_forecasting(source):
-                raise UserError(
-                    "windows",
-                    f"cannot read a {type(source).__name__}",
-                    allowed="a table, a mapping of arrays, or TimeSeriesDataSets",
-                )
             if not parts:
                 self.about = source
             parts.append(_read(source, sum(len(part["time"]) for part in parts)))
-        require(
-            bool(parts), "windows", "no TimeSeriesDataSet in the iterable", hint="Pass one or more."
-        )
         self.columns: Columns = {}
         for name in parts[0]:
             self.columns[name] = _join([part[name] for part in parts])
