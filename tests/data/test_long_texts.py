@@ -164,12 +164,20 @@ def test_settings_of_windows_that_do_not_fit_are_refused(changed, where, named):
         ({"window": 2, "overlap": 0}, "data.window", "more than 2"),
         ({"window": 8, "overlap": 6}, "data.window", "more than 8"),
         ({"long": "head_tail", "max_length": 3}, "data.max_length", "more than 3"),
+        ({"long": "cut", "max_length": 2}, "data.max_length", "more than 2"),
     ],
 )
-def test_windows_without_room_are_refused(changed, where, allowed, tmp_path):
+def test_rows_without_room_beside_special_tokens_are_refused(changed, where, allowed, tmp_path):
     own_tokens = changed.get("window") or changed["max_length"]
     with refused(where, f"{own_tokens} tokens, 2 of them special", allowed=allowed):
         data_of_windows(tmp_path, **changed).setup()
+
+
+def test_pairs_without_a_token_of_each_text_are_refused(tmp_path):
+    table = {**TABLE, "other": [f"w{row}" for row in range(60)]}
+    pairs = {"train": table, "pair": True, "text": ["text", "other"], "label": "label"}
+    with refused("data.max_length", "4 tokens, 3 of them special", allowed="more than 4"):
+        data_of_windows(tmp_path, **pairs, long="cut", max_length=4).setup()
 
 
 def test_windows_without_an_encoder_are_refused(tmp_path):

@@ -85,24 +85,34 @@ class TextPreparation(Preparation):
         )
 
     def _require_room(self, encoder: Encoder) -> None:
-        """Refuse windows, or two ends of a text, that special tokens leave no room for."""
+        """Refuse lengths that special tokens leave no room in for a token of each text."""
+        if not isinstance(encoder, Subwords):
+            return
         config = self.config
-        special = encoder.frame.size if isinstance(encoder, Subwords) else 0
+        frame = encoder.frame
         if config.long is Long.windows:
-            least = special + config.overlap
+            least = frame.size + config.overlap
             require(
                 config.window > least,
                 "data.window",
-                f"{config.window} tokens, {special} of them special and {config.overlap} shared",
+                f"{config.window} tokens, {frame.size} of them special and {config.overlap} shared",
                 allowed=f"more than {least}",
             )
+            return
+        special = frame.size
+        num_parts = 1
+        if config.pair:
+            special += len(frame.parting)
+            num_parts = 2
         elif config.long is Long.head_tail:
-            require(
-                config.max_length > special + 1,
-                "data.max_length",
-                f"{config.max_length} tokens, {special} of them special",
-                allowed=f"more than {special + 1}",
-            )
+            num_parts = 2  # a beginning and an end
+        least = special + num_parts - 1
+        require(
+            config.max_length > least,
+            "data.max_length",
+            f"{config.max_length} tokens, {special} of them special",
+            allowed=f"more than {least}",
+        )
 
     def open(self) -> OpenedTexts:
         """Open the store; it is built first where the cache has none."""
