@@ -76,6 +76,16 @@ def test_runs_one_after_the_other_are_the_sum_of_all():
     assert both.money == 2 * quote.money
 
 
+def test_a_sum_with_an_unknown_run_is_unknown_and_not_too_low():
+    quote = quote_of(TRIED, PRICE)
+    of_card = replace(quote, kwh=None, counted=["card"])
+    total = add_quotes([quote, of_card, replace(quote, money=None)])
+    assert total.kwh is None
+    assert total.money is None
+    assert total.counted == ["processor", "card"]
+    assert total.cells()[2:] == ("", "")
+
+
 def test_a_step_on_a_card_is_bounded_by_products_memory_kernels_and_the_host():
     nothing = {"flops": 0.0, "bytes": 0.0, "launches": 0}
     assert step_seconds("h100", nothing) == 7e-4

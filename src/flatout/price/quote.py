@@ -74,20 +74,28 @@ class Quote:
 
 
 def add_quotes(quotes: Sequence[Quote]) -> Quote:
-    """The quote of several runs on one machine, one after the other."""
+    """The quote of several runs on one machine, one after the other.
+
+    Energy or money is unknown where that of one run is. Memory and length are left out.
+    """
     # errors of runs on one machine go together, so bounds are added
     value_s = sum(quote.expected.value_s for quote in quotes)
     low_s = sum(quote.expected.low_s for quote in quotes)
     high_s = sum(quote.expected.high_s for quote in quotes)
-    kwh = [quote.kwh for quote in quotes if quote.kwh is not None]
-    money = [quote.money for quote in quotes if quote.money is not None]
+    sources = [source for quote in quotes for source in quote.counted]
     return Quote(
         Expected(value_s, low_s, high_s, value_s, {}),
-        sum(kwh) if kwh else None,
-        quotes[0].counted,
-        sum(money) if money else None,
+        _sum_of_known([quote.kwh for quote in quotes]),
+        list(dict.fromkeys(sources)),
+        _sum_of_known([quote.money for quote in quotes]),
         quotes[0].currency,
     )
+
+
+def _sum_of_known(values: Sequence[float | None]) -> float | None:
+    """The sum; None where a value is unknown, as a sum without it would be too low."""
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) if len(known_values) == len(values) else None
 
 
 def scaled(quote: Quote, value: float, low: float, high: float) -> Quote:
